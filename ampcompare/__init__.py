@@ -5,14 +5,14 @@ The public names below are imported when first used: `import ampcompare` itself 
 
 from __future__ import annotations
 
-# Before anything is imported whose place a file of the user could take.
+# Before any import, since a file of the user could shadow the imported module.
 import ampcompare.base.environment.first_path  # noqa: F401  # isort: skip
 
 import importlib
 
 from ampcompare.base.version import __version__
 
-TYPE_CHECKING = False  # as type checkers know it; importing `typing` would take most of the time of this file
+TYPE_CHECKING = False  # the name that type checkers know; importing `typing` would take most of the time of this file
 if TYPE_CHECKING:
     from typing import Any
 

@@ -1,4 +1,4 @@
-"""From the comparisons of several experiments to the effect of each arm over all of them."""
+"""Compute the effect of each arm over several experiments from their comparisons."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class _Measured:
 
     Attributes:
         effect: positive where the arm is better; None where it was not measured.
-        floor: least standard deviation that such effects can be believed to have.
+        floor: smallest plausible standard deviation of such effects.
         left_out: why it is not pooled, "" if it is.
     """
 
@@ -255,7 +255,7 @@ def _pooled(measured: Sequence[_Measured], measure: Measure, margin: Margin, sho
                 prediction_high=prediction_high,
                 tau=pooled.tau,
                 i_squared=pooled.i_squared,
-                # How many more of them would be needed says nothing: experiments are chosen, not drawn.
+                # The number of further experiments needed would be meaningless: experiments are chosen, not sampled.
                 verdict="inconclusive" if verdict.word.startswith("inconclusive") else verdict.word,
             )
         )

@@ -41,8 +41,8 @@ SHOWN_BY = {
     "better": ("better",),
 }
 REFUSED = ("worse", "diverged", LEARNED_NOTHING)
-SAME_RUNS = "the baseline holds these very runs, so nothing has run since; take another --output-dir"
-Measured = tuple[float | None, str]  # a value, or why there is none
+SAME_RUNS = "the baseline holds these same runs, so nothing has run since; choose another --output-dir"
+Measured = tuple[float | None, str]  # a value, or why it is missing
 Runs = Sequence[RunRecord]
 
 

@@ -1,4 +1,4 @@
-"""From records to the rows of the table, each with its verdicts against the reference."""
+"""Summarize records as rows of the table, each with its verdicts against the reference."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def summarize(
         excluded: files that were read and are not used, each with its reason.
 
     Raises:
-        ConfigError: the records are of several tasks, or the margin is none for their metric.
+        ConfigError: the records are of several tasks, or the margin does not apply to their metric.
     """
     terms, design = terms or Criteria(), design or Design()
     metric = one_metric(records)
@@ -263,7 +263,7 @@ def _row(
 
 
 def _start_seconds(record: RunRecord) -> float | None:
-    """Return when the slowest of several processes was there, or the only one."""
+    """Return when the slowest of the processes was ready."""
     return record.processes.start_seconds if record.processes else record.summary.start_seconds
 
 

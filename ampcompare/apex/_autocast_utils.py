@@ -1,6 +1,6 @@
 """Cast the arguments of a fused function as torch's autocast would, on any device.
 
-Source: Apex 25.05, `apex._autocast_utils`, which scripts with fused layers of their own import.
+Source: Apex 25.05, `apex._autocast_utils`, which scripts with their own fused layers import.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the functions of the interface are given, as the options that the package takes."""
+"""Convert arguments of the Python functions into the options that the package uses."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ def settings_request(
 def with_script(
     settings: Mapping[str, Any], script: Sequence[str] | None, metrics: Sequence[str] | str
 ) -> dict[str, Any]:
-    """Return settings with the script among them, if there is one.
+    """Return the settings, including those of the script if there is one.
 
     Raises:
         ConfigError: metrics without a script, or a script or metric that cannot be used.
     """
     if script is None:
         if metrics:
-            raise ConfigError("metrics are those of a script; give it, as in script=['train.py']")
+            raise ConfigError("metrics needs a script; pass one, as in script=['train.py']")
         return dict(settings)
     values = dict(settings)
     max_steps = values.pop("recipe.max_steps", None)
@@ -69,12 +69,12 @@ def launch_options(launch: LaunchOptions | None, slurm_options: Mapping[str, str
         ConfigError: Slurm's options are given twice.
     """
     if launch is not None and slurm_options is not None:
-        raise ConfigError("launch has slurm_options of its own; give one of the two")
+        raise ConfigError("launch has slurm_options of its own; give only one of them")
     return launch or LaunchOptions(slurm_options=slurm_options or {})
 
 
 def loaded_callbacks(callbacks: Sequence[Callback | str]) -> tuple[Callback, ...]:
-    """Return the callbacks themselves, in place of the texts that name their factories.
+    """Return the callbacks, with each text that names a factory replaced by what the factory returns.
 
     Raises:
         ConfigError: a factory cannot be imported or called.

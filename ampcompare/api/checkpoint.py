@@ -29,14 +29,14 @@ def convert_checkpoint(
         to: "native" for torch.amp, "apex" for apex.amp.
         opt_level: level of the Apex side; by default inferred from the source, or O1 for the result.
         save_apex_format: write exactly what an Apex script saves, with `to="apex"`.
-        unsafe_load: unpickle arbitrary objects in `source`, which runs code of its author.
+        unsafe_load: unpickle arbitrary objects in `source`, which can run any code.
 
     Returns:
-        What was converted: `source` and `level` it was inferred to be, `changed` and `lost` as texts.
+        What was converted: `source` and `level` that were inferred, and `changed` and `lost` as texts.
 
     Raises:
         CheckpointError: the source cannot be read, or holds objects that are not loaded without `unsafe_load`.
-        ConversionError: it is of the wanted kind already, has nothing to convert, or is the target.
+        ConversionError: it already has the requested kind, has nothing to convert, or is the target.
         EnvironmentUnfit: the target cannot be written.
     """
     from ampcompare.checkpoint.convert.convert import convert_file

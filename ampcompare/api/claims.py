@@ -31,7 +31,7 @@ def reproduce_claims(
         study: which claims.
         output_dir: folder of records and reports, by default `runs/reproduce-<study>`.
         budget: wall time, as seconds or a text such as "15m"; no seed begins after it.
-        jobs: cells that run in parallel; no times are judged then.
+        jobs: cells that run in parallel; step times are then not judged.
         wait: seconds, or a text such as "10m", to wait for another command that uses the folder.
         observer: receives progress and notes.
 

@@ -67,7 +67,7 @@ def compare(
     Args:
         arms: texts such as "fp32", "bf16" or "apex:O2", or one text with several, as in "fp32,bf16". By default the
             arms of the recipe or file, or else nine.
-        reference: the arm that the others are compared with; added if it is none of them. By default fp32, or else the
+        reference: the arm that the others are compared with; added if it is not listed. By default fp32, or else the
             first.
         seeds: each is one pair of runs between any two arms: integers, a text such as "0-4", or "auto" for as many as
             the margin needs. By default those of the recipe or file, or else 0, 1 and 2.
@@ -82,13 +82,13 @@ def compare(
             By default that of the recipe or file, or else "auto".
         time_margin: equivalence margin in percent of the step time.
         loss_margin: equivalence margin in percent of the training loss over the last fifth of the steps.
-        looks: how often these runs are tested in all as seeds are added; 1 if never again, None leaves it open.
-        objective: what the recommended arm improves while it keeps the accuracy.
+        looks: number of tests planned as seeds are added; 1 tests once, None leaves it open.
+        objective: what the recommended arm should improve while keeping the accuracy.
         prefer: the former name of `objective`.
         tag: label of the report and its folder.
         budget: wall time limit of seeds "auto": seconds, or a text such as "30m".
         jobs: cells that run in parallel; step times are then not compared.
-        timing_rounds: times that the arms of a seed are timed again after their runs, in turns of some steps.
+        timing_rounds: how often the arms of a seed are timed again after their runs, in turns of a few steps.
         fail_on: limits such as "accuracy<-0.5" or "time>1.10x", checked for every arm.
         baseline: report.json or run directory that the limits compare with; by default the reference arm.
         wait: seconds, or a text such as "10m", to wait for another command that uses the run directory.
@@ -107,7 +107,7 @@ def compare(
 
     Raises:
         ConfigError: an arm or option that cannot be used, or another command uses the folder.
-        EnvironmentUnfit: this machine lacks something that is asked for.
+        EnvironmentUnfit: this machine lacks something that was requested.
         RecordError: the baseline cannot be read.
         LaunchError: no process could be started.
         GateFailed: an arm exceeds a limit of `fail_on`; its `comparison` has the results.

@@ -45,25 +45,24 @@ def diagnose(
             `scale_loss`, and `step`, which ends the loop after the last step. It is called again for each candidate
             of a cure and must begin from the same weights and batches each time; torch is seeded before. It runs in
             this process and imports torch; of `settings` only `device`, `cpu_half` and the seed apply. By default the
-            recipe is trained, in a process of its own.
+            recipe is trained, in a separate process.
         arm: such as "apex:O2", or an `Arm`.
-        steps: updates of each run; up to 20 that are skipped come on top.
+        steps: updates of each run; up to 20 skipped ones are added.
         at: steps to watch, counted from 0; all by default.
-        reference: type that every operation is repeated in; "none" watches ranges alone.
-        cures: train candidates of a cure for some steps.
-        script: a user's own script with its arguments, or "-m" and a module, as for `run`: it is run from its start for
-            each candidate, in processes of its own.
-        rank: the process that is watched, of a script with several (`processes=2`).
-        recipe, size, config_file, settings: as for `run`.
-        output_dir: folder of `diagnosis.json` and, where the extra is installed, `diagnosis.html`; by default none.
+        reference: precision in which every operation is repeated; "none" watches only ranges.
+        cures: train with each candidate cure for some steps.
+        script: a user's own script with its arguments, or "-m" and a module, as for `run`: it is started again for each
+        candidate, in separate processes. rank: the process that is watched, of a script with several (`processes=2`).
+        recipe, size, config_file, settings: as for `run`. output_dir: folder of `diagnosis.json` and, where the extra
+        is installed, `diagnosis.html`; by default none.
 
     Raises:
-        ConfigError: an option or setting that cannot be used, a loop and a script, or a loop without a step.
-        EnvironmentUnfit: this machine lacks something that is asked for.
-        LaunchError: the model of a recipe raised, or a script made no step that was watched.
+        ConfigError: an option or setting that cannot be used, a loop and a script, or a loop that makes no step.
+        EnvironmentUnfit: this machine lacks something that was requested.
+        LaunchError: the model of a recipe raised, or no step of a script was watched.
     """
     if loop is not None and script is not None:
-        raise ConfigError("diagnose takes a loop or a script, and both were given")
+        raise ConfigError("diagnose takes either a loop or a script, but both were given; leave one out")
     arm = Arm.parse(arm) if isinstance(arm, str) else arm
     request = settings_request(recipe, size, config_file, with_script({**settings, "arm": str(arm)}, script, ()))
     config = collect_settings(request, one_run=True).config

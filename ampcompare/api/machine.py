@@ -11,11 +11,11 @@ __all__ = ["examine_machine"]
 
 
 def examine_machine(arms: Sequence[Arm | str] = (), *, time_limit: float = 60.0) -> Examination:
-    """Examine this machine and its libraries, each in a process of its own.
+    """Examine this machine and its libraries, each in a separate process.
 
     Args:
         arms: arms such as "apex:O1,engine=nvidia" to check one by one.
-        time_limit: seconds for each import that is tried.
+        time_limit: seconds for each import.
 
     Returns:
         All checks with their verdicts; `data()` is the JSON document of the command `doctor`.

@@ -38,14 +38,13 @@ def judge_table(
         reference: the arm that the others are compared with, in any case; by default fp32, or else the first.
         metric: column of results; by default accuracy, or else a metric with a known name.
         better: "higher" or "lower"; by default that of the metric.
-        within: settings of which each value is a block, inside which arms are compared.
+        within: settings whose values divide the table into blocks; arms are compared within each block.
         settings: columns that runs must share, besides those with known names.
         sd: standard deviation over seeds in the unit of the metric, for arms with fewer than three runs.
-        runs: behind each line that has a standard deviation and no number of runs.
-        margin: equivalence margin in the unit of the metric, or a rule as for `compare`; "auto" is for other metrics
-            than accuracy the usual one of the metric.
-        time_margin: equivalence margin in percent of the time.
-        objective: what the recommended arm improves while it keeps the accuracy.
+        runs: number of runs averaged in each line that has a standard deviation but no number of runs.
+        margin: equivalence margin in the unit of the metric, or a rule as for `compare`; for metrics other than
+        accuracy, "auto" is the usual margin of the metric. time_margin: equivalence margin in percent of the time.
+        objective: what the recommended arm should improve while keeping the accuracy.
 
     Returns:
         A comparison without records; `judged` says what its figures are.

@@ -44,10 +44,11 @@ def run(
     observer: Observer | None = None,
     **settings: Any,
 ) -> RunRecord:
-    """Train one arm in a process of its own and return its record.
+    """Train one arm in a separate process and return its record.
 
     Args:
-        config: what to train, complete; or leave it out and describe it by the next arguments. The defaults train fp32
+        config: the complete configuration; or leave it out and describe it by the next arguments. The defaults train
+        fp32
             on the bundled digits.
         recipe: a recipe, its name, or a YAML file with one; of several rows the first is trained.
         size: a smaller size of a named recipe, such as "small".
@@ -55,8 +56,8 @@ def run(
         output_dir: run directory, by default `runs/run-<digest of config>`.
         force: train again even if there is a usable record.
         wait: seconds, or a text such as "10m", to wait for another command that uses the run directory.
-        script: a user's own script with its arguments, or "-m" and a module: it trains in place of the recipe.
-        metrics: what it prints or logs, as for `--metric`; the first is that of verdicts.
+        script: a user's own script with its arguments, or "-m" and a module: it trains instead of the recipe.
+        metrics: numbers that it prints or logs, as for `--metric`; verdicts use the first one.
         slurm_options: sbatch options, for the launcher slurm: {"partition": "gpu", "exclusive": ""}.
         launch: how processes are started, over several nodes for example.
         callbacks: called for each step, epoch and end of a run; a text is a factory, `package.module:factory`.
@@ -65,16 +66,18 @@ def run(
             settings, as in `**{"recipe.epochs": 3}`.
 
     Returns:
-        The record, also of a run that failed or diverged: see its `status` and `error`.
+        The record, even if the run failed or diverged: see its `status` and `error`.
 
     Raises:
         ConfigError: settings that cannot be used, or another command uses the folder.
-        EnvironmentUnfit: this machine lacks something that is asked for.
+        EnvironmentUnfit: this machine lacks something that was requested.
         LaunchError: no process could be started.
     """
     request = settings_request(recipe, size, config_file, with_script(settings, script, metrics))
     if config is not None and request != SettingsRequest():
-        raise ConfigError("run takes a complete config, or a recipe, file and settings, and both were given")
+        raise ConfigError(
+            "run takes either a complete config, or a recipe, file and settings, but both were given; leave one out"
+        )
     options = RunOptions(
         config=config or collect_settings(request, one_run=True).config,
         output_dir=optional_path(output_dir),

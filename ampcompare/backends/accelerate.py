@@ -21,7 +21,7 @@ ASKED = {"no": "fp32", "fp16": "native:fp16", "bf16": "native:bf16"}
 def _effective(options: Options, device: str) -> EffectiveArm:
     asked = options["mixed_precision"]
     if device == "cpu" and asked == "fp16":
-        return EffectiveArm("fp32", "accelerate has no fp16 on a CPU, and trains in fp32 without saying so")
+        return EffectiveArm("fp32", "accelerate does not support fp16 on a CPU, and silently trains in fp32")
     return EffectiveArm(ASKED[asked])
 
 
@@ -31,8 +31,8 @@ def _explain(options: Options) -> ArmExplanation:
         LIBRARY,
         (
             ("casts", "autocast around the model's own forward, which prepare() replaces; outputs come back in fp32"),
-            ("loss scale", "fp16: dynamic, by torch's GradScaler, moved after each optimizer's step; else none"),
-            ("many optimizers", "refused in fp16: each step would move the scale of the others"),
+            ("loss scale", "fp16: dynamic, by torch's GradScaler, updated after each optimizer's step; else none"),
+            ("many optimizers", "refused in fp16: each step would update the scale of the others"),
             ("one per process", "a second Accelerator of another precision is refused by accelerate"),
         ),
         (

@@ -40,11 +40,11 @@ def _explain(options: Options) -> ArmExplanation:
             ("weights, casts", f"those of {over}"),
             (
                 "saved tensors",
-                f"in groups of {group}: {bits} bits a value, rounded at random so that the mean holds, and two fp32 "
-                f"numbers a group; {each:.3g} bits a value in all, against 32",
+                f"in groups of {group}: {bits} bits a value, rounded stochastically so that the mean is preserved, "
+                f"and two fp32 numbers per group; {each:.3g} bits a value in all, against 32",
             ),
             ("left alone", "weights, integers, tensors below 1024 elements, and what the loss saves"),
-            ("gradients", "right in the mean, with the noise of the rounding"),
+            ("gradients", "unbiased, with noise from the rounding"),
             ("time", "more: packing and unpacking; docs/backends.md has figures"),
         ),
         twin=over,

@@ -43,13 +43,13 @@ def _check(options: Options) -> str:
     if low is not None and high is not None and low > high:
         return f"min_loss_scale={low:g} is above max_loss_scale={high:g}"
     if "keep_fp32" in options and options.get("opt_level") == "O0":
-        return "O0 keeps every module in fp32; leave keep_fp32 out"
+        return "O0 already keeps every module in fp32; leave keep_fp32 out"
     return ""
 
 
 SPEC = BackendSpec(
-    elsewhere=lambda options: "Apex, and the engine that behaves as it does, know tensors of CPUs and of CUDA",
-    unsharded=lambda options: "Apex looks for masters and fp16 gradients in whole tensors; fsdp is the successor of O2",
+    elsewhere=lambda options: "Apex, and the engine that reproduces it, support CPU and CUDA tensors only",
+    unsharded=lambda options: "Apex keeps masters and fp16 gradients in whole tensors; fsdp is the successor of O2",
     summary="apex.amp at an opt level: O0 to O3, and O4 and O5 of ROCm's Apex, in bf16",
     implementation="ampcompare.precision.apex:make_apex",
     explain=explain_apex,

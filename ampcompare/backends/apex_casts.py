@@ -45,7 +45,7 @@ O1_WIDEST: dict[str, tuple[str, ...]] = {
     ),
     "joins": ("cat", "stack"),
 }
-# What a user of both meets: name, under O1, under autocast on CUDA.
+# Visible differences: name, type under O1, type under autocast on CUDA.
 OTHERWISE_IN_AUTOCAST: tuple[tuple[str, str, str], ...] = (
     ("F.gelu", "fp32", "as its input"),
     ("std, var", "fp32", "as their input"),

@@ -1,4 +1,4 @@
-"""Which implementation of `apex.amp` an arm gets, and why. Decided from files: neither torch nor Apex is imported."""
+"""Which implementation of `apex.amp` an arm uses, and why. Decided from files: neither torch nor Apex is imported."""
 
 from __future__ import annotations
 

@@ -16,8 +16,8 @@ __all__ = ["explain_apex"]
 
 O4_DIFFERS = "O4 patches torch for the life of the process, evaluation included; autocast casts inside its `with`"
 NOT_COMPARED = (
-    "of ROCm's Apex the options of the level are followed, and the types that they give; its numbers were never "
-    "recorded, and nothing here was compared with it"
+    "the options of this level and the resulting types follow ROCm's Apex; its numbers were never recorded, and "
+    "nothing here was compared with it"
 )
 
 
@@ -52,11 +52,11 @@ def explain_apex(options: Options) -> ArmExplanation:
 
 def _summary(level: Level) -> str:
     if level.patch_torch_functions:
-        return "fp32 weights; every torch function casts its own inputs to what suits it"
+        return "fp32 weights; every torch function casts its inputs to the type that suits it"
     if not level.is_half:
-        return "everything in fp32, through the machinery of Apex"
+        return "everything in fp32, through Apex's code"
     norm = ", fp32 batch norm" if level.keep_batchnorm_fp32 else ""
-    masters = " and fp32 master weights" if level.master_weights else ", nothing in fp32 behind it"
+    masters = " and fp32 master weights" if level.master_weights else ", with no fp32 copy"
     article = "an fp16" if level.half_name == "fp16" else "a bf16"
     return f"{article} model{norm}{masters}"
 
@@ -70,7 +70,7 @@ def _weights(level: Level) -> str:
 
 def _casts(level: Level) -> tuple[tuple[str, str], ...]:
     if not level.patch_torch_functions:
-        return (("casts", "none inside the model: an operation runs in the type of what it is given"),)
+        return (("casts", "none inside the model: an operation runs in the type of its inputs"),)
     half = level.half_name
     return (
         (f"cast to {half}", f"{_listed(O1_TO_FP16)}; {half} copies of weights are kept until scale_loss ends"),
@@ -96,8 +96,8 @@ def _borders(level: Level) -> str:
     outputs = DTYPE_NAMES.get(level.cast_model_outputs or "", level.cast_model_outputs)
     if level.cast_model_type is None:
         if outputs:
-            return f"inputs as they come; outputs of the model become {outputs}"
-        return f"as they come: a model that ends in a linear layer returns {level.half_name}; its loss is cast to fp32"
+            return f"inputs are unchanged; outputs of the model become {outputs}"
+        return f"unchanged: a model that ends in a linear layer returns {level.half_name}; its loss is cast to fp32"
     kind = level.half_name if level.is_half else "fp32"
     outside = "" if outputs else ", so a loss outside is in fp32"
     return f"floating inputs of model.forward become {kind}, its outputs {outputs or 'fp32'}{outside}"
@@ -146,8 +146,8 @@ def _loss_scale(level: Level) -> str:
             f"{GROWTH_INTERVAL} steps without one, up to {level.max_loss_scale:.0f}"
         )
     if level.loss_scale == 1.0:
-        return "1: none, and an overflow is not looked for"
-    return f"static at {level.loss_scale:g}: an overflow is not looked for, and infinities reach the weights"
+        return "1: none, and overflows are not checked"
+    return f"static at {level.loss_scale:g}: overflows are not checked, and infinities reach the weights"
 
 
 def _checkpoint(level: Level) -> str:
@@ -163,11 +163,11 @@ def _twin(name: str, level: Level) -> tuple[str, str]:
         return _twin_in_bf16(level)
     if level.patch_torch_functions:
         scale = "" if level.loss_scale == "dynamic" else f",init_scale={level.loss_scale:g}"
-        return f"native:fp16{scale}", "the same idea, function by function; what torch.amp was made from"
+        return f"native:fp16{scale}", "the same idea, function by function; the model for torch.amp"
     if not level.is_half:
         if name == "O1":
-            return "native:fp16", "near: this arm only scales the loss"
-        return "fp32", "equal to the last bit, where nothing of the model is fp64"
+            return "native:fp16", "close: this arm only scales the loss"
+        return "fp32", "equal to the last bit, unless part of the model is fp64"
     if level.master_weights:
         return "native:fp16", "the nearest: torch.amp has no fp16 model with master weights"
     words = [

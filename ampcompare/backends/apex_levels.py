@@ -19,7 +19,7 @@ MAX_SCALE = 2.0**24
 
 @dataclass(frozen=True)
 class Level:
-    """What `amp.initialize` settles; None where the level leaves an option open.
+    """The options that `amp.initialize` sets; None where the level leaves an option open.
 
     Attributes:
         cast_model_type: "float32", "float16", "bfloat16" or None.

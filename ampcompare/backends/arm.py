@@ -15,7 +15,7 @@ from typing import Any
 
 from ampcompare.backends.catalog import described_backends, find_spec, third_party_backends
 from ampcompare.backends.options import DTYPE_NAMES, INNER_ARM, flag
-from ampcompare.backends.shorthand import SHORTHANDS, full_name, split_arms, split_backend
+from ampcompare.backends.shorthand import LEVEL, SHORTHANDS, full_name, split_arms, split_backend
 from ampcompare.backends.spec import BackendSpec, EffectiveArm
 from ampcompare.base.errors import ConfigError, close_matches
 
@@ -50,7 +50,9 @@ def _hint(backend: str) -> str:
     if parted and rest and name in known:
         return f"did you mean '{name}:{rest}'? "
     close = close_matches(backend.lower(), [*known, *SHORTHANDS])
-    return f"did you mean {close[0]!r}? " if close else ""
+    if not close:
+        return ""
+    return f"did you mean {close[0].upper() if LEVEL.fullmatch(close[0]) else close[0]!r}? "
 
 
 def _inner_arm(text: str) -> str:
@@ -59,7 +61,7 @@ def _inner_arm(text: str) -> str:
         raise ValueError("expected an arm, with its options joined by +")
     inner = Arm.parse(text.replace("+", ","))
     if (inner.spec.parsers or {}).get("over") is INNER_ARM:
-        raise ValueError("expected an arm that is not over another one")
+        raise ValueError("expected an arm that does not itself wrap another one")
     return str(inner).replace(",", "+")
 
 
@@ -74,7 +76,7 @@ def _unaliased(spec: BackendSpec, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _unknown(backend: str, spec: BackendSpec, name: str, given: Mapping[str, Any]) -> str:
-    """Return what is said of an option that the parsers do not know, though a value of it may be an alias."""
+    """Return the message for an option that the parsers do not know, though a value of it may be an alias."""
     aliased = [alias.partition("=")[2] for alias in spec.aliases if alias.startswith(f"{name}=")]
     if aliased:
         return f"arm {backend}: {name}={given[name]!s} cannot be used: expected one of {', '.join(sorted(aliased))}"
@@ -115,7 +117,7 @@ class Arm:
         """
         arms = split_arms(text).arms
         if len(arms) > 1:
-            raise ConfigError(f"{text!r} names {len(arms)} arms, {' and '.join(arms)}, where one is expected")
+            raise ConfigError(f"{text!r} names {len(arms)} arms, {' and '.join(arms)}, but one arm is expected here")
         backend, rest = split_backend(text)
         words = [word.strip() for word in rest.split(",") if word.strip()] if rest else []
         spec = find_spec(backend)

@@ -41,7 +41,7 @@ BUILT_IN: dict[str, BackendSpec] = {
     "fsdp": fsdp.SPEC,
 }
 
-# Those that can stand behind a script's own calls: they need no loop of their own and leave the model in one piece.
+# Backends that can replace a script's amp calls: they need no training loop of their own and do not split the model.
 SCRIPT_BACKENDS = ("fp32", "native", "half", "apex")
 
 
@@ -91,7 +91,7 @@ def find_spec(name: str) -> BackendSpec | None:
         summary=f"the backend {name!r} of another package, of which nothing is known here",
         does=(),
         twin=None,
-        twin_is="not known; what it does to a model is seen with --arch",
+        twin_is="not known; --arch shows what it does to a model",
         differs=(),
         script=(),
         twin_script=(),
@@ -108,9 +108,9 @@ def _load(name: str, value: str) -> BackendSpec:
     module, _, attribute = value.partition(":")
     try:
         spec = getattr(importlib.import_module(module), attribute)
-    except Exception as error:  # code of another package may raise anything
+    except Exception as error:  # code of another package may raise any exception
         raise BackendUnavailable(
-            f"the backend {name!r} is registered as {value} and cannot be imported: {type(error).__name__}: {error}"
+            f"the backend {name!r} is registered as {value} but cannot be imported: {type(error).__name__}: {error}"
         ) from error
     if not isinstance(spec, BackendSpec):
         raise BackendUnavailable(

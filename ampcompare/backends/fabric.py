@@ -32,7 +32,7 @@ ASKED = {
 def _effective(options: Options, device: str) -> EffectiveArm:
     asked = options["precision"]
     if device == "cpu" and asked == "16-mixed":
-        return EffectiveArm("native:bf16", "Fabric has no 16-mixed on a CPU, and takes bf16-mixed")
+        return EffectiveArm("native:bf16", "Fabric does not support 16-mixed on a CPU, and uses bf16-mixed instead")
     return EffectiveArm(ASKED[asked])
 
 
@@ -46,8 +46,8 @@ def _explain(options: Options) -> ArmExplanation:
                 "mixed: inputs cast, autocast around the module, outputs in fp32; true: weights and inputs cast, "
                 "outputs in fp32",
             ),
-            ("loss scale", "16-mixed: dynamic, by torch's GradScaler, moved after each optimizer's step; else none"),
-            ("many optimizers", "refused in 16-mixed: each step would move the scale of the others"),
+            ("loss scale", "16-mixed: dynamic, by torch's GradScaler, updated after each optimizer's step; else none"),
+            ("many optimizers", "refused in 16-mixed: each step would update the scale of the others"),
         ),
         (
             "from lightning_fabric import Fabric  # or: from lightning.fabric import Fabric",

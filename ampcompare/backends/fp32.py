@@ -32,9 +32,9 @@ def _explain(options: Options) -> ArmExplanation:
             ),
         ),
         twin="apex:O0",
-        twin_is="near: O0 leaves TF32 as torch has it"
+        twin_is="close: O0 keeps torch's TF32 setting"
         if tf32
-        else "equal to the last bit, where nothing of the model is fp64",
+        else "equal to the last bit, unless part of the model is fp64",
         differs=("O0 replaces model.forward to cast inputs to fp32, and adds hooks to state_dict()",),
         script=(*(TF32_SCRIPT if tf32 else ()), *fp32_script()),
         twin_script=apex_script({"opt_level": "O0"}),
@@ -42,7 +42,7 @@ def _explain(options: Options) -> ArmExplanation:
 
 
 SPEC = BackendSpec(
-    summary="plain single precision: the reference; tf32 on a GPU that has it",
+    summary="plain single precision: the reference; optionally TF32 on a GPU that has it",
     implementation="ampcompare.precision.fp32:FP32",
     explain=_explain,
     memory=lambda options: FP32_BYTES,
@@ -50,6 +50,6 @@ SPEC = BackendSpec(
     shorthands={"float32": "fp32"},
     implied={"tf32": False},
     unsharded=lambda options: "",
-    elsewhere=lambda options: "TF32 is of NVIDIA's GPUs" if options.get("tf32") else "",
+    elsewhere=lambda options: "TF32 exists on NVIDIA GPUs only" if options.get("tf32") else "",
     contract=(ContractArm("fp32"),),
 )

@@ -17,8 +17,8 @@ LIBRARY = Library(("torchao.float8",), ("torchao",), "pip install 'ampcompare[fp
 ALIGNMENT = 16  # of the sizes that `torch._scaled_mm` multiplies
 SCALINGS = ("tensorwise", "rowwise", "mxfp8")
 NOT_OFFERED = {
-    "nvfp4": "torchao's linear layers in it run on compute capability 10.0 alone, and it has no emulation of them",
-    "te": "TransformerEngine replaces the model's own modules, so that weights would not be equal at the start",
+    "nvfp4": "torchao's linear layers in it run on compute capability 10.0 only, and it cannot emulate them",
+    "te": "TransformerEngine replaces the model's own modules, so initial weights would not be equal",
 }
 CAPABILITY = {"tensorwise": "8.9", "rowwise": "9.0"}
 

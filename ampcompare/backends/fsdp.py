@@ -102,7 +102,7 @@ def _script(types: dict[str, str], options: Options) -> tuple[str, ...]:
 def _check(options: Options) -> str:
     scaling: list[Any] = [name for name in ("init_scale", "growth_interval") if name in options]
     if scaling and not _is_fp16(options):
-        return f"{scaling[0]} is of a loss scale, and bf16 needs none; add param=fp16, or leave it out"
+        return f"{scaling[0]} belongs to a loss scale, which bf16 does not need; add param=fp16, or leave it out"
     return ""
 
 

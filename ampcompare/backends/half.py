@@ -55,11 +55,11 @@ def _explain(options: Options) -> ArmExplanation:
     return ArmExplanation(
         summary=f"the whole model in {name}, as scripts do it by hand"
         + (", batch norm in fp32" if bn_fp32 else "")
-        + (f", with {' and '.join(added)} as fp16 optimizers have them" if added else ""),
+        + (f", with {' and '.join(added)} as in fp16 optimizers" if added else ""),
         does=(
             ("weights", f"become {name}, all" + (" but those of batch norm" if bn_fp32 else "")),
             *kept_modules(keep, rounds_to=name),
-            ("casts", "none inside the model: an operation runs in the type of what it is given"),
+            ("casts", "none inside the model: an operation runs in the type of its inputs"),
             ("inputs, outputs", f"floating inputs become {name}, outputs fp32, so losses outside are in fp32"),
             (
                 "batch norm",
@@ -76,7 +76,7 @@ def _explain(options: Options) -> ArmExplanation:
         if twin and not added and not types
         else "the same idea, through Apex"
         if twin
-        else "NVIDIA's Apex knows no bf16; apex:O5 of ROCm's has these numbers, with batch norm in fp32"
+        else "NVIDIA's Apex has no bf16; apex:O5 of ROCm's has these numbers, with batch norm in fp32"
         if masters
         else "Apex has no level in bf16 alone; its nearest is apex:O3, in fp16",
         differs=(),
@@ -86,7 +86,7 @@ def _explain(options: Options) -> ArmExplanation:
 
 
 def _is_wide(options: Options) -> bool:
-    """Return whether steps run on fp32 copies that do not outlive them."""
+    """Return whether steps run on temporary fp32 copies."""
     given = options.get("kahan") or "rounding" in options or "state" in options
     return bool(given) and not options.get("master_weights")
 
@@ -95,9 +95,9 @@ def _masters(options: Options, name: str) -> str:
     if options.get("master_weights"):
         return f"an fp32 copy of each {name} weight, in its place in the optimizer"
     if options.get("kahan"):
-        return f"none: what rounding cuts off is kept in {name}, and added before the next step (Kahan's summation)"
+        return f"none: the rounding error is kept in {name} and added before the next step (Kahan summation)"
     if "rounding" in options:
-        return f"none: updated weights are rounded to {name} at random, so that small updates hold in the mean"
+        return f"none: updated weights are rounded to {name} stochastically, so that small updates are kept on average"
     return "none: an update below half a unit in the last place of a weight is lost"
 
 
@@ -122,22 +122,22 @@ def _loss_scale(options: Options, name: str) -> str:
             f"dynamic: begins at {first:.0f}; an overflow skips the step and halves it, down to 1; "
             f"{interval} steps without one double it"
         )
-    return f"static at {scale:g}: divided out once per step, an overflow is not looked for"
+    return f"static at {scale:g}: divided out once per step, overflows are not checked"
 
 
 def _check(options: Options) -> str:
     if options.get("loss_scale") != "dynamic":
         for name in ("init_scale", "growth_interval"):
             if name in options:
-                return f"{name} is of a dynamic loss scale; add dynamic, or leave it out"
+                return f"{name} belongs to a dynamic loss scale; add dynamic, or leave it out"
     if options.get("master_weights"):
         for name in ("rounding", "kahan"):
             if options.get(name):
-                return f"{name} keeps updates that 16-bit weights lose, and masters lose none; leave one of them out"
+                return f"{name} keeps updates that 16-bit weights lose, but masters lose none; leave one of them out"
     elif "grads" in options:
-        return "grads=fp32 adds gradients up in those of the masters; add masters=fp32"
+        return "grads=fp32 accumulates gradients in those of the masters; add masters=fp32"
     if "rounding" in options and options.get("kahan"):
-        return "rounding=stochastic and kahan keep the same updates; leave one of them out"
+        return "rounding=stochastic and kahan both keep small updates; leave one of them out"
     if "rounding" in options and options.get("dtype", "float16") != "bfloat16":
         return "rounding=stochastic is for bf16; write half:bf16,rounding=stochastic"
     return ""
@@ -146,7 +146,7 @@ def _check(options: Options) -> str:
 def _unsharded(options: Options) -> str:
     own = [name for name in options if name != "dtype" and options[name]]
     if options.get("dtype", "float16") != "bfloat16":
-        return "fp16 weights in shards have neither masters nor a scale; use fsdp:param=fp16, which has both"
+        return "sharded fp16 weights have neither masters nor a loss scale; use fsdp:param=fp16, which has both"
     if own:
         return f"{', '.join(own)} needs whole weights; use half:bf16, or fsdp, whose masters are fp32 shards"
     return ""
@@ -158,7 +158,7 @@ def _memory(options: Options) -> BytesPerParameter:
 
 
 SPEC = BackendSpec(
-    summary="manual .half(): 16-bit weights; masters, a loss scale, types of their own and roundings as options",
+    summary="manual .half(): 16-bit weights; masters, a loss scale, other types and roundings as options",
     implementation="ampcompare.precision.half:make_half",
     explain=_explain,
     memory=_memory,

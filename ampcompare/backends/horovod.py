@@ -30,7 +30,7 @@ def _explain(options: Options) -> ArmExplanation:
         (
             ("casts", "none; with compression=fp16 gradients are exchanged in fp16"),
             ("loss scale", "none"),
-            ("processes", "started by horovodrun, in a loop of your own; one process exchanges nothing"),
+            ("processes", "needs horovodrun and your own training loop; one process exchanges nothing"),
             ("accumulation", "passes=N: Horovod must know beforehand"),
         ),
         (

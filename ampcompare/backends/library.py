@@ -61,7 +61,7 @@ class Library:
         try:
             with quiet_import():
                 return importlib.import_module(name), distribution, version
-        except Exception as error:  # a library built for another torch may raise anything
+        except Exception as error:  # a library built for another torch may raise any exception
             raise BackendUnavailable(
                 f"{name} {version} is installed and cannot be imported: {type(error).__name__}: {error}; {self.install}"
             ) from error

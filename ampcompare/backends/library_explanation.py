@@ -1,4 +1,4 @@
-"""The explanation that all backends share which hand training to another library."""
+"""The explanation shared by all backends that delegate training to another library."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def explain_library(
         summary=f"{name}; {library.missing() or 'installed'}",
         does=(*does, ("on a GPU", f"the precision of {on_gpu.arm}"), ("on a CPU", cpu)),
         twin=on_gpu.arm,
-        twin_is="our arm of the precision that was asked for; a run names the one that it really had",
+        twin_is="ampcompare's arm of the requested precision; a run names the one that was really used",
         differs=(),
         script=script,
         twin_script=(),

@@ -34,7 +34,7 @@ def _explain(options: Options) -> ArmExplanation:
         (
             ("casts", "AmpOptimWrapper: autocast around forward pass and loss; OptimWrapper: none"),
             ("loss scale", "AmpOptimWrapper: dynamic, by torch's GradScaler, in bf16 too; OptimWrapper: none"),
-            ("many optimizers", "refused with AmpOptimWrapper: each has a scaler of its own"),
+            ("many optimizers", "refused with AmpOptimWrapper: each has its own scaler"),
         ),
         (
             f"from mmengine.optim import {name}",

@@ -52,11 +52,11 @@ def _explain(options: Options) -> ArmExplanation:
             (
                 "casts",
                 f"inside the `with`, by torch's lists for the device: products and convolutions to {name}, sensitive "
-                "functions and losses to fp32, the rest as it comes. The lists for CPU and CUDA are not the same. "
+                f"functions and losses to fp32, the rest unchanged. The lists for CPU and CUDA differ. "
                 f"{name} copies of weights are kept until the `with` ends",
             ),
             *kept_modules(keep, rounds_to=None),
-            ("inputs, outputs", f"as they come: a model that ends in a linear layer returns {name}"),
+            ("inputs, outputs", f"unchanged: a model that ends in a linear layer returns {name}"),
             ("batch norm", f"fp32 weights and statistics, {name} in and out on CUDA"),
             ("master weights", _masters(narrow, masters)),
             ("optimizer", _optimizer(options, narrow, masters)),
@@ -68,9 +68,9 @@ def _explain(options: Options) -> ArmExplanation:
             ("checkpoint", "scaler.state_dict() along with model and optimizer" if is_fp16 else "nothing to add"),
         ),
         twin=("apex:O1" + (f",keep_fp32={keep}" if keep else "")) if is_fp16 else None,
-        twin_is="what torch.amp was made from; see `ampcompare explain O1` for what differs"
+        twin_is="the model for torch.amp; see `ampcompare explain O1` for what differs"
         if is_fp16
-        else "NVIDIA's Apex knows no bf16: apex:O1 is the same idea in fp16, and apex:O4 that of ROCm's Apex in bf16",
+        else "NVIDIA's Apex has no bf16: apex:O1 is the same idea in fp16, and apex:O4 that of ROCm's Apex in bf16",
         differs=(),
         script=native_script(dtype, dict(options)),
         twin_script=apex_script({"opt_level": "O1"}) if is_fp16 else (),
@@ -101,18 +101,18 @@ def _check(options: Options) -> str:
         return "weights=bf16 is for autocast in bf16; write native:bf16,weights=bf16"
     for name in ("init_scale", "growth_factor", "backoff_factor", "growth_interval"):
         if name in options and options.get("dtype") == "bfloat16":
-            return f"{name} is of a loss scale, and bf16 has none; take native:fp16, or leave it out"
+            return f"{name} belongs to a loss scale, which bf16 does not use; take native:fp16, or leave it out"
     for name in ("masters", "grads"):
         if name in options and not narrow:
-            return f"the weights are fp32, and {name}=fp32 changes nothing; add weights=bf16, or leave it out"
+            return f"the weights are fp32, so {name}=fp32 changes nothing; add weights=bf16, or leave it out"
     if "grads" in options and "masters" not in options:
-        return "grads=fp32 adds gradients up in those of the masters; add masters=fp32"
+        return "grads=fp32 accumulates gradients in those of the masters; add masters=fp32"
     return ""
 
 
 def _unsharded(options: Options) -> str:
     if "weights" in options:
-        return "its optimizer steps tensors of its own, which stay whole; use fsdp, whose masters are shards"
+        return "its optimizer steps its own tensors, which are not sharded; use fsdp, whose masters are shards"
     return ""
 
 

@@ -1,4 +1,4 @@
-"""Types that an arm chooses one by one: of optimizer state, of gradients that add up, and of their reduction."""
+"""Separately chosen dtypes: of optimizer state, of accumulated gradients, and of their reduction."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ def type_rows(options: Options) -> tuple[tuple[str, str], ...]:
     rows = []
     if "grads" in options:
         rows.append(
-            ("gradients", "those of the micro-batches of a step add up in fp32, in the gradients of the masters")
+            (
+                "gradients",
+                "gradients of a step's micro-batches are accumulated in fp32, in the gradients of the masters",
+            )
         )
     if "reduce" in options:
         name = DTYPE_NAMES[str(options["reduce"])]

@@ -138,5 +138,5 @@ def module_patterns(text: str) -> str:
 
 
 def INNER_ARM(text: str) -> str:
-    """Mark an option whose value is an arm with its options joined by `+`; `Arm` reads it in place of this function."""
+    """Mark an option whose value is an arm with its options joined by `+`; `Arm` reads it instead of this function."""
     return text

@@ -104,8 +104,8 @@ class BackendSpec:
     library: Library | None = None
     effective: Callable[[Options, str], EffectiveArm] | None = None
     inner: Callable[[Options], str] = lambda options: ""
-    unsharded: Callable[[Options], str] = lambda options: "its backend was not made for weights in shards"
-    elsewhere: Callable[[Options], str] = lambda options: "its backend was made for CPUs and for GPUs of CUDA"
+    unsharded: Callable[[Options], str] = lambda options: "its backend does not support sharded weights"
+    elsewhere: Callable[[Options], str] = lambda options: "its backend supports CPUs and CUDA GPUs only"
     parallel: str = ""
     half: Callable[[Options], str] = lambda options: ""
     checkpoint: CheckpointState = CheckpointState()

@@ -50,14 +50,13 @@ __all__ = ["command", "options_from"]
     multiple=True,
     type=ARM_LIST,
     group=ARMS,
-    help="arms such as fp32, bf16, O2 or apex:O2,loss_scale=128; repeat it or join them by commas  "
-    "[default: nine arms]",
+    help="arms such as fp32, bf16, O2 or apex:O2,loss_scale=128; repeatable, or comma-separated  [default: nine arms]",
 )
 @option(
     "--reference",
     type=ARM,
     group=ARMS,
-    help="arm that the others are compared with; added if it is none of them  [default: fp32, else the first]",
+    help="arm that the others are compared with; added if it is not listed  [default: fp32, else the first]",
 )
 @arm_options
 @option(
@@ -82,7 +81,7 @@ __all__ = ["command", "options_from"]
     type=click.IntRange(1),
     metavar="N",
     group=COMPARISON,
-    help="test N times in all as seeds are added; 1: never again  [default: open]",
+    help="number of tests planned as seeds are added; 1: test once  [default: open]",
 )
 @option(
     "--fail-on",
@@ -90,7 +89,7 @@ __all__ = ["command", "options_from"]
     metavar="LIMIT",
     group=COMPARISON,
     help='exit with 1 if an arm exceeds it: "accuracy<-0.5", "time>1.10x", "memory>5%", "diverged>0", or if it lacks a '
-    'verdict: "accuracy:non-inferior", "time:better"; repeat it',
+    'verdict: "accuracy:non-inferior", "time:better"; repeatable',
 )
 @option("--baseline", type=FILE, group=COMPARISON, help="report.json or run directory: baseline for --fail-on")
 @option("--strict", is_flag=True, group=COMPARISON, help="exit with 3 if any arm failed")
@@ -107,7 +106,7 @@ __all__ = ["command", "options_from"]
     multiple=True,
     metavar="SETTING=A,B",
     group=COMPARISON,
-    help="sweep a setting: a row for each value, as in workers=0,2; repeat it",
+    help="sweep a setting: a row for each value, as in workers=0,2; repeatable",
 )
 @script_options
 @recipe_options
@@ -127,7 +126,7 @@ __all__ = ["command", "options_from"]
     show_default=True,
     metavar="N",
     group=MACHINE,
-    help="time the arms of each seed N more times after their runs, in turns",
+    help="after the runs of a seed, time its arms N more times, in turns",
 )
 @launch_options
 @details_option

@@ -37,7 +37,7 @@ __all__ = ["command"]
     type=Choice(["run", "compare"]),
     default="compare",
     show_default=True,
-    help="the command whose options follow and whose environment variables count",
+    help="the command whose options follow and whose environment variables apply",
 )
 @json_option()
 @click.argument("options", nargs=-1, type=click.UNPROCESSED)
@@ -45,8 +45,8 @@ __all__ = ["command"]
 def command(context: click.Context, what: str, origin: bool, name: str, as_json: bool, options: tuple[str, ...]) -> int:
     """Show where each setting came from; print the schema of files.
 
-    `show` takes the options of run or compare (--recipe, --config, --set, --lr ...), and prints what they come to as
-    YAML that --config takes again. `schema` is for editors: put `# yaml-language-server: $schema=FILE` into the first
+    `show` takes the options of run or compare (--recipe, --config, --set, --lr ...), and prints the resulting settings
+    as YAML that --config accepts. `schema` is for editors: put `# yaml-language-server: $schema=FILE` into the first
     line of a file of settings.
     """
     from ampcompare.records.run import dump_json
@@ -55,7 +55,7 @@ def command(context: click.Context, what: str, origin: bool, name: str, as_json:
         from ampcompare.settings.file import schema
 
         if options or origin:
-            raise ConfigError(f"config schema takes no options, and {' '.join(options) or '--origin'} was given")
+            raise ConfigError(f"config schema takes no options; leave out {' '.join(options) or '--origin'}")
         click.echo(dump_json(schema()))
         return 0
     sources, matrix = _sources(context, name, list(options))

@@ -25,21 +25,25 @@ __all__ = ["command"]
     examples=[
         ("What is inside a checkpoint:", "ampcompare convert last.pt --inspect"),
         (
-            "From apex.amp to torch.amp, and train on from both:",
+            "From apex.amp to torch.amp, and continue training from both:",
             "ampcompare convert apex.pt amp.pt --to native --verify",
         ),
     ],
 )
 @click.argument("source", metavar="IN", type=click.Path(path_type=Path))
 @click.argument("target", metavar="[OUT]", required=False, type=click.Path(path_type=Path))
-@option("--to", type=Choice(["native", "apex"]), help="what OUT is for: torch.amp or apex.amp")
+@option("--to", type=Choice(["native", "apex"]), help="target format of OUT: torch.amp or apex.amp")
 @option("--opt-level", type=LEVEL, help="level of the Apex side  [default: inferred from IN, else O1]")
 @option(
     "--save-apex-format", is_flag=True, help="write exactly what an Apex script saves: model, optimizer, amp, epoch"
 )
 @option("--inspect", is_flag=True, help="show what IN contains, and write nothing")
-@option("--unsafe-load", is_flag=True, help="unpickle arbitrary objects in IN, which runs code of its author")
-@option("--verify", is_flag=True, help="train on from IN and from OUT, and show the difference; 1 if they differ")
+@option("--unsafe-load", is_flag=True, help="unpickle arbitrary objects in IN, which can run any code")
+@option(
+    "--verify",
+    is_flag=True,
+    help="continue training from IN and from OUT, and show the difference; exit with 1 if they differ",
+)
 @option(
     "--verify-steps",
     default=10,
@@ -53,7 +57,7 @@ __all__ = ["command"]
     "-c",
     "config_file",
     type=FILE,
-    help="model and data for --verify, where another program wrote IN",
+    help="model and data for --verify, if another program wrote IN",
 )
 @json_option()
 def command(
@@ -72,11 +76,11 @@ def command(
     """Convert a checkpoint between Apex and torch.amp, or inspect it.
 
     IN is a checkpoint of ampcompare, of a script with apex.amp, FP16_Optimizer or torch.amp, of timm, mmengine or
-    Lightning. OUT has the layout of IN, with the other kind of loss scaler, and reports what cannot be converted.
+    Lightning. OUT has the layout of IN, with the other kind of loss scaler; what cannot be converted is reported.
     No code in IN is executed without --unsafe-load.
     """
     if source.is_dir() and source.suffix != ".dcp":
-        raise ConfigError(f"{source} is a folder, and a checkpoint is a file{_files_in(source)}")
+        raise ConfigError(f"{source} is a folder, but a checkpoint is a file{_files_in(source)}")
     if source.is_dir() and inspect:
         raise ConfigError(f"{source} is a folder of shards, which --inspect does not join; give OUT and --to instead")
     if inspect:
@@ -139,7 +143,9 @@ def _files_in(folder: Path) -> str:
     """Return the newest checkpoints below a folder, to choose from."""
     found = [path for form in ("*.pt", "*.dcp") for path in folder.rglob(form) if path.parent.suffix != ".dcp"]
     newest = sorted(found, key=lambda path: path.stat().st_mtime, reverse=True)[:3]
-    return f"; choose one of it, such as {', '.join(map(str, newest))}" if newest else "; it holds none (*.pt)"
+    if not newest:
+        return "; it holds no checkpoint (*.pt)"
+    return f"; choose one of its files, such as {', '.join(map(str, newest))}"
 
 
 def _inspect(source: Path, as_json: bool) -> int:

@@ -31,24 +31,32 @@ MAX_WIDTH = 120
     ],
     examples=[
         ("What O2 does to the numbers of a small network:", "ampcompare diagnose --arm O2 --arch cnn"),
-        ("Ranges alone, at two steps:", "ampcompare diagnose --arm half --reference none --at 0,4"),
+        ("Only ranges of values, at two steps:", "ampcompare diagnose --arm half --reference none --at 0,4"),
         ("Your own training script:", "ampcompare diagnose --arm O2 --device cpu -- train.py --epochs 1"),
     ],
 )
 @option("--arm", "arm_text", type=ARM, group=ARMS, default="apex:O2", show_default=True, help="what to diagnose")
 @option("--steps", type=int, metavar="N", default=8, show_default=True, group=OUTPUT, help="updates of each run")
-@option("--at", metavar="STEP,...", help="watch these steps alone, counted from 0", group=OUTPUT)
+@option("--at", metavar="STEP,...", help="watch only these steps, counted from 0", group=OUTPUT)
 @option(
     "--reference",
     type=Choice(("float32", "float64", "none")),
     default="float32",
     show_default=True,
     group=OUTPUT,
-    help="type that every operation is repeated in, to see its error",
+    help="precision in which every operation is repeated to measure its error",
 )
-@option("--cures/--no-cures", default=True, group=OUTPUT, help="train candidates of a cure  [default: on]")
-@option("--seed", type=int, metavar="N", group=OUTPUT, help="of weights and batches; of a script before it starts")
-@option("--seed-arg", metavar="FLAG", group=SCRIPT, help="with -- SCRIPT: pass the seed on as FLAG SEED")
+@option(
+    "--cures/--no-cures", default=True, group=OUTPUT, help="train with each candidate cure to test it  [default: on]"
+)
+@option(
+    "--seed",
+    type=int,
+    metavar="N",
+    group=OUTPUT,
+    help="random seed of weights and batches; for a script, set before it starts",
+)
+@option("--seed-arg", metavar="FLAG", group=SCRIPT, help="with -- SCRIPT: pass the seed as FLAG SEED")
 @option("--compat-torch", is_flag=True, group=SCRIPT, help="with -- SCRIPT: restore removed and changed APIs")
 @option("--nproc-per-node", type=click.IntRange(1), metavar="N", group=SCRIPT, help="with -- SCRIPT: ranks of torchrun")
 @option("--rank", type=click.IntRange(0), metavar="N", default=0, group=SCRIPT, help="rank to watch  [default: 0]")
@@ -58,9 +66,8 @@ MAX_WIDTH = 120
 def command(**parameters: Any) -> int:
     """Find where numbers overflow or are lost, and what to keep in fp32.
 
-    Trains for some steps, repeats every operation in fp32 alongside, and tests which modules or functions, kept in
-    fp32, remove a fault. A script after -- is run from its start for each test. Exits with 0 whether or not there is a
-    fault.
+    Trains for some steps, repeats every operation in fp32, and tests which modules or functions must stay in fp32 to
+    remove a fault. A script after -- is started again for each test. Exits with 0 whether or not there is a fault.
     """
     from ampcompare.experiment.diagnose import DiagnoseOptions, diagnose
     from ampcompare.experiment.preflight import check_cells
@@ -104,4 +111,4 @@ def _steps(text: str | None) -> tuple[int, ...]:
     try:
         return tuple(int(part) for part in (text or "").split(",") if part)
     except ValueError:
-        raise click.BadParameter(f"{text!r} must be numbers of steps, as in 0,4", param_hint="--at") from None
+        raise click.BadParameter(f"{text!r} must be step numbers, as in 0,4", param_hint="--at") from None

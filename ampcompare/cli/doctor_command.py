@@ -25,14 +25,14 @@ COLORS = {"ok": "green", "note": "cyan", "warning": "yellow", "problem": "red"}
         ("What this machine offers, and what is wrong with it:", "ampcompare doctor"),
         ("In a job script, before training starts:", "ampcompare doctor --for apex:O1,engine=nvidia"),
     ],
-    epilog="Exit codes: 0 looked at everything; 2 usage; 4 an arm given by --for cannot run here.",
+    epilog="Exit codes: 0 all checks finished; 2 usage; 4 an arm given by --for cannot run here.",
 )
 @option(
     "--for",
     "arms",
     multiple=True,
     type=ARM_LIST,
-    help="exit with 4 unless these arms can run here; repeat it or join them by commas",
+    help="exit with 4 unless these arms can run here; repeatable, or comma-separated",
 )
 @option(
     "--time-limit",
@@ -40,14 +40,14 @@ COLORS = {"ok": "green", "note": "cyan", "warning": "yellow", "problem": "red"}
     default=60.0,
     show_default=True,
     metavar="SECONDS",
-    help="limit for each import that is tried",
+    help="time limit for each import",
 )
 @json_option()
 def command(arms: tuple[str, ...], as_json: bool, time_limit: float) -> int:
     """Check this machine and its libraries; report problems and fixes.
 
-    Whatever may be broken, such as torch or Apex, is tried in a process of its own, so that a crash or a hang is a line
-    of the report. Nothing is changed.
+    Libraries that may be broken, such as torch or Apex, are tried in a separate process, so that a crash or a hang
+    becomes a line of the report. Nothing is changed.
     """
     from ampcompare.doctor.examine import examine
     from ampcompare.doctor.render import render

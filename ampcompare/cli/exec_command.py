@@ -21,7 +21,7 @@ __all__ = ["command"]
         ("On a laptop, with a record of each step:", "ampcompare exec --device cpu --record r.jsonl train.py"),
     ],
     context_settings={"allow_interspersed_args": False},
-    epilog="Exit codes: the script's own; 2 no such script or module; 4 the environment does not meet the options.",
+    epilog="Exit codes: the script's own; 2 no such script or module; 4 the environment cannot run these options.",
 )
 @option(
     "--engine",
@@ -67,7 +67,9 @@ def command(
     if local_rank is not None:
         arguments = (f"--local-rank={local_rank}", *arguments)
     if arm is not None and opt_level is not None:
-        raise ConfigError(f"--arm {arm} says all that --opt-level {opt_level} would; give one of them")
+        raise ConfigError(
+            f"--arm {arm} already sets the opt level, and --opt-level {opt_level} sets it too; give one of them"
+        )
     from ampcompare.script.legacy.execute import execute
     from ampcompare.script.legacy.settings import ExecSettings
     from ampcompare.script.legacy.target import Target, script_target

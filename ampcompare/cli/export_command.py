@@ -19,27 +19,27 @@ __all__ = ["command"]
     cls=Command,
     examples=[
         ("The newest run, for W&B, offline:", "ampcompare export --to wandb"),
-        ("A run, into a store of MLflow:", "ampcompare export runs/first --to mlflow -o mlruns"),
+        ("One run, into an MLflow store:", "ampcompare export runs/first --to mlflow -o mlruns"),
     ],
 )
 @click.argument("run", metavar="[DIR]", required=False, type=FILE)
 @option(
     "--to", "tracker", type=Choice(["tensorboard", "wandb", "mlflow"]), required=True, group=OUTPUT, help="the tracker"
 )
-@option("--output", "-o", type=FOLDER, group=OUTPUT, help="where its files go  [default: DIR/TRACKER]")
+@option("--output", "-o", type=FOLDER, group=OUTPUT, help="folder for its files  [default: DIR/TRACKER]")
 @option(
     "--project",
     default="ampcompare",
     show_default=True,
     metavar="NAME",
     group=OUTPUT,
-    help="project of W&B, experiment of MLflow",
+    help="W&B project or MLflow experiment",
 )
 def command(run: str | None, tracker: str, output: str | None, project: str) -> int:
     """Export the runs of a run directory to TensorBoard, W&B or MLflow.
 
     Every cell becomes a run with its settings, the curve of each step, evaluations, and its summary. Without a name,
-    the newest run directory in runs/ is exported. Runs that are there already are left as they are.
+    the newest run directory in runs/ is exported. Runs that already exist there are not changed.
 
     W&B writes offline, for `wandb sync`, unless WANDB_MODE says otherwise. MLflow writes files, unless
     MLFLOW_TRACKING_URI names a server.
@@ -50,7 +50,7 @@ def command(run: str | None, tracker: str, output: str | None, project: str) -> 
 
     folder = newest_run() if run is None else Path(run)
     if not folder.is_dir():
-        raise RecordError(f"{folder} is not a run directory; name a folder that run or compare has written")
+        raise RecordError(f"{folder} is not a run directory; name a folder that run or compare wrote")
     comparison = reload_comparison(folder)
     target = Path(output) if output is not None else folder / tracker
 

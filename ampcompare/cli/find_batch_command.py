@@ -32,7 +32,12 @@ __all__ = ["command"]
     ],
 )
 @option(
-    "--arm", "arms", multiple=True, type=ARM_LIST, group=ARMS, help="repeat it or join them by commas  [default: fp32]"
+    "--arm",
+    "arms",
+    multiple=True,
+    type=ARM_LIST,
+    group=ARMS,
+    help="arms to try; repeatable, or comma-separated  [default: fp32]",
 )
 @option("--memory-limit", type=float, metavar="GIB", group=MACHINE, help="memory of a run  [default: that of the GPU]")
 @option(
@@ -50,8 +55,8 @@ def command(**parameters: Any) -> int:
     """Find the largest batch that each arm fits.
 
     Tries the batch size, doubles it while a few updates and an evaluation fit, then bisects; the result is within 1/16
-    of the largest. Each try is a process of its own. On a GPU, running out of memory or into the margin is too much;
-    on a CPU, what the process grows by decides, and --memory-limit is needed.
+    of the largest. Each try runs in a separate process. On a GPU, a batch is too large if memory runs out or --margin
+    does not stay free; on a CPU, if the process grows by more than --memory-limit, which is required there.
     """
     from ampcompare.experiment.find_batch import BatchSearch, configs_of, find_batches
     from ampcompare.experiment.options import LaunchOptions

@@ -104,7 +104,7 @@ def _note_unused_variables(name: str, command: click.Command) -> None:
     "--local-rank", hidden=True, help="torch.distributed.launch puts it before the command; exec gives it to the script"
 )
 def cli(local_rank: str | None) -> None:
-    """Group the commands; each has a file of its own."""
+    """Group the commands; each has its own file."""
 
 
 def _underscores_too(name: str) -> str:

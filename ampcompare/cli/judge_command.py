@@ -38,9 +38,14 @@ __all__ = ["command"]
     "--reference",
     type=ARM,
     group=ARMS,
-    help="what the others are compared with  [default: fp32, else the first]",
+    help="arm that the others are compared with  [default: fp32, else the first]",
 )
-@option("--metric", metavar="COLUMN", group=DATA, help="column of results  [default: accuracy, else a known metric]")
+@option(
+    "--metric",
+    metavar="COLUMN",
+    group=DATA,
+    help="column that holds the results  [default: accuracy, else a known metric]",
+)
 @option(
     "--better",
     type=Choice(["higher", "lower"]),
@@ -52,14 +57,14 @@ __all__ = ["command"]
     metavar="COLUMN",
     multiple=True,
     group=DATA,
-    help="compare inside each value of a setting, and over all of them; repeat it",
+    help="compare within each value of this setting, and over all values; repeatable",
 )
 @option(
     "--setting",
     metavar="COLUMN",
     multiple=True,
     group=DATA,
-    help="a column that runs must share to be compared; repeat it",
+    help="a column whose values must be equal for runs to be compared; repeatable",
 )
 @margin_options
 @option(
@@ -74,7 +79,7 @@ __all__ = ["command"]
     type=int,
     metavar="N",
     group=COMPARISON,
-    help="runs behind each line that has a standard deviation, such as ± 0.16",
+    help="number of runs averaged in each line that has a standard deviation, such as ± 0.16",
 )
 @objective_option
 @details_option
@@ -84,8 +89,8 @@ def command(table: str | None, as_json: bool, **parameters: Any) -> int:
 
     The table (a CSV or Markdown file; - is standard input) has a line per run, or per mean of runs with its standard
     deviation. Its columns are arm, a metric such as accuracy and, where known, seed, sd, n, time or throughput, memory
-    and diverged. A metric of NaN is a run that diverged. Known settings such as the batch size, and other columns of
-    text, must be equal for arms to be compared; other numbers are not judged, which the output says.
+    and diverged. A metric of NaN marks a run that diverged. Known settings such as the batch size, and other columns of
+    text, must be equal for arms to be compared; other numeric columns are not judged, and the output names them.
     """
     from ampcompare.analysis.inference.criteria import Criteria
     from ampcompare.analysis.tables.columns import TableOptions
@@ -94,7 +99,7 @@ def command(table: str | None, as_json: bool, **parameters: Any) -> int:
 
     example, sd, within = parameters["example"], parameters["sd"], parameters["within"]
     if example == (table is not None):
-        raise ConfigError("name one table: a CSV file, or --example")
+        raise ConfigError("name one table, a CSV or Markdown file, or give --example")
     if example and sd is None:
         sd = EXAMPLE_SD
     options = TableOptions(parameters["metric"], parameters["better"], (*parameters["setting"], *within))

@@ -40,21 +40,21 @@ def launch_options(function: Function) -> Function:
             metavar="N",
             help="number of this machine",
         ),
-        _option("--rdzv-endpoint", metavar="HOST:PORT", help="on node 0, where several machines meet"),
+        _option("--rdzv-endpoint", metavar="HOST:PORT", help="address on node 0 at which several machines meet"),
         _option(
             "--max-restarts",
             type=click.IntRange(min=0),
             default=0,
             show_default=True,
             metavar="N",
-            help="restarts of all processes after one has failed",
+            help="how often all processes may be restarted after one fails",
         ),
         _option(
             "--slurm-option",
             "slurm_options",
             multiple=True,
             metavar="NAME=VALUE",
-            help="sbatch option for --launcher slurm: partition=gpu, time=2:00:00; repeat it",
+            help="sbatch option for --launcher slurm: partition=gpu, time=2:00:00; repeatable",
         ),
         _option("--dist-url", metavar="URL", help="where processes meet: env://, tcp://HOST:PORT or file://PATH"),
     ]
@@ -79,13 +79,15 @@ def count_processes(parameters: Mapping[str, Any]) -> int | None:
     requested = parameters["nproc_per_node"]
     requested = None if requested is None else requested * parameters["nnodes"]
     if requested is None and parameters["nnodes"] > 1:
-        raise ConfigError(f"--nnodes {parameters['nnodes']} was given; say with --nproc-per-node how many on each")
+        raise ConfigError(
+            f"--nnodes {parameters['nnodes']} needs --nproc-per-node, the number of processes on each node"
+        )
     if world is None:
         return requested
     if requested not in (None, world.size):
         raise ConfigError(
-            f"--nproc-per-node asks for {requested} processes, and {world.size} were started by {world.launcher}; "
-            "leave the flag out"
+            f"--nproc-per-node asks for {requested} processes, but {world.launcher} started {world.size}; leave the "
+            f"flag out"
         )
     return world.size
 

@@ -21,13 +21,13 @@ MANY_FILES = 200
     cls=Command,
     examples=[
         ("All Python files and notebooks of a project:", "ampcompare lint src"),
-        ("Correct what surely can be corrected:", "ampcompare lint --fix train.py"),
+        ("Fix what can be fixed safely:", "ampcompare lint --fix train.py"),
         ("Annotations in a pull request on GitHub:", "ampcompare lint --format github src"),
     ],
     epilog="Exit codes: 0 no findings; 1 findings; 2 usage, or a path that does not exist. "
     "`# noqa: AMP201` on a line silences a code there.",
 )
-@option("--fix", is_flag=True, help="correct in the files what surely can be; the rest is reported")
+@option("--fix", is_flag=True, help="fix in the files what can be fixed safely; report the rest")
 @option(
     "--format",
     "form",
@@ -38,7 +38,7 @@ MANY_FILES = 200
 )
 @option("--select", metavar="CODES", help="report only these codes or prefixes, separated by commas: AMP2,AMP301")
 @option("--ignore", metavar="CODES", help="do not report these codes or prefixes")
-@option("--exclude", metavar="PATTERN", multiple=True, help="leave out files and folders; repeat it")
+@option("--exclude", metavar="PATTERN", multiple=True, help="leave out files and folders; repeatable")
 @option("--no-progress", is_flag=True, help="no progress bar")
 @click.argument("paths", metavar="PATHS...", nargs=-1, required=True, type=FILE)
 def command(

@@ -25,8 +25,8 @@ SECONDS_BETWEEN_LINES = 2.0
         ("Change all scripts of a folder:", "ampcompare migrate --write src"),
         ("Does the new script train the same?", "ampcompare migrate --verify train.py -- --epochs 1"),
     ],
-    epilog="Exit codes: 0 nothing is left by hand; 1 something is, or a file cannot be read, parsed or written; "
-    "2 usage. Of --verify: 0 equal, or within rounding; 1 different; 3 a script failed.",
+    epilog="Exit codes: 0 everything was rewritten; 1 something is left to do by hand, or a file cannot be read, "
+    "parsed or written; 2 usage. With --verify: 0 equal, or within rounding; 1 different; 3 a script failed.",
 )
 @option("--diff", "mode", flag_value="diff", default=True, help="print a patch and change no file  [default]")
 @option("--write", "mode", flag_value="write", help="change the files")
@@ -38,16 +38,16 @@ SECONDS_BETWEEN_LINES = 2.0
     show_default=True,
     help="torch.amp, or ampcompare's precision contract, which keeps O2 and O3",
 )
-@option("--verify", is_flag=True, help="run a script before and after on the CPU and compare step by step")
+@option("--verify", is_flag=True, help="run the script before and after the rewrite on the CPU, and compare each step")
 @option("--steps", type=click.IntRange(min=1), default=20, show_default=True, help="of --verify")
 @click.argument("paths", metavar="PATHS...", nargs=-1, required=True, type=FILE)
 def command(mode: str, target: str, verify: bool, steps: int, paths: tuple[str, ...]) -> int:
     """Rewrite Apex scripts for torch.amp; verify that they train the same.
 
-    PATHS are files, folders and notebooks. The patch, or the result of --verify, is on stdout, remarks are on stderr.
-    What cannot be rewritten surely stays, with a comment above the line.
+    PATHS are files, folders and notebooks. The patch, or the result of --verify, goes to stdout, remarks to stderr.
+    Code that cannot be rewritten safely stays, with a comment above the line.
 
-    ampcompare migrate --verify train.py -- ARGS runs train.py ARGS twice: as it is on ampcompare's engine, and
+    ampcompare migrate --verify train.py -- ARGS runs train.py ARGS twice: unchanged on ampcompare's engine, and
     rewritten on torch.
     """
     if verify:
@@ -96,7 +96,11 @@ def _migrate(paths: tuple[str, ...], target: str, *, write: bool) -> int:
 
 def _sums(files: int, changed: int, left: int, by_hand: int, faults: int, write: bool) -> str:
     done = "rewritten" if write else "to rewrite; --write does it"
-    parts = [f"{files} file{'s' * (files != 1)}: {changed} {done}" if changed else f"{files} files: nothing to rewrite"]
+    parts = [
+        f"{files} file{'s' * (files != 1)}: {changed} {done}"
+        if changed
+        else f"{files} file{'s' * (files != 1)}: nothing to rewrite"
+    ]
     if left:
         parts.append(f"{left} line{'s' * (left != 1)} left by hand in {by_hand} of them")
     if faults:

@@ -207,7 +207,7 @@ def recipe_options(function: Function) -> Function:
             multiple=True,
             metavar="NAME=VALUE",
             group=DATA,
-            help="argument of the network; repeat it",
+            help="argument of the network; repeatable",
         ),
         option(
             "--strict-guards",
@@ -224,7 +224,7 @@ def recipe_options(function: Function) -> Function:
             multiple=True,
             metavar="A.B=C",
             group=SETTINGS,
-            help="a setting by its path: recipe.optimizer.eps=1e-4; repeat it",
+            help="a setting by its path: recipe.optimizer.eps=1e-4; repeatable",
         ),
     ]
     return _add(options, function)
@@ -249,7 +249,7 @@ def callback_option() -> Callable[[Function], Function]:
         multiple=True,
         metavar="MODULE:FACTORY",
         group=OUTPUT,
-        help="call what it returns, an ampcompare.Callback, for each step, epoch and end of a run; repeat it",
+        help="factory of an ampcompare.Callback, called at each step, epoch and end of a run; repeatable",
     )
 
 

@@ -11,7 +11,7 @@ import sys
 
 __all__ = ["describe_unforeseen", "drop_output", "leave_closed_terminal", "open_standard_streams", "say"]
 
-# Writing results to a closed output is an error, as to a full disk; messages that nobody wants to see are none.
+# Writing results to a closed output is an error, as to a full disk; messages that no one wants to see are none.
 STREAMS = (("stdin", "r", os.O_RDONLY), ("stdout", "w", os.O_RDONLY), ("stderr", "w", os.O_WRONLY))
 
 
@@ -26,7 +26,7 @@ def say(text: str, *, nl: bool = True) -> None:
 
 
 def drop_output() -> None:
-    """Send what is still buffered nowhere: flushing it at the end would fail again, with a code of its own."""
+    """Send what is still buffered nowhere: flushing it at the end would fail again, with its own code."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 

@@ -61,7 +61,7 @@ class _Running:
 class Display(Observer):
     """Bars on a terminal, a plain line each minute elsewhere, a line per cell on both, nothing when quiet.
 
-    A thread of its own draws the bars, so that times go on whatever the length of a step. Use it as a context manager,
+    A separate thread draws the bars, so that times are updated during long steps too. Use it as a context manager,
     which ends the thread and clears the bars, also before an error is shown.
 
     Args:
@@ -268,7 +268,7 @@ def _outcome(record: RunRecord) -> str:
         if summary.ema_metric_final is not None:
             reached.append(f"{metric.shown(summary.ema_metric_final)} with averaged weights")
         if summary.rollbacks:
-            reached.append(f"went back at step {' and '.join(map(str, summary.rollbacks))}")
+            reached.append(f"rolled back at step {' and '.join(map(str, summary.rollbacks))}")
         return "; ".join([*reached, *([f"ended early: {summary.ended}"] if summary.ended else [])])
     if record.status == "diverged":
         return f"diverged at step {summary.diverged_step} ({summary.divergence})"

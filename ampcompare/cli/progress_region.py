@@ -23,7 +23,7 @@ class _Console(Console):
 
 
 class _Guarded:
-    """A stream whose terminal may be closed: that is reported in place of an error, in any thread."""
+    """A stream whose terminal may be closed: that is reported instead of an error, in any thread."""
 
     def __init__(self, stream: TextIO, on_closed: Callable[[], None]) -> None:
         self._stream = stream
@@ -84,7 +84,7 @@ class Region:
         return min(columns, real.columns or columns), min(rows, real.lines or rows)
 
     def draw(self, lines: Sequence[Sequence[Segment]], above: str | None = None) -> None:
-        """Draw lines in place of the last ones.
+        """Draw lines instead of the last ones.
 
         Args:
             above: a line that stays.

@@ -38,7 +38,12 @@ OUTPUT_PLACE = Place("FILE|DIR")
 )
 @option("--output", "-o", type=OUTPUT_PLACE, group=OUTPUT, help="where to write it; - is standard output  [default: -]")
 @option("--open", "open_page", is_flag=True, group=OUTPUT, help="write the HTML page and open it in a browser")
-@option("--reference", type=ARM, group=ARMS, help="compare with this arm; nothing runs again  [default: as it was run]")
+@option(
+    "--reference",
+    type=ARM,
+    group=ARMS,
+    help="compare with this arm, without running anything  [default: as it was run]",
+)
 @option(
     "--columns",
     default="",
@@ -58,15 +63,15 @@ def command(
 ) -> int:
     """Render the records of run directories again.
 
-    Without a name, those of the newest one in runs/ are shown.
+    Without DIR or FILE, the newest run directory in runs/ is shown.
 
-    Instead of a run directory, a record.json or report.json can be named, or what `exec --record` wrote (several of
-    these stand side by side). Several run directories of equal settings are one report. Those of different settings,
-    such as other models or data, are a forest: each arm in each experiment, and its mean effect over all of them.
+    FILE is a record.json, a report.json, or a file that `exec --record` wrote (several are shown side by side). Several
+    run directories with equal settings give one report. With different settings, such as other models or data, they
+    give a forest plot: each arm in each experiment, and its mean effect over all of them.
 
-    Another --reference is one more look at the runs, which is counted in the run directory.
+    A different --reference is one more look at the runs, and is counted in the run directory.
 
-    Records that cannot be believed (edited, copied, of another cell) are left out and named; the exit code is then 2.
+    Records that fail validation (edited, copied, from another cell) are left out and listed; the exit code is then 2.
     """
     from ampcompare.script.legacy.record.summary import is_exec_record
 
@@ -74,14 +79,14 @@ def command(
     files = [Path(path) for path in paths] or [_newest()]
     of_exec = [path for path in files if is_exec_record(path)]
     if of_exec and len(of_exec) < len(files):
-        raise ConfigError(f"{of_exec[0]} is a record of exec, and the others are not; report them apart")
+        raise ConfigError(f"{of_exec[0]} is a record of exec, but the others are not; report them separately")
     if of_exec:
         if reference is not None:
             raise ConfigError("--reference is for arms of a comparison; records of exec have none")
         give_report(_exec_report(of_exec, target), target, beside=None)
         return 0
     if reference is not None and len(files) > 1:
-        raise ConfigError("--reference is a look at the runs of one run directory; name a single one")
+        raise ConfigError("--reference needs exactly one run directory; name a single one")
     beside = files[0] if len(files) == 1 and files[0].is_dir() and reference is None else None
     target = target.resolved(beside)
     names = [name.strip() for name in columns.split(",") if name.strip()]
@@ -121,7 +126,7 @@ def _report(
     experiments = several or [("", reload_comparison(paths[0], reference=reference))]
     excluded = [line for _, comparison in experiments for line in comparison.excluded]
     if len(experiments) > 1 and columns:
-        raise ConfigError("--columns is for the table of one experiment; name a single one")
+        raise ConfigError("--columns applies to one experiment; name a single run directory")
     if len(experiments) > 1:
         return render_forest(make_forest(experiments), target.form, target.width), excluded
     comparison = experiments[0][1]

@@ -65,9 +65,9 @@ def target_from(form: str | None, output: str | None, shown: bool) -> ReportTarg
         ConfigError: the options do not go together.
     """
     if shown and form not in (None, "html"):
-        raise ConfigError(f"--open shows the HTML page, and --format asks for {form}; give one of the two")
+        raise ConfigError(f"--open shows the HTML page, and --format asks for {form}; give only one of them")
     if shown and output == "-":
-        raise ConfigError("--open shows a file, and --output - is standard output; give one of the two")
+        raise ConfigError("--open shows a file, and --output - is standard output; give only one of them")
     if output in (None, "-"):
         return ReportTarget("html" if shown else form or "table", None, shown)
     path = Path(str(output))

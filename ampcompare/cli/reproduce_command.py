@@ -36,23 +36,23 @@ __all__ = ["command"]
     default=1,
     show_default=True,
     metavar="N",
-    help="cells to run in parallel; no times are judged then",
+    help="cells to run in parallel; step times are then not judged",
 )
 @option(
     "--output-dir",
     "-o",
     type=FOLDER,
     group=OUTPUT,
-    help="where records and reports go  [default: runs/reproduce-STUDY]",
+    help="folder for records and reports  [default: runs/reproduce-STUDY]",
 )
 @wait_option()
 @printing_options
 def command(study: str, names: tuple[str, ...], **parameters: Any) -> int:
     """Run small versions of published claims, each with a verdict.
 
-    Each claim is tried on a small experiment with five seeds or more, on the bundled data. A claim that needs a GPU
-    says so if there is none. Running the same command again resumes where it stopped. CLAIM is a name of --list; all by
-    default.
+    Each claim is tested by a small experiment with five seeds or more, on the bundled data. A claim that needs a GPU
+    says so if there is none. Running the same command again resumes where it stopped. CLAIM is a name that --list
+    prints; all by default.
     """
     from ampcompare.cli.progress_display import Display
     from ampcompare.experiment.claims.definition import load_study, study_name

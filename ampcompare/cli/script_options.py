@@ -52,12 +52,17 @@ def script_options(function: Function) -> Function:
             multiple=True,
             metavar="NAME[:WORD...][=REGEX]",
             group=SCRIPT,
-            help="with -- SCRIPT: a figure that it prints, as in 'top1:max=Acc@1 ([\\d.]+)', or logs; "
-            "words are max, min, last, best, first and points, which compares differences; the first metric is that of "
-            "the verdicts; repeat it  [default: its training loss]",
+            help="with -- SCRIPT: a number that it prints, as in 'top1:max=Acc@1 ([\\d.]+)', or logs; words are max, "
+            "min, last, best, first, and points (compare differences); verdicts use the first metric; repeatable "
+            " [default: its training loss]",
         ),
-        option("--list-metrics", is_flag=True, group=SCRIPT, help="with -- SCRIPT: run it briefly, list what it shows"),
-        option("--seed-arg", metavar="FLAG", group=SCRIPT, help="with -- SCRIPT: pass the seed on as FLAG SEED"),
+        option(
+            "--list-metrics",
+            is_flag=True,
+            group=SCRIPT,
+            help="with -- SCRIPT: run it briefly and list the metrics it shows",
+        ),
+        option("--seed-arg", metavar="FLAG", group=SCRIPT, help="with -- SCRIPT: pass the seed as FLAG SEED"),
         option(
             "--compat-torch",
             is_flag=True,
@@ -87,8 +92,8 @@ def script_layer(parameters: Mapping[str, Any]) -> Layer | None:
     for name in (*loops, *NOT_FOR_SCRIPTS):
         if _was_given(name):
             raise ConfigError(
-                f"{_flag(name)} is a setting of ampcompare's own training loop, and a script trains by itself; leave "
-                "it out, or give the script's own option after --"
+                f"{_flag(name)} is a setting of ampcompare's own training loop, but a script has its own loop; leave "
+                f"it out, or give the script's own option after --"
             )
     script: ScriptConfig = script_config(
         words,
@@ -115,7 +120,7 @@ def show_metrics(config: RunConfig) -> int:
         steps = script_steps(config)
         click.echo(
             f"the script showed no number that looks like a metric in {steps} steps; its training loss is always "
-            f"there. If it shows one at the end of an epoch, let it run longer: --max-steps {10 * steps}"
+            f"available. If it prints a metric only at the end of an epoch, let it run longer: --max-steps {10 * steps}"
         )
     if error is not None:
         click.echo(f"ampcompare: {error}", err=True)

@@ -11,7 +11,7 @@ from ampcompare.records.diagnosis import Cure, Diagnosis
 
 __all__ = ["verdict_of", "with_cure"]
 
-UNCURED = "no set of modules, functions or options that was tested removes it"
+UNCURED = "none of the tested modules, functions and options removes it"
 
 
 def with_cure(

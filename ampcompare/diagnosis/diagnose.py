@@ -106,4 +106,6 @@ def report_of(
 def _notes(observation: Observation) -> list[str]:
     if not observation.failures:
         return []
-    return [f"no error is known of {', '.join(sorted(observation.failures))}, which did not run in the wide type"]
+    return [
+        f"the error of {', '.join(sorted(observation.failures))} is not known, because it did not run in the wide type"
+    ]

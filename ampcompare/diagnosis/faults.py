@@ -283,7 +283,7 @@ def _near(events: Sequence[Event], origin: int) -> list[tuple[str, str]]:
 
 
 def _other_places(events: Sequence[Event], origin: int, next_to: Callable[[int], list[int]]) -> list[tuple[str, str]]:
-    """Return the first places that are reached from a result through results of its own place."""
+    """Return the first places that are reached from a result through results of the same place."""
     here = _where(events[origin])
     found: list[tuple[str, str]] = []
     todo, seen = deque([origin]), {origin}

@@ -1,4 +1,4 @@
-"""A diagnosis of a recipe in a process of its own. Needs no torch."""
+"""A diagnosis of a recipe in a separate process. Needs no torch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ERRORS: dict[int, type[AmpCompareError]] = {2: ConfigError, 4: EnvironmentUnfit}
 
 
 def diagnose_in_child(options: DiagnoseOptions, *, seconds: float = TIME_LIMIT) -> Diagnosis:
-    """Diagnose a recipe in a process of its own.
+    """Diagnose a recipe in a separate process.
 
     Raises:
         ConfigError: a name, a file or an option that cannot be used.

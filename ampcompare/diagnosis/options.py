@@ -40,18 +40,18 @@ class DiagnoseOptions:
         recipe = self.config.recipe
         if recipe.compile != "none" or recipe.cuda_graph:
             name = "--cuda-graph" if recipe.cuda_graph else "--compile"
-            raise ConfigError(f"diagnose watches operations one by one, and {name} joins them; leave it out")
+            raise ConfigError(f"diagnose watches operations one by one, but {name} fuses them; leave it out")
         if self.config.processes != 1 and self.config.script is None:
             raise ConfigError(
-                f"diagnose trains a recipe in one process, and {self.config.processes} were asked for; only a script "
-                "after -- has several"
+                f"diagnose trains a recipe in one process, but {self.config.processes} were requested; only a script "
+                f"after -- may have several"
             )
         if not self.rank < self.config.processes:
-            raise ConfigError(f"rank {self.rank} is to be watched, and there are {self.config.processes}, from 0 on")
+            raise ConfigError(
+                f"--rank {self.rank} does not exist; the ranks of this run are 0 to {self.config.processes - 1}"
+            )
         if self.steps < 1:
             raise ConfigError(f"steps must be at least 1, not {self.steps}")
         late = [step for step in self.at if not 0 <= step < self.steps]
         if late:
-            raise ConfigError(
-                f"step {late[0]} is to be watched, and steps 0 to {self.steps - 1} are made; raise --steps"
-            )
+            raise ConfigError(f"step {late[0]} is beyond the steps that are run, 0 to {self.steps - 1}; raise --steps")

@@ -23,7 +23,7 @@ def recipe_loop(config: RunConfig, device: torch.device) -> AnyLoop:
     def train(precision: Precision) -> None:
         if config.parallel.kind == "fsdp":
             raise UnsupportedCombination(
-                f"diagnose repeats operations on whole weights, and {config.arm} has them in shards; diagnose "
+                f"diagnose repeats operations on whole weights, but {config.arm} shards them; diagnose "
                 "half:bf16,masters=fp32 or apex:O5, which compute in the same types"
             )
         assembly = assemble_single(recipe, task, precision, device)

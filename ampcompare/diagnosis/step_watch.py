@@ -28,7 +28,7 @@ class StepWatch:
 
     Args:
         observation: gets the numbers of each step.
-        steps: updates to make; up to 20 that are skipped come on top.
+        steps: updates to make; up to 20 skipped ones are added.
         at: steps to watch; None for all.
         reference: type of the wide run; None for ranges alone.
         kept_lines: file:line of calls that run in fp32.

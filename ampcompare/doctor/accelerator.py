@@ -24,7 +24,7 @@ def examine_accelerators(answer: Answer | None) -> list[Check]:
     if answer is None:
         return []
     if not answer.done:
-        return [Check("GPU", "accelerators", "unknown", "warning", f"asking torch for them: {answer.failure}")]
+        return [Check("GPU", "accelerators", "unknown", "warning", f"querying torch failed: {answer.failure}")]
     arms = [name for name, spec in BUILT_IN.items() if not spec.elsewhere({})]
     findings = []
     for device in answer.value["devices"]:

@@ -30,7 +30,7 @@ def examine_apex(path: Sequence[str] | None = None, *, seconds: float = 60.0) ->
     `facts` has: state (one of `State`); usable, whether `apex.amp` imports; the folder, version, commit and era.
 
     Args:
-        path: folders to import from, in place of the current folder and `sys.path`.
+        path: folders to import from, instead of the current folder and `sys.path`.
         seconds: time limit of each import that is tried.
     """
     install = probe_apex(path) if path is not None else _as_a_script_would()
@@ -104,7 +104,7 @@ def _namespace(found: ApexInstall) -> Check:
         "namespace",
         f"{what}{commit}, not installed",
         "warning",
-        f"{found.path} lies on the import path, so `import apex` finds it as an empty namespace package and "
+        f"{found.path} is on the import path, so `import apex` finds it as an empty namespace package and "
         "`from apex import amp` ends with \"cannot import name 'amp' from 'apex' (unknown location)\". Start Python in "
         "another folder, rename this one, or install from it",
         (
@@ -129,7 +129,7 @@ def _impostor(found: ApexInstall) -> Check:
         "impostor",
         f"not NVIDIA's: the unrelated package of PyPI, version {found.version}",
         "warning",
-        f'`pip install apex` fetches another project of that name ({found.path}); its import ends with "Class advice '
+        f'`pip install apex` installs another project of that name ({found.path}); its import ends with "Class advice '
         'impossible in Python3", or it has no amp. Uninstall it; apex arms run on engine=compat',
         (UNINSTALL, INSTALL),
     )
@@ -149,7 +149,8 @@ def _with_amp(found: ApexInstall, path: Sequence[str] | None, seconds: float) ->
             "broken",
             f"{name}, and apex.amp cannot be imported",
             "problem",
-            f"importing apex.amp from {found.path}: {why}. It may be of a tag older than this torch, or half installed",
+            f"importing apex.amp from {found.path}: {why}. It may be of a tag older than this torch, or only partly "
+            f"installed",
             (UNINSTALL, INSTALL),
             failure=why,
         )
@@ -179,13 +180,13 @@ def _other_build(found: ApexInstall, name: str, kernels: Answer, *, usable: bool
     if kernels.how == "raised":
         what = f"import amp_C ends with {kernels.failure}"
     else:
-        what = f"import amp_C does not come back: {kernels.failure}"
+        what = f"import amp_C does not return: {kernels.failure}"
     return _finding(
         found,
         "other_build",
         f"{name}, whose compiled kernels do not load",
         "problem",
-        f"{what}. {_suspect(kernels)} Build it again with this torch",
+        f"{what}. {_suspect(kernels)} Rebuild it with this torch",
         (UNINSTALL, INSTALL),
         usable=usable,
         failure=kernels.failure,
@@ -198,12 +199,12 @@ def _suspect(kernels: Answer) -> str:
     if "undefined symbol" in text or "libc10" in text or "libtorch" in text:
         return "They were built against another torch."
     if "libcuda" in text or "libcublas" in text or "libnvrtc" in text:
-        return "They were built against another CUDA than this torch brings."
+        return "They were built against a different CUDA version than this torch uses."
     if "GLIBC" in text or "GLIBCXX" in text:
         return "They were built on a newer system than this one."
     if "cpython" in text or "Python version" in text or "No module named" in text:
         return "They were built for another Python."
-    return "They were built against another torch or CUDA, in all likelihood."
+    return "They were probably built against another torch or CUDA."
 
 
 def _finding(

@@ -92,7 +92,7 @@ def examine_gpus(answer: Answer | None, *, driver: tuple[str | None, str], hip: 
                 "gpus",
                 "cannot be started",
                 "problem",
-                f"asking torch for its GPUs: {answer.failure}",
+                f"querying torch for its GPUs failed: {answer.failure}",
                 ("nvidia-smi", "CUDA_LAUNCH_BLOCKING=1 python -c 'import torch; print(torch.ones(2).cuda())'"),
                 {"failure": answer.failure},
             ),
@@ -117,7 +117,7 @@ def examine_gpus(answer: Answer | None, *, driver: tuple[str | None, str], hip: 
 
 
 def _none(why: str) -> Check:
-    reason = f"{why}: arms run on the CPU, and fp16 times there say nothing of a GPU"
+    reason = f"{why}: arms run on the CPU, and fp16 times there say nothing about a GPU"
     return Check("GPU", "gpus", "none", "note", reason)
 
 
@@ -137,7 +137,7 @@ def _device(device: dict[str, Any], built_for: list[str], hip: str | None) -> Ch
             remedy = ("pip install -U torch torchvision",)
     elif device["free_bytes"] is not None and device["free_bytes"] < 0.5 * device["total_bytes"]:
         verdict = "warning"
-        reason = f"{reason}. Another process holds more than half of its memory, and may take its time"
+        reason = f"{reason}. Another process holds more than half of its memory, and may slow down this GPU"
         remedy = ("nvidia-smi",)
     return Check("GPU", f"cuda:{device['index']}", value, verdict, reason, remedy, device)
 

@@ -37,7 +37,7 @@ def _memory() -> Check:
     else:
         where = ""
     if total is None:
-        return Check("Machine", "memory", "unknown", "note", "the system does not tell")
+        return Check("Machine", "memory", "unknown", "note", "the system does not report it")
     free = "" if available is None else f", {available / GIB:.1f} GiB available"
     facts = {"total_bytes": total, "available_bytes": available}
     if (available if available is not None else total) < MIN_MEMORY:
@@ -46,7 +46,8 @@ def _memory() -> Check:
             "memory",
             f"{total / GIB:.1f} GiB{where}{free}",
             "warning",
-            "torch with torchvision takes 0.3 GiB per process; what runs out is killed without a message",
+            "torch with torchvision takes 0.3 GiB per process; a process that runs out of memory is killed without a "
+            "message",
             ("ampcompare compare --workers 0 --batch-size 16",),
             facts,
         )
@@ -118,7 +119,7 @@ def _disk(folder: Path) -> Check:
             "disk",
             value,
             "warning",
-            "records and checkpoints of a comparison may not find room",
+            "records and checkpoints of a comparison may not fit",
             ("ampcompare compare --output-dir ~/runs", "du -sh runs"),
             facts,
         )
@@ -136,8 +137,8 @@ def _threads(environment: Mapping[str, str]) -> Check:
             "threads",
             value,
             "warning",
-            f"{wide[0]} is above the {cores} cores there are: threads wait for each other, and times are useless",
+            f"{wide[0]} exceeds the {cores} available cores: threads wait for each other, and step times are useless",
             ("export OMP_NUM_THREADS=1",),
         )
-    said = "" if set_ones else "; ampcompare sets 1 in its own processes, a script of yours takes all cores"
+    said = "" if set_ones else "; ampcompare sets 1 in its own processes; your own script uses all cores"
     return Check("Machine", "threads", value, "ok", f"{cores} core{'s' * (cores > 1)} to use{said}")

@@ -105,11 +105,11 @@ def _apex(arm: Arm, facts: MachineFacts, missing: list[str], notes: list[str], r
         if not facts.devices:
             missing.append("engine=nvidia runs on CUDA only, and torch sees no GPU")
         if missing:
-            remedy.append(f"{instead}  # or our own engine")
+            remedy.append(f"{instead}  # or ampcompare's own engine")
         elif arm.options.get("opt_level") == "O1":
             notes.append("O1 of the real Apex raises on torch 2.4 and later where a weight is used twice")
     elif engine == "auto" and facts.devices and arm.options.get("opt_level") not in ("O1", *ROCM_LEVELS):
         # By its files it is there, so `auto` imports it; levels that it could run then fail.
         if apex.facts["state"] in ("broken", "other_build") and not apex.facts["usable"]:
-            missing.append(f"engine=auto takes the installed Apex, which is broken: {apex.value}")
-            remedy.extend((*apex.remedy, f"{instead}  # or our own engine"))
+            missing.append(f"engine=auto uses the installed Apex, which is broken: {apex.value}")
+            remedy.extend((*apex.remedy, f"{instead}  # or ampcompare's own engine"))

@@ -13,7 +13,7 @@ __all__ = ["VARIABLES", "examine_numerics"]
 VARIABLES: dict[str, tuple[Verdict, str]] = {
     "NVIDIA_TF32_OVERRIDE": (
         "warning",
-        "overrules every TF32 switch of torch: 0 turns TF32 off and 1 on, and fp32 arms change speed by 2 to 5 times",
+        "overrides every TF32 switch of torch: 0 turns TF32 off and 1 on, and fp32 arms change speed by 2 to 5 times",
     ),
     "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": (
         "warning",

@@ -80,12 +80,14 @@ def examine_processor(facts: dict[str, Any] | None, flags: frozenset[str]) -> li
 def _products(name: str, fast: bool | None, wanted: str, flags: frozenset[str]) -> Check:
     if fast:
         slow = name == "bf16" and flags and not flags & {"avx512_bf16", "amx_bf16", "bf16"}
-        reason = "but without instructions of its own: emulated (--cpu-half)" if slow else ""
+        reason = "but without native instructions: emulated (--cpu-half)" if slow else ""
         if name == "fp16":
             reason = "but not for every backward pass: emulated by default (--cpu-half)"
         return Check("CPU", f"{name} on the cpu", "in oneDNN", "ok", reason, facts={"fast": not slow})
     if fast is None:
-        return Check("CPU", f"{name} on the cpu", "unknown", "note", "this torch cannot tell", facts={"fast": None})
+        return Check(
+            "CPU", f"{name} on the cpu", "unknown", "note", "this torch cannot report it", facts={"fast": None}
+        )
     if name == "fp16":
         reason = f"no {wanted}: ampcompare computes in fp32 and rounds once, 15 to 100 times as fast (--cpu-half)"
     else:

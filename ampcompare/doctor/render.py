@@ -81,4 +81,4 @@ def _summary(examination: Examination, width: int, style: Callable[[str, Verdict
         if names:
             count = style(f"{len(names)} {plural if len(names) > 1 else verdict}", verdict)
             lines += textwrap.wrap(f"{count}: {', '.join(names)}", width)
-    return lines or ["Nothing is wrong here."]
+    return lines or ["No problems found."]

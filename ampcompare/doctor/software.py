@@ -151,7 +151,7 @@ def examine_vision(answer: Answer, torch_version: str | None, *, path: Sequence[
             f"{version}, whose compiled operators do not load",
             "note",
             f'it was built for CUDA and torch is not: a plain import ends with "{answer.value["plain"]}". '
-            "ampcompare imports it all the same; timm and others that import it by themselves fail",
+            "ampcompare imports it anyway; timm and others that import it by themselves fail",
             (_install(wanted, torch_version, cpu=True),),
             facts,
         )

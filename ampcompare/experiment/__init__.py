@@ -1,1 +1,1 @@
-"""Plans of runs, carried out: matrices, seeds, reuse of records, verification."""
+"""Execute plans of runs: matrices, seeds, reuse of records, verification."""

@@ -1,8 +1,8 @@
 """Seeds "auto": a pilot estimates how many seeds the margin needs, and a budget limits them.
 
-The number follows from the pilot's spread, so the test goes by that spread too, with its few degrees of freedom
-(Stein's two-stage test): a spread over all pairs would be too small wherever the pilot's was, and the test would err
-too often.
+The number is derived from the pilot's spread, so the test uses that spread too, with its few degrees of freedom
+(Stein's two-stage test): the spread over all pairs would be too small whenever the pilot's was, and the error rate too
+high.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ampcompare.records.run import RunRecord
 
 __all__ = ["pilot_seeds", "run_auto", "seeds_needed"]
 
-PILOT_SIZES = {1: 5, 2: 8, 3: 8}  # by the number of arms besides the reference; of more arms it is MAX_PILOT
+PILOT_SIZES = {1: 5, 2: 8, 3: 8}  # by the number of arms besides the reference; MAX_PILOT for more arms
 MAX_PILOT = 10
 
 
@@ -46,10 +46,11 @@ def pilot_seeds(others: int) -> range:
 
 
 def seeds_needed(comparison: Comparison, error_rate: float) -> tuple[int, str]:
-    """Return how many pairs a comparison needs in all, and the arm that needs most; 0 and "" where none can tell.
+    """Return how many pairs a comparison needs in all, and the arm that needs most; 0 and "" if that cannot be
+    estimated.
 
-    An arm needs what Stein's one-sided test of non-inferiority at the margin needs for a power of 80 %, if in truth it
-    does not differ, with the pilot's spread, at a level that is shared by all arms. All get the most that one needs.
+    That is the number for a power of 80 % in Stein's one-sided test of non-inferiority at the margin, if the true
+    difference is 0, with the pilot's spread, at a level shared by all arms. All arms get the largest number.
 
     Args:
         error_rate: of the test that follows, over all arms.
@@ -105,7 +106,7 @@ def run_auto(
 
     Args:
         make: the plan for some seeds.
-        budget_seconds: wall time; a seed whose cells would not end in time is not begun. The pilot always runs.
+        budget_seconds: wall time; a seed whose cells would not finish in time is not started. The pilot always runs.
         others: as for `run_plan`.
     """
     observer = observer or Observer()
@@ -118,7 +119,8 @@ def run_auto(
     needed, arm = _needed_at_this_look(pilot, len(first), read_looks(folder), terms)
     if needed > len(first):
         observer.note(
-            f"a margin of {_margin(pilot)} needs {needed} seeds, by the spread of {arm} over the pilot's {len(first)}"
+            f"a margin of {_margin(pilot)} needs {needed} seeds, judging by the spread of {arm} over the pilot's "
+            f"{len(first)}"
         )
     else:
         if needed:
@@ -139,7 +141,7 @@ def run_auto(
             return True
         ended = (
             f"The budget of {budget_seconds:g} s ended it after {seeds} of the {needed} seeds that are needed. The "
-            "error rate holds, and a difference is seen less often than in 80 %."
+            f"error rate still holds, but the power to detect a difference is below 80 %."
         )
         return False
 

@@ -1,4 +1,4 @@
-"""Run the cells of one seed, one after the other or several in parallel, and report on all of them in one thread."""
+"""Run the cells of one seed, sequentially or in parallel, and report on all of them in one thread."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ampcompare.settings.config import RunConfig
 
 __all__ = ["CellRunner", "FinishedCell", "cell_folder"]
 
-LOOK_SECONDS = 0.2  # a wait without end could not be interrupted on every system
+LOOK_SECONDS = 0.2  # a wait without a timeout cannot be interrupted on every system
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class FinishedCell:
 
 
 def cell_folder(folder: Path, config: RunConfig) -> Path:
-    """Return where a cell of a run directory lies; it is named by its digest, never by the text of its arm."""
+    """Return the folder of a cell in a run directory; it is named by its digest, never by the text of its arm."""
     return folder / "cells" / config.digest()
 
 
@@ -43,7 +43,7 @@ class CellRunner:
 
     Attributes:
         folder: the run directory.
-        jobs: cells that run at the same time; `launcher` must be able to.
+        jobs: cells that run at the same time; `launcher` must support that.
         begin: is called with the index of a cell when it starts.
         progress: is called with its number, from 1, and each progress.
     """
@@ -79,7 +79,7 @@ class CellRunner:
             yield self._run(index, functools.partial(self.progress, index + 1))
 
     def _in_parallel(self, indices: Sequence[int], executor: ThreadPoolExecutor) -> Iterator[FinishedCell]:
-        # Threads put here what is to be called in this one, and each cell that has ended.
+        # Worker threads put calls for this thread here, and each cell that has ended.
         news: queue.SimpleQueue[Callable[[], None] | Future[FinishedCell]] = queue.SimpleQueue()
 
         def run(index: int) -> FinishedCell:

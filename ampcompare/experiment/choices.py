@@ -1,4 +1,4 @@
-"""What there is to choose from, from arms to guards, and why something is unavailable."""
+"""The available choices, from arms to guards, and why something is unavailable."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def data_names() -> list[str]:
 
 
 def _arm(backend: str, spec: BackendSpec) -> Choice:
-    """Return the row of a backend; the library that it may need is looked for, and not imported."""
+    """Return the row of a backend; the library that it may need is searched, but not imported."""
     if spec.library is None:
         return backend, True, spec.summary
     installed = spec.library.found()

@@ -54,7 +54,7 @@ class PlannedComparison:
     """A comparison whose options were checked and whose cells are known.
 
     Attributes:
-        plan: with the seeds of the pilot, where their number is to be found.
+        plan: with the seeds of the pilot, if the number of seeds is still to be determined.
         folder: the run directory.
         baseline: what gates compare with; the reference arm if None.
     """
@@ -110,7 +110,8 @@ class ComparisonOutcome:
         return 1 if any(check.failure for check in self.checks) else 0
 
     def write_junit(self) -> None:
-        """Write the JUnit XML, if it is asked for. Separate, so that an unwritable file loses no other result."""
+        """Write the JUnit XML, if it is asked for. Done separately, so that an unwritable file does not lose other
+        results."""
         if self.options.junit is not None and self.is_main:
             write_atomically(self.options.junit, JUnit(self.checks).render(self.comparison))
 
@@ -120,7 +121,7 @@ def plan_comparison(options: CompareOptions) -> PlannedComparison:
 
     Raises:
         ConfigError: an option that cannot be used.
-        EnvironmentUnfit: this machine lacks something that is asked for.
+        EnvironmentUnfit: this machine lacks something that was requested.
         RecordError: the baseline cannot be read.
     """
     baseline = reload_comparison(options.baseline) if options.baseline is not None else None
@@ -134,7 +135,9 @@ def plan_comparison(options: CompareOptions) -> PlannedComparison:
     rows = tuple(matrix_rows(sources, arms=options.arms, reference=options.reference, sweep=options.sweep))
     base = sources.config
     if "arm" in base.model_fields_set:
-        raise ConfigError(f"a comparison takes arms, and the settings name one, arm: {base.arm}; write arms: [...]")
+        raise ConfigError(
+            f"a comparison needs a list of arms, but the settings have arm: {base.arm}; write arms: [...]"
+        )
     seeds = requested_seeds(options, sources)
     first = pilot_seeds(len(rows) - 1) if seeds == "auto" else parse_seeds(seeds)
     plan = _make_plan(options, sources, rows, first)
@@ -152,9 +155,10 @@ def _make_plan(options: CompareOptions, sources: SettingsSources, rows: Sequence
     is_elsewhere = options.launch.nnodes > 1 or any(cell.launcher == "slurm" for cell in plan.cells)
     if options.timing_rounds and (options.jobs > 1 or is_elsewhere):
         raise ConfigError(
-            "--timing-rounds times one arm after the other on this machine; leave it out, or --jobs, --nnodes and Slurm"
+            "--timing-rounds times one arm after the other on this machine; leave it out, or run without --jobs, "
+            "--nnodes and Slurm"
         )
-    # The nodes of one command run the same cells in the same order, and cannot tell each other what they have drawn.
+    # The nodes of one command run the same cells in the same order, but cannot exchange a drawn order.
     return plan if options.launch.nnodes == 1 else plan.in_order([], int(plan.digest(), 16))
 
 
@@ -169,7 +173,7 @@ def run_comparison(
 
     Raises:
         ConfigError: an option that cannot be used, or another command uses the folder.
-        EnvironmentUnfit: this machine lacks something that is asked for.
+        EnvironmentUnfit: this machine lacks something that was requested.
         RecordError: the baseline cannot be read.
         LaunchError: no process could be started.
         KeyboardInterrupt: passed on; finished cells are saved.
@@ -221,9 +225,9 @@ def run_comparison(
 
 
 def requested_seeds(options: CompareOptions, sources: SettingsSources) -> str:
-    """Return the seeds as text: those asked for, or else of recipe or file, or else three.
+    """Return the seeds as text: the requested ones, or else those of recipe or file, or else three.
 
-    Settings that name one seed, `recipe.seed`, ask for that one.
+    Settings with `recipe.seed` request that one seed.
     """
     one = str(sources.config.recipe.seed) if "recipe.seed" in sources.resolved.given else None
     texts = (options.seeds, matrix_seeds(sources.matrix), one, DEFAULT_SEEDS)
@@ -231,7 +235,7 @@ def requested_seeds(options: CompareOptions, sources: SettingsSources) -> str:
 
 
 def _known_metrics(sources: SettingsSources) -> Sequence[Metric] | None:
-    """Return what the runs will measure; None where only a task from elsewhere can tell."""
+    """Return the metrics of the runs; None if only a third-party task knows them."""
     if sources.config.script is not None:
         return metrics_of(sources.config.script)
     spec = TASKS.get(sources.config.recipe.task)
@@ -239,12 +243,12 @@ def _known_metrics(sources: SettingsSources) -> Sequence[Metric] | None:
 
 
 def _margin(options: CompareOptions, sources: SettingsSources) -> float | str:
-    """Return the margin that was asked for, or else that of recipe or file, or else the default rule."""
+    """Return the requested margin, or else that of recipe or file, or else the default rule."""
     values = (options.margin, sources.matrix.margin, Criteria.margin)
     return next(value for value in values if value is not None)
 
 
 def _folder_part(tag: str) -> list[str]:
-    """Return a tag as a part of a folder's name, if any of its characters can be there."""
+    """Return a tag as part of a folder's name, without characters that are not allowed there."""
     name = re.sub(r"[^A-Za-z0-9.]+", "-", tag).strip("-.")[:40]
     return [name] if name else []

@@ -25,16 +25,16 @@ def diagnose(
     output_dir: Path | None = None,
     say: Callable[[str], Any] = lambda line: None,
 ) -> Diagnosis:
-    """Diagnose a loop in this process, or else what the configuration names, in processes of its own.
+    """Diagnose a loop in this process, or else the recipe or script of the configuration in separate processes.
 
     Args:
         output_dir: folder of `diagnosis.json` and, where the extra is installed, `diagnosis.html`; by default none.
         say: called with a line before each run of a script, and with the files that are written.
 
     Raises:
-        ConfigError: options that cannot be used, or nothing was watched.
-        EnvironmentUnfit: this machine lacks something that is asked for.
-        LaunchError: what was trained has failed.
+        ConfigError: options that cannot be used, or no step was watched.
+        EnvironmentUnfit: this machine lacks something that was requested.
+        LaunchError: training failed.
     """
     found = _diagnose(options, loop, say)
     if output_dir is not None:

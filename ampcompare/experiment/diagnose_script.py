@@ -1,4 +1,4 @@
-"""The diagnosis of a user's own script: one watched run, and one from its start for each candidate. Needs no torch."""
+"""The diagnosis of a user's own script: one watched run, and a new run for each candidate. Needs no torch."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SECONDS_OF_TORCHRUN = 40.0  # it kills a rank that ignores SIGTERM for 30 s
 ENDED = "ended.txt"
 LOG = "log.txt"
 NOTE = "ampcompare: "
-BEYOND_FP16 = "a number of that line is beyond 65504, the largest of fp16: take torch.finfo(tensor.dtype).min or max"
+BEYOND_FP16 = "a number in that line is beyond 65504, the largest fp16 number: use torch.finfo(tensor.dtype).min or max"
 ERRORS: dict[int, type[AmpCompareError]] = {2: ConfigError, 4: EnvironmentUnfit}
 
 
@@ -47,9 +47,9 @@ def diagnose_script(options: DiagnoseOptions, say: Callable[[str], None] = lambd
         say: called with a line before each run.
 
     Raises:
-        ConfigError: options that cannot be used, or a script that the arm cannot stand behind.
+        ConfigError: options that cannot be used, or a script that cannot run under the arm.
         EnvironmentUnfit: this machine lacks something.
-        LaunchError: the script failed, or made no step that an arm could see.
+        LaunchError: the script failed, or made no step through apex.amp or torch.amp.
     """
     options.check()
     arm = options.config.parsed_arm
@@ -77,7 +77,7 @@ def diagnose_script(options: DiagnoseOptions, say: Callable[[str], None] = lambd
 
 
 class _Runs:
-    """Runs of one script, each in a process of its own and with a folder of its own."""
+    """Runs of one script, each in a separate process and with its own folder."""
 
     def __init__(self, options: DiagnoseOptions, folder: Path) -> None:
         self._options = options
@@ -85,7 +85,7 @@ class _Runs:
         self._count = 0
 
     def run(self, arm: Arm, lines: Sequence[str]) -> tuple[Diagnosis, list[str], str]:
-        """Return what a run showed, the functions that ran in fp32 because of their line, and the device's type."""
+        """Return the observation of a run, the functions kept in fp32 by their line, and the device's type."""
         folder = self._folder / str(self._count)
         self._count += 1
         folder.mkdir()
@@ -159,7 +159,7 @@ class _Runs:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End what runs still; torchrun gets the time to end its ranks, which are in sessions of their own."""
+    """Stop all running processes; torchrun gets time to end its ranks, which are in their own sessions."""
     if process.poll() is None:
         process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -172,7 +172,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 def _exit_code(process: subprocess.Popen[bytes], ended: Path) -> int:
     """Return the exit code of the watched process of a run, at its end.
 
-    Other ranks get some seconds after the watched one has ended: they may wait for it, and run still then.
+    Other ranks get some seconds after the watched one has ended: they may still be running, waiting for it.
 
     Raises:
         LaunchError: it did not end in time.
@@ -192,7 +192,7 @@ def _exit_code(process: subprocess.Popen[bytes], ended: Path) -> int:
 
 
 def _last_note(log: Path) -> str:
-    """Return the last line of ampcompare in the output of a run, behind which torchrun may have written more."""
+    """Return the last line of ampcompare in the output of a run; torchrun may have written more after it."""
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     return next((line.removeprefix(NOTE) for line in reversed(lines) if line.startswith(NOTE)), "")
 
@@ -211,6 +211,6 @@ def _failure(code: int, folder: Path) -> str:
     if code != 0:
         return f"the script showed no step to diagnose: {_error(code, folder)}"
     return (
-        "the script ended without a step that was watched: each has a backward pass and a step of an optimizer that "
-        "went through apex.amp or torch.amp, in the process that was started or its ranks (--nproc-per-node)"
+        "the script ended without a step to watch: a step is a backward pass and an optimizer step that go through "
+        "apex.amp or torch.amp, in the started process or its ranks (--nproc-per-node)"
     )

@@ -22,8 +22,7 @@ class Estimate:
     """What is left to do.
 
     Attributes:
-        cells: that have no usable record.
-        seconds: they take, one after the other; None where an arm has no record to go by.
+        cells: number without a usable record. seconds: their total time; None if an arm has no record to estimate from.
         peak_bytes: the largest peak of any of them; None as for `seconds`.
         unknown: rows without a record.
     """
@@ -35,7 +34,7 @@ class Estimate:
 
 
 def estimate(plan: Plan, folder: Path) -> Estimate:
-    """Estimate what a plan will take, an arm taking as long as it did with other seeds of the same recipe."""
+    """Estimate the cost of a plan: each arm costs what it did with other seeds of the same recipe."""
     try:
         records = [record for record in load_records(folder)[0] if record.status in ("completed", "diverged")]
     except RecordError:

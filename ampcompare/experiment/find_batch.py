@@ -1,4 +1,4 @@
-"""Find the largest batch that each arm can train in the memory of a device; each try is a process of its own."""
+"""Find the largest batch that each arm can train in the memory of a device; each try is a separate process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ampcompare.settings.validation import validated
 
 __all__ = ["BatchLimit", "BatchSearch", "Try", "configs_of", "find_batches"]
 
-STEPS = 5  # the first ones may overflow, and an optimizer makes its state in the first that does not
+STEPS = 5  # the first ones may overflow, and an optimizer creates its state in the first one that does not
 GIB = 2**30
 TOO_FEW = "fewer than one batch"  # of `Data.num_batches`
 OUT_OF_MEMORY = ("out of memory", "out-of-memory")
@@ -26,12 +26,12 @@ OUT_OF_MEMORY = ("out of memory", "out-of-memory")
 
 @dataclass(frozen=True)
 class Try:
-    """What came of one batch size.
+    """The result of one batch size.
 
     Attributes:
         batch: samples in one update of each process.
         reason: why it does not fit; "" if it does.
-        peak_bytes: most memory that it took; None if it has not ended.
+        peak_bytes: peak memory; None if it did not finish.
     """
 
     batch: int
@@ -59,7 +59,7 @@ class BatchLimit:
 
 @dataclass(frozen=True)
 class BatchSearch:
-    """How the largest batch is searched.
+    """The terms of a search for the largest batch.
 
     Attributes:
         configs: one for each arm, whose batch size is the first to be tried.
@@ -75,7 +75,7 @@ class BatchSearch:
 
     def __post_init__(self) -> None:
         if not 0 <= self.margin < 1:
-            raise ConfigError(f"margin {self.margin:.0%} is not a share of memory that stays free, such as 5 %")
+            raise ConfigError(f"margin {self.margin:.0%} is not a percentage of memory to keep free, such as 5")
         if self.memory_gib is not None and not self.memory_gib > 0:
             raise ConfigError(f"--memory-limit {self.memory_gib:g} is not a number of GiB above 0")
 
@@ -83,7 +83,10 @@ class BatchSearch:
 def configs_of(config: RunConfig, arms: Sequence[str]) -> list[RunConfig]:
     """Return the configurations of arms that train as `config` says."""
     if config.recipe.global_batch_size is not None:
-        raise ConfigError("the batch of a process is searched; leave out --global-batch-size, and start with -b")
+        raise ConfigError(
+            "find-batch searches the batch size of one process; leave out --global-batch-size, and give "
+            "the first size with -b"
+        )
     return [_with_batch(config, config.recipe.batch_size, arm) for arm in arms]
 
 
@@ -91,7 +94,7 @@ def find_batches(search: BatchSearch, launcher: Launcher) -> list[BatchLimit]:
     """Return the largest batch of each arm.
 
     A batch fits if some updates and an evaluation end, with the margin left of the limit. On a GPU the memory is what
-    torch's allocator has reserved, on a CPU what the process has grown by.
+    torch's allocator has reserved, on a CPU the growth of the process.
 
     Raises:
         ConfigError: a setting that cannot be used, or a CPU without a limit.
@@ -152,7 +155,7 @@ def _limit(search: BatchSearch, record: RunRecord) -> int | None:
 
 
 def _no_limit() -> ConfigError:
-    return ConfigError("on a CPU --memory-limit says how many GiB a run may take, as in --memory-limit 4")
+    return ConfigError("find-batch on a CPU needs the GiB that a run may use, as in --memory-limit 4")
 
 
 def _judge(record: RunRecord, batch: int, limit: int | None) -> Try:
@@ -165,11 +168,11 @@ def _judge(record: RunRecord, batch: int, limit: int | None) -> Try:
     if record.status == "failed":
         if TOO_FEW in error or any(words in error for words in OUT_OF_MEMORY):
             return Try(batch, error)
-        raise LaunchError(f"{record.arm} with batch {batch} failed, and not for lack of memory: {error}")
+        raise LaunchError(f"{record.arm} with batch {batch} failed for another reason than memory: {error}")
     if summary.num_steps and summary.skipped_steps >= summary.num_steps:
         raise LaunchError(
             f"{record.arm} with batch {batch}: all {summary.num_steps} updates overflowed, so the optimizer has not "
-            "made its state yet; give a smaller loss scale"
+            f"created its state; give a smaller loss scale"
         )
     by_rank = record.processes.peak_bytes_by_rank if record.processes is not None else []
     peaks = [summary.peak_reserved_bytes or summary.peak_bytes or 0, *by_rank]

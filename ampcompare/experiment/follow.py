@@ -1,4 +1,4 @@
-"""Call callbacks for what cells write while they run; the processes that train know nothing of it."""
+"""Call callbacks for the files that running cells write; the training processes are not involved."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def load_callback(text: str) -> Callback:
 
 
 def following(observer: Observer, callbacks: Sequence[Callback]) -> Observer:
-    """Return an observer that calls callbacks too; the same one where there are none."""
+    """Return an observer that also calls callbacks; the same observer if there are none."""
     return Follower(observer, callbacks) if callbacks else observer
 
 
@@ -118,8 +118,8 @@ class _Events:
                 raise
             except Exception as error:
                 raise ConfigError(
-                    f"callback {type(callback).__name__}: {method} raised {type(error).__name__}: {error}; repair it "
-                    "or leave it out; finished cells are kept"
+                    f"callback {type(callback).__name__}: {method} raised {type(error).__name__}: {error}; fix it or "
+                    f"leave it out; finished cells are kept"
                 ) from error
 
 
@@ -142,7 +142,7 @@ class _Followed:
 
 
 class _Tail:
-    """Reads the lines that were appended to a file, and all of them again once another file has taken its place."""
+    """Reads the lines appended to a file, and all lines again once the file was replaced."""
 
     def __init__(self, path: Path, parse: Callable[[str], Any]) -> None:
         self._path = path

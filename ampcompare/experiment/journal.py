@@ -1,7 +1,7 @@
 """The journal of a run directory: one line for each look at its runs, only ever appended to.
 
-`journal.jsonl` holds strict JSON. Each line carries a hash of the one before, so that a line that was changed or taken
-out is noticed. The process that writes holds the lock of the folder.
+`journal.jsonl` holds strict JSON. Each line carries a hash of the one before, so that a changed or removed line is
+detected. The process that writes holds the lock of the folder.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ __all__ = ["JOURNAL", "NO_PLAN", "Journal", "append_look", "journal_head", "read
 
 JOURNAL = "journal.jsonl"
 NOT_COMPLETE = (
-    "Nothing was tested: not all runs of this plan are there, and a test on the way would be another look. The command "
-    "that began it, called again, runs the others and tests."
+    "Nothing was tested: some runs of this plan are missing, and a test before the end would be another look. Run the "
+    "command that began it again: it finishes the other runs and tests."
 )
 NOT_COUNTED = (
-    "Nothing was tested: the journal has no look at these runs under the terms of the plan, and a report counts none. "
-    "The command that is to compare them so, called with these terms, tests."
+    "Nothing was tested: the journal has no look at these runs under the terms of the plan, and a report adds none. "
+    "Run the comparison again with these terms to test."
 )
 NO_PLAN = (
-    "Nothing was tested: the folder has a journal of looks and no plan.json that says which of its runs belong "
-    "together. The command that wrote it, called again, writes it again."
+    "Nothing was tested: the folder has a journal of looks but no plan.json that says which of its runs belong "
+    "together. Run the command that wrote it again to restore it."
 )
 SPENT = (
-    "Nothing was tested: the looks before have spent the error rate of 5 %. Other seeds in another run directory are a "
+    "Nothing was tested: earlier looks have spent the error rate of 5 %. Other seeds in another run directory are a "
     "new comparison."
 )
 
@@ -60,7 +60,7 @@ def read_looks(folder: Path) -> list[Look]:
     """Return the looks at a run directory, in order; none where it has no journal.
 
     Raises:
-        RecordError: a line is damaged, or one was changed or is missing, the last one too, which `plan.json` names.
+        RecordError: a line is damaged, changed or missing, including the last one, which `plan.json` names.
     """
     path, head = folder / JOURNAL, _head_of_plan(folder)
     if not os.path.lexists(path):
@@ -76,7 +76,7 @@ def read_looks(folder: Path) -> list[Look]:
         try:
             data = parse_json(line)
             if not isinstance(data, dict) or data.get("before") != _hash(before):
-                raise FileFault("it does not follow the line before, so a line was changed or taken out")
+                raise FileFault("it does not follow from the line before, so a line was changed or removed")
             looks.append(Look.model_validate(data["look"]))
         except (FileFault, KeyError, ValidationError) as error:
             why = f"{error}".splitlines()[0]
@@ -93,7 +93,7 @@ def read_looks(folder: Path) -> list[Look]:
 def journal_head(folder: Path) -> str:
     """Return the hash of the last look, which `plan.json` keeps; "" where there is none.
 
-    The chain of hashes shows a line that is missing before another. The plan shows it of the last, and of all.
+    The chain of hashes reveals a missing line before another one; the plan reveals a missing last line or journal.
     """
     path = folder / JOURNAL
     lines = read_text(path).splitlines() if path.exists() else []
@@ -116,7 +116,7 @@ def _lacks_a_look(path: Path) -> RecordError:
 
 
 def append_look(folder: Path, look: Look) -> None:
-    """Write a look behind the others, to the disk.
+    """Append a look to the journal, and sync it to disk.
 
     Raises:
         EnvironmentUnfit: the file cannot be written.
@@ -132,11 +132,11 @@ def _hash(line: str) -> str:
 
 @dataclass(frozen=True)
 class Journal:
-    """The looks at a run directory so far, and what the next goes by: the plan and the terms.
+    """The looks at a run directory so far, and the basis of the next one: the plan and the terms.
 
     Attributes:
         cells: the name of each cell's folder, under LABEL@SEED.
-        pilot: seeds whose spread has set the number of seeds.
+        pilot: seeds whose spread determined the number of seeds.
     """
 
     folder: Path
@@ -152,7 +152,7 @@ class Journal:
         return Design(0.0, 0.0, self.pilot, looks=self.looks, notes=(why,))
 
     def reread(self, records: Sequence[RunRecord], *, has_journal: bool = True) -> Design | None:
-        """Return how runs are shown by a command that only reads: as they were tested, or else without a test.
+        """Return the design for a command that only reads: as the runs were tested, or else without a test.
 
         Args:
             has_journal: whether the version that wrote the plan kept one; None is returned for others, if all runs of
@@ -170,7 +170,7 @@ class Journal:
         """Return how these runs are tested.
 
         The look is the last of the design's, or an earlier one where the journal has one at the same runs under the
-        same terms: to read a result again spends nothing.
+        same terms: reading a result again spends nothing.
 
         Args:
             records: of the plan, under the labels of their rows.

@@ -49,7 +49,7 @@ class _StoredPlan(BaseModel):
     cells: dict[str, str]
     terms: Criteria = Criteria()
     pilot: list[int] = []
-    journal: str | None = None  # plans of earlier versions had none
+    journal: str | None = None  # missing in plans of earlier versions
     published: Published | None = None
 
     @model_validator(mode="after")
@@ -57,7 +57,7 @@ class _StoredPlan(BaseModel):
         rows = {"reference": self.reference, **{f"cell {label}": _row(label) for label in self.cells}}
         for what, row in rows.items():
             if row not in self.arms:
-                raise ValueError(f"the row {row!r} of {what} is none of its arms")
+                raise ValueError(f"the row {row!r} of {what} is not one of its arms")
         return self
 
 
@@ -73,15 +73,15 @@ def reload_comparison(path: Path, *, reference: str | None = None) -> Comparison
     """Read a run directory, a `record.json` or a `report.json`.
 
     A run directory is summed up again from its records, in the order of its plan, where it has one. Records with a
-    fault are left out, and named in `excluded`; so it is for those of a `report.json`.
+    fault are left out and named in `excluded`, also those of a `report.json`.
 
     Args:
         reference: another row than that of the plan. In a run directory that is one more look at its runs, which is
             written into its journal; elsewhere nothing is tested.
 
     Raises:
-        RecordError: there is nothing to read, or nothing that can be used.
-        ConfigError: no row has the name of the reference, or the look cannot be written since the folder is in use.
+        RecordError: there is nothing to read, or nothing usable.
+        ConfigError: no row is named like the reference, or the look cannot be recorded because the folder is in use.
     """
     if os.path.isdir(path):
         return _from_folder(path, reference)
@@ -149,7 +149,7 @@ def _is_cell(label: str, record: RunRecord) -> bool:
 
 
 def _is_value(text: str, value: object) -> bool:
-    """Return whether a label may write a setting so; a list may be written in several ways."""
+    """Return whether a label may contain a setting in this form; a list has several forms."""
     if isinstance(value, list | dict):
         return True
     if isinstance(value, int | float):
@@ -159,7 +159,7 @@ def _is_value(text: str, value: object) -> bool:
 
 
 def _checked_report(path: Path, raw: Mapping[str, Any], comparison: Comparison, reference: str | None) -> Comparison:
-    """Return a stored comparison as it is, or summed up again where records have a fault or give other verdicts."""
+    """Return a stored comparison unchanged, or summarized again if records have a fault or give other verdicts."""
     chosen = chosen_reference(reference or comparison.reference, [row.arm for row in comparison.arms])
     if not comparison.records:
         if chosen != comparison.reference:
@@ -190,7 +190,7 @@ def _checked_report(path: Path, raw: Mapping[str, Any], comparison: Comparison, 
     )
     if chosen != comparison.reference:
         return again
-    # Reports of earlier versions were written by other rules, and have no rule of the margin.
+    # Reports of earlier versions follow other rules, and have no margin rule.
     differs = _first_difference(comparison, again) if comparison.margin_rule else ""
     if not excluded and not differs:
         return _with_headline(comparison, look)
@@ -199,7 +199,7 @@ def _checked_report(path: Path, raw: Mapping[str, Any], comparison: Comparison, 
 
 
 def _with_headline(comparison: Comparison, look: Look | None) -> Comparison:
-    """Return a stored comparison with the headline that its rows give, which its file may lack."""
+    """Return a stored comparison with the headline computed from its rows, since its file may lack one."""
     warnings = changes_sentence(look.changes) if look is not None else []
     left = error_rate_of_next(comparison.looks, look.planned) if look is not None else comparison.error_rate
     return comparison.model_copy(
@@ -210,7 +210,7 @@ def _with_headline(comparison: Comparison, look: Look | None) -> Comparison:
 def _fault_in_report(raw: Mapping[str, Any], record: RunRecord) -> str:
     fault = implausible(record) or contradiction(record)
     if not fault and record.host is not None and record.cell != (own := settings_digest(raw["config"])):
-        return f"it calls itself cell {record.cell}, and its settings are those of cell {own}"
+        return f"it calls itself cell {record.cell}, but its settings are those of cell {own}"
     return fault
 
 
@@ -258,8 +258,8 @@ def _read_plan(path: Path) -> _StoredPlan:
         return validated(_StoredPlan, read_json(path))
     except (FileFault, ConfigError) as error:
         raise RecordError(
-            f"{path} is not a plan: {error}; the command that wrote it, called again, writes it again, and without it "
-            "records of equal settings are one table"
+            f"{path} is not a plan: {error}; run the command that wrote it again to restore it, or remove it to show "
+            f"records of equal settings as one table"
         ) from None
 
 

@@ -1,4 +1,4 @@
-"""Load several run directories: those of equal settings are one experiment, the others stay apart."""
+"""Load several run directories: those with equal settings form one experiment, the others stay separate."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def reload_experiments(paths: Sequence[Path]) -> list[tuple[str, Comparison]]:
 
 
 def _name(path: Path, paths: Sequence[Path]) -> str:
-    """Return the last part of a path that tells it from the others."""
+    """Return the last part of a path that distinguishes it from the others."""
     names = [other.resolve().name for other in paths]
     return path.resolve().name if names.count(path.resolve().name) == 1 else str(path)
 
@@ -63,8 +63,8 @@ def _together(group: Sequence[tuple[str, Comparison]]) -> tuple[str, Comparison]
     for name, comparison in group:
         if (comparison.reference, criteria_of(comparison)) != (first.reference, criteria_of(first)):
             raise ConfigError(
-                f"{first_name} and {name} hold runs of the same settings, and have different references, margins or "
-                "tags; name one of them"
+                f"{first_name} and {name} hold runs of the same settings, but have different references, margins or "
+                f"tags; name one of them"
             )
         keys = [(record.arm, record.config.recipe.seed) for record in comparison.records]
         for arm, seed in keys:
@@ -90,16 +90,18 @@ def _together(group: Sequence[tuple[str, Comparison]]) -> tuple[str, Comparison]
 def _design(comparisons: Sequence[Comparison]) -> Design | None:
     """Return how runs of several directories are tested together; None where no journal has a look at any of them.
 
-    It is one more look at each, with what the one that has least left gives its next, halved for every further
-    directory: those who add one directory after another look once more each time.
+    It is one more look at each. Its error rate is that of the next look at the directory with the least left, halved
+    for every further directory, since adding directories one by one looks again each time.
     """
     if not any(comparison.looks for comparison in comparisons):
         return None
     rates = [0.0 if comparison.error_rate == 0 else _next_error_rate(comparison) for comparison in comparisons]
     rate = min(rates) / 2 ** (len(comparisons) - 2)
-    looks = "Runs of several directories, of which each was looked at before"
+    looks = "Runs of several directories, each of which was looked at before"
     if not rate:
-        return Design(0.0, 0.0, notes=(f"Nothing was tested: {looks.lower()}, and of one nothing is left to spend.",))
+        return Design(
+            0.0, 0.0, notes=(f"Nothing was tested: {looks.lower()}, and one of them has no error rate left to spend.",)
+        )
     return Design(rate, rate / 2, notes=(f"{looks}: one more look, tested at an error rate of {100 * rate:.3g} %.",))
 
 

@@ -82,7 +82,7 @@ def find_setting(name: str, said: str) -> str:
         near = fit or close_matches(name, known, count=3)
         near = near or [path for word in like for path in known if path.rpartition(".")[2] == word]
         hint = f"choose one of {', '.join(near)}" if near else "ampcompare config show lists them all"
-        raise ConfigError(f"{said}: {name!r} is not one setting; {hint}")
+        raise ConfigError(f"{said}: {name!r} {'is not a setting' if not fit else 'names several settings'}; {hint}")
     if fit[0] in ("arm", "recipe.seed"):
         raise ConfigError(f"{said}: arms and seeds have options of their own, --arm and --seeds")
     return fit[0]
@@ -96,12 +96,12 @@ def expand_matrix(
     vary: Vary = (),
     by_hand: Collection[str] = (),
 ) -> list[Row]:
-    """Return the rows that a file describes, or those asked for in its place.
+    """Return the rows that a file describes, or the requested ones instead.
 
     Args:
-        arms: in place of those of the file; its rows give way too.
+        arms: instead of those of the file; its rows give way too.
         reference: an arm, or the label of a row; an arm that no row has is added in front.
-        vary: in place of what the file varies of the same settings, else crossed with it; rows give way too.
+        vary: instead of what the file varies of the same settings, else crossed with it; rows give way too.
         by_hand: paths of settings that were given one value, which are then not varied by the file.
 
     Raises:

@@ -1,4 +1,4 @@
-"""What a run tells while it goes on: the cells that are planned, and the progress of each."""
+"""Progress events of a run: the planned cells, and the progress of each."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Observer:
         """A running cell has reported its progress."""
 
     def end(self, record: RunRecord, *, reused: bool) -> None:
-        """A cell has ended, or its record was there already."""
+        """A cell has ended, or already had a record."""
 
     def note(self, text: str) -> None:
         """There is a message for the user."""

@@ -1,4 +1,4 @@
-"""What `run` and `compare` can be asked to do: the same frozen options for Python and for the command line."""
+"""Frozen options of `run` and `compare`, shared by Python and the command line."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class LaunchOptions:
     Attributes:
         nnodes: machines.
         node_rank: which of them this is.
-        rdzv_endpoint: HOST:PORT on node 0, where several machines meet.
-        max_restarts: restarts of all processes of a cell after one has failed.
+        rdzv_endpoint: HOST:PORT address on node 0 at which several machines meet.
+        max_restarts: how often all processes of a cell are restarted after one fails.
         dist_url: where processes meet: env://, tcp://HOST:PORT or file://PATH.
         slurm_options: sbatch options for cells whose launcher is slurm, as in {"partition": "gpu", "exclusive": ""}.
     """
@@ -40,7 +40,7 @@ class LaunchOptions:
     slurm_options: Mapping[str, str] = field(default_factory=dict)
 
     def check(self, launchers: Collection[str], jobs: int = 1) -> None:
-        """Check that Slurm options and the launchers of all cells go together.
+        """Check that Slurm options and the launchers of all cells are compatible.
 
         Raises:
             ConfigError: they do not.
@@ -49,7 +49,7 @@ class LaunchOptions:
             raise ConfigError("--slurm-option is for Slurm jobs; add --launcher slurm")
         if jobs > 1 and "slurm" in launchers:
             raise ConfigError(
-                "--jobs is for cells on this machine; under Slurm all are submitted, and the queue decides"
+                "--jobs is for cells on this machine; under Slurm all cells are submitted at once; leave it out"
             )
 
     def launcher(self, config: RunConfig, *, several_cells: bool) -> Launcher:
@@ -68,7 +68,7 @@ class LaunchOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """All that `run` can be asked for.
+    """All options of `run`.
 
     Attributes:
         config: what to train.
@@ -76,7 +76,7 @@ class RunOptions:
         force: ignore records of earlier calls and run again.
         wait_seconds: how long to wait for another command that uses the run directory.
         callbacks: called while the arm trains.
-        command: shown to other commands that want the run directory.
+        command: shown to other commands that wait for the run directory.
     """
 
     config: RunConfig
@@ -95,7 +95,7 @@ class RunOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class CompareOptions:
-    """All that `compare` can be asked for.
+    """All options of `compare`.
 
     Attributes:
         settings: of all cells, and the rows that a recipe or file describes.
@@ -109,8 +109,8 @@ class CompareOptions:
         margin: equivalence margin of the metric as in `Criteria`; by default that of recipe and file, or else "auto".
         time_margin: equivalence margin in percent of the step time.
         loss_margin: equivalence margin in percent of the training loss over the last fifth of the steps.
-        looks: how often the runs are looked at in all, as planned beforehand; None leaves it open.
-        objective: what the recommended arm improves while it keeps the accuracy.
+        looks: number of planned looks at the runs; None leaves it open.
+        objective: what the recommended arm should improve while keeping the accuracy.
         tag: label of the report and its folder.
         jobs: cells that run in parallel; step times are then not compared.
         timing_rounds: times that the arms of a seed are timed again after their runs, in turns.
@@ -154,7 +154,7 @@ class CompareOptions:
 
     def __post_init__(self) -> None:
         if self.jobs < 1:
-            raise ConfigError(f"jobs is {self.jobs}; it is the number of cells that run in parallel, at least 1")
+            raise ConfigError(f"jobs is {self.jobs}; give the number of cells that run in parallel, at least 1")
         if self.timing_rounds < 0:
             raise ConfigError(f"timing rounds are {self.timing_rounds}; give how often arms are timed again, or 0")
 

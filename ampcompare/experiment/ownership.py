@@ -1,4 +1,4 @@
-"""One command at a time writes into a run directory: a lock that ends with its process, however that ends."""
+"""A lock so that one command at a time writes into a run directory; it ends with its process in any case."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = ["LOCK", "OWNER", "owned"]
 LOCK = ".lock"
 OWNER = ".owner.json"
 POLL_SECONDS = 0.2
-NAMING_SECONDS = 2.0  # an owner needs a moment to write down who it is
+NAMING_SECONDS = 2.0  # an owner needs a moment to write its details
 MAX_SHOWN = 300
 
 
@@ -43,13 +43,14 @@ def owned(
 ) -> Iterator[None]:
     """Make the run directory and hold its lock; of processes that take part in one command, the main one does.
 
-    The system releases the lock of a process that dies, so that a dead owner blocks nobody. Reading needs no lock.
+    The system releases the lock of a process that dies, so that a dead owner does not block others. Reading needs no
+    lock.
 
     Args:
         launcher: of the cells, which knows whether this process is the main one.
         command: what to show to others that want the folder.
         wait_seconds: how long to wait for another owner to end.
-        note: told whom it waits for.
+        note: called with the owner that it waits for.
 
     Raises:
         ConfigError: the folder cannot be made or written, or another command holds it.
@@ -66,7 +67,7 @@ def owned(
             f"the output folder {folder} cannot be locked: {error.strerror or error}; choose another --output-dir"
         ) from None
     try:
-        remove_leftovers(folder)  # of processes that are gone: nobody else may write here now
+        remove_leftovers(folder)  # left by processes that have ended: no other process may write here now
         write_atomically(folder / OWNER, dump_json(_this_process(command)))
         yield
     finally:
@@ -103,7 +104,8 @@ def _this_process(command: str) -> dict[str, Any]:
 
 
 def _name_owner(folder: Path) -> str:
-    """Return who holds the folder, as the owner wrote it down; a file that an earlier, dead one left does not count."""
+    """Return who holds the folder, from the details that the owner wrote; a file left by an earlier, dead owner does
+    not count."""
     end = time.monotonic() + NAMING_SECONDS
     while True:
         try:
@@ -115,5 +117,5 @@ def _name_owner(folder: Path) -> str:
         except (FileFault, KeyError, TypeError, ValueError, OverflowError):
             pass
         if time.monotonic() >= end:
-            return "another command that has not said who it is"
+            return "another command that left no details"
         time.sleep(POLL_SECONDS)

@@ -1,4 +1,4 @@
-"""Which cells a comparison is made of, and in which order they run."""
+"""The cells of a comparison, and the order in which they run."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class Plan:
         reference: the row that the others are compared with.
         seeds: in order.
         cells: in the order in which they run: blocks by seed, each with all arms, and over the blocks all arms at equal
-            mean positions, so that a drift of the machine reaches them alike.
+            mean positions, so that a drift of the machine affects them equally.
         labels: the row of each cell.
-        order_seed: of the random choice of the order, drawn for each plan.
+        order_seed: seed of the random order, drawn for each plan.
         timing_rounds: times that every arm of a seed is timed again after its runs.
         published: published results matched to the rows.
     """
@@ -85,7 +85,7 @@ class Plan:
     def digest(self) -> str:
         """Return 12 hexadecimal digits that change with any row, and not with the seeds.
 
-        More seeds of the same rows are another look at the same comparison, so they belong into the same folder.
+        More seeds of the same rows are another look at the same comparison, so they use the same folder.
         """
         recipes = ((cell, cell.recipe.model_copy(update={"seed": 0})) for cell in self.cells)
         text = "\n".join(sorted({cell.model_copy(update={"recipe": recipe}).digest() for cell, recipe in recipes}))
@@ -105,10 +105,12 @@ def parse_seeds(text: str) -> tuple[int, ...]:
             raise ConfigError(f"seeds {text!r} cannot be read; write them as 0-4 or 0,2,7")
         low, high = int(first), int(last or first)
         if high < low or high - low >= MAX_SEEDS:
-            raise ConfigError(f"seeds {word.strip()!r} is not a range from low to high of at most {MAX_SEEDS}")
+            raise ConfigError(
+                f"seeds {word.strip()!r} is not a range; write the lower seed first, and at most {MAX_SEEDS} seeds"
+            )
         seeds.extend(range(low, high + 1))
     if len(set(seeds)) != len(seeds):
-        raise ConfigError(f"seeds {text!r} name a seed twice; a run counts once")
+        raise ConfigError(f"seeds {text!r} name a seed twice; list each seed once")
     return tuple(seeds)
 
 
@@ -122,7 +124,7 @@ def make_plan(base: RunConfig, arms: Sequence[str], seeds: Sequence[int], vary: 
             reference.
 
     Raises:
-        ConfigError: an arm or setting that cannot be used, or a row that is there twice.
+        ConfigError: an arm or setting that cannot be used, or a duplicate row.
     """
     return plan_rows(base, crossed(arms, vary), seeds)
 
@@ -134,19 +136,19 @@ def plan_rows(base: RunConfig, rows: Sequence[Row], seeds: Sequence[int], refere
         reference: an arm or the label of a row; by default the first row of fp32, or else the first of all.
 
     Raises:
-        ConfigError: a setting that cannot be used, a row that is there twice, or no row of the reference.
+        ConfigError: a setting that cannot be used, a duplicate row, or no row of the reference.
     """
     if not rows or not seeds:
         raise ConfigError("a comparison needs at least one arm and one seed")
     named: dict[str, Row] = {}
     for row in rows:
         if row.label in named:
-            raise ConfigError(f"arm {row.label!r} is named twice; an arm is one row")
+            raise ConfigError(f"arm {row.label!r} is named twice; list each arm once")
         named[row.label] = row
     cells = [_cell(base, row.arm, row.varied, seed) for seed in seeds for row in named.values()]
     base_row = find_reference(rows, reference)
     if base_row is None:
-        raise ConfigError(f"the reference {reference!r} is none of the arms {', '.join(named)}")
+        raise ConfigError(f"the reference {reference!r} is not one of the arms {', '.join(named)}")
     plan = Plan(tuple(named), base_row.label, tuple(seeds), tuple(cells), tuple(named) * len(seeds))
     return plan.in_order([], secrets.randbits(MAX_ORDER_SEED_BITS))
 

@@ -1,4 +1,4 @@
-"""What certainly cannot run is refused before torch is imported, a process started or a folder made."""
+"""Refuse what certainly cannot run before torch is imported, a process is started or a folder is made."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def check_cells(cells: Iterable[RunConfig]) -> None:
     """Check that the names, files and libraries of cells exist, as far as that can be known without torch.
 
     Raises:
-        ConfigError: a name or a file that is not there.
+        ConfigError: a name or a file does not exist.
         EnvironmentUnfit: this machine lacks a GPU, a library or Slurm.
     """
     cells = list(cells)
@@ -48,11 +48,11 @@ def check_cells(cells: Iterable[RunConfig]) -> None:
         if kind and (missing := why_no_accelerator(kind, here=here)):
             title, remedy = ACCELERATORS[kind].title, ACCELERATORS[kind].remedy
             raise EnvironmentUnfit(
-                f"device {cell.device} was asked for, which is {title}, and {missing}; use --device cpu ({remedy})"
+                f"device {cell.device} was requested ({title}), but {missing}; use --device cpu ({remedy})"
             )
         if cell.device.startswith("cuda") and no_cuda:
             raise EnvironmentUnfit(
-                f"device {cell.device} was asked for and {no_cuda}; use --device cpu, or install torch for CUDA"
+                f"device {cell.device} was requested, but {no_cuda}; use --device cpu, or install torch for CUDA"
             )
         if cell.script is not None:
             _check_script(cell.parsed_arm)
@@ -66,7 +66,7 @@ def check_cells(cells: Iterable[RunConfig]) -> None:
             require_checkpoint(Path(str(resume)))
         if cell.parallel.backend == "nccl" and on_cpu and not is_rank():  # ranks report it once, when they meet
             why = no_cuda or f"the device is {cell.device}"
-            raise EnvironmentUnfit(f"nccl works between GPUs only, and {why}; use --dist-backend gloo")
+            raise EnvironmentUnfit(f"nccl works between GPUs only, but {why}; use --dist-backend gloo")
     refused = refused_arms(cells)
     if refused and len(refused) == len({cell.arm for cell in cells}):
         raise UnsupportedCombination("; ".join(grouped_refusals(refused)))
@@ -90,7 +90,7 @@ def grouped_refusals(refused: Mapping[str, str]) -> list[str]:
 def _check_script(arm: Arm) -> None:
     if arm.backend not in SCRIPT_BACKENDS:
         raise UnsupportedCombination(
-            f"arm {arm} cannot stand behind a script's own calls of amp: it replaces the training loop or parts of the "
+            f"arm {arm} cannot replace amp in a script: it replaces the training loop or parts of the "
             f"model; arms for scripts are those of {', '.join(SCRIPT_BACKENDS)}"
         )
 
@@ -110,5 +110,5 @@ def _check_arm(arm: Arm, *, on_cpu: bool) -> None:
         registered = arm.spec.implementation
         if not find_module(registered.partition(":")[0])[0]:
             raise BackendUnavailable(
-                f"{arm.backend!r} is registered as {registered} and there is no such module; install its package again"
+                f"{arm.backend!r} is registered as {registered}, but there is no such module; reinstall its package"
             )

@@ -39,14 +39,14 @@ class RecipeAtSize:
 def published_beside(
     reference: Reference, shape: RecipeAtSize, measured: Sequence[Row], config: RunConfig
 ) -> Published:
-    """Return a published table, each line with the measured row that stands for it.
+    """Return a published table, each line with the measured row that corresponds to it.
 
     Args:
         measured: rows of the comparison.
         config: settings of the comparison, except arm, seed and what varies.
 
     Raises:
-        ConfigError: a published figure names a setting that does not exist, or a time that is none.
+        ConfigError: a published figure names a setting that does not exist, or an invalid time.
     """
     twins = dict(zip(map(_key, shape.rows), shape.full_rows, strict=False))
     here = [(row.label, twins.get(_key(row), row)) for row in measured]

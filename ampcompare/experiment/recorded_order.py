@@ -18,17 +18,17 @@ class _RecordedOrder(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     order: list[str]
-    order_seed: int | None = None  # plans of earlier versions had none
+    order_seed: int | None = None  # missing in plans of earlier versions
 
 
 def with_recorded_order(plan: Plan, folder: Path) -> Plan:
-    """Return a plan in the order that the run directory records, extended by what it lacks; else the plan as it is."""
+    """Return a plan in the order recorded in the run directory, extended by missing cells; else the plan unchanged."""
     path = folder / "plan.json"
     if not os.path.lexists(path):
         return plan
     try:
         recorded = _RecordedOrder.model_validate(read_json(path))
-    except (FileFault, ValidationError):  # the run writes it again; who reads it otherwise refuses it
+    except (FileFault, ValidationError):  # the run writes it again; other readers refuse it
         return plan
     seed = plan.order_seed if recorded.order_seed is None else recorded.order_seed
     return plan.in_order(recorded.order, seed)

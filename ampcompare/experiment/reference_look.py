@@ -22,20 +22,20 @@ from ampcompare.records.run import RunRecord, dump_json
 __all__ = ["NO_JOURNAL", "chosen_reference", "compare_against"]
 
 NO_JOURNAL = (
-    "Nothing was tested: another reference is another look at these runs, and there is no journal here that could "
-    "count it. Name a run directory of this version, or compare them so with a run directory of their own."
+    "Nothing was tested: another reference is another look at these runs, and there is no journal here to count it. "
+    "Name a run directory of this version, or run that comparison in its own run directory."
 )
 NOT_WRITABLE = (
-    "Nothing was tested: another reference is another look at these runs, and the run directory cannot be written, so "
-    "that it would not be counted."
+    "Nothing was tested: another reference is another look at these runs, and it could not be counted because the run "
+    "directory is not writable."
 )
 
 
 def chosen_reference(text: str, arms: Sequence[str]) -> str:
-    """Return the row that a text names: its label, or its arm in any way of writing it.
+    """Return the row that a text names: by its label, or by its arm in any spelling.
 
     Raises:
-        ConfigError: no row is called so.
+        ConfigError: no row has this name.
     """
     if text in arms:
         return text
@@ -44,7 +44,7 @@ def chosen_reference(text: str, arms: Sequence[str]) -> str:
             return canonical
     close = close_matches(text, arms)
     hint = f"; did you mean {close[0]}?" if close else ""
-    raise ConfigError(f"--reference {text!r} is none of the arms of these runs: {', '.join(arms)}{hint}")
+    raise ConfigError(f"--reference {text!r} is not one of the arms of these runs: {', '.join(arms)}{hint}")
 
 
 def compare_against(
@@ -52,8 +52,8 @@ def compare_against(
 ) -> Comparison:
     """Return the comparison against the reference of a journal that was made for it, and count the look.
 
-    The look is tested at what the looks before have left, and its reading names the reference as a changed term. The
-    same reference again is the same look, which spends nothing.
+    The look is tested at the error rate that earlier looks left, and its text names the reference as a changed term.
+    The same reference again is the same look, which spends nothing.
 
     Args:
         journal: with the looks so far.
@@ -81,15 +81,15 @@ def compare_against(
             return comparison
     except Timeout:
         raise ConfigError(
-            f"{journal.folder} is in use by another command, and another reference is a look that is written there; "
-            "call this again when that command has ended"
+            f"{journal.folder} is in use by another command, and another reference is a look that must be recorded "
+            f"there; try again when that command has ended"
         ) from None
     except (OSError, EnvironmentUnfit):
         return summarize(journal.untested(NOT_WRITABLE))
 
 
 def _name_last_look(folder: Path) -> None:
-    """Write the last look's hash into the plan, which shows that none was taken out."""
+    """Write the last look's hash into the plan, so that a removed look is detected."""
     path = folder / "plan.json"
     plan = read_json(path)
     head = journal_head(folder)

@@ -34,7 +34,7 @@ MAX_NAMED = 3  # records in the message of an error
 
 @dataclass(frozen=True)
 class Reuse:
-    """The record of a cell that need not run again, or None and why it must; "" where it has none yet."""
+    """The record of a cell that need not run again, or None and the reason why it must; "" if it has no record yet."""
 
     record: RunRecord | None
     reason: str
@@ -77,10 +77,10 @@ def _kept_aside(path: Path, name: str, error: RecordError) -> Reuse:
 
 
 def load_records(folder: Path) -> tuple[list[RunRecord], list[str]]:
-    """Read every record of a run directory that can be believed, and why the others cannot.
+    """Read every valid record of a run directory, and the faults of the others.
 
     Raises:
-        RecordError: there is none that can.
+        RecordError: there is no valid record.
     """
     records, excluded = [], []
     for path in sorted(folder.glob("cells/*/record.json")):
@@ -90,12 +90,10 @@ def load_records(folder: Path) -> tuple[list[RunRecord], list[str]]:
             if os.path.lexists(path):  # else a command that runs this cell again has just set it aside
                 excluded.append(str(error))
     if excluded and not records:
-        again = f"the command that wrote {folder}, called again, runs such cells again"
-        raise RecordError(f"{folder} holds no record that can be used: {'; '.join(excluded[:MAX_NAMED])}; {again}")
+        again = f"run the command that wrote {folder} again to repeat such cells"
+        raise RecordError(f"{folder} holds no usable record: {'; '.join(excluded[:MAX_NAMED])}; {again}")
     if not records:
-        raise RecordError(
-            f"{folder} holds no records (cells/*/record.json); name a folder that run or compare has written"
-        )
+        raise RecordError(f"{folder} holds no records (cells/*/record.json); name a folder that run or compare wrote")
     return records, excluded
 
 
@@ -122,9 +120,9 @@ def run_plan(
         force: run every cell again.
         jobs: cells of one seed that run at the same time; `launcher` must be able to. Their times are not comparable.
         save: called with the comparison after every cell, so that an interruption leaves a usable report.
-        may_start: asked before a seed that has cells to run, with the records so far; what it refuses is left out.
-        pilot: seeds whose spread has set the number of seeds.
-        test: give verdicts at the end, which is a look at the runs and stands in their journal.
+        may_start: called before a seed with cells to run, with the records so far; a refused seed is left out.
+        pilot: seeds whose spread determined the number of seeds.
+        test: give verdicts at the end, which is a look at the runs and is recorded in their journal.
 
     Raises:
         ConfigError: the folder cannot be written.
@@ -195,7 +193,7 @@ def run_plan(
     def keep(cell: FinishedCell) -> None:
         index, record = cell.index, cell.record
         records[index] = record
-        starts[index] = record.started or cell.started  # it may have ended before it could write its start down
+        starts[index] = record.started or cell.started  # it may have ended before it recorded its start
         saved()
         observer.end(record, reused=False)
         if record.status == "interrupted":

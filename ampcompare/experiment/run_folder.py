@@ -1,4 +1,4 @@
-"""The run directory: that it can be made and written."""
+"""Check that a run directory can be made and written."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ RESULTS = ("completed", "diverged")
 
 @dataclass(frozen=True)
 class RunFolder:
-    """What a run directory says about itself.
+    """The contents of a run directory in brief.
 
     Attributes:
         changed: when a cell or a report was last written.
@@ -70,7 +70,7 @@ def newest_run(folder: Path = DEFAULT_FOLDER) -> Path:
 
 
 def describe_run(path: Path) -> RunFolder:
-    """Return what a run directory holds; one with damaged files has a fault in place of facts."""
+    """Return what a run directory holds; one with damaged files has a fault instead of facts."""
     changed = datetime.fromtimestamp(_changed(path)).astimezone()
     try:
         plan = _document(path / "plan.json")
@@ -84,7 +84,7 @@ def describe_run(path: Path) -> RunFolder:
             path, changed, "", arms, tuple(sorted(map(int, seeds))), (sum(map(_has_result, records)), None)
         )
     except (FileFault, KeyError, TypeError, ValueError, AttributeError) as error:
-        why = str(error) if isinstance(error, FileFault) else "a file does not hold what it should"
+        why = str(error) if isinstance(error, FileFault) else "a file has unexpected contents"
         return RunFolder(path, changed, fault=f"cannot be read: {why}")
 
 
@@ -121,7 +121,7 @@ def _document(path: Path) -> Mapping[str, Any]:
         return {}
     found = read_json(path)
     if not isinstance(found, dict):
-        raise FileFault(f"{path.name} is no JSON object")
+        raise FileFault(f"{path.name} is not a JSON object")
     return found
 
 

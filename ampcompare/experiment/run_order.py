@@ -1,4 +1,4 @@
-"""In which order the arms of each seed run, so that a drift of the machine reaches all arms alike.
+"""In which order the arms of each seed run, so that a drift of the machine affects all arms equally.
 
 Every seed is a block, a row of all arms. What a drift adds to an arm follows its position in the row, so the rows are
 chosen for equal mean positions: a row and its reverse, twice the arms give equal sums; an odd number of rows ends with
@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 
 __all__ = ["balanced_rows", "position_sums"]
 
-CANDIDATES = 50  # random rows of which the one that repeats the least is taken
+CANDIDATES = 50  # number of random rows from which the one with the fewest repetitions is chosen
 
 Row = Sequence[str]
 

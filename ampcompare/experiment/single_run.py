@@ -57,7 +57,7 @@ def check_run(options: RunOptions) -> None:
 
     Raises:
         ConfigError: a name, a file or an output folder that cannot be used.
-        EnvironmentUnfit: this machine lacks something that is asked for.
+        EnvironmentUnfit: this machine lacks something that was requested.
     """
     options.launch.check({options.config.launcher})
     check_cells([options.config])
@@ -67,7 +67,7 @@ def check_run(options: RunOptions) -> None:
 def run_single(
     options: RunOptions, *, observer: Observer | None = None, while_running: WhileRunning = nullcontext
 ) -> RunOutcome:
-    """Train one arm, or return the record that is there.
+    """Train one arm, or return its existing record.
 
     Args:
         observer: receives progress and notes in the main process.
@@ -75,7 +75,7 @@ def run_single(
 
     Raises:
         ConfigError: settings that cannot be used, or another command uses the folder.
-        EnvironmentUnfit: this machine lacks something that is asked for.
+        EnvironmentUnfit: this machine lacks something that was requested.
         LaunchError: no process could be started.
         KeyboardInterrupt: passed on.
     """

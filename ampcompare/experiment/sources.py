@@ -1,4 +1,4 @@
-"""Where the settings of a run or a comparison come from: a recipe, a file, and what is given on top of them."""
+"""The sources of the settings of a run or a comparison: a recipe, a file, and settings that override them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ YAML_SUFFIXES = (".yaml", ".yml")  # of a recipe that is a file
 
 @dataclass(frozen=True)
 class SettingsRequest:
-    """Which settings are asked for.
+    """The requested settings.
 
     Attributes:
         recipe: a name of the catalog, or a YAML file.
@@ -85,7 +85,7 @@ def collect_settings(request: SettingsRequest, *, one_run: bool = False) -> Sett
     """
     name, size = request.recipe, request.size
     if size is not None and name is None:
-        raise ConfigError(f"--size {size} is for a recipe; name it with --recipe")
+        raise ConfigError(f"--size {size} needs a recipe; give --recipe too")
     full = None if name is None else read_settings_file(name) if name.endswith(YAML_SUFFIXES) else load_recipe(name)
     matrix = full.matrix if full is not None else Matrix()
     layers = [Layer(f"recipe {name}", full.settings)] if full is not None else []
@@ -102,7 +102,7 @@ def collect_settings(request: SettingsRequest, *, one_run: bool = False) -> Sett
     if one_run:
         layers += _first_row(matrix, above_recipe)
     resolved = resolve_settings([*layers, *above_recipe])
-    # A file that describes rows may vary a setting that it also gives a value; what is given on top of it fixes it.
+    # A file that describes rows may vary a setting that it also gives a value; an override fixes it.
     above_rows = request.layers if file.matrix.rows or file.matrix.vary else above_recipe
     fixed = frozenset(path for layer in above_rows for path, _ in flatten(layer.values))
     return SettingsSources(resolved, matrix, fixed, name, size, full, recipe_matrix)

@@ -1,9 +1,9 @@
-"""How long the rest of a matrix will take: every arm has a cost of its own.
+"""How long the rest of a matrix will take: every arm has its own cost.
 
-An arm costs the mean of its cells that ran in this call; else of its records that were there before; else what its
-running cell is heading for; else the mean of the arms whose cost is known. A cached cell costs nothing. The start of a
-process counts apart from the work, since the first one loads the libraries for all others. The last
-report is taken to need what was needed after the last cell.
+An arm costs the mean of its cells that ran in this call; else of its records that were there before; else the
+projection of its running cell; else the mean of the arms whose cost is known. A cached cell costs nothing. The start of
+a process counts apart from the work, since the first one loads the libraries for all others. The last report is assumed
+to take as long as the one after the last cell.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class _Running:
         return 0.0 if self.reported is None or self.trained is None else self.trained - self.reported
 
     def projected(self) -> float | None:
-        """Return the seconds of work in this call that the cell is heading for; None while that is unknown."""
+        """Return the projected seconds of work of the cell in this call; None while unknown."""
         if self.trained is None or self.made < FIRST_SHARE:
             return None
         return self.setup + (self.latest - self.trained) / self.made
@@ -134,7 +134,7 @@ class TimeLeft:
         if known is None:
             return None
         whole = known * (1 - cell.first_share)
-        if projected is not None:  # what is seen of this cell counts more the farther it is
+        if projected is not None:  # the further this cell is, the more its own progress counts
             whole = cell.made * projected + (1 - cell.made) * whole
         if cell.made == 0:
             worked = 0.0 if cell.reported is None else now - cell.reported

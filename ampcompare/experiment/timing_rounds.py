@@ -1,7 +1,7 @@
 """Timing rounds: after the runs of a seed, every arm is timed again for some steps, in turns close to each other.
 
-A run of minutes meets another machine than the run of the next arm; rounds of seconds, in balanced order, meet the same
-one. Each turn is a process of its own, and its median step time is one measurement.
+Over minutes the state of the machine changes from one arm to the next; rounds of seconds, in balanced order, see the
+same state. Each turn is a separate process, and its median step time is one measurement.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ampcompare.settings.saving import SavingConfig
 
 __all__ = ["TIMED_STEPS", "round_config", "run_timing_rounds"]
 
-TIMED_STEPS = 60  # of one round; the median of fewer moves with single steps
+TIMED_STEPS = 60  # of one round; the median of fewer steps depends on single ones
 
 
 def run_timing_rounds(
@@ -101,7 +101,7 @@ def _turn(record: RunRecord, number: int, folder: Path, launcher: Launcher) -> T
     config = round_config(record)
     round_folder = folder / "rounds" / str(number)
     turn = launcher.launch(config, round_folder)
-    shutil.rmtree(round_folder / CHECKPOINTS, ignore_errors=True)  # a run that is asked to stop saves itself
+    shutil.rmtree(round_folder / CHECKPOINTS, ignore_errors=True)  # a run that is asked to stop saves a checkpoint
     asked = config.saving.stop_at_step or 0
     if turn.status == "interrupted" and turn.summary.num_steps < asked:
         raise Ended(f"{record.arm} was stopped in timing round {number}; the same command runs the round again")

@@ -1,4 +1,4 @@
-"""Whether a converted checkpoint trains on as its source would have."""
+"""Check whether training continues from a converted checkpoint as from its source."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def verify_conversion(
     steps: int = 10,
     trust: bool = False,
 ) -> Continued:
-    """Train a few steps from both files, each in a process of its own, on the same batches.
+    """Train a few steps from both files, each in a separate process, on the same batches.
 
     Args:
         level: opt level of the Apex side.
@@ -76,7 +76,7 @@ def verify_conversion(
         recipe = recipes[0][0] or recipes[1][0]
         if recipe is None:
             raise ConfigError(
-                f"{source} does not say which model and data it is of; give --config with a file that names both"
+                f"{source} does not say which model and data it belongs to; give --config with a file that names both"
             )
         config = validated(RunConfig, {"recipe": recipe})
     apex = f"apex:{level or 'O1'}"

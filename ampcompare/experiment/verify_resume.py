@@ -59,7 +59,9 @@ def verify_resume(
     whole = _train(config, unbroken, launcher, observer, 1)
     steps = whole.summary.num_steps
     if steps < 2:
-        raise ConfigError(f"the run has {steps} updates, and it takes 2 to stop between them; use more --epochs")
+        raise ConfigError(
+            f"the run has {steps} updates, but --verify-resume needs at least 2 to stop in between; use more --epochs"
+        )
     step = random.Random(config.digest()).randrange(1, steps)
     _train(config, resumed, launcher, observer, 2, stop_at_step=step)
     again = _train(config, resumed, launcher, observer, 3, resume="auto")
@@ -106,7 +108,7 @@ def _of_results(one: RunRecord, other: RunRecord) -> str:
 
 
 def _of_states(one: Path, other: Path) -> str:
-    """Compare all that the last checkpoints hold; a run that has diverged leaves none at its end."""
+    """Compare the contents of the last checkpoints; a diverged run leaves none at its end."""
     from ampcompare.checkpoint.store.difference import first_difference
     from ampcompare.checkpoint.store.folder import CheckpointFolder
 

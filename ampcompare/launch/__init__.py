@@ -1,1 +1,1 @@
-"""Where cells run: each in a process of its own, since O1 patches torch for the life of a process."""
+"""Where cells run: each in a separate process, since O1 patches torch for the life of a process."""

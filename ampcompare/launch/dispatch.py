@@ -100,7 +100,7 @@ def make_launcher(
     world = world_of(url=dist_url)
     if world is not None and several_cells:
         raise UnsupportedCombination(
-            f"this is rank {world.rank} of {world.size} that {world.launcher} started, and a comparison starts the "
+            f"this is rank {world.rank} of {world.size} that {world.launcher} started, but a comparison starts the "
             f"processes of each cell itself; call it once, with --nproc-per-node {world.size}"
         )
     if world is not None:

@@ -41,8 +41,8 @@ class ExternalLauncher(Launcher):
 
         if config.processes != self.world.size:
             raise ConfigError(
-                f"the settings are for {config.processes} processes, and {self.world.size} were started; leave the "
-                "number to the program that starts them"
+                f"the settings are for {config.processes} processes, but {self.world.size} were started; leave the "
+                f"number out of the settings"
             )
         folder.mkdir(parents=True, exist_ok=True)
         if self.world.rank == 0:

@@ -70,9 +70,9 @@ def active_jobs() -> dict[str, str]:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=ANSWER_SECONDS, check=True)
     except subprocess.CalledProcessError as error:
-        raise LaunchError(f"squeue does not answer: {_last_line(error.stderr)}") from None
+        raise LaunchError(f"squeue does not respond: {_last_line(error.stderr)}") from None
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise LaunchError(f"squeue does not answer: {error}") from None
+        raise LaunchError(f"squeue does not respond: {error}") from None
     return dict(line.strip().split("|", 1) for line in done.stdout.splitlines() if "|" in line)
 
 

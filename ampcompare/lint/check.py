@@ -72,7 +72,7 @@ def check_text(text: str, selected: Callable[[str], bool] = lambda code: True) -
                     if selected(finding.code):
                         found.setdefault((finding.code, finding.line, finding.column), finding)
             except RecursionError:
-                raise SourceInvalid("nested too deep") from None
+                raise SourceInvalid("nested too deeply") from None
     silenced = silenced_lines(text)
     findings = sorted(found.values(), key=lambda finding: (finding.line, finding.column, finding.code))
     return [finding for finding in findings if not silenced(finding)]

@@ -108,7 +108,7 @@ class Text(SourceLines):
         return (Edit(self.line_start(statement.lineno), end, ""),)
 
     def replace(self, node: ast.expr | ast.stmt, text: str) -> tuple[Edit, ...]:
-        """Return the edit that puts other text in place of a node."""
+        """Return the edit that replaces a node by other text."""
         return (Edit(self.start(node), self.end(node), text),)
 
 

@@ -39,7 +39,7 @@ class Selection:
     def __post_init__(self) -> None:
         for prefix in (*self.select, *self.ignore):
             if not any(code.startswith(prefix) for code in CODES):
-                raise ConfigError(f"no code of lint begins with {prefix!r}; {did_you_mean(prefix, CODES)}")
+                raise ConfigError(f"no lint code begins with {prefix!r}; {did_you_mean(prefix, CODES)}")
 
     def reports(self, code: str) -> bool:
         """Return whether findings of a code are reported."""
@@ -93,13 +93,13 @@ def _read_table(file: Path) -> Any:
 
 def _checked(file: Path, table: Any) -> Selection:
     if not isinstance(table, dict):
-        raise ConfigError(f"{file}: {TABLE} is no table")
+        raise ConfigError(f"{file}: {TABLE} is not a table")
     values = {}
     for key, value in table.items():
         if key not in KEYS:
             raise ConfigError(f"{file}: {TABLE} has no key {key!r}; it has {', '.join(KEYS)}")
         if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
-            raise ConfigError(f"{file}: {TABLE}.{key} must be a list of texts")
+            raise ConfigError(f"{file}: {TABLE}.{key} must be a list of strings")
         values[key] = tuple(one if key == "exclude" else one.upper() for one in value)
     try:
         return Selection(**values)

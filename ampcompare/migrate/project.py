@@ -104,6 +104,6 @@ def migrate_file(path: Path, target: str = "torch") -> FileMigration:
         where = f"line {document.place(error.line).line}: {error.kind}: " if error.line else ""
         return FileMigration(path, document, fault=f"{where}{error}")
     except RecursionError:
-        return FileMigration(path, document, fault="nested too deep")
+        return FileMigration(path, document, fault="nested too deeply")
     except ValueError as error:
         return FileMigration(path, document, fault=str(error))

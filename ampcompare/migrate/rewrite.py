@@ -56,8 +56,8 @@ def migrate_text(text: str, target: str = "torch", around: Around = ALONE) -> Mi
         around: what other modules have to do with this one.
 
     Raises:
-        SourceInvalid: it is not Python 3, or nested too deep.
-        RecursionError: an expression is nested too deep.
+        SourceInvalid: it is not Python 3, or nested too deeply.
+        RecursionError: an expression is nested too deeply.
     """
     if not may_use_apex(text):
         return Migration(text, [])

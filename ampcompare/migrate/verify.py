@@ -87,7 +87,7 @@ def verify_script(path: str, arguments: list[str], *, steps: int, target: str, s
             f"see them with: ampcompare migrate {path}"
         )
     original = run_script(script, arguments, steps=steps, target=target, rewrite=False)
-    say(f"as it is, on ampcompare's engine: {original.sums()}")
+    say(f"unchanged, on ampcompare's engine: {original.sums()}")
     rewritten = run_script(script, arguments, steps=steps, target=target, rewrite=True)
     say(f"rewritten, on {target}: {rewritten.sums()}")
     comparison = compare_runs(original, rewritten)
@@ -124,7 +124,7 @@ def run_script(script: Path, arguments: list[str], *, steps: int, target: str, r
             env={**os.environ, "PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1"},
             check=False,
         )
-        which = "the rewritten script" if rewrite else "the script as it is"
+        which = "the rewritten script" if rewrite else "the unchanged script"
         last = [line for line in process.stderr.decode("utf-8", "replace").splitlines() if line.strip()]
         errors = [line for line in last if not line.startswith("ampcompare:")] or last
         if process.returncode:

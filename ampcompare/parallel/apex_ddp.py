@@ -49,8 +49,8 @@ class ApexDDP(Parallel):
     def wrap(self, model: nn.Module) -> nn.Module:
         if reduction_type(model) is not None:
             raise UnsupportedCombination(
-                "reduce= chooses the type in which torch's DistributedDataParallel averages gradients, and this run is "
-                "wrapped by Apex's; use --parallel ddp, or leave reduce out"
+                "reduce= chooses the type in which torch's DistributedDataParallel averages gradients, but this run "
+                "uses Apex's; use --parallel ddp, or leave reduce out"
             )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # Apex announces its own deprecation

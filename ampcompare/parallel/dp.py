@@ -12,7 +12,7 @@ __all__ = ["DP"]
 class DP(Parallel):
     """`torch.nn.DataParallel` over every visible GPU.
 
-    An arm that replaces `forward` on the instance must give each replica a `forward` of its own, or all replicas run
+    An arm that replaces `forward` on the instance must give each replica its own `forward`, or all replicas run
     the first one's weights: this package's engine does, the real Apex does not.
     """
 

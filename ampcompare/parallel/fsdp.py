@@ -34,7 +34,7 @@ class FSDP(Parallel):
 
     @contextmanager
     def no_sync(self, models: Sequence[Any]) -> Iterator[None]:
-        """Keep whole gradients on each rank; weights are gathered all the same."""
+        """Keep whole gradients on each rank; weights are gathered anyway."""
         for model in models:
             model.set_requires_gradient_sync(False)
         try:

@@ -68,8 +68,8 @@ def shard(
     """
     if not dist.is_available() or not dist.is_initialized():
         raise PreparationError(
-            "weights are sharded over a process group, and there is none; call torch.distributed.init_process_group "
-            "first, with one process too"
+            "weights are sharded over a process group, but there is none; call torch.distributed.init_process_group "
+            "first, even with one process"
         )
     names = {id(param): (model, name) for model in models for name, param in model.named_parameters()}
     for param in (param for optimizer in optimizers for group in optimizer.param_groups for param in group["params"]):

@@ -43,7 +43,7 @@ def make_converter(kind: str, device: torch.device, engine: str | None) -> Conve
     if kind == "torch":
         if device.type == "cpu":
             raise UnsupportedCombination(
-                "torch's SyncBatchNorm has no CPU kernels, and the device is cpu; use --sync-bn apex"
+                "torch's SyncBatchNorm has no CPU kernels, but the device is cpu; use --sync-bn apex"
             )
         return nn.SyncBatchNorm.convert_sync_batchnorm
 

@@ -1,4 +1,4 @@
-"""The contract of a backend: the methods that make one training loop serve every number format."""
+"""The contract of a backend: the methods through which one training loop supports every number format."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NO_CONTEXT: AbstractContextManager[None] = nullcontext()  # one for all: enterin
 
 
 class StepOutcome(abc.ABC):
-    """What one update did. Holding it costs next to nothing; reading a field may wait for the device."""
+    """The outcome of one update. Creating it is nearly free; reading a field may wait for the device."""
 
     __slots__ = ()
 
@@ -57,7 +57,7 @@ class FixedOutcome(StepOutcome):
 
 @functools.lru_cache(maxsize=64)
 def all_applied(count: int, loss_scales: tuple[float, ...] = ()) -> StepOutcome:
-    """Return the outcome of an update that no overflow can skip; equal steps share one object."""
+    """Return the outcome of an update that is never skipped; equal steps share one object."""
     return FixedOutcome((True,) * count, loss_scales)
 
 
@@ -65,9 +65,8 @@ class Precision:
     """How numbers are stored and how gradients are kept finite. The defaults are fp32: nothing is cast or scaled.
 
     Per update: `autocast` and `backward` (or `scale_loss`) for each micro-batch and loss, `unscale` where gradients are
-    read, then one `step` with all optimizers of the update. Models and optimizers go in as lists and come out as lists.
-
-    A subclass overrides what it does differently. Its `prepare` work goes into `_prepare`.
+    read, then one `step` with all optimizers of the update. Models and optimizers are passed and returned as lists. A
+    subclass overrides only what differs; its `prepare` work belongs in `_prepare`.
     """
 
     key: ClassVar[str] = "precision"
@@ -80,22 +79,22 @@ class Precision:
     """Which implementation of `apex.amp` runs; None for the other backends."""
 
     effective: Effective | None = None
-    """What really runs if another library decides it; None for the backends that run what they are asked."""
+    """What really runs if another library decides it; None for backends that run exactly what was requested."""
 
     kept_fp32: tuple[str, ...] = ()
     """Names of the modules that `keep_fp32` keeps in fp32, known once the models are prepared."""
 
     state_dtype: torch.dtype | None = None
-    """The type of the optimizers' state between steps; None for that of what they step."""
+    """The dtype of the optimizers' state between steps; None if it is that of the tensors they step."""
 
     added_state: tuple[str, ...] = ()
     """What is kept in the state of each 16-bit parameter besides the optimizer's own: tensors of its shape and type."""
 
     emulated: str = ""
-    """A format that the device lacks, so that this arm computes in a wider one and rounds; "" if there is none."""
+    """A format that the device lacks, so this arm computes in a wider one and rounds; "" if there is none."""
 
     notes: tuple[str, ...] = ()
-    """What a reader of the record should know of this arm on this model; complete after `prepare`."""
+    """Notes on this arm and model for readers of the record; complete after `prepare`."""
 
     _outcome: StepOutcome = all_applied(0)
 
@@ -111,7 +110,7 @@ class Precision:
         Raises:
             PreparationError: a model is already wrapped, or models and optimizers cannot be prepared as they are.
         """
-        # Here once, so that no backend can forget it: DDP records dtypes, and casts after it corrupt gradients.
+        # Checked here for all backends: DDP records dtypes, and casts after wrapping corrupt gradients.
         refuse_wrapped(models)
         return self._prepare(models, optimizers)
 
@@ -126,7 +125,7 @@ class Precision:
         return NO_CONTEXT
 
     def suspended(self) -> AbstractContextManager[None]:
-        """Return a context in which other models compute as plain torch does, whatever `prepare` did to the process."""
+        """Return a context in which other models compute as in plain torch, even if `prepare` patched the process."""
         return NO_CONTEXT
 
     def scale_loss(
@@ -184,7 +183,7 @@ class Precision:
         return ()
 
     def weights_replaced(self) -> None:
-        """Drop what is cached of the weights: they were written from outside, or an evaluation has ended."""
+        """Drop cached copies of the weights, after they were written from outside or an evaluation ended."""
 
     def unrecordable(self, optimizers: Sequence[Optimizer]) -> str | None:
         """Return why a step with these optimizers cannot be recorded as a CUDA graph; None if it can."""

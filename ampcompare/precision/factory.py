@@ -1,4 +1,4 @@
-"""From the text of an arm to its `Precision`."""
+"""Build the `Precision` of an arm from its text."""
 
 from __future__ import annotations
 

@@ -56,8 +56,8 @@ class FP8(PrecisionWrapper):
         in_hardware = _has_fp8(self._device, scaling)
         if in_hardware and align % ALIGNMENT:
             raise BackendUnavailable(
-                f"this GPU multiplies fp8 matrices whose sizes are multiples of {ALIGNMENT}, and align is {align}; "
-                "leave out align"
+                f"this GPU multiplies fp8 matrices whose sizes are multiples of {ALIGNMENT}, but align is {align}; "
+                f"leave out align"
             )
         self.emulated = "" if in_hardware else "fp8"
         why = "mxfp8 is emulated on every device" if scaling == "mxfp8" else f"{device} has no fp8"

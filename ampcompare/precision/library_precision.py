@@ -55,7 +55,7 @@ class LibraryPrecision(UnscaleOnce):
     ) -> None:
         super().__init__()
         as_asked = actual == expected
-        reason = "" if as_asked else f"{library} took {actual} for {asked} on this device"
+        reason = "" if as_asked else f"{library} used {actual} instead of {asked} on this device"
         self.effective = Effective(arm=actual, library=library, version=version, as_asked=as_asked, reason=reason)
         self.half_dtype = HALF_DTYPES[actual]
         self._use(scaler)
@@ -74,8 +74,9 @@ class LibraryPrecision(UnscaleOnce):
         if len(optimizers) > 1 and self.half_dtype is not None:
             assert self.effective is not None
             raise UnsupportedCombination(
-                f"{self.effective.library} moves the loss scale after each optimizer's step, so that the second of "
-                f"{len(optimizers)} would be unscaled by another scale than its gradients have; use one optimizer, or "
+                f"{self.effective.library} updates the loss scale after each optimizer's step, so the second of "
+                f"{len(optimizers)} optimizers would be unscaled with a different scale than its gradients were "
+                f"scaled with; use one optimizer, or "
                 "native:fp16"
             )
 

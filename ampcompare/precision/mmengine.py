@@ -33,8 +33,8 @@ class MMEngine(LibraryPrecision):
         self.module, library, version = LIBRARY.load("mmengine")
         if dtype != "float32" and torch.device(device).type == "cpu":
             raise BackendUnavailable(
-                f"AmpOptimWrapper of mmengine {version} runs on a GPU only, and the device is {device}; use "
-                "mmengine:fp32 or native:bf16 here"
+                f"AmpOptimWrapper of mmengine {version} runs on a GPU only, but the device is {device}; use "
+                f"mmengine:fp32 or native:bf16 here"
             )
         self.dtype = dtype
         super().__init__(dtype, ASKED[dtype], ASKED[dtype], library=library, version=version)

@@ -1,4 +1,4 @@
-"""What an optimizer steps in place of 16-bit weights: the weights themselves, or fp32 masters that stay with it."""
+"""What an optimizer steps instead of 16-bit weights: the weights themselves, or fp32 masters that stay with it."""
 
 from __future__ import annotations
 

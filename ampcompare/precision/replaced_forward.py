@@ -28,7 +28,7 @@ class ReplacedForward:
         self.module._replicate_for_data_parallel = self.replicate  # type: ignore[method-assign]
 
     def replicate(self) -> nn.Module:
-        """Return what `nn.Module._replicate_for_data_parallel` returns, with a forward of its own."""
+        """Return what `nn.Module._replicate_for_data_parallel` returns, with its own forward."""
         replica: nn.Module = type(self.module)._replicate_for_data_parallel(self.module)
         self.rebind(replica).install()
         return replica

@@ -35,7 +35,7 @@ def round_stochastically(value: Tensor, generator: torch.Generator) -> Tensor:
 
 
 class StochasticRounding:
-    """Rounds lists of weights with generators of its own, so that dropout draws the same numbers as without it.
+    """Rounds lists of weights with its own generators, so that dropout draws the same numbers as without it.
 
     Ranks of the default process group round alike, whatever their own seeds: the first call takes the state of rank 0.
 

@@ -25,13 +25,13 @@ def require_tf32(device: torch.device, asked_by: str) -> None:
     """
     if device.type != "cuda":
         raise BackendUnavailable(
-            f"{asked_by} asks for TF32, a mode of NVIDIA GPUs from compute capability 8.0 on, and the device is "
+            f"{asked_by} asks for TF32, a mode of NVIDIA GPUs from compute capability 8.0, but the device is "
             f"{device}; leave it out, or use --device cuda"
         )
     capability = torch.cuda.get_device_capability(device)
     if capability < MIN_CAPABILITY:
         raise BackendUnavailable(
-            f"{asked_by} asks for TF32, which compute capability 8.0 brought, and {torch.cuda.get_device_name(device)} "
+            f"{asked_by} asks for TF32, which needs compute capability 8.0, but {torch.cuda.get_device_name(device)} "
             f"has {capability[0]}.{capability[1]}; leave it out"
         )
 

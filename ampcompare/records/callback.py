@@ -1,4 +1,4 @@
-"""What follows runs while they go on: steps, evaluations, and records, one call for each."""
+"""Callbacks that follow runs in progress: one call for each step, evaluation and record."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ class CellInfo:
 
 
 class Callback:
-    """Base class of what follows runs: override the methods that are of interest.
+    """Base class of callbacks: override the methods of interest.
 
     All are called in the process that called `run` or `compare`, in its main thread, never in the one that trains: an
     update waits for no callback. What they receive cannot be changed. Steps come in blocks, once their losses were
-    read from the device (setting `drain_every`). Each step and each epoch comes once and in order, those before a
-    checkpoint that the run resumed from included. With several cells at a time their calls alternate.
+    read from the device (setting `drain_every`). Each step and each epoch comes once and in order, including those
+    before the checkpoint that a run resumed from. With several cells at a time, their calls are interleaved.
     """
 
     def on_step(self, cell: CellInfo, step: StepRecord) -> None:

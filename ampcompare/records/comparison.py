@@ -159,7 +159,7 @@ class Twin(_Row):
 
 
 class JudgedTable(FrozenRecord):
-    """What a table that someone else measured holds; its figures stand where a comparison has those of its runs."""
+    """What a table of external results contains; its figures replace those of a comparison's own runs."""
 
     references: list[str] = Field(description="rows that others are compared with, one for each block")
     sd: float | None = Field(
@@ -169,7 +169,7 @@ class JudgedTable(FrozenRecord):
 
 
 class NextStep(FrozenRecord):
-    """What to do after a comparison, as a command to paste."""
+    """A suggested next step after a comparison, as a command to paste."""
 
     command: str
     why: str = Field(description="what it answers, and what it costs where that is known; one line")

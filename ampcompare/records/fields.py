@@ -24,11 +24,11 @@ Finite = Annotated[float, Field(ge=0, lt=1e12)]
 
 
 def to_float(value: Any) -> float:
-    """Return a number that was read from what `dump_json` wrote."""
+    """Return a number read from the output of `dump_json`."""
     return float(_number(value))
 
 
 class FrozenRecord(BaseModel):
-    """Data of a record; fields that a newer version has added are ignored."""
+    """Data of a record; unknown fields of a newer version are ignored."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", protected_namespaces=(), populate_by_name=True)

@@ -1,4 +1,4 @@
-"""A look: one test of a comparison on certain runs, as the journal of a run directory keeps it."""
+"""A look: one test of a comparison on certain runs, as recorded in the journal of a run directory."""
 
 from __future__ import annotations
 

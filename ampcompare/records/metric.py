@@ -51,12 +51,12 @@ class Metric(FrozenRecord):
 
     @property
     def has_errors(self) -> bool:
-        """Whether what a value lacks to 1 is a share of errors."""
+        """Whether 1 minus a value is an error rate."""
         return self.counts and self.better == "higher"
 
     @property
     def quality(self) -> str:
-        """What sentences say that is measured: accuracy for top-1, else the name."""
+        """The name of the measured quantity in sentences: accuracy for top-1, else the metric's name."""
         return "accuracy" if self.name == "top-1" else self.name
 
     @property
@@ -102,7 +102,7 @@ class Metric(FrozenRecord):
         return ratio - 1 if self.difference == "ratio" else math.log(ratio)
 
     def score(self, value: float) -> float:
-        """Return a stored value as tests take it: larger is better, and scores differ as values are compared.
+        """Return a stored value as a score for tests: larger is better, and differences of scores are compared.
 
         That is the value or, where ratios are compared, its logarithm; negative where lower is better. NaN for a value
         that has no ratio to others.

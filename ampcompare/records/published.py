@@ -1,4 +1,4 @@
-"""Figures that others have published, to compare with what was measured."""
+"""Published figures to compare with measured ones."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class PublishedRow(BaseModel):
 
 
 class Published(BaseModel):
-    """A published table, and how far what was measured here can be held against it."""
+    """A published table, and how far the measurements here are comparable with it."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 

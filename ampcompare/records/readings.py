@@ -1,4 +1,4 @@
-"""What the machine did while steps were timed, and further timings of a cell after its run."""
+"""State of the machine while steps were timed, and further timings of a cell after its run."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class SystemReadings(FrozenRecord):
 
 
 class TimingRound(FrozenRecord):
-    """One more timing of a cell: a median over some steps of a process of its own, in turn with the other arms."""
+    """One more timing of a cell: a median over some steps of a separate process, in turn with the other arms."""
 
     number: Annotated[int, Field(ge=1)]
     started: str | None = Field(None, description="ISO 8601, UTC")

@@ -70,7 +70,7 @@ class ProcessFacts(FrozenRecord):
 
 
 class Resumption(FrozenRecord):
-    """One time that a run went on from a checkpoint."""
+    """One resume of a run from a checkpoint."""
 
     step: int = Field(description="updates that the checkpoint held")
     processes: int = Field(1, description="that wrote the checkpoint")
@@ -79,7 +79,7 @@ class Resumption(FrozenRecord):
 
 
 class ScriptFacts(FrozenRecord):
-    """What a user's script showed while an arm stood behind its calls."""
+    """What a user's script showed while an arm replaced its calls of amp."""
 
     weights: list[str] = Field([], description="hash of the parameters at each initialize, before any cast")
     batches: list[str] = Field([], description="hashes of what entered the model first")

@@ -52,7 +52,7 @@ def _cell(value: object) -> object:
 class Csv(Reporter):
     """Plain numbers in full precision, a line per run, each with the verdicts of its arm.
 
-    The metric of verdicts is named in a column of its own; each other metric has a column `NAME_final`. Shares are 0 to
+    The metric of verdicts is named in its own column; each other metric has a column `NAME_final`. Shares are 0 to
     1, times in seconds, sizes in bytes. Further columns hold the published figures of the row, if any, and the columns
     of the tables that are means over runs.
     """

@@ -86,7 +86,7 @@ def diagnosis_text(diagnosis: Diagnosis, *, width: int = 120) -> str:
     lines += _headroom(diagnosis) + _updates(diagnosis) + _audit(diagnosis)
     if diagnosis.trials:
         cures = sum(trial.cures for trial in diagnosis.trials)
-        lines += ["", f"Candidates that were trained: {len(diagnosis.trials)}, of which {cures} cure it"]
+        lines += ["", f"Candidates trained: {len(diagnosis.trials)}; fault removed by {cures}"]
     lines += [f"note: {printable(note, 500)}" for note in diagnosis.notes]
     return "\n".join(lines) + "\n"
 
@@ -97,7 +97,7 @@ def _headroom(diagnosis: Diagnosis) -> list[str]:
         return []
     shares = ", ".join(f"{100 * share:.2g} % at {scale}" for scale, share in room.lost.items())
     largest = "unknown" if room.largest_scale is None else f"{room.largest_scale:g}"
-    return ["", f"Loss scale: own {room.own_scale:g}, largest without overflow {largest}; fp16 loses {shares}"]
+    return ["", f"Loss scale: own {room.own_scale:g}, largest without overflow {largest}; underflow in fp16: {shares}"]
 
 
 def _updates(diagnosis: Diagnosis) -> list[str]:

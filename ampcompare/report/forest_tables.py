@@ -44,7 +44,7 @@ def forest_legend(forest: Forest) -> str:
     return (
         f"Against {printable(forest.reference, 60)}. An experiment's interval is that of 95 % by itself. The line "
         "'all' is the mean over experiments of equal weight, by Student's t on their differences, with the interval of "
-        "the test that decided; another: what one more such experiment would measure (95 %); tau: standard deviation "
+        "the test that decided; another: prediction for one more such experiment (95 %); tau: standard deviation "
         "between experiments; I²: its share of the variance. Margins: "
         f"±{forest.margin:g}{unit} of {printable(forest.metric.name)}, ±{100 * forest.time_margin:g} % of step time."
     )

@@ -44,13 +44,13 @@ def overview_legend(comparison: Comparison, shown: Collection[str]) -> list[str]
         lines[0] += f" rel. time: step time / that of {printable(comparison.reference, 60)}."
     if "Δ tail loss (%)" in shown:
         lines.append(
-            "Δ tail loss: training loss over the last fifth of the steps, to that of the reference; "
-            f"margin ±{100 * comparison.loss_margin:g} %, tested apart at the same error rate."
+            f"Δ tail loss: training loss over the last fifth of the steps, relative to that of the reference; margin "
+            f"±{100 * comparison.loss_margin:g} %, tested separately at the same error rate."
         )
     if table and table.within:
         names = " and ".join(printable(name, 40) for name in table.within)
         lines.append(
-            f"The first rows are over all values of {names}; these and the rows of single values are tested apart."
+            f"The first rows are over all values of {names}; these and the rows of single values are tested separately."
         )
     return lines
 

@@ -25,11 +25,11 @@ def precision_table(comparison: Comparison) -> NamedTable | None:
     headers += ["differing answers %"] if answered else []
     headers += [f"mean |Δ| of a sample ({metric.name})"] if moved else []
     legend = [
-        f"The weights that each arm has trained, evaluated in other precisions. Own: in the arm's own precision; Δ: to "
+        f"The trained weights of each arm, evaluated in other precisions. Own: in the arm's own precision; Δ: to "
         f"that, paired by seed{_with_interval(rows)}."
     ]
     if answered:
-        legend.append("Differing answers: share of what the model decides otherwise than in the arm's own evaluation.")
+        legend.append("Differing answers: share of decisions that differ from the arm's own evaluation.")
     return NamedTable(
         "Trained weights in other precisions",
         [printable(head, 60) for head in headers],
@@ -39,7 +39,7 @@ def precision_table(comparison: Comparison) -> NamedTable | None:
 
 
 def _with_interval(rows: list[PrecisionRow]) -> str:
-    return ", with its 95 % interval, each by itself" if any(row.low is not None for row in rows) else ""
+    return ", with its 95 % interval, each tested alone" if any(row.low is not None for row in rows) else ""
 
 
 def _line(row: PrecisionRow, metric: Metric, margin: float, *, answered: bool, moved: bool) -> list[str]:

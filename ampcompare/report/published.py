@@ -72,7 +72,7 @@ def published_legend(comparison: Comparison) -> str:
     if published.scale is not None:
         words += (
             f", at scale {published.scale} of recipe {published.recipe}: the same arms and relations on other data "
-            "with another network, so directions can be compared, numbers cannot"
+            f"with another network, so directions can be compared, but numbers cannot"
         )
     elif published.differs:
         more = f" and {len(published.differs) - MAX_NAMED} more" if len(published.differs) > MAX_NAMED else ""

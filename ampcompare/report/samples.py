@@ -40,7 +40,7 @@ def sample_tables(comparison: Comparison) -> Iterable[NamedTable]:
             [row if disagree else row[:-1] for row in new],
             f"Differences in {unit}, at the confidence of the verdict's interval. On new {noun}: {noun} and "
             f"seeds as crossed random effects. {noun.capitalize()} for ±{margin}: about how many would bring that "
-            "interval inside the margin with a power of 80 %, if the arms do not differ."
+            f"interval inside the margin with a power of 80 % if the arms do not differ."
             + (f" Disagree: {noun} on which just one model of a pair is right, on average." if disagree else ""),
         )
     single = [(row, pair) for row, its in compared if row.pairs < MIN_PAIRS for pair in its.models]
@@ -50,8 +50,8 @@ def sample_tables(comparison: Comparison) -> Iterable[NamedTable]:
             "These two models",
             ["arm", "seed", "right only here", f"right only in {reference}", "McNemar's p"],
             [_two_models(row, pair) for row, pair in single],
-            f"Two single models on the same {noun}, McNemar's exact test. It is about these two models, not about what "
-            "trained them: two seeds of one arm often differ as much.",
+            f"Two single models on the same {noun}, McNemar's exact test. It is about these two models, not about the "
+            f"arms that trained them: two seeds of one arm often differ as much.",
         )
 
 

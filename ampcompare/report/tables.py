@@ -18,7 +18,7 @@ MIN_WIDTH = 20
 
 @dataclass(frozen=True)
 class NamedTable:
-    """A table of its own, with a title and a line that says what it means."""
+    """A separate table, with a title and a line that says what it means."""
 
     title: str
     headers: Sequence[str]

@@ -77,7 +77,7 @@ def _run(request: Request, is_watched: bool) -> int:
         return error.exit_code
     observer.end()
     if is_watched and observation.facts:
-        compiled = "torch.compile was left out: it joins the operations that are watched one by one"
+        compiled = "torch.compile was left out: it fuses the operations that are watched one by one"
         notes = [compiled] if observer.compiles else []
         found = report_of(
             observation, Arm.parse(str(settings.arm)), reference=reference, subject=settings.name, notes=notes

@@ -43,7 +43,7 @@ def check_arm(arm: Arm) -> None:
     """
     if arm.backend not in SCRIPT_BACKENDS:
         raise UnsupportedCombination(
-            f"arm {arm} cannot stand behind a script's own calls of amp: it replaces the training loop or parts of the "
+            f"arm {arm} cannot replace amp in a script: it replaces the training loop or parts of the "
             f"model; arms for scripts are those of {', '.join(SCRIPT_BACKENDS)}"
         )
 

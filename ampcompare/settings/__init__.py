@@ -1,1 +1,1 @@
-"""Settings: what a run or a comparison is asked to do, where each value comes from, and its checks."""
+"""The settings of runs and comparisons: their fields, where each value comes from, and their checks."""

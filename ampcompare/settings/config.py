@@ -60,13 +60,13 @@ class RunConfig(Frozen):
     drain_every: PositiveInt = Field(
         20, description="steps between two reads of losses and loss scales from the device"
     )
-    warmup_steps: Annotated[int, Field(ge=0)] = Field(10, description="first steps that are left out of step times")
+    warmup_steps: Annotated[int, Field(ge=0)] = Field(10, description="first steps to leave out of step times")
     workers: Annotated[int, Field(ge=0)] = Field(0, description="data loader processes")
     pin_memory: bool | None = Field(
         None, description="copy batches to a GPU from pinned memory, without waiting; on by default"
     )
     prefetch: Annotated[int, Field(ge=0)] = Field(0, description="batches that are copied to a GPU ahead of their step")
-    threads: PositiveInt = Field(1, description="CPU threads of one operation")
+    threads: PositiveInt = Field(1, description="CPU threads per operation")
     tf32: Literal["torch", "on", "off"] = Field(
         "torch",
         description="TF32 for fp32 products and convolutions on a GPU; torch: its own setting, convolutions only",
@@ -77,7 +77,9 @@ class RunConfig(Frozen):
         description="AMP misuse in your code or in another package, checked until the timed steps: a note, an error, "
         "or not checked",
     )
-    stall_timeout: Positive = Field(300.0, description="seconds that ranks wait for a stalled one before the run fails")
+    stall_timeout: Positive = Field(
+        300.0, description="seconds that ranks wait for a stalled rank before the run fails"
+    )
     eval_precision: tuple[str, ...] = Field(
         (),
         description="evaluate the trained weights in these precisions too, joined by commas: fp32, bf16, fp16, "
@@ -91,7 +93,7 @@ class RunConfig(Frozen):
     @model_validator(mode="before")
     @classmethod
     def _derive(cls, values: Any) -> Any:
-        """Fill in what follows from other settings: the kind of replicas, the batch of a process, the learning rate."""
+        """Fill in settings that follow from others: parallel kind, batch size of a process, learning rate."""
         return with_derived(values) if isinstance(values, Mapping) else values
 
     @model_validator(mode="after")
@@ -107,12 +109,14 @@ class RunConfig(Frozen):
     def _shards_fit(self) -> RunConfig:
         spec, kind, recipe = self.parsed_arm.spec, self.parallel.kind, self.recipe
         if spec.parallel and kind != spec.parallel:
-            raise ValueError(f"{self.arm} is parallel kind {spec.parallel}, and the kind is {kind}; leave the kind out")
+            raise ValueError(
+                f"{self.arm} uses parallel kind {spec.parallel}, but the kind given is {kind}; leave the kind out"
+            )
         if kind != "fsdp":
             return self
         why = spec.unsharded(self.parsed_arm.options)
         if why:
-            raise ValueError(f"{self.arm} does not go with parallel kind fsdp: {why}")
+            raise ValueError(f"{self.arm} cannot be combined with parallel kind fsdp: {why}")
         whole = {
             "ema_decay averages": recipe.ema_decay is not None,
             f"compile {recipe.compile} traces": recipe.compile != "none",
@@ -122,7 +126,7 @@ class RunConfig(Frozen):
         }
         for setting, given in whole.items():
             if given:
-                raise ValueError(f"{setting} whole weights, and fsdp has them in shards; leave one of the two out")
+                raise ValueError(f"{setting} whole weights, but fsdp shards them; leave one of the two out")
         return self
 
     @model_validator(mode="after")
@@ -132,7 +136,7 @@ class RunConfig(Frozen):
             return self
         if self.parallel.kind != "fsdp":
             raise ValueError(
-                f"checkpoint format {saving.format} writes the shards of parallel kind fsdp, and the kind is "
+                f"checkpoint format {saving.format} writes the shards of parallel kind fsdp, but the kind is "
                 f"{self.parallel.kind}; use format file, or parallel kind fsdp"
             )
         for setting, given in {
@@ -142,7 +146,8 @@ class RunConfig(Frozen):
         }.items():
             if given:
                 raise ValueError(
-                    f"{setting}, and checkpoint format {saving.format} gathers none; leave one of the two out"
+                    f"{setting}, but checkpoint format {saving.format} does not gather the weights; leave one of the "
+                    f"two out"
                 )
         return self
 
@@ -150,8 +155,8 @@ class RunConfig(Frozen):
     def _kernels_are_chosen_once(self) -> RunConfig:
         if self.deterministic and self.recipe.cudnn_benchmark:
             raise ValueError(
-                "cudnn_benchmark may choose another kernel in each run, and deterministic rules that out; give one of "
-                "the two"
+                "cudnn_benchmark may choose another kernel in each run, but deterministic forbids that; give only one "
+                "of them"
             )
         return self
 
@@ -160,7 +165,7 @@ class RunConfig(Frozen):
         if self.recipe.compile == "none":
             return self
         if self.parallel.kind == "dp":
-            raise ValueError("dp copies the model at each step, and each copy would be compiled; use ddp")
+            raise ValueError("dp copies the model at each step, and each copy would be compiled again; use ddp")
         if self.cpu_half == "emulated":
             raise ValueError(
                 "torch.compile does not see into emulated fp16 and would silently compile nothing; "
@@ -173,7 +178,7 @@ class RunConfig(Frozen):
         if not self.recipe.cuda_graph:
             return self
         obstacles = {
-            f"parallel kind {self.parallel.kind} talks to other processes inside the step": self.parallel.kind
+            f"parallel kind {self.parallel.kind} communicates with other processes inside the step": self.parallel.kind
             != "none",
             f"on_nan {self.on_nan} reads or replaces what the graph holds": self.on_nan in ("skip", "rollback"),
             f"layer_lr {self.recipe.optimizer.layer_lr} runs Python inside the step": (
@@ -183,14 +188,15 @@ class RunConfig(Frozen):
         }
         for obstacle, is_there in obstacles.items():
             if is_there:
-                raise ValueError(f"cuda_graph repeats one recorded step, and {obstacle}; leave one of them out")
+                raise ValueError(f"cuda_graph replays one captured step, but {obstacle}; leave one of them out")
         return self
 
     @model_validator(mode="after")
     def _scripts_evaluate_themselves(self) -> RunConfig:
         if self.script is not None and self.eval_precision:
             raise ValueError(
-                "eval_precision evaluates the model of a task, and a script evaluates its own; leave out one of them"
+                "eval_precision evaluates the model of a task, but a script evaluates its own model; leave out one of "
+                "them"
             )
         return self
 
@@ -224,7 +230,10 @@ class RunConfig(Frozen):
     def _known_device(cls, text: str) -> str:
         kind, _, index = text.partition(":")
         if kind not in ("auto", "cpu", "cuda", *ACCELERATORS) or (index and not re.fullmatch("[0-9]{1,4}", index)):
-            raise ValueError(f"device {text!r} is not auto, cpu, cuda, {', '.join(ACCELERATORS)}, or one with an index")
+            raise ValueError(
+                f"device {text!r} is unknown; use auto, cpu, cuda, {', '.join(ACCELERATORS)}, or one "
+                f"with an index such as cuda:1"
+            )
         return text
 
     @model_validator(mode="after")

@@ -1,4 +1,4 @@
-"""Settings that follow from others: the kind of replicas, the batch of a process, the learning rate."""
+"""Settings that follow from others: parallel kind, batch size of a process, learning rate."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ __all__ = ["with_derived"]
 
 
 def with_derived(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a `RunConfig` with those that follow from others filled in; others are left to it.
+    """Return the settings of a `RunConfig` with those that follow from others filled in; the model fills in the rest.
 
     Raises:
-        ValueError: two settings of which one gives the other, with different values.
+        ValueError: two settings that determine each other have contradictory values.
     """
     values = dict(values)
     processes = values.get("processes", 1)
@@ -38,8 +38,8 @@ def with_derived(values: Mapping[str, Any]) -> dict[str, Any]:
             raise ValueError(f"a total batch of {total} cannot be split over {processes} processes")
         if recipe.setdefault("batch_size", total // processes) != total // processes:
             raise ValueError(
-                f"a total batch of {total} on {processes} processes is {total // processes} for each, and batch_size "
-                f"is {recipe['batch_size']}; give one of the two"
+                f"a total batch of {total} on {processes} processes is {total // processes} for each, but batch_size "
+                f"is {recipe['batch_size']}; give only one of them"
             )
     batch_size = recipe.get("batch_size", Recipe.model_fields["batch_size"].default)
     given_optimizer = _given(recipe.get("optimizer"))
@@ -52,8 +52,8 @@ def with_derived(values: Mapping[str, Any]) -> dict[str, Any]:
         given = optimizer.setdefault("lr", lr)
         if isinstance(given, (int, float)) and not math.isclose(given, lr, rel_tol=1e-9):
             raise ValueError(
-                f"lr_base {base} gives lr {lr:g} for a total batch of {batch_size * processes}, and lr is "
-                f"{given}; give one of the two"
+                f"lr_base {base} gives lr {lr:g} for a total batch of {batch_size * processes}, but lr is {given}; "
+                f"give only one of them"
             )
         recipe["optimizer"] = optimizer
     if recipe:
@@ -62,7 +62,7 @@ def with_derived(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _parallel_of(arm: Any) -> str:
-    """Return the kind of parallelism that an arm consists in; "" if none, or if it is not an arm."""
+    """Return the parallel kind that an arm implies; "" if none, or if it is not an arm."""
     if arm is None:
         return ""
     try:

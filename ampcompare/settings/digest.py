@@ -12,9 +12,10 @@ from ampcompare.settings.task_defaults import DEFAULT_TASK
 
 __all__ = ["NON_NUMERIC_SETTINGS", "settings_digest"]
 
-# Settings of a run that change none of its numbers; of `saving`, a resume into another arm does (`settings_digest`).
+# Settings of a run that change none of its numbers. Exception in `saving`: a resume into another arm
+# (`settings_digest`).
 NON_NUMERIC_SETTINGS = frozenset({"saving", "guards", "stall_timeout"})
-# Settings that older records lack, by group: at these values a cell keeps the digest that it always had.
+# Settings that older records lack, by group: at these values the digest of a cell does not change.
 LATER_SETTINGS: dict[str, dict[str, Any]] = {
     "": {"task": DEFAULT_TASK, "checkpoint_activations": False},
     "optimizer": {"skip_on_device": False, "args": {}},
@@ -28,7 +29,8 @@ NO_DEFAULT = object()
 def settings_digest(values: Mapping[str, Any]) -> str:
     """Return the digest of the settings of a run as JSON holds them, which may be those of another version.
 
-    A run that may resume from the checkpoint of another arm is another cell: its weights are not the work of its arm.
+    A run that may resume from another arm's checkpoint is a different cell, since another arm trained part of its
+    weights.
     """
     numeric = {
         name: value

@@ -57,7 +57,7 @@ class Reference(_Part):
 
 
 class Matrix(_Part):
-    """The parts of a file that are about several runs, not about the settings of one."""
+    """The parts of a file that describe several runs rather than the settings of one."""
 
     title: str = Field("", description="one line for `ampcompare list`")
     arms: list[str] | None = Field(None, description="arms of a comparison, such as [fp32, bf16, 'apex:O2']")
@@ -114,7 +114,7 @@ class SettingsFile:
 
 
 def joined(below: Matrix, above: Matrix) -> Matrix:
-    """Return a matrix in which what `above` gives replaces its own; arms or values to cross replace rows."""
+    """Return a matrix in which the values of `above` replace its own; given arms or crossed values replace rows."""
     given = {name: getattr(above, name) for name in above.model_fields_set}
     if given.keys() & {"arms", "vary"} and "rows" not in given:
         given["rows"] = None
@@ -122,7 +122,7 @@ def joined(below: Matrix, above: Matrix) -> Matrix:
 
 
 def read_settings(values: Mapping[str, Any], name: str) -> SettingsFile:
-    """Take the content of a file apart.
+    """Split the content of a file into its parts.
 
     Args:
         name: what to call it in messages.

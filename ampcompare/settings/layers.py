@@ -1,4 +1,4 @@
-"""How settings come together out of flags, environment, files and recipes, and where each value came from."""
+"""Merge settings from flags, environment, files and recipes, and record where each value came from."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ __all__ = [
     "set_path",
 ]
 
-# A value above makes those below meaningless that give, or are given by, the same thing in another way.
+# A value in a higher layer invalidates values in lower layers that determine the same quantity in another way.
 MUTUALLY_EXCLUSIVE = {
     "recipe.optimizer.lr": ("recipe.optimizer.lr_base",),
     "recipe.optimizer.lr_base": ("recipe.optimizer.lr",),
     "recipe.batch_size": ("recipe.global_batch_size",),
     "recipe.global_batch_size": ("recipe.batch_size",),
 }
-FOLLOWS = {  # what a value that nobody gave was worked out from
+FOLLOWS = {  # the values from which a value that was not given is derived
     "recipe.optimizer.lr": "recipe.optimizer.lr_base",
     "recipe.batch_size": "recipe.global_batch_size",
     "parallel.kind": "processes",
@@ -82,7 +82,7 @@ def resolve_settings(layers: Sequence[Layer]) -> ResolvedSettings:
         _drop(values, given, [rival for path in new for rival in MUTUALLY_EXCLUSIVE.get(path, ()) if rival not in new])
         for path, value in new.items():
             if value == {} and isinstance(_at(values, path), Mapping):
-                continue  # a group that a file leaves empty takes nothing away
+                continue  # an empty group in a file removes nothing
             set_path(values, path, value)
             given[path] = layer.origins.get(path, layer.origin)
     config = validated(RunConfig, values)
@@ -141,7 +141,8 @@ def _drop(values: dict[str, Any], given: dict[str, str], paths: Sequence[str]) -
 
 
 def _origins(config: RunConfig, given: Mapping[str, str]) -> dict[str, str]:
-    """Return where the value at each path came from; what nobody gave is a default, or follows from another value."""
+    """Return where the value at each path came from; a value that was not given is a default, or follows from another
+    value."""
     origins = {}
     for path, _ in flatten(config.model_dump(mode="json")):
         source = FOLLOWS.get(path, "")

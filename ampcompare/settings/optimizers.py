@@ -36,7 +36,7 @@ PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*[:.][A-Za-z_]\w*")
 
 @dataclass(frozen=True)
 class OptimizerSpec:
-    """An optimizer that has a name of its own.
+    """An optimizer that has its own name.
 
     Attributes:
         path: `module:Class`; for those of Apex, ampcompare's own.
@@ -57,7 +57,7 @@ BUILT_IN = {
     "fused_sgd": OptimizerSpec(f"{OWN_APEX}:FusedSGD", "apex.optimizers.FusedSGD: fp16 and fp32 weights"),
     "fused_adagrad": OptimizerSpec(f"{OWN_APEX}:FusedAdagrad", "apex.optimizers.FusedAdagrad"),
 }
-LIBRARIES = {  # packages that optimizers are known from, by the first part of a path
+LIBRARIES = {  # packages of known optimizers, by the first part of a path
     "torchao": Library(("torchao",), ("torchao",), "pip install 'ampcompare[fp8]'", extra="fp8"),
     "bitsandbytes": Library(("bitsandbytes",), ("bitsandbytes",), "pip install bitsandbytes"),
 }
@@ -69,7 +69,7 @@ KNOWN_PATHS = {
 
 
 def canonical_name(text: str) -> str:
-    """Return the name under which settings hold an optimizer: a name of its own if it has one, else `module:Class`.
+    """Return the name under which settings hold an optimizer: its own name if it has one, else `module:Class`.
 
     Raises:
         ConfigError: the text is neither.
@@ -112,7 +112,7 @@ def require_optimizer(name: str) -> None:
 
     Raises:
         ConfigError: there is no such module.
-        BackendUnavailable: it is of a package that is not installed; the message says what to type.
+        BackendUnavailable: it belongs to a package that is not installed; the message says how to install it.
     """
     path = optimizer_path(name)
     module = path.partition(":")[0]

@@ -31,7 +31,7 @@ class ParallelConfig(Frozen):
 
     @property
     def needs_group(self) -> bool:
-        """Whether a process group must exist, with one process too."""
+        """Whether a process group must exist, even with one process."""
         return self.kind in ("ddp", "apex-ddp", "fsdp")
 
     @model_validator(mode="after")
@@ -44,7 +44,9 @@ class ParallelConfig(Frozen):
         }
         for name, (given, fitting) in kinds.items():
             if given and self.kind not in fitting:
-                raise ValueError(f"{name} is for kind {' and '.join(fitting)}, and the kind is {self.kind}")
+                raise ValueError(f"{name} is for kind {' and '.join(fitting)}, but the kind is {self.kind}")
         if self.delay_allreduce and self.bucket_cap_mb is not None:
-            raise ValueError("delay_allreduce reduces everything at once, and bucket_cap_mb has no meaning with it")
+            raise ValueError(
+                "delay_allreduce reduces all gradients at once, so bucket_cap_mb has no effect; leave one of them out"
+            )
         return self

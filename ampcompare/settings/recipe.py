@@ -43,13 +43,13 @@ OWN_SETTINGS = {
 
 
 class Frozen(BaseModel):
-    """Settings that cannot change, and know no others."""
+    """Frozen settings that refuse unknown fields."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
 
 class DataConfig(Frozen):
-    """Which samples are trained on, and how they are shown."""
+    """Which samples are used for training, and how they are preprocessed."""
 
     name: str = Field(
         "digits",
@@ -60,7 +60,7 @@ class DataConfig(Frozen):
     image_size: PositiveInt | None = Field(None, description="height and width in pixels that images are resized to")
     train_size: PositiveInt | None = Field(None, description="limit the number of training samples")
     val_size: PositiveInt | None = Field(None, description="limit the number of validation samples")
-    sequence_length: PositiveInt | None = Field(None, description="tokens of a sample of text")
+    sequence_length: PositiveInt | None = Field(None, description="tokens per text sample")
     augment: bool = Field(True, description="random shifts, crops and flips, as each set defines them")
 
 
@@ -116,13 +116,13 @@ class OptimizerConfig(Frozen):
         description="skip an overflowed step on the GPU, so that a dynamic loss scale does not wait for the host",
     )
     lr_base: Positive | None = Field(
-        None, description="learning rate at the base batch size; the rate follows the total batch size from there"
+        None, description="learning rate at the base batch size; it is scaled to the total batch size"
     )
     lr_base_batch: PositiveInt = Field(
-        256, description="base batch size: the total that the base learning rate belongs to"
+        256, description="base batch size: the total batch size that the base learning rate is for"
     )
     lr_rule: Literal["linear", "sqrt"] = Field(
-        "linear", description="how the learning rate follows the total batch size"
+        "linear", description="how the learning rate scales with the total batch size"
     )
     args: dict[str, Any] = Field(
         default_factory=dict, description="further arguments of the optimizer, such as {amsgrad: true}"
@@ -142,7 +142,7 @@ class OptimizerConfig(Frozen):
         check_plain(args)
         for name in args:
             if (setting := OWN_SETTINGS.get(name)) is not None:
-                raise ValueError(f"{name} is a setting by itself; give it as recipe.optimizer.{setting}")
+                raise ValueError(f"{name} is a setting of its own; give it as recipe.optimizer.{setting}")
         return args
 
     @model_validator(mode="after")
@@ -155,17 +155,17 @@ class OptimizerConfig(Frozen):
     def _layer_rates_see_gradients(self) -> OptimizerConfig:
         if self.layer_lr != "none" and self.name in ("fused_lamb", "fused_novograd"):
             raise ValueError(
-                f"layer_lr {self.layer_lr} adapts rates by layer, and {self.name} already does; use another optimizer"
+                f"layer_lr {self.layer_lr} adapts rates by layer, but {self.name} already does; use another optimizer"
             )
         if self.implementation == "fused" and self.layer_lr != "none":
             raise ValueError(
-                f"layer_lr {self.layer_lr} adapts unscaled gradients, and a fused step unscales them itself; use "
-                "implementation foreach"
+                f"layer_lr {self.layer_lr} adapts unscaled gradients, but a fused step unscales them itself; use "
+                f"implementation foreach"
             )
         if self.skip_on_device and self.layer_lr != "none":
             raise ValueError(
-                f"layer_lr {self.layer_lr} hooks the steps that are taken, so that the host must know which; leave out "
-                "skip_on_device"
+                f"layer_lr {self.layer_lr} runs on the host at each step that is taken, so the host must know which "
+                f"are; leave out skip_on_device"
             )
         return self
 
@@ -203,23 +203,23 @@ class Recipe(Frozen):
         0.0, description="share of the target that is spread over all classes"
     )
     ema_decay: Annotated[float, Field(gt=0, lt=1)] | None = Field(
-        None, description="decay of an EMA of the weights, which is evaluated as well"
+        None, description="decay of an EMA of the weights, which is also evaluated"
     )
     channels_last: bool = Field(False, description="memory format of models and images")
     cudnn_benchmark: bool = Field(
         False, description="let cuDNN time its convolution kernels at each new shape and keep the fastest; on a GPU"
     )
     compile: Literal["none", "eager", "aot_eager", "inductor"] = Field(
-        "none", description="backend of torch.compile that the model is trained by; evaluation is never compiled"
+        "none", description="torch.compile backend for training; evaluation is never compiled"
     )
     cuda_graph: bool = Field(
-        False, description="record the whole step as one CUDA graph and repeat it; needs a GPU and a fused optimizer"
+        False, description="capture the whole step as one CUDA graph and replay it; needs a GPU and a fused optimizer"
     )
     tta: Literal["none", "flips", "shifts"] = Field(
-        "none", description="test-time augmentation: average the logits over further views of an image"
+        "none", description="test-time augmentation: average the logits over additional views of an image"
     )
     checkpoint_activations: bool = Field(
-        False, description="compute activations of blocks again in the backward pass, in place of keeping them"
+        False, description="recompute activations of blocks in the backward pass instead of keeping them"
     )
     early_stop: PositiveInt | None = Field(None, description="stop after this many epochs without a better metric")
     target: Annotated[float, Field(allow_inf_nan=False)] | None = Field(
@@ -230,7 +230,7 @@ class Recipe(Frozen):
     @model_validator(mode="before")
     @classmethod
     def _fill_in(cls, values: Any) -> Any:
-        """Take a setting by its older name, and what is not given from the task."""
+        """Accept older names of settings, and fill in defaults of the task."""
         if not isinstance(values, Mapping):
             return values
         values = dict(values)
@@ -248,12 +248,12 @@ class Recipe(Frozen):
 
     @model_validator(mode="after")
     def _gradients_are_at_their_size(self) -> Recipe:
-        # FusedSGD then takes gradients that carry the loss scale, under levels with master weights.
+        # FusedSGD then steps with scaled gradients at levels with master weights.
         if self.optimizer.args.get("materialize_master_grads", True) is False:
             reader = "clip_grad" if self.clip_grad is not None else f"layer_lr {self.optimizer.layer_lr}"
             if reader != "layer_lr none":
                 raise ValueError(
-                    f"{reader} reads unscaled gradients, and optimizer.args.materialize_master_grads false leaves "
-                    "none; leave one of them out"
+                    f"{reader} reads unscaled gradients, but optimizer.args.materialize_master_grads false leaves "
+                    f"none; leave one of them out"
                 )
         return self

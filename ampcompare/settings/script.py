@@ -1,4 +1,4 @@
-"""A user's own training script as what the arms of a comparison train. Nothing here imports torch."""
+"""Settings for a user's own training script that the arms of a comparison train. Nothing here imports torch."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ class ScriptMetric(Frozen):
                 raise ValueError(f"metric {self.name}: {self.pattern!r} is not a regular expression: {error}") from None
             if groups != 1:
                 raise ValueError(
-                    f"metric {self.name}: {self.pattern!r} has {groups} groups, and one group is the value, "
-                    r"as in 'Acc@1 ([\d.]+)'"
+                    f"metric {self.name}: {self.pattern!r} has {groups} groups; write exactly one, around the value, "
+                    rf"as in 'Acc@1 ([\d.]+)'"
                 )
         return self
 
 
 class ScriptConfig(Frozen):
-    """A script, and what is read of it."""
+    """A script, and what is read from it."""
 
     name: str = Field(description="path of a script, or name of a module")
     is_module: bool = False
@@ -122,11 +122,11 @@ def script_config(
     is_module = list(words[:1]) == ["-m"]
     rest = list(words[1:] if is_module else words)
     if not rest:
-        raise ConfigError("after -- comes a script with its arguments, or -m and the name of a module")
+        raise ConfigError("no script after --; give a script with its arguments, or -m and the name of a module")
     read = tuple(map(parse_metric, metrics))
     names = [metric.name for metric in read]
     if len(set(names)) < len(names):
-        raise ConfigError(f"metrics {', '.join(names)}: a name is there twice")
+        raise ConfigError(f"metrics {', '.join(names)}: a name appears twice; each metric needs its own name")
     path = Path(rest[0])
     if not is_module and not path.exists():
         raise ConfigError(f"there is no script {rest[0]}; give its path, or -m and the name of a module")

@@ -1,4 +1,4 @@
-"""What a recipe is where nobody says otherwise, for each task that ships; of `classification`, the fields' defaults."""
+"""Default recipe of each built-in task; for `classification`, the fields' own defaults."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "batch_size": 32,
     },
 }
-# A value that is given makes a default meaningless that is the same thing in another way.
+# A given value invalidates a default that determines the same quantity in another way.
 RIVALS = {("optimizer", "lr"): ("optimizer", "lr_base"), ("batch_size",): ("global_batch_size",)}
 
 

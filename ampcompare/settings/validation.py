@@ -1,4 +1,4 @@
-"""What a user wrote, as a checked group of settings, or one line that says what is wrong with it."""
+"""Validate a user's settings, with a one-line message for each error."""
 
 from __future__ import annotations
 
@@ -41,9 +41,16 @@ def _explain(model: type[BaseModel], fault: Mapping[str, Any]) -> str:
         more = [f"and {len(inside) - MAX_NAMES} more"] if len(inside) > MAX_NAMES else []
         text = f"it is a group of settings, {', '.join([*inside[:MAX_NAMES], *more])}"
     else:
-        text = fault["msg"].removeprefix("Value error, ")
+        text = _plain(fault["msg"])
     shown = "" if isinstance(fault["input"], dict) else f" (seen: {reprlib.repr(fault['input'])})"
     return f"{where}: {text}{shown}" if where else text
+
+
+def _plain(message: str) -> str:
+    """Return a message of pydantic in the words of the others: "must be at least 1"."""
+    text = message.removeprefix("Value error, ").replace("Input should be", "must be").replace("a valid ", "a ")
+    text = text.replace("greater than or equal to", "at least").replace("less than or equal to", "at most")
+    return text.replace("an integer", "a whole number").replace("a integer", "a whole number").partition(", unable")[0]
 
 
 def _generic(loc: Iterable[int | str]) -> str:

@@ -126,7 +126,7 @@ def parse_document(path: Path, content: bytes) -> Document:
     except UnicodeDecodeError as error:
         raise FileFault(f"it is not text in {name} (byte {error.start})") from None
     if "\0" in text:
-        raise FileFault("it holds a null byte, which Python source cannot")
+        raise FileFault("it holds a null byte, which Python source cannot contain")
     return Document(path, text, encoding=name, has_mark=has_mark)
 
 

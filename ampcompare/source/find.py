@@ -10,7 +10,7 @@ from pathlib import Path
 __all__ = ["SKIPPED_FOLDERS", "SUFFIXES", "find_sources"]
 
 SUFFIXES = (".py", ".pyi", ".pyw", ".ipynb")
-# Folders that hold no source of the user; a path that names one of them is read all the same.
+# Folders that hold no source of the user; a path that names one of them is read anyway.
 SKIPPED_FOLDERS = frozenset(
     {
         "__pycache__",

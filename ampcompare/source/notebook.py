@@ -1,6 +1,6 @@
 """Notebooks: their code cells as the text of one module, and back into the file.
 
-Each cell begins with a line of its own, the string `MARKER` with the number of the cell, so that a rewritten text can
+Each cell begins with a separate line, the string `MARKER` with the number of the cell, so that a rewritten text can
 be divided again. Lines that only IPython understands (`%time`, `!pip install`) become `pass` with a comment, and come
 back as they were.
 """
@@ -66,7 +66,7 @@ class Cells:
         """
         found = list(MARKED.finditer(text))
         if [int(match[1]) for match in found] != list(range(1, len(self.starts) + 1)):
-            raise FileFault("the cells cannot be told apart in the rewritten text")
+            raise FileFault("the cells cannot be separated in the rewritten text")
         ends = [match.start() - 1 for match in found[1:]] + [len(text) - text.endswith("\n")]
         bodies = [text[match.end() + 1 : end] for match, end in zip(found, ends, strict=True)]
         if found and found[0].start():

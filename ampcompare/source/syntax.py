@@ -37,7 +37,7 @@ def parse_tree(text: str) -> ast.Module:
     """Return the syntax tree of a module.
 
     Raises:
-        SourceInvalid: it is not Python 3, or nested too deep.
+        SourceInvalid: it is not Python 3, or nested too deeply.
     """
     try:
         with warnings.catch_warnings():
@@ -46,7 +46,7 @@ def parse_tree(text: str) -> ast.Module:
     except SyntaxError as error:
         raise SourceInvalid(" ".join(error.msg.split()), error.lineno or 0) from None
     except (RecursionError, MemoryError):
-        raise SourceInvalid("nested too deep") from None
+        raise SourceInvalid("nested too deeply") from None
     except ValueError as error:  # such as a null byte
         raise SourceInvalid(str(error)) from None
 

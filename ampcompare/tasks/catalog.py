@@ -56,10 +56,10 @@ BUILTIN_MODELS = {
 
 TEXTS = {
     "grammar": "160 kB of sentences of a made-up language, generated",
-    "sentences": "the same, one sentence a sample: variable lengths, filled up and with masks",
+    "sentences": "the same, one sentence per sample: variable lengths, padded and masked",
     "python": "the texts of Python's help(), half a megabyte, which differs between versions of Python",
     "text:PATH": "your file, cut into windows",
-    "lines:PATH": "your file, one line a sample, filled up and with masks",
+    "lines:PATH": "your file, one line per sample, padded and masked",
     "module:factory": "your function that returns two texts, for training and validation",
 }
 
@@ -146,7 +146,8 @@ TASKS = {
         "ampcompare.tasks.regression:regression",
         REGRESSION,
         {
-            "diabetes": "442 patients, 10 measurements, and how their disease went on; bundled with scikit-learn",
+            "diabetes": "442 patients, 10 measurements, and the progression of their disease; bundled with "
+            "scikit-learn",
             "module:factory": "your function that returns ((samples, targets), (samples, targets))",
         },
         {"mlp": BUILTIN_MODELS["mlp"]},

@@ -23,7 +23,7 @@ class CenterNet(nn.Module):
     """Objects as points on a U-Net's output, with the interface of torchvision's detectors.
 
     Source: Zhou, Wang and Krähenbühl, arXiv 1904.07850; at the resolution of the image, and with the distances to four
-    sides in place of size and offset.
+    sides instead of size and offset.
 
     Args:
         num_classes: with the background, which is 0.

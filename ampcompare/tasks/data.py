@@ -163,7 +163,7 @@ def spread(num_samples: int, size: int | None, *, what: str, labels: Tensor | No
         return torch.arange(num_samples)
     if not 1 <= size <= num_samples:
         raise ConfigError(
-            f"{size} samples were asked for, and {what} has {num_samples}; choose between 1 and {num_samples}"
+            f"{size} samples were requested, but {what} has {num_samples}; choose between 1 and {num_samples}"
         )
     picked = torch.arange(size) * num_samples // size
     if labels is not None:

@@ -29,7 +29,7 @@ def sentences(count: int) -> list[str]:
 
 
 class _Language:
-    """Draws from a generator of its own by `random.random`, whose numbers Python promises not to change."""
+    """Draws from its own generator by `random.random`, whose numbers Python promises not to change."""
 
     def __init__(self) -> None:
         self._random = random.Random(derive("grammar")).random

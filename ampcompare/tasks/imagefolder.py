@@ -47,7 +47,7 @@ def imagefolder(
         BackendUnavailable: torchvision or Pillow is missing.
     """
     if channels not in (None, 3):
-        raise ConfigError(f"{channels} channels were asked for, and {name} gives images of 3")
+        raise ConfigError(f"{channels} channels were requested, but {name} gives images of 3")
     check_layout(root)
     vision = load_torchvision()
     size = image_size or _DEFAULT_SIZE

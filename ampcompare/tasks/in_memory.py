@@ -157,7 +157,7 @@ def _repeat_channels(images: Tensor, channels: int | None, name: str) -> Tensor:
         return images
     if images.shape[1] != 1:
         raise ConfigError(
-            f"{channels} channels were asked for, and {name} has {images.shape[1]}; only gray images can be repeated"
+            f"{channels} channels were requested, but {name} has {images.shape[1]}; only gray images can be repeated"
         )
     return images.expand(-1, channels, -1, -1)
 

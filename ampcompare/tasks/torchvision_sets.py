@@ -107,7 +107,7 @@ def downloaded(
     folder = Path(data_dir or DEFAULT_DATA_DIR)
     if channels is not None and len(kind.mean) not in (1, channels):
         raise ConfigError(
-            f"{channels} channels were asked for, and {name} has {len(kind.mean)}; only gray images can be repeated"
+            f"{channels} channels were requested, but {name} has {len(kind.mean)}; only gray images can be repeated"
         )
     dataset = getattr(load_torchvision().datasets, kind.dataset)
     if download and missing_files(name, folder):

@@ -61,7 +61,7 @@ def causal_model(name: str, *, vocabulary: int, sequence_length: int, arguments:
 
 
 def _check_arguments(name: str, config: Any, arguments: Mapping[str, Any]) -> None:
-    """Check that a configuration has these arguments: Transformers keeps unknown ones without a word."""
+    """Check that a configuration has these arguments: Transformers keeps unknown ones silently."""
     known = [*config.to_dict(), *config.attribute_map]
     for argument in arguments:
         if argument not in known:

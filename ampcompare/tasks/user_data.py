@@ -48,7 +48,7 @@ def user_data(
     taken = named_by(factory, offered)
     if image_size is not None and "image_size" not in taken:
         raise ConfigError(
-            f"factory {path} has no parameter image_size, and {image_size} was asked for; add it, or drop --image-size"
+            f"factory {path} has no parameter image_size, and {image_size} was requested; add it, or drop --image-size"
         )
     with isolated_globals():
         seed_globals(derive("user's factory"))

@@ -57,7 +57,7 @@ def _update_of(phases: Sequence[Phase], assembly: Assembly, *, recorded: bool) -
     if len(phases) > 1:
         if recorded:
             raise UnsupportedCombination(
-                f"cuda_graph records one step, and this task makes {len(phases)} in an update; leave out --cuda-graph"
+                f"cuda_graph captures one step, but this task makes {len(phases)} in an update; leave out --cuda-graph"
             )
         return PhasedUpdate(phases)
     if not recorded:

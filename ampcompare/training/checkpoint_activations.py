@@ -1,4 +1,4 @@
-"""Activations that are computed again in the backward pass, in place of being kept: less memory for more time."""
+"""Activations that are computed again in the backward pass, instead of being kept: less memory for more time."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def checkpoint_activations(task: Task, models: Sequence[nn.Module]) -> None:
     modules = task.checkpointed_modules(models)
     if not modules:
         raise UnsupportedCombination(
-            "--checkpoint-activations: this model has no repeated blocks to compute again; leave it out"
+            "--checkpoint-activations: this model has no repeated blocks to recompute; leave it out"
         )
     for module in modules:
         module.forward = functools.partial(checkpoint, module.forward, use_reentrant=False)

@@ -41,7 +41,7 @@ def compiled(model: nn.Module, backend: str, device: torch.device) -> nn.Module:
         names = [name for name in (os.environ.get("CXX"), *COMPILERS) if name]
         if not any(shutil.which(name) for name in names):
             raise EnvironmentUnfit(
-                f"--compile inductor compiles C++ on a CPU, and found none of {', '.join(names)}; install one, or "
+                f"--compile inductor compiles C++ on a CPU, but found none of {', '.join(names)}; install one, or "
                 "use --compile aot_eager"
             )
     return cast(nn.Module, torch.compile(_Whole(model), backend=backend))

@@ -134,7 +134,7 @@ class StepGraph:
         except RuntimeError as error:
             first = str(error).strip().partition("\n")[0]
             raise UnsupportedCombination(
-                f"cuda_graph: this step cannot be recorded, because something in it waits for the device: {first}; "
+                f"cuda_graph: this step cannot be captured, because something in it waits for the device: {first}; "
                 "leave out --cuda-graph"
             ) from error
 
@@ -148,7 +148,7 @@ def refuse_unrecordable(device: torch.device, precision: Precision, optimizers: 
     """
     if device.type != "cuda":
         raise EnvironmentUnfit(
-            f"--cuda-graph records kernels of a CUDA device, and this run is on {device}; leave it out"
+            f"--cuda-graph captures kernels of a CUDA device, but this run is on {device}; leave it out"
         )
     for optimizer in optimizers:
         if not all(group.get("fused") for group in optimizer.param_groups):

@@ -26,11 +26,11 @@ def resolve_device(name: str) -> torch.device:
         if not torch.cuda.is_available():
             reason = "this torch is built without CUDA" if torch.version.cuda is None else "torch sees no GPU"
             raise EnvironmentUnfit(
-                f"device {name} was asked for and {reason}; use --device cpu, or install torch for CUDA"
+                f"device {name} was requested, but {reason}; use --device cpu, or install torch for CUDA"
             )
         if device.index is not None and device.index >= torch.cuda.device_count():
             raise EnvironmentUnfit(
-                f"device {name} was asked for and there are {torch.cuda.device_count()} GPUs, from cuda:0"
+                f"device {name} was requested, but there are {torch.cuda.device_count()} GPUs, starting at cuda:0"
             )
         if device.index is None:  # `torch.cuda.set_device` requires an index
             return torch.device("cuda", torch.cuda.current_device())
@@ -42,10 +42,10 @@ def _accelerator(name: str, kind: str) -> torch.device:
     if module is None or not module.is_available():
         of = ACCELERATORS[kind]
         raise EnvironmentUnfit(
-            f"device {name} was asked for, which is {of.title}, and torch sees none; use --device cpu ({of.remedy})"
+            f"device {name} was requested ({of.title}), but torch sees none; use --device cpu ({of.remedy})"
         )
     device = torch.device(name)
     count = module.device_count()
     if device.index is not None and device.index >= count:
-        raise EnvironmentUnfit(f"device {name} was asked for and there are {count} such devices, from {kind}:0")
+        raise EnvironmentUnfit(f"device {name} was requested, but there are {count} such devices, starting at {kind}:0")
     return torch.device(kind, device.index or 0)

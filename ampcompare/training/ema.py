@@ -109,14 +109,14 @@ class ModelEma:
         """
         models = state.get("models")
         if not isinstance(models, list) or len(models) != len(self._models) or "num_updates" not in state:
-            raise CheckpointError("the saved average of the weights is of another number of models")
+            raise CheckpointError("the saved average of the weights belongs to a different number of models")
         for model, saved in zip(self._models, models, strict=True):
             try:
                 require_fit(model, saved, same_types=True)
             except CheckpointError as error:
                 raise CheckpointError(
                     f"the saved average of the weights does not fit this model: {error}; resume without "
-                    "--ema-decay, or with the model that it was made of"
+                    "--ema-decay, or with the model that it was made from"
                 ) from None
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -32,8 +32,8 @@ def make_parallel(config: ParallelConfig, device: torch.device, engine: str | No
     if config.kind == "dp":
         if device.type != "cuda":
             raise UnsupportedCombination(
-                f"dp splits a batch over the GPUs of one process, and the device is {device}, where it would do "
-                "nothing; use --parallel ddp with --nproc-per-node"
+                f"dp splits a batch over the GPUs of one process, but the device is {device}, where it has no effect; "
+                f"use --parallel ddp with --nproc-per-node"
             )
         if engine == "nvidia":
             raise UnsupportedCombination(
@@ -53,7 +53,7 @@ def make_parallel(config: ParallelConfig, device: torch.device, engine: str | No
         )
     if engine == "nvidia" and device.type != "cuda":
         raise UnsupportedCombination(
-            f"the DistributedDataParallel of the real Apex needs a GPU, and the device is {device}; use --engine compat"
+            f"the DistributedDataParallel of the real Apex needs a GPU, but the device is {device}; use --engine compat"
         )
     return ApexDDP(
         apex_parallel(engine).DistributedDataParallel,

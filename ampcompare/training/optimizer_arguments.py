@@ -31,7 +31,7 @@ def optimizer_arguments(config: OptimizerConfig, factory: Callable[..., Any]) ->
         value = getattr(config, name)
         if name in config.args:
             if name in given:
-                raise ConfigError(f"recipe.optimizer.{name} and args.{name} are the same; give one of the two")
+                raise ConfigError(f"recipe.optimizer.{name} and args.{name} are the same; give only one of them")
         elif name in parameters and _fits(value, parameters[name].default):
             arguments[name] = value
         elif name in given:
@@ -67,7 +67,7 @@ def _parameters(name: str, factory: Callable[..., Any]) -> Mapping[str, inspect.
         return {}
     kinds = {parameter.kind for parameter in parameters.values()}
     if "lr" not in parameters and inspect.Parameter.VAR_KEYWORD not in kinds:
-        raise ConfigError(f"optimizer {name} takes no lr, which every run sets; name a function that takes one")
+        raise ConfigError(f"optimizer {name} takes no lr, which every run sets; name a function with an lr argument")
     return parameters
 
 
@@ -90,6 +90,6 @@ def _refuse_setting(optimizer: str, name: str, value: Any, parameters: Mapping[s
     takes = ", ".join(name for name in SETTINGS if name in parameters) or "none of them"
     shown = list(value) if isinstance(value, tuple) else value
     raise ConfigError(
-        f"recipe.optimizer.{name} is {shown}, and optimizer {optimizer} does not take it; leave it out. Of "
+        f"recipe.optimizer.{name} is {shown}, but optimizer {optimizer} does not take it; leave it out. Of "
         f"{', '.join(SETTINGS)} it takes {takes}"
     )

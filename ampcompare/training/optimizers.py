@@ -54,7 +54,8 @@ def make_optimizer(config: OptimizerConfig, model: nn.Module, *, engine: str | N
     if config.layer_lr != "none":
         if not all("weight_decay" in group for group in optimizer.param_groups):
             raise UnsupportedCombination(
-                f"layer_lr {config.layer_lr} takes over the weight decay, and {config.name} has none; use another one"
+                f"layer_lr {config.layer_lr} applies the weight decay itself, but {config.name} has none; use another "
+                f"optimizer"
             )
         LayerRates(config.trust_coefficient, clip=config.layer_lr == "larc").attach(optimizer)
     return optimizer
@@ -86,7 +87,7 @@ def _built(
             more = f" and {len(refused) - MAX_NAMED} more" if len(refused) > MAX_NAMED else ""
             raise UnsupportedCombination(
                 f"optimizer {name} does not support {', '.join(refused[:MAX_NAMED])}{more} ({text}); use another "
-                "optimizer, or one of your own that gives these to another one"
+                f"optimizer, or your own that passes these parameters to another one"
             ) from error
         raise ConfigError(f"optimizer {name} cannot be built: {text}") from error
     if not isinstance(optimizer, Optimizer):

@@ -1,6 +1,6 @@
 """The trained weights of a run, evaluated in other precisions than the arm's own.
 
-Each precision gets models of its own: built again in fp32, given the trained weights, then cast. The models that were
+Each precision gets its own models: built again in fp32, given the trained weights, then cast. The models that were
 trained stay as they are, and so do all random generators.
 """
 

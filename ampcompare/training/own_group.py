@@ -33,7 +33,7 @@ def choose_backend(name: str, device: str) -> str:
         return "nccl" if on_gpu and dist.is_nccl_available() else "gloo"
     if name == "nccl" and not on_gpu:
         why = "torch sees no GPU" if not torch.cuda.is_available() else f"the device is {device}"
-        raise EnvironmentUnfit(f"nccl works between GPUs only, and {why}; use --dist-backend gloo")
+        raise EnvironmentUnfit(f"nccl works between GPUs only, but {why}; use --dist-backend gloo")
     if not getattr(dist, f"is_{name}_available")():
         raise EnvironmentUnfit(f"this torch is built without {name}; use --dist-backend gloo")
     return name

@@ -1,4 +1,4 @@
-"""An update in several phases: each has a loss of its own, and steps its optimizers before the next one begins."""
+"""An update in several phases: each has its own loss, and steps its optimizers before the next one begins."""
 
 from __future__ import annotations
 

@@ -161,7 +161,7 @@ def test_a_baseline_of_the_same_runs_shows_nothing(make_record: MakeRecord) -> N
     gates = [parse_gate("accuracy:worse"), parse_gate("time>1.1x"), parse_gate("diverged>0")]
     now, before = ([_started(record, day) for record in _records(make_record)] for day in (21, 22))
     same = check_gates(gates, _compared(now), _compared(now))
-    assert ["these very runs" in check.failure for check in same] == [True, True, False] * 2
+    assert ["these same runs" in check.failure for check in same] == [True, True, False] * 2
     assert not any(check.failure for check in check_gates(gates, _compared(now), _compared(before)))
 
 

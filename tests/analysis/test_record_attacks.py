@@ -68,7 +68,7 @@ ATTACKS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     ),
     "faster than its throughput": (_summary(step_seconds_median=0.005), "batch size over step_seconds_median gives"),
     "other losses": (_summary(losses_sha256="0" * 64), "losses_sha256 is 000000000000, and the losses of steps.jsonl"),
-    "more steps": (_summary(num_steps=600), "it counts 600 steps, and steps.jsonl has 60"),
+    "more steps": (_summary(num_steps=600), "it counts 600 steps, but steps.jsonl has 60"),
     "a better tail": (_summary(loss_tail=0.001), "loss_tail is 0.001, and the last losses of steps.jsonl give 0.04"),
     "answers that differ beyond all": (
         _summary(in_precisions=[{"precision": "fp16", "answers": 5, "differing": 6}]),
@@ -78,7 +78,7 @@ ATTACKS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
         _summary(in_precisions=[{"precision": "fp16", "values": {"top-1": 9.0}}]),
         "top-1 in fp16 is 9.0, and a share is 0 to 1",
     ),
-    "hidden skips": (_summary(skipped_steps=7), "it counts 7 skipped steps, and steps.jsonl has 0"),
+    "hidden skips": (_summary(skipped_steps=7), "it counts 7 skipped steps, but steps.jsonl has 0"),
     "skips beyond steps": (_summary(skipped_steps=61), "61 of 60 steps were skipped"),
     "two first epochs": (
         lambda data: data["summary"].update(epochs=2 * data["summary"]["epochs"]),
@@ -86,16 +86,16 @@ ATTACKS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     ),
     "another seed": (
         lambda data: data["config"]["recipe"].update(seed=7),
-        "and its settings (half, seed 7) are those of cell",
+        "but its settings (half, seed 7) are those of cell",
     ),
-    "another arm": (lambda data: data.update(arm="fp32"), "it calls its arm fp32, and its settings say half"),
-    "diverged, called completed": (_summary(diverged_step=7), "it was completed, and diverged at step 7"),
+    "another arm": (lambda data: data.update(arm="fp32"), "it calls its arm fp32, but its settings say half"),
+    "diverged, called completed": (_summary(diverged_step=7), "it is marked as completed, but diverged at step 7"),
     "ended as its settings do not allow": (_summary(ended="no better top-1"), "neither early_stop nor target"),
     "went back as its settings do not allow": (
         _summary(rollbacks=[3]),
-        "it went back at [3], and its settings say on_nan",
+        "it rolled back at [3], but its settings say on_nan",
     ),
-    "no steps": (_summary(num_steps=0), "it was completed, and counts no steps"),
+    "no steps": (_summary(num_steps=0), "it is marked as completed, but counts no steps"),
     "another last loss": (_summary(loss_final=0.1), "loss_final is 0.1, and its epochs give 1.0"),
     "a class of more than all": (
         lambda data: data["summary"]["epochs"][0].update(majority_correct=5000),
@@ -107,10 +107,10 @@ ATTACKS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     ),
     "a loss that falls in the trace alone": (
         lambda data: data.update(trace={"steps": [0, 59], "losses": [9.0, 0.1], "step_seconds": []}),
-        "its trace has a loss of 9.0 at step 0, and steps.jsonl 2.004",
+        "its trace has a loss of 9.0 at step 0, but steps.jsonl has 2.004",
     ),
     "no cell at once": (lambda data: data.update(jobs=0), "0 cells ran at the same time"),
-    "no checksum": (lambda data: data.update(checksum=None), "it has no checksum, as every record with a host has"),
+    "no checksum": (lambda data: data.update(checksum=None), "it has no checksum, which every record with a host has"),
 }
 
 
@@ -140,7 +140,7 @@ def test_what_contradicts_nothing_is_noticed_by_the_checksum(
     folder = run_folder()
     path = record_path(folder, "half", 1)
     _edit(path, change, seal=False)
-    with pytest.raises(RecordError, match="changed after it was written: its checksum does not fit"):
+    with pytest.raises(RecordError, match="changed after it was written: its checksum does not match"):
         read_checked(path)
 
 
@@ -162,7 +162,7 @@ def test_a_seed_copied_over_others_gives_no_pair(run_folder: MakeFolder, record_
             shutil.copy(record_path(folder, arm, 0), folder / "cells" / _digest(folder, arm, seed) / "record.json")
     comparison = reload_comparison(folder)
     assert len(comparison.excluded) == 8
-    assert all("seed 0), and lies in the folder of cell" in text for text in comparison.excluded)
+    assert all("seed 0), but is in the folder of cell" in text for text in comparison.excluded)
     assert _row(comparison).pairs == 1
     assert _row(comparison).accuracy_verdict.startswith("inconclusive")
 
@@ -196,7 +196,7 @@ def test_a_forged_seed_is_no_further_run(run_folder: MakeFolder, record_path: Fi
         path.write_text(json.dumps(data))
     comparison = reload_comparison(folder)
     assert [text.partition(": ")[2] for text in comparison.excluded] == [
-        "its losses are those of seed 0 to the last bit, so it is not a further run"
+        "its losses are those of seed 0 to the last bit, so it is not an independent run"
     ] * 2
     assert _row(comparison).pairs == 3
 
@@ -233,7 +233,7 @@ def test_cpu_half_against_the_settings(run_folder: MakeFolder, record_path: Find
     record = read_record(record_path(run_folder(), "half", 0))
     config = record.config.model_copy(update={"cpu_half": "emulated"})
     forged = record.model_copy(update={"config": config, "half": "fp16 native"})
-    assert contradiction(forged) == "it says fp16 native, and its settings say cpu_half emulated"
+    assert contradiction(forged) == "it says fp16 native, but its settings say cpu_half emulated"
     assert contradiction(forged.model_copy(update={"half": "fp16 emulated"})) == ""
 
 
@@ -283,7 +283,7 @@ def test_a_run_that_is_not_there_ends_the_test(run_folder: MakeFolder, record_pa
     record_path(folder, "half", 3).unlink()
     comparison = reload_comparison(folder)
     assert (_row(comparison).pairs, _row(comparison).accuracy_verdict) == (4, "inconclusive (not tested)")
-    assert any(line.startswith("Nothing was tested: not all runs of this plan") for line in comparison.reading)
+    assert any(line.startswith("Nothing was tested: some runs of this plan") for line in comparison.reading)
 
 
 REPORT_ATTACKS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
@@ -334,7 +334,7 @@ def test_a_report_with_records_under_other_seeds(run_folder: MakeFolder, tmp_pat
     path.write_text(json.dumps(data))
     comparison = reload_comparison(path)
     assert len(comparison.excluded) == 10
-    assert "and its settings are those of cell" in comparison.excluded[0]
+    assert "but its settings are those of cell" in comparison.excluded[0]
 
 
 def test_a_stored_report_is_checked_too(run_folder: MakeFolder, tmp_path: Path) -> None:
@@ -355,7 +355,7 @@ def test_nothing_that_can_be_used(run_folder: MakeFolder, record_path: FindRecor
     folder = run_folder([0])
     for arm in ("fp32", "half"):
         _edit(record_path(folder, arm, 0), _summary(metric_final=0.9))
-    with pytest.raises(RecordError, match=r"holds no record that can be used: .*its counts"):
+    with pytest.raises(RecordError, match=r"holds no usable record: .*its counts"):
         reload_comparison(folder)
 
 
@@ -385,7 +385,7 @@ def test_compare_takes_no_record_of_another_cell(run_folder: MakeFolder, record_
     shutil.copy(source, target)
     reuse = reusable(folder, config)
     assert reuse.record is None
-    assert f"(half, seed 0), and lies in the folder of cell {config.digest()}" in reuse.reason
+    assert f"(half, seed 0), but is in the folder of cell {config.digest()}" in reuse.reason
 
 
 def test_steps_that_are_not_at_hand_prove_nothing(run_folder: MakeFolder, record_path: FindRecord) -> None:

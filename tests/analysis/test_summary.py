@@ -143,7 +143,7 @@ def test_few_seeds_name_no_winner(make_record: MakeRecord, seeds: int) -> None:
     """One or two seeds give no verdict, whatever the figures, and the headline says why."""
     comparison = summarize(_matrix(make_record, seeds), arms=["fp32", "half"], reference="fp32")
     noun = "One seed" if seeds == 1 else "Two seeds"
-    assert comparison.headline[0] == f"{noun}: differences between arms cannot be told from run-to-run noise."
+    assert comparison.headline[0] == f"{noun}: differences between arms cannot be distinguished from run-to-run noise."
     assert not any(line.startswith("Use") for line in comparison.headline)
     row = _row(comparison, "half")
     assert (row.accuracy_verdict, row.time_verdict) == ("inconclusive (fewer than 3 seeds)",) * 2

@@ -117,14 +117,14 @@ def test_every_option_of_compare_is_reachable_from_python() -> None:
         ({"seeds": "0-"}, "seeds '0-' cannot be read"),
         ({"budget": "soon"}, "budget 'soon' is not a time"),
         ({"jobs": 0}, "jobs is 0"),
-        ({"sweep": {"colour": [1]}}, "'colour' is not one setting"),
+        ({"sweep": {"colour": [1]}}, "'colour' is not a setting"),
         ({"fail_on": "speed>1"}, "cannot be read"),
         ({"objective": "beauty"}, "'beauty'"),
         ({"recipe": "digit"}, "did you mean 'digits'"),
         ({"recipe": Recipe(), "size": "small"}, "size 'small' is for a named recipe"),
         ({"epochs": 3}, "there is no setting 'epochs'"),
-        ({"arm": "fp32"}, "a comparison takes arms"),
-        ({"launch": LaunchOptions(), "slurm_options": {"a": "b"}}, "give one of the two"),
+        ({"arm": "fp32"}, "a comparison needs a list of arms"),
+        ({"launch": LaunchOptions(), "slurm_options": {"a": "b"}}, "give only one of them"),
         ({"slurm_options": {"partition": "gpu"}}, "for Slurm jobs"),
     ],
 )
@@ -293,7 +293,7 @@ def test_diagnose_passes_a_script_on(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     [
         ({"loop": print, "script": ["train.py"]}, "a loop or a script"),
         ({"script": ["missing.py"]}, "there is no script"),
-        ({"script": []}, "after -- comes a script"),
+        ({"script": []}, "no script after --"),
     ],
 )
 def test_diagnose_refuses_what_it_cannot_run(options: dict[str, Any], message: str) -> None:

@@ -30,7 +30,7 @@ def _check(done: Any, code: int, *parts: str) -> None:
         (["run", "--arm", "natve:fp16"], ["unknown backend 'natve'", "did you mean 'native'?"]),
         (["run", "--arm", "bf61"], ["did you mean 'bf16'?"]),
         (["run", "--arm", "apex-O2"], ["did you mean 'apex:O2'?"]),
-        (["run", "--arm", "fp32,apex:O2"], ["names 2 arms, fp32 and apex:O2, where one is expected"]),
+        (["run", "--arm", "fp32,apex:O2"], ["names 2 arms, fp32 and apex:O2, but one arm is expected here"]),
         (
             ["compare", "--arm", "half:bn_fp32,bf16"],
             ["can be an option of the arm before it, or the arm 'native:bf16'"],
@@ -43,10 +43,10 @@ def _check(done: Any, code: int, *parts: str) -> None:
         (["compare", "--arm", "fp32", "--arm", "apex:O6"], ["opt_level=O6", "O0, O1, O2, O3"]),
         (["compare", "--arm", "fp32", "--arm", "fp32"], ["'fp32' is named twice"]),
         (["compare", "--seeds", "4-0"], ["seeds '4-0'"]),
-        (["compare", "--set", "arm=half"], ["a comparison takes arms", "arm: half"]),
-        (["run", "--epochs", "0"], ["recipe.epochs", "greater than or equal to 1", "seen: 0"]),
+        (["compare", "--set", "arm=half"], ["a comparison needs a list of arms", "arm: half"]),
+        (["run", "--epochs", "0"], ["recipe.epochs", "at least 1", "seen: 0"]),
         (["run", "--lr", "nan"], ["recipe.optimizer.lr", "seen: nan"]),
-        (["run", "--device", "gpu"], ["device 'gpu' is not auto, cpu, cuda"]),
+        (["run", "--device", "gpu"], ["device 'gpu' is unknown; use auto, cpu, cuda"]),
         (["run", "--dtype", "bf16"], ["--dtype belongs to a backend", "--backend"]),
         (["run", "--arm", "half", "--dtype", "bf16"], ["--arm cannot be combined with --dtype", "--dtype"]),
         (["run", "--backend", "fp32", "--loss-scale", "2"], ["'fp32' has no option 'loss_scale'"]),
@@ -166,7 +166,7 @@ def test_an_environment_without_cuda(call: Call, tmp_path: Path) -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
     done = call("run", "--device", "cuda", "--arch", "mlp", "-o", str(tmp_path / "out"))
-    _check(done, 4, "device cuda was asked for", "use --device cpu")
+    _check(done, 4, "device cuda was requested", "use --device cpu")
 
 
 def test_an_environment_without_apex(call: Call, tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ def test_limits_are_checked(call: Call, tmp_path: Path) -> None:
     limits = ("--fail-on", "accuracy<-0.01", "--fail-on", "time>1.5x")
     reused = call(*LEARNING, "--seeds", "0-1", "-o", str(tmp_path / "run"), *baseline, *limits)
     assert reused.code == 1
-    assert "accuracy is unknown: the baseline holds these very runs" in reused.err
+    assert "accuracy is unknown: the baseline holds these same runs" in reused.err
     against = call(*LEARNING, "--seeds", "0-1", "-o", str(tmp_path / "later"), *baseline, *limits)
     assert against.code == 0
     assert "is not checked: invalid measurement" in against.err
@@ -126,7 +126,7 @@ def test_notices_are_plain_lines(call: Call, tmp_path: Path) -> None:
         (("--baseline", "missing.json"), "there is no missing.json"),
         (("--budget", "soon"), "not a time"),
         (("--progress-interval", "often"), "--progress-interval 'often' is not a time"),
-        (("--sweep", "colour=1"), "is not one setting; ampcompare config show lists them all"),
+        (("--sweep", "colour=1"), "is not a setting; ampcompare config show lists them all"),
         (("--sweep", "epoch=1,2"), "choose one of recipe.epochs"),
         (("--margin", "-1"), "margin is -1"),
         (("--seeds", "automatic"), "cannot be read"),

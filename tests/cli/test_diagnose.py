@@ -28,7 +28,7 @@ def test_a_recipe(call: Call, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "hint"),
     [
-        (["--at", "first"], "must be numbers of steps"),
+        (["--at", "first"], "must be step numbers"),
         (["--steps", "2", "--at", "5"], "raise --steps"),
         (["--compile", "eager"], "--compile"),
         (["--arm", "02"], "letter O, not with a zero"),

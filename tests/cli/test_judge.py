@@ -60,7 +60,7 @@ def test_bad_calls_are_one_line(arguments: list[str], words: str, capsys: pytest
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("", "out is a folder, and a table is a CSV or Markdown file. The verdicts"),
+        ("", "out is a folder, but a table is a CSV or Markdown file. The verdicts"),
         ("report.md", "out/report.md is a report of ampcompare, not a table. The verdicts"),
         ("copy.csv", "out/copy.csv is a report of ampcompare, not a table. The verdicts"),
     ],

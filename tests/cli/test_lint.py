@@ -73,7 +73,7 @@ def test_settings_of_a_project(call: Call, project: Path) -> None:
     ("arguments", "message"),
     [
         (["missing.py"], "ampcompare: missing.py: no such file or folder"),
-        ([".", "--select", "AMP9"], "ampcompare: no code of lint begins with 'AMP9'; "),
+        ([".", "--select", "AMP9"], "ampcompare: no lint code begins with 'AMP9'; "),
         ([], "Missing argument"),
     ],
 )

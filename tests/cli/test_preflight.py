@@ -32,8 +32,8 @@ REFUSED: list[tuple[list[str], int, str]] = [
     (["run", "--data", "nosuch"], 2, "there is no data set 'nosuch'"),
     (["run", "--data", "mnist", "--data-dir", "nowhere"], 2, "mnist is not in nowhere"),
     (["run", "--data", "imagefolder", "--data-dir", "nowhere"], 2, "there is no folder 'nowhere'"),
-    (["run", "--device", "nosuch"], 2, "is not auto, cpu, cuda"),
-    (["run", "--device", "xpu"], 4, "a GPU of Intel, and this torch is built without XPU"),
+    (["run", "--device", "nosuch"], 2, "is unknown; use auto, cpu, cuda"),
+    (["run", "--device", "xpu"], 4, "an Intel GPU), but this torch is built without XPU"),
     (["run", "--device", "mps", "--arm", "apex:O1"], 2, "apex:O1 does not run on mps"),
     (["run", "--arch", "nomod:x"], 2, "there is no module 'nomod'"),
     (["run", "--data", "nomod.inner:x"], 2, "there is no module 'nomod.inner'"),
@@ -46,7 +46,7 @@ REFUSED: list[tuple[list[str], int, str]] = [
     (["compare", "--arm", "fp32", "--arm", "horovod"], 4, "horovod is not installed"),
     (["compare", "--arch", "resnet19"], 2, "there is no model 'resnet19'"),
     (["compare", "--sweep", "recipe.model.arch=mlp,mpl"], 2, "there is no model 'mpl'"),
-    (["compare", "--sweep", "device=cpu,nosuch"], 2, "is not auto, cpu, cuda"),
+    (["compare", "--sweep", "device=cpu,nosuch"], 2, "is unknown; use auto, cpu, cuda"),
     (["compare", "-o", "x" * 300], 2, "cannot make the output folder"),
     (["explain", "O2", "--arch", "resnet19"], 2, "there is no model 'resnet19'"),
 ]
@@ -72,7 +72,7 @@ def _cases() -> list[tuple[list[str], int, str]]:
         cases.append((["run", "--arm", "apex:O2,engine=nvidia"], 4, "--engine compat"))
         cases.append((["run", "--arm", "actnn:over=apex:O2+engine=nvidia"], 4, "--engine compat"))
     if why_no_cuda():
-        cases.append((["run", "--device", "cuda"], 4, "device cuda was asked for"))
+        cases.append((["run", "--device", "cuda"], 4, "device cuda was requested"))
         cases.append((["compare", "--device", "cuda:1"], 4, "use --device cpu"))
     return cases
 
@@ -112,7 +112,7 @@ def test_cuda_is_refused_only_where_it_is_certain(tmp_path: Path, monkeypatch: p
 
     assert ask(CPU) == ask(CPU, here=False) == "this torch is built without CUDA"
     assert ask(ROCM) == ""
-    assert ask(CUDA) == "this machine has no driver of NVIDIA"
+    assert ask(CUDA) == "this machine has no NVIDIA driver"
     assert ask(CUDA, here=False) == ""
     for name in ("dev/nvidiactl", "dev/nvidia0", "dev/dxg", "dev/nvhost-gpu", "proc/driver/nvidia"):
         root = _root(tmp_path / name.replace("/", "-"), name)

@@ -124,7 +124,7 @@ def test_departures_from_what_was_published_are_said(call: Call, tmp_path: Path)
         ),
         (("--recipe", "digits", "--size", "small"), ["recipe digits has no size 'small'"]),
         (("--recipe", "cifar10-r18", "--size", "smal"), ["did you mean 'small'?"]),
-        (("--size", "small"), ["--size small is for a recipe", "--recipe"]),
+        (("--size", "small"), ["--size small needs a recipe", "--recipe"]),
     ],
 )
 @pytest.mark.parametrize("command", ["run", "compare"])

@@ -139,5 +139,5 @@ def test_records_of_exec_side_by_side(call: Any, tmp_path: Path) -> None:
     single = call("report", "a.jsonl", "--format", "html")[1]
     assert "1 step, 0 skipped, no loss scale</h1>" in single
     (tmp_path / "other.json").write_text("{}")
-    assert "report them apart" in call("report", "a.jsonl", "other.json")[2]
+    assert "report them separately" in call("report", "a.jsonl", "other.json")[2]
     assert "no latex report" in call("report", "a.jsonl", "--format", "latex")[2]

@@ -43,7 +43,7 @@ def script(tmp_path: Path) -> str:
         (["--lr", "0.1"], "--lr is a setting of ampcompare's own training loop"),
         (["--sweep", "workers=0,1"], "--sweep is a setting of"),
         (["--metric", "top1=Acc"], "has 0 groups"),
-        (["--arm", "accelerate"], "cannot stand behind a script's own calls"),
+        (["--arm", "accelerate"], "cannot replace amp in a script"),
         (["--metric", r"top1=Acc ([\d.]+)", "--margin", "0.5pp"], "percentage points, and differences of top1 are not"),
         (["--metric", r"top1=Acc ([\d.]+)", "--margin", "0"], "the margin is 0"),
         (["--metric", r"top1=Acc ([\d.]+)", "--fail-on", "top5<1"], "nothing called top5 is measured"),
@@ -64,7 +64,7 @@ def test_options_of_scripts_need_one(call: Any) -> None:
     done = call("run", "--metric", "top1:max")
     assert done.code == 2
     assert "is for a script: ampcompare run [OPTIONS] -- SCRIPT ARGS..." in done.err
-    assert "comes a script with its arguments" in call("compare", "--").err
+    assert "no script after --" in call("compare", "--").err
 
 
 @pytest.mark.slow

@@ -194,7 +194,7 @@ def test_steps_to_watch_and_ranges_alone() -> None:
     ("options", "message"),
     [
         ({"steps": 0}, "steps must be at least 1"),
-        ({"at": [9]}, "step 9 is to be watched"),
+        ({"at": [9]}, "step 9 is beyond the steps"),
         ({"recipe.compile": "eager"}, "leave it out"),
         ({"processes": 2}, "one process"),
     ],

@@ -156,7 +156,10 @@ def test_a_port_in_use(own_ranks: Run, tmp_path: Path) -> None:
         (text, is_main) = own_ranks(1, cell, folder=str(tmp_path), url=url)[0]
 
     assert is_main
-    assert text == f"failed rank 0 cannot listen at {url}: the port is in use; choose another one, or stop its program"
+    assert text == (
+        f"failed rank 0 cannot listen at {url}: the port is in use; choose another one, or stop the "
+        f"program that uses it"
+    )
     assert read_record(tmp_path / "record.json").error == text.removeprefix("failed ")
 
 
@@ -165,7 +168,7 @@ def test_nccl_without_gpus(own_ranks: Run, tmp_path: Path) -> None:
     own_ranks(2, cell, folder=str(tmp_path), backend="nccl")
 
     record = read_record(tmp_path / "record.json")
-    assert (record.error or "").startswith("nccl works between GPUs only, and ")
+    assert (record.error or "").startswith("nccl works between GPUs only, but ")
     assert (record.error or "").endswith("use --dist-backend gloo")
     assert record.environment["exit_code"] == 4
 

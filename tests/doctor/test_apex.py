@@ -92,7 +92,7 @@ def test_full_build(site: Any) -> None:
     ("error", "suspect"),
     [
         ("amp_C.so: undefined symbol: _ZN3c105ErrorC2E", "built against another torch."),
-        ("libcudart.so.11.0: cannot open shared object file", "built against another CUDA"),
+        ("libcudart.so.11.0: cannot open shared object file", "built against a different CUDA"),
         ("version `GLIBCXX_3.4.32' not found", "built on a newer system"),
     ],
 )

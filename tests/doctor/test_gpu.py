@@ -85,7 +85,7 @@ def test_no_gpu() -> None:
     for answer in (None, Answer({"available": False, "devices": []}, "done")):
         findings = examine_gpus(answer, driver=NO_DRIVER)
         assert findings[-1].value == "none"
-        assert "say nothing of a GPU" in findings[-1].reason
+        assert "say nothing about a GPU" in findings[-1].reason
     assert examine_gpus(None, driver=NO_DRIVER)[0].verdict == "note"
 
 

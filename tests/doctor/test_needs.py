@@ -84,8 +84,8 @@ def test_bf16_on_an_old_gpu_and_fp16_on_a_cpu() -> None:
 @pytest.mark.parametrize(
     ("arm", "note"),
     [
-        ("accelerate:fp16", "trains in fp32 without saying so"),
-        ("fabric:16-mixed", "takes bf16-mixed"),
+        ("accelerate:fp16", "silently trains in fp32"),
+        ("fabric:16-mixed", "uses bf16-mixed"),
         ("fabric:16-true", "fp16 is emulated on this CPU"),
         ("accelerate:bf16", ""),
         ("actnn:bits=2,over=native:fp16", "fp16 is emulated on this CPU"),

@@ -37,7 +37,7 @@ def test_lines_fit_but_for_those_to_paste() -> None:
 def test_what_is_wrong_comes_last() -> None:
     """The last lines name what is wrong, arms included, or say that nothing is."""
     assert _rendered(*ARMS)[-1] == "2 problems: apex, apex:O1,engine=nvidia"
-    assert _rendered(findings=FINDINGS[:2])[-1] == "Nothing is wrong here."
+    assert _rendered(findings=FINDINGS[:2])[-1] == "No problems found."
     warning = Check("GPU", "cuda:0", "busy", "warning")
     assert _rendered(findings=(warning,))[-1] == "1 warning: cuda:0"
 

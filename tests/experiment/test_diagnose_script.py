@@ -129,13 +129,13 @@ def test_a_script_that_fails(diagnose: Callable[..., Any]) -> None:
 def test_a_script_with_a_number_that_fp16_lacks(diagnose: Callable[..., Any]) -> None:
     """torch refuses it; the line, and what to write instead, are named."""
     masked = APEX.replace("(x * 60.0) ** 3 * 1e-5", "x.masked_fill(x > 0, -1e9)")
-    with pytest.raises(LaunchError, match=r"train.py:8\); a number of that line is beyond 65504.*finfo"):
+    with pytest.raises(LaunchError, match=r"train.py:8\); a number in that line is beyond 65504.*finfo"):
         diagnose(masked, "apex:O2", steps=1)
 
 
 def test_a_script_that_the_arm_cannot_train(diagnose: Callable[..., Any]) -> None:
     """The reason is that of the arm, with the line of the script."""
-    with pytest.raises(ConfigError, match=r"train.py:\d+: the script uses torch.amp, and apex:O4 is only"):
+    with pytest.raises(ConfigError, match=r"train.py:\d+: the script uses torch.amp, but apex:O4 works only"):
         diagnose(TORCH.replace("FACTOR", "1"), "apex:O4", steps=1)
 
 

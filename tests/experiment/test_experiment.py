@@ -276,7 +276,7 @@ def test_auto_stops_at_its_budget(tmp_path: Path) -> None:
     comparison = run_auto(_make, tmp_path, launcher, terms=Criteria(margin=1), budget_seconds=1)
     assert comparison.seeds == [0, 1, 2, 3, 4]
     assert comparison.reading[-1].startswith("The budget of 1 s ended it after 5 of the ")
-    assert "seen less often than in 80 %" in comparison.reading[-1]
+    assert "the power to detect a difference is below 80 %" in comparison.reading[-1]
     assert comparison.look == 1
     more = run_auto(_make, tmp_path, launcher, terms=Criteria(margin=1), budget_seconds=1e6)
     assert len(more.seeds) > 5

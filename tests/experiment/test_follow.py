@@ -179,7 +179,7 @@ def test_a_callback_that_raises_ends_the_command(tmp_path: Path) -> None:
         def on_end(self, cell: CellInfo, record: RunRecord) -> None:
             raise KeyError("top-9")
 
-    with pytest.raises(ConfigError, match=r"callback Broken: on_end raised KeyError: 'top-9'; repair it"):
+    with pytest.raises(ConfigError, match=r"callback Broken: on_end raised KeyError: 'top-9'; fix it"):
         _run(tmp_path, following(Observer(), [Broken()]))
 
 

@@ -60,5 +60,5 @@ def test_a_plan_holds_its_reference() -> None:
     assert (plan.reference, other.reference) == ("fp32", "apex:O2")
     assert plan.digest() == other.digest()
     assert {cell.digest() for cell in plan.cells} == {cell.digest() for cell in other.cells}
-    with pytest.raises(ConfigError, match="the reference 'half' is none of the arms fp32, apex:O2"):
+    with pytest.raises(ConfigError, match="the reference 'half' is not one of the arms fp32, apex:O2"):
         plan_rows(RunConfig(), rows, [0], "half")

@@ -100,7 +100,7 @@ def test_what_a_dead_owner_wrote_is_not_believed(
     for text in (json.dumps({"pid": gone.pid, "host": socket.gethostname()}), "[" * 5000, '{"pid": 1e999}', "{}"):
         (tmp_path / "out" / OWNER).write_text(text)
         with (
-            pytest.raises(ConfigError, match="by another command that has not said"),
+            pytest.raises(ConfigError, match="by another command that left no details"),
             owned(tmp_path / "out", launcher),
         ):
             pytest.fail("two owners")

@@ -55,7 +55,7 @@ def test_runs_on_the_way_are_not_tested(tmp_path: Path) -> None:
 def test_a_name_that_is_none(tmp_path: Path) -> None:
     """An arm that did not run is refused, with those that did."""
     _compare(tmp_path, range(3))
-    with pytest.raises(ConfigError, match=r"--reference 'hal' is none of the arms of these runs: fp32, .*half"):
+    with pytest.raises(ConfigError, match=r"--reference 'hal' is not one of the arms of these runs: fp32, .*half"):
         reload_comparison(tmp_path, reference="hal")
     assert len(read_looks(tmp_path)) == 1
 
@@ -75,7 +75,7 @@ def test_a_look_that_cannot_be_written_is_not_tested(tmp_path: Path) -> None:
     (tmp_path / LOCK).mkdir()
     shown = reload_comparison(tmp_path, reference="half")
     assert shown.error_rate == 0
-    assert any("the run directory cannot be written" in line for line in shown.reading)
+    assert any("the run directory is not writable" in line for line in shown.reading)
 
 
 def test_a_report_without_a_journal_is_not_tested(tmp_path: Path) -> None:
@@ -83,4 +83,4 @@ def test_a_report_without_a_journal_is_not_tested(tmp_path: Path) -> None:
     _compare(tmp_path, range(3), save=write_reports)
     shown = reload_comparison(tmp_path / "report.json", reference="half")
     assert (shown.reference, shown.error_rate) == ("half", 0)
-    assert any("there is no journal here that could count it" in line for line in shown.reading)
+    assert any("there is no journal here to count it" in line for line in shown.reading)

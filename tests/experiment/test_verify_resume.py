@@ -69,7 +69,7 @@ def test_a_difference_is_named(tmp_path: Path) -> None:
 def test_what_cannot_be_verified_is_said(tmp_path: Path) -> None:
     """A run of one update has no step to stop after, and one that fails has nothing to compare."""
     config = RunConfig.model_validate({"recipe": {**TINY, "max_steps": 1}})
-    with pytest.raises(ConfigError, match="1 updates, and it takes 2"):
+    with pytest.raises(ConfigError, match="1 updates, but --verify-resume needs at least 2"):
         verify_resume(config, tmp_path / "short", Inline())
     config = RunConfig.model_validate({"recipe": {**TINY, "model": {"arch": "nowhere:none"}}})
     with pytest.raises(LaunchError, match="fp32 failed"):

@@ -98,7 +98,7 @@ def test_the_queue(programs: Programs) -> None:
     programs(squeue="12|/runs/cells/abc\n13|")
     assert active_jobs() == {"12": "/runs/cells/abc", "13": ""}
     programs(squeue=None)
-    with pytest.raises(LaunchError, match="squeue does not answer: no answer"):
+    with pytest.raises(LaunchError, match="squeue does not respond: no answer"):
         active_jobs()
 
 
@@ -179,7 +179,7 @@ def test_a_queue_that_does_not_answer(programs: Programs, tmp_path: Path, monkey
     """While Slurm is silent for a while the launcher waits on; when it stays so, that is the error."""
     programs(sbatch="", srun="", squeue=None)
     monkeypatch.setattr(module, "PATIENCE_SECONDS", 0.2)
-    with pytest.raises(LaunchError, match="squeue does not answer"):
+    with pytest.raises(LaunchError, match="squeue does not respond"):
         _ended(tmp_path)
 
 

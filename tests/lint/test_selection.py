@@ -32,7 +32,7 @@ def test_prefixes(select: tuple[str, ...], ignore: tuple[str, ...], reported: li
 
 def test_prefixes_of_no_code() -> None:
     """A mistyped code selects nothing, and is an error."""
-    with pytest.raises(ConfigError, match=r"no code of lint begins with 'AMP290'; did you mean 'AMP\d+'"):
+    with pytest.raises(ConfigError, match=r"no lint code begins with 'AMP290'; did you mean 'AMP\d+'"):
         Selection(select=("AMP290",))
 
 
@@ -53,10 +53,10 @@ def test_pyproject(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('[tool.ampcompare]\nlint = "x"\n', "is no table"),
+        ('[tool.ampcompare]\nlint = "x"\n', "is not a table"),
         ('[tool.ampcompare.lint]\nselekt = ["AMP2"]\n', "has no key 'selekt'; it has select, ignore, exclude"),
-        ('[tool.ampcompare.lint]\nselect = "AMP2"\n', "must be a list of texts"),
-        ('[tool.ampcompare.lint]\nselect = ["E501"]\n', "no code of lint begins with 'E501'"),
+        ('[tool.ampcompare.lint]\nselect = "AMP2"\n', "must be a list of strings"),
+        ('[tool.ampcompare.lint]\nselect = ["E501"]\n', "no lint code begins with 'E501'"),
         ("[tool.ampcompare.lint\n", "pyproject.toml: "),
     ],
 )

@@ -29,7 +29,7 @@ def test_fp16_on_a_cpu_is_told_as_what_it_is() -> None:
     assert precision.effective is not None
     assert (precision.effective.arm, precision.effective.as_asked) == ("fp32", False)
     assert precision.effective.version == accelerate.__version__
-    assert "took fp32 for fp16" in precision.effective.reason
+    assert "used fp32 instead of fp16" in precision.effective.reason
     assert (precision.half_dtype, precision.loss_scales()) == (None, ())
 
 

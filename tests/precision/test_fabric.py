@@ -35,7 +35,7 @@ def test_16_mixed_on_a_cpu_is_told_as_what_it_is() -> None:
     precision = make_precision("fabric:16-mixed")
     assert precision.effective is not None
     assert (precision.effective.arm, precision.effective.as_asked) == ("native:bf16", False)
-    assert "took native:bf16 for 16-mixed" in precision.effective.reason
+    assert "used native:bf16 instead of 16-mixed" in precision.effective.reason
     assert (precision.half_dtype, precision.loss_scales()) == (torch.bfloat16, ())
 
 

@@ -182,7 +182,7 @@ def test_hardware_is_used_where_it_is(
     assert prepared[0].config.emulate is bool(emulated)
     assert prepared[0].config.pad_inner_dim is not bool(emulated)
     if not emulated:
-        with pytest.raises(BackendUnavailable, match="multiples of 16, and align is 8"):
+        with pytest.raises(BackendUnavailable, match="multiples of 16, but align is 8"):
             make_precision(f"fp8:{scaling},align=8", device="cuda:0")
 
 

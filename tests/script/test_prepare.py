@@ -109,7 +109,7 @@ def test_a_refusal_is_one_line(forked_python: Any, tmp_path: Path) -> None:
     done = run(forked_python, tmp_path, SCRIPT.replace("verbosity=0", "enabled=False"), "--arm", "half")
     assert done.returncode == 3
     assert "Traceback" not in done.stderr
-    assert "train.py:7: amp.initialize has enabled=False, so half cannot act" in done.stderr
+    assert "train.py:7: amp.initialize has enabled=False, so half has no effect" in done.stderr
 
 
 def test_a_script_that_reaches_no_arm_fails(forked_python: Any, tmp_path: Path) -> None:

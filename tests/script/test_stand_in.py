@@ -277,7 +277,7 @@ def test_data_are_loaded_without_casts(behind: Any) -> None:
 
 def test_other_backends_cannot_stand_behind_a_script() -> None:
     """A library that trains by itself is no arm for a script."""
-    with pytest.raises(UnsupportedCombination, match="cannot stand behind"):
+    with pytest.raises(UnsupportedCombination, match="cannot replace amp"):
         check_arm(Arm.parse("accelerate"))
 
 
@@ -379,5 +379,5 @@ def test_a_closure_is_refused_where_a_step_may_be_skipped(behind: Any, arm: str)
     behind(arm)
     model = nn.Linear(6, 3)
     optimizer, scaler = torch.optim.LBFGS(model.parameters()), torch.amp.GradScaler("cpu")
-    with pytest.raises(ScalingError, match=r"test_stand_in\.py:\d+: scaler\.step gets a closure"):
+    with pytest.raises(ScalingError, match=r"test_stand_in\.py:\d+: scaler\.step is called with a closure"):
         scaler.step(optimizer, lambda: 0.0)

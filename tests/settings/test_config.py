@@ -24,14 +24,14 @@ def _nested(place: str, value: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("place", "value", "message"),
     [
-        ("recipe.epochs", 0, "recipe.epochs: Input should be greater than or equal to 1 (seen: 0)"),
+        ("recipe.epochs", 0, "recipe.epochs: must be at least 1 (seen: 0)"),
         ("recipe.epochs", 1.5, "(seen: 1.5)"),
         ("recipe.batch_size", -1, "(seen: -1)"),
         ("recipe.max_steps", 0, "(seen: 0)"),
         ("recipe.seed", -1, "(seen: -1)"),
         ("recipe.seed", 2**31, "(seen: 2147483648)"),
         ("recipe.optimizer.lr", 0, "(seen: 0)"),
-        ("recipe.optimizer.lr", float("nan"), "recipe.optimizer.lr: Input should be a finite number (seen: nan)"),
+        ("recipe.optimizer.lr", float("nan"), "recipe.optimizer.lr: must be a finite number (seen: nan)"),
         ("recipe.optimizer.momentum", 1, "(seen: 1)"),
         (
             "recipe.optimizer.name",
@@ -41,13 +41,18 @@ def _nested(place: str, value: Any) -> dict[str, Any]:
         ("recipe.clip_grad", float("inf"), "(seen: inf)"),
         ("recipe.label_smoothing", 1.0, "(seen: 1.0)"),
         ("warmup_steps", -1, "(seen: -1)"),
-        ("device", "gpu", "device: device 'gpu' is not auto, cpu, cuda, mps, xpu, or one with an index (seen: 'gpu')"),
-        ("device", "xpu:x", "device 'xpu:x' is not"),
-        ("device", "cuda:x", "device 'cuda:x' is not"),
+        (
+            "device",
+            "gpu",
+            "device: device 'gpu' is unknown; use auto, cpu, cuda, mps, xpu, or one with an index such "
+            "as cuda:1 (seen: 'gpu')",
+        ),
+        ("device", "xpu:x", "device 'xpu:x' is unknown"),
+        ("device", "cuda:x", "device 'cuda:x' is unknown"),
         ("arm", "apex:02", "write O2"),
         ("on_nan", "ignore", "'stop', 'continue', 'skip' or 'rollback' (seen: 'ignore')"),
         ("recipe.optimizer", 3, "recipe.optimizer: it is a group of settings, name, lr, momentum"),
-        ("recipe.data.name", ["x" * 9999], "recipe.data.name: Input should be a valid string (seen: ['xxx"),
+        ("recipe.data.name", ["x" * 9999], "recipe.data.name: must be a string (seen: ['xxx"),
     ],
 )
 def test_a_bad_value_is_named_and_shown(place: str, value: Any, message: str) -> None:
@@ -199,11 +204,11 @@ def test_several_processes_share_gradients() -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"sync_bn": "apex"}, "sync_bn is for kind ddp and apex-ddp, and the kind is none"),
+        ({"sync_bn": "apex"}, "sync_bn is for kind ddp and apex-ddp, but the kind is none"),
         ({"kind": "dp", "bucket_cap_mb": 1}, "bucket_cap_mb is for kind ddp and apex-ddp"),
         ({"kind": "ddp", "delay_allreduce": True}, "delay_allreduce is for kind apex-ddp"),
         ({"kind": "apex-ddp", "find_unused_parameters": True}, "find_unused_parameters is for kind ddp"),
-        ({"kind": "apex-ddp", "delay_allreduce": True, "bucket_cap_mb": 1}, "has no meaning with it"),
+        ({"kind": "apex-ddp", "delay_allreduce": True, "bucket_cap_mb": 1}, "so bucket_cap_mb has no effect"),
     ],
 )
 def test_options_of_another_kind(values: dict[str, Any], message: str) -> None:
@@ -219,7 +224,7 @@ def test_the_total_batch() -> None:
     assert RunConfig.model_validate(config.model_dump(mode="json")) == config
     with pytest.raises(ConfigError, match="a total batch of 33 cannot be split over 4 processes"):
         validated(RunConfig, _with(4, global_batch_size=33))
-    with pytest.raises(ConfigError, match="is 8 for each, and batch_size is 16; give one of the two"):
+    with pytest.raises(ConfigError, match="is 8 for each, but batch_size is 16; give only one of them"):
         validated(RunConfig, _with(4, global_batch_size=32, batch_size=16))
 
 
@@ -230,7 +235,11 @@ def test_the_learning_rate_follows_the_total_batch(rule: str, lr: float) -> None
     config = validated(RunConfig, _with(2, batch_size=64, optimizer=optimizer))
     assert config.recipe.optimizer.lr == pytest.approx(lr)
     assert RunConfig.model_validate(config.model_dump(mode="json")) == config
-    with pytest.raises(ConfigError, match=r"lr_base 0.1 gives lr .* for a total batch of 128, and lr is 3; give one"):
+    with pytest.raises(
+        ConfigError,
+        match=r"lr_base 0.1 gives lr .* for a total batch of 128, but lr is 3; give only "
+        r"one",
+    ):
         validated(RunConfig, _with(2, batch_size=64, optimizer={**optimizer, "lr": 3}))
 
 
@@ -239,23 +248,25 @@ def test_an_arm_in_shards_is_its_own_kind() -> None:
     for processes in (1, 2):
         config = validated(RunConfig, {"arm": "fsdp:bf16", "processes": processes})
         assert (config.arm, config.parallel.kind) == ("fsdp:param=bf16", "fsdp")
-    with pytest.raises(ConfigError, match="fsdp:param=bf16 is parallel kind fsdp, and the kind is ddp; leave the kind"):
+    with pytest.raises(
+        ConfigError, match="fsdp:param=bf16 uses parallel kind fsdp, but the kind given is ddp; leave the kind"
+    ):
         validated(RunConfig, {"arm": "fsdp:bf16", "parallel": {"kind": "ddp"}})
 
 
 @pytest.mark.parametrize(
     ("arm", "message"),
     [
-        ("apex:O2", "Apex looks for masters .* fsdp is the successor of O2"),
-        ("half", "fp16 weights in shards have neither masters nor a scale; use fsdp:param=fp16"),
+        ("apex:O2", "Apex keeps masters .* fsdp is the successor of O2"),
+        ("half", "sharded fp16 weights have neither masters nor a loss scale; use fsdp:param=fp16"),
         ("half:bf16,masters=fp32", "master_weights needs whole weights"),
-        ("native:bf16,weights=bf16", "its optimizer steps tensors of its own"),
-        ("fp8", "its backend was not made for weights in shards"),
+        ("native:bf16,weights=bf16", "its optimizer steps its own tensors"),
+        ("fp8", "its backend does not support sharded weights"),
     ],
 )
 def test_arms_that_need_whole_weights(arm: str, message: str) -> None:
     """Arms that hold or check whole tensors are refused with the reason."""
-    with pytest.raises(ConfigError, match=f"does not go with parallel kind fsdp: .*{message}"):
+    with pytest.raises(ConfigError, match=f"cannot be combined with parallel kind fsdp: .*{message}"):
         validated(RunConfig, {"arm": arm, "parallel": {"kind": "fsdp"}})
 
 
@@ -271,7 +282,7 @@ def test_arms_that_need_whole_weights(arm: str, message: str) -> None:
 )
 def test_settings_that_need_whole_weights(values: dict[str, Any]) -> None:
     """Settings that read or copy whole weights are refused."""
-    with pytest.raises(ConfigError, match="whole weights, and fsdp has them in shards"):
+    with pytest.raises(ConfigError, match="whole weights, but fsdp shards them"):
         validated(RunConfig, {**values, "parallel": {"kind": "fsdp"}})
 
 
@@ -286,10 +297,10 @@ def test_another_accelerator_takes_arms_of_torch_alone(arm: str) -> None:
     [
         (
             {"arm": "apex:O2"},
-            "apex:O2 does not run on xpu: Apex, and the engine that behaves as it does, know",
+            "apex:O2 does not run on xpu: Apex, and the engine that reproduces it, support",
         ),
-        ({"arm": "fp8:rowwise"}, "fp8:rowwise does not run on xpu: its backend was made for CPUs and for GPUs of CUDA"),
-        ({"arm": "fp32:tf32"}, "does not run on xpu: TF32 is of NVIDIA's GPUs"),
+        ({"arm": "fp8:rowwise"}, "fp8:rowwise does not run on xpu: its backend supports CPUs and CUDA GPUs only"),
+        ({"arm": "fp32:tf32"}, "does not run on xpu: TF32 exists on NVIDIA GPUs only"),
         ({"arm": "native:bf16", "processes": 2}, "2 processes share their gradients on a CPU or on GPUs of CUDA only"),
         ({"arm": "native:bf16", "parallel": {"kind": "fsdp"}}, "parallel kind fsdp works on a CPU or on GPUs of CUDA"),
         ({"recipe": {"optimizer": {"skip_on_device": True}}}, "skip_on_device skips steps on a CPU or on GPUs of CUDA"),

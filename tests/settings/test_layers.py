@@ -55,7 +55,7 @@ def test_what_gives_the_same_thing_gives_way(low: dict[str, Any], high: dict[str
 def test_within_one_source_both_are_a_mistake() -> None:
     """One source that gives a learning rate in two ways, with two values, is refused."""
     both = {"recipe": {"optimizer": {"lr_base": 0.1, "lr": 3.0}}}
-    with pytest.raises(ConfigError, match="give one of the two"):
+    with pytest.raises(ConfigError, match="give only one of them"):
         resolve_settings([Layer("low", both)])
 
 

@@ -59,7 +59,7 @@ def test_digests_of_older_cells_stay() -> None:
 @pytest.mark.parametrize(
     ("args", "text"),
     [
-        ({"lr": 1}, "lr is a setting by itself; give it as recipe.optimizer.lr"),
+        ({"lr": 1}, "lr is a setting of its own; give it as recipe.optimizer.lr"),
         ({"fused": True}, "give it as recipe.optimizer.implementation"),
         ({"params": []}, "give it as recipe.optimizer.groups"),
     ],

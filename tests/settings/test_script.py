@@ -64,8 +64,8 @@ def test_arguments_are_filled_in(tmp_path: Path) -> None:
 def test_what_is_no_script_is_refused(tmp_path: Path) -> None:
     """Nothing after the dashes, no such file, or a metric that is there twice."""
     for words, metrics, why in (
-        ([], [], "comes a script"),
-        (["-m"], [], "comes a script"),
+        ([], [], "no script after --"),
+        (["-m"], [], "no script after --"),
         ([str(tmp_path / "absent.py")], [], "there is no script"),
         (["-m", "train"], ["a", "a"], "twice"),
     ):

@@ -81,7 +81,7 @@ def test_cells_that_cannot_be_told_apart() -> None:
     """A text that lost the line of a cell is not written."""
     read = document(notebook(CELLS))
 
-    with pytest.raises(FileFault, match="cells cannot be told apart"):
+    with pytest.raises(FileFault, match="cells cannot be separated"):
         read.encode(read.text.replace('"ampcompare: code cell 2"\n', ""))
 
 

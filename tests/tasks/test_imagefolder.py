@@ -97,7 +97,7 @@ def test_unequal_classes_are_told(image_root: Path) -> None:
 
 def test_gray_was_asked_for(image_root: Path) -> None:
     """Channels other than 3 are refused."""
-    assert "1 channels were asked for" in refused(f"imagefolder:{image_root}", channels=1)
+    assert "1 channels were requested" in refused(f"imagefolder:{image_root}", channels=1)
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")

@@ -79,7 +79,7 @@ def test_files_of_cifar_are_read(cifar_root: Path) -> None:
     samples, labels = next(iter(data.train_batches(0, 50, device="cpu")))
     assert samples.shape == (50, 3, 32, 32)
     assert torch.bincount(labels).tolist() == [5] * 10
-    with pytest.raises(ConfigError, match="1 channels were asked for, and cifar10 has 3"):
+    with pytest.raises(ConfigError, match="1 channels were requested, but cifar10 has 3"):
         load_data("cifar10", seed=0, data_dir=str(cifar_root), channels=1)
 
 

@@ -138,7 +138,7 @@ def test_names_that_lead_nowhere_are_told(user_module: Write, name: str, told: s
 def test_an_image_size_that_nobody_takes_is_refused(user_module: Write) -> None:
     """An option that the factory cannot follow is an error, not silently dropped."""
     user_module("own_fixed", START + "def make():\n    return pair(4), pair(4)\n")
-    assert "no parameter image_size, and 32 was asked for" in str(refused("own_fixed:make", image_size=32).value)
+    assert "no parameter image_size, and 32 was requested" in str(refused("own_fixed:make", image_size=32).value)
 
 
 def test_factories_in_packages_are_found(user_module: Write) -> None:

@@ -179,7 +179,7 @@ def test_what_cannot_be_recorded() -> None:
     host = torch.optim.Adam(model.parameters())
     fused = torch.optim.SGD(model.parameters(), lr=0.1, fused=True)
     precision = make_precision("fp32")
-    with pytest.raises(EnvironmentUnfit, match="CUDA device, and this run is on cpu"):
+    with pytest.raises(EnvironmentUnfit, match="CUDA device, but this run is on cpu"):
         refuse_unrecordable(CPU, precision, [fused])
     with pytest.raises(UnsupportedCombination, match="Adam keeps the learning rate"):
         refuse_unrecordable(torch.device("cuda"), precision, [host])

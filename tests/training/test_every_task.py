@@ -177,7 +177,7 @@ def test_an_update_in_phases_is_no_cuda_graph() -> None:
     """A task with several losses is refused where one recorded step was asked for."""
     settings = config("gan", clip_grad=None)
     recipe = settings.recipe.model_copy(update={"cuda_graph": True})
-    with pytest.raises(UnsupportedCombination, match="records one step, and this task makes 2"):
+    with pytest.raises(UnsupportedCombination, match="captures one step, but this task makes 2"):
         start(settings.model_copy(update={"recipe": recipe}))
 
 

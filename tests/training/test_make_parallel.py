@@ -37,7 +37,7 @@ def test_each_kind() -> None:
 @pytest.mark.parametrize(
     ("device", "engine", "settings", "message"),
     [
-        (CPU, None, {"kind": "dp"}, "the device is cpu, where it would do nothing"),
+        (CPU, None, {"kind": "dp"}, "the device is cpu, where it has no effect"),
         (GPU, "nvidia", {"kind": "dp"}, "the real Apex replaces the forward of the one model"),
         (CPU, None, {"kind": "ddp", "sync_bn": "torch"}, "has no CPU kernels.*--sync-bn apex"),
         (CPU, "nvidia", {"kind": "apex-ddp"}, "of the real Apex needs a GPU"),

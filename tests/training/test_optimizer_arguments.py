@@ -42,7 +42,7 @@ def test_a_setting_of_another_kind_is_not_passed() -> None:
 @pytest.mark.parametrize(
     ("factory", "settings", "text"),
     [
-        (torch.optim.SGD, {"eps": 1e-3}, "recipe.optimizer.eps is 0.001, and optimizer mine:make does not take it"),
+        (torch.optim.SGD, {"eps": 1e-3}, "recipe.optimizer.eps is 0.001, but optimizer mine:make does not take it"),
         (torch.optim.Adam, {"momentum": 0.5}, "momentum is 0.5.*it takes betas, eps, weight_decay"),
         (torch.optim.Rprop, {"weight_decay": 0.1}, "weight_decay is 0.1.*it takes none of them"),
         (torch.optim.Rprop, {"norm_weight_decay": 0.1}, "norm_weight_decay is 0.1"),

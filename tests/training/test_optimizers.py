@@ -231,7 +231,7 @@ def not_an_optimizer(params: Any, lr: float) -> list[Any]:
     [
         (
             {"name": "torch.optim.Rprop", "layer_lr": "larc"},
-            "takes over the weight decay, and torch.optim:Rprop has none",
+            "applies the weight decay itself, but torch.optim:Rprop has none",
         ),
         ({"name": "fused_adam", "skip_on_device": True}, "cannot skip a step of FusedAdam on the device"),
     ],

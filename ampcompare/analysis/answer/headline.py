@@ -1,4 +1,4 @@
-"""The answer in a few sentences: what to use, what it costs, and what these runs cannot say."""
+"""The answer in a few sentences: what to use, what it costs, and what these runs cannot show."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CORRECTED = "what its records give is shown."  # the end of a warning about a re
 def headline(comparison: Comparison, warnings: Sequence[str] = ()) -> list[str]:
     """Return one sentence for each thing that is known, the most important first.
 
-    What weakens a claim stands before it. A sentence claims no more than the verdicts of the rows do.
+    Caveats come before the claims that they weaken. A sentence claims no more than the verdicts of the rows do.
 
     Args:
         comparison: with its rows; its own headline is not used.
@@ -127,4 +127,4 @@ def _engines(comparison: Comparison, by_arm: Mapping[str, Sequence[RunRecord]]) 
     if len({name.partition(" ")[0] for name in arms}) < 2:
         return ""
     parts = [f"{', '.join(its)} on {name}" for name, its in sorted(arms.items())]
-    return f"Two engines of apex.amp ran: {'; '.join(parts)}. A result of compat is not one of NVIDIA's Apex."
+    return f"Two engines of apex.amp ran: {'; '.join(parts)}. Results of compat are not results of NVIDIA's Apex."

@@ -1,4 +1,4 @@
-"""What a comparison shows of accuracy, one sentence for each group of arms with the same fate."""
+"""Results on accuracy, one sentence for each group of arms with the same outcome."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ KEPT = ("equivalent", "non-inferior")
 
 
 def accuracy_sentences(comparison: Comparison, rows: Sequence[ArmSummary], quality: Quality) -> Iterable[str]:
-    """Yield what was shown of these rows, then what is open, then what could not be compared.
+    """Yield the decided results of these rows, then the open ones, then what could not be compared.
 
     Args:
         rows: arms besides the reference of which nothing was said yet; something was said of all others.
@@ -97,7 +97,7 @@ def _kept(
 
 
 def on_these_samples(rows: Sequence[ArmSummary], comparison: Comparison) -> str:
-    """Return that a verdict on one of these rows is not shown for other samples than those of the validation set."""
+    """Return the caveat if a verdict on one of these rows does not extend beyond the validation samples."""
     open_ones = [row.samples for row in rows if row.samples is not None and row.samples.holds is False]
     noun = samples_noun(comparison.records)
     return f" on these {open_ones[0].samples:,} {noun}, not shown for new ones" if open_ones else ""
@@ -143,7 +143,7 @@ def _open(
         whose = "between arms" if len(arms) == len(everyone) else f"of {names_of(arms, everyone, said)}"
         what = "run" if comparison.judged else "seed"
         noun = f"One {what}" if seeds == 1 else f"{count_of(seeds).capitalize()} {what}s"
-        yield f"{noun}: differences {whose} cannot be told from run-to-run noise."
+        yield f"{noun}: differences {whose} cannot be distinguished from run-to-run noise."
         said.update(arms)
     tested = [row for row in rows if row not in few and row.metric_difference_low is not None]
     if tested:

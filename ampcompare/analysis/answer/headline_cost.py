@@ -1,4 +1,4 @@
-"""What arms cost: their step time and peak memory, or why these are not known."""
+"""The costs of arms: step time and peak memory, or why they are not known."""
 
 from __future__ import annotations
 
@@ -53,7 +53,8 @@ def speed_sentences(comparison: Comparison, rows: Sequence[ArmSummary]) -> Itera
 
 
 def _unknown(rows: Sequence[ArmSummary]) -> list[tuple[list[str], str]]:
-    """Return the arms whose step times say nothing, with one reason: emulated ones, then invalid ones, then the rest.
+    """Return the arms whose step times are not usable, with one reason: emulated ones, then invalid ones, then the
+    rest.
 
     An arm whose accuracy could not be compared for the same reason is left out.
     """

@@ -1,4 +1,4 @@
-"""What to do after a comparison: commands to paste, built from the command that made it.
+"""Next steps after a comparison: commands to paste, built from the command that made it.
 
 No step changes a margin: a margin is chosen before the runs. More seeds are advised only where a look is left to test
 them (`analysis.looks`).
@@ -90,7 +90,7 @@ def _missing(comparison: Comparison, typed: TypedCommand) -> Iterator[NextStep]:
     if missing and all(text.endswith(SEEDS_ITSELF) for text in comparison.excluded) and comparison.excluded:
         yield NextStep(
             command=str(typed.with_option("--seed-arg", "--seed").elsewhere("seeded")),
-            why="pass the seed on, if --seed is what the script calls it",
+            why="pass the seed, if the script's option for it is called --seed",
         )
     elif missing:
         runs = "the missing run" if len(missing) == 1 else f"the {len(missing)} missing runs"
@@ -199,7 +199,7 @@ def _is_open(rows: Sequence[ArmSummary]) -> bool:
 
 
 def _next_seeds(seeds: Sequence[int], count: int) -> list[int]:
-    """Return as many further seeds, from the first on that continues the range."""
+    """Return this many further seeds that continue the range."""
     first = max(seeds) + 1
     return list(range(first, first + count))
 

@@ -1,4 +1,4 @@
-"""Names of arms, differences and shares as sentences have them."""
+"""Names of arms, differences and shares, as written in sentences."""
 
 from __future__ import annotations
 

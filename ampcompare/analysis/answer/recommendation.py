@@ -1,4 +1,4 @@
-"""Which arm to use by the verdicts alone, and what the tables and the headline do not show."""
+"""The recommended arm, from the verdicts only, and notes that neither tables nor headline show."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def _rate(row: ArmSummary) -> str:
 
 
 def _events(rows: Sequence[ArmSummary], records: Sequence[RunRecord]) -> Iterable[str]:
-    """Yield which arms trained for fewer epochs than others, and which went back to a good state."""
+    """Yield which arms trained for fewer epochs than others, and which rolled back to a good state."""
     ended, returned = [], []
     for row in rows:
         runs = [record.summary for record in records if record.arm == row.arm]
@@ -147,7 +147,7 @@ def _events(rows: Sequence[ArmSummary], records: Sequence[RunRecord]) -> Iterabl
     if ended:
         yield f"Ended before the last epoch, as the recipe allows: {', '.join(ended)}; the records say why."
     if returned:
-        yield f"Went back to a good state: {', '.join(returned)}; the records say at which steps."
+        yield f"Rolled back to a good state: {', '.join(returned)}; the records say at which steps."
 
 
 def _correlations(rows: Sequence[ArmSummary], reference: str, metric: Metric) -> str:

@@ -1,4 +1,4 @@
-"""A command line as it was typed, with other options: what to paste next."""
+"""Change options of a command line as typed, for commands to paste."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class TypedCommand:
         return TypedCommand((*(word for word in words[:index] if word is not None), name, value, *rest), self.script)
 
     def _blanked(self, names: Sequence[str]) -> list[str | None]:
-        """Return the words with None in place of an option and of its value."""
+        """Return the words with None instead of an option and of its value."""
         words: list[str | None] = []
         is_value = False
         for word in self.words:
@@ -65,7 +65,7 @@ class TypedCommand:
         return words
 
     def elsewhere(self, suffix: str, *, same_recipe: bool = False) -> TypedCommand:
-        """Return the command with a run directory of its own.
+        """Return the command with its own run directory.
 
         Args:
             suffix: behind the name of the folder, or the tag of the default one.

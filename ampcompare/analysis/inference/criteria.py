@@ -25,10 +25,10 @@ class Criteria:
         margin: equivalence margin of the metric: a number in the unit of shown differences, or a rule such as "10%" (of
             the reference's errors), "2sd" (standard deviations over seeds) or "auto".
         time_margin: equivalence margin as a share of the step time.
-        prefer: what the recommended arm improves while it keeps the accuracy.
+        prefer: what the recommended arm should improve while keeping the accuracy.
         tag: a label for the report.
         loss_margin: equivalence margin of the training loss at the end, as a share of it.
-        looks: how often the runs are looked at in all, as planned; None leaves it open. See `analysis.looks`.
+        looks: number of planned looks at the runs; None leaves it open. See `analysis.looks`.
 
     Raises:
         ConfigError: a margin cannot be read or is not positive, or there is no such preference.

@@ -1,4 +1,4 @@
-"""How sure a difference over seeds and samples is for new samples: both as crossed random effects.
+"""The uncertainty of a difference for new samples, with seeds and samples as crossed random effects.
 
 A pair of models of one seed differs on a sample: by -1, 0 or 1 where it is right or wrong, by any number where it has a
 loss. Such differences, by seed and sample, vary with the sample (some are easier for one arm), with the seed (some runs
@@ -54,10 +54,10 @@ class MeanSquares:
 def mean_squares(differences: NDArray[Any], seed_spread: float | None = None) -> MeanSquares:
     """Return the mean squares of differences.
 
-    Two floors say what a few seeds and samples cannot deny. The spread of seeds is at least that of rounding: to counts
-    (`min_resolvable_spread`), or that of the caller. And samples that all agree, right or wrong, do not prove that
-    there are no others: their mean square is at least that of two that differ in every seed, one for each arm, which is
-    about the rule of three.
+    Two lower bounds reflect what a few seeds and samples cannot rule out. The spread of seeds is at least that of
+    rounding: to counts (`min_resolvable_spread`), or that of the caller. And samples that all agree, right or wrong, do
+    not prove that there are no others: their mean square is at least that of two that differ in every seed, one for
+    each arm, which is about the rule of three.
 
     Args:
         differences: (..., seeds, samples), whole numbers of -1, 0 and 1, or any floats.

@@ -1,8 +1,8 @@
 """The difference between two arms with its error, its t intervals, and its p values against 0 and a margin.
 
 An `Effect` is a difference of means, positive where the arm is better than the reference, with what is known of its
-error. It may come from pairs, from two separate samples, or from single runs with a spread that somebody published;
-every test and verdict follows from it alike. Units are those of what was put in.
+error. It may come from pairs, from two separate samples, or from single runs with a published spread; tests and
+verdicts are the same for all of these. Units are those of the input.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class PValues:
 
 
 def min_resolvable_spread(samples: int) -> float:
-    """Return the least spread that a difference of two accuracies over `samples` images can be believed to have.
+    """Return the smallest plausible spread of a difference of two accuracies over `samples` images.
 
     An accuracy is a count over `samples`, so that each is off by up to half a count: a uniform error of standard
     deviation 1 / (samples * sqrt(12)), and sqrt(2) times that for a difference. Three seeds that happen to agree to the
@@ -92,7 +92,7 @@ def min_resolvable_spread(samples: int) -> float:
 
 
 def float_spread(values: Sequence[float]) -> float:
-    """Return the least spread that differences of these values can be believed to have: the rounding of float32.
+    """Return the smallest plausible spread of differences of these values: the rounding of float32.
 
     Metrics are computed from outputs of the models, which have at most that precision.
     """

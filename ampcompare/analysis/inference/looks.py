@@ -25,12 +25,12 @@ MAX_NAMED = 5
 
 @dataclass(frozen=True)
 class Design:
-    """At which error rates a comparison is tested, and what it says about that.
+    """The error rates at which a comparison is tested, and the notes about them.
 
     Attributes:
         error_rate: of each claim over all arms; 0 tests nothing.
         next_error_rate: of the look after this one.
-        pilot: seeds whose spread has set the number of seeds.
+        pilot: seeds whose spread determined the number of seeds.
         look: its number among `looks`; None where looks are not counted.
         looks: all looks at the run directory, this one included.
         warnings: the first sentences of the headline.

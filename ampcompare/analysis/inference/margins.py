@@ -1,4 +1,4 @@
-"""The equivalence margin of a metric: the rule that was asked for, and the number that it gives for a reference.
+"""The equivalence margin of a metric: the requested rule, and the number that it gives for a reference.
 
 A rule is fixed before the runs: a number, a share of the reference's errors, or standard deviations over seeds. What a
 rule computes from runs is itself uncertain, and the tests must still err in 5 % at most where the difference is
@@ -138,7 +138,7 @@ def resolve_margin(
         resolution: the least difference of two values, such as that of one image. A computed margin is not below it.
         reference: name of the arm.
         sd: standard deviation over seeds in the unit that is shown, if it is known from elsewhere.
-        least: take the lower 95 % limit of the reference's errors, for tests that know nothing of their error.
+        least: take the lower 95 % limit of the reference's errors, for tests that ignore the error of the margin.
 
     Raises:
         ConfigError: the rule does not fit the metric.

@@ -1,4 +1,5 @@
-"""How many pairs a test needs: by a known spread, by the upper limit of one that was seen, and by Stein's method."""
+"""The number of pairs a test needs: from a known spread, from the upper limit of an observed one, and by Stein's
+method."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What differed between cells that are compared all the same, such as hosts and days, and what was not checked."""
+"""What differed between cells that are compared anyway, such as hosts and days, and what was not checked."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ampcompare.records.run import RunRecord
 __all__ = ["circumstances"]
 
 MAX_NAMED = 4
-MIN_SKIPPED = 0.01  # share of the steps from which on skipped ones move a median of step times
+MIN_SKIPPED = 0.01  # share of steps above which skipped steps affect the median step time
 
 
 def _of_environment(name: str) -> Callable[[RunRecord], object]:
@@ -44,7 +44,7 @@ DIFFERENCES: dict[str, Callable[[RunRecord], object]] = {
 
 
 def circumstances(records: Sequence[RunRecord], reference: str) -> Iterator[str]:
-    """Yield a line for each thing in which the cells of a comparison differ, apart from arm, seed and recipe."""
+    """Yield a line for each difference between the cells of a comparison, except arm, seed and recipe."""
     rows: dict[str, list[RunRecord]] = {}
     for record in sorted(finished(records), key=lambda record: record.arm != reference):
         rows.setdefault(record.arm, []).append(record)
@@ -52,7 +52,7 @@ def circumstances(records: Sequence[RunRecord], reference: str) -> Iterator[str]
         yield from _difference(what, rows, value_of)
     for arm, runs in rows.items():
         for text, count in _counted(filter(None, map(foreign_steps, runs))):
-            yield f"{arm}: {count} of {len(runs)} runs {text}, so that its results are not those of {arm} alone."
+            yield f"{arm}: {count} of {len(runs)} runs {text}, so its results are not those of {arm} alone."
         for text, count in _counted(filter(None, map(resumed_elsewhere, runs))):
             yield f"{arm}: {count} of {len(runs)} runs {text}."
     yield from _survivors(records, reference)
@@ -61,7 +61,7 @@ def circumstances(records: Sequence[RunRecord], reference: str) -> Iterator[str]
     if unread:
         yield (
             f"Not checked on the GPU of {', '.join(unread)}: clock, throttling, other processes; their times count as "
-            "valid all the same. Install ampcompare[gpu] to have them read."
+            "valid all the same. Install ampcompare[gpu] to read them."
         )
 
 
@@ -109,7 +109,7 @@ def _lighter_steps(rows: dict[str, list[RunRecord]]) -> Iterator[str]:
     if parts:
         yield (
             f"Skipped steps do less work and count in the median step time: {'; '.join(parts)}. "
-            "Start and compilation are not in it."
+            "Startup and compilation are not included."
         )
 
 

@@ -1,7 +1,7 @@
 """Whether two runs did the same work, so that their accuracy, step time or peak memory can be compared.
 
 What is refused and what is only named is a table in docs/fairness.md. A setting of the launch that can move a result is
-refused where nobody sees it, and compared where the label of the row names it, as `half threads=8` of a sweep does.
+refused where it is not visible, and compared where the label of the row names it, as `half threads=8` of a sweep does.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def time_incomparable_reason(arm: RunRecord, reference: RunRecord, *, same_softw
 
 
 def _skipping(summary: RunSummary) -> str:
-    """Return that a run skipped so many steps that its median step time may be that of steps which did less work."""
+    """Return the reason if a run skipped so many steps that its median step time may be that of skipped steps."""
     if summary.skipped_steps <= MAX_SKIPPED * summary.num_steps:
         return ""
     return f"{summary.skipped_steps} of {summary.num_steps} steps skipped"
@@ -140,12 +140,12 @@ def _machine_reason(arm: RunRecord, reference: RunRecord, *, same_software: bool
 
 
 def device_kind(record: RunRecord) -> str:
-    """Return cpu or cuda, by what the run found; cpu for old records without a word on it."""
+    """Return cpu or cuda, by what the run found; cpu for old records that do not say."""
     return str(record.environment.get("device", "cpu")).partition(":")[0]
 
 
 def foreign_steps(record: RunRecord) -> str:
-    """Return by which arm, and for how many steps, a run was trained before its own arm resumed it."""
+    """Return which other arm trained a run, and for how many steps, before its own arm resumed it."""
     parts, before, own = [], 0, record.config.arm
     for resumption in record.resumed:
         if resumption.arm and resumption.arm != own:
@@ -156,7 +156,7 @@ def foreign_steps(record: RunRecord) -> str:
 
 
 def resumed_elsewhere(record: RunRecord) -> str:
-    """Return what had changed on the machine where a run was resumed from a checkpoint."""
+    """Return the changes of the machine at a resume from a checkpoint."""
     notes = (note for resumption in record.resumed for note in resumption.notes if ELSEWHERE.fullmatch(note))
     return "; ".join(f"resumed with {note}" for note in dict.fromkeys(notes))
 
@@ -243,9 +243,8 @@ def _apart(paths: Sequence[str], arm: RunRecord, reference: RunRecord) -> str:
 
 
 def _confounded_hosts(pairs: Sequence[Pair]) -> str:
-    """Return that a host cannot be told from an arm, in half of the pairs or more.
-
-    That is where in all pairs over two hosts one side is on one host, which the other side uses in none of them.
+    """Return the reason if host and arm are confounded in half of the pairs or more: in all pairs over two hosts, one
+    side ran on one host that the other side never used.
     """
     apart = [(arm.host, other.host) for arm, other in pairs if arm.host and other.host and arm.host != other.host]
     here, there = {host for host, _ in apart}, {host for _, host in apart}

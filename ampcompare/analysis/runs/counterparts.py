@@ -1,4 +1,4 @@
-"""Arms that another library runs, each against this package's own arm of the precision that it really ran in."""
+"""Arms run by another library, each compared with ampcompare's arm of the precision that really ran."""
 
 from __future__ import annotations
 

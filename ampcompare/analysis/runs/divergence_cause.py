@@ -1,4 +1,4 @@
-"""Why runs diverged, where their records prove it; no guess where they do not."""
+"""The cause of divergence, if the records prove it; no guess otherwise."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def first_divergence(records: Sequence[RunRecord]) -> str:
 
 
 def divergence_cause(records: Sequence[RunRecord]) -> str:
-    """Return what made all diverged runs of an arm diverge, with the page that explains it; "" if it is not proven."""
+    """Return the proven cause of all diverged runs of an arm, with the page that explains it; "" if not proven."""
     causes = {_cause(record) for record in records if record.status == "diverged"}
     return causes.pop() if len(causes) == 1 else ""
 

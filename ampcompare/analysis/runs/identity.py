@@ -1,4 +1,4 @@
-"""Whether two arms computed the same: equal losses, and equal weights at the end, bit for bit."""
+"""Check whether two arms computed the same: equal losses and final weights, bit for bit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether runs learned anything: where nothing was learned, equal accuracies say nothing about the arms.
+"""Check whether runs learned anything: if not, equal accuracies say nothing about the arms.
 
 Each rule needs what newer records hold; an older record is judged by the rest.
 """
@@ -49,7 +49,7 @@ def why_idle(record: RunRecord) -> str:
     if summary.weights_moved is False:
         return "the weights did not move"
     if _has_no_ratio(record):
-        return ""  # it may well have learned
+        return ""  # it may have learned
     if summary.epochs and (why := _no_better_than_chance(record.metric, summary.epochs[-1])):
         return why
     if record.trace is not None and len(record.trace.losses) >= MIN_POINTS and not _fell(record.trace.losses):
@@ -145,7 +145,7 @@ def too_wide(runs: Sequence[RunRecord], reference: str, margin: float) -> str:
     metric = metric_of(runs)
     last = [(record.summary.metric_final, record.summary.epochs[-1].chance) for record in runs
             if record.status == "completed" and record.summary.epochs]  # fmt: skip
-    if metric.has_errors:  # without a word on chance it is at least none
+    if metric.has_errors:  # if chance is not known, it is at least none
         last = [(value, chance or 0.0) for value, chance in last]
     gains = [
         metric.score(value) - metric.score(chance)
@@ -198,7 +198,7 @@ def still_improving(by_arm: Mapping[str, Sequence[RunRecord]], margin: float) ->
     ]
     if not rising:
         return ""
-    return f"Still improving at the end, so that more epochs may change the order: {', '.join(rising)}."
+    return f"Still improving at the end, so more epochs may change the order: {', '.join(rising)}."
 
 
 def _fell(losses: Sequence[float]) -> bool:

@@ -1,4 +1,4 @@
-"""Which runs of two arms belong together: completed ones of one seed."""
+"""Pairs of completed runs of two arms with the same seed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def pairs_by_seed(arm: Sequence[RunRecord], reference: Sequence[RunRecord]) -> l
 def counterparts(arm: Sequence[RunRecord], reference: Sequence[RunRecord]) -> list[Pair]:
     """Return pairs by seed or, where no seed is in common, every run with the first of the other side.
 
-    That is enough to see whether all of them did the same work, for being equal carries over.
+    That is enough to see whether all of them did the same work, because equality is transitive.
     """
     if not arm or not reference:
         return []

@@ -1,4 +1,4 @@
-"""Whether a record can be believed: it is that of its cell, agrees with itself and with its steps, and is one run.
+"""Validate a record: it belongs to its cell, is consistent with itself and its steps, and is one run.
 
 A fault is one sentence: what was read, and what was expected. A record with a fault is named and not used. Nothing
 here needs torch.
@@ -61,29 +61,29 @@ def _faults_of_file(path: Path, raw: Mapping[str, Any], record: RunRecord) -> It
 
 
 def _foreign(path: Path, raw: Mapping[str, Any], record: RunRecord) -> str:
-    """Return why a file is not the record of the cell whose folder it lies in."""
+    """Return why a file is not the record of the cell in whose folder it is."""
     own = settings_digest(raw["config"])
     whose = f"{record.config.arm}, seed {record.config.recipe.seed}"
     if record.cell != own:
-        return f"it calls itself cell {record.cell}, and its settings ({whose}) are those of cell {own}"
+        return f"it calls itself cell {record.cell}, but its settings ({whose}) are those of cell {own}"
     folder = path.absolute().parent
     if folder.parent.name == "cells" and folder.name != own:
-        return f"it is the record of cell {own} ({whose}), and lies in the folder of cell {folder.name}"
+        return f"it is the record of cell {own} ({whose}), but is in the folder of cell {folder.name}"
     if record.arm != record.config.arm:
-        return f"it calls its arm {record.arm}, and its settings say {record.config.arm}"
+        return f"it calls its arm {record.arm}, but its settings say {record.config.arm}"
     return ""
 
 
 def _edited(raw: Mapping[str, Any], record: RunRecord) -> str:
     if raw.get("checksum") is None:  # an old record has neither
-        return "it has no checksum, as every record with a host has" if record.host is not None else ""
+        return "it has no checksum, which every record with a host has" if record.host is not None else ""
     if raw["checksum"] != record_checksum(raw):
-        return "it was changed after it was written: its checksum does not fit"
+        return "it was changed after it was written: its checksum does not match"
     return ""
 
 
 def implausible(record: RunRecord) -> str:
-    """Return a value that no run can have; "" if there is none."""
+    """Return a value that is impossible for a run; "" if there is none."""
     summary = record.summary
     for name, metric, value in _figures(record):
         if metric.over_samples == "share" and not 0 <= value <= 1:  # not for NaN either
@@ -134,7 +134,7 @@ def _figures(record: RunRecord) -> Iterator[tuple[str, Metric, float]]:
 
 
 def _evaluation_fault(record: RunRecord, epoch: EpochResult) -> str:
-    """Return a value that no evaluation can have; "" if there is none."""
+    """Return a value that is impossible for an evaluation; "" if there is none."""
     chance = epoch.chance
     if chance is not None and record.metric.counts and not 0 < chance <= 1:
         return f"{round(chance * epoch.samples)} of {epoch.samples} samples in the largest class"
@@ -162,7 +162,7 @@ def contradiction(record: RunRecord) -> str:
     if len({epoch.samples for epoch in epochs}) > 1:
         return f"its epochs were evaluated on {sorted({epoch.samples for epoch in epochs})} samples"
     if any(epoch.counts.get(TOP1.name, 0) > epoch.counts.get(TOP5.name, epoch.samples) for epoch in epochs):
-        return "more samples are right at the first guess than among five"
+        return "its top-1 count is higher than its top-5 count"
     if len({epoch.chance for epoch in epochs}) > 1:
         return "its epochs differ in how many samples the largest class has"
     unlike = _outcome_contradiction(record)
@@ -180,7 +180,7 @@ def contradiction(record: RunRecord) -> str:
     if record.half is not None and str(record.environment.get("device", "")).startswith("cpu") and choice != "auto":
         # cpu_half is about 16-bit types; fp8 is emulated on every CPU.
         if not record.half.startswith("fp8") and not record.half.endswith(choice):
-            return f"it says {record.half}, and its settings say cpu_half {choice}"
+            return f"it says {record.half}, but its settings say cpu_half {choice}"
     return ""
 
 
@@ -188,13 +188,13 @@ def _outcome_contradiction(record: RunRecord) -> str:
     """Return why a run cannot have ended so: as its status says, and as its settings allow."""
     summary, config = record.summary, record.config
     if record.status == "completed" and summary.diverged_step is not None:
-        return f"it was completed, and diverged at step {summary.diverged_step}"
+        return f"it is marked as completed, but diverged at step {summary.diverged_step}"
     if record.status == "completed" and summary.epochs and not summary.num_steps:
-        return "it was completed, and counts no steps"
+        return "it is marked as completed, but counts no steps"
     if summary.ended and config.recipe.early_stop is None and config.recipe.target is None:
-        return f"it ended early ({summary.ended}), and its settings have neither early_stop nor target"
+        return f"it ended early ({summary.ended}), but its settings have neither early_stop nor target"
     if summary.rollbacks and config.on_nan != "rollback":
-        return f"it went back at {summary.rollbacks}, and its settings say on_nan {config.on_nan}"
+        return f"it rolled back at {summary.rollbacks}, but its settings say on_nan {config.on_nan}"
     return ""
 
 
@@ -255,13 +255,13 @@ def _steps_fault(path: Path, record: RunRecord) -> str:
     if not steps or steps[0].step != 0:
         return ""
     if len(steps) != summary.num_steps:
-        return f"it counts {summary.num_steps} steps, and steps.jsonl has {len(steps)}"
+        return f"it counts {summary.num_steps} steps, but steps.jsonl has {len(steps)}"
     losses = [step.loss for step in steps]
     if fault := _losses_fault(losses, record):
         return fault
     skipped = sum(not all(step.applied) for step in steps)
     if skipped != summary.skipped_steps:
-        return f"it counts {summary.skipped_steps} skipped steps, and steps.jsonl has {skipped}"
+        return f"it counts {summary.skipped_steps} skipped steps, but steps.jsonl has {skipped}"
     if fault := _trace_fault(losses, record.trace):
         return fault
     seconds = [step.seconds for step in steps if step.step >= summary.warmup_steps]
@@ -290,7 +290,7 @@ def _trace_fault(losses: Sequence[float], trace: Trace | None) -> str:
     for number, loss in zip(trace.steps, trace.losses, strict=False):
         own = losses[number] if number < len(losses) else math.nan
         if not (math.isnan(loss) and math.isnan(own)) and not math.isclose(loss, own, rel_tol=TRACE_DIGITS):
-            return f"its trace has a loss of {loss} at step {number}, and steps.jsonl {own}"
+            return f"its trace has a loss of {loss} at step {number}, but steps.jsonl has {own}"
     return ""
 
 
@@ -311,7 +311,7 @@ def unique_runs(records: Sequence[RunRecord]) -> tuple[list[RunRecord], list[str
         if not fault and record.status == "completed" and digest is not None:
             other = losses.setdefault((record.arm, digest), seed)
             if other != seed:
-                fault = f"its losses are those of seed {other} to the last bit, so it is not a further run"
+                fault = f"its losses are those of seed {other} to the last bit, so it is not an independent run"
                 if record.script is not None:
                     fault += f"; {SEEDS_ITSELF}"
         if fault:

@@ -1,4 +1,4 @@
-"""What runs reached as tests take it: the metric that they share, their scores, and how exact those are."""
+"""The results of runs as input of tests: their common metric, their scores, and the resolution of these."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def value_of(record: RunRecord, name: str) -> float | None:
 
 
 def spread_floor(metric: Metric, samples: int, scores: Sequence[float]) -> float:
-    """Return the least spread that differences of scores can be believed to have.
+    """Return the smallest plausible spread of differences of scores.
 
     Args:
         samples: that were evaluated.

@@ -10,7 +10,7 @@ __all__ = ["began_apart", "script_sentences"]
 
 
 def began_apart(arm: RunRecord, reference: RunRecord) -> str:
-    """Return in what two runs of one seed began apart, so that they are no pair; "" if in nothing that was seen."""
+    """Return how the starts of two runs of one seed differ, so that they are no pair; "" if no difference was seen."""
     here, there = arm.script, reference.script
     if here is None or there is None:
         return ""

@@ -1,4 +1,4 @@
-"""Whether the step times of a run mean anything. An invalid time is not a slow one: it gives no verdict at all."""
+"""Check whether the step times of a run are valid. An invalid time is not a slow one: it gives no verdict."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NORMAL = frozenset({"power limit"})
 
 
 def invalid_reason(record: RunRecord) -> str:
-    """Return what makes the step times of a run worthless, with the value that was read; "" if nothing does.
+    """Return what invalidates the step times of a run, with the value read; "" if nothing does.
 
     The reasons follow mudler/vllm.cpp#2005: enough samples, a steady clock, no throttling, no other process on the
     device, a load below the number of cores. Records without readings are judged by what they have. Slow or fast single
@@ -63,7 +63,7 @@ def invalid_reason(record: RunRecord) -> str:
 
 
 def invalid_reason_of_arm(records: Sequence[RunRecord]) -> str:
-    """Return what most often makes step times of an arm worthless where fewer than three runs (or all) are valid."""
+    """Return the most frequent reason for invalid step times of an arm if fewer than three runs (or all) are valid."""
     reasons = [reason for record in records if (reason := invalid_reason(record))]
     is_valid = len(records) - len(reasons) >= min(MIN_PAIRS, len(records))
     return "" if is_valid else statistics.mode(reasons)

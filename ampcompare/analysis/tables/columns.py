@@ -1,4 +1,4 @@
-"""What the columns of a table of results are: the arm, its settings, what was measured, and what is not judged."""
+"""The roles of the columns of a results table: arm, settings, measured values, and columns that are not judged."""
 
 from __future__ import annotations
 
@@ -210,7 +210,7 @@ def _metric(
     if means:
         return means[0], _directed(ACCURACY, options)
     if not {"time", "throughput", "memory"} & set(roles):
-        raise RecordError(f"{name} has no column 'accuracy'; its header is {_shown(head)}; --metric names another")
+        raise RecordError(f"{name} has no column 'accuracy'; its header is {_shown(head)}; name one with --metric")
     return None, None
 
 

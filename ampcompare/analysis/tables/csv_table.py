@@ -1,4 +1,4 @@
-"""Figures that someone else measured, read from a CSV or a Markdown table: one line per run, or per mean of runs."""
+"""External results, read from a CSV or a Markdown table: one line per run, or per mean of runs."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Run:
 
 @dataclass(frozen=True)
 class ResultsTable:
-    """All lines in order, what was measured, and what a reader should know of how they were read."""
+    """All lines in order, what was measured, and notes on how they were read."""
 
     runs: tuple[Run, ...]
     metric: Metric | None
@@ -82,7 +82,7 @@ def read_table_file(path: Path, options: TableOptions | None = None) -> ResultsT
         ConfigError: it has no column that the options name.
     """
     if path.is_dir():
-        raise RecordError(f"{path} is a folder, and a table is a CSV or Markdown file. {_report_of(str(path))}")
+        raise RecordError(f"{path} is a folder, but a table is a CSV or Markdown file. {_report_of(str(path))}")
     if path.stem == "report" and (path.parent / "cells").is_dir():
         raise RecordError(f"{path} is a report of ampcompare, not a table. {_report_of(str(path.parent))}")
     try:
@@ -180,7 +180,7 @@ def _run(cells: Sequence[str], columns: Columns, location: str) -> Run:
     spread = next((one.sd for one in (value, seconds) if one is not None and one.sd is not None), None)
     if runs == 1 and spread is not None:
         raise RecordError(
-            f"{location} has a standard deviation, {spread:g}, of one run; give the number of runs behind it"
+            f"{location} gives a standard deviation, {spread:g}, for one run; give the number of runs averaged"
         )
     return Run(
         arm=arm,
@@ -213,7 +213,7 @@ def _with_sd(value: Quantity, text: str, what: str) -> Quantity:
 def _count(text: str, what: str) -> int:
     count = _quantity(parse_number(text), text, what).mean
     if count != int(count) or not 1 <= count <= MAX_RUNS:
-        raise RecordError(f"{what} is {text[:40]}; it is the number of runs behind the line, 1 or more")
+        raise RecordError(f"{what} is {text[:40]}; it must be the number of runs averaged in the line, 1 or more")
     return int(count)
 
 
@@ -256,10 +256,10 @@ def _positive(parsed: Quantity | None, text: str, what: str) -> Quantity:
 
 
 def _how(text: str) -> str:
-    """Return how a number that could not be read is to be written."""
+    """Return how to write a number that could not be read."""
     if "," in text:
         return f"write it with a decimal point, and without separators of thousands: {_with_a_point(text)}"
-    return "NaN is a run that diverged, and an empty cell was not measured"
+    return "write NaN for a run that diverged, and leave the cell empty if it was not measured"
 
 
 def _with_a_point(text: str) -> str:
@@ -270,7 +270,7 @@ def _with_a_point(text: str) -> str:
 
 
 def same_words(text: str) -> str:
-    """Return what names and settings are compared by: any case, and numbers by their value."""
+    """Return the key by which names and settings are compared: ignoring case, and numbers by value."""
     number = parse_number(text)
     return text.casefold() if number is None or number.sd is not None else repr(number.mean)
 
@@ -281,7 +281,7 @@ def _refuse_doubles(runs: Sequence[Run], locations: Sequence[str]) -> None:
         settings = tuple(same_words(text) for _, text in run.settings)
         key = (run.arm.casefold(), settings, run.seed)
         if run.seed and key in known:
-            raise RecordError(f"{location}: {run.arm} with seed {run.seed} is there twice; a run counts once")
+            raise RecordError(f"{location}: {run.arm} with seed {run.seed} appears twice; list each run once")
         known.add(key)
 
 
@@ -306,7 +306,7 @@ def _in_one_unit(
     if percent is not None:
         raise RecordError(
             f"{share[0]}: {columns.names[head]} is {share[1].mean:g} and {percent[0].rpartition(', ')[2]} has "
-            f"{percent[1].mean:g}; shares of 1 and percentages are mixed, so write {100 * share[1].mean:g} or "
+            f"{percent[1].mean:g}; fractions and percentages are mixed, so write {100 * share[1].mean:g} or "
             f"{share[1].mean:g}%, whichever it is"
         )
     shown = in_shares(metric)
@@ -322,7 +322,7 @@ def _check_range(runs: Sequence[Run], locations: Sequence[str], columns: Columns
     name = columns.names[columns.roles["value"]]
     for run, location in zip(runs, locations, strict=True):
         if run.value is not None and not (run.value.mean >= 0 and (highest is None or run.value.mean <= highest)):
-            raise RecordError(f"{location}: {name} is {run.value.mean:g}; it is a percentage, or a share of 1")
+            raise RecordError(f"{location}: {name} is {run.value.mean:g}; it must be a percentage or a fraction of 1")
 
 
 def _notes(runs: Sequence[Run], body: Sequence[Sequence[str]], columns: Columns) -> list[str]:
@@ -335,7 +335,7 @@ def _notes(runs: Sequence[Run], body: Sequence[Sequence[str]], columns: Columns)
             f"{'them settings' if several else 'it a setting'} that runs must share."
         )
     if any(run.value is not None and run.value.sd is not None for run in runs):
-        notes.append("What follows ± or stands in brackets is read as the standard deviation over runs.")
+        notes.append("Numbers after ± or in brackets are read as the standard deviation over runs.")
     memory = columns.roles.get("memory")
     if memory is not None and not columns.units[memory]:
         plain = [run.peak_bytes for run, cells in zip(runs, body, strict=True) if parse_number(cells[memory])]

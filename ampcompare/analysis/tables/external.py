@@ -1,4 +1,4 @@
-"""Verdicts on figures that someone else measured: a table of runs in, a comparison without records out."""
+"""Verdicts on external results: from a table of runs to a comparison without records."""
 
 from __future__ import annotations
 
@@ -336,7 +336,7 @@ def _why_none(rows: Sequence[ArmSummary], lines: Sequence[_Line], metric: Metric
 def _notes(
     lines: Sequence[_Line], groups: Sequence[Group], sd: float | None, within: Sequence[str], factor: float
 ) -> Iterable[str]:
-    """Yield what a reader should know of how the arms were compared."""
+    """Yield notes on how the arms were compared."""
     tested = [line for line in lines if not line.is_reference and not line.closed and line.groups[1:] == ()]
     for line in tested:
         if line.value is not None and line.value.note:
@@ -346,8 +346,8 @@ def _notes(
             yield f"{line.label} is not compared by --sd {sd:g}: its runs and those of the reference have {own:.3g}."
     if any(line.value is not None and line.value.effect is None for line in tested):
         yield (
-            "The table does not say how many runs are behind a mean, without which it has no error: give a column n, "
-            "or --runs."
+            "The table does not give the number of runs behind a mean, which its standard error needs: add a column "
+            "n, or give --runs."
         )
     contradicted = any(line.value is not None and line.value.own_sd is not None for line in tested)
     if sd is not None and not _uses_sd(lines) and not contradicted:

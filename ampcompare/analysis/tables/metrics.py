@@ -1,4 +1,4 @@
-"""The measures of quality that tables are headed with: which direction is better, their unit, and a usual margin."""
+"""Known metrics of result tables: which direction is better, their unit, and a usual margin."""
 
 from __future__ import annotations
 

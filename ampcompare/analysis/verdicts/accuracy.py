@@ -1,4 +1,4 @@
-"""What pairs of runs say about accuracy: an effect on the metric and a verdict for each arm."""
+"""Accuracy from pairs of runs: an effect on the metric and a verdict for each arm."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def accuracy_margin(records: Sequence[RunRecord], reference: str, terms: Criteri
     """Return the margin of the metric that the rule gives for the runs of the reference.
 
     Raises:
-        ConfigError: the rule is none for this metric.
+        ConfigError: the rule does not apply to this metric.
     """
     runs = [record.summary for record in records if record.status == "completed" and record.summary.epochs]
     values = [metric.factor * run.metric_final for run in runs if has_score(run.metric_final, metric)]
@@ -48,7 +48,7 @@ def accuracy_effect(pairs: Sequence[Pair], error_share: float = 0.0, pilot: Coll
 
     Args:
         error_share: share of the reference's errors that the margin is, where it moves with them.
-        pilot: seeds whose spread has set the number of pairs, if any: the spread of the test is then theirs.
+        pilot: seeds whose spread determined the number of pairs, if any: the test then uses their spread.
     """
     metric = metric_of([reference for _, reference in pairs])
     whole = [
@@ -100,12 +100,13 @@ def accuracy_verdicts(
 
 
 def failure_verdict(records: Sequence[RunRecord]) -> str:
-    """Return what an arm shows of itself, the reference too: that it diverged or learned nothing; "" if neither."""
+    """Return the verdict that an arm has by itself, also for the reference: diverged or learned nothing; "" if
+    neither."""
     return divergence_verdict(records) or idle_verdict(records)
 
 
 def _untested(records: Sequence[RunRecord], pairs: Sequence[Pair], same_software: bool) -> str:
-    """Return the word for an arm that no test decides: why it cannot be judged, or that it is identical."""
+    """Return the verdict of an arm that needs no test: why it cannot be judged, or that it is identical."""
     differs = accuracy_reason(pairs, same_software=same_software)
     return (
         divergence_verdict(records)

@@ -1,8 +1,8 @@
-"""What pairs of runs say about the training loss at their end: an effect and a verdict for each arm.
+"""The final training loss from pairs of runs: an effect and a verdict for each arm.
 
 The loss of a run is the mean over the last fifth of its steps. Both runs of a pair made the same steps on the same
-batches, so the difference of two means is the mean of the differences step by step. Steps of one run depend on each
-other; seeds are what is tested over.
+batches, so the difference of two means is the mean of the differences step by step. Steps of one run are correlated, so
+the test is over seeds.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def tail_loss(pairs: Sequence[Pair], pilot: frozenset[int] = frozenset()) -> Tai
     """Return the effect over pairs; none for records of versions that kept no such loss.
 
     Args:
-        pilot: seeds whose spread has set the number of pairs, as for `accuracy_effect`.
+        pilot: seeds whose spread determined the number of pairs, as for `accuracy_effect`.
     """
     known = [pair for pair in pairs if all(run.summary.loss_tail is not None for run in pair)]
     if not known:
@@ -68,9 +68,9 @@ def loss_verdicts(
     *,
     same_software: bool = True,
 ) -> dict[str, Verdict]:
-    """Return the verdict of each arm: a Holm family of its own, apart from those of the metric and of time.
+    """Return the verdict of each arm: its own Holm family, apart from those of the metric and of time.
 
-    A verdict without a word is that of an arm whose runs, or those of the reference, keep no such loss.
+    An empty verdict is that of an arm whose runs, or those of the reference, keep no such loss.
     """
     tails = {arm: tail_loss(pairs, design.pilot) for arm, (_, pairs) in arms.items()}
     words = {arm: _untested(*arms[arm], tails[arm], same_software) for arm in arms}
@@ -80,7 +80,7 @@ def loss_verdicts(
 
 
 def _untested(records: Sequence[RunRecord], pairs: Sequence[Pair], tail: TailLoss, same_software: bool) -> str:
-    """Return the word for an arm that no test decides; "" where one does, or where there is nothing to test."""
+    """Return the verdict of an arm that needs no test; "" if a test decides, or if there is nothing to test."""
     if tail.effect is None and not tail.why_not:
         return ""
     differs = accuracy_reason(pairs, same_software=same_software) or tail.why_not

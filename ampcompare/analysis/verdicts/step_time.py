@@ -1,4 +1,4 @@
-"""What pairs of runs say about the step time: an effect over the valid pairs and a verdict for each arm.
+"""Step time from pairs of runs: an effect over the valid pairs and a verdict for each arm.
 
 Where all cells have timing rounds, these are compared and the times of the runs themselves are left out: a round
 compares seconds that are close to each other. The rounds of a seed are averaged into one pair. They share its data,
@@ -75,7 +75,7 @@ def _rounds_of(pair: Pair) -> list[Pair]:
 
 
 def _in_round(record: RunRecord, timing: TimingRound) -> RunRecord:
-    """Return the record of a cell with the times and readings of a round in place of those of its run."""
+    """Return the record of a cell with the times and readings of a round instead of those of its run."""
     times = {"step_seconds_median": timing.step_seconds_median, "data_seconds_median": timing.data_seconds_median}
     return record.model_copy(
         update={"summary": record.summary.model_copy(update=times), "readings": timing.readings or record.readings}

@@ -89,7 +89,7 @@ def _flat_half(weights: Any, dtype: torch.dtype) -> list[Tensor] | None:
     flat = first.new_empty(first.untyped_storage().nbytes() // first.element_size(), dtype=dtype)
     casts = []
     for weight in weights:
-        # Not a view of `flat` to autograd: each cast has a history of its own.
+        # Not a view of `flat` to autograd: each cast has its own history.
         cast = flat.new_empty(0).set_(flat.untyped_storage(), weight.storage_offset(), weight.shape, weight.stride())
         casts.append(cast.copy_(weight))
     return casts

@@ -40,7 +40,7 @@ _FLOAT32 = torch.float32
 
 
 def replace(handle: AmpHandle, module: Any, name: str, make: Callable[[Function], Function]) -> None:
-    """Put `make(original)` in place of `module.name`, noting the original in the handle.
+    """Replace `module.name` by `make(original)`, noting the original in the handle.
 
     A class stays a class: its constructor is wrapped.
     """

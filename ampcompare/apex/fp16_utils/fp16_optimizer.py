@@ -21,7 +21,7 @@ class FP16_Optimizer:
     """Wrap `init_optimizer` so that it updates fp32 masters, and keep the loss scale.
 
     Trainable fp16 parameters are replaced in the groups by fp32 masters at construction; fp32 ones are stepped as they
-    are. Use `backward(loss)` in place of `loss.backward()`.
+    are. Use `backward(loss)` instead of `loss.backward()`.
 
     Args:
         dynamic_loss_args: keywords of `ampcompare.apex.amp.scaler.LossScaler`, if `dynamic_loss_scale`.

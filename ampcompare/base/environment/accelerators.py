@@ -31,8 +31,8 @@ class Accelerator:
 
 
 ACCELERATORS = {
-    "mps": Accelerator("a GPU of Apple", False, False, "torch has it on macOS 14 and later"),
-    "xpu": Accelerator("a GPU of Intel", True, True, "install torch for XPU and Intel's driver"),
+    "mps": Accelerator("an Apple GPU", False, False, "torch supports it on macOS 14 and later"),
+    "xpu": Accelerator("an Intel GPU", True, True, "install torch for XPU and Intel's driver"),
 }
 """By the name of torch's device type. No arm was ever run on one by ampcompare's own tests, which have none."""
 
@@ -52,6 +52,6 @@ def why_no_accelerator(kind: str, *, here: bool = True, platform: str = sys.plat
     if not here:
         return ""
     if kind == "mps":
-        return "" if platform == "darwin" else "this is no Mac"
+        return "" if platform == "darwin" else "this is not a Mac"
     build = torch_build()
     return "" if build is None or build.get("xpu") is not None else "this torch is built without XPU"

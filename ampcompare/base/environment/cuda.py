@@ -64,4 +64,4 @@ def why_no_cuda(
         return f"CUDA_VISIBLE_DEVICES={visible} hides all GPUs"
     if sys.platform != "linux" or any(next(root.glob(name), None) is not None for name in DRIVER_FILES):
         return ""
-    return "" if ctypes.util.find_library("cuda") else "this machine has no driver of NVIDIA"
+    return "" if ctypes.util.find_library("cuda") else "this machine has no NVIDIA driver"

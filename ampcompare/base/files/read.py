@@ -29,10 +29,10 @@ MEMORY_FACTOR = 8
 COSTS = {"{": 200, "[": 90, ",": 60}  # upper bounds of the memory of a value, in bytes, by the sign before it
 KINDS = {
     stat.S_ISDIR: "Is a directory",
-    stat.S_ISFIFO: "it is a pipe, and a regular file is needed",
-    stat.S_ISSOCK: "it is a socket, and a regular file is needed",
-    stat.S_ISCHR: "it is a device, and a regular file is needed",
-    stat.S_ISBLK: "it is a device, and a regular file is needed",
+    stat.S_ISFIFO: "it is a pipe, not a regular file",
+    stat.S_ISSOCK: "it is a socket, not a regular file",
+    stat.S_ISCHR: "it is a device, not a regular file",
+    stat.S_ISBLK: "it is a device, not a regular file",
 }
 YAML_TAGS = ("null", "bool", "int", "float", "str", "seq", "map", "merge")
 YAML_PREFIX = "tag:yaml.org,2002:"
@@ -99,7 +99,7 @@ def parse_json(text: str) -> Any:
     """Return the content of JSON; whole numbers have at most 64 bits.
 
     Raises:
-        FileFault: not JSON, nested too deep, or more values than memory should be spent on.
+        FileFault: not JSON, nested too deeply, or more values than memory should be spent on.
     """
     memory = sum(cost * text.count(sign) for sign, cost in COSTS.items())
     if memory > max(FREE_MEMORY, MEMORY_FACTOR * len(text)):
@@ -120,7 +120,7 @@ def check_plain(value: Any) -> None:
     """Check that a value is made of mappings with text keys, lists, texts, numbers, true, false and null alone.
 
     Raises:
-        FileFault: it is not, is nested too deep or within itself, or holds too many values.
+        FileFault: it is not, is nested too deeply or within itself, or holds too many values.
     """
     for one in _values(value, MAX_YAML_VALUES):
         if isinstance(one, Mapping):
@@ -137,7 +137,7 @@ def _values(data: Any, most: int) -> list[Any]:
     """Return a value and all that it holds.
 
     Raises:
-        FileFault: nested too deep, or more than `most` values.
+        FileFault: nested too deeply, or more than `most` values.
     """
     found, level = [data], [data]
     for _ in range(MAX_DEPTH):
@@ -168,7 +168,7 @@ def parse_yaml(text: str) -> Any:
     """Return the content of YAML: what JSON has too, so that a date is a text.
 
     Raises:
-        FileFault: not YAML, a value that JSON does not have, nested too deep, or too many values.
+        FileFault: not YAML, a value that JSON does not have, nested too deeply, or too many values.
     """
     import yaml
 

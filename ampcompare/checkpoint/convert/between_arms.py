@@ -80,7 +80,7 @@ def _drop_compensation(state: dict[str, Any], result: Conversion) -> None:
     entries = [entry for optimizer in as_list(state["optimizer"]) for entry in optimizer["state"].values()]
     dropped = [entry.pop(COMPENSATION) for entry in entries if isinstance(entry, dict) and COMPENSATION in entry]
     if dropped:
-        result.lost.append(f"the compensation of {len(dropped)} weights: they are what their 16 bits hold")
+        result.lost.append(f"the compensation of {len(dropped)} weights: their values are those of the 16-bit weights")
 
 
 def _forget_scale(state: dict[str, Any]) -> None:

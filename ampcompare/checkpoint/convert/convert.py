@@ -53,7 +53,7 @@ def convert_state(root: Mapping[str, Any], to: Target, *, opt_level: str | None 
     """
     parts = find_parts(root)
     if not parts.models:
-        raise ConversionError("there are no weights in it; `ampcompare convert --inspect` shows what there is")
+        raise ConversionError("there are no weights in it; `ampcompare convert --inspect` shows its contents")
     if parts.fp16_optimizers:
         return _from_fp16_optimizer(root, parts, to, opt_level or "O2")
     source = _kind(parts, to, opt_level if to == "native" else None)

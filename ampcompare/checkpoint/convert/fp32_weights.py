@@ -95,7 +95,7 @@ def into_fp32(parts: CheckpointContents, result: Conversion, level: str | None) 
 
 
 def _full_weights(parts: CheckpointContents, result: Conversion, level: str | None) -> None:
-    """Put masters in place of the half weights they belong to, and make what is left fp32."""
+    """Replace half weights by their fp32 masters, and cast the other half weights to fp32."""
     carried = 0
     halves: Counter[str] = Counter()
     for index, place in enumerate(parts.models):

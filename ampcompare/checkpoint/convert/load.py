@@ -58,7 +58,7 @@ def load_any(path: Path, *, trust: bool = False) -> tuple[dict[str, Any], list[s
         more = f" and {len(objects) - 10} more" if len(objects) > 10 else ""
         raise CheckpointError(
             f"{path} holds objects, and loading them runs code from the file: {shown}{more}; "
-            "if you trust it as you would a program, add --unsafe-load"
+            "if you trust its author, add --unsafe-load"
         )
     else:
         try:

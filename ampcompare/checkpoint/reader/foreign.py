@@ -219,7 +219,7 @@ def open_regular(path: Path) -> BufferedReader:
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
     kind = "a FIFO" if stat.S_ISFIFO(mode) else "not a regular file"
-    raise CheckpointError(f"{path} is {kind}, and a checkpoint is read in any order; write it to a file first")
+    raise CheckpointError(f"{path} is {kind}, but a checkpoint needs random access; write it to a file first")
 
 
 def open_foreign(path: Path) -> Contents:
@@ -285,7 +285,10 @@ def open_members(path: Path, archive: zipfile.ZipFile, read: Callable[[str], Ten
         raise CheckpointError(f"{path} is a TorchScript program; give the checkpoint that it was made from")
     order = f"{folder}/byteorder"
     if order in members and bytes(read(order).numpy()) != sys.byteorder.encode():
-        raise CheckpointError(f"{path} was saved on a machine of the other byte order; save it again there")
+        raise CheckpointError(
+            f"{path} was saved on a machine with the other byte order, which cannot be read here; "
+            f"save it again on a machine like this one"
+        )
     description = unpickle(io.BytesIO(bytes(read(descriptions[0]).numpy())), _persistent(lambda storage: None), budget)
     return Contents(
         path,

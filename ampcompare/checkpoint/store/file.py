@@ -81,7 +81,7 @@ def write_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
             verify_file(written)
         except CheckpointError as error:
             raise EnvironmentUnfit(
-                f"what was written to {path} reads back otherwise: {error}; check the disk"
+                f"what was written to {path} does not read back as written: {error}; check the disk"
             ) from error
 
     write_file(path, write, verify=verify)
@@ -185,7 +185,7 @@ def _read_verified(path: Path) -> Contents:
             for info in sorted(archive.infolist(), key=lambda info: info.header_offset):
                 gap = info.header_offset - file.tell()
                 if gap < 0 or info.header_offset + info.file_size > size:
-                    raise CheckpointError(f"{path} is damaged: its members lie over each other")
+                    raise CheckpointError(f"{path} is damaged: its members overlap")
                 start = file.read(gap + LOCAL_HEADER_SIZE)
                 lengths = struct.unpack("<HH", start[-4:])
                 hashed.update(start + file.read(sum(lengths)))

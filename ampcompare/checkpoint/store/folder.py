@@ -47,7 +47,7 @@ class CheckpointFolder:
         counted: Path | None = None,
     ) -> None:
         if keep_last < 1:
-            raise ValueError(f"keep_last is {keep_last}, and at least one checkpoint stays")
+            raise ValueError(f"keep_last is {keep_last}, but at least one checkpoint must be kept")
         self.folder = folder
         self.keep_last = keep_last
         self.note = note

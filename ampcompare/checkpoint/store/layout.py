@@ -49,7 +49,7 @@ PRECISION_KEYS = ("amp", "scaler", "precision")
 #
 # schema       SCHEMA
 # model        state dict of the model without wrappers; a list of them if there are several
-# optimizer    state dict of the optimizer as torch has it, with tensors of a class of their own by TENSOR_CLASS
+# optimizer    state dict of the optimizer as torch has it, with tensor subclasses by TENSOR_CLASS
 #              and TENSOR_SHARDS; a list of them if there are several
 # amp | scaler | precision
 #              `Precision.state_dict()`, under `Precision.key`
@@ -147,7 +147,7 @@ def _state_entries(optimizers: Any) -> Iterator[tuple[str, Any]]:
 
 
 def weights_only(state: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Return the weights as one flat dict for safetensors: fp32 masters in place of the half weights they belong to.
+    """Return the weights as one flat dict for safetensors: fp32 masters instead of the half weights they belong to.
 
     Entries of the second and further models get their index as a prefix.
     """

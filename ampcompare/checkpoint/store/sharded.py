@@ -1,6 +1,6 @@
 """A checkpoint as a folder of torch.distributed.checkpoint, into which every rank has written its own shards.
 
-`state.pt` in it is a checkpoint as `store.file` writes it. In place of each sharded tensor it holds where the parts of
+`state.pt` in it is a checkpoint as `store.file` writes it. Instead of each sharded tensor it holds where the parts of
 it lie, and it holds the checksums of the files with parts. `.metadata`, by which torch reads the folder, is a pickle:
 it is not opened here.
 """
@@ -134,7 +134,7 @@ class _Joiner:
 
 
 def _without_parts(value: Any, join: Callable[[Mapping[str, Any]], Tensor]) -> Any:
-    """Return a state with a whole tensor in place of each list of parts."""
+    """Return a state with a whole tensor instead of each list of parts."""
     if isinstance(value, dict):
         return join(value) if PARTS in value else {key: _without_parts(item, join) for key, item in value.items()}
     return type(value)(_without_parts(item, join) for item in value) if type(value) in (list, tuple) else value

@@ -18,7 +18,7 @@ ERRORS: dict[int, type[AmpCompareError]] = {2: ConfigError, 4: EnvironmentUnfit}
 
 
 def observe_in_child(config: RunConfig, *, seconds: float = TIME_LIMIT) -> dict[str, Any]:
-    """Prepare the model of `config` in a process of its own, and return what one step of it shows.
+    """Prepare the model of `config` in a separate process, and return what one step of it shows.
 
     Types do not depend on the number of samples, so that at most `MAX_SAMPLES` are used.
 

@@ -138,7 +138,7 @@ def _as_one(models: Sequence[nn.Module]) -> nn.Module:
 
 
 class _OpTracer:
-    """Hooks on the model and on each module that has parameters of its own or no children."""
+    """Hooks on the model and on each module that has its own parameters or no children."""
 
     def __init__(self, model: nn.Module) -> None:
         self.modules = {
@@ -235,7 +235,7 @@ def _short(dtype: torch.dtype) -> str:
 
 
 def _masters(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> list[Tensor]:
-    """Return what the optimizers step in place of the model's own parameters."""
+    """Return what the optimizers step instead of the model's own parameters."""
     own = {id(param) for param in model.parameters()}
     return [param for optimizer in optimizers for param in owned_params(optimizer) if id(param) not in own]
 

@@ -1,4 +1,4 @@
-"""Published claims as data: what was said, the small shape that tries it, and what its runs must show."""
+"""Published claims as data: the statement, the small experiment that tests it, and what its runs must show."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Trains(_Part):
 
 
 class Accuracy(_Part):
-    """The verdict on accuracy of a row against another is one of some."""
+    """The verdict on accuracy of a row against another is one of a given set."""
 
     kind: Literal["accuracy"]
     row: str
@@ -90,7 +90,7 @@ Test = Annotated[Diverges | Trains | Accuracy | Below | Time | Memory, Field(dis
 
 
 class ExperimentSpec(_Part):
-    """Runs that claims are tried on: a comparison, or a program of this package that prints records."""
+    """Runs that test claims: a comparison, or a program of this package that prints records."""
 
     seeds: str
     arms: list[str] = []
@@ -105,7 +105,7 @@ class Claim(_Part):
         says: in one line, as published.
         published: the figures behind it.
         margin: equivalence margin of the metric, in the unit of shown differences.
-        needs_gpu: nothing that a CPU shows would speak for or against it.
+        needs_gpu: results on a CPU would be no evidence for or against it.
         limits: how the small experiment differs from the published one; shown next to the verdict.
     """
 

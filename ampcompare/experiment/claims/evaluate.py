@@ -1,4 +1,4 @@
-"""What the runs of a small shape say about a claim: holds, does not hold, inconclusive, or not run."""
+"""Judge a claim by the runs of its small experiment: holds, does not hold, inconclusive, or not run."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class ClaimResult:
 
 @dataclass(frozen=True)
 class _Answer:
-    """What one test of a claim gives: what was seen, and whether it speaks for the claim; None where it cannot."""
+    """The result of one test of a claim: what was seen, and whether it supports the claim; None if it is open."""
 
     seen: str
     speaks_for: bool | None
@@ -52,9 +52,9 @@ class _Answer:
 
 
 def judge_claim(claim: Claim, records: Sequence[RunRecord], *, not_run: str = "", ended: str = "") -> ClaimResult:
-    """Hold a claim against the runs of its shape.
+    """Judge a claim by the runs of its shape.
 
-    A claim holds where all its tests do, and does not where one says so.
+    A claim holds if all its tests hold, and does not hold if one fails.
 
     Args:
         records: of its shape, labeled by rows.
@@ -115,7 +115,7 @@ def _trains(test: Trains, by_row: Mapping[str, list[RunRecord]], margin: float) 
 
 
 def _pair(test: Any, by_row: Mapping[str, list[RunRecord]], margin: float) -> tuple[ArmSummary, Metric]:
-    """Return the row of one arm held against another alone, and the metric of both."""
+    """Return the row of one arm compared with one other arm, and the metric of both."""
     records = [*by_row.get(test.against, []), *by_row.get(test.row, [])]
     comparison = summarize(
         records, arms=[test.against, test.row], reference=test.against, terms=Criteria(margin=margin)

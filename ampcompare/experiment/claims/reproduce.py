@@ -41,7 +41,7 @@ class Reproduction:
 
     Attributes:
         environment: of the runs.
-        seconds: that this call took.
+        seconds: duration of this call.
     """
 
     study: Study
@@ -87,12 +87,12 @@ def reproduce(
     Args:
         folder: each shape is a run directory below it.
         gpu: whether there is one; claims that need it are not run otherwise.
-        budget_seconds: wall time; a seed is not begun after it, and what lacks seeds then says so.
+        budget_seconds: wall time; no seed is started after it, and findings with missing seeds say so.
         save: called with each shape's comparison, as for `run_plan`.
 
     Raises:
         ConfigError: the folder cannot be written.
-        LaunchError: a program that a shape consists of has failed.
+        LaunchError: the program of a shape failed.
     """
     check_output_dir(folder)
     observer = observer or Observer()

@@ -24,13 +24,13 @@ __all__ = ["StudyOptions", "run_study"]
 
 @dataclass(frozen=True, kw_only=True)
 class StudyOptions:
-    """All that `reproduce` can be asked for.
+    """All options of `reproduce`.
 
     Attributes:
         claims: names; all of the study if empty.
         output_dir: folder of records and reports, by default `runs/reproduce-<study>`.
         budget_seconds: wall time; no seed begins after it.
-        jobs: cells that run in parallel; no times are judged then.
+        jobs: cells that run in parallel; step times are then not judged.
         wait_seconds: how long to wait for another command that uses the folder.
         command: printed in the report.
     """

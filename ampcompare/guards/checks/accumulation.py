@@ -88,7 +88,7 @@ class LossUndivided(Detector):
         if self._again:
             self._note_gradients()
         if any(map(will_skip, optimizers)):
-            self._forget()  # no attempt ends this update: Apex replaces the step by a function of its own
+            self._forget()  # no attempt ends this update: Apex replaces the step by its own function
 
     def zero_grad(self) -> None:
         self._forget()
@@ -110,7 +110,10 @@ class LossUndivided(Detector):
             updates = self._wrong[site] = (self._wrong.get(site) or 0) + 1
             if updates == UPDATES:
                 code, line = stack[0]
-                self.report("several mean losses add up before a step, undivided", Location(code.co_filename, line))
+                self.report(
+                    "several mean losses add up before a step without being divided by their number",
+                    Location(code.co_filename, line),
+                )
 
     def _forget(self) -> None:
         self._passes.clear()

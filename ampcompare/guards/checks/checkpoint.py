@@ -16,8 +16,8 @@ DEPTH = 3
 class AmpStateUnsaved(Detector):
     """A `torch.save` with the state of an optimizer and without that of amp, while a loss scale moves.
 
-    Reported at the next step, unless the state of amp was taken between the steps around it: it may be saved in a
-    file of its own.
+    Reported at the next step, unless the state of amp was taken between the steps around it: it may be saved in its own
+    file.
     """
 
     guard = guard_of("amp-state-unsaved")
@@ -40,7 +40,7 @@ class AmpStateUnsaved(Detector):
     def attempt(self, optimizer: Any, scaler: Any) -> None:
         location, self._waiting = self._waiting, None
         if location is not None:
-            self.report("a checkpoint with the optimizer's state, and without that of the loss scale", location)
+            self.report("a checkpoint has the optimizer's state, but not that of the loss scale", location)
 
 
 def _any(value: Any, wanted: Any, depth: int) -> bool:

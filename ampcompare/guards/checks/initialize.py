@@ -36,9 +36,9 @@ class InitializeAfterWrapping(Detector):
         for model in models:
             names = {cls.__name__ for module in model.modules() for cls in type(module).__mro__} & WRAPPERS
             if names:
-                self.report(f"amp.initialize gets a model inside {names.pop()}")
+                self.report(f"amp.initialize is passed a model inside {names.pop()}")
             elif casts and model in self._wrapped:
-                self.report("amp.initialize casts a model that a parallel wrapper contains already")
+                self.report("amp.initialize casts a model that a parallel wrapper already contains")
 
 
 class InitializeBeforeCuda(Detector):
@@ -84,7 +84,9 @@ class InitializeTwice(Detector):
             call = self.facts.prepared.get(optimizer)
             if call is not None and call < len(self._calls):
                 first, second = self._calls[call - 1], self._calls[call]
-                self.report(f"amp.initialize again, while what {first} prepared is still trained", second)
+                self.report(
+                    f"amp.initialize is called again while the model that {first} prepared is still trained", second
+                )
 
 
 class HalfAfterInitialize(Detector):

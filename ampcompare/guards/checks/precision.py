@@ -39,7 +39,8 @@ class ScalerOff(Detector):
 
 
 class AcceleratorOff(Detector):
-    """An Accelerator that was asked for fp16 on a CPU, while the script trains outside of an autocast of its own."""
+    """An Accelerator that was asked for fp16 on a CPU, while the script trains without an autocast that it enters
+    itself."""
 
     guard = guard_of("accelerator-off")
 
@@ -87,7 +88,7 @@ class AutocastWithoutDtype(Detector):
         entered = [one for one in self.facts.autocasts if _is_on(one, loss)]
         if entered and all(not one.is_dtype_given and one.dtype is torch.float16 for one in entered):
             device = loss.device.type
-            self.report(f'autocast("{device}") takes fp16 by default, and no loss is scaled', entered[-1].location)
+            self.report(f'autocast("{device}") uses fp16 by default, and no loss is scaled', entered[-1].location)
 
 
 def _first(losses: Any) -> Tensor | None:

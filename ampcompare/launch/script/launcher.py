@@ -1,4 +1,4 @@
-"""Run a user's script as a cell: `ampcompare exec` with the arm, in a process of its own."""
+"""Run a user's script as a cell: `ampcompare exec` with the arm, in a separate process."""
 
 from __future__ import annotations
 
@@ -174,20 +174,21 @@ def _failure(code: int, rows: ScriptRows, folder: Path) -> str:
         return f"the script was killed by {signal.Signals(-code).name}"
     ended = rows.ended or {}
     if str(ended.get("error")).startswith("EOFError: EOF when reading"):
-        return "the script asks for input, and a cell has none; give it the answer as an option"
+        return "the script reads from standard input, but a cell has none; pass the answer as an option of the script"
     if code != 0 and ended.get("error"):
         return str(ended["error"])
     if not rows.steps and (children := len(training_children(folder))):
         return (
             f"the script trains in {children} child processes, which are not the ranks of one process group. Let "
-            "torchrun start all processes that train: take multiprocessing out of the script, or give its option for "
-            f"that, and put --nproc-per-node {children} before `--`; each process finds RANK, LOCAL_RANK and "
+            f"torchrun start all training processes: remove multiprocessing from the script, or use the script's "
+            f"option for that, and put --nproc-per-node {children} before `--`; each process finds RANK, LOCAL_RANK "
+            f"and "
             "WORLD_SIZE in its environment"
         )
     if code != 0:
         return _last_words(code, folder)
     if not rows.steps:
-        return "the script ended with exit code 0 and made no optimizer step that an arm could see"
+        return "the script ended with exit code 0, but made no optimizer step through apex.amp or torch.amp"
     return "" if rows.ended else "the script's process ended before its record was complete"
 
 

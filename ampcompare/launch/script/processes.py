@@ -25,7 +25,7 @@ END_SECONDS = 5.0
 
 
 class CellProcess(Protocol):
-    """A process whose output is read; it leads a session of its own.
+    """A process whose output is read; it leads its own session.
 
     Attributes:
         stdout: its output and errors.

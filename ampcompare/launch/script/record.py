@@ -112,7 +112,7 @@ def _unseen(metric: ScriptMetric, rows: ScriptRows) -> str:
     else:
         logged = ", ".join(sorted(rows.scalars)) or "nothing"
         reason = f"the script never logged metric {metric.name}; it logged {logged}"
-    return f"{reason}. --list-metrics shows what can be seen"
+    return f"{reason}. --list-metrics shows the available metrics"
 
 
 def _divergence(losses: Sequence[float], patience: int) -> tuple[int | None, str | None]:

@@ -25,7 +25,7 @@ def local_device(name: str, world: DistributedEnv) -> str:
         raise ConfigError(f"device {name} is one GPU for {world.local_size} processes; use --device cuda")
     if torch.cuda.is_available() and world.local_size > torch.cuda.device_count():
         raise EnvironmentUnfit(
-            f"{world.local_size} processes were asked for on a machine with {torch.cuda.device_count()} GPU(s); "
-            "use --nproc-per-node with at most this many, or --device cpu"
+            f"{world.local_size} processes were requested on a machine with {torch.cuda.device_count()} GPU(s); use "
+            f"--nproc-per-node with at most this many, or --device cpu"
         )
     return name if ":" in name else f"cuda:{world.local_rank}"

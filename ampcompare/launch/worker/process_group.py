@@ -120,5 +120,8 @@ def _explain(error: Exception, world: DistributedEnv) -> str:
         address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
     text = str(error).strip().partition("\n")[0]
     if "EADDRINUSE" in str(error) or "address already in use" in str(error).lower():
-        return f"rank 0 cannot listen at {address}: the port is in use; choose another one, or stop its program"
+        return (
+            f"rank 0 cannot listen at {address}: the port is in use; choose another one, or stop the program that "
+            f"uses it"
+        )
     return f"the {world.size} processes could not connect at {address}: {text}"

@@ -154,7 +154,7 @@ for batch in loader:
         "AMP117",
         "gradients-edited-under-o2",
         "gradients of `model.parameters()` are changed between backward pass and step, under opt level O2",
-        "these are the fp16 copies; the optimizer uses the fp32 gradients, which stay as they are",
+        "these are the fp16 copies; the optimizer uses the fp32 gradients, which stay unchanged",
         "change the gradients of `amp.master_params(optimizer)`",
         """
 from apex import amp

@@ -10,7 +10,7 @@ MISTAKES = (
     Mistake(
         "AMP101",
         "initialize-after-wrapping",
-        "`amp.initialize` gets a model that DistributedDataParallel or DataParallel has wrapped",
+        "`amp.initialize` is passed a model that is already wrapped in DistributedDataParallel or DataParallel",
         "the wrapper has recorded the parameters and dtypes that the model had before",
         "call `amp.initialize` first, then wrap the model that it returns",
         """
@@ -31,7 +31,7 @@ model = DDP(model)
     Mistake(
         "AMP102",
         "initialize-twice",
-        "`amp.initialize` runs again while what it prepared before is still trained",
+        "`amp.initialize` is called again while the model of an earlier call is still trained",
         "the second call discards the loss scales of the first, and sets one opt level for both",
         "pass all models and optimizers to one call, as lists, with `num_losses` and `loss_id`",
         """
@@ -152,7 +152,7 @@ criterion.cuda()
         "AMP114",
         "sync-batch-norm-late",
         "batch norm is replaced by a synchronized one after `amp.initialize`",
-        "the new layers miss what `keep_batchnorm_fp32` does to the old ones",
+        "`keep_batchnorm_fp32` has no effect on the new layers",
         "convert the model before `amp.initialize`",
         """
 import apex
@@ -190,7 +190,7 @@ model = convert_syncbn_model(model)
     Mistake(
         "AMP116",
         "ddp-arguments",
-        "Apex's DistributedDataParallel gets arguments of PyTorch's",
+        "Apex's DistributedDataParallel is called with arguments of PyTorch's",
         "it takes `delay_allreduce`, `message_size` and others, and ends with a TypeError",
         "use `torch.nn.parallel.DistributedDataParallel`, or leave these arguments out",
         """
@@ -207,7 +207,7 @@ model = DDP(model, device_ids=[rank])
     Mistake(
         "AMP119",
         "apex-state-unsaved",
-        "a checkpoint holds the state of the optimizer, and the module never saves `amp.state_dict()`",
+        "a checkpoint holds the state of the optimizer, but the module never saves `amp.state_dict()`",
         "the loss scale starts again at 2**16 after a resume: a burst of skipped steps",
         "save `amp.state_dict()` too, and load it when resuming",
         """
@@ -231,8 +231,8 @@ torch.save(model.state_dict(), weights)
     Mistake(
         "AMP120",
         "bare-except-import",
-        "the import of Apex stands in a `try` with a bare `except:`",
-        "every fault of the installation is swallowed, and the script trains in fp32 without a word",
+        "the import of Apex is inside a `try` with a bare `except:`",
+        "every installation error is swallowed, and the script silently trains in fp32",
         "catch `ImportError`, and report that Apex is missing",
         """
 try:
@@ -277,8 +277,8 @@ with amp.scale_loss(loss, optimizer) as scaled_loss:
     Mistake(
         "AMP122",
         "apex-state-unloaded",
-        "the state of Apex is saved, and never loaded next to that of the optimizer",
-        "every resumed run starts with the first loss scale: a burst of skipped steps",
+        "the state of Apex is saved, but never loaded along with that of the optimizer",
+        "every resumed run starts with the initial loss scale: a burst of skipped steps",
         "call `amp.load_state_dict` where the state of the optimizer is loaded",
         """
 import torch

@@ -10,7 +10,7 @@ MISTAKES = (
     Mistake(
         "AMP233",
         "manual-backward",
-        "a LightningModule that optimizes by hand calls `loss.backward()`, and its Trainer is in fp16",
+        "a LightningModule with manual optimization calls `loss.backward()`, and its Trainer uses fp16",
         "the loss is not scaled: gradients underflow, or the step ends with an AssertionError",
         "call `self.manual_backward(loss)`",
         """
@@ -49,7 +49,7 @@ trainer = pl.Trainer(precision="16-mixed")
     Mistake(
         "AMP310",
         "lightning-apex",
-        "arguments with which the Trainer of Lightning 1 chose Apex",
+        "arguments that selected Apex in the Trainer of Lightning 1",
         "removed in Lightning 2: a TypeError",
         'write `precision="16-mixed"` or `precision="bf16-mixed"`',
         """

@@ -10,8 +10,8 @@ MISTAKES = (
     Mistake(
         "AMP301",
         "apex-removed",
-        "a module of Apex is imported that was removed in May 2025, and nothing catches the ImportError",
-        "the script ends at the import with any later Apex",
+        "an Apex module that was removed in May 2025 is imported, and nothing catches the ImportError",
+        "the script fails at the import with any later Apex",
         "move to `torch.amp`, or run the script with `ampcompare exec`",
         """
 from apex import amp  # AMP301
@@ -29,7 +29,7 @@ except ImportError:
         "AMP302",
         "device-amp-deprecated",
         "`autocast` or `GradScaler` of `torch.cuda.amp` or `torch.cpu.amp`",
-        "deprecated since torch 2.4: a FutureWarning, and in time an error",
+        "deprecated since torch 2.4: a FutureWarning now, later an error",
         'write `torch.amp.autocast("cuda", ...)` and `torch.amp.GradScaler("cuda", ...)`',
         """
 import torch
@@ -51,7 +51,7 @@ with torch.autocast("cuda"):
         "AMP303",
         "custom-function-deprecated",
         "`custom_fwd` or `custom_bwd` of `torch.cuda.amp`",
-        "deprecated since torch 2.4: a FutureWarning, and in time an error",
+        "deprecated since torch 2.4: a FutureWarning now, later an error",
         'write `torch.amp.custom_fwd(device_type="cuda")`',
         """
 import torch
@@ -97,7 +97,7 @@ with torch.cuda.amp.common.amp_definitely_not_available():
     Mistake(
         "AMP305",
         "amp-not-imported",
-        "`amp.initialize` or `amp.scale_loss` is called, and the module never binds `amp`",
+        "`amp.initialize` or `amp.scale_loss` is called, but the module never binds `amp`",
         "a NameError when the line runs: the import was deleted, the calls were not",
         "delete the calls too, or import `amp`",
         """
@@ -159,7 +159,7 @@ model, optimizer = amp.initialize(model, optimizer)
         "AMP308",
         "fp16-optimizer-moved",
         "`FP16_Optimizer` is imported from `apex.optimizers`",
-        "it left that module in 2019: an ImportError",
+        "it was removed from that module in 2019: an ImportError",
         "move to `torch.amp`; `ampcompare exec` runs it as it is",
         """
 from apex.optimizers import FP16_Optimizer  # AMP308
@@ -171,8 +171,8 @@ from apex.optimizers import FusedAdam
     Mistake(
         "AMP309",
         "autocast-query-deprecated",
-        "a function of torch that asks for or sets autocast of one device",
-        "deprecated since torch 2.4: a DeprecationWarning, and in time an error",
+        "a torch function that reads or sets autocast for one fixed device",
+        "deprecated since torch 2.4: a DeprecationWarning now, later an error",
         'pass the device: `torch.get_autocast_dtype("cuda")`, `torch.is_autocast_enabled("cpu")`',
         """
 import torch

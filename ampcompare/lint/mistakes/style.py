@@ -11,7 +11,7 @@ MISTAKES = (
         "AMP401",
         "private-state",
         "the script reads or changes `_amp_state` or `_amp_stash`",
-        "these are private: other versions and other engines need not have them",
+        "these are private: other versions and other engines may not have them",
         "pass `loss_scale`, `min_loss_scale` and `max_loss_scale` to `amp.initialize`, or set a GradScaler's arguments",
         """
 from apex import amp
@@ -46,7 +46,7 @@ model, optimizer = amp.initialize(model, optimizer, opt_level="O1")
         "AMP403",
         "boolean-flag",
         "an option of mixed precision has `type=bool`",
-        'any text is true: `--fp16 False` switches fp16 on, as `bool("False")` is True',
+        'any non-empty string is true: `--fp16 False` switches fp16 on, as `bool("False")` is True',
         'write `action="store_true"`, or `action=argparse.BooleanOptionalAction`',
         """
 parser.add_argument("--fp16", type=bool, default=False)  # AMP403
@@ -60,7 +60,7 @@ parser.add_argument("--shuffle", type=bool, default=False)
         "AMP404",
         "star-import",
         "`from apex.fp16_utils import *`",
-        "it hides which names are used, often `to_python_float` alone",
+        "it hides which names are used, often only `to_python_float`",
         "import the names that are used",
         """
 try:
@@ -79,7 +79,7 @@ except ImportError:
         "AMP405",
         "accumulation-unscales",
         "gradients are accumulated with a plain `scale_loss` for every micro-batch",
-        "right, and slower: Apex unscales and checks after each micro-batch, and may change the scale in between",
+        "correct but slower: Apex unscales and checks after each micro-batch, and may change the scale in between",
         "pass `delay_unscale=True` for all micro-batches except the last one before the step",
         """
 from apex import amp
@@ -108,7 +108,7 @@ for i, batch in enumerate(loader):
         "AMP406",
         "one-scaler-for-all",
         "several optimizers share one loss scaler of Apex",
-        "an overflow of one network halves the scale of the others, and skips no step of theirs",
+        "an overflow of one network halves the scale of the others, but does not skip their steps",
         "pass `num_losses` to `amp.initialize` and `loss_id` to `scale_loss`",
         """
 from apex import amp
@@ -146,7 +146,7 @@ optimizer.load_state_dict(checkpoint["optimizer"])
         "AMP408",
         "evaluation-without-autocast",
         "a function with `torch.no_grad` calls the model outside autocast, in a module that trains with it",
-        "right, and slower; accuracy is measured in another precision than users of the model will have",
+        "correct but slower; accuracy is measured in another precision than users of the model will have",
         "evaluate under the same autocast",
         """
 import torch
@@ -181,7 +181,7 @@ def evaluate(model, batch):
         "AMP409",
         "scaler-of-main",
         "a function reads a global GradScaler that is None or off until the function that runs the script sets it",
-        "a script that imports the function trains in fp32 without a word, whatever its options say",
+        "a script that imports the function silently trains in fp32, whatever its options say",
         "pass the scaler as an argument",
         """
 import argparse

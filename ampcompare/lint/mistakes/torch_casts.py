@@ -10,7 +10,7 @@ MISTAKES = (
     Mistake(
         "AMP229",
         "autocast-device",
-        "`torch.autocast` gets no device type, or a device such as `cuda:0` instead",
+        "`torch.autocast` is called without a device type, or with a device such as `cuda:0` instead",
         "it raises a TypeError, a ValueError or a RuntimeError",
         'write `torch.autocast("cuda")`, or `torch.autocast(device.type)`',
         """
@@ -54,7 +54,7 @@ with torch.autocast("cuda"):
     Mistake(
         "AMP232",
         "fp16-without-scaler",
-        "a model is trained under fp16 autocast, and the module scales no loss",
+        "a model is trained under fp16 autocast, but the module never scales the loss",
         "gradients below 2**-24 become 0: layers with small gradients stop learning",
         "scale the loss by a GradScaler, or write `dtype=torch.bfloat16`",
         """
@@ -80,7 +80,7 @@ scaler.update()
         "AMP236",
         "mask-beyond-fp16",
         "`masked_fill` of an fp16 tensor with a number such as `-1e9`",
-        "it raises a RuntimeError: fp16 ends at 65504",
+        "it raises a RuntimeError: the largest fp16 number is 65504",
         "write `torch.finfo(scores.dtype).min`",
         """
 import math

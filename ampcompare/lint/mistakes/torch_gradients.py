@@ -11,7 +11,7 @@ MISTAKES = (
         "AMP218",
         "gradients-read-scaled",
         "the size of gradients is read, or a number is added to them, while they are scaled",
-        "a norm is too large by the loss scale and jumps with it; what is added counts for almost nothing",
+        "a norm is too large by the loss scale and jumps with it; what is added has almost no effect",
         "call `scaler.unscale_(optimizer)` before gradients are read or changed",
         """
 scaler.scale(loss).backward()
@@ -34,7 +34,7 @@ scaler.update()
         "update-skipped",
         "gradients are unscaled, and `scaler.update` runs only if they are finite",
         "the next `unscale_` raises a RuntimeError, and the loss scale that overflowed is not lowered",
-        "leave the check out: `scaler.step` skips the step, and `scaler.update` lowers the scale",
+        "remove the check: `scaler.step` skips the step, and `scaler.update` lowers the scale",
         """
 import torch
 
@@ -90,7 +90,7 @@ scaler.update()
         "AMP235",
         "clipped-in-fp32-only",
         "gradients are clipped where the loss is not scaled, and not clipped where a GradScaler steps",
-        "mixed precision trains without the clipping that was asked for, and is compared with a run that has it",
+        "mixed precision trains without the requested clipping, and is compared with a run that has it",
         "call `scaler.unscale_(optimizer)` and clip before `scaler.step(optimizer)` too",
         """
 import torch

@@ -10,8 +10,9 @@ MISTAKES = (
     Mistake(
         "AMP217",
         "loss-undivided",
-        "gradients of several mean losses add up before a step, and none is divided by their number",
-        "the gradients are too large by that factor: another learning rate, and clipping and overflow much sooner",
+        "gradients of several mean losses add up before a step without being divided by their number",
+        "the gradients are too large by that factor: a larger effective learning rate, and clipping and overflow much "
+        "sooner",
         "divide the loss by the number of accumulated passes before `backward()`",
         """
 for i, batch in enumerate(loader):
@@ -59,7 +60,7 @@ loss.backward()
     Mistake(
         "AMP222",
         "autocast-not-entered",
-        "autocast is called without `with`, or stands in `with` without being called",
+        "autocast is called without `with`, or used in `with` without being called",
         "the former changes nothing: all operations stay in fp32; the latter is an error",
         'write `with torch.autocast("cuda"):` around the forward pass',
         """
@@ -79,8 +80,8 @@ with context:
     Mistake(
         "AMP223",
         "scaler-with-bf16",
-        "a GradScaler, where autocast uses bfloat16",
-        "bf16 has the range of fp32: scaling brings nothing, and steps may be skipped",
+        "a GradScaler is used although autocast uses bfloat16",
+        "bf16 has the range of fp32: scaling has no benefit, and steps may be skipped",
         "leave the scaler out, or build it with `enabled=False`",
         """
 import torch
@@ -179,9 +180,9 @@ torch.save(model.state_dict(), weights)
     Mistake(
         "AMP227",
         "step-with-closure",
-        "`scaler.step` gets a closure",
-        "it raises a RuntimeError: a scaler works with no optimizer that evaluates the loss again",
-        "call the closure yourself before, or train this optimizer in fp32",
+        "`scaler.step` is called with a closure",
+        "it raises a RuntimeError: a GradScaler does not support optimizers that evaluate the loss again",
+        "call the closure yourself before the step, or train this optimizer in fp32",
         """
 def closure():
     return model(batch)
@@ -219,8 +220,8 @@ scaler.update()
     Mistake(
         "AMP231",
         "scaler-state-unloaded",
-        "the state of the GradScaler is saved, and never loaded next to that of the optimizer",
-        "every resumed run starts with the first loss scale: a burst of skipped steps",
+        "the state of the GradScaler is saved, but never loaded along with that of the optimizer",
+        "every resumed run starts with the initial loss scale: a burst of skipped steps",
         "call `scaler.load_state_dict` where the state of the optimizer is loaded",
         """
 import torch
@@ -240,7 +241,7 @@ scaler.load_state_dict(torch.load(path)["scaler"])
         "AMP234",
         "update-before-step",
         "`scaler.update()` runs between the backward pass and `scaler.step`",
-        "it ends with an AssertionError; after `unscale_` the step divides the gradients by the scale once more",
+        "it ends with an AssertionError; after `unscale_` the step divides the gradients by the scale a second time",
         "call `scaler.update()` after `scaler.step(optimizer)`",
         """
 scaler.scale(loss).backward()
@@ -258,29 +259,29 @@ scaler.update()
     Mistake(
         "",
         "autocast-elsewhere",
-        "the forward pass is in autocast for another device than the one that it runs on",
-        "nothing is cast: the training is in fp32, at its speed and with its memory, under the name of mixed precision",
-        "name the device that is trained on, `torch.autocast(device.type, ...)`, or leave autocast out there",
+        "the forward pass is under autocast for a different device than the one it runs on",
+        "nothing is cast: what is called mixed precision trains in fp32, with its speed and memory",
+        "pass the device used for training, `torch.autocast(device.type, ...)`, or leave autocast out there",
     ),
     Mistake(
         "",
         "scaler-off",
         "a GradScaler is built for a device that torch does not see",
-        "torch switches it off with a warning: losses are not scaled, and overflows not looked for",
-        "build it for the device that is trained on, or with `enabled=False` where it is not wanted",
+        "torch switches it off with a warning: losses are not scaled, and overflows are not detected",
+        "build it for the device used for training, or with `enabled=False` where it is not needed",
     ),
     Mistake(
         "",
         "accelerator-off",
-        "an Accelerator is asked for fp16 on a CPU, where Accelerate has none",
-        "it switches mixed precision off without a word: the training is in fp32, under the name of fp16",
-        'write `mixed_precision="bf16"`, which Accelerate has on a CPU, or `"no"`',
+        "an Accelerator is asked for fp16 on a CPU, where Accelerate does not support it",
+        "it silently switches mixed precision off: what is called fp16 trains in fp32",
+        'write `mixed_precision="bf16"`, which Accelerate supports on a CPU, or `"no"`',
     ),
     Mistake(
         "",
         "autocast-without-dtype",
-        "autocast without a dtype takes fp16, and no loss is scaled",
-        "gradients below 2**-24 become 0; on a CPU the same line takes bfloat16, and results differ for it",
+        "autocast without a dtype uses fp16, and no loss is scaled",
+        "gradients below 2**-24 become 0; on a CPU the same line uses bfloat16, so results differ",
         "write `dtype=torch.bfloat16`, or scale the loss by a GradScaler",
     ),
     Mistake(

@@ -96,7 +96,7 @@ scaler.update()
         "AMP205",
         "update-between-steps",
         "`scaler.update()` runs between the steps of two optimizers that share backward passes",
-        "the second optimizer's gradients are unscaled by another scale than they were scaled by",
+        "the second optimizer's gradients are unscaled with a different scale than they were scaled with",
         "call `scaler.update()` once, after the last step",
         """
 scaler.scale(loss_a).backward()
@@ -334,7 +334,7 @@ for batch in loader:
     Mistake(
         "AMP215",
         "zero-grad-missing",
-        "a loop steps with a scaler, and the module clears gradients nowhere",
+        "a loop steps with a scaler, but the module never clears gradients",
         "gradients add up over all steps; after one overflow they stay infinite and every step is skipped",
         "call `optimizer.zero_grad()` after every step, skipped or not",
         """
@@ -357,7 +357,7 @@ for batch in loader:
         "AMP216",
         "scaled-and-unscaled",
         "gradients of a scaled loss and of an unscaled one add up before `scaler.step`",
-        "the unscaled loss is divided by the loss scale, and counts for almost nothing",
+        "the unscaled loss is divided by the loss scale, and has almost no effect",
         "scale both losses with the same scaler",
         """
 scaler.scale(loss).backward()

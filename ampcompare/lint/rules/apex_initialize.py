@@ -90,7 +90,7 @@ def _is_of_callee(wrap: Event, event: Event) -> bool:
 
 
 def _built_again(module: LintModule, event: Event, after: list[Event]) -> Iterator[Finding]:
-    """Yield the optimizers that take the place of one that `amp.initialize` has patched."""
+    """Yield the optimizers that replace one that `amp.initialize` has patched."""
     optimizer = name_of(keyword(event.call, "optimizers", 1) or event.call)
     if not optimizer or any(other.kind is Kind.INITIALIZE for other in after):
         return
@@ -179,7 +179,7 @@ def _typo(module: LintModule, value: ast.expr) -> Iterator[Finding]:
     if right is not None:
         source = module.text.source(value)
         edits = module.text.replace(value, f"{source[0]}{right}{source[-1]}") if len(source) == 4 else ()
-        yield module.finding("AMP108", value, f"{source} is no opt level; Apex knows {right!r}", edits)
+        yield module.finding("AMP108", value, f"{source} is not an opt level; Apex knows {right!r}", edits)
 
 
 @rule("AMP109", "AMP402", "AMP406")
@@ -206,7 +206,7 @@ def result_of_initialize(module: LintModule) -> Iterator[Finding]:
             if bound == named[:1] or bound == named[::-1] or _overwrites(module, call, named, bound):
                 shown = ", ".join(bound)
                 edits = module.text.replace(target, right)
-                yield module.finding("AMP109", call, f"`{right}` come back, and are bound to `{shown}`", edits)
+                yield module.finding("AMP109", call, f"`{right}` are returned, but bound to `{shown}`", edits)
 
 
 def _overwrites(module: LintModule, call: ast.Call, named: list[str], bound: list[str]) -> bool:
@@ -231,7 +231,7 @@ def result_of_conversion(module: LintModule) -> Iterator[Finding]:
             yield module.finding("AMP115", call, "the converted model is discarded", edits)
         elif isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Tuple):
             count = len(statement.targets[0].elts)
-            yield module.finding("AMP115", call, f"one model comes back, and is unpacked into {count} names")
+            yield module.finding("AMP115", call, f"one model is returned, but unpacked into {count} names")
 
 
 @rule("AMP116")

@@ -87,11 +87,11 @@ def device_of_autocast(module: LintModule) -> Iterator[Finding]:
             source = module.text.source(device)
             if source.count(":") == 1 and source[0] in "'\"":
                 edits = module.text.replace(device, source.partition(":")[0] + source[-1])
-            yield module.finding("AMP229", call, f"{source} is a device and no device type", edits)
+            yield module.finding("AMP229", call, f"{source} is a device, not a device type", edits)
         elif _is_device(module, device):
             edits = module.text.replace(device, f"{name_of(device)}.type") if name_of(device) else ()
             yield module.finding(
-                "AMP229", call, f"`{module.text.source(device)}` is a device and no device type", edits
+                "AMP229", call, f"`{module.text.source(device)}` is a device, not a device type", edits
             )
 
 

@@ -47,7 +47,7 @@ def state_unsaved(module: LintModule) -> Iterator[Finding]:
                 continue
             if code == "AMP226" and _steps_without_scaler(module, call, saved):
                 continue
-            shown = "the state of the optimizer is saved, and that of the loss scale is not"
+            shown = "the state of the optimizer is saved, but that of the loss scale is not"
             edits: tuple[Edit, ...] = ()
             if isinstance(saved, ast.Dict) and not _loads_of_optimizer_alone(module):  # else half a correction
                 edits = _added_state(module, code, maker, call, saved)
@@ -146,7 +146,7 @@ def _saved_mapping(module: LintModule, call: ast.Call) -> ast.Dict | ast.Call | 
 
 
 def _is_new_each_time(module: LintModule, maker: ast.Call, save: ast.Call) -> bool:
-    """Return whether each round of a loop, such as an epoch, has a scaler of its own: a resume changes nothing."""
+    """Return whether each round of a loop, such as an epoch, has its own scaler: a resume changes nothing."""
     for trace in module.traces:
         made = [event.loops for event in trace if event.call is maker]
         if made and any(event.call is save and event.loops == made[0] != () for event in trace):
@@ -240,10 +240,10 @@ def state_unloaded(module: LintModule) -> Iterator[Finding]:
     if not of_optimizer:
         return
     if next(module.calls_of("apex.amp.state_dict"), None) is not None:
-        shown = "the state of the optimizer is loaded, and that of Apex is saved and not loaded"
+        shown = "the state of the optimizer is loaded, but that of Apex is saved and never loaded"
         yield module.finding("AMP122", of_optimizer[0], shown)
     elif any(_is_state_of_scaler(module, call) for call in module.names.calls):
-        shown = "the state of the optimizer is loaded, and that of the scaler is saved and not loaded"
+        shown = "the state of the optimizer is loaded, but that of the scaler is saved and never loaded"
         yield module.finding("AMP231", of_optimizer[0], shown)
 
 

@@ -38,7 +38,7 @@ def masked_by_overflow(module: LintModule) -> Iterator[Finding]:
         if value is None or number is None or not LARGEST < abs(number) < float("inf"):
             continue
         if _is_half(module, call.func.value, module.names.scope_of[call], call.lineno):
-            shown = f"`{module.text.source(call.func.value)}` is fp16, and holds no number beyond {LARGEST:.0f}"
+            shown = f"`{module.text.source(call.func.value)}` is fp16, which holds no number beyond {LARGEST:.0f}"
             yield module.finding("AMP236", call, shown, _smallest(module, call, value, number))
 
 

@@ -83,7 +83,7 @@ def imports(module: LintModule) -> Iterator[Finding]:
             elif package in ("torch.cuda.amp", "torch.amp") and last in OF_APEX:
                 yield module.finding("AMP304", node, f"`{package}` has no `{last}`")
         if isinstance(node, ast.ImportFrom) and node.module == "apex.fp16_utils" and node.names[0].name == "*":
-            yield module.finding("AMP404", node, "the names that are used from `apex.fp16_utils` are not seen")
+            yield module.finding("AMP404", node, "the names used from `apex.fp16_utils` are not visible")
 
 
 @rule("AMP120")
@@ -96,7 +96,7 @@ def bare_except(module: LintModule) -> Iterator[Finding]:
                     start = module.text.offset(handler.lineno, handler.col_offset)
                     written = module.text.text[start : start + len("except:")] == "except:"
                     edits = (Edit(start, start + len("except:"), "except ImportError:"),) if written else ()
-                    yield module.finding("AMP120", handler, "any fault of the import of Apex is swallowed", edits)
+                    yield module.finding("AMP120", handler, "any error from the import of Apex is swallowed", edits)
 
 
 def _of_amp(module: LintModule, node: ast.stmt) -> bool:

@@ -225,7 +225,7 @@ def unscaled_losses(module: LintModule) -> Iterator[Finding]:
 
 
 def _passes_before(trace: Trace, event: Event) -> list[Event]:
-    """Return the backward passes, and calls that nobody knows, since the last step or cleared gradients."""
+    """Return the backward passes, and calls that no one knows, since the last step or cleared gradients."""
     found: list[Event] = []
     for other in reversed(trace[: trace.index(event)]):
         if not other.may_follow(event):

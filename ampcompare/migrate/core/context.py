@@ -79,7 +79,9 @@ class Core:
         try:
             return self.scalers.reference(optimizer)
         except LookupError:
-            raise Unsure(node, "the scaler is made in another file, and no optimizer with it is in reach") from None
+            raise Unsure(
+                node, "the scaler is made in another file, and no optimizer that carries it is in scope"
+            ) from None
 
     def autocast(self, node: ast.AST, optimizer: str | None) -> str:
         """Return the `with` line for a forward pass."""

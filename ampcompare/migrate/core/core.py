@@ -59,9 +59,7 @@ def rewrite_core(tree: Tree, names: Names, edits: Edits, torch: str, target: str
     name_carried(core)
     if target == "precision":
         if names.parameters:
-            raise Unsure(
-                names.parameters[0][1], "apex.amp is passed on as a value; what is called on it cannot be seen"
-            )
+            raise Unsure(names.parameters[0][1], "apex.amp is passed as a value; what is called on it cannot be seen")
         rewrite_for_precision(core)
         return core.findings
     note_missing_forward(core)
@@ -80,7 +78,7 @@ def _refuse(tree: Tree, names: Names, sites: Sites) -> None:
         _refuse_library(tree, initialize)
     for use, name in names.uses:
         if name in ("apex", "apex.amp") and id(use) not in names.passed and _is_passed_on(tree, use):
-            raise Unsure(use, f"{name} is passed on as a value; what is called on it cannot be seen")
+            raise Unsure(use, f"{name} is passed as a value; what is called on it cannot be seen")
     for node in tree.nodes:
         if isinstance(node, ast.Attribute) and node.attr in ("scale_loss", "master_params"):
             if names.meaning(node) is None and isinstance(tree.parent(node), ast.Call):

@@ -59,6 +59,6 @@ def _arguments(core: Core, backward: Backward) -> str:
     for name in ("delay_unscale", "delay_overflow_check"):
         if name in backward.arguments:
             if name == "delay_overflow_check":
-                raise Unsure(backward.statement, "delay_overflow_check is no option of the contract")
+                raise Unsure(backward.statement, "delay_overflow_check is not an option of the contract")
             parts.append(f"{name}={tree.source(backward.arguments[name])}")
     return ", ".join(parts)

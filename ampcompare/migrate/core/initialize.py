@@ -253,4 +253,4 @@ def replace_call(core: Core, initialize: Initialize, lines: list[str]) -> None:
         if lines:
             edits.before(statement, lines)
         return
-    raise Unsure(initialize.call, "amp.initialize stands inside another statement; give it a line of its own")
+    raise Unsure(initialize.call, "amp.initialize is inside another statement; move it to its own line")

@@ -13,7 +13,8 @@ __all__ = ["ScalerSettings", "scaler_settings"]
 NO_GROWTH = "growth_interval=2**31 - 1"
 LEVELS = ("O0", "O1", "O2", "O3")
 NO_TWIN = (
-    "{level} has no twin in torch.amp: autocast keeps fp32 weights and casts for each product, so weights take 4 bytes "
+    "{level} has no equivalent in torch.amp: autocast keeps fp32 weights and casts for each product, so weights take "
+    "4 bytes "
     "instead of 2 and 4, and softmax, norms and losses inside the model run in fp32; to keep {level}, use "
     "--to precision; bf16 parameters with fp32 masters are the third way"
 )
@@ -63,9 +64,9 @@ def scaler_settings(tree: Tree, initialize: Initialize, *, single: bool) -> Scal
             settings.arguments.append(f"init_scale=min(2.0**16, {tree.source(limit)})")
     if initialize.options is not None:
         name = tree.source(initialize.options)
-        settings.notes.append(f"other options in {name} than enabled, opt_level and loss_scale are not looked at")
+        settings.notes.append(f"other options in {name} than enabled, opt_level and loss_scale are not checked")
     if "cast_model_outputs" in given:
-        settings.notes.append("cast_model_outputs has no twin: cast the outputs where their type matters")
+        settings.notes.append("cast_model_outputs has no equivalent: cast the outputs where their type matters")
     patched = given.get("patch_torch_functions")
     if isinstance(patched, ast.Constant) and patched.value is False and settings.level == "O1":
         raise Unsure(initialize.call, "O1 without casts is loss scaling alone; write that by hand")

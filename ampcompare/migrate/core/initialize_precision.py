@@ -79,9 +79,11 @@ def _require_known_options(initialize: Initialize) -> None:
     """
     for option in NO_OPTIONS:
         if option in initialize.arguments:
-            raise Unsure(initialize.call, f"{option} is no option of ampcompare.make_precision; use ampcompare.apex")
+            raise Unsure(
+                initialize.call, f"{option} is not an option of ampcompare.make_precision; use ampcompare.apex"
+            )
     if initialize.sometimes - {"verbosity"} or initialize.options is not None:
-        raise Unsure(initialize.call, "its options depend on the run; write out those of --to precision by hand")
+        raise Unsure(initialize.call, "its options depend on the run; write the options for --to precision by hand")
 
 
 def _preparation(tree: Tree, initialize: Initialize, name: str) -> str:
@@ -102,7 +104,7 @@ def _preparation(tree: Tree, initialize: Initialize, name: str) -> str:
     target = initialize.statement.targets[0] if isinstance(initialize.statement, ast.Assign) else None
     bound = list(target.elts) if isinstance(target, (ast.Tuple, ast.List)) and optimizers is not None else [target]
     if target is None or len(bound) != 1 + (optimizers is not None):
-        raise Unsure(initialize.call, "the result of amp.initialize is not bound to names of its own")
+        raise Unsure(initialize.call, "the result of amp.initialize is not bound to its own names")
     names = [_bound_to(tree, each, given) for each, given in zip(bound, (models, optimizers), strict=False)]
     return f"{', '.join([*names, '_'][:2])} = {prepare}"
 

@@ -1,4 +1,4 @@
-"""Where the object that takes the place of `amp.initialize` is bound, and how long calls are written."""
+"""Where the object that replaces `amp.initialize` is bound, and how long calls are written."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def _backward(core: Core, backward: Backward) -> None:
         return
     assert isinstance(statement, ast.With)
     if "delay_overflow_check" in backward.arguments:
-        core.note(statement, "delay_overflow_check has no twin: GradScaler checks at the step")
+        core.note(statement, "delay_overflow_check has no equivalent: GradScaler checks at the step")
     _refuse_inside(core, statement)
     uses = [
         node

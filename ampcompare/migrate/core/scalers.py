@@ -45,7 +45,7 @@ class Scalers:
         """Return the expression for the scaler of an optimizer."""
         if self.home == "optimizer":
             if optimizer is None:
-                raise LookupError("no optimizer in reach")
+                raise LookupError("no optimizer in scope")
             return f"{optimizer}.{self.attribute}"
         name = self.name(optimizer)
         return f"self.{name}" if self.home == "self" else name

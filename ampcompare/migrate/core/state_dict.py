@@ -65,7 +65,7 @@ def _attribute_of_self(node: ast.AST) -> str | None:
 
 def _saved(core: Core, call: ast.Call) -> str:
     if call.args or call.keywords:
-        raise Unsure(call, "amp.state_dict with a destination has no twin")
+        raise Unsure(call, "amp.state_dict with a destination has no equivalent")
     if len(core.scalers.names) == 1 or core.scalers.home == "optimizer":
         return f"{core.scaler(call, optimizer_of_state(core, call))}.state_dict()"
     inside = "self." if core.scalers.home == "self" else ""

@@ -53,7 +53,7 @@ def rewrite_timm(core: Core) -> None:
     calls = list(_calls(tree))
     names = [node for node in tree.nodes if isinstance(node, ast.Name) and node.id == APEX]
     if len(names) > len(calls):
-        raise Unsure(names[-1], f"{APEX} of timm is passed on as a value; {NATIVE} is its twin")
+        raise Unsure(names[-1], f"{APEX} of timm is passed as a value; {NATIVE} is its equivalent")
     for call in calls:
         edits.replace(call.func, NATIVE)
         core.note(call, STATE)

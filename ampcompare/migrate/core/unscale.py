@@ -196,7 +196,7 @@ def _read_scaled(core: Core, optimizer: str, step: Step, read: Read) -> None:
             core.edits.replace_span(end, end, f" / {scaler}.get_scale()")
         return
     if any(isinstance(node, (ast.Return, ast.Yield, ast.Continue)) for node in ast.walk(read.statement)):
-        raise Unsure(read.node, "gradients that stay scaled are read on a way out of this statement")
+        raise Unsure(read.node, "gradients that stay scaled are read on a path that leaves this statement")
     if read.statement in core.bracketed:
         return
     core.bracketed.add(read.statement)
@@ -285,7 +285,7 @@ def _common_block(tree: Tree, statements: list[ast.stmt]) -> list[ast.stmt]:
 
 PACE = (
     "gradients are clipped or read more often than the optimizer steps, while they are scaled: the limit, or the "
-    "gradients, are scaled to match; clipping once per step is what GradScaler is made for"
+    "gradients, are scaled to match; GradScaler is designed for clipping once per step"
 )
 
 

@@ -55,7 +55,7 @@ def find_casts(tree: Tree, names: Names, wrapped: ast.stmt) -> list[ModelCast]:
         else:
             continue
         if not _tests(tree, statement) <= tests:
-            raise Unsure(node, "the model is cast to fp16 here on other terms than FP16_Optimizer is made")
+            raise Unsure(node, "the model is cast to fp16 here under another condition than FP16_Optimizer is made")
         found.append(ModelCast(node, statement, key))
     if not found:
         raise Unsure(wrapped, "the fp16 model of FP16_Optimizer is not found; keep it in fp32, use autocast")

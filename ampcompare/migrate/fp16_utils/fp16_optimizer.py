@@ -249,7 +249,7 @@ class _Rewriter:
         elif node.attr == "zero_grad" and call is not None and (call.args or call.keywords):
             self._edits.replace(call, f"{key}.zero_grad()")
         elif node.attr in (*OWN, *SCALE, "clip_master_grads", "update_master_grads"):
-            raise Unsure(node, f"{node.attr} of {NAME} has no twin")
+            raise Unsure(node, f"{node.attr} of {NAME} has no equivalent")
 
     def _clip_groups(self) -> None:
         """Clip below the step where `FusedAdam` of 2019 did so: by the norm of each group of parameters."""

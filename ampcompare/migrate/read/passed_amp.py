@@ -23,7 +23,7 @@ Meaning: TypeAlias = Callable[[ast.AST], str | None]
 def find_passed(tree: Tree, imported: Callable[[str], str | None], meaning: Meaning) -> list[Passed]:
     """Return the parameters, in a file that is run as a script: no other file calls its functions.
 
-    A function that initializes is left out: what it asks of the parameter before that has no twin.
+    A function that initializes is left out: what it asks of the parameter before that has no equivalent.
 
     Args:
         imported: the full name in Apex of an imported name.

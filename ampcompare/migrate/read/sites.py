@@ -41,7 +41,7 @@ class Initialize:
     """A call of `amp.initialize`.
 
     Attributes:
-        sometimes: arguments that only some runs give, by `**options`; torch.amp has no twin of theirs.
+        sometimes: arguments that only some runs give, by `**options`; torch.amp has no equivalent of theirs.
         options: the dict behind `**` that only a run knows; None where all arguments are known.
     """
 
@@ -108,7 +108,7 @@ class Sites:
 
     Attributes:
         others: plain backward passes for optimizers that Apex has nothing to do with; autocast alone is for them.
-        natives: backward passes of a GradScaler in branches of their own, which stay as they are.
+        natives: backward passes of a GradScaler in separate branches, which stay unchanged.
     """
 
     initializes: list[Initialize] = field(default_factory=list)
@@ -142,7 +142,7 @@ def collect_sites(tree: Tree, names: Names) -> Sites:
         if what not in ("initialize", "scale_loss", "master_params", "state_dict", "load_state_dict"):
             continue
         if not isinstance(call, ast.Call) or call.func is not node:
-            raise Unsure(node, f"amp.{what} is passed on as a value; call it where it is meant")
+            raise Unsure(node, f"amp.{what} is passed as a value; call it directly")
         if what == "initialize":
             bound = bind(call, INITIALIZE, tree)
             kept = {name: value for name, value in bound.items() if value is not UNSEEN}
@@ -182,7 +182,9 @@ def _block(tree: Tree, call: ast.Call) -> Backward:
     if not isinstance(statement, ast.With) or all(item.context_expr is not call for item in statement.items):
         raise Unsure(call, "amp.scale_loss is used without a with statement of its own")
     if len(statement.items) > 1:
-        raise Unsure(call, "amp.scale_loss shares a with statement with another context; give it a with of its own")
+        raise Unsure(
+            call, "amp.scale_loss shares a with statement with another context; give it its own with statement"
+        )
     name = statement.items[0].optional_vars
     if name is not None and not isinstance(name, ast.Name):
         raise Unsure(call, "the scaled loss is bound to something that is not a plain name")

@@ -36,7 +36,7 @@ class Tree(SourceLines):
         unit: of indentation.
 
     Raises:
-        SourceInvalid: it is not Python 3, or nested too deep.
+        SourceInvalid: it is not Python 3, or nested too deeply.
     """
 
     def __init__(self, text: str) -> None:

@@ -97,7 +97,7 @@ STAYS = (
 
 TABLE = (
     Row('amp.initialize(model, optimizer, opt_level="O1")', 'scaler = torch.amp.GradScaler("cuda")', REWRITES,
-        "the forward pass goes under `torch.autocast`; functions with other casts are named"),
+        "the forward pass runs under `torch.autocast`; functions with other casts are listed"),
     Row('initialize(..., opt_level="O0")', 'GradScaler("cuda", enabled=False)', REWRITES, "autocast is off too"),
     Row('initialize(..., opt_level="O2")', "as for O1", NOTED, "[no equivalent](#o2-has-no-native-equivalent)"),
     Row("initialize(..., opt_level=args.opt_level)", 'GradScaler("cuda", enabled=args.opt_level != "O0")', NOTED,

@@ -62,7 +62,7 @@ def rewrite_larc(tree: Tree, edits: Edits, torch: str, node: ast.Name | ast.Attr
     """
     call = tree.parent(node)
     if not isinstance(call, ast.Call) or call.func is not node:
-        raise Unsure(node, "LARC is passed on as a value; torch has no class of that kind")
+        raise Unsure(node, "LARC is passed as a value; torch has no class of that kind")
     if any(getattr(each, "id", getattr(each, "name", None)) == NAME for each in tree.nodes):
         raise Unsure(node, f"LARC becomes a function {NAME}, but the module has something else of that name")
     if any(isinstance(each, ast.keyword) and each.arg == "fused" for each in tree.nodes):

@@ -15,7 +15,7 @@ from ampcompare.source.syntax import dotted
 __all__ = ["add_argument", "rewrite_optimizer"]
 
 Note: TypeAlias = Callable[[ast.AST, str], None]
-NO_CORRECTION = "FusedAdam without bias correction has no twin in torch; it stays, and current Apex still has it"
+NO_CORRECTION = "FusedAdam without bias correction has no equivalent in torch; it stays, and current Apex still has it"
 
 
 def add_argument(tree: Tree, edits: Edits, call: ast.Call, text: str) -> None:
@@ -39,7 +39,7 @@ def rewrite_optimizer(
         fused: whether to ask torch for its fused step; one with hooks that read gradients must not be.
 
     Raises:
-        Unsure: its arguments have no twin, or cannot be seen.
+        Unsure: its arguments have no equivalent, or cannot be seen.
     """
     parent = tree.parent(node)
     twin = OPTIMIZERS[name]
@@ -65,13 +65,13 @@ def _target(tree: Tree, call: ast.Call, name: str, given: dict[str, ast.expr]) -
     """Return the class of torch for a call, and whether Apex's stays."""
     twin = OPTIMIZERS[name]
     if any(isinstance(each, ast.Starred) for each in call.args) or len(call.args) > 2:
-        raise Unsure(call, f"the arguments of {name} cannot be told apart; name them")
+        raise Unsure(call, f"the arguments of {name} cannot be matched; pass them by name")
     for argument in given:
         if argument not in twin.arguments and argument not in ("fused", "maximize"):
-            raise Unsure(call, f"{name}({argument}=...) has no twin in {twin.torch}")
+            raise Unsure(call, f"{name}({argument}=...) has no equivalent in {twin.torch}")
     late = given.get("wd_after_momentum") or given.get("adagrad_w_mode")
     if late is not None and not (isinstance(late, ast.Constant) and not late.value):
-        raise Unsure(call, f"{name} with another order of weight decay has no twin in torch")
+        raise Unsure(call, f"{name} with another order of weight decay has no equivalent in torch")
     if name != "FusedAdam":
         return twin.torch, False
     mode, bias = given.get("adam_w_mode"), given.get("bias_correction")
@@ -151,7 +151,7 @@ def _calls(tree: Tree, node: ast.expr, name: str) -> Iterator[ast.Call]:
         return
     variable = _assigned(parent, node)
     if variable is None:
-        raise Unsure(node, f"{name} is passed on as a value; its twin {OPTIMIZERS[name].torch} has other arguments")
+        raise Unsure(node, f"{name} is passed as a value; its twin {OPTIMIZERS[name].torch} has other arguments")
     for use in _loads(tree, variable):
         call = tree.parent(use)
         if not (isinstance(call, ast.Call) and call.func is use):
@@ -166,7 +166,7 @@ def _entries(tree: Tree, table: ast.Dict, name: str) -> Iterator[ast.Call]:
         return
     variable = _assigned(parent, table)
     if variable is None:
-        raise Unsure(table, f"the table with {name} is passed on; its twin has other arguments")
+        raise Unsure(table, f"the table with {name} is passed on; its equivalent has other arguments")
     for use in _loads(tree, variable):
         outer = tree.parent(use)
         if isinstance(outer, ast.Subscript) and outer.value is use and isinstance(outer.ctx, ast.Load):

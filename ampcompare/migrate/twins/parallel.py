@@ -33,7 +33,7 @@ BUFFERS = (
     "broadcast_buffers=False keeps them apart"
 )
 SHARDS = (
-    "each rank holds all weights in fp32 now, which takes more memory than O2; where it does not suffice, "
+    "each rank holds all weights in fp32 now, which takes more memory than O2; if that is too much, "
     "torch.distributed.fsdp.fully_shard (FSDP2) splits weights, gradients and optimizer state over the ranks"
 )
 
@@ -48,7 +48,7 @@ def rewrite_ddp(
         note: gets a remark on a node.
 
     Raises:
-        Unsure: an argument has no twin, or cannot be seen.
+        Unsure: an argument has no equivalent, or cannot be seen.
     """
     if any(isinstance(each, ast.Starred) for each in call.args) or any(each.arg is None for each in call.keywords):
         raise Unsure(call, "the arguments of Apex's DistributedDataParallel are passed as * or **")
@@ -64,13 +64,13 @@ def rewrite_ddp(
         return
     average = known.get("gradient_average")
     if average is not None and not (isinstance(average, ast.Constant) and average.value is True):
-        raise Unsure(call, "gradient_average=False has no twin: torch averages; scale the loss by the world size")
+        raise Unsure(call, "gradient_average=False has no equivalent: torch averages; scale the loss by the world size")
     kept = any(isinstance(each, ast.Attribute) and each.attr == "allreduce_buffers" for each in tree.nodes)
     refused = ("allreduce_communicators", "allreduce_trigger_params", *(["retain_allreduce_buffers"] if kept else []))
     for name in refused:
         value = known.get(name)
         if value is not None and not (isinstance(value, ast.Constant) and not value.value):
-            raise Unsure(call, f"{name} has no twin in torch's DistributedDataParallel")
+            raise Unsure(call, f"{name} has no equivalent in torch's DistributedDataParallel")
     arguments = [tree.source(known["module"])] if "module" in known else []
     delay = known.get("delay_allreduce")
     if delay is not None and not (isinstance(delay, ast.Constant) and not delay.value):
@@ -80,7 +80,7 @@ def rewrite_ddp(
         edits.replace(call, f"{torch}{DDP.removeprefix('torch')}({', '.join(arguments)})")
     dropped = sorted(set(known) - {"module", "delay_allreduce"})
     if dropped:
-        note(call, f"{', '.join(dropped)} of Apex's DistributedDataParallel has no twin and is left out")
+        note(call, f"{', '.join(dropped)} of Apex's DistributedDataParallel has no equivalent and is left out")
 
 
 def _halves_weights(names: Names) -> bool:

@@ -44,7 +44,7 @@ class Twins:
         self._staying: set[str] = set()
 
     def rewrite(self, node: ast.Name | ast.Attribute, meaning: str) -> bool:
-        """Rewrite a use; return False where current Apex still has it and torch has no twin.
+        """Rewrite a use; return False where current Apex still has it and torch has no equivalent.
 
         Raises:
             Unsure: there is no twin.
@@ -78,14 +78,15 @@ class Twins:
         if meaning.startswith("apex.fp16_utils") or meaning.endswith("FP16_Optimizer"):
             raise Unsure(
                 node,
-                f"{parts[-1]} is of the API before amp.initialize, with an fp16 model; it has no twin in torch.amp: "
+                f"{parts[-1]} is of the API before amp.initialize, with an fp16 model; it has no equivalent in "
+                f"torch.amp: "
                 "keep the model in fp32, use autocast and GradScaler",
             )
         if meaning.startswith(STAYS):
             return self._stays(node, meaning)
         if meaning in ("apex", "apex.optimizers", "apex.parallel", "apex.normalization", "apex.amp"):
-            raise Unsure(node, f"{meaning} is passed on as a value")
-        raise Unsure(node, f"{meaning} has no twin in torch")
+            raise Unsure(node, f"{meaning} is passed as a value")
+        raise Unsure(node, f"{meaning} has no equivalent in torch")
 
     def _note(self, node: ast.AST, message: str) -> None:
         self.findings.append(Finding(node.lineno, node.col_offset, NOTE, message))  # type: ignore[attr-defined]
@@ -94,7 +95,7 @@ class Twins:
         """Note once per name that a part of Apex stays."""
         if meaning not in self._staying:
             self._staying.add(meaning)
-            self._note(node, f"{meaning} stays: torch has no twin, and current Apex still has it")
+            self._note(node, f"{meaning} stays: torch has no equivalent, and current Apex still has it")
         return False
 
     def _call(self, node: ast.AST) -> ast.Call | None:
@@ -154,7 +155,7 @@ class Twins:
             for each in sites.initializes
         )
         if early or len(scalers.names) != 1 or scalers.home == "optimizer":
-            raise Unsure(node, "whether amp is None is asked here, where no scaler is in reach")
+            raise Unsure(node, "this compares amp with None, where no scaler is in scope")
         self._edits.replace(node, f"{scalers.reference(None)}.is_enabled()")
         return True
 
@@ -175,7 +176,7 @@ class Twins:
             rewrite_ddp(self._tree, self._names, self._edits, self._torch, call, self._note)
         if twin == "torch.nn.SyncBatchNorm.convert_sync_batchnorm":
             if call is not None and any(each.arg in ("channel_last", None) for each in call.keywords):
-                raise Unsure(call, "channel_last of convert_syncbn_model has no twin")
+                raise Unsure(call, "channel_last of convert_syncbn_model has no equivalent")
             self._edits.replace(node, f"{self._torch}{twin.removeprefix('torch')}")
             return True
         if isinstance(node, ast.Name):
@@ -189,7 +190,7 @@ class Twins:
     def _process_group(self, node: ast.Name | ast.Attribute) -> bool:
         call = self._call(node)
         if call is None or len(call.args) + len(call.keywords) != 1:
-            raise Unsure(node, "create_syncbn_process_group is passed on as a value")
+            raise Unsure(node, "create_syncbn_process_group is passed as a value")
         size = call.args[0] if call.args else call.keywords[0].value
         text = self._tree.source(size)
         group = f"{self._torch}.distributed.new_subgroups({text})[0]"
@@ -209,7 +210,7 @@ class Twins:
             self._note(node, "FusedRMSNorm is a base class here; it stays, and current Apex still has it")
             return False
         if call is None:
-            raise Unsure(node, "FusedRMSNorm is passed on as a value; its twin is torch.nn.RMSNorm with eps=1e-5")
+            raise Unsure(node, "FusedRMSNorm is passed as a value; its equivalent is torch.nn.RMSNorm with eps=1e-5")
         has_eps = len(call.args) > 1 or any(each.arg in ("eps", None) for each in call.keywords)
         self._edits.replace(node, f"{self._torch}.nn.RMSNorm")
         if not has_eps:
@@ -239,7 +240,7 @@ class Twins:
             return self._state(node, what)
         if what == "__dict__" and self._is_lookup(node):
             return self._core
-        raise Unsure(node, f"amp.{what} has no twin in torch.amp")
+        raise Unsure(node, f"amp.{what} has no equivalent in torch.amp")
 
     def _is_lookup(self, node: ast.AST) -> bool:
         """Replace a test such as `"state_dict" in amp.__dict__`, for versions of Apex that lack a function."""
@@ -287,7 +288,7 @@ class Twins:
         owner = LISTS.get(parts[1])
         constant = call.args[0] if len(call.args) == 1 else None
         if owner is None or not isinstance(constant, ast.Constant) or statement is not self._tree.parent(call):
-            raise Unsure(call, f"amp.{what}: the lists of O1 have no twin in autocast")
+            raise Unsure(call, f"amp.{what}: the lists of O1 have no equivalent in autocast")
         function = f"{self._torch}{owner}.{constant.value!s}"
         if parts[-1] == "remove":
             self._edits.remove(statement)
@@ -295,7 +296,7 @@ class Twins:
             return True
         dtype = {"FP16_FUNCS": "float16", "FP32_FUNCS": "float32"}.get(parts[2])
         if parts[-1] != "append" or dtype is None:
-            raise Unsure(call, f"amp.{what}: the lists of O1 have no twin in autocast")
+            raise Unsure(call, f"amp.{what}: the lists of O1 have no equivalent in autocast")
         arguments = f'{function}, cast_inputs={self._torch}.{dtype}, device_type="cuda"'
         self._edits.replace_statement(statement, [f"{function} = {self._torch}.amp.custom_fwd({arguments})"])
         return True
@@ -314,7 +315,7 @@ class Twins:
             else:
                 self._edits.replace(node, f"{self._torch}.amp.custom_fwd({arguments})")
             return True
-        raise Unsure(node, "the decorator is passed on as a value")
+        raise Unsure(node, "the decorator is passed as a value")
 
     def _state(self, node: ast.Name | ast.Attribute, what: str) -> bool:
         """Rewrite `amp._amp_state.loss_scalers[0].loss_scale()` and assignments of its `_loss_scale`."""
@@ -342,12 +343,12 @@ class Twins:
                         statement, [f'{scaler}.load_state_dict({{**{scaler}.state_dict(), "scale": {value}}})']
                     )
                     return True
-        raise Unsure(node, f"amp.{what} is an inner part of Apex, with no twin")
+        raise Unsure(node, f"amp.{what} is internal to Apex, with no equivalent")
 
     def _to_python_float(self, node: ast.Name | ast.Attribute) -> bool:
         call = self._call(node)
         if call is None or len(call.args) != 1 or call.keywords:
-            raise Unsure(node, "to_python_float is passed on as a value; t.item() is its twin")
+            raise Unsure(node, "to_python_float is passed as a value; use t.item() instead")
         text = self._tree.source(call.args[0])
         plain = isinstance(call.args[0], (ast.Name, ast.Attribute, ast.Call, ast.Subscript))
         self._edits.replace(call, f"{text}.item()" if plain else f"({text}).item()")

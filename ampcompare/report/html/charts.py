@@ -64,7 +64,7 @@ class Chart:
         key: its name in the page.
         x_label: of the horizontal axis, which all views share.
         views: the first is shown first; those without series are left out.
-        sentence: stands in place of a chart that would show nothing but constants, or has no data.
+        sentence: shown instead of a chart that would show nothing but constants, or has no data.
         mark: why values here do not count; the chart is then marked with it.
         frontier: join the points that no other beats in both directions: on the left, and where this is better on the
             vertical axis; "" for no line.

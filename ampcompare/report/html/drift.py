@@ -45,7 +45,7 @@ def drift_chart(arms: Sequence[ArmRuns]) -> Chart:
         "drift",
         "Step time over wall-clock time",
         f"Medians of both halves of each run, and of timing rounds, over the minutes{since}. A drift of the machine "
-        f"moves all arms together.{not_drawn(arms, drawn, lambda arm: 'no start is recorded')}",
+        f"affects all arms alike.{not_drawn(arms, drawn, lambda arm: 'no start is recorded')}",
         "minutes",
         [View("", "% of the arm's median", series, rules=[100.0] if series else [], decimals=1, unit=" %")],
         FigureTable(["arm", "points", "lowest %", "highest %", "first %", "last %"], rows) if rows else None,

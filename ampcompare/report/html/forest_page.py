@@ -69,8 +69,8 @@ def _plot(forest: Forest, measure: Measure, arms: Sequence[str]) -> TrackPlot:
     return TrackPlot(
         f"forest-{measure}",
         f"{title_of(forest, measure)} against {printable(forest.reference, 40)}",
-        "Each experiment with its interval of 95 %; in bold the mean over those that could be tested, with the "
-        "interval of its test, and dotted what another experiment would measure. The band is the margin.",
+        "Each experiment with its 95 % interval; bold: the mean over those that could be tested, with the interval of "
+        "its test; dotted: the prediction for one more experiment. The band is the margin.",
         [
             "arm, experiment",
             printable(metric.difference_head) if measure == "accuracy" else "relative step time",

@@ -142,7 +142,7 @@ def _of_metric(arms: Sequence[ArmRuns], reference: str, most: int) -> Chart:
     if not _longest(views):
         sentence = NO_EPOCH
     elif _longest(views) == 1:
-        sentence = "Each run was evaluated once, at its end: the differences above are all there is."
+        sentence = "Each run was evaluated once, at its end, so the differences above are all there is."
     return Chart(
         "accuracy",
         f"Validation {metric.quality}",

@@ -1,4 +1,4 @@
-"""Charts of the loss scale and of skipped steps; where nothing changes, a sentence in place of a chart."""
+"""Charts of the loss scale and of skipped steps; where nothing changes, a sentence instead of a chart."""
 
 from __future__ import annotations
 

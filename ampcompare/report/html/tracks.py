@@ -116,7 +116,7 @@ class TrackPlot:
         ticks: position and text of each mark on the axis.
         band: the margin.
         zero: where there is no difference.
-        sentence: stands in place of a plot without data.
+        sentence: shown instead of a plot without data.
         mark: why values here do not count.
     """
 

@@ -89,7 +89,9 @@ class ScriptAmp:
         precision = self._make(device)
         if not enabled and precision.half_dtype is not None:
             raise PreparationError(
-                here(f"amp.initialize has enabled=False, so {self._name} cannot act; run the script with amp enabled")
+                here(
+                    f"amp.initialize has enabled=False, so {self._name} has no effect; run the script with amp enabled"
+                )
             )
         own = parameters_by_id(some_optimizers)
         try:
@@ -150,7 +152,10 @@ class ScriptAmp:
     def _step_with_closure(self, session: Session, step: Callable[..., Any], closure: Any) -> Any:
         if session.precision.half_dtype is not None:
             raise ScalingError(
-                here(f"optimizer.step gets a closure, which {self._name} cannot run: a step may have to be skipped")
+                here(
+                    f"optimizer.step is called with a closure, which {self._name} does not support, since a step may "
+                    f"have to be skipped; call step() without one"
+                )
             )
         return step(closure)
 
@@ -178,7 +183,10 @@ class ScriptAmp:
         if not self._sessions:
             raise ScalingError(here("amp.scale_loss before amp.initialize; call that first"))
         raise ScalingError(
-            here("amp.scale_loss gets an optimizer that no amp.initialize has prepared, or those of two calls; pass it")
+            here(
+                "amp.scale_loss is called with an optimizer that no amp.initialize has prepared, or with those of "
+                "two calls; pass it"
+            )
         )
 
     @contextmanager
@@ -318,7 +326,7 @@ class ScriptAmp:
             PreparationError: always.
         """
         raise PreparationError(
-            here(f"amp.init has no models and optimizers, so {self._name} cannot act; call amp.initialize instead")
+            here(f"amp.init has no models and optimizers, so {self._name} has no effect; call amp.initialize instead")
         )
 
     def functions(self) -> dict[str, Any]:

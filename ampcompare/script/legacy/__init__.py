@@ -1,1 +1,1 @@
-"""Run scripts that were written for Apex and that nobody ported: what they see as `apex`, and what their steps did."""
+"""Run scripts that were written for Apex and that no one ported: what they see as `apex`, and what their steps did."""

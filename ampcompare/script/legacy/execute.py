@@ -209,5 +209,5 @@ def _print_sums(recorder: Recorder | None) -> None:
     if recorder is not None:
         empty = "the record has no step: none went through apex.amp, FP16_Optimizer or GradScaler"
         if child_processes.started():
-            empty = "the record has no step of this process; those that it has started write files of their own"
+            empty = "the record has no step of this process; processes that it started write their own files"
         print(f"ampcompare: {recorder.sums() or empty}", file=sys.stderr)

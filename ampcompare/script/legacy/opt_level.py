@@ -51,8 +51,8 @@ def override(level: str, *, quiet: bool = False, options: Mapping[str, Any] | No
         if options is not None:
             if given.get("enabled") is False and level != "O0":
                 raise UnsupportedCombination(
-                    f"{user_location()}: amp.initialize has enabled=False, so apex:{level} cannot act; run the "
-                    "script with amp enabled"
+                    f"{user_location()}: amp.initialize has enabled=False, so apex:{level} has no effect; run the "
+                    f"script with amp enabled"
                 )
             for name in REPLACED:
                 given.pop(name, None)

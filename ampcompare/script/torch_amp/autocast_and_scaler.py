@@ -113,7 +113,7 @@ class TorchAmp:
             if self._arm.backend not in ("fp32", "native") and self._arm.options.get("opt_level") != "O0":
                 raise UnsupportedCombination(
                     here(
-                        f"the script uses torch.amp, and {self._arm} is only there for scripts with apex.amp; compare "
+                        f"the script uses torch.amp, but {self._arm} works only for scripts with apex.amp; compare "
                         f"another arm, or put these two lines into it instead: {LINES}"
                     )
                 )
@@ -217,7 +217,8 @@ def scaler_settings(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str,
 def switched_off(arm: Arm | str) -> str:
     """Return the message for a script that trains with `torch.amp` switched off."""
     return here(
-        f"the script makes autocast or GradScaler with enabled=False, so {arm} cannot act; run it with its own option "
+        f"the script makes autocast or GradScaler with enabled=False, so {arm} has no effect; run it with its own "
+        f"option "
         "for mixed precision, such as --amp"
     )
 
@@ -227,7 +228,7 @@ def unscaled(arm: Arm | str) -> ScalingError:
     return ScalingError(
         here(
             f"the script uses autocast without a GradScaler, and {arm} needs a scaled loss: add "
-            "`scaler = torch.amp.GradScaler()` and scale, step and update by it, or compare native:bf16"
+            "`scaler = torch.amp.GradScaler()` and use it to scale, step and update, or compare native:bf16"
         )
     )
 
@@ -236,8 +237,8 @@ def not_scaled(arm: Arm | str) -> ScalingError:
     """Return the error for a scaler that is to unscale gradients of a loss that it has not scaled."""
     return ScalingError(
         here(
-            f"the scaler divides gradients by its scale, and has scaled no loss since its last update, so under {arm} "
-            "they would vanish: call scaler.scale(loss).backward() instead of loss.backward()"
+            f"the scaler divides gradients by its scale, but has scaled no loss since its last update, so under {arm} "
+            f"they would vanish: call scaler.scale(loss).backward() instead of loss.backward()"
         )
     )
 
@@ -249,14 +250,19 @@ def refuse_closure(arm: Arm | str, args: Sequence[Any], kwargs: Mapping[str, Any
         ScalingError: it is; GradScaler raises too.
     """
     if any(map(callable, args)) or callable(kwargs.get("closure")):
-        raise ScalingError(here(f"scaler.step gets a closure, which {arm} cannot run: a step may have to be skipped"))
+        raise ScalingError(
+            here(
+                f"scaler.step is called with a closure, which {arm} does not support, since a step "
+                f"may have to be skipped; call it without one"
+            )
+        )
 
 
 def without_autocast(arm: Arm | str) -> ScalingError:
     """Return the error for a script whose GradScaler works without any autocast block."""
     return ScalingError(
         here(
-            f"the script has a GradScaler, and has entered no enabled autocast block, so {arm} casts nothing. If the "
+            f"the script has a GradScaler, but has entered no enabled autocast block, so {arm} casts nothing. If the "
             "script has an option that turns mixed precision on, give it"
         )
     )

@@ -93,7 +93,10 @@ class FoundModels:
         kind = type(model).__name__
         if tree.is_sharded(model):
             raise PreparationError(
-                here(f"the weights of {kind} are sharded, so {self._name} cannot cast them; use an arm that keeps them")
+                here(
+                    f"the weights of {kind} are sharded, so {self._name} cannot cast them; use an arm that keeps "
+                    f"fp32 weights"
+                )
             )
         own = set(map(id, model.parameters()))
         parent = tree.parent_of(model)

@@ -51,7 +51,7 @@ class ScaleLimits(Policy):
     def _exceeded(self, record: StepRecord) -> str | None:
         self._skipped = 0 if all(record.applied) else self._skipped + 1
         if self._max_skipped is not None and self._skipped > self._max_skipped:
-            return f"{self._skipped} skipped steps in a row, and --max-consecutive-skips is {self._max_skipped}"
+            return f"{self._skipped} skipped steps in a row, more than --max-consecutive-skips {self._max_skipped}"
         lowest = min(record.loss_scales, default=None)
         if lowest is not None and self._stop_loss_scale is not None and lowest < self._stop_loss_scale:
             return f"loss scale {lowest:g} is below --fail-below-loss-scale {self._stop_loss_scale:g}"

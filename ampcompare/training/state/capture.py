@@ -190,7 +190,7 @@ def _load_optimizer(optimizer: Optimizer, saved: Mapping[str, Any], *, keep_type
 
 
 def _placed(optimizer: Optimizer, saved: Mapping[str, Any], kinds: Mapping[str, type]) -> dict[str, Any]:
-    """Return the state of an optimizer in tensors of its own classes, with this rank's part of what is sharded.
+    """Return the state of an optimizer in its own classes of tensors, with this rank's part of what is sharded.
 
     Args:
         kinds: the classes of tensors that it keeps, by name.
@@ -214,7 +214,7 @@ def _placed(optimizer: Optimizer, saved: Mapping[str, Any], kinds: Mapping[str, 
 
 
 def _masters(models: Sequence[nn.Module], optimizers: Sequence[Optimizer], names: Names) -> list[dict[str, Tensor]]:
-    """Return, per model, the tensors that an optimizer holds in place of the model's own parameters."""
+    """Return, per model, the tensors that an optimizer holds instead of the model's own parameters."""
     own = {id(param) for model in models for param in model.parameters()}
     masters: list[dict[str, Tensor]] = [{} for _ in models]
     for optimizer, slots in zip(optimizers, names, strict=True):

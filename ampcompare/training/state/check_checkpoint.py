@@ -78,7 +78,7 @@ def require_training_fits(
     saved_models, saved_optimizers = as_list(state["model"]), as_list(state["optimizer"])
     if len(saved_models) != len(models) or len(saved_optimizers) != len(optimizers):
         raise CheckpointError(
-            f"the checkpoint holds {len(saved_models)} models and {len(saved_optimizers)} optimizers, and the run has "
+            f"the checkpoint holds {len(saved_models)} models and {len(saved_optimizers)} optimizers, but the run has "
             f"{len(models)} and {len(optimizers)}; use one of this model"
         )
     for model, weights in zip(models, saved_models, strict=True):

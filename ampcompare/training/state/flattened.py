@@ -1,4 +1,4 @@
-"""Tensors of a class of their own, such as moments in 8 bits, as dictionaries of the plain tensors that they hold.
+"""Tensor subclasses, such as moments in 8 bits, as dictionaries of the plain tensors that they hold.
 
 torch calls such a class a traceable wrapper subclass: `__tensor_flatten__` gives the names of its plain tensors and
 what else it is made of. A dictionary of these can be stored, compared and read without the class. The class is never
@@ -33,12 +33,12 @@ __all__ = [
 
 
 def is_wrapped(value: Any) -> bool:
-    """Return whether a value is a tensor of a class of its own; a sharded tensor is none."""
+    """Return whether a value is a tensor subclass; a sharded tensor does not count."""
     return isinstance(value, Tensor) and not is_sharded(value) and is_traceable_wrapper_subclass(value)
 
 
 def is_flattened(value: Any) -> bool:
-    """Return whether a value is what `flattened` makes of a tensor of a class of its own."""
+    """Return whether a value is what `flattened` makes of a tensor subclass."""
     return isinstance(value, Mapping) and TENSOR_CLASS in value
 
 
@@ -48,7 +48,7 @@ def class_name(kind: type) -> str:
 
 
 def flattened(value: Any) -> Any:
-    """Return a tensor of a class of its own as a dictionary of plain tensors, not copied; anything else as it is."""
+    """Return a tensor subclass as a dictionary of plain tensors, not copied; anything else as it is."""
     if not is_wrapped(value):
         return value
     names, attributes = value.__tensor_flatten__()

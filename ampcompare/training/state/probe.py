@@ -53,8 +53,8 @@ class StateProbe:
             shape, dtype: those of the tensor that the optimizer holds.
 
         Returns:
-            A meta tensor for each tensor; one of a class of its own as `flattened` makes it, of meta tensors; None for
-            a plain number; a dictionary of these where the state dict of the optimizer has one.
+            A meta tensor for each tensor; for a tensor subclass what `flattened` makes of it, with meta tensors; None
+            for a plain number; a dictionary of these where the state dict of the optimizer has one.
         """
         probed = shape if self._probe_shape is None else self._probe_shape
         key = (self._group_of[at], probed, dtype)

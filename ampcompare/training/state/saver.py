@@ -121,7 +121,7 @@ class Saver:
 
     def _note_failure(self, error: EnvironmentUnfit) -> None:
         if self.ranks.is_first:
-            self.note(f"not saved: {error}; the next save is another try")
+            self.note(f"not saved: {error}; the next save tries again")
 
     def _opened(self) -> CheckpointFolder | BackgroundFolder:
         """Return what writes checkpoints; kept only if it writes in the background."""

@@ -18,7 +18,7 @@ def unlike(found: Any, wanted: Any, *, same_type: bool = True) -> str:
     """Return how a tensor differs in kind, shape or dtype; "" if it does not.
 
     Args:
-        wanted: a tensor, what `plain_state` makes of one of a class of its own, or a dictionary of these; anything fits
+        wanted: a tensor, what `plain_state` makes of a tensor subclass, or a dictionary of these; anything fits
             other values.
     """
     if isinstance(wanted, Mapping):
@@ -52,7 +52,7 @@ def _unlike_shards(found: Any, wanted: Mapping[str, Any]) -> str:
 
 
 def _unlike_flattened(found: Any, wanted: Mapping[str, Any]) -> str:
-    """Compare what a tensor of a class of its own is made of.
+    """Compare what a tensor subclass is made of.
 
     Its dtype is what it shows to others; the types of the tensors that it holds do not depend on it.
     """

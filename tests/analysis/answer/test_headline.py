@@ -147,7 +147,7 @@ def test_few_seeds(runs: Any, seeds: int, noun: str) -> None:
     """One seed has no verdict, and the next step is the command with more."""
     command = "ampcompare compare --arm fp32 --arm half -o r"
     comparison = compare(runs("fp32", FP32[:seeds]), runs("half", WORSE[:seeds]), command=command)
-    assert comparison.headline[0] == f"{noun}: differences between arms cannot be told from run-to-run noise."
+    assert comparison.headline[0] == f"{noun}: differences between arms cannot be distinguished from run-to-run noise."
     assert comparison.next_steps[0].command == f"{command} --seeds 0-4"
 
 
@@ -227,8 +227,8 @@ def test_mixed_engines(runs: Any) -> None:
 
     rows = compare(runs("fp32", FP32), with_engine(runs("apex:O2", EQUAL), "compat", "25.05"), nvidia)
     assert (
-        "Two engines of apex.amp ran: apex:O2 on compat 25.05; apex:O1 on nvidia 0.1. A result of compat is not one of "
-        "NVIDIA's Apex." in first_lines(rows)
+        "Two engines of apex.amp ran: apex:O2 on compat 25.05; apex:O1 on nvidia 0.1. Results of compat are not "
+        "results of NVIDIA's Apex." in first_lines(rows)
     )
 
 
@@ -405,7 +405,7 @@ def test_nothing_completed(runs: Any) -> None:
     ("sd", "sentence"),
     [
         ("0.1", "apex:O1 keeps fp32's accuracy (Δ -0.13 pp, within ±0.5)."),
-        ("", "One run: differences between arms cannot be told from run-to-run noise."),
+        ("", "One run: differences between arms cannot be distinguished from run-to-run noise."),
     ],
 )
 def test_a_judged_table(sd: str, sentence: str) -> None:

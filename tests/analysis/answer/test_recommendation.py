@@ -99,6 +99,6 @@ def test_runs_that_ended_early_or_went_back_are_named(make_record: MakeRecord) -
     records += [make_record("half", seed=seed) for seed in (0, 1)]
     said = summarize(records, arms=["fp32", "half"], reference="fp32").reading
     assert "Ended before the last epoch, as the recipe allows: fp32 1/2; the records say why." in said
-    assert "Went back to a good state: fp32 2/2; the records say at which steps." in said
+    assert "Rolled back to a good state: fp32 2/2; the records say at which steps." in said
     plain = summarize(records[2:], arms=["half"], reference="half").reading
     assert not [line for line in plain if "the records say" in line]

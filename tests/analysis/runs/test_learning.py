@@ -127,7 +127,7 @@ def test_runs_that_still_improve_are_named(make_record: MakeRecord) -> None:
     """Top-1 that rises by two points from one fifth of the epochs to the next is said to rise."""
     climbing = [[0.5 + 0.02 * epoch + 0.001 * seed for epoch in range(5)] for seed in range(3)]
     assert still_improving(_training(make_record, climbing), 0.005) == (
-        "Still improving at the end, so that more epochs may change the order: fp32 +2.00 pp."
+        "Still improving at the end, so more epochs may change the order: fp32 +2.00 pp."
     )
     records = _training(make_record, climbing)["fp32"]
     comparison = summarize(records, arms=["fp32"], reference="fp32")

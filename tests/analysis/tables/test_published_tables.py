@@ -71,7 +71,7 @@ def test_resnet50_means_and_deviations() -> None:
     inside = [row for row in comparison.arms if row.arm.startswith("AMP ")]
     assert [row.accuracy_verdict for row in inside] == ["equivalent (±0.5)"] * 5
     assert _row(comparison, "AMP").accuracy_verdict == "equivalent (±0.5)"
-    assert "What follows ± or stands in brackets is read as the standard deviation over runs." in comparison.reading
+    assert "Numbers after ± or in brackets are read as the standard deviation over runs." in comparison.reading
 
 
 def test_resnet50_by_a_narrow_margin() -> None:
@@ -91,7 +91,7 @@ def test_resnet50_without_a_number_of_runs() -> None:
     """A standard deviation of nobody knows how many runs gives no verdict, and the output says what is missing."""
     comparison = _judge(RESNET, ("machine", "epochs"))
     assert _row(comparison, "AMP machine=DGX-1 epochs=90").accuracy_verdict == "inconclusive (number of runs unknown)"
-    assert any("give a column n, or --runs" in line for line in comparison.reading)
+    assert any("add a column n, or give --runs" in line for line in comparison.reading)
 
 
 def test_gnmt_inside_each_number_of_gpus() -> None:

@@ -15,7 +15,7 @@ def test_the_type_of_a_device() -> None:
 
 def test_what_the_machine_or_the_build_rules_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """Metal needs a Mac, XPU a build for it; of another machine nothing is known."""
-    assert why_no_accelerator("mps", platform="linux") == "this is no Mac"
+    assert why_no_accelerator("mps", platform="linux") == "this is not a Mac"
     assert why_no_accelerator("mps", platform="darwin") == ""
     assert why_no_accelerator("mps", platform="linux", here=False) == ""
     for build, why in (

@@ -197,7 +197,7 @@ def test_a_disk_that_lies_is_found_out(tmp_path: Path, make_state: Make, monkeyp
         os.pwrite(descriptor, struct.pack("<I", 0xBAD), 300)
 
     monkeypatch.setattr(os, "fsync", lose)
-    with pytest.raises(EnvironmentUnfit, match="reads back otherwise"):
+    with pytest.raises(EnvironmentUnfit, match="does not read back as written"):
         write_checkpoint(path, make_state(2.0))
     monkeypatch.undo()
     assert same(read_checkpoint(path)["model"], make_state(1.0)["model"])

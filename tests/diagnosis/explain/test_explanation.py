@@ -93,7 +93,7 @@ def test_words_follow_the_options() -> None:
     assert "begins at 8;" in _does("half:dynamic,init_scale=8")["loss scale"]
     assert "by default" not in _does("fp32:tf32")["TF32"]
     assert "Kahan" in _does("half:bf16,kahan")["master weights"]
-    assert "at random" in _does("half:bf16,rounding=stochastic")["master weights"]
+    assert "stochastically" in _does("half:bf16,rounding=stochastic")["master weights"]
     assert "held in bf16 between steps" in _does("native:bf16,state=bf16")["optimizer state"]
     assert "fp16" not in " ".join(text for name, text in _does("apex:O5").items() if name != "loss scale")
     assert "bf16" in _does("apex:O4")["cast to bf16"]

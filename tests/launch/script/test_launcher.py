@@ -71,14 +71,18 @@ def cell(tmp_path: Path, body: str, arm: str = "bf16") -> RunConfig:
 @pytest.mark.parametrize(
     ("body", "status", "why"),
     [
-        ("input('go on? ')", "failed", "the script asks for input, and a cell has none; give it the answer as an"),
+        (
+            "input('go on? ')",
+            "failed",
+            "the script reads from standard input, but a cell has none; pass the answer as an",
+        ),
         ("step(); sys.exit('no data')", "failed", "the script ended with exit code 1: no data"),
         ("step()\n{}['x']", "failed", "KeyError: 'x' (train.py:14)"),
         ("step()\ntorch.ones(4).view(3)", "failed", "is invalid for input of size 4 (train.py:14)"),
         ("step()\nassert step is None", "failed", "AssertionError (train.py:14)"),
-        ("sys.exit(0)", "failed", "the script ended with exit code 0 and made no optimizer step"),
+        ("sys.exit(0)", "failed", "the script ended with exit code 0, but made no optimizer step"),
         ("os.kill(os.getpid(), 9)", "failed", "the script was killed by SIGKILL"),
-        ("optimizer.step(lambda: 0)", "failed", "optimizer.step gets a closure"),
+        ("optimizer.step(lambda: 0)", "failed", "optimizer.step is called with a closure"),
         ("step(); os._exit(0)", "completed", None),
         (FORK, "completed", None),
     ],

@@ -46,7 +46,7 @@ def test_a_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """An index beyond the GPUs is refused with their number."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    with pytest.raises(EnvironmentUnfit, match="device cuda:2 was asked for and there are 2 GPUs"):
+    with pytest.raises(EnvironmentUnfit, match="device cuda:2 was requested, but there are 2 GPUs"):
         resolve_device("cuda:2")
     assert resolve_device("cuda:1") == torch.device("cuda", 1)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
@@ -55,12 +55,14 @@ def test_a_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_other_accelerators_are_taken_where_torch_sees_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that is not there is refused with what would bring it; a first one has the index 0."""
-    with pytest.raises(EnvironmentUnfit, match=r"device mps .*a GPU of Apple, and torch sees none; .*macOS 14"):
+    with pytest.raises(EnvironmentUnfit, match=r"device mps .*an Apple GPU\), but torch sees none; .*macOS 14"):
         resolve_device("mps")
     monkeypatch.setattr(torch.xpu, "is_available", lambda: True)
     monkeypatch.setattr(torch.xpu, "device_count", lambda: 2)
     assert (resolve_device("xpu"), resolve_device("xpu:1")) == (torch.device("xpu", 0), torch.device("xpu", 1))
-    with pytest.raises(EnvironmentUnfit, match="device xpu:2 was asked for and there are 2 such devices, from xpu:0"):
+    with pytest.raises(
+        EnvironmentUnfit, match="device xpu:2 was requested, but there are 2 such devices, starting at xpu:0"
+    ):
         resolve_device("xpu:2")
     assert resolve_device("auto") == torch.device("cpu")
 
@@ -87,7 +89,7 @@ def test_what_torch_cannot_tell_ends_no_run(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_switch_for_gpus_is_named_on_a_cpu(launcher: ForkedLauncher, make_config: MakeConfig, tmp_path: Path) -> None:
     """cuDNN's choice of kernels changes nothing on a CPU, and the record says so."""
     record = launcher.launch(make_config(recipe={"cudnn_benchmark": True}), tmp_path)
-    assert record.notes == ["--cudnn-benchmark does nothing here: it is for cuDNN, and the device is cpu"]
+    assert record.notes == ["--cudnn-benchmark has no effect here: it is for cuDNN, but the device is cpu"]
 
 
 @pytest.mark.parametrize(
@@ -177,7 +179,7 @@ def test_settings_for_a_gpu_say_that_they_do_nothing(
     record = launcher.launch(make_config(pin_memory=True, prefetch=2), tmp_path / "asked")
     assert plain.notes == []
     assert record.notes == [
-        f"{name} does nothing here: it is for copies to a GPU, and the device is cpu"
+        f"{name} has no effect here: it is for copies to a GPU, but the device is cpu"
         for name in ("--pin-memory", "--prefetch")
     ]
     assert record.summary.losses_sha256 == plain.summary.losses_sha256

@@ -58,7 +58,7 @@ def test_gradients_are_unscaled_when_the_hooks_run() -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("classes = [LARC]", "passed on as a value"),
+        ("classes = [LARC]", "passed as a value"),
         ("def larc(): return LARC(optimizer)", "something else of that name"),
         ("x = LARC(torch.optim.SGD(params, fused=True))", "a fused optimizer unscales"),
     ],

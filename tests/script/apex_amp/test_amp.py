@@ -111,7 +111,7 @@ def test_what_has_no_translation_is_refused_at_its_line(script_amp: Make, arm: s
     with pytest.raises(PreparationError, match=r"test_amp\.py:\d+: amp.init has no models"):
         amp.init()
     model, optimizer = initialized(amp)
-    with pytest.raises(ScalingError, match=r"test_amp\.py:\d+: optimizer.step gets a closure"):
+    with pytest.raises(ScalingError, match=r"test_amp\.py:\d+: optimizer.step is called with a closure"):
         optimizer.step(lambda: loss_of(model))
     backward(amp, model, optimizer)
     clip_grad_norm_(amp.master_params(optimizer), 1.0)

@@ -51,7 +51,7 @@ def test_consecutive_skipped_steps_end_the_run() -> None:
     assert not divergence.ends_run
     policy.after_steps(6, steps([1] * 2, [False, False]))
     assert divergence.ends_run
-    assert divergence.reason == "3 skipped steps in a row, and --max-consecutive-skips is 2"
+    assert divergence.reason == "3 skipped steps in a row, more than --max-consecutive-skips 2"
 
 
 def test_the_count_continues_after_a_checkpoint() -> None:

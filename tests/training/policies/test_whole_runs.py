@@ -115,7 +115,7 @@ def test_a_falling_scale_ends_the_run() -> None:
     """Overflow after overflow lowers the scale below its floor, which ends the run as diverged, with both numbers."""
     for options, reason in (
         ({"stop_loss_scale": 8192}, "loss scale 4096 is below --fail-below-loss-scale 8192"),
-        ({"max_skipped": 3}, "4 skipped steps in a row, and --max-consecutive-skips is 3"),
+        ({"max_skipped": 3}, "4 skipped steps in a row, more than --max-consecutive-skips 3"),
     ):
         settings = config("native:fp16", on_nan="continue", **options)
         steps, epochs, made = play(settings, nan_at(*range(99)))

@@ -431,7 +431,7 @@ def test_a_save_that_fails_is_tried_again_and_the_last_one_must_succeed(
     disk = Full(2, monkeypatch)  # the first save, and the second try that is made at once
     played = Played(config(saving=saving), tmp_path / "a")
     assert disk.left == 0
-    assert played.notes[-1].endswith("No space left on device; the next save is another try")
+    assert played.notes[-1].endswith("No space left on device; the next save tries again")
     names = sorted(path.name for path in (tmp_path / "a").iterdir())
     # Step 4 ends an epoch, and was saved after the evaluation of it.
     assert names == ["best.pt", "step-00000004.pt", "step-00000008.pt"]

@@ -55,7 +55,7 @@ class DeviceScale:
         self._window: int | None = None
 
     def new_flag(self) -> Tensor:
-        """Return an overflow flag that is not set: an fp32 scalar of its own, valid after the pass."""
+        """Return an overflow flag that is not set: a separate fp32 scalar, valid after the pass."""
         flag, self._flag = self._flag, None
         return self._clear.clone() if flag is None else flag
 

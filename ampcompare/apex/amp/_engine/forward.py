@@ -88,7 +88,7 @@ class CastForward:
         module._replicate_for_data_parallel = forward.replicate  # type: ignore[method-assign]
 
     def replicate(self) -> nn.Module:
-        """Return what `nn.Module._replicate_for_data_parallel` returns, with a forward of its own."""
+        """Return what `nn.Module._replicate_for_data_parallel` returns, with its own forward."""
         replica: nn.Module = type(self.module)._replicate_for_data_parallel(self.module)
         self.rebind(replica)
         return replica

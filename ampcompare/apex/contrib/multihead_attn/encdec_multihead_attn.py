@@ -71,7 +71,7 @@ class EncdecMultiheadAttn(Attention):
         attn_mask: Tensor | None = None,
         is_training: bool = True,
     ) -> tuple[Tensor, None]:
-        """Return the output, shape (time, batch, embed_dim), and None in place of attention weights.
+        """Return the output, shape (time, batch, embed_dim), and None instead of attention weights.
 
         Args:
             query: shape (time, batch, embed_dim).

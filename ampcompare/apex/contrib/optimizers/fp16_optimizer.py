@@ -19,7 +19,7 @@ __all__ = ["FP16_Optimizer"]
 class FP16_Optimizer:
     """Train a model of any floating dtype through fp32 copies of its parameters, which `init_optimizer` steps.
 
-    Call `backward(loss)` in place of `loss.backward()`. A dynamic scale begins at 2**16, halves at an overflow down to
+    Call `backward(loss)` instead of `loss.backward()`. A dynamic scale begins at 2**16, halves at an overflow down to
     1 and doubles after 1000 steps without one. A step with a gradient that is inf or NaN is skipped, under a static
     scale too.
 

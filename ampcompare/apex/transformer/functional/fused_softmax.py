@@ -71,7 +71,7 @@ class FusedScaleMaskSoftmax(nn.Module):
     Args:
         input_in_fp16: scores come in fp16; `input_in_bf16`: in bf16.
         attn_mask_type: `AttnMaskType.padding` or `AttnMaskType.causal`.
-        scaled_masked_softmax_fusion: mask as Apex's kernels do wherever they would run, in place of `mask_func`.
+        scaled_masked_softmax_fusion: mask as Apex's kernels do wherever they would run, instead of `mask_func`.
         mask_func: called with scores and mask where no kernel would run.
         softmax_in_fp32: widen the scores before the softmax; needed with a `scale`.
         scale: factor of the scores, or None.

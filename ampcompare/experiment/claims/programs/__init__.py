@@ -1,1 +1,1 @@
-"""Training programs that claims need and that the one training loop must not have."""
+"""Training programs for claims that the training loop does not support on purpose."""

@@ -1,9 +1,9 @@
-"""A mistake that users of torch.amp make, in the loop that they make it in: the optimizer steps twice.
+"""A common mistake with torch.amp, in a typical loop: the optimizer steps twice.
 
 `scaler.step(optimizer)` leaves out a step whose gradients overflowed; an `optimizer.step()` after it makes that step
-all the same, with infinite gradients. Run as a program, this trains with and without the mistake, and prints a record
-per run. The scale grows every `GROWTH_INTERVAL` steps, a hundredth of torch's default, so that an overflow is met in
-seconds and not after thousands of steps.
+anyway, with infinite gradients. Run as a program, this trains with and without the mistake, and prints a record
+per run. The scale grows every `GROWTH_INTERVAL` steps, a hundredth of torch's default, so that an overflow occurs
+within seconds and not after thousands of steps.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ RECIPE = Recipe(
 
 
 def train(seed: int, *, twice: bool) -> RunRecord:
-    """Train as a script would that knows nothing of this package, and say whether its weights stayed finite.
+    """Train as a script without this package would, and return whether its weights stayed finite.
 
     Args:
         twice: call `optimizer.step()` once more after `scaler.step(optimizer)`.

@@ -58,8 +58,8 @@ def _uses(path: Path, root: Path, _sha256: str | None) -> Uses | None:
 
 def _for_neither(path: Path) -> str:
     return (
-        f"{path}: the script uses neither apex.amp nor torch.amp, so there is no place where an arm could act. Two "
-        f"lines are enough: {TWO_LINES}"
+        f"{path}: the script uses neither apex.amp nor torch.amp, so there is no place where an arm could take "
+        f"effect. Two lines are enough: {TWO_LINES}"
     )
 
 
@@ -67,18 +67,19 @@ def _for_torch_amp(uses: Uses, arm: Arm, path: str) -> str:
     place = next((use.place for kind in ("scaler", "autocast") for use in uses.calls[kind]), path)
     if arm.backend == "apex" and arm.options["opt_level"] == "O4":
         return (
-            f"{place}: the script uses torch.amp, and O4 is only there for scripts with apex.amp: compare native:bf16, "
+            f"{place}: the script uses torch.amp, but O4 works only for scripts with apex.amp: compare native:bf16, "
             f"or put two lines into it instead: {TWO_LINES}"
         )
     if uses.closures and not uses.steps and "GradScaler" in uses.words and _needs_scaler(arm):
         return (
-            f"{uses.closures[0].place}: scaler.step gets a closure, which this arm cannot run: a step may have to be "
-            "skipped"
+            f"{uses.closures[0].place}: scaler.step is called with a closure, which this arm does not support, since "
+            f"a step may have to be skipped; call it without one"
         )
     if "GradScaler" not in uses.words and _needs_scaler(arm):
         return (
             f"{place}: the script uses autocast without a GradScaler, and this arm scales the loss or has master "
-            "weights: add `scaler = torch.amp.GradScaler()` and scale, step and update by it, or compare native:bf16"
+            "weights: add `scaler = torch.amp.GradScaler()` and use it to scale, step and update, or compare "
+            "native:bf16"
         )
     return ""
 
@@ -86,12 +87,15 @@ def _for_torch_amp(uses: Uses, arm: Arm, path: str) -> str:
 def _for_apex(uses: Uses, arm: Arm, path: str) -> str:
     if not uses.words & ENTRIES:
         return (
-            f"{path}: the script uses Apex, and never calls amp.initialize, so there is no place where an arm could "
-            f"act. Two lines are enough: {TWO_LINES}"
+            f"{path}: the script uses Apex, but never calls amp.initialize, so there is no place where an arm could "
+            f"take effect. Two lines are enough: {TWO_LINES}"
         )
     calls = uses.calls["initialize"]
     if calls and all(use.enabled is False for use in calls) and not _is_fp32(arm):
-        return f"{calls[0].place}: amp.initialize has enabled=False, so no arm can act; run the script with amp enabled"
+        return (
+            f"{calls[0].place}: amp.initialize has enabled=False, so no arm has any effect; run the script with "
+            f"amp enabled"
+        )
     if uses.calls["init"] and "initialize" not in uses.words and arm.backend != "apex":
         return (
             f"{uses.calls['init'][0].place}: amp.init has no models and optimizers, which this arm prepares; call "
@@ -99,8 +103,8 @@ def _for_apex(uses: Uses, arm: Arm, path: str) -> str:
         )
     if uses.closures and not uses.steps and (arm.backend in ("native", "half") or arm.options.get("opt_level") == "O2"):
         return (
-            f"{uses.closures[0].place}: optimizer.step gets a closure, which this arm cannot run: a step may have to "
-            "be skipped"
+            f"{uses.closures[0].place}: optimizer.step is called with a closure, which this arm does not support, "
+            f"since a step may have to be skipped; call step() without one"
         )
     return ""
 

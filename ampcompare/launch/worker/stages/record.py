@@ -87,7 +87,7 @@ def _settings_without_effect(config: RunConfig, device: torch.device) -> list[st
     purposes = {"--pin-memory": "copies to a GPU", "--prefetch": "copies to a GPU", "--cudnn-benchmark": "cuDNN"}
     values = [config.pin_memory, config.prefetch, config.recipe.cudnn_benchmark]
     return [
-        f"{name} does nothing here: it is for {purpose}, and the device is {device}"
+        f"{name} has no effect here: it is for {purpose}, but the device is {device}"
         for (name, purpose), value in zip(purposes.items(), values, strict=True)
         if value
     ]

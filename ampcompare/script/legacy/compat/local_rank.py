@@ -40,7 +40,7 @@ def _with_local_rank(parser: Any, given: list[str]) -> list[str]:
         if name in accepted:
             return given
         if name in SPELLINGS:
-            note(f"{name} is given to the script as {accepted[0]}")
+            note(f"{name} is passed to the script as {accepted[0]}")
             return [*given[:index], accepted[0] + equals + value, *given[index + 1 :]]
     rank = os.environ.get("LOCAL_RANK")
     if rank is None:

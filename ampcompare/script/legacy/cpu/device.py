@@ -79,7 +79,7 @@ def run_on_cpu(*, quiet: bool = False) -> None:
     if not quiet:
         note(
             "--device cpu: CUDA calls run on the CPU; fp16 products are computed in fp32 and rounded once to fp16. "
-            "Timings and memory figures of this run mean nothing"
+            "Timings and memory figures of this run are meaningless"
         )
     _replace_cuda_functions()
     _replace_factories()
@@ -105,7 +105,7 @@ def _replace_cuda_functions() -> None:
     for name in ("start", "stop", "init"):
         setattr(torch.cuda.profiler, name, lambda *args, **kwargs: None)
     torch.cuda.profiler.profile = fake_cuda.Nothing  # type: ignore[assignment]
-    if torch.version.cuda is None:  # a CUDA build has versions of its own
+    if torch.version.cuda is None:  # a CUDA build has its own versions
         torch.version.cuda = fake_cuda.CUDA_VERSION
         torch.backends.cudnn.version = lambda: fake_cuda.CUDNN_VERSION
         torch.cuda.nccl.version = lambda: fake_cuda.NCCL_VERSION

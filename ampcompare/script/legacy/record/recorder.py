@@ -56,8 +56,8 @@ def header(settings: ExecSettings) -> dict[str, Any]:
 class Recorder:
     """Holds rows and writes them in blocks: at most 256 of them, or those of a second.
 
-    Rank n > 0 of a distributed run writes `NAME.rankN.SUFFIX`; processes that the script spawns or forks write files of
-    their own as soon as they train.
+    Rank n > 0 of a distributed run writes `NAME.rankN.SUFFIX`; processes that the script spawns or forks write their
+    own files as soon as they train.
 
     Args:
         path: the file; an existing one is replaced.

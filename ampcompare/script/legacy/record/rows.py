@@ -135,7 +135,7 @@ class Rows:
 
 
 def value_of(loss: Any) -> Any:
-    """Return a loss or scale as a number if that does not wait for a device, else as a tensor of its own."""
+    """Return a loss or scale as a number if that does not wait for a device, else as a separate tensor."""
     if not isinstance(loss, torch.Tensor):
         return float(loss) if isinstance(loss, (int, float)) else None
     if loss.numel() != 1:

@@ -39,13 +39,13 @@ def refused(tmp_path: Path, text: str, arm: str, others: dict[str, str] | None =
     ("text", "arm", "why"),
     [
         (PLAIN, "fp32", "/train.py: the script uses neither apex.amp nor torch.amp"),
-        (TORCH, "O4", "/train.py:2: the script uses torch.amp, and O4 is only there for"),
+        (TORCH, "O4", "/train.py:2: the script uses torch.amp, but O4 works only for"),
         (NO_SCALER, "native:fp16", "/train.py:2: the script uses autocast without a GradScaler"),
         *[(NO_SCALER, arm, "/train.py:2: the script uses autocast without a GradScaler") for arm in SCALING],
         (OFF, "O2", "/train.py:2: amp.initialize has enabled=False"),
         (OLD, "bf16", "/train.py:2: amp.init has no models"),
-        (DDP, "bf16", "/train.py: the script uses Apex, and never calls amp.initialize"),
-        (CLOSURE, "bf16", "/train.py:6: optimizer.step gets a closure"),
+        (DDP, "bf16", "/train.py: the script uses Apex, but never calls amp.initialize"),
+        (CLOSURE, "bf16", "/train.py:6: optimizer.step is called with a closure"),
     ],
 )
 def test_an_arm_that_cannot_train_is_refused(tmp_path: Path, text: str, arm: str, why: str) -> None:

@@ -167,7 +167,7 @@ def test_record_describes_the_run(build_cell: Callable[..., Cell]) -> None:
     assert (result.summary.start_seconds, result.summary.wall_seconds) == (1.5, 2.5)
     assert result.summary.num_steps == 4
     assert result.processes is None
-    assert result.notes == ["--pin-memory does nothing here: it is for copies to a GPU, and the device is cpu"]
+    assert result.notes == ["--pin-memory has no effect here: it is for copies to a GPU, but the device is cpu"]
 
 
 def test_record_tells_whether_weights_moved(build_cell: Callable[..., Cell], tmp_path: Path) -> None:

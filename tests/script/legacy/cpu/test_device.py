@@ -407,7 +407,7 @@ def test_the_older_launcher_in_front(write, forked) -> None:
     assert done.returncode == 0, done.stderr
     lines = [f"rank {rank} total 2.0 ['--local-rank={rank}', '--lr', '0.5']" for rank in range(2)]
     assert sorted(line for line in done.stdout.splitlines() if line) == lines
-    assert "ampcompare: --local-rank is given to the script as --local_rank" in done.stderr
+    assert "ampcompare: --local-rank is passed to the script as --local_rank" in done.stderr
 
 
 def _free_port() -> int:
