@@ -2,7 +2,8 @@
 
 Torch and what it imports are loaded once, and hidden: a request finds them by a normal import, through its own
 `sys.path` and past the finders that it installs, but nothing is executed again. A request ends as an interpreter does:
-exit handlers run, threads are joined, an uncaught exception is printed.
+exit handlers run, threads are joined, an uncaught exception is printed, files are flushed. Only its modules are not
+cleared, since that takes longer than most requests: each memory page that it shares with the server would be copied.
 
 Requests come on a socket: JSON with `words` (the command line), `folder`, `environment` and `session` (whether to begin
 one), and five file descriptors: for standard input, output and error, for the answer, which is the process id, then the
@@ -11,9 +12,11 @@ exit code, and for the requests of the process itself, which starts its ranks an
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import gc
 import importlib
+import io
 import json
 import os
 import runpy
@@ -29,6 +32,35 @@ from types import ModuleType
 from typing import Any
 
 from forked_process import fork_from
+
+exit_code: int | None = None  # of a request that ends
+
+
+def end_quickly() -> None:
+    """Flush what this process has opened, and end without clearing modules; the last exit handler."""
+    if exit_code is not None:
+        for file in gc.get_objects():
+            if issubclass(type(file), io.IOBase):
+                with contextlib.suppress(ValueError, OSError):  # it is closed, or nobody reads it
+                    file.flush()
+        os._exit(exit_code)
+
+
+def run(name: str, *, is_module: bool) -> None:
+    """Run a module or file as the main program, and note the exit code."""
+    global exit_code
+    try:
+        if is_module:
+            runpy.run_module(name, run_name="__main__", alter_sys=True)
+        else:
+            runpy.run_path(name, run_name="__main__")
+        exit_code = 0
+    except SystemExit as exit:
+        exit_code = exit.code if isinstance(exit.code, int) else int(exit.code is not None)
+        raise
+    except BaseException:
+        exit_code = 1
+        raise
 
 
 def _others() -> dict[str, ModuleType]:
@@ -98,7 +130,7 @@ def hide_torch() -> None:
     """Import what nearly every request needs, and hide it."""
     own = set(_others())
     groups: list[Group] = []
-    for leader in ("numpy", "torch", "torch._dynamo"):
+    for leader in ("numpy", "torch", "torch._dynamo", "pydantic"):
         before = set(_others())
         importlib.import_module(leader)
         if leader == "torch._dynamo":
@@ -200,9 +232,7 @@ def enter(request: dict[str, Any]) -> tuple[bool, str]:
 
 
 if __name__ == "__main__":
+    atexit.register(end_quickly)  # before any other handler, as they run from the last to the first
     hide_torch()
-    asked = enter(wait_for_request(socket.socket(fileno=int(sys.argv[1]))))
-    if asked[0]:
-        runpy.run_module(asked[1], run_name="__main__", alter_sys=True)
-    else:
-        runpy.run_path(asked[1], run_name="__main__")
+    module_asked, asked = enter(wait_for_request(socket.socket(fileno=int(sys.argv[1]))))
+    run(asked, is_module=module_asked)

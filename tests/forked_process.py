@@ -88,6 +88,7 @@ class ForkedProcess:
         """Return the exit code of a process that has ended."""
         if self.returncode is None and select.select([self._answer], [], [], 0)[0]:
             self.returncode = int(self._answer.readline())
+            self._answer.close()
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:

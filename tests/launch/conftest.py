@@ -21,6 +21,7 @@ MODULE = '''
 """Models of a user, each with its own way to go wrong."""
 
 import atexit, os, pathlib, signal, sys, time, torch
+from ampcompare.launch.worker import stall
 
 
 class Net(torch.nn.Module):
@@ -105,6 +106,7 @@ def hang_here():
 
 
 def rank_1_hangs(num_classes, sample_shape):
+    stall.ANSWER_SECONDS = 0.5
     return make(num_classes, sample_shape, lambda x: rank() == 1 and hang_here())
 
 

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -234,38 +235,48 @@ with ForkedLauncher() as launcher:
 
 
 @pytest.mark.parametrize(
-    ("number", "orphaned"),
+    ("forked", "number", "orphaned"),
     [
-        pytest.param(signal.SIGKILL, False),
-        pytest.param(signal.SIGTERM, False, marks=pytest.mark.slow),
-        pytest.param(signal.SIGKILL, True),
+        pytest.param(False, signal.SIGKILL, False, marks=pytest.mark.slow),
+        (True, signal.SIGTERM, False),
+        (True, signal.SIGKILL, True),
     ],
 )
-def test_nothing_is_left_when_the_parent_ends(tmp_path: Path, number: signal.Signals, orphaned: bool) -> None:
+def test_nothing_is_left_when_the_parent_ends(
+    tmp_path: Path, forked_python: Any, forked: bool, number: signal.Signals, orphaned: bool
+) -> None:
     """Server and cell end with the process that started them, also when that is killed without a chance to clean up.
 
     So does a cell whose server was killed before.
     """
-    parent = subprocess.Popen(
-        [sys.executable, "-c", ENDLESS, str(tmp_path)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    )
-    with parent:
-        assert parent.stdout is not None
+    script = tmp_path / "endless.py"
+    script.write_text(ENDLESS)
+    start = forked_python.popen if forked else subprocess.Popen
+    forked_python.run([os.devnull], tmp_path, dict(os.environ))  # the fork server is none of the family
+    before = {*psutil.Process().children(recursive=True)}
+    command = [sys.executable, str(script), str(tmp_path)]
+    parent = start(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    try:
         assert parent.stdout.readline() == "going\n"
-        family = psutil.Process(parent.pid).children(recursive=True)
+        family = {*psutil.Process().children(recursive=True)} - before - {psutil.Process(parent.pid)}
         assert len(family) == 2
         if orphaned:
-            family[0].kill()
-            time.sleep(0.5)
+            server = min(family, key=lambda process: process.create_time())
+            server.kill()
+            psutil.wait_procs([server], timeout=20)
         parent.send_signal(number)
         _, alive = psutil.wait_procs(family, timeout=20)
         assert not alive
+        assert parent.wait(20) == -number
+    finally:
+        parent.kill()
         parent.stdout.close()
-    assert parent.returncode == -number
 
 
-def test_closing_ends_the_server(make_config: MakeConfig, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("forked_servers")
+def test_closing_ends_the_server(forked_python: Any, tmp_path: Path) -> None:
     """After the context no process is left, and closing again does nothing."""
+    forked_python.run([os.devnull], tmp_path, dict(os.environ))  # the fork server stays
     before = set(psutil.Process().children(recursive=True))
     with ForkedLauncher() as launcher:
         launcher._ensure_server()

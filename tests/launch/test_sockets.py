@@ -29,9 +29,15 @@ def listening(process: psutil.Process) -> list[tuple[str, int]]:
     return [(found.laddr.ip, found.laddr.port) for found in connections if found.status == psutil.CONN_LISTEN]
 
 
+def log_of(process: psutil.Process) -> str:
+    """Return the name of the file to which a process of a cell prints."""
+    return next(name for file in process.open_files() if (name := Path(file.path).name).endswith((".log", "log.txt")))
+
+
+@pytest.mark.usefixtures("forked_ranks")
 @pytest.mark.parametrize("launcher", ["spawn", pytest.param("torchrun", marks=pytest.mark.slow)])
 def test_a_run_listens_at_the_loopback_only(
-    make_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launcher: Any
+    make_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forked_python: Any, launcher: Any
 ) -> None:
     """On one machine no socket of a run can be reached from another one, and what starts the ranks has none at all.
 
@@ -42,22 +48,22 @@ def test_a_run_listens_at_the_loopback_only(
     if others:
         monkeypatch.setenv("GLOO_SOCKET_IFNAME", others[0])
     seen: dict[str, list[tuple[str, int]]] = {}
-    before = set(psutil.Process().children(recursive=True))  # pools of other tests
+    forked_python.run([os.devnull], tmp_path, dict(os.environ))
+    before = set(psutil.Process().children(recursive=True))  # the fork server, and pools of other tests
     with MultiProcessLauncher(launcher) as started:
 
         def look(progress: Progress) -> None:
             if progress.steps and not seen:
                 for process in set(psutil.Process().children(recursive=True)) - before:
-                    rank = process.environ().get("RANK", "agent")
-                    seen.setdefault(rank, []).extend(listening(process))
+                    seen.setdefault(log_of(process), []).extend(listening(process))
                 modes = {path.stat().st_mode & 0o777 for path in tmp_path.glob(".rendezvous.*")}
                 assert modes == {0o700}
                 started.terminate()
 
         started.launch(make_config(processes=2, recipe={"batch_size": 8, "epochs": 100_000}), tmp_path, look)
-    assert seen["agent"] == []
-    assert seen["0"]
-    assert seen["1"]
+    assert seen.pop("launcher.log") == []
+    assert sorted(seen) == ["log.txt", "rank1.log"]
+    assert all(seen.values())
     assert {address for addresses in seen.values() for address, _ in addresses} <= {"127.0.0.1", "::1"}
     assert not list(tmp_path.glob(".rendezvous.*"))
 
