@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import importlib.util
 import os
 import re
@@ -10,7 +11,8 @@ import signal
 import subprocess
 import sys
 import types
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +101,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=others)
 
 
+def pytest_collection_finish() -> None:
+    """Let no garbage collection look again at modules and tests, which stay: they are a million objects."""
+    gc.enable()
+    gc.collect()
+    gc.freeze()
+
+
 # Rooms whose tests are about processes, and the words of a file that starts one. Whatever they miss fails under --unit.
 PROCESS_ROOMS = ("benchmarks", "cli", "distributed", "docker", "docs", "doctor", "launch", "script/legacy")
 STARTS_PROCESSES = re.compile(r"\bsubprocess\b|\bmultiprocessing\b|\bos\.fork\b|\breplayed\b")
@@ -119,7 +128,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Under `--unit`, fail a test that starts a process after all."""
+    """Under `--unit`, fail a test that starts a process after all; collect no garbage before tests are collected."""
+    gc.disable()
     if config.getoption("--unit"):
         sys.addaudithook(_refuse_processes)
 
@@ -162,16 +172,16 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, bool, bool]:
         if has_nvidia_gpu() and not may_use_gpu(item):
             hide_gpus(patch)
         _unit_test.append(item.nodeid)
-        loaded, path = set(sys.modules), list(sys.path)
+        newest, path = next(reversed(sys.modules)), list(sys.path)
         try:
             return (yield)
         finally:
             _unit_test.clear()
             sys.path[:] = path
-            forget_modules(item.config, set(sys.modules) - loaded)
+            forget_modules(item.config, list(takewhile(lambda name: name != newest, reversed(sys.modules))))
 
 
-def forget_modules(config: pytest.Config, names: set[str]) -> None:
+def forget_modules(config: pytest.Config, names: Iterable[str]) -> None:
     """Forget those of the named modules that lie in a temporary folder: another test may have others of their names."""
     temporary = str(config._tmp_path_factory.getbasetemp())  # type: ignore[attr-defined]
     for name in names:

@@ -12,13 +12,10 @@ A comment before a block of code says what is to be done with it. Blocks of a pa
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shlex
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -63,29 +60,6 @@ for _ in range(3):
 print("trained")
 """,
 }
-# Imports torch once; each script then runs in a fork, so that O1 of one is not in the next.
-RUNNER = """
-import json, os, runpy, sys, traceback
-import torch
-
-torch.optim.SGD([torch.zeros(1)], lr=1.0)  # imports as much again
-for path in sys.argv[1:]:
-    child = os.fork()
-    if child == 0:
-        code = 1
-        log = os.open(path + ".log", os.O_CREAT | os.O_WRONLY)
-        os.dup2(log, 1)
-        os.dup2(log, 2)
-        try:
-            runpy.run_path(path, run_name="__main__")
-            code = 0
-        except BaseException:
-            traceback.print_exc()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
-    print(json.dumps([path, os.waitpid(child, 0)[1]]), flush=True)
-"""
 
 
 class Block(NamedTuple):
@@ -112,13 +86,6 @@ def blocks(page: Path) -> list[Block]:
 def name(page: Path) -> str:
     """A page's path, for the names of tests."""
     return page.relative_to(ROOT).as_posix()
-
-
-def run(words: list[str], folder: Path, *path: str) -> subprocess.CompletedProcess[str]:
-    """Run a command in a folder, as a user would, with further folders on the import path."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    environment["PYTHONPATH"] = os.pathsep.join([*path, environment["PYTHONPATH"]])
-    return subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False)
 
 
 @pytest.fixture
@@ -211,30 +178,19 @@ def test_commands_run(
 
 
 @pytest.mark.parametrize(
-    "code", [block.text for block in blocks(README) if block.marker == "run as python"], ids=lambda code: code[:20]
+    "code",
+    [
+        pytest.param(block.text, id=f"{name(page)}:{number}")
+        for page in PAGES
+        for number, block in enumerate(blocks(page))
+        if block.marker == "run as python"
+    ],
 )
-def test_python_of_the_readme_runs(code: str, tmp_path: Path, forked_python: Any) -> None:
-    """Each Python block works as an unguarded script."""
+def test_python_runs(code: str, tmp_path: Path, forked_python: Any) -> None:
+    """Each Python block works as an unguarded script of its own."""
     (tmp_path / "script.py").write_text(code, encoding="utf-8")
     done = forked_python.run(["script.py"], tmp_path, dict(os.environ))
     assert done.returncode == 0, done.stderr
-
-
-def test_python_of_the_pages_runs(tmp_path: Path) -> None:
-    """Each Python block of the pages is a script that ends without an error."""
-    scripts = []
-    for page in PAGES[1:]:
-        for number, block in enumerate(blocks(page)):
-            if block.marker == "run as python":
-                path = tmp_path / f"{page.stem}_{number}.py"
-                path.write_text(block.text, encoding="utf-8")
-                scripts.append(str(path))
-    assert len(scripts) >= 8
-    done = run([sys.executable, "-c", RUNNER, *scripts], tmp_path)
-    ended = [json.loads(line) for line in done.stdout.splitlines()]
-    assert [path for path, _ in ended] == scripts, done.stderr
-    for path, status in ended:
-        assert status == 0, f"{path}\n{Path(path + '.log').read_text()}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
@@ -254,6 +210,7 @@ def test_the_readme_has_what_is_tested() -> None:
     assert "run" in markers
     assert "run in a folder with mynets.py" in markers
     assert markers.count("run as python") == 2
+    assert sum(block.marker == "run as python" for page in PAGES[1:] for block in blocks(page)) >= 8
 
 
 def test_a_task_of_ones_own_is_short() -> None:

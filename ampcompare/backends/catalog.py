@@ -8,11 +8,11 @@ requirements and bytes per parameter.
 from __future__ import annotations
 
 import importlib
-from importlib.metadata import entry_points
 
 from ampcompare.backends import accelerate, actnn, apex, fabric, fp8, fp32, fsdp, half, horovod, mmengine, native
 from ampcompare.backends.explanation import ArmExplanation
 from ampcompare.backends.spec import BackendSpec
+from ampcompare.base.environment.entry_points import entry_points
 from ampcompare.base.errors import BackendUnavailable, ConfigError
 
 __all__ = [

@@ -8,9 +8,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib.metadata import entry_points
 
 from ampcompare.backends.library import Library
+from ampcompare.base.environment.entry_points import entry_points
 from ampcompare.base.errors import BackendUnavailable, ConfigError, close_matches
 from ampcompare.base.files.find_module import find_module
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
 
+from ampcompare.base.environment.entry_points import entry_points
 from ampcompare.base.errors import ConfigError, did_you_mean
 from ampcompare.records.metric import Metric
 from ampcompare.settings.task_defaults import DEFAULT_TASK

@@ -1,0 +1,38 @@
+"""Entry points are read once, and again where a package has come."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from pathlib import Path
+
+import pytest
+
+from ampcompare.base.environment.entry_points import entry_points
+
+
+def install(folder: Path, name: str) -> None:
+    """Leave the metadata of a package that registers its name."""
+    metadata = folder / f"{name}-1.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text(f"Name: {name}\nVersion: 1\n")
+    (metadata / "entry_points.txt").write_text(f"[some.group]\n{name} = {name}:made\n")
+
+
+def test_what_is_installed_later_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a folder that joins the path, and in one that is there already."""
+    monkeypatch.syspath_prepend(tmp_path)
+    assert entry_points("some.group") == []
+    install(tmp_path, "one")
+    assert [entry.value for entry in entry_points("some.group")] == ["one:made"]
+    (tmp_path / "more").mkdir()
+    install(tmp_path / "more", "two")
+    monkeypatch.syspath_prepend(tmp_path / "more")
+    assert {entry.name for entry in entry_points("some.group")} == {"one", "two"}
+    assert entry_points("another.group") == []
+
+
+def test_metadata_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The groups share what was read."""
+    entry_points("some.group")
+    monkeypatch.delattr(importlib.metadata, "entry_points")
+    assert entry_points("another.group") == []
