@@ -117,6 +117,50 @@ def test_a_new_probe_is_asked_in_a_child_and_its_crash_is_an_answer(checkout: Ch
     assert "SIGABRT" in shown["dummy that crashes"]["value"]
 
 
+@pytest.mark.slow
+def test_a_new_backend_is_listed_explained_and_trained(checkout: Checkout) -> None:
+    """Two files, an import and a line in `BUILT_IN` make an arm that `list` and `explain` know and that trains."""
+    (checkout.package / "backends" / "dummy.py").write_text(BACKEND, encoding="utf-8")
+    (checkout.package / "precision" / "dummy.py").write_text(DUMMY_PRECISION, encoding="utf-8")
+    checkout.insert("backends/catalog.py", "fabric, fp8", "dummy, ")
+    checkout.insert("backends/catalog.py", '    "fabric": ', '    "dummy": dummy.SPEC,\n')
+
+    assert "fp32 by another name" in checkout.run("list", "arms")
+    assert "equal to the last bit" in checkout.run("explain", "dummy")
+    checkout.run("compare", "--arm", "fp32", "--arm", "dummy", "--seeds", "0", *TINY, "-o", "out")
+    records = json.loads((checkout.folder / "out" / "report.json").read_text(encoding="utf-8"))["records"]
+    assert [record["status"] for record in records] == ["completed", "completed"]
+    assert len({record["summary"]["losses_sha256"] for record in records}) == 1
+
+
+def test_a_new_rule_of_lint_is_listed_and_reports(checkout: Checkout) -> None:
+    """A mistake in the catalog and a function with `@rule` are a line of `lint`, and a rule of SARIF with a remedy."""
+    checkout.insert("lint/mistakes/torch_casts.py", "    Mistake(", MISTAKE)
+    path = checkout.package / "lint" / "rules" / "masks.py"
+    path.write_text(path.read_text(encoding="utf-8") + RULE, encoding="utf-8")
+    script = checkout.folder / "script.py"
+    script.write_text("from torch import amp\n\namp_dummy()\n", encoding="utf-8")
+
+    assert "script.py:3:1: AMP299" in checkout.run("lint", str(script), code=1)
+    assert "remove the call" in checkout.run("lint", "--format", "sarif", str(script), code=1)
+
+
+@pytest.mark.slow
+def test_a_new_task_is_listed_and_trained(checkout: Checkout) -> None:
+    """A file, an entry of `TASKS` and one of the defaults make a task that trains by its name."""
+    (checkout.package / "tasks" / "halving.py").write_text(TASK, encoding="utf-8")
+    checkout.insert("tasks/catalog.py", '    "segmentation": TaskSpec(', TASK_SPEC)
+    checkout.insert("settings/task_defaults.py", '    "segmentation": {', TASK_DEFAULTS)
+
+    assert "half of a number; RMSE" in checkout.run("list", "tasks")
+    assert "numbers from 0 to 1; --task halving" in checkout.run("list", "data")
+    checkout.run("run", "--task", "halving", "--device", "cpu", "-o", "out")
+    (path,) = checkout.folder.glob("out/cells/*/record.json")
+    record = json.loads(path.read_text(encoding="utf-8"))
+    assert (record["status"], record["metrics"][0]["name"]) == ("completed", "RMSE")
+    assert record["config"]["recipe"]["batch_size"] == 16
+
+
 NARROW = """
     def __init__(self, num_classes, sample_shape):
         super().__init__()
@@ -129,4 +173,92 @@ NARROW = """
 """
 STRIPES = """    if name == "stripes":
         return synthetic
+"""
+BACKEND = """
+from ampcompare.backends.explanation import FP32_BYTES, ArmExplanation
+from ampcompare.backends.spec import BackendSpec, ContractArm
+
+SPEC = BackendSpec(
+    summary="fp32 by another name",
+    implementation="ampcompare.precision.dummy:Dummy",
+    explain=lambda options: ArmExplanation(
+        "fp32 by another name", (("weights", "stay fp32"),), "fp32", "equal to the last bit", (), (), ()
+    ),
+    memory=lambda options: FP32_BYTES,
+    contract=(ContractArm("dummy"),),
+)
+"""
+DUMMY_PRECISION = """
+from ampcompare.precision.base import Precision
+
+
+class Dummy(Precision):
+    def __init__(self, *, device="cpu"):
+        pass
+
+    def _prepare(self, models, optimizers):
+        return list(models), list(optimizers)
+"""
+MISTAKE = """    Mistake(
+        "AMP299",
+        "amp-dummy",
+        "amp_dummy() is called",
+        "it does nothing",
+        "remove the call",
+    ),
+"""
+RULE = """
+
+@rule("AMP299")
+def dummy(module: LintModule) -> Iterator[Finding]:
+    for call in module.names.calls:
+        if name_of(call.func) == "amp_dummy":
+            yield module.finding("AMP299", call, "a dummy is called")
+"""
+TASK = '''
+import torch
+from torch import nn
+
+from ampcompare.tasks.metrics import REGRESSION, RMSE
+from ampcompare.tasks.task import Task
+from ampcompare.tasks.tensor_data import TensorData
+
+
+class Halving(Task):
+    """Each sample is to be halved."""
+
+    metrics = REGRESSION
+
+    def __init__(self, recipe):
+        x = torch.linspace(0, 1, 32)[:, None]
+        self.data = TensorData.of("line", (x, x / 2), (x, x / 2), seed=recipe.seed)
+
+    def make_models(self):
+        return [nn.Linear(1, 1)]
+
+    def loss(self, models, batch):
+        return (models[0](batch[0]) - batch[1]).square().mean()
+
+    def measure(self, outputs, batch):
+        return {RMSE.name: (outputs - batch[1]).abs().flatten()}
+
+
+def halving(recipe):
+    return Halving(recipe)
+'''
+TASK_SPEC = """    "halving": TaskSpec(
+        "half of a number; RMSE",
+        "ampcompare.tasks.halving:halving",
+        REGRESSION,
+        {"line": "numbers from 0 to 1"},
+        {"linear": "one weight and one bias"},
+        frozenset(),
+    ),
+"""
+TASK_DEFAULTS = """    "halving": {
+        "data": {"name": "line"},
+        "model": {"arch": "linear"},
+        "epochs": 2,
+        "batch_size": 16,
+    },
 """

@@ -1,1 +1,1 @@
-"""The rules, by subject: each file is imported, and each function with `@rule` in it is one."""
+"""Decide which lines are wrong: rules by subject; each function with `@rule` in a file is one."""
