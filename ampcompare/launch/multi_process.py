@@ -28,7 +28,7 @@ from ampcompare.launch.cell_files import (
 )
 from ampcompare.launch.forked import worker_environment
 from ampcompare.launch.leftovers import remove_leftovers_of_cell
-from ampcompare.launch.rank_agent import RANK_MODULE, Request
+from ampcompare.launch.start_ranks import RANK_MODULE, Request
 from ampcompare.records.run import RunRecord, read_record
 from ampcompare.settings.config import RunConfig
 
@@ -119,7 +119,7 @@ class MultiProcessLauncher(Launcher):
         with (folder / "launcher.log").open("wb") as log:
             # In a new session, Ctrl-C in the terminal reaches only this process, which then ends the ranks.
             self._agent = subprocess.Popen(
-                start_command("ampcompare.launch.rank_agent", request.to_json()),
+                start_command("ampcompare.launch.start_ranks", request.to_json()),
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,

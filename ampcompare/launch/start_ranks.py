@@ -1,6 +1,6 @@
 """Start the ranks of one machine, watch them, and end them all when one fails.
 
-`python -m ampcompare.launch.rank_agent REQUEST`, with the JSON of a `Request`. The end of standard input, or
+`python -m ampcompare.launch.start_ranks REQUEST`, with the JSON of a `Request`. The end of standard input, or
 SIGTERM, ends every rank and the agent. When a rank fails, `failure.json` in the folder reports which one, and how.
 """
 
