@@ -44,11 +44,13 @@ def launched(config: RunConfig, folder: Path, launcher: str = "spawn", **options
         return started.launch(config, folder)
 
 
-def alive(text: str) -> list[psutil.Process]:
-    """Return the processes with `text` in their command line."""
+def alive(folder: Path) -> list[psutil.Process]:
+    """Return the processes that have a folder in their command line, or hold a file in it open, as ranks their logs."""
     found = []
-    for process in psutil.process_iter(["cmdline", "pid"]):
-        if process.pid != os.getpid() and text in " ".join(process.info["cmdline"] or ()):
+    for process in psutil.process_iter(["cmdline", "pid", "open_files"]):
+        files = [file.path for file in process.info["open_files"] or ()]
+        words = [*(process.info["cmdline"] or ()), *files]
+        if process.pid != os.getpid() and any(str(folder) in word for word in words):
             found.append(process)
     return found
 
@@ -58,9 +60,16 @@ def test_torchrun(make_config: MakeConfig, tmp_path: Path) -> None:
     """Two ranks of torchrun train one cell: one record with what concerns them all, every step once, progress told."""
     told: list[Progress] = []
     config = make_config(processes=2, warmup_steps=0, recipe={"batch_size": 8}, parallel={"kind": "apex-ddp"})
+    living: list[int] = []
+
+    def look(progress: Progress) -> None:
+        told.append(progress)
+        living.append(len(alive(tmp_path)))
+
     with MultiProcessLauncher() as launcher:
-        record = launcher.launch(config, tmp_path, told.append)
+        record = launcher.launch(config, tmp_path, look)
     assert (record.status, record.error) == ("completed", None)
+    assert max(living) >= 2
     assert read_record(tmp_path / "record.json") == record
     facts = record.processes
     assert facts is not None
@@ -105,7 +114,7 @@ def test_a_rank_that_was_killed(make_config: MakeConfig, tmp_path: Path, launche
     assert (record.error or "").startswith("rank 1 was killed by SIGKILL")
     assert "rank 1 is about to train" in (record.error or "")
     assert read_record(tmp_path / "record.json") == record
-    assert not alive(str(tmp_path))
+    assert not alive(tmp_path)
 
 
 @pytest.mark.usefixtures("forked_ranks")
@@ -264,7 +273,7 @@ def test_all_ranks_end_with_the_command(
             begin = time.monotonic()
             process.send_signal(number)
             _, errors = process.communicate(timeout=SECONDS_TO_END)
-            assert wait_until(lambda: not alive(str(tmp_path)), SECONDS_TO_END - (time.monotonic() - begin))
+            assert wait_until(lambda: not alive(tmp_path), SECONDS_TO_END - (time.monotonic() - begin))
         finally:
             process.kill()
     assert process.returncode == code
