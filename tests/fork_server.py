@@ -39,7 +39,7 @@ exit_code: int | None = None  # of a request that ends
 def end_quickly() -> None:
     """Flush what this process has opened, and end without clearing modules; the last exit handler."""
     if exit_code is not None:
-        for file in gc.get_objects():
+        for file in (sys.stdout, sys.stderr, *gc.get_objects()):
             if issubclass(type(file), io.IOBase):
                 with contextlib.suppress(ValueError, OSError):  # it is closed, or nobody reads it
                     file.flush()

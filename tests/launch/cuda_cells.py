@@ -41,6 +41,7 @@ from ampcompare.apex.amp._engine import device_skip  # noqa: E402
 from ampcompare.launch.worker import cell  # noqa: E402
 from ampcompare.settings.config import RunConfig  # noqa: E402
 from ampcompare.training.ema import ModelEma  # noqa: E402
+from ampcompare.training.session import Session  # noqa: E402
 
 assert "cuda" in device_skip._DEVICE_TYPES
 device_skip._DEVICE_TYPES = frozenset({"cpu"})  # flags stay on what stands for a GPU
@@ -106,7 +107,7 @@ def _in_phase(owner: Any, name: str, phase: str) -> None:
 
 
 _in_phase(build_loop, "update", "step")  # where a loop is given it
-_in_phase(cell.Session, "_evaluate", "evaluation")
+_in_phase(Session, "_evaluate", "evaluation")
 _in_phase(training_loop.Loop, "_drain", "drain")
 _in_phase(ModelEma, "update", "average")
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from ampcompare.script.recorded import metric_log
+from ampcompare.base import metric_log
 from ampcompare.script.recorded.scalars import LIBRARIES, catch_scalars
 
 
