@@ -177,6 +177,7 @@ def test_commands_run(
             assert out.strip(), line
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     "code",
     [
