@@ -50,7 +50,6 @@ HEAVY = {"numpy", "pandas", "scipy", "sklearn", "submitit", "torch", "torchvisio
 TESTS_WITHOUT_A_ROOM = ("benchmarks", "distributed", "docker", "docs")
 # One process of pytest reads all files, instead of each.
 pytestmark = pytest.mark.xdist_group("architecture")
-MAX_LINES = {"ampcompare": 400, "tests": 500}
 MAY_PRINT = ("apex", "script.legacy", "cli", "__main__")
 
 
@@ -281,14 +280,6 @@ def test_no_file_is_called_utils() -> None:
     """A file's name says what is in it, but for one whose name is Apex's."""
     vague = [name for name in MODULES if name.rpartition(".")[2] in ("utils", "helpers", "misc", "common")]
     assert vague == ["ampcompare.apex.amp.utils"]
-
-
-@pytest.mark.parametrize("folder", MAX_LINES)
-def test_no_file_is_long(folder: str) -> None:
-    """A file that has grown long holds several things: split it by what it holds."""
-    lengths = {path: len(path.read_text("utf-8").splitlines()) for path in (PACKAGE.parent / folder).rglob("*.py")}
-    assert len(lengths) > 100
-    assert not {str(path): length for path, length in lengths.items() if length > MAX_LINES[folder]}
 
 
 @pytest.mark.parametrize("module", MODULES)
