@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -197,48 +197,57 @@ def test_every_room_has_a_floor() -> None:
     assert not unknown, f"give {sorted(unknown)} a floor in this file, or move them into a room"
 
 
-@pytest.mark.parametrize("module", [name for name in MODULES if name != "ampcompare"])
-def test_imports_go_down(module: str) -> None:
+def test_imports_go_down() -> None:
     """A file imports only from its own room and from lower floors, inside functions too, and nothing from the top."""
-    room = _room(module)
-    wrong = [f"line {line}: {name}" for line, name in _names_of_the_package(module)]
-    for line, target in _imports(module):
-        other = _room(target) if target.split(".")[0] == "ampcompare" else ""
-        same = other in ("", room)
-        if not same and FLOORS[other] >= FLOORS[room]:
-            wrong.append(f"line {line}: {target}")
-    assert not wrong, f"{module} (floor {FLOORS[room]}) imports upwards or sideways: {wrong}"
+    wrong = []
+    for module in MODULES.keys() - {"ampcompare"}:
+        room = _room(module)
+        wrong += [f"{module}, line {line}: {name}" for line, name in _names_of_the_package(module)]
+        for line, target in _imports(module):
+            other = _room(target) if target.split(".")[0] == "ampcompare" else ""
+            if other not in ("", room) and FLOORS[other] >= FLOORS[room]:
+                wrong.append(f"{module} (floor {FLOORS[room]}), line {line}: {target} (floor {FLOORS[other]})")
+    assert not wrong, "imports upwards or sideways"
 
 
-@pytest.mark.parametrize("module", [name for name in _in_room(*TORCH_FREE) if not _is_in(name, WITH_TORCH)])
-def test_loads_without_torch(module: str) -> None:
+def _ways_to(packages: Collection[str], modules: Iterable[str]) -> list[str]:
+    """Return how importing each of some modules imports one of the packages."""
+    chains = (way for module in modules for way in _chains(module).items())
+    return [way for target, way in chains if target.split(".")[0] in packages]
+
+
+def test_loads_without_torch() -> None:
     """What reads, plans and reports imports no torch until a function needs it."""
-    ways = [way for target, way in _chains(module).items() if target.split(".")[0] in ("torch", "torchvision")]
-    assert not ways, f"torch is imported by {ways[0]}"
+    modules = [name for name in _in_room(*TORCH_FREE) if not _is_in(name, WITH_TORCH)]
+    assert modules
+    assert not _ways_to({"torch", "torchvision"}, modules)
 
 
-@pytest.mark.parametrize("module", _in_room("cli"))
-def test_command_line_starts_light(module: str) -> None:
+def test_command_line_starts_light() -> None:
     """A command's heavy imports are inside its function, so that `--help` answers at once."""
-    ways = [way for target, way in _chains(module).items() if target.split(".")[0] in HEAVY]
-    assert not ways, f"imported at start: {ways[0]}"
+    assert not _ways_to(HEAVY, _in_room("cli"))
 
 
-@pytest.mark.parametrize("module", [name for name in MODULES if _room(name) != "cli"])
-def test_click_lives_in_cli(module: str) -> None:
+def test_click_lives_in_cli() -> None:
     """Only the command line knows click."""
-    assert not [target for _, target in _imports(module) if target.split(".")[0] == "click"]
+    users = {name for name in MODULES for _, target in _imports(name) if target.split(".")[0] == "click"}
+    assert users
+    assert not [name for name in users if _room(name) != "cli"]
 
 
-@pytest.mark.parametrize("module", [name for name in MODULES if not _is_in(name, MAY_PRINT)])
-def test_only_the_command_line_prints_and_exits(module: str) -> None:
+def test_only_the_command_line_prints_and_exits() -> None:
     """Below the command line nothing prints or exits, but for the last line of what runs as `python -m`."""
     ends = {"print", "exit", "quit", "sys.exit", "SystemExit"}
-    body = [
-        node for node in _tree(module).body if not (isinstance(node, ast.If) and "__main__" in ast.unparse(node.test))
-    ]
-    calls = [node for part in body for node in ast.walk(part) if isinstance(node, ast.Call)]
-    wrong = [f"line {call.lineno}: {ast.unparse(call.func)}" for call in calls if ast.unparse(call.func) in ends]
+    wrong = []
+    for module in MODULES:
+        if _is_in(module, MAY_PRINT):
+            continue
+        for part in _tree(module).body:
+            if isinstance(part, ast.If) and "__main__" in ast.unparse(part.test):
+                continue
+            calls = (node for node in ast.walk(part) if isinstance(node, ast.Call))
+            named = (call for call in calls if isinstance(call.func, ast.Name | ast.Attribute))
+            wrong += [f"{module}, line {call.lineno}" for call in named if ast.unparse(call.func) in ends]
     assert not wrong
 
 
@@ -257,10 +266,9 @@ def _assigned_classes(tree: ast.AST) -> list[str]:
     return [f"line {line}" for line in sorted(places)]
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_no_object_changes_its_class(module: str) -> None:
+def test_no_object_changes_its_class() -> None:
     """`__class__` is read, never assigned: a module gets a `ReplacedForward` and stays what its user made it."""
-    assert not _assigned_classes(_tree(module))
+    assert not {name: lines for name in MODULES if (lines := _assigned_classes(_tree(name)))}
 
 
 def test_an_assigned_class_is_found() -> None:
@@ -282,10 +290,9 @@ def test_no_file_is_called_utils() -> None:
     assert vague == ["ampcompare.apex.amp.utils"]
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_modules_say_what_they_are(module: str) -> None:
+def test_modules_say_what_they_are() -> None:
     """Every module begins with a docstring."""
-    assert ast.get_docstring(_tree(module)), f"{MODULES[module]} has no docstring"
+    assert not [name for name in MODULES if not ast.get_docstring(_tree(name))]
 
 
 def misplaced_tests(tests: Path) -> list[str]:
