@@ -30,10 +30,9 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional as F
 
 from ampcompare import compare
-from ampcompare.precision.actnn import ActNN
+from ampcompare.precision.actnn import ActNN, Quantized
 from ampcompare.precision.base import Precision
 from ampcompare.precision.factory import make_precision
-from ampcompare.precision.quantized import Quantized
 from ampcompare.settings.recipe import Recipe
 from ampcompare.tasks.models import build_model
 

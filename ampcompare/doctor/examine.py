@@ -1,30 +1,184 @@
-"""The whole examination: which checks run, in which order, and which run in parallel."""
+"""The whole examination: which checks run, in which order, and which run in parallel.
+
+Checks of one function are here: accelerators besides CUDA, optional packages, and switches that change numbers or times
+and that no line of a script shows.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from ampcompare.backends.arm import Arm
+from ampcompare.backends.catalog import BUILT_IN
+from ampcompare.base.environment.accelerators import ACCELERATORS, accelerator_of, why_no_accelerator
 from ampcompare.base.environment.versions import installed_version
 from ampcompare.base.isolate.call import TIME_LIMIT, Answer
 from ampcompare.base.version import __version__
-from ampcompare.doctor.accelerator import examine_accelerators, kinds_to_ask_for
 from ampcompare.doctor.apex import examine_apex
 from ampcompare.doctor.ask import ask
-from ampcompare.doctor.extras import examine_extras
 from ampcompare.doctor.finding import Check, Verdict, worst
 from ampcompare.doctor.gpu import driver_version, examine_gpus, has_nvidia_gpu
 from ampcompare.doctor.machine import examine_machine
 from ampcompare.doctor.needs import ArmNeeds, MachineFacts, examine_arm
-from ampcompare.doctor.numerics import examine_numerics
 from ampcompare.doctor.processor import cpu_flags, examine_processor
 from ampcompare.doctor.software import examine_collectives, examine_python, examine_torch, examine_vision
 
-__all__ = ["Examination", "examine"]
+__all__ = [
+    "EXTRAS",
+    "VARIABLES",
+    "Examination",
+    "examine",
+    "examine_accelerators",
+    "examine_extras",
+    "examine_numerics",
+    "kinds_to_ask_for",
+]
+
+
+def kinds_to_ask_for() -> list[str]:
+    """Return the types that torch may have here; asking torch for them costs a process."""
+    return [kind for kind in ACCELERATORS if not why_no_accelerator(kind)]
+
+
+def examine_accelerators(answer: Answer | None) -> list[Check]:
+    """Return a finding for each accelerator.
+
+    Args:
+        answer: of the probe `accelerators`; None where torch certainly has none.
+    """
+    if answer is None:
+        return []
+    if not answer.done:
+        return [Check("GPU", "accelerators", "unknown", "warning", f"querying torch failed: {answer.failure}")]
+    arms = [name for name, spec in BUILT_IN.items() if not spec.elsewhere({})]
+    findings = []
+    for device in answer.value["devices"]:
+        name, failure = device["name"], device["failure"]
+        reason = f"--device {name} trains {', '.join(arms)} in one process; other backends know CPUs and CUDA only"
+        if failure:
+            reason = f"a small fp16 product fails: {failure}"
+        title = ACCELERATORS[accelerator_of(name)].title
+        findings.append(Check("GPU", name, title, "problem" if failure else "ok", reason, facts=device))
+    return findings
+
+
+# Extra: its distributions, and what it adds.
+EXTRAS: dict[str, tuple[tuple[str, ...], str]] = {
+    "html": (("jinja2",), "report.html, the report as a page"),
+    "gpu": (("nvidia-ml-py",), "the GPU's clock, temperature and other processes along with times"),
+    "tensorboard": (("tensorboard",), "curves as event files"),
+    "wandb": (("wandb",), "records as runs of W&B: ampcompare export --to wandb"),
+    "mlflow": (("mlflow-skinny",), "records as runs of MLflow: ampcompare export --to mlflow"),
+    "slurm": (("submitit",), "cells as jobs of Slurm"),
+    "timm": (("timm",), "its models by name: --arch timm:resnet50"),
+    "hf": (("transformers",), "its language models by name: --task lm --arch hf:gpt2"),
+    "triton": (("triton",), "unscaling and master copies of O2 in two kernels, on a GPU"),
+    **{
+        spec.library.extra: (spec.library.distributions[:1], f"the arms {name}:...")
+        for name, spec in BUILT_IN.items()
+        if spec.library is not None and spec.library.extra
+    },
+}
+
+
+def examine_extras() -> list[Check]:
+    """Check for each extra whether its distributions are installed."""
+    findings = []
+    for name, (distributions, purpose) in EXTRAS.items():
+        versions = {distribution: installed_version(distribution) for distribution in distributions}
+        missing = [distribution for distribution, version in versions.items() if version is None]
+        if missing:
+            remedy = (f"pip install {' '.join(missing)}",)
+            findings.append(Check("Extras", name, "not installed", "note", purpose, remedy, {"missing": missing}))
+        else:
+            value = ", ".join(f"{distribution} {version}" for distribution, version in versions.items())
+            findings.append(Check("Extras", name, value, "ok", purpose, facts={"missing": []}))
+    return findings
+
+
+# Variable: gravest verdict that it deserves when set, and what it does.
+VARIABLES: dict[str, tuple[Verdict, str]] = {
+    "NVIDIA_TF32_OVERRIDE": (
+        "warning",
+        "overrides every TF32 switch of torch: 0 turns TF32 off and 1 on, and fp32 arms change speed by 2 to 5 times",
+    ),
+    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": (
+        "warning",
+        "turns TF32 on (1) or off (0) for fp32 matrix products, whatever the script says",
+    ),
+    "ONEDNN_DEFAULT_FPMATH_MODE": ("warning", "lets oneDNN compute fp32 products on the CPU in bf16, f16 or tf32"),
+    "DNNL_DEFAULT_FPMATH_MODE": ("warning", "lets oneDNN compute fp32 products on the CPU in bf16, f16 or tf32"),
+    "ONEDNN_MAX_CPU_ISA": ("warning", "hides instructions of the CPU from oneDNN: other times, other rounding"),
+    "ATEN_CPU_CAPABILITY": ("warning", "hides instructions of the CPU from torch: other times, other rounding"),
+    "MKL_CBWR": ("note", "fixes MKL's code path: reproducible, slower"),
+    "CUDA_LAUNCH_BLOCKING": ("warning", "waits after every kernel: step times are invalid"),
+    "PYTORCH_NO_CUDA_MEMORY_CACHING": ("warning", "switches torch's memory cache off: times and peaks mean nothing"),
+    "PYTORCH_CUDA_ALLOC_CONF": ("note", "changes torch's memory cache: peaks compare only with the same setting"),
+    "PYTORCH_ALLOC_CONF": ("note", "changes torch's memory cache: peaks compare only with the same setting"),
+    "CUDA_VISIBLE_DEVICES": ("note", "hides GPUs and renumbers the rest"),
+    "CUBLAS_WORKSPACE_CONFIG": ("note", "fixes cuBLAS's workspace: reproducible, perhaps slower"),
+    "TORCHDYNAMO_DISABLE": ("note", "switches torch.compile off"),
+    "AMPCOMPARE_APEX_STRICT": ("note", "brings the defects of Apex back into engine=compat"),
+}
+ON_CUDA_ONLY = ("NVIDIA_", "TORCH_ALLOW_TF32_CUBLAS_", "CUDA_", "CUBLAS_", "PYTORCH_CUDA_", "PYTORCH_NO_CUDA_")
+SWITCHES = ("CUDA_LAUNCH_BLOCKING", "PYTORCH_NO_CUDA_MEMORY_CACHING", "TORCHDYNAMO_DISABLE", "AMPCOMPARE_APEX_STRICT")
+
+
+def examine_numerics(facts: dict[str, Any] | None, environment: Mapping[str, str]) -> list[Check]:
+    """Check torch's TF32 switches, and each variable that is set and changes numbers or times silently.
+
+    Args:
+        facts: value of the probe `torch_build`; None where torch does not import.
+        environment: variables by name.
+    """
+    findings = []
+    if facts is not None:
+        findings.append(_tf32(facts))
+    on_cpu = facts is not None and facts["cuda"] is None
+    for name, (verdict, effect) in VARIABLES.items():
+        value = environment.get(name)
+        if value is None or (name in SWITCHES and value in ("", "0")):
+            continue
+        if on_cpu and name.startswith(ON_CUDA_ONLY):
+            findings.append(Check("Numerics", name, value, "note", f"on CUDA it {effect}", (f"unset {name}",)))
+        else:
+            findings.append(Check("Numerics", name, value, verdict, f"it {effect}", (f"unset {name}",)))
+    if all(finding.name == "tf32" for finding in findings):
+        findings.append(
+            Check("Numerics", "variables", "none set", "ok", f"of the {len(VARIABLES)} that affect results or times")
+        )
+    return findings
+
+
+def _tf32(facts: dict[str, Any]) -> Check:
+    products, convolutions = facts["tf32_products"], facts["tf32_convolutions"]
+    values = {"products": products, "convolutions": convolutions}
+    value = f"matrix products {_switch(products)}, convolutions {_switch(convolutions)}"
+    if facts["cuda"] is None:
+        return Check("Numerics", "tf32", value, "ok", "of no effect without CUDA", facts=values)
+    if products == convolutions:
+        return Check("Numerics", "tf32", value, "ok", "", facts=values)
+    reason = (
+        "torch's default: on a GPU of capability 8.0 or later fp32 arms convolve in TF32 (10 bits of mantissa, as "
+        "fp16) and multiply in fp32, so a speed-up over fp32 depends on this switch"
+    )
+    return Check(
+        "Numerics",
+        "tf32",
+        value,
+        "note",
+        reason,
+        ("export NVIDIA_TF32_OVERRIDE=0  # strict fp32 in all arms",),
+        values,
+    )
+
+
+def _switch(value: bool | None) -> str:
+    return "unknown" if value is None else "on" if value else "off"
 
 
 @dataclass(frozen=True)

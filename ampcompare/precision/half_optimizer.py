@@ -14,24 +14,183 @@ from itertools import accumulate
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 from torch.optim import Optimizer
 
 from ampcompare.precision.base import FixedOutcome, Precision, StepOutcome, owned_params
-from ampcompare.precision.device_loss_scale import FACTOR, DeviceLossScale, is_exact_on_device
-from ampcompare.precision.fp32_gradients import Fp32Gradients
 from ampcompare.precision.half_cast import cast_model
-from ampcompare.precision.held_state import hold_state_in
+from ampcompare.precision.held_state import cast_entries, hold_state_in
 from ampcompare.precision.keep_fp32 import kept_in_fp32
 from ampcompare.precision.late import LateOutcomes
 from ampcompare.precision.optimizer_weights import Masters, OptimizerWeights
 from ampcompare.precision.rounding import StochasticRounding
-from ampcompare.precision.wide_step import COMPENSATION, WideStep
-from ampcompare.tensors.lists import by_type
-from ampcompare.tensors.reduction import note_reduction_type
+from ampcompare.tensors.lists import by_type, copy_by_dtype
+from ampcompare.tensors.reduction import average_in, note_reduction_type
 from ampcompare.tensors.skippable_step import obeys_flag
 
-__all__ = ["HalfOptimizer"]
+__all__ = ["COMPENSATION", "DeviceLossScale", "Fp32Gradients", "HalfOptimizer", "WideStep", "is_exact_on_device"]
+
+
+class Fp32Gradients(Masters):
+    """Masters whose gradients are sums in fp32: that of each micro-batch is added before the next one comes.
+
+    A wrapper for several processes reduces the gradients of the last micro-batch. The sum of the earlier ones, which it
+    left alone under `no_sync`, is reduced here, once.
+
+    Args:
+        reduce: the type to reduce in; None for fp32.
+    """
+
+    def __init__(self, optimizer: Optimizer, reduce: torch.dtype | None = None) -> None:
+        super().__init__(optimizer)
+        self._reduce = reduce or torch.float32
+
+    @torch.no_grad()
+    def collect(self) -> None:
+        for param, master in zip(self._params, self._masters, strict=True):
+            if param.grad is not None:
+                grad = param.grad.float()
+                master.grad = grad if master.grad is None else master.grad.add_(grad)
+                param.grad = None
+
+    @torch.no_grad()
+    def take_gradients(self) -> None:
+        if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
+            collected: list[Tensor] = [master.grad for master in self._masters if master.grad is not None]
+            average_in(self._reduce, collected)
+        if len(self._optimizer.param_groups) != self._num_groups:
+            self._make_masters()
+        self.collect()
+
+
+COMPENSATION = "compensation"
+
+
+class WideStep(OptimizerWeights):
+    """fp32 copies of an optimizer's 16-bit weights, made for each step.
+
+    Args:
+        state_dtype: of the optimizer's state between steps; None for that of each weight.
+        stochastic: rounds the weights; None for rounding to the nearest.
+        kahan: keep what rounding has cut off as `compensation` in the state of the weight, and begin the next step from
+            the sum of both. That is Kahan's compensated summation of the updates.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        *,
+        state_dtype: torch.dtype | None = None,
+        stochastic: StochasticRounding | None = None,
+        kahan: bool = False,
+    ) -> None:
+        self._optimizer = optimizer
+        self._state_dtype = state_dtype
+        self._stochastic = stochastic
+        self._kahan = kahan
+        self._places: list[tuple[list[Tensor], int]] = []
+        self._params: list[Tensor] = []
+        self._copies: list[Tensor] = []
+        self._compensations: list[Tensor | None] = []
+        for group in optimizer.param_groups:
+            for param in group["params"]:
+                cast_entries(optimizer, param, state_dtype or param.dtype)
+
+    @torch.no_grad()
+    def take_gradients(self) -> None:
+        for group in self._optimizer.param_groups:
+            held = group["params"]
+            for index, param in enumerate(held):
+                if param.dtype is not torch.float32 and param.requires_grad:
+                    self._widen(held, index, param)
+
+    def _widen(self, held: list[Tensor], index: int, param: Tensor) -> None:
+        copy = param.detach().float()
+        entries = self._optimizer.state.pop(param, {})
+        # Out of the optimizer's sight: it takes a state without its own entries for one that it has made.
+        compensation = entries.pop(COMPENSATION, None)
+        if compensation is not None:
+            copy.add_(compensation)
+        if entries:
+            self._optimizer.state[copy] = entries
+            cast_entries(self._optimizer, copy, torch.float32)
+        if param.grad is not None:
+            copy.grad, param.grad = param.grad.float(), None
+        held[index] = copy.requires_grad_()
+        self._places.append((held, index))
+        self._params.append(param)
+        self._copies.append(copy)
+        self._compensations.append(compensation)
+
+    @torch.no_grad()
+    def give_weights(self) -> None:
+        if self._stochastic is not None:
+            self._stochastic.into(self._params, self._copies)
+        else:
+            copy_by_dtype(self._params, self._copies)
+        if self._kahan:
+            for number, (param, copy) in enumerate(zip(self._params, self._copies, strict=True)):
+                if copy.grad is not None:
+                    self._compensations[number] = (copy.detach() - param).to(param.dtype)
+        self.drop()
+
+    def drop(self) -> None:
+        rows = zip(self._places, self._params, self._copies, self._compensations, strict=True)
+        for (held, index), param, copy, compensation in rows:
+            held[index] = param
+            cast_entries(self._optimizer, copy, self._state_dtype or param.dtype)
+            entries = self._optimizer.state.pop(copy, {})
+            if compensation is not None:
+                entries[COMPENSATION] = compensation
+            if entries:
+                self._optimizer.state[param] = entries
+        for kept in (self._places, self._params, self._copies, self._compensations):
+            kept.clear()
+
+
+FACTOR = 2.0
+_MIN_EXACT, _MAX_EXACT = 2.0**-126, 2.0**127
+
+
+def is_exact_on_device(scale: float) -> bool:
+    """Return whether fp32 holds the scale and its inverse exactly, as Python does."""
+    return _MIN_EXACT <= scale <= _MAX_EXACT and math.frexp(scale)[0] == 0.5
+
+
+class DeviceLossScale:
+    """Scale, its inverse, and the count of good steps in a row, as scalars of one device.
+
+    Args:
+        scale: a power of two.
+        good_steps: good steps in a row so far.
+        growth_interval: so many of them double the scale.
+        min_scale: an overflow halves the scale, down to this.
+    """
+
+    def __init__(
+        self, device: torch.device, scale: float, good_steps: int, *, growth_interval: int, min_scale: float
+    ) -> None:
+        self._scale = torch.full((), scale, dtype=torch.float32, device=device)
+        self._good_steps = torch.full((), good_steps, dtype=torch.int32, device=device)
+        self._growth_interval = growth_interval
+        self._min_scale = min_scale
+        self.inverse = self._scale.reciprocal()
+
+    def scaled(self, loss: Tensor) -> Tensor:
+        """Return the loss times the scale, computed in fp32 and rounded to the dtype of the loss, as by a number."""
+        return loss * self._scale if loss.dtype is torch.float32 else (loss.float() * self._scale).to(loss.dtype)
+
+    def move(self, overflow: Tensor) -> Tensor:
+        """Move the scale after a step whose `overflow`, an fp32 scalar, is not 0 if it had one; return a copy."""
+        torch._amp_update_scale_(self._scale, self._good_steps, overflow, FACTOR, 1 / FACTOR, self._growth_interval)
+        self._scale.clamp_(min=self._min_scale)
+        torch.reciprocal(self._scale, out=self.inverse)
+        return self._scale.clone()
+
+    def read(self) -> tuple[float, int]:
+        """Return scale and count; waits for the device."""
+        return self._scale.item(), int(self._good_steps.item())
+
 
 MIN_SCALE = 1.0
 # On a CPU reading a flag is free, and arithmetic on tensors costs more than on Python floats.

@@ -6,7 +6,7 @@ A `RunConfig` is a recipe, an arm, and how and where to run them. Nothing here i
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -16,14 +16,42 @@ from ampcompare.base.environment.accelerators import ACCELERATORS, accelerator_o
 from ampcompare.base.errors import ConfigError
 from ampcompare.settings.derived import with_derived
 from ampcompare.settings.digest import settings_digest
-from ampcompare.settings.eval_precisions import parse_eval_precisions
 from ampcompare.settings.parallel import ParallelConfig
 from ampcompare.settings.paths import flatten
 from ampcompare.settings.recipe import Frozen, Positive, PositiveInt, Recipe
 from ampcompare.settings.saving import SavingConfig
 from ampcompare.settings.script import ScriptConfig
 
-__all__ = ["RunConfig"]
+__all__ = ["AUTOCAST", "EVAL_PRECISIONS", "RunConfig", "parse_eval_precisions"]
+
+
+AUTOCAST = "autocast:"
+EVAL_PRECISIONS = ("fp32", "bf16", "fp16", "float64", "autocast:bf16", "autocast:fp16")
+SYNONYMS = {
+    "float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "half": "fp16", "fp64": "float64", "double": "float64",
+}  # fmt: skip
+
+
+def parse_eval_precisions(given: str | Iterable[str]) -> tuple[str, ...]:
+    """Return precisions in their canonical names, each once, in the order given.
+
+    Args:
+        given: names, or one text with names joined by commas.
+
+    Raises:
+        ConfigError: there is no such precision.
+    """
+    names = given.split(",") if isinstance(given, str) else given
+    return tuple(dict.fromkeys(_canonical(name.strip()) for name in names if name.strip()))
+
+
+def _canonical(name: str) -> str:
+    prefix = AUTOCAST if name.startswith(AUTOCAST) else ""
+    bare = name.removeprefix(prefix)
+    known = f"{prefix}{SYNONYMS.get(bare, bare)}"
+    if known not in EVAL_PRECISIONS:
+        raise ConfigError(f"there is no precision {name!r} to evaluate in; choose from {', '.join(EVAL_PRECISIONS)}")
+    return known
 
 
 class RunConfig(Frozen):

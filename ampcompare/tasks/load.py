@@ -1,19 +1,388 @@
-"""From the name of a data set to its batches."""
+"""From the name of a data set to its batches: bundled, generated, torchvision's, folders of images, a user's."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import os
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
+from typing import Any
 
-from ampcompare.base.errors import ConfigError, did_you_mean
+import torch
+from filelock import FileLock
+from torch import Tensor
+from torch.nn import functional as F
+
+from ampcompare.base.errors import ConfigError, EnvironmentUnfit, did_you_mean
+from ampcompare.base.files.read import FileFault, open_regular
 from ampcompare.tasks.builtin import digits, synthetic
-from ampcompare.tasks.catalog import DATA_SETS, TORCHVISION_FILES
-from ampcompare.tasks.data import LabeledData
-from ampcompare.tasks.imagefolder import imagefolder
-from ampcompare.tasks.torchvision_sets import downloaded
-from ampcompare.tasks.user_data import user_data
+from ampcompare.tasks.catalog import DATA_SETS, DEFAULT_DATA_DIR, TORCHVISION_FILES, missing_files, require_files
+from ampcompare.tasks.data import LabeledData, spread
+from ampcompare.tasks.dataloader import KeyedSamples, StreamData
+from ampcompare.tasks.factory import blamed, named_by, resolve_factory
+from ampcompare.tasks.in_memory import resize_images
+from ampcompare.tasks.layout import check_layout
+from ampcompare.tasks.packages import needs_package
+from ampcompare.tasks.randomness import derive, isolated_globals, seed_globals
+from ampcompare.tasks.torchvision_loader import load_torchvision
 
-__all__ = ["load_data"]
+__all__ = ["SmallImages", "downloaded", "imagefolder", "load_data", "user_data"]
+
+
+_DEFAULT_SIZE = 224
+# What ImageNet's usual validation resizes to before it crops 224.
+_RESIZE_RATIO = 256 / 224
+_IMAGENET_MEAN = (0.485, 0.456, 0.406)
+_IMAGENET_STD = (0.229, 0.224, 0.225)
+_MAX_PIXELS = 64_000_000  # 192 MB as RGB, whatever the size of the file
+
+
+def imagefolder(
+    name: str,
+    root: str,
+    *,
+    seed: int,
+    image_size: int | None,
+    channels: int | None,
+    train_size: int | None,
+    val_size: int | None,
+    augment: bool,
+) -> StreamData:
+    """Read color images below `root`, one folder for each class, the same classes in `train` and `val`.
+
+    Training images are random crops, resized and randomly flipped; validation images, and training
+    images without `augment`, are resized and cropped at the center. Both are normalized as for ImageNet.
+
+    Raises:
+        ConfigError: the layout is another, there are no images, or a number of channels other than 3 was asked for.
+        BackendUnavailable: torchvision or Pillow is missing.
+    """
+    if channels not in (None, 3):
+        raise ConfigError(f"{channels} channels were requested, but {name} gives images of 3")
+    check_layout(root)
+    vision = load_torchvision()
+    size = image_size or _DEFAULT_SIZE
+    transforms = vision.transforms
+    finish = [transforms.ToTensor(), transforms.Normalize(_IMAGENET_MEAN, _IMAGENET_STD)]
+    center = [transforms.Resize(round(size * _RESIZE_RATIO)), transforms.CenterCrop(size)]
+    random = [transforms.RandomResizedCrop(size), transforms.RandomHorizontalFlip()]
+    parts = {}
+    for part, count in (("train", train_size), ("val", val_size)):
+        transform = transforms.Compose([*(random if part == "train" and augment else center), *finish])
+        try:
+            images = vision.datasets.ImageFolder(str(Path(root) / part), transform=transform, loader=_open)
+        except FileNotFoundError as error:
+            raise ConfigError(
+                f"{Path(root) / part} has folders without images: {' '.join(str(error).split())}"
+            ) from error
+        chosen = spread(len(images), count, what=f"the {part} folder of {root}", labels=torch.tensor(images.targets))
+        parts[part] = KeyedSamples(images, chosen, name=name, purpose=part, seed=seed, num_classes=len(images.classes))
+    classes = len(parts["train"].samples.classes)
+    return StreamData(
+        name,
+        num_train=len(parts["train"]),
+        num_val=len(parts["val"]),
+        num_classes=classes,
+        sample_shape=(3, size, size),
+        seed=seed,
+        train=parts["train"],
+        val=parts["val"],
+    )
+
+
+def _open(path: str) -> Any:
+    with needs_package("images are read with", "Pillow"):
+        from PIL import Image
+    try:
+        with os.fdopen(open_regular(Path(path)), "rb") as file, Image.open(file) as image:
+            if image.width * image.height > _MAX_PIXELS:
+                raise FileFault(f"{image.width}x{image.height} pixels are more than the {_MAX_PIXELS:,} that are read")
+            return image.convert("RGB")
+    except Exception as error:  # Pillow's error for a damaged file depends on the format
+        raise ConfigError(
+            f"{path} cannot be read as an image ({type(error).__name__}: {error}); repair or remove it"
+        ) from error
+
+
+_NETWORK_TIMEOUT_SECONDS = 15.0
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """The name of a set in torchvision, its normalization and its augmentation."""
+
+    dataset: str
+    num_classes: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    margin: int
+    flip: bool
+
+
+_KINDS = {
+    "mnist": _Kind("MNIST", 10, (0.1307,), (0.3081,), margin=2, flip=False),
+    "fashion-mnist": _Kind("FashionMNIST", 10, (0.2860,), (0.3530,), margin=2, flip=True),
+    "cifar10": _Kind("CIFAR10", 10, (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616), margin=4, flip=True),
+    "cifar100": _Kind("CIFAR100", 100, (0.5071, 0.4866, 0.4409), (0.2673, 0.2564, 0.2762), margin=4, flip=True),
+}
+
+
+class SmallImages(torch.utils.data.Dataset[tuple[Tensor, int]]):
+    """Images held as bytes, each cropped, flipped, normalized and resized when it is read.
+
+    Args:
+        images: uint8 (N, C, H, W).
+        labels: int64 (N,).
+        kind: normalization and augmentation.
+        image_size: height and width to give; None keeps them.
+        augment: crop out of an image widened by black margins, and flip, at random from torch's global generator.
+    """
+
+    def __init__(self, images: Tensor, labels: Tensor, kind: _Kind, *, image_size: int | None, augment: bool) -> None:
+        self.images = images
+        self.labels = labels
+        self.margin = kind.margin if augment else 0
+        self.flip = kind.flip and augment
+        self.mean = 255 * torch.tensor(kind.mean)[:, None, None]
+        self.std = 255 * torch.tensor(kind.std)[:, None, None]
+        self.image_size = image_size
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        image = self.images[index]
+        if self.margin:
+            height, width = image.shape[1:]
+            top, left = torch.randint(0, 2 * self.margin + 1, (2,)).tolist()
+            padded = F.pad(image, (self.margin,) * 4)
+            image = padded[:, top : top + height, left : left + width]
+        if self.flip and int(torch.randint(0, 2, ())):
+            image = image.flip(2)
+        values = image.to(torch.float32).sub_(self.mean).div_(self.std)
+        if self.image_size is not None:
+            values = resize_images(values[None], self.image_size)[0]
+        return values, int(self.labels[index])
+
+
+def downloaded(
+    name: str,
+    *,
+    seed: int,
+    data_dir: str | None,
+    download: bool,
+    image_size: int | None,
+    channels: int | None,
+    train_size: int | None,
+    val_size: int | None,
+    augment: bool,
+) -> StreamData:
+    """Load one of torchvision's small sets from `data_dir`, downloading it first if `download` is set.
+
+    Raises:
+        ConfigError: missing or damaged files, too few samples, or a number of channels that is not possible.
+        EnvironmentUnfit: the download failed; BackendUnavailable: no torchvision.
+    """
+    kind = _KINDS[name]
+    folder = Path(data_dir or DEFAULT_DATA_DIR)
+    if channels is not None and len(kind.mean) not in (1, channels):
+        raise ConfigError(
+            f"{channels} channels were requested, but {name} has {len(kind.mean)}; only gray images can be repeated"
+        )
+    dataset = getattr(load_torchvision().datasets, kind.dataset)
+    if download and missing_files(name, folder):
+        _fetch(name, dataset, folder)
+    require_files(name, folder)
+    parts = {}
+    for part, size in (("train", train_size), ("val", val_size)):
+        images, labels = _read(name, dataset, folder, train=part == "train")
+        chosen = spread(len(labels), size, what=f"the {part} part of {name}", labels=labels)
+        samples = SmallImages(images, labels, kind, image_size=image_size, augment=augment and part == "train")
+        parts[part] = KeyedSamples(
+            samples, chosen, name=name, purpose=part, seed=seed, num_classes=kind.num_classes, channels=channels
+        )
+    height, width = (image_size, image_size) if image_size is not None else images.shape[2:]
+    shape = (channels or len(kind.mean), height, width)
+    return StreamData(
+        name,
+        num_train=len(parts["train"]),
+        num_val=len(parts["val"]),
+        num_classes=kind.num_classes,
+        sample_shape=shape,
+        seed=seed,
+        train=parts["train"],
+        val=parts["val"],
+    )
+
+
+def _read(name: str, dataset: Any, folder: Path, *, train: bool) -> tuple[Tensor, Tensor]:
+    """Return uint8 images (N, C, H, W) and int64 labels (N,)."""
+    try:
+        samples = dataset(str(folder), train=train)
+    except Exception as error:  # damaged files raise many kinds of errors
+        text = " ".join(str(error).split())
+        raise ConfigError(
+            f"{name} in {folder / TORCHVISION_FILES[name][0]} cannot be read ({type(error).__name__}: {text}); "
+            "delete that folder and pass --download"
+        ) from error
+    images = torch.as_tensor(samples.data)
+    images = images[:, None] if images.ndim == 3 else images.permute(0, 3, 1, 2)
+    return images.contiguous(), torch.as_tensor(samples.targets, dtype=torch.int64)
+
+
+def _fetch(name: str, dataset: Any, folder: Path) -> None:
+    """Download a set below `folder`; other processes that need it wait for the first.
+
+    Raises:
+        EnvironmentUnfit: the network or the folder does not allow it.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(str(folder / f".{name}.lock")), _network_timeout(), contextlib.redirect_stdout(sys.stderr):
+            if missing_files(name, folder):
+                dataset(str(folder), train=True, download=True)
+    except (OSError, RuntimeError) as error:
+        text = " ".join(str(error).split())
+        raise EnvironmentUnfit(
+            f"{name} could not be downloaded to {folder} ({type(error).__name__}: {text}); "
+            f"copy it to {folder / TORCHVISION_FILES[name][0]} from a machine with network access, or use --data digits"
+        ) from error
+
+
+@contextlib.contextmanager
+def _network_timeout() -> Iterator[None]:
+    """Let connections without an answer fail; torchvision sets no timeout."""
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(_NETWORK_TIMEOUT_SECONDS)
+    try:
+        yield
+    finally:
+        socket.setdefaulttimeout(before)
+
+
+_WANTED = (
+    "it must return (train, val) or (train, val, num_classes), two data sets with lengths whose items are (tensor, int)"
+)
+
+
+def user_data(
+    path: str,
+    *,
+    seed: int,
+    data_dir: str | None,
+    download: bool,
+    image_size: int | None,
+    channels: int | None,
+    train_size: int | None,
+    val_size: int | None,
+    augment: bool,
+) -> LabeledData:
+    """Call the user's factory and build a data set from what it returns.
+
+    It is called with those of `seed`, `data_dir`, `download`, `image_size`, `channels`, `train_size`, `val_size` and
+    `augment` that it names as parameters. Global generators are seeded with a constant while it runs, so a random split
+    inside it is the same for every seed and arm, and are restored afterwards.
+
+    Raises:
+        ConfigError: the factory raised, returned something else, or an option was given that it does not take.
+    """
+    factory = resolve_factory(path)
+    sizes = {"train_size": train_size, "val_size": val_size}
+    options = {"image_size": image_size, "channels": channels, **sizes}
+    offered = {"seed": seed, "data_dir": data_dir, "download": download, "augment": augment, **options}
+    taken = named_by(factory, offered)
+    if image_size is not None and "image_size" not in taken:
+        raise ConfigError(
+            f"factory {path} has no parameter image_size, and {image_size} was requested; add it, or drop --image-size"
+        )
+    with isolated_globals():
+        seed_globals(derive("user's factory"))
+        with blamed(path, "calling it"):
+            result = factory(**taken)
+        if isinstance(result, LabeledData):
+            for name, size in sizes.items():
+                if size is not None and name not in taken:
+                    raise ConfigError(
+                        f"factory {path} returns a LabeledData and has no parameter {name}, and {size} "
+                        "was asked for; add it"
+                    )
+            return result
+        train, val, num_classes = _unpack(path, result)
+        _, sample = _checked(path, "train", train), _checked(path, "val", val)
+        if channels is not None and sample.shape[0] not in (1, channels):
+            raise ConfigError(
+                f"factory {path} gives samples of shape {tuple(sample.shape)}, and the model takes {channels}; "
+                "return samples that fit, or choose another model"
+            )
+        classes = _count_classes(path, train) if num_classes is None else num_classes
+    parts = {}
+    for part, samples, name in (("train", train, "train_size"), ("val", val, "val_size")):
+        size = None if name in taken else sizes[name]
+        positions = spread(len(samples), size, what=f"the {part} data set of factory {path}")
+        parts[part] = KeyedSamples(
+            samples, positions, name=path, purpose=part, seed=seed, num_classes=classes, channels=channels
+        )
+    shape = tuple(sample.shape) if channels is None or sample.shape[0] != 1 else (channels, *sample.shape[1:])
+    return StreamData(
+        path,
+        num_train=len(parts["train"]),
+        num_val=len(parts["val"]),
+        num_classes=classes,
+        sample_shape=shape,
+        seed=seed,
+        train=parts["train"],
+        val=parts["val"],
+    )
+
+
+def _unpack(path: str, result: Any) -> tuple[Any, Any, int | None]:
+    if not isinstance(result, (tuple, list)) or len(result) not in (2, 3):
+        seen = (
+            f"{type(result).__name__} of {len(result)}" if isinstance(result, (tuple, list)) else type(result).__name__
+        )
+        raise ConfigError(f"factory {path} returned a {seen}; {_WANTED}")
+    train, val = result[:2]
+    for part, samples in (("train", train), ("val", val)):
+        if not hasattr(samples, "__getitem__") or not hasattr(samples, "__len__"):
+            raise ConfigError(f"factory {path} returned as {part} a {type(samples).__name__}; {_WANTED}")
+        if len(samples) == 0:
+            raise ConfigError(f"factory {path} returned a {part} data set without samples")
+    if len(result) == 2:
+        return train, val, None
+    if not isinstance(result[2], int) or result[2] < 1:
+        raise ConfigError(f"factory {path} returned as num_classes {result[2]!r}; it must be a whole number from 1 on")
+    return train, val, result[2]
+
+
+def _checked(path: str, part: str, samples: Any) -> Tensor:
+    """Return the first sample after checking what the data set gives."""
+    with blamed(path, f"reading the first item of {part}"):
+        item = samples[0]
+    if not isinstance(item, (tuple, list)) or len(item) != 2 or not isinstance(item[0], Tensor):
+        kinds = (
+            ", ".join(type(value).__name__ for value in item)
+            if isinstance(item, (tuple, list))
+            else type(item).__name__
+        )
+        raise ConfigError(f"factory {path}: an item of {part} is ({kinds}); {_WANTED}")
+    if item[0].ndim == 0:
+        raise ConfigError(f"factory {path}: an item of {part} has a tensor without dimensions; {_WANTED}")
+    return item[0]
+
+
+def _count_classes(path: str, samples: Any) -> int:
+    """Return 1 + the largest label, after `classes` or `targets` if the data set has them, else by reading it once."""
+    classes = getattr(samples, "classes", None)
+    if isinstance(classes, (list, tuple)):
+        return len(classes)
+    with blamed(path, "reading the labels of train"):
+        targets = getattr(samples, "targets", None)
+        labels = [samples[i][1] for i in range(len(samples))] if targets is None else targets
+        return int(torch.as_tensor(labels).max()) + 1
 
 
 def load_data(

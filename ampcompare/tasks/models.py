@@ -1,7 +1,8 @@
-"""From the name of a model to the model."""
+"""From the name of a model to the model: ampcompare's, torchvision's, timm's, a user's."""
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
@@ -11,12 +12,12 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
-from ampcompare.base.errors import ConfigError, did_you_mean
+from ampcompare.base.errors import BackendUnavailable, ConfigError, did_you_mean
 from ampcompare.tasks.catalog import BUILTIN_MODELS
 from ampcompare.tasks.centernet import CenterNet
 from ampcompare.tasks.factory import blamed, named_by, resolve_factory
 from ampcompare.tasks.networks import ConvNet, Mlp, Transformer
-from ampcompare.tasks.timm_models import timm_model
+from ampcompare.tasks.packages import needs_package
 from ampcompare.tasks.torchvision_loader import load_torchvision
 from ampcompare.tasks.unet import UNet
 
@@ -27,8 +28,47 @@ __all__ = [
     "build_torchvision",
     "check_arguments",
     "fixed_channels",
+    "timm_model",
     "user_model",
 ]
+
+
+def timm_model(name: str, *, num_classes: int, sample_shape: Sequence[int], arguments: Mapping[str, Any]) -> nn.Module:
+    """Build a model of timm with weights from torch's global generator; nothing is downloaded.
+
+    Args:
+        name: as timm has it, such as resnet50.
+        num_classes: width of the output.
+        sample_shape: (channels, height, width); any number of channels.
+        arguments: further keyword arguments of the model; they override those above.
+
+    Raises:
+        ConfigError: unknown name or arguments, or samples that are not images.
+        BackendUnavailable: timm is not installed.
+    """
+    with contextlib.suppress(BackendUnavailable):
+        load_torchvision()  # timm imports it, and could not where its operators do not fit torch
+    with needs_package(f"--arch timm:{name} needs", "timm"):
+        import timm
+    if not timm.is_model(name):
+        raise ConfigError(f"timm has no model {name!r}; {did_you_mean(name, timm.list_models())}")
+    shape = tuple(sample_shape)
+    if len(shape) != 3:
+        raise ConfigError(f"timm:{name} takes images (channels, height, width), and a sample has shape {shape}")
+    options: dict[str, Any] = {"num_classes": num_classes, "in_chans": shape[0]}
+    known = timm.get_pretrained_cfg(name)
+    if known is not None and known.fixed_input_size:  # as a ViT, whose positions belong to patches of one size
+        options["img_size"] = shape[1:]
+    try:
+        model: nn.Module = timm.create_model(name, pretrained=False, **{**options, **arguments})
+    except Exception as error:  # each architecture checks its arguments in its own way
+        text = " ".join(str(error).split())
+        raise ConfigError(
+            f"timm:{name} cannot be built for samples of shape {shape} ({type(error).__name__}: {text}); give other "
+            "images by --image-size, or choose another model"
+        ) from error
+    return model
+
 
 _NETWORKS: dict[str, Callable[..., nn.Module]] = {"convnet": ConvNet, "mlp": Mlp, "transformer": Transformer}
 _OWN = {"classification": tuple(_NETWORKS), "segmentation": ("unet",), "detection": ("centernet",)}

@@ -8,31 +8,75 @@ it, shards after the casts of a backend and before state exists, and DDP last be
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
+from torch.utils.checkpoint import checkpoint
 
+from ampcompare.base.errors import UnsupportedCombination
 from ampcompare.parallel.base import Parallel
 from ampcompare.parallel.ranks import Communicator, SingleProcess, model_facts, require_equal
 from ampcompare.parallel.single import Single
 from ampcompare.precision.base import Precision, owned_params
-from ampcompare.settings.recipe import Recipe
+from ampcompare.settings.recipe import Recipe, ScheduleConfig
 from ampcompare.tasks.randomness import seed_globals
 from ampcompare.tasks.task import Task
-from ampcompare.training.checkpoint_activations import checkpoint_activations
 from ampcompare.training.compile import compiled, ready_compiler
 from ampcompare.training.ema import ModelEma
 from ampcompare.training.optimizers import make_optimizer
-from ampcompare.training.schedule import make_schedule
 from ampcompare.training.state.capture import restore_training
 from ampcompare.training.state.check_checkpoint import Owned, owned_by
 from ampcompare.training.state.schema import require_position
 
-__all__ = ["Assembly", "assemble", "assemble_single"]
+__all__ = ["Assembly", "assemble", "assemble_single", "checkpoint_activations", "make_schedule"]
+
+
+def checkpoint_activations(task: Task, models: Sequence[nn.Module]) -> None:
+    """Let the modules that the task names compute their activations again; only their inputs are kept.
+
+    Raises:
+        UnsupportedCombination: the task names none.
+    """
+    modules = task.checkpointed_modules(models)
+    if not modules:
+        raise UnsupportedCombination(
+            "--checkpoint-activations: this model has no repeated blocks to recompute; leave it out"
+        )
+    for module in modules:
+        module.forward = functools.partial(checkpoint, module.forward, use_reentrant=False)
+
+
+def make_schedule(config: ScheduleConfig, *, steps_per_epoch: int, total_steps: int) -> Callable[[int], float] | None:
+    """Return the factor on the base learning rate at each step, as LambdaLR takes it; None if it is always 1.
+
+    torch's schedulers count calls, warn when a first step was skipped, and cost about 15 microseconds a step; a
+    function of the step gives every arm the same rate at the same step, and resumes without state.
+
+    Args:
+        config: name and parameters of the schedule.
+        steps_per_epoch: updates in one epoch.
+        total_steps: updates in the whole run, where the cosine reaches 0.
+    """
+    warmup = round(config.warmup_epochs * steps_per_epoch)
+    if config.name == "constant" and warmup == 0:
+        return None
+
+    def factor(step: int) -> float:
+        if step < warmup:
+            return (step + 1) / warmup
+        if config.name == "step":
+            return float(config.gamma ** (step // (config.step_epochs * steps_per_epoch)))
+        if config.name == "cosine":
+            progress = (step - warmup) / max(1, total_steps - warmup)
+            return 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
+        return 1.0
+
+    return factor
 
 
 @dataclass

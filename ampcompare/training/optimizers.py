@@ -1,8 +1,10 @@
-"""From settings to an optimizer: its class, its arguments, and parameter groups with their own rates and decays."""
+"""From settings to an optimizer: its class, its arguments, parameter groups with their own rates, LARC and LARS."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import importlib
+import inspect
+from collections.abc import Callable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -10,14 +12,166 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ampcompare.base.errors import ConfigError, UnsupportedCombination
-from ampcompare.settings.recipe import OptimizerConfig
+from ampcompare.base.environment.quiet_import import quiet_import
+from ampcompare.base.errors import BackendUnavailable, ConfigError, UnsupportedCombination, did_you_mean
+from ampcompare.settings.optimizers import APEX, LIBRARIES, OWN_APEX, optimizer_path, require_optimizer
+from ampcompare.settings.recipe import OWN_SETTINGS, OptimizerConfig
+from ampcompare.tasks.factory import resolve_factory
 from ampcompare.tensors.skippable_step import skip_on_device
-from ampcompare.training.layer_rates import LayerRates
-from ampcompare.training.optimizer_arguments import optimizer_arguments
-from ampcompare.training.optimizer_class import load_optimizer
 
-__all__ = ["make_optimizer", "param_groups"]
+__all__ = ["LayerRates", "load_optimizer", "make_optimizer", "optimizer_arguments", "param_groups"]
+
+
+def load_optimizer(name: str, engine: str | None = None) -> Callable[..., Any]:
+    """Import the class or function that builds an optimizer.
+
+    Args:
+        name: as `canonical_name` returns it.
+        engine: of an `apex` arm; "nvidia" takes the optimizers of Apex from Apex itself.
+
+    Raises:
+        BackendUnavailable: its package is not installed, or cannot be imported.
+        ConfigError: there is nothing of that name.
+    """
+    require_optimizer(name)
+    module, _, attribute = optimizer_path(name).partition(":")
+    if module == OWN_APEX and engine == "nvidia":
+        module = APEX
+    package = module.partition(".")[0]
+    if package not in ("torch", "apex", *LIBRARIES):
+        return resolve_factory(f"{module}:{attribute}")
+    try:
+        with quiet_import():
+            found = importlib.import_module(module)
+    except Exception as error:  # a package built for another torch may raise anything
+        raise BackendUnavailable(
+            f"optimizer {name}: importing {module} failed: {type(error).__name__}: {error}"
+        ) from error
+    kinds = {key: value for key, value in vars(found).items() if _is_optimizer(value)}
+    if attribute not in kinds:
+        version = f"torch {torch.__version__}" if package == "torch" else f"this {package}"
+        raise ConfigError(f"{version} has no optimizer {module}.{attribute}; {did_you_mean(attribute, kinds)}")
+    kind: Callable[..., Any] = kinds[attribute]
+    return kind
+
+
+def _is_optimizer(value: object) -> bool:
+    return isinstance(value, type) and issubclass(value, torch.optim.Optimizer) and value is not torch.optim.Optimizer
+
+
+SETTINGS = ("momentum", "nesterov", "betas", "eps", "weight_decay")
+DECAYS = ("norm_weight_decay", "bias_weight_decay")
+
+
+def optimizer_arguments(config: OptimizerConfig, factory: Callable[..., Any]) -> dict[str, Any]:
+    """Return the arguments to call `factory` with, besides the parameters.
+
+    A setting at its default is passed if the optimizer takes it, and left out otherwise.
+
+    Raises:
+        ConfigError: a setting or an argument was given that the optimizer does not take.
+        UnsupportedCombination: it has no implementation of that kind.
+    """
+    parameters = _parameters(config.name, factory)
+    given = {name for name in SETTINGS if _differs(config, name)}
+    arguments: dict[str, Any] = {"lr": config.lr}
+    for name in SETTINGS:
+        value = getattr(config, name)
+        if name in config.args:
+            if name in given:
+                raise ConfigError(f"recipe.optimizer.{name} and args.{name} are the same; give only one of them")
+        elif name in parameters and _fits(value, parameters[name].default):
+            arguments[name] = value
+        elif name in given:
+            _refuse_setting(config.name, name, value, parameters)
+    if "weight_decay" not in arguments:
+        for name in DECAYS:
+            if getattr(config, name):
+                _refuse_setting(config.name, name, getattr(config, name), parameters)
+        if any(group.weight_decay for group in config.groups):
+            _refuse_setting(config.name, "groups.weight_decay", "set", parameters)
+    if config.implementation != "default":
+        if config.implementation not in parameters:
+            raise UnsupportedCombination(
+                f"optimizer {config.name} has no implementation {config.implementation}; leave out "
+                "--optimizer-implementation"
+            )
+        arguments[config.implementation] = True
+    open_ended = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
+    known = [name for name in parameters if name not in ("self", *OWN_SETTINGS)]
+    for name, value in config.args.items():
+        if name not in known and not open_ended:
+            raise ConfigError(f"optimizer {config.name} has no argument {name!r}; {did_you_mean(name, known)}")
+        arguments[name] = value
+    return arguments
+
+
+def _parameters(name: str, factory: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    # Of a class its constructor: a `__new__` that passes everything on would hide it.
+    called = factory.__init__ if isinstance(factory, type) else factory  # type: ignore[misc]
+    try:
+        parameters = inspect.signature(called).parameters
+    except (TypeError, ValueError):  # a compiled callable: it is called with the rate alone
+        return {}
+    kinds = {parameter.kind for parameter in parameters.values()}
+    if "lr" not in parameters and inspect.Parameter.VAR_KEYWORD not in kinds:
+        raise ConfigError(f"optimizer {name} takes no lr, which every run sets; name a function with an lr argument")
+    return parameters
+
+
+def _differs(config: OptimizerConfig, name: str) -> bool:
+    return bool(getattr(config, name) != OptimizerConfig.model_fields[name].default)
+
+
+def _fits(value: Any, default: Any) -> bool:
+    """Return whether an argument means the same as the setting: its default is of the same kind."""
+    if default is inspect.Parameter.empty:
+        return True
+    if isinstance(value, tuple):
+        return isinstance(default, tuple | list) and len(default) == len(value)
+    if isinstance(value, bool) or isinstance(default, bool):
+        return isinstance(value, bool) and isinstance(default, bool)
+    return isinstance(default, int | float)
+
+
+def _refuse_setting(optimizer: str, name: str, value: Any, parameters: Mapping[str, Any]) -> None:
+    takes = ", ".join(name for name in SETTINGS if name in parameters) or "none of them"
+    shown = list(value) if isinstance(value, tuple) else value
+    raise ConfigError(
+        f"recipe.optimizer.{name} is {shown}, but optimizer {optimizer} does not take it; leave it out. Of "
+        f"{', '.join(SETTINGS)} it takes {takes}"
+    )
+
+
+class LayerRates:
+    """LARC or LARS on an optimizer with weight decay, by hooks: they adapt gradients in its step, after unscaling.
+
+    A step that an overflow skips adapts nothing. Under O2 the hooks adapt the gradients of the fp32 masters.
+    """
+
+    def __init__(self, trust_coefficient: float, *, clip: bool) -> None:
+        self._trust_coefficient = trust_coefficient
+        self._clip = clip
+        self._decays: list[float] = []
+
+    def attach(self, optimizer: Optimizer) -> None:
+        """Adapt the gradients of every step of `optimizer`."""
+        larc = importlib.import_module("ampcompare.apex.parallel.LARC").LARC
+        self._rates = larc(optimizer, trust_coefficient=self._trust_coefficient, clip=self._clip)
+        optimizer.register_step_pre_hook(self._adapt)
+        optimizer.register_step_post_hook(self._restore_decays)
+
+    @torch.no_grad()
+    def _adapt(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        self._decays = [group["weight_decay"] for group in optimizer.param_groups]
+        for group, decay in zip(optimizer.param_groups, self._decays, strict=True):
+            self._rates.adapt(group, decay)
+            group["weight_decay"] = 0.0  # already part of the adapted gradients
+
+    def _restore_decays(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        for group, decay in zip(optimizer.param_groups, self._decays, strict=True):
+            group["weight_decay"] = decay
+
 
 MAX_NAMED = 3
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ampcompare.backends.arm import Arm
-from ampcompare.diagnosis.audit import audit
+from ampcompare.diagnosis.diagnose import audit
 from ampcompare.diagnosis.observation import Observation
 from ampcompare.diagnosis.watch import Called
 

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from ampcompare.diagnosis.errors import CHUNK, errors_of
+from ampcompare.diagnosis.watch import CHUNK, errors_of
 
 
 @pytest.mark.parametrize("size", [1.0, 1e25, 1e-25, 0.0])

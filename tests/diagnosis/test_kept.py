@@ -6,8 +6,8 @@ import sys
 
 import torch
 
-from ampcompare.diagnosis.kept import lines_in_fp32
 from ampcompare.diagnosis.sites import calling_line
+from ampcompare.diagnosis.step_watch import lines_in_fp32
 
 
 def test_a_kept_line_casts_nothing_to_16_bits() -> None:

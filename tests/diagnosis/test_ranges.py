@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from ampcompare.diagnosis.errors import errors_of
 from ampcompare.diagnosis.patterns import CHUNK
 from ampcompare.diagnosis.ranges import _device_row, added, counts_of, make_range, range_row
-from ampcompare.diagnosis.small_tensors import SmallTensors
+from ampcompare.diagnosis.watch import SmallTensors, errors_of
 from ampcompare.records.diagnosis import Range
 
 

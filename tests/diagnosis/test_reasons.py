@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ampcompare.diagnosis.reasons import reason_of
+from ampcompare.diagnosis.faults import reason_of
 from ampcompare.diagnosis.shadow import Shadows
 from ampcompare.diagnosis.sites import Sites
 from ampcompare.diagnosis.updates import UpdateCounter

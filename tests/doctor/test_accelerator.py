@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ampcompare.base.isolate.call import Answer
-from ampcompare.doctor.accelerator import examine_accelerators
+from ampcompare.doctor.examine import examine_accelerators
 from ampcompare.doctor.probes.accelerators import accelerators
 
 

@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from ampcompare.doctor import machine
-from ampcompare.doctor.extras import EXTRAS, examine_extras
+from ampcompare.doctor.examine import EXTRAS, examine_extras, examine_numerics
 from ampcompare.doctor.machine import examine_machine
-from ampcompare.doctor.numerics import examine_numerics
 from ampcompare.doctor.processor import cpu_flags, examine_processor
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -127,7 +126,7 @@ def test_extras_are_those_of_the_package() -> None:
 
 def test_a_missing_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     """What lacks is named alone in the line to paste."""
-    monkeypatch.setattr("ampcompare.doctor.extras.installed_version", lambda name: None if name == "jinja2" else "1.0")
+    monkeypatch.setattr("ampcompare.doctor.examine.installed_version", lambda name: None if name == "jinja2" else "1.0")
     found = _named(examine_extras())
     assert found["html"].remedy == ("pip install jinja2",)
     assert found["tensorboard"].value == "tensorboard 1.0"

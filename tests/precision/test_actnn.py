@@ -10,10 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import SGD
 
-from ampcompare.precision.actnn import ActNN, Packer
+from ampcompare.precision.actnn import ActNN, Packer, Quantized
 from ampcompare.precision.base import Precision
 from ampcompare.precision.factory import make_precision
-from ampcompare.precision.quantized import Quantized
 
 
 def net(seed: int = 0) -> nn.Sequential:

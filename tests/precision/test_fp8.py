@@ -198,6 +198,8 @@ def test_without_torchao_the_arm_is_refused_with_the_line_to_type(monkeypatch: p
 def test_a_torchao_without_mxfp8_for_linear_layers_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that lacks the module, or a name in it, is refused with what to type."""
     for module, said in (("torchao.no_such", "cannot be imported"), ("torchao.float8", "emulates MXFP8 otherwise")):
-        monkeypatch.setattr("ampcompare.precision.mxfp8.LIBRARY", Library((module,), ("torchao",), "pip install -U"))
+        monkeypatch.setattr(
+            "ampcompare.precision.fp8.MXFP8_LIBRARY", Library((module,), ("torchao",), "pip install -U")
+        )
         with pytest.raises(BackendUnavailable, match=rf"{said}.*; pip install -U"):
             make_precision("fp8:mxfp8")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ampcompare.precision.quantized import quantize
+from ampcompare.precision.actnn import quantize
 
 
 def generator(seed: int = 0) -> torch.Generator:

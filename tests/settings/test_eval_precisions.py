@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from ampcompare.base.errors import ConfigError
-from ampcompare.settings.config import RunConfig
-from ampcompare.settings.eval_precisions import EVAL_PRECISIONS, parse_eval_precisions
+from ampcompare.settings.config import EVAL_PRECISIONS, RunConfig, parse_eval_precisions
 from ampcompare.settings.validation import validated
 
 

@@ -16,7 +16,7 @@ from ampcompare.base.errors import ConfigError
 from ampcompare.precision.factory import make_precision
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.recipe import ModelConfig, Recipe
-from ampcompare.tasks.gpt import Gpt
+from ampcompare.tasks.language_models import Gpt
 from ampcompare.tasks.lm import LanguageModeling, lm
 from ampcompare.tasks.metrics import BITS_PER_BYTE, PERPLEXITY
 from ampcompare.tasks.tensor_data import TensorData

@@ -15,7 +15,7 @@ from ampcompare.base.files.find_module import find_module
 from ampcompare.settings.recipe import Recipe
 from ampcompare.tasks import names
 from ampcompare.tasks.catalog import torchvision_models
-from ampcompare.tasks.imagefolder import _open
+from ampcompare.tasks.load import _open
 from ampcompare.tasks.names import check_data, check_model, check_task
 from ampcompare.tasks.torchvision_loader import load_torchvision
 

@@ -10,9 +10,8 @@ from torch import Tensor, nn
 
 from ampcompare.base.errors import UnsupportedCombination
 from ampcompare.precision.factory import make_precision
-from ampcompare.tasks.classification import Classification
+from ampcompare.tasks.classification import Classification, make_views
 from ampcompare.tasks.in_memory import memory_data
-from ampcompare.tasks.views import make_views
 from ampcompare.training.evaluate import evaluate
 
 IMAGE = torch.arange(6.0).reshape(1, 1, 2, 3)

@@ -15,8 +15,7 @@ from ampcompare.precision.base import Precision
 from ampcompare.precision.cpu_half import cpu_half
 from ampcompare.precision.factory import make_precision
 from ampcompare.records.other_precisions import PrecisionResult
-from ampcompare.settings.config import RunConfig
-from ampcompare.settings.eval_precisions import EVAL_PRECISIONS
+from ampcompare.settings.config import EVAL_PRECISIONS, RunConfig
 from ampcompare.tasks.registry import make_task
 from ampcompare.training.assemble import assemble_single
 from ampcompare.training.metrics.hashes import weights_sha256

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ampcompare.settings.recipe import ScheduleConfig
-from ampcompare.training.schedule import make_schedule
+from ampcompare.training.assemble import make_schedule
 
 
 @pytest.mark.parametrize("name", ["constant", "step", "cosine"])
