@@ -1,1 +1,1 @@
-"""How replicas of a model work together: one file per kind, behind one contract."""
+"""Models on several processes or GPUs: replicas, shards, synchronized batch norm, and what ranks exchange."""

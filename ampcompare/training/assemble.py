@@ -19,9 +19,8 @@ from torch.optim import Optimizer
 from torch.utils.checkpoint import checkpoint
 
 from ampcompare.base.errors import UnsupportedCombination
-from ampcompare.parallel.base import Parallel
 from ampcompare.parallel.ranks import Communicator, SingleProcess, model_facts, require_equal
-from ampcompare.parallel.single import Single
+from ampcompare.parallel.replication import Parallel, Single
 from ampcompare.precision.base import Precision, owned_params
 from ampcompare.settings.recipe import Recipe, ScheduleConfig
 from ampcompare.tasks.randomness import seed_globals

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ampcompare.base.errors import EnvironmentUnfit, UnsupportedCombination
-from ampcompare.parallel.base import Parallel
+from ampcompare.parallel.replication import Parallel
 from ampcompare.precision.base import Precision, StepOutcome
 from ampcompare.tasks.batches import map_tensors, tensors_of
 from ampcompare.tasks.task import LossOf

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad
 from torch.optim import Optimizer
 
-from ampcompare.parallel.base import Parallel
+from ampcompare.parallel.replication import Parallel
 from ampcompare.precision.base import Precision, StepOutcome
 from ampcompare.records.run import StepRecord
 from ampcompare.tasks.batches import channels_last as to_channels_last

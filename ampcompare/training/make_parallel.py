@@ -5,12 +5,7 @@ from __future__ import annotations
 import torch
 
 from ampcompare.base.errors import UnsupportedCombination
-from ampcompare.parallel.apex_ddp import ApexDDP
-from ampcompare.parallel.base import Parallel
-from ampcompare.parallel.ddp import DDP
-from ampcompare.parallel.dp import DP
-from ampcompare.parallel.fsdp import FSDP
-from ampcompare.parallel.single import Single
+from ampcompare.parallel.replication import DDP, DP, FSDP, ApexDDP, Parallel, Single
 from ampcompare.parallel.syncbn import apex_parallel, make_converter
 from ampcompare.settings.parallel import ParallelConfig
 

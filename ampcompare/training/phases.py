@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ampcompare.parallel.base import Parallel
+from ampcompare.parallel.replication import Parallel
 from ampcompare.precision.base import Precision, StepOutcome
 from ampcompare.tasks.task import LossOf, Phase
 from ampcompare.training.loop import update

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import SGD
 
-from ampcompare.parallel.ddp import DDP
+from ampcompare.parallel.replication import DDP
 from ampcompare.precision.factory import make_precision
 
 # Slopes of one weight, per rank: bf16 holds each of them, and neither their mean, 129.5, nor twice that.

@@ -13,7 +13,7 @@ from torch.optim import SGD, Optimizer
 
 from ampcompare.backends.catalog import BUILT_IN
 from ampcompare.base.errors import PreparationError
-from ampcompare.parallel.single import Single
+from ampcompare.parallel.replication import Single
 from ampcompare.precision.base import FixedOutcome, Precision, StepOutcome, owned_params, refuse_wrapped
 from ampcompare.precision.factory import make_precision
 from ampcompare.precision.wrapper import PrecisionWrapper

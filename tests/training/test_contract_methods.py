@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch._dynamo.utils import counters
 from torch.optim import SGD
 
-from ampcompare.parallel.single import Single
+from ampcompare.parallel.replication import Single
 from ampcompare.precision.base import owned_params
 from ampcompare.precision.factory import make_precision
 from ampcompare.records.run import StepRecord

@@ -14,7 +14,7 @@ from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampcompare.base.errors import EnvironmentUnfit, UnsupportedCombination
-from ampcompare.parallel.single import Single
+from ampcompare.parallel.replication import Single
 from ampcompare.precision.factory import make_precision
 from ampcompare.settings.config import RunConfig
 from ampcompare.training.cuda_graph import WARM_UP, StepGraph, rates_on_device, refuse_unrecordable

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from torch.optim import SGD
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ampcompare.parallel.single import Single
+from ampcompare.parallel.replication import Single
 from ampcompare.precision.factory import make_precision
 from ampcompare.records.run import StepRecord
 from ampcompare.training.loop import Loop

@@ -11,10 +11,7 @@ from torch import nn
 
 from ampcompare.apex.parallel import SyncBatchNorm
 from ampcompare.base.errors import UnsupportedCombination
-from ampcompare.parallel.apex_ddp import ApexDDP
-from ampcompare.parallel.ddp import DDP
-from ampcompare.parallel.dp import DP
-from ampcompare.parallel.single import Single
+from ampcompare.parallel.replication import DDP, DP, ApexDDP, Single
 from ampcompare.settings.parallel import ParallelConfig
 from ampcompare.training.make_parallel import make_parallel
 

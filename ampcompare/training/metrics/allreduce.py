@@ -9,7 +9,7 @@ from contextlib import nullcontext
 from torch import Tensor
 
 from ampcompare.parallel.ranks import Communicator
-from ampcompare.parallel.single import Single
+from ampcompare.parallel.replication import Single
 from ampcompare.training.loop import Loop, update
 
 __all__ = ["allreduce_share"]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Adam
 
-from ampcompare.parallel.single import Single
+from ampcompare.parallel.replication import Single
 from ampcompare.precision.factory import make_precision
 from ampcompare.records.run import StepRecord
 from ampcompare.training.loop import Loop
