@@ -24,7 +24,7 @@ MANY_FILES = 200
         ("Fix what can be fixed safely:", "ampcompare lint --fix train.py"),
         ("Annotations in a pull request on GitHub:", "ampcompare lint --format github src"),
     ],
-    epilog="Exit codes: 0 no findings; 1 findings; 2 usage, or a path that does not exist. "
+    epilog="Exit codes: 0 no findings; 1 findings; 2 usage, or a file that cannot be read, parsed or written. "
     "`# noqa: AMP201` on a line silences a code there.",
 )
 @option("--fix", is_flag=True, help="fix in the files what can be fixed safely; report the rest")
@@ -63,9 +63,6 @@ def command(
     from ampcompare.lint.selection import read_selection
 
     roots = [Path(path) for path in paths]
-    for root in roots:
-        if not root.exists() and not root.is_symlink():
-            raise ConfigError(f"{root}: no such file or folder")
     selection = read_selection(roots)
     if select is not None:
         selection = replace(selection, select=_codes(select))
@@ -75,13 +72,15 @@ def command(
 
     unreadable: list[str] = []
     found = find_files(roots, selection, unreadable=lambda path, why: unreadable.append(f"{path}: {why}"))
-    report = lint_files(_shown(list(found), no_progress), selection, fix=fix)
+    report = lint_files(_shown(list(found), no_progress), selection, fix=fix, named=roots)
     for line in FORMATS[form](report):
         click.echo(line)
     for note in (*unreadable, *map(str, report.unread)):
-        click.echo(f"note: not read: {note}", err=True)
+        click.echo(f"ampcompare: not read: {note}", err=True)
     if form == "text":
         click.echo(report.summary(), err=True)
+    if unreadable or report.unread:
+        return ConfigError.exit_code
     return 1 if report.findings else 0
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from ampcompare.base.errors import ConfigError
+from ampcompare.base.errors import ConfigError, EnvironmentUnfit
 from ampcompare.cli.help import Command, option
 from ampcompare.cli.values import FILE, Choice
 
@@ -25,8 +25,8 @@ SECONDS_BETWEEN_LINES = 2.0
         ("Change all scripts of a folder:", "ampcompare migrate --write src"),
         ("Does the new script train the same?", "ampcompare migrate --verify train.py -- --epochs 1"),
     ],
-    epilog="Exit codes: 0 everything was rewritten; 1 something is left to do by hand, or a file cannot be read, "
-    "parsed or written; 2 usage. With --verify: 0 equal, or within rounding; 1 different; 3 a script failed.",
+    epilog="Exit codes: 0 everything was rewritten; 1 something is left to do by hand; 2 usage, or a file cannot be "
+    "read, parsed or written. With --verify: 0 equal, or within rounding; 1 different; 3 a script failed.",
 )
 @option("--diff", "mode", flag_value="diff", default=True, help="print a patch and change no file  [default]")
 @option("--write", "mode", flag_value="write", help="change the files")
@@ -54,9 +54,6 @@ def command(mode: str, target: str, verify: bool, steps: int, paths: tuple[str, 
         from ampcompare.migrate.verify import verify_script
 
         return verify_script(paths[0], list(paths[1:]), steps=steps, target=target, say=click.echo)
-    for path in paths:
-        if not Path(path).exists():
-            raise ConfigError(f"there is no file or folder {path}")
     return _migrate(paths, target, write=mode == "write")
 
 
@@ -64,24 +61,28 @@ def _migrate(paths: tuple[str, ...], target: str, *, write: bool) -> int:
     from ampcompare.migrate.project import find_files, migrate_file
 
     faults: list[str] = []
-    files = list(find_files(paths, unreadable=lambda path, reason: faults.append(f"{path}: not read: {reason}")))
+
+    def fail(line: str) -> None:
+        faults.append(line)
+        _say(f"ampcompare: {line}")
+
+    files = list(find_files(paths, unreadable=lambda path, reason: fail(f"{path}: not read: {reason}")))
+    named = set(map(Path, paths))
     changed = left = by_hand = 0
     begun = time.monotonic()
     for number, path in enumerate(files, 1):
-        result = migrate_file(path, target)
+        result = migrate_file(path, target, must_parse=path in named)
         if time.monotonic() - begun > SECONDS_BETWEEN_LINES:
             begun = time.monotonic()
             _say(f"{number} of {len(files)} files")
         if result.fault is not None:
-            faults.append(result.lines()[0])
-            _say(faults[-1])
+            fail(result.lines()[0])
             continue
         if result.changed and write:
             try:
                 result.write()
-            except ValueError as fault:  # what `write` says of a file
-                faults.append(f"{path}: not written: {fault}")
-                _say(faults[-1])
+            except (ValueError, EnvironmentUnfit) as fault:  # what `write` says of a file
+                fail(f"{path}: not written: {fault}")
                 continue
         elif result.changed:
             click.echo(result.diff(), nl=False)
@@ -91,7 +92,7 @@ def _migrate(paths: tuple[str, ...], target: str, *, write: bool) -> int:
         left += result.by_hand
         by_hand += bool(result.by_hand)
     _say(_sums(len(files), changed, left, by_hand, len(faults), write))
-    return 1 if left or faults else 0
+    return ConfigError.exit_code if faults else int(left > 0)
 
 
 def _sums(files: int, changed: int, left: int, by_hand: int, faults: int, write: bool) -> str:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import ast
 import enum
+import functools
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from ampcompare.source.names import Scope
 
-__all__ = ["FINITE", "Context", "Event", "Facts", "Kind", "conditions", "contradict", "plain"]
+__all__ = ["FINITE", "Context", "Event", "Facts", "Kind", "conditions", "contradict", "narrowed", "plain"]
 
 Facts = Mapping[str, object]
 # Conditions that ask whether numbers are finite.
@@ -31,6 +32,7 @@ class Kind(enum.Enum):
     SCHEDULE = "scheduler.step"
     SCALE = "scaler.scale"
     INITIALIZE = "amp.initialize"
+    FP16_OPTIMIZER = "FP16_Optimizer"
     SCALE_LOSS = "scale_loss"
     WRAP = "wrap"
     SYNC_BATCH_NORM = "sync batch norm"
@@ -147,6 +149,48 @@ def conditions(test: ast.expr, holds: bool) -> dict[str, object]:
                 return known
             return {f"{left} == {ast.unparse(right)}": holds}
     return {ast.unparse(test): holds}
+
+
+def narrowed(facts: Facts, test: ast.expr, holds: bool) -> Facts:
+    """Return facts together with what a test adds to them.
+
+    Where `a and b` does not hold but `b` does, `a` does not; where `a or b` holds but `b` does not, `a` does.
+    """
+    known = {**facts, **conditions(test, holds)}
+    while True:
+        found = _last_of_joint(known)
+        if not found:
+            return known
+        known |= found
+
+
+def _last_of_joint(known: Facts) -> dict[str, object]:
+    """Return what follows for the only undecided part of a joint condition."""
+    for text, value in known.items():
+        test = _joint(text) if isinstance(value, bool) else None
+        if test is None or isinstance(test.op, ast.And) == value:
+            continue
+        undecided = [each for each in test.values if not _is_known(known, each, not value)]
+        if len(undecided) == 1:
+            found = conditions(undecided[0], bool(value))
+            if any(key not in known for key in found):
+                return {key: one for key, one in found.items() if key not in known}
+    return {}
+
+
+def _is_known(known: Facts, test: ast.expr, holds: bool) -> bool:
+    return all(key in known and known[key] == value for key, value in conditions(test, holds).items())
+
+
+@functools.cache
+def _joint(text: str) -> ast.BoolOp | None:
+    if " and " not in text and " or " not in text:
+        return None
+    try:
+        test = ast.parse(text, mode="eval").body
+    except SyntaxError:  # a key that stands for no expression, such as that of a `try`
+        return None
+    return test if isinstance(test, ast.BoolOp) else None
 
 
 def _joined(parts: Iterable[dict[str, object]]) -> dict[str, object]:

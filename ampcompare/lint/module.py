@@ -7,7 +7,7 @@ import functools
 import re
 from collections.abc import Callable, Iterator
 
-from ampcompare.lint.event import Event, Kind
+from ampcompare.lint.event import Event, Facts, Kind, narrowed
 from ampcompare.lint.finding import Edit, Finding, Text
 from ampcompare.lint.reach import training_scopes
 from ampcompare.lint.roles import Roles
@@ -106,6 +106,19 @@ class LintModule:
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
                 return False
         return False
+
+    def facts_at(self, node: ast.AST) -> Facts:
+        """Return the conditions of the `if` statements of its function under which a node is reached."""
+        found: list[tuple[ast.If, bool]] = []
+        while node in self.names.parents and not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            parent = self.names.parents[node]
+            if isinstance(parent, ast.If) and node is not parent.test:
+                found.append((parent, node in parent.body))
+            node = parent
+        facts: Facts = {}
+        for outer, holds in reversed(found):
+            facts = narrowed(facts, outer.test, holds)
+        return facts
 
     def siblings(self, statement: ast.stmt) -> tuple[list[ast.stmt], int]:
         """Return the block in which a statement stands, and its place there."""

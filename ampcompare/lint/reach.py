@@ -12,7 +12,8 @@ __all__ = ["training_scopes"]
 
 # Without one of these calls in it, a trace has no finding.
 OF_TRAINING = re.compile(
-    r"backward|scaler|clip_grad|^(?:scale|unscale_|initialize|scale_loss|binary_cross_entropy)$", re.IGNORECASE
+    r"backward|scaler|clip_grad|^(?:scale|unscale_|initialize|scale_loss|binary_cross_entropy|FP16_Optimizer)$",
+    re.IGNORECASE,
 )
 
 

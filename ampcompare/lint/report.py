@@ -139,7 +139,8 @@ def _github(report: Report) -> Iterator[str]:
         message = _escaped(f"{cell}{one.message}; {CODES[one.code].remedy}")
         yield f"::{level_of(one.code)} file={_property(one.path.as_posix())}{line},title={title}::{message}"
     for unread in report.unread:
-        yield f"::notice file={_property(unread.path.as_posix())}::{_escaped(unread.reason)}"
+        line = f",line={unread.line}" if unread.line else ""
+        yield f"::error file={_property(unread.path.as_posix())}{line}::{_escaped(unread.reason)}"
 
 
 def _escaped(text: str) -> str:
@@ -154,7 +155,7 @@ def _sarif(report: Report) -> Iterator[str]:
     codes = sorted({one.code for one in report.findings})
     results = [_sarif_result(one, codes.index(one.code)) for one in report.findings]
     notes = [
-        {"level": "note", "message": {"text": unread.reason}, "locations": [_sarif_location(unread.path, unread.line)]}
+        {"level": "error", "message": {"text": unread.reason}, "locations": [_sarif_location(unread.path, unread.line)]}
         for unread in report.unread
     ]
     driver = {

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 
 from ampcompare.base.errors import EnvironmentUnfit
 from ampcompare.base.files.read import FileFault
-from ampcompare.lint.check import check_text
+from ampcompare.lint.check import check_text, is_of_interest
 from ampcompare.lint.finding import Finding, apply_edits
 from ampcompare.lint.report import Located, Report, Unread
 from ampcompare.lint.selection import Selection
@@ -27,18 +27,21 @@ def find_files(
     return find_sources(paths, exclude=selection.exclude, unreadable=unreadable)
 
 
-def lint_files(files: Iterable[Path], selection: Selection, *, fix: bool = False) -> Report:
+def lint_files(
+    files: Iterable[Path], selection: Selection, *, fix: bool = False, named: Collection[Path] = ()
+) -> Report:
     """Return what is found in files; one that cannot be read does not keep the others from being examined.
 
     Args:
         files: Python files and notebooks.
         selection: which codes are reported.
         fix: whether to correct what surely can be, in the files; the report has what is left.
+        named: files that must be Python, whether a rule has anything to say of them or not.
     """
     report = Report()
     for path in files:
         try:
-            _lint_file(path, selection, fix, report)
+            _lint_file(path, selection, fix, report, must_parse=path in named)
         except FileFault as error:
             report.unread.append(Unread(path, str(error)))
         except SourceInvalid as error:
@@ -46,9 +49,11 @@ def lint_files(files: Iterable[Path], selection: Selection, *, fix: bool = False
     return report
 
 
-def _lint_file(path: Path, selection: Selection, fix: bool, report: Report) -> None:
+def _lint_file(path: Path, selection: Selection, fix: bool, report: Report, *, must_parse: bool) -> None:
     document = read_document(path)
     try:
+        if must_parse and not is_of_interest(document.text):
+            parse_tree(document.text)
         findings = check_text(document.text, selection.reports)
     except SourceInvalid as error:
         line = document.place(error.line).line if error.line else 0

@@ -7,8 +7,9 @@ import functools
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
-from ampcompare.lint.event import Context, Event, Facts, Kind, conditions
+from ampcompare.lint.event import Context, Event, Facts, Kind, narrowed
 from ampcompare.lint.roles import AUTOCASTS, CLIPS, WRAPPERS, Roles
 from ampcompare.source.names import ModuleNames, Scope
 from ampcompare.source.syntax import dotted
@@ -33,6 +34,8 @@ METHODS = {
     "to": Kind.CUDA,
     "load_state_dict": Kind.LOAD,
 }
+# Conditions of a part of an expression, each with whether it holds.
+Tests: TypeAlias = tuple[tuple[ast.expr, bool], ...]
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,7 @@ class Tracer:
     def __init__(self, names: ModuleNames, roles: Roles) -> None:
         self._names = names
         self._roles = roles
-        self._known: dict[ast.AST, list[ast.Call]] = {}
+        self._known: dict[ast.AST, list[tuple[ast.Call, Tests]]] = {}
 
     def trace(self, scope: Scope) -> list[Event]:
         """Return the events of a function or of the module."""
@@ -80,10 +83,10 @@ class Tracer:
                 return None
             if isinstance(statement, ast.If):
                 self._expression(statement.test, statement, frame)
-                test = _spelled_out(statement.test, frame.scope)
+                test = self._spelled_out(statement.test, frame)
                 branches = ((statement.body, True), (statement.orelse, False))
                 known = [
-                    self._block(branch, replace(frame, facts={**frame.facts, **conditions(test, holds)}))
+                    self._block(branch, replace(frame, facts=narrowed(frame.facts, test, holds)))
                     for branch, holds in branches
                 ]
                 reached = [facts for facts in known if facts is not None]
@@ -153,9 +156,12 @@ class Tracer:
         calls = self._known.get(node)
         if calls is None:
             calls = self._known[node] = list(_calls_of(node))
-        for call in calls:
+        for call, tests in calls:
             self._calls += 1
-            self._call(call, statement, frame)
+            inner = frame
+            for test, holds in tests:
+                inner = replace(inner, facts=narrowed(inner.facts, self._spelled_out(test, frame), holds))
+            self._call(call, statement, inner)
 
     def _call(self, call: ast.Call, statement: ast.stmt, frame: _Frame) -> None:
         if self._inlined(call, frame):
@@ -163,12 +169,19 @@ class Tracer:
         full = self._names.resolve(call.func, frame.scope) or ""
         first = call.args[0] if call.args else None
         add = functools.partial(self._add, call, statement, frame)
-        if full in CLIPS:
+        if full in CLIPS and isinstance(first, ast.IfExp):
+            test = self._spelled_out(first.test, frame)
+            for choice, holds in ((first.body, True), (first.orelse, False)):
+                inner = replace(frame, facts=narrowed(frame.facts, test, holds))
+                self._add(call, statement, inner, Kind.CLIP, choice)
+        elif full in CLIPS:
             add(Kind.CLIP, first)
         elif full in WRAPPERS:
             add(Kind.WRAP, first or _keyword(call, "module"), self._bound(statement, frame))
         elif full == "apex.amp.initialize":
             add(Kind.INITIALIZE, first or _keyword(call, "models"), self._bound(statement, frame))
+        elif full.startswith("apex.") and full.endswith(".FP16_Optimizer"):
+            add(Kind.FP16_OPTIMIZER, self._bound(statement, frame))
         elif full == "apex.amp.scale_loss":
             optimizer = call.args[1] if len(call.args) > 1 else _keyword(call, "optimizers")
             add(Kind.SCALE_LOSS, first or _keyword(call, "loss"), optimizer)
@@ -298,6 +311,28 @@ class Tracer:
             return f"{frame.prefix}{text}" if head != "self" else text
         return text
 
+    def _spelled_out(self, test: ast.expr, frame: _Frame) -> ast.expr:
+        """Return a condition in the words of the function that the trace began in.
+
+        A parameter is spelled as the argument that it got, a name such as `is_last` as the test of a remainder.
+        """
+        if isinstance(test, ast.UnaryOp):
+            return ast.UnaryOp(test.op, self._spelled_out(test.operand, frame))
+        if isinstance(test, ast.BoolOp):
+            return ast.BoolOp(test.op, [self._spelled_out(value, frame) for value in test.values])
+        if isinstance(test, ast.Compare):
+            return ast.Compare(self._spelled_out(test.left, frame), test.ops, test.comparators)
+        head, dot, rest = (dotted(test) or "").partition(".")
+        if head in frame.names and ":" not in frame.names[head] and frame.names[head] != head:
+            try:
+                return ast.parse(frame.names[head] + dot + rest, mode="eval").body
+            except SyntaxError:
+                return test
+        values = frame.scope.values.get(test.id, []) if isinstance(test, ast.Name) else []
+        if len(values) == 1 and isinstance(values[0], (ast.Compare, ast.BoolOp, ast.UnaryOp)):
+            return values[0] if any(isinstance(node, ast.Mod) for node in ast.walk(values[0])) else test
+        return test
+
     def _inlined(self, call: ast.Call, frame: _Frame) -> bool:
         return self._inlined_function(call.func, frame, call)
 
@@ -359,25 +394,26 @@ class Tracer:
         return None
 
 
-def _calls_of(node: ast.AST) -> Iterator[ast.Call]:
-    """Yield the calls of an expression, the inner ones first, without those of lambdas."""
+def _calls_of(node: ast.AST, tests: Tests = ()) -> Iterator[tuple[ast.Call, Tests]]:
+    """Yield the calls of an expression, the inner ones first, without those of lambdas.
+
+    With each call come the tests of conditional expressions, `and` and `or` under which it is made.
+    """
+    if isinstance(node, ast.IfExp):
+        yield from _calls_of(node.test, tests)
+        yield from _calls_of(node.body, (*tests, (node.test, True)))
+        yield from _calls_of(node.orelse, (*tests, (node.test, False)))
+        return
+    if isinstance(node, ast.BoolOp):
+        for value in node.values:
+            yield from _calls_of(value, tests)
+            tests = (*tests, (value, isinstance(node.op, ast.And)))
+        return
     for child in ast.iter_child_nodes(node):
         if not isinstance(child, APART):
-            yield from _calls_of(child)
+            yield from _calls_of(child, tests)
     if isinstance(node, ast.Call):
-        yield node
-
-
-def _spelled_out(test: ast.expr, scope: Scope) -> ast.expr:
-    """Return a condition with names such as `is_last` replaced by the test of a remainder that they stand for."""
-    if isinstance(test, ast.UnaryOp):
-        return ast.UnaryOp(test.op, _spelled_out(test.operand, scope))
-    if isinstance(test, ast.BoolOp):
-        return ast.BoolOp(test.op, [_spelled_out(value, scope) for value in test.values])
-    values = scope.values.get(test.id, []) if isinstance(test, ast.Name) else []
-    if len(values) == 1 and isinstance(values[0], (ast.Compare, ast.BoolOp, ast.UnaryOp)):
-        return values[0] if any(isinstance(node, ast.Mod) for node in ast.walk(values[0])) else test
-    return test
+        yield node, tests
 
 
 def _gradient_in(node: ast.expr) -> ast.expr | None:

@@ -10,14 +10,14 @@ from pathlib import Path
 from ampcompare.base.files.read import FileFault
 from ampcompare.migrate.finding import BY_HAND
 from ampcompare.migrate.read.neighbours import look_around
-from ampcompare.migrate.rewrite import Migration, migrate_text
+from ampcompare.migrate.rewrite import Migration, may_use_apex, migrate_text
 from ampcompare.source.document import Document, parse_document, read_bytes, write_document
 from ampcompare.source.find import find_sources
-from ampcompare.source.syntax import SourceInvalid
+from ampcompare.source.syntax import SourceInvalid, parse_tree
 
 __all__ = ["FileMigration", "find_files", "migrate_file"]
 
-SIGNS = (b"apex", b"amp_C")
+SIGNS = (b"apex", b"amp_C", b"\0")  # a null byte: text in UTF-16, or no text
 
 
 @dataclass(frozen=True)
@@ -84,20 +84,24 @@ def find_files(paths: Iterable[str], *, unreadable: Callable[[Path, str], None] 
     return find_sources(paths, unreadable=unreadable)
 
 
-def migrate_file(path: Path, target: str = "torch") -> FileMigration:
+def migrate_file(path: Path, target: str = "torch", *, must_parse: bool = False) -> FileMigration:
     """Return what becomes of a file; nothing is written.
 
     Args:
         target: "torch" or "precision".
+        must_parse: whether it must be Python even if it does not use Apex.
     """
     try:
         content = read_bytes(path)
-        if not any(sign in content for sign in SIGNS):
+        if not must_parse and not any(sign in content for sign in SIGNS):
             return FileMigration(path)
         document = parse_document(path, content)
     except FileFault as fault:
         return FileMigration(path, fault=str(fault))
     try:
+        if must_parse and not may_use_apex(document.text):
+            parse_tree(document.text)
+            return FileMigration(path)
         around = look_around(path, document.text)
         return FileMigration(path, document, migrate_text(document.text, target, around))
     except SourceInvalid as error:

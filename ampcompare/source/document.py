@@ -118,15 +118,19 @@ def parse_document(path: Path, content: bytes) -> Document:
     try:
         encoding, _ = tokenize.detect_encoding(io.BytesIO(content).readline)
     except SyntaxError as error:
-        raise FileFault(str(error.msg)) from None
+        if "declaration" not in str(error.msg):  # the first two lines declare an encoding that Python does not know
+            raise FileFault(str(error.msg)) from None
+        encoding = "utf-8"  # they declare none, and are not text in it, which is said below
     has_mark = content.startswith(codecs.BOM_UTF8)
     name = "utf-8" if encoding == "utf-8-sig" else encoding
     try:
         text = content.removeprefix(codecs.BOM_UTF8).decode(name) if has_mark else content.decode(name)
     except UnicodeDecodeError as error:
-        raise FileFault(f"it is not text in {name} (byte {error.start})") from None
+        line = content.count(b"\n", 0, error.start) + 1
+        raise FileFault(f"line {line}: it is not text in {name} (byte {error.start} of the file)") from None
     if "\0" in text:
-        raise FileFault("it holds a null byte, which Python source cannot contain")
+        line = text.count("\n", 0, text.index("\0")) + 1
+        raise FileFault(f"line {line}: it holds a null byte, which Python source cannot contain")
     return Document(path, text, encoding=name, has_mark=has_mark)
 
 

@@ -33,18 +33,43 @@ def test_findings(call: Call, project: Path) -> None:
     """Findings go to stdout and set the exit code; what was not read and the counts go to stderr."""
     done = call("lint", ".")
 
-    assert done.code == 1
+    assert done.code == 2
     assert [line.partition(" ")[0] for line in done.out.splitlines()] == ["train.py:1:1:", "train.py:2:39:"]
-    assert done.lines[0].startswith("note: not read: old.py:2: not Python 3, but Python 2: ")
+    assert done.lines[0].startswith("ampcompare: not read: old.py:2: not Python 3, but Python 2: ")
     assert done.lines[1] == "2 findings in 1 of 2 files; --fix corrects 1 of them; 1 file not read"
 
 
 def test_nothing_found(call: Call, project: Path) -> None:
-    """Without findings the exit code is 0, a file that does not parse among them or not."""
-    assert call("lint", "clean.py", "old.py").code == 0
+    """Without findings the exit code is 0."""
+    assert call("lint", "clean.py").code == 0
     assert call("lint", "train.py", "--ignore", "AMP108,AMP301").code == 0
     assert call("lint", "train.py", "--select", "amp2").code == 0
-    assert call("lint", ".", "--exclude", "train.py").code == 0
+    assert call("lint", ".", "--exclude", "train.py", "--exclude", "old.py").code == 0
+
+
+@pytest.mark.parametrize(
+    ("content", "line"),
+    [
+        (b"print 'x'\n", "bad.py:1: not Python 3, but Python 2: "),
+        (b"import apex\ndef (:\n", "bad.py:2: not Python "),
+        (b"#\n# \xff\n", "bad.py: line 2: it is not text in utf-8 "),
+        ("import apex\n".encode("utf-16"), "bad.py: "),
+        (None, "bad.py: No such file or directory"),
+    ],
+)
+def test_a_file_that_cannot_be_read_gives_exit_code_2(
+    call: Call, project: Path, content: bytes | None, line: str
+) -> None:
+    """In one line, and the others are examined."""
+    if content is not None:
+        (project / "bad.py").write_bytes(content)
+
+    done = call("lint", "bad.py", "train.py")
+
+    assert done.code == 2
+    assert len(done.lines) == 2
+    assert done.lines[0].startswith(f"ampcompare: not read: {line}")
+    assert len(done.out.splitlines()) == 2
 
 
 def test_fix(call: Call, project: Path) -> None:
@@ -72,7 +97,7 @@ def test_settings_of_a_project(call: Call, project: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["missing.py"], "ampcompare: missing.py: no such file or folder"),
+        (["missing.py"], "ampcompare: not read: missing.py: No such file or directory"),
         ([".", "--select", "AMP9"], "ampcompare: no lint code begins with 'AMP9'; "),
         ([], "Missing argument"),
     ],
@@ -90,7 +115,7 @@ def test_documents(call: Call, project: Path, form: str) -> None:
     """stdout is one document, whatever was not read."""
     done = call("lint", ".", "--format", form)
 
-    assert done.code == 1
+    assert done.code == 2
     assert json.loads(done.out)
 
 
@@ -110,7 +135,7 @@ def test_many_files_on_a_terminal(project: Path, words: list[str], shown: bool) 
         (project / f"clean_{number}.py").write_text("import torch\n", encoding="utf-8")
     code, pieces = run_on_terminal([sys.executable, "-m", "ampcompare", "lint", *words, "."], project)
     text = re.sub(r"\x1b\[\?25[lh]", "", "".join(piece for _, piece in pieces))  # the cursor hides and shows
-    assert code == 1
+    assert code == 2
     assert ("100%" in text) == shown
     lines = Screen(80).feed(text).text.splitlines()
     assert lines[0].startswith("train.py:1:1: AMP301")

@@ -42,7 +42,8 @@ def test_what_is_left_by_hand_gives_exit_code_1(tmp_path: Path, capsys: pytest.C
     (tmp_path / "a.py").write_text(LEFT, encoding="utf-8")
     (tmp_path / "b.py").write_text(SCRIPT, encoding="utf-8")
     (tmp_path / "c.py").write_text("print 'apex'", encoding="utf-8")
-    assert main(["migrate", "--write", str(tmp_path)]) == 1
+    assert main(["migrate", "--write", str(tmp_path / "a.py")]) == 1
+    assert main(["migrate", "--write", str(tmp_path)]) == 2
     errors = capsys.readouterr().err
     assert "a.py:2:13: by hand: FP16_Optimizer" in errors
     assert "c.py: not migrated: line 1: not Python 3" in errors
@@ -50,7 +51,25 @@ def test_what_is_left_by_hand_gives_exit_code_1(tmp_path: Path, capsys: pytest.C
     assert "apex" not in (tmp_path / "b.py").read_text(encoding="utf-8")
 
 
-def test_a_path_that_does_not_exist_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
-    """In one line."""
-    assert main(["migrate", "no/such/file.py"]) == 2
-    assert "there is no file or folder no/such/file.py" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("content", "line"),
+    [
+        (b"print 'x'\n", "line 1: not Python 3, but Python 2: "),
+        (b"import apex\ndef (:\n", "line 2: not Python "),
+        (b"# apex\n# \xff\n", "line 2: it is not text in utf-8 "),
+        ("import apex\n".encode("utf-16"), "line 1: it is not text in utf-8"),
+        (None, "No such file or directory"),
+    ],
+)
+def test_a_file_that_cannot_be_read_gives_exit_code_2(
+    tmp_path: Path, content: bytes | None, line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In one line, and the others are rewritten."""
+    bad, good = tmp_path / "bad.py", tmp_path / "good.py"
+    good.write_text(SCRIPT, encoding="utf-8")
+    if content is not None:
+        bad.write_bytes(content)
+    assert main(["migrate", "--write", str(bad), str(good)]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert [each for each in lines if each.startswith(f"ampcompare: {bad}: not migrated: {line}")] == lines[:1]
+    assert "apex" not in good.read_text(encoding="utf-8")

@@ -60,7 +60,7 @@ def test_github() -> None:
     )
     assert lines[1].startswith("::warning file=a b/train.py,line=9,col=1,title=AMP302 ")
     assert lines[2].startswith("::error file=book.ipynb,title=AMP201 clip-scaled::cell 4: clipped;")
-    assert lines[3] == "::notice file=old.py::not Python 3"
+    assert lines[3] == "::error file=old.py,line=7::not Python 3"
     odd = Report([Located(Path("a,b:c.py"), Place(1, 1), "AMP201", "x", False)])
     assert rendered("github", odd).startswith("::error file=a%2Cb%3Ac.py,line=1,")
 

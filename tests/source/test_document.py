@@ -35,8 +35,8 @@ def test_bytes_are_kept(content: bytes) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"x = '\xff'\n", "invalid or missing encoding declaration"),
-        (b"#\n#\nx = '\xff'\n", "not text in utf-8"),
+        (b"x = '\xff'\n", "line 1: it is not text in utf-8"),
+        (b"#\n#\nx = '\xff'\n", "line 3: it is not text in utf-8"),
         (b"# coding: nonsense\n", "unknown encoding: nonsense"),
         (b"x = 1\0", "null byte"),
     ],

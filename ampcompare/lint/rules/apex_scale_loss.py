@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
-from ampcompare.lint.event import Event, Kind, plain
+from ampcompare.lint.event import Event, Facts, Kind, conditions, contradict, narrowed, plain
 from ampcompare.lint.finding import Edit, Finding
 from ampcompare.lint.module import LintModule, Trace, keyword, literal, name_of, rule
+from ampcompare.source.names import Scope
 
 __all__: list[str] = []
 
 EMPTIES = ("zero_", "detach_", "requires_grad_")
+FLAGS = (ast.Name, ast.Attribute, ast.BoolOp, ast.UnaryOp, ast.Compare)  # values that another flag may have
+# Questions whether an optimizer is one that Apex has wrapped.
+ASKS_FOR_APEX = re.compile(r"FP16_Optimizer|clip_master_grads|_amp_stash|master_params")
+LAST_PART = re.compile(r"\b(?:[A-Za-z_]\w*\.)+(?=[A-Za-z_])")
 
 
 def _backward_before(trace: Trace, event: Event) -> bool:
@@ -57,24 +63,66 @@ def copies_of_o2(module: LintModule) -> Iterator[Finding]:
         return
     for trace in module.traces:
         for index, event in enumerate(trace):
+            if event.kind in (Kind.GRADIENT, Kind.CLIP) and _never_with(
+                module, event.facts, event.scope, Kind.INITIALIZE
+            ):
+                continue
             if event.kind is Kind.GRADIENT and _changes_copy(trace, event):
                 yield module.finding("AMP117", event.call, "this changes the gradient of an fp16 copy under O2")
             if event.kind is not Kind.CLIP or not event.subject.endswith(".parameters()"):
                 continue
+            if event.apex_block() is not None:
+                continue
             scaled = [other for other in trace[:index] if other.kind is Kind.SCALE_LOSS and other.may_follow(event)]
-            if not scaled and event.apex_block() is None and _is_of_initialized(module, event):
+            if not scaled and _is_of_initialized(module, event):
                 yield module.finding("AMP104", event.call, f"`{event.shown}` are the fp16 copies under O2")
-            if scaled and event.apex_block() is None:
+            if scaled:
                 source = scaled[-1].call
                 optimizer = keyword(source, "optimizers", 1)
                 local = source in module.names.scope_of and module.names.scope_of[source] is event.scope
+                plain_parameters = not isinstance(event.call.args[0], ast.IfExp)
                 edits: tuple[Edit, ...] = ()
                 if local and optimizer is not None and isinstance(source.func, ast.Attribute) and name_of(optimizer):
                     amp = module.text.source(source.func.value)
-                    edits = module.text.replace(event.call.args[0], f"{amp}.master_params({name_of(optimizer)})")
+                    if plain_parameters:
+                        edits = module.text.replace(event.call.args[0], f"{amp}.master_params({name_of(optimizer)})")
                 message = f"`{event.shown}` are the fp16 copies under O2"
                 yield module.finding("AMP104", event.call, message, edits)
     yield from _edited_gradients(module)
+
+
+def _never_with(module: LintModule, facts: Facts, scope: Scope, kind: Kind) -> bool:
+    """Return whether facts never hold where models or optimizers are wrapped: a flag guards the one or the other.
+
+    Functions may know a flag by different names, such as `args.fp16` and `self.fp16`: the last part of it counts.
+
+    Args:
+        scope: of the facts.
+        kind: of the wrapping.
+    """
+    if any(not value and ASKS_FOR_APEX.search(key) for key, value in facts.items()):
+        return True
+    wraps = [event for trace in module.traces for event in trace if event.kind is kind]
+    here = _flags(module, facts, scope)
+    return bool(wraps) and all(contradict(here, _flags(module, _facts_of_wrap(one), one.scope)) for one in wraps)
+
+
+def _facts_of_wrap(event: Event) -> Facts:
+    """Return the conditions of a call that wraps, `enabled=` of `amp.initialize` among them."""
+    enabled = keyword(event.call, "enabled")
+    if event.kind is not Kind.INITIALIZE or enabled is None or isinstance(enabled, ast.Constant):
+        return event.facts
+    return narrowed(event.facts, enabled, True)
+
+
+def _flags(module: LintModule, facts: Facts, scope: Scope) -> Facts:
+    """Return what facts say of flags, and of what these are assigned from, by the last part of their names."""
+    found = dict(facts)
+    for key, value in facts.items():
+        values = module.names.values_of(key, scope) or []
+        if len(values) == 1 and isinstance(value, bool) and isinstance(values[0], FLAGS):
+            found |= conditions(values[0], value)
+    return {LAST_PART.sub("", key): value for key, value in found.items()}
 
 
 def _is_of_initialized(module: LintModule, event: Event) -> bool:
@@ -95,7 +143,11 @@ def _clips_of_fp16_optimizer(module: LintModule) -> Iterator[Finding]:
         for index, event in enumerate(trace):
             if event.kind is not Kind.CLIP or not event.subject.endswith(".parameters()"):
                 continue
-            passes = [other for other in trace[:index] if other.kind is Kind.FOREIGN_BACKWARD]
+            if _never_with(module, event.facts, event.scope, Kind.FP16_OPTIMIZER):
+                continue
+            passes = [
+                other for other in trace[:index] if other.kind is Kind.FOREIGN_BACKWARD and other.may_follow(event)
+            ]
             if passes and isinstance(passes[-1].call.func, ast.Attribute):
                 owner = passes[-1].call.func.value
                 values = module.names.values_of(name_of(owner), passes[-1].scope) or []
@@ -130,7 +182,13 @@ def _edited_gradients(module: LintModule) -> Iterator[Finding]:
         if not isinstance(function, ast.Attribute) or function.attr not in ("parameters", "named_parameters"):
             continue
         here = module.function_of(node)
-        before = [call for call in blocks if module.function_of(call) is here and call.lineno < node.lineno]
+        facts = module.facts_at(node)
+        before = [
+            call
+            for call in blocks
+            if module.function_of(call) is here and call.lineno < node.lineno
+            if not contradict(module.facts_at(call), facts)
+        ]
         steps = [
             call
             for call in module.names.calls
@@ -138,7 +196,7 @@ def _edited_gradients(module: LintModule) -> Iterator[Finding]:
             and name_of(call.func).endswith(".step")
             and module.function_of(call) is here
         ]
-        if before and steps:
+        if before and steps and not _never_with(module, facts, module.names.scope_of[node], Kind.INITIALIZE):
             for part in ast.walk(node):
                 if isinstance(part, ast.stmt) and _edits_gradient(part):
                     yield module.finding("AMP117", part, "this changes the gradient of an fp16 copy under O2")
