@@ -12,7 +12,7 @@ from ampcompare.base.errors import ConfigError, EnvironmentUnfit
 from ampcompare.cli.help import Command, option
 from ampcompare.cli.values import FILE, Choice
 
-__all__ = ["command"]
+__all__ = ["command", "find_mistakes"]
 
 SECONDS_BETWEEN_LINES = 2.0
 
@@ -68,10 +68,11 @@ def _migrate(paths: tuple[str, ...], target: str, *, write: bool) -> int:
 
     files = list(find_files(paths, unreadable=lambda path, reason: fail(f"{path}: not read: {reason}")))
     named = set(map(Path, paths))
+    examine = find_mistakes if target == "torch" else lambda text: []  # lint knows the calls of torch.amp only
     changed = left = by_hand = 0
     begun = time.monotonic()
     for number, path in enumerate(files, 1):
-        result = migrate_file(path, target, must_parse=path in named)
+        result = migrate_file(path, target, must_parse=path in named, examine=examine)
         if time.monotonic() - begun > SECONDS_BETWEEN_LINES:
             begun = time.monotonic()
             _say(f"{number} of {len(files)} files")
@@ -93,6 +94,16 @@ def _migrate(paths: tuple[str, ...], target: str, *, write: bool) -> int:
         by_hand += bool(result.by_hand)
     _say(_sums(len(files), changed, left, by_hand, len(faults), write))
     return ConfigError.exit_code if faults else int(left > 0)
+
+
+def find_mistakes(text: str) -> list[tuple[int, str, str]]:
+    """Return line, code and message of what lint finds in a module: mistakes in numbers, those reported by default."""
+    from ampcompare.lint.check import check_text
+    from ampcompare.lint.mistakes.catalog import CODES
+    from ampcompare.lint.report import level_of
+
+    found = check_text(text, lambda code: level_of(code) == "error" and CODES[code].by_default)
+    return [(each.line, each.code, each.message) for each in found]
 
 
 def _sums(files: int, changed: int, left: int, by_hand: int, faults: int, write: bool) -> str:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from difflib import unified_diff
+from dataclasses import dataclass, replace
+from difflib import SequenceMatcher, unified_diff
 from pathlib import Path
+from typing import TypeAlias
 
 from ampcompare.base.files.read import FileFault
-from ampcompare.migrate.finding import BY_HAND
+from ampcompare.migrate.finding import BY_HAND, NOTE, Finding
 from ampcompare.migrate.read.neighbours import look_around
 from ampcompare.migrate.rewrite import Migration, may_use_apex, migrate_text
 from ampcompare.source.document import Document, parse_document, read_bytes, write_document
@@ -18,6 +20,10 @@ from ampcompare.source.syntax import SourceInvalid, parse_tree
 __all__ = ["FileMigration", "find_files", "migrate_file"]
 
 SIGNS = (b"apex", b"amp_C", b"\0")  # a null byte: text in UTF-16, or no text
+# Returns the mistakes of a module: line, from 1, code of lint, and message.
+Examine: TypeAlias = Callable[[str], list[tuple[int, str, str]]]
+# What a script does wrong by itself, whether its loss is scaled by Apex or by torch.
+OWN_MISTAKES = {"AMP211", "AMP213", "AMP214", "AMP215", "AMP217", "AMP226", "AMP230", "AMP231", "AMP236"}
 
 
 @dataclass(frozen=True)
@@ -84,12 +90,15 @@ def find_files(paths: Iterable[str], *, unreadable: Callable[[Path, str], None] 
     return find_sources(paths, unreadable=unreadable)
 
 
-def migrate_file(path: Path, target: str = "torch", *, must_parse: bool = False) -> FileMigration:
+def migrate_file(
+    path: Path, target: str = "torch", *, must_parse: bool = False, examine: Examine = lambda text: []
+) -> FileMigration:
     """Return what becomes of a file; nothing is written.
 
     Args:
         target: "torch" or "precision".
         must_parse: whether it must be Python even if it does not use Apex.
+        examine: returns the mistakes of a module, each with line, code and message; it sees the text and its result.
     """
     try:
         content = read_bytes(path)
@@ -103,7 +112,8 @@ def migrate_file(path: Path, target: str = "torch", *, must_parse: bool = False)
             parse_tree(document.text)
             return FileMigration(path)
         around = look_around(path, document.text)
-        return FileMigration(path, document, migrate_text(document.text, target, around))
+        migration = migrate_text(document.text, target, around)
+        return FileMigration(path, document, _checked(document.text, migration, examine))
     except SourceInvalid as error:
         where = f"line {document.place(error.line).line}: {error.kind}: " if error.line else ""
         return FileMigration(path, document, fault=f"{where}{error}")
@@ -111,3 +121,47 @@ def migrate_file(path: Path, target: str = "torch", *, must_parse: bool = False)
         return FileMigration(path, document, fault="nested too deeply")
     except ValueError as error:
         return FileMigration(path, document, fault=str(error))
+
+
+def _checked(before: str, migration: Migration, examine: Examine) -> Migration:
+    """Return a migration with the mistakes of its result.
+
+    Raises:
+        ValueError: the module compiled before, and its result does not.
+    """
+    if migration.text == before:
+        return migration
+    fault = _fault_of(migration.text)
+    if fault is not None and _fault_of(before) is None:
+        raise ValueError(f"{fault} of its rewritten form; it stays as it is; please report it")
+    mistakes = [] if fault is not None else examine(migration.text)
+    if not mistakes:
+        return migration
+    own = OWN_MISTAKES | {code for _, code, _ in examine(before)}
+    lines = _lines_before(before, migration.text)
+    remarks = [
+        Finding(lines[line], 0, NOTE if code in own else BY_HAND, f"line {line} of the result: {code}: {message}")
+        for line, code, message in mistakes
+    ]
+    return replace(migration, findings=sorted({*migration.findings, *remarks}))
+
+
+def _fault_of(text: str) -> str | None:
+    """Return what Python has against a module, with the line."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of escapes such as "\d"
+            compile(text, "<script>", "exec", dont_inherit=True)
+    except SyntaxError as error:
+        return f"{error.msg} in line {error.lineno}"
+    return None
+
+
+def _lines_before(before: str, after: str) -> dict[int, int]:
+    """Return for each line of a text the line of an earlier text that it comes from; both count from 1."""
+    lines: dict[int, int] = {}
+    matcher = SequenceMatcher(None, before.splitlines(), after.splitlines(), autojunk=False)
+    for _, first, last, begin, end in matcher.get_opcodes():
+        for number in range(begin, end):
+            lines[number + 1] = min(first + number - begin, max(last - 1, first)) + 1
+    return lines

@@ -62,7 +62,7 @@ def migrate_text(text: str, target: str = "torch", around: Around = ALONE) -> Mi
     if not may_use_apex(text):
         return Migration(text, [])
     tree = Tree(text)
-    names = Names(tree)
+    names = Names(tree, around.helpers(tree.module))
     if not names.imports:
         return Migration(text, [])
     edits, findings, unsure = Edits(tree), [], None

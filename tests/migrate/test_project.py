@@ -9,7 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from ampcompare.cli.migrate_command import find_mistakes
+from ampcompare.migrate import project
 from ampcompare.migrate.project import find_files, migrate_file
+from ampcompare.migrate.rewrite import Migration
 
 SCRIPT = "import torch\nfrom apex.parallel import convert_syncbn_model\nmodel = convert_syncbn_model(model)  # é\n"
 RESULT = "import torch\nmodel = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)  # é\n"
@@ -84,3 +87,54 @@ def test_files_below_a_folder_are_found_once(tmp_path: Path) -> None:
     (tmp_path / "a" / "train.py").write_text(SCRIPT, encoding="utf-8")
     (tmp_path / "a" / "loop").symlink_to(tmp_path)
     assert [path.name for path in find_files([str(tmp_path)])] == ["train.py"]
+
+
+def test_a_result_that_is_not_python_is_not_offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file stays, with a line."""
+    path = tmp_path / "train.py"
+    path.write_text(SCRIPT, encoding="utf-8")
+    monkeypatch.setattr(project, "migrate_text", lambda *_: Migration("import torch\nreturn\n", []))
+    result = migrate_file(path)
+    assert result.lines() == [
+        f"{path}: not migrated: 'return' outside function in line 2 of its rewritten form; it stays as it is; please "
+        "report it"
+    ]
+    assert not result.changed
+
+
+LOOP = """import torch
+from apex import amp
+model, optimizer = amp.initialize(model, optimizer, opt_level="O1")
+for x in data:
+    optimizer.zero_grad()
+    loss = model(x).mean()
+    with amp.scale_loss(loss, optimizer) as scaled_loss:
+        scaled_loss.backward()
+    {first}
+    {second}
+"""
+
+
+def test_a_mistake_of_the_script_stays_with_a_note(tmp_path: Path) -> None:
+    """It is not one of the rewrite."""
+    path = tmp_path / "train.py"
+    path.write_text(LOOP.format(first="scheduler.step()", second="optimizer.step()"), encoding="utf-8")
+    result = migrate_file(path, examine=find_mistakes)
+    assert [line.partition(": ")[2] for line in result.lines()] == [
+        "note: line 8 of the result: AMP213: `optimizer` steps after it, in line 9"
+    ]
+    assert result.by_hand == 0
+
+
+def test_a_mistake_that_only_the_result_has_is_left_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lint finds it there; the finding names the line before and after."""
+    path = tmp_path / "train.py"
+    text = LOOP.format(first="torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)", second="optimizer.step()")
+    path.write_text(text, encoding="utf-8")
+    assert migrate_file(path, examine=find_mistakes).lines() == []
+    wrong = project.migrate_text(text).text.replace("    scaler.unscale_(optimizer)\n", "")
+    monkeypatch.setattr(project, "migrate_text", lambda *_: Migration(wrong, []))
+    result = migrate_file(path, examine=find_mistakes)
+    assert result.lines() == [
+        f"{path}:9:1: by hand: line 8 of the result: AMP201: the gradients are still scaled by `scaler`"
+    ]

@@ -24,7 +24,7 @@ SUBCLASS = (
 
 
 def _trains_elsewhere(core: Core) -> bool:
-    return not any(each.block for each in core.sites.backwards)
+    return not any(each.scales for each in core.sites.backwards)
 
 
 def carried_keys(core: Core, initialize: Initialize) -> list[str]:

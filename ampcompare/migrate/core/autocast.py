@@ -5,10 +5,13 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
+from ampcompare.migrate.read.order import functions_by_name
+from ampcompare.source.syntax import dotted
+
 if TYPE_CHECKING:
     from ampcompare.migrate.core.context import Core
 
-__all__ = ["note_missing_forward", "optimizer_near", "wrap_forward"]
+__all__ = ["note_handed_on", "note_missing_forward", "optimizer_near", "wrap_forward"]
 
 
 def note_missing_forward(core: Core) -> None:
@@ -20,6 +23,28 @@ def note_missing_forward(core: Core) -> None:
         context = "precision.autocast(), which only matters to arms other than those of Apex"
     for each in core.forward.missing:
         core.note(each.statement, f"the forward pass of this loss is in another file; it must run under {context}")
+
+
+def note_handed_on(core: Core) -> None:
+    """Note the calls of functions of other files that get a loss with an optimizer, and may scale it."""
+    known = {key.rpartition(".")[2] for key in core.sites.optimizers} | {
+        each.optimizer.rpartition(".")[2] for each in core.sites.steps
+    }
+    here = functions_by_name(core.tree)
+    followed = {id(each.call) for each in core.sites.backwards}
+    for node in core.tree.nodes:
+        if not isinstance(node, ast.Call) or id(node) in followed or core.names.meaning(node.func) is not None:
+            continue
+        key = dotted(node.func)
+        given = [dotted(each) or "" for each in (*node.args, *(each.value for each in node.keywords))]
+        if key is None or key in here or not any(each.rpartition(".")[2] in known for each in given if each):
+            continue
+        if any("loss" in each.rpartition(".")[2].lower() for each in given):
+            core.note(
+                node,
+                f"{key} gets the loss and the optimizer, and is in another file; if it scales the loss, the forward "
+                "pass must run under torch.autocast here",
+            )
 
 
 def wrap_forward(core: Core) -> None:

@@ -55,7 +55,7 @@ def _test(tree: Tree, backward: Backward, others: list[Backward]) -> str | None:
         if isinstance(outer, ast.If):
             positive = any(each is below for each in outer.body)
             other = outer.orelse if positive else outer.body
-            if any(not each.block and _is_in(tree, each.statement, other) for each in others):
+            if any(not each.scales and _is_in(tree, each.statement, other) for each in others):
                 text = ast.unparse(outer.test)
                 return text if positive else f"not ({text})"
         below = outer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 
-from ampcompare.migrate.core.autocast import note_missing_forward, wrap_forward
+from ampcompare.migrate.core.autocast import note_handed_on, note_missing_forward, wrap_forward
 from ampcompare.migrate.core.carried_scaler import name_carried
 from ampcompare.migrate.core.context import Core
 from ampcompare.migrate.core.evaluation import cast_evaluation
@@ -15,7 +15,7 @@ from ampcompare.migrate.core.native_branches import check_native
 from ampcompare.migrate.core.scale_loss import rewrite_backwards
 from ampcompare.migrate.core.scalers import plan_scalers
 from ampcompare.migrate.core.state_dict import rewrite_state
-from ampcompare.migrate.core.steps import rewrite_steps
+from ampcompare.migrate.core.steps import note_steps_apart, rewrite_steps
 from ampcompare.migrate.core.timm_scaler import rewrite_timm, uses_timm_scaler
 from ampcompare.migrate.core.unscale import place_unscale
 from ampcompare.migrate.edits import Edits
@@ -63,11 +63,13 @@ def rewrite_core(tree: Tree, names: Names, edits: Edits, torch: str, target: str
         rewrite_for_precision(core)
         return core.findings
     note_missing_forward(core)
+    note_handed_on(core)
     wrap_forward(core)
     cast_evaluation(core)
     place_unscale(core)
     rewrite_backwards(core)
     rewrite_steps(core)
+    note_steps_apart(core)
     rewrite_state(core)
     drop_passed(tree, edits, names.parameters)
     return core.findings

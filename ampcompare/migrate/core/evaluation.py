@@ -19,7 +19,7 @@ NO_GRAD = ("torch.no_grad", "torch.inference_mode")
 
 def cast_evaluation(core: Core) -> None:
     """Add autocast to `with torch.no_grad():` around calls of a model, and note the calls that stay in fp32."""
-    if core.forward.missing or not core.sites.initializes or not any(each.block for each in core.sites.backwards):
+    if core.forward.missing or not core.sites.initializes or not any(each.scales for each in core.sites.backwards):
         return  # the model itself runs under autocast, or nothing is trained here
     tails = {key.rpartition(".")[2] for key in model_keys(core.tree, core.sites)}
     wrapped: set[ast.AST] = set()

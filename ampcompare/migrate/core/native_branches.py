@@ -83,7 +83,7 @@ def _is_another_branch(tree: Tree, names: Names, sites: Sites, node: ast.Name | 
 
     A GradScaler is, wherever it is made: what it scales is looked at elsewhere.
     """
-    blocks = [each.statement for each in sites.backwards if each.block]
+    blocks = [each.statement for each in sites.backwards if each.scales]
     if not blocks:
         return False
     if str(names.meaning(node)).endswith(".GradScaler"):

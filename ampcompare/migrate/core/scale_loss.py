@@ -26,7 +26,7 @@ def _optimizer_of(core: Core, backward: Backward) -> str | None:
     """Return the optimizer of a plain backward pass: that of the nearest block in its function."""
     if backward.optimizers:
         return backward.optimizers[0]
-    blocks = [each for each in core.sites.backwards if each.block and each.function is backward.function]
+    blocks = [each for each in core.sites.backwards if each.scales and each.function is backward.function]
     near = min(blocks, key=lambda each: abs(each.statement.lineno - backward.statement.lineno), default=None)
     return near.optimizers[0] if near is not None and near.optimizers else optimizer_near(core, backward.statement)
 
@@ -35,12 +35,17 @@ def _backward(core: Core, backward: Backward) -> None:
     tree, edits, statement = core.tree, core.edits, backward.statement
     if backward in core.consumed:
         return
-    scaler = core.scaler(statement, _optimizer_of(core, backward))
     loss = tree.source(backward.loss)
     inline: list[str] = []
     if backward in core.forward.inline:
         inline = [core.autocast(statement, _optimizer_of(core, backward)), f"{tree.unit}loss = {loss}"]
         loss = "loss"
+    if backward.call is not None:  # the other file scales
+        if inline:
+            edits.before(statement, inline)
+            edits.replace(backward.loss, loss)
+        return
+    scaler = core.scaler(statement, _optimizer_of(core, backward))
     if not backward.block:
         if inline:
             raise Unsure(statement, "the forward pass is inside the call of backward; give the loss a name")
@@ -96,7 +101,7 @@ def _maybe_collapse(
     if isinstance(branch, ast.If) and alone and len(branch.body) == 1 and len(branch.orelse) == 1:
         pair = {branch.body[0], branch.orelse[0]} - {statement}
         other = next((each for each in core.sites.backwards if each.statement in pair), None)
-        if other is not None and not other.block and ast.unparse(other.loss) == ast.unparse(backward.loss):
+        if other is not None and not other.scales and ast.unparse(other.loss) == ast.unparse(backward.loss):
             core.consumed.append(other)
             lines = [*inline, scaled]
             if tree.text.startswith("elif", tree.span(branch)[0]):

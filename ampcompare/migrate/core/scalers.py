@@ -80,7 +80,7 @@ def plan_scalers(tree: Tree, sites: Sites, word: str, *, across: bool = False) -
 
 def _groups(sites: Sites) -> list[tuple[str, ...]]:
     """Return the optimizers that share a scaler: all, unless different `loss_id` go to different optimizers."""
-    blocks = [each for each in sites.backwards if each.block]
+    blocks = [each for each in sites.backwards if each.scales]
     identifiers = {id(each): _constant(each) for each in blocks}
     if len(set(identifiers.values())) <= 1 or None in identifiers.values():
         return [sites.optimizers] if sites.optimizers else []

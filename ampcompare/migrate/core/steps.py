@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import ast
+import re
 
 from ampcompare.migrate.core.context import Core
+from ampcompare.migrate.read.exclusive import is_exclusive
 from ampcompare.migrate.read.sites import Step, Unsure
 from ampcompare.migrate.read.tree import Function
+from ampcompare.source.syntax import dotted
 
-__all__ = ["rewrite_steps"]
+__all__ = ["note_steps_apart", "rewrite_steps", "stepped_apart"]
+
+OPTIMIZER = re.compile(r"(?:^|_)(?:opt|optim|optimizer)(?:_|s?$)|optimizer", re.IGNORECASE)
+SCHEDULER = re.compile(r"sched|(?:^|_)lr(?:_|$)|warmup", re.IGNORECASE)
+APART = (
+    "amp.initialize does not get {0}, so its gradients stay scaled, in a clip of all parameters too, as with Apex; if "
+    "its parameters get gradients of the scaled loss, call scaler.unscale_({0}) and scaler.step({0})"
+)
 
 
 def rewrite_steps(core: Core) -> None:
@@ -26,6 +36,34 @@ def rewrite_steps(core: Core) -> None:
         core.edits.replace(step.call, f"{scaler}.step({', '.join([step.optimizer, *step.options])})")
         if core.order.updates.get(id(step.call), True):
             core.edits.after(_last(core, step), [f"{scaler}.update({core.update})"])
+
+
+def stepped_apart(core: Core, function: Function | None) -> list[tuple[ast.Call, str]]:
+    """Return the steps, below a scaled backward pass of a function, of optimizers that Apex has nothing to do with."""
+    tree, sites = core.tree, core.sites
+    known = {each.optimizer.rpartition(".")[2] for each in sites.steps}
+    if any(each.function is function for each in sites.others):
+        return []  # they have backward passes of their own
+    passes = [each.statement for each in sites.backwards if each.scales and each.function is function]
+    found = []
+    for node in tree.nodes:
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute) or node.func.attr != "step":
+            continue
+        key = dotted(node.func.value)
+        last = (key or "").rpartition(".")[2]
+        if key is None or node.args or last in known or tree.function(node) is not function:
+            continue
+        if OPTIMIZER.search(last) and not SCHEDULER.search(last):
+            if any(each.lineno < node.lineno and not is_exclusive(tree, each, node) for each in passes):
+                found.append((node, key))
+    return found
+
+
+def note_steps_apart(core: Core) -> None:
+    """Note the optimizers that may step with gradients that are still scaled."""
+    for function in dict.fromkeys(each.function for each in core.sites.backwards if each.scales):
+        for call, key in stepped_apart(core, function):
+            core.note(call, APART.format(key))
 
 
 def _last(core: Core, step: Step) -> ast.stmt:
@@ -56,7 +94,7 @@ def _is_first(core: Core, step: Step) -> bool:
 
 def _is_scaled(core: Core, function: Function | None, optimizer: str) -> bool:
     """Return whether a step uses scaled gradients: not in a function that has plain backward passes only."""
-    blocks = [each for each in core.sites.backwards if each.block]
+    blocks = [each for each in core.sites.backwards if each.scales]
     if any(each.function is function for each in blocks):
         return True
     tree = core.tree

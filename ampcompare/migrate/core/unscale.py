@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
+from ampcompare.migrate.core.steps import stepped_apart
 from ampcompare.migrate.read.exclusive import conditions_around
 from ampcompare.migrate.read.sites import Backward, Read, Step, Unsure
 from ampcompare.migrate.read.tree import Tree
@@ -57,7 +58,7 @@ def place_unscale(core: Core) -> None:
 def _scaled_elsewhere(core: Core, read: Read) -> tuple[str, ...]:
     """Return the optimizers of the steps below a read whose backward passes are in a function of another module."""
     tree = core.tree
-    if not core.across or any(each.block for each in core.sites.backwards):
+    if not core.across or any(each.scales for each in core.sites.backwards):
         return ()
     if any(isinstance(node, ast.Attribute) and node.attr == "backward" for node in tree.nodes):
         return ()
@@ -222,6 +223,8 @@ def _collapsed(core: Core, read: Read) -> ast.stmt:
     """Return the statement to unscale above; where the other branch of an `if` clips the plain parameters, it stays."""
     tree = core.tree
     branch = tree.parent(read.statement)
+    if stepped_apart(core, read.function):
+        return read.statement  # what the plain parameters hold beyond those of the optimizer is scaled
     if not isinstance(branch, ast.If) or branch in core.replaced:
         return branch if isinstance(branch, ast.If) and branch in core.replaced else read.statement
     if len(branch.body) != 1 or len(branch.orelse) != 1 or read.statement is not branch.body[0]:
@@ -292,6 +295,8 @@ PACE = (
 def _plain_parameters(core: Core, call: ast.Call) -> str | None:
     """Return the parameters that the other branch of an `if`, for fp32, has in the place of `amp.master_params`."""
     tree = core.tree
+    if stepped_apart(core, tree.function(call)):
+        return None
     statement = tree.statement(call)
     before, text = ast.unparse(call), ast.unparse(statement)
     below: ast.AST = statement

@@ -97,7 +97,7 @@ class _Finder:
         for backward in self._sites.backwards:
             if self._computes(backward.loss):
                 found.inline.append(backward)
-            elif not self._trace_loss(backward) and backward.block:
+            elif not self._trace_loss(backward) and backward.scales:
                 found.missing.append(backward)
         for backward in self._sites.others:
             self._trace_loss(backward)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 
+from ampcompare.migrate.read.neighbours import Helper
 from ampcompare.migrate.read.passed_amp import find_passed
 from ampcompare.migrate.read.tree import Tree, walk
 from ampcompare.source.syntax import dotted
@@ -44,10 +46,14 @@ class Names:
         uses: expressions that mean something of Apex, each the widest attribute chain, with its full name.
         parameters: of functions of a script that only ever get `apex.amp` itself, each with the arguments for it.
         passed: these arguments, by `id`.
+        modules: names of imported modules that are neither Apex nor torch.
+        helpers: functions of other files that scale a loss, by what this file calls them.
     """
 
-    def __init__(self, tree: Tree) -> None:
+    def __init__(self, tree: Tree, helpers: Mapping[str, Helper] = MappingProxyType({})) -> None:
         self.tree = tree
+        self.helpers = helpers
+        self.modules: set[str] = set()
         self._meanings: dict[str, set[str]] = {}
         self.imports: list[tuple[ast.Import | ast.ImportFrom, ast.alias]] = []
         for node in tree.nodes:
@@ -69,6 +75,7 @@ class Names:
         for alias in node.names:
             root = alias.name.split(".")[0]
             if root not in ROOTS:
+                self.modules.add(alias.asname or root)
                 continue
             self._add(alias.asname or root, alias.name if alias.asname else root)
             if root in ("apex", "amp_C", "apex_C"):
@@ -77,6 +84,7 @@ class Names:
     def _add_from(self, node: ast.ImportFrom) -> None:
         module = node.module or ""
         if node.level or module.split(".")[0] not in ROOTS:
+            self.modules |= {alias.asname or alias.name for alias in node.names}
             return
         for alias in node.names:
             if alias.name == "*":

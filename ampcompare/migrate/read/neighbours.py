@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 from collections.abc import Iterator
@@ -11,8 +12,9 @@ from itertools import islice
 from pathlib import Path
 
 from ampcompare.source.find import find_sources
+from ampcompare.source.syntax import SourceInvalid, parse_tree
 
-__all__ = ["ALONE", "Around", "look_around"]
+__all__ = ["ALONE", "Around", "Helper", "look_around"]
 
 IMPORT = re.compile(
     r"^[ \t]*(?:from[ \t]+(\.*[\w.]*)[ \t]+import\b[ \t]*(\([^)]*|[^\n#]*)|import[ \t]+([\w.]+))", re.MULTILINE
@@ -23,10 +25,26 @@ SCALES = re.compile(r"\bamp\.scale_loss\(|\.grad_scaler\.scale\(|\.precision\.sc
 NEEDS = re.compile(
     r"\bamp\.(?:scale_loss|master_params|state_dict|load_state_dict)\(|\.(?:grad_scaler|precision)(?:\.| if )"
 )
+GIVEN = re.compile(r"\.grad_scaler\b")
 STEPS = re.compile(r"\.step\(")
 LEVELS = 5  # folders above a module in which the modules that it imports are looked for
 TOP = (".git", "setup.py", "pyproject.toml", "requirements.txt", "README.md")  # next to the topmost scripts
 WIDTH = 2000  # files below a folder that are looked at
+
+
+@dataclass(frozen=True)
+class Helper:
+    """A function that scales a loss which it is given.
+
+    Attributes:
+        parameters: their names.
+        loss: the one that it scales.
+        optimizer: the one whose gradients it scales; None where it gets none, or steps it itself.
+    """
+
+    parameters: tuple[str, ...]
+    loss: str
+    optimizer: str | None
 
 
 @dataclass(frozen=True)
@@ -46,8 +64,70 @@ class Around:
         """Whether modules import it and step something, and all that do use Apex, so that their steps are rewritten."""
         return self.path is not None and _is_stepped(self.path)
 
+    def helpers(self, module: ast.Module) -> dict[str, Helper]:
+        """Return the functions of other files that scale a loss for a module, by what it calls them."""
+        found: dict[str, Helper] = {}
+        if self.path is None:
+            return found
+        for node in ast.walk(module):
+            if isinstance(node, (ast.Import, ast.ImportFrom)):
+                for alias in node.names:
+                    found |= _helpers_of(self.path, node, alias)
+        return found
+
 
 ALONE = Around()
+
+
+def _helpers_of(path: Path, node: ast.Import | ast.ImportFrom, alias: ast.alias) -> dict[str, Helper]:
+    """Return what one name of an import gives of helpers: a function, all of them, or those of a module."""
+    text = f"import {alias.name}"
+    if isinstance(node, ast.ImportFrom):
+        text = f"from {'.' * node.level}{node.module or ''} import {alias.name}"
+    found: dict[str, Helper] = {}
+    for place in _imported(path, text):
+        content = _text(place)
+        if SCALES.search(content) is None and GIVEN.search(content) is None:
+            continue
+        helpers = _helpers_in(content)
+        own = alias.asname or alias.name
+        if isinstance(node, ast.Import) or place.stem == alias.name:
+            found |= {f"{own}.{name}": helper for name, helper in helpers.items()}
+        elif alias.name == "*":
+            found |= helpers
+        elif alias.name in helpers:
+            found[own] = helpers[alias.name]
+    return found
+
+
+def _helpers_in(content: str) -> dict[str, Helper]:
+    try:
+        module = parse_tree(content)
+    except SourceInvalid:
+        return {}
+    functions = (node for node in module.body if isinstance(node, ast.FunctionDef))
+    return {node.name: helper for node in functions if (helper := _as_helper(node)) is not None}
+
+
+def _as_helper(function: ast.FunctionDef) -> Helper | None:
+    arguments = function.args
+    names = tuple(each.arg for each in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs))
+    text = ast.unparse(function)
+    for node in ast.walk(function):
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+            continue
+        given = {str(each.arg): each.value for each in node.keywords}
+        given |= dict(zip(("loss", "optimizers"), node.args, strict=False))
+        loss, optimizer = (getattr(given.get(name), "id", None) for name in ("loss", "optimizers"))
+        if loss not in names:
+            continue
+        if node.func.attr == "scale" and GIVEN.search(text) is not None:  # it is migrated already
+            optimizer = next((name for name in names if f"{name}.grad_scaler" in text), None)
+        elif node.func.attr != "scale_loss":
+            continue
+        steps = re.search(rf"\b{optimizer}\.step\(|\.step\({optimizer}\b", text) is not None
+        return Helper(names, str(loss), optimizer if optimizer in names and not steps else None)
+    return None
 
 
 def look_around(path: Path, text: str) -> Around:

@@ -50,7 +50,7 @@ def find_order(tree: Tree, sites: Sites, group: Callable[[str], str]) -> Order:
     order = Order()
     local: dict[int, Backward | Step | Read] = {}
     for backward in sites.backwards:
-        local[id(backward.statement)] = backward
+        local[id(backward.statement if backward.call is None else backward.call)] = backward
     for step in sites.steps:
         local[id(step.call)] = step
     for read in sites.reads:
@@ -101,7 +101,7 @@ def _expand(
 
 def _beside(plain: Backward, sites: Sites) -> list[str]:
     """Return the optimizers of the blocks in the function of a plain backward pass, whose other branch it is."""
-    near = [each for each in sites.backwards if each.block and each.function is plain.function]
+    near = [each for each in sites.backwards if each.scales and each.function is plain.function]
     return [key for each in near for key in each.optimizers]
 
 

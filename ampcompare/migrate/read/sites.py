@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from ampcompare.migrate.finding import Unsure
@@ -61,6 +62,7 @@ class Backward:
         statement: the `with`, or the expression statement.
         optimizers: the keys of the optimizers; empty for a plain one.
         block: whether it is a block of `scale_loss`.
+        call: of a function of another file that scales the loss; None for a pass in this file.
     """
 
     statement: ast.stmt
@@ -71,6 +73,12 @@ class Backward:
     loss_id: ast.expr | None = None
     name: str | None = None
     arguments: dict[str, ast.expr] = field(default_factory=dict)
+    call: ast.Call | None = None
+
+    @property
+    def scales(self) -> bool:
+        """Whether the loss goes through `scale_loss`, here or in another file."""
+        return self.block or self.call is not None
 
 
 @dataclass
@@ -156,9 +164,10 @@ def collect_sites(tree: Tree, names: Names) -> Sites:
             sites.masters.append(call)
         else:
             (sites.saves if what == "state_dict" else sites.loads).append(call)
+    sites.backwards += list(_handed_on(tree, names))
     known = set(sites.optimizers) | {key for each in sites.initializes for key in _optimizers_of(each)}
     _add_steps(tree, sites, known)
-    _add_plain_backwards(tree, sites, known)
+    _add_plain_backwards(tree, sites, known, names)
     _add_reads(tree, sites, names)
     sites.backwards.sort(key=lambda each: each.statement.lineno)
     return sites
@@ -204,6 +213,24 @@ def _block(tree: Tree, call: ast.Call) -> Backward:
     )
 
 
+def _handed_on(tree: Tree, names: Names) -> Iterator[Backward]:
+    """Yield the backward passes of losses that are handed to functions of other files, which scale them."""
+    for node in tree.nodes:
+        helper = names.helpers.get(dotted(node.func) or "") if isinstance(node, ast.Call) else None
+        if helper is None:
+            continue
+        assert isinstance(node, ast.Call)
+        bound = dict(zip(helper.parameters, node.args, strict=False))
+        bound |= {str(each.arg): each.value for each in node.keywords}
+        if helper.loss not in bound:
+            raise Unsure(node, "the loss that this function of another file scales is not among its arguments here")
+        given = None if helper.optimizer is None else bound.get(helper.optimizer)
+        keys = [] if given is None else [dotted(each) or tree.source(each) for each in members(tree, given)]
+        yield Backward(
+            tree.statement(node), tree.function(node), bound[helper.loss], tuple(keys), block=False, call=node
+        )
+
+
 def _add_steps(tree: Tree, sites: Sites, known: set[str]) -> None:
     tails = {key.rpartition(".")[2] for key in known}
     for node in tree.nodes:
@@ -227,7 +254,7 @@ def _holds_another(key: str, known: set[str]) -> bool:
     return any(each.startswith(f"{key}.") for each in known)
 
 
-def _add_plain_backwards(tree: Tree, sites: Sites, known: set[str]) -> None:
+def _add_plain_backwards(tree: Tree, sites: Sites, known: set[str], names: Names) -> None:
     """Add each `loss.backward()` in a function that also has a block of `scale_loss`, for the same optimizers."""
     functions = {each.function for each in sites.backwards}
     bodies = {each.statement: each.name for each in sites.backwards}
@@ -235,6 +262,8 @@ def _add_plain_backwards(tree: Tree, sites: Sites, known: set[str]) -> None:
         if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "backward"):
             continue
         statement = tree.statement(node)
+        if any(each.call is node for each in sites.backwards):
+            continue
         if tree.function(node) not in functions or not isinstance(statement, ast.Expr) or statement.value is not node:
             continue
         receiver = dotted(node.func.value)
@@ -242,8 +271,14 @@ def _add_plain_backwards(tree: Tree, sites: Sites, known: set[str]) -> None:
             continue  # of the scaled loss
         if receiver is not None and receiver.rpartition(".")[2].startswith("optim"):
             continue  # FP16_Optimizer
+        if _is_of_another(node, known, names):
+            if all(is_exclusive(tree, node, each.statement) for each in sites.backwards if each.scales):
+                continue
+            raise Unsure(node, f"what {ast.unparse(node.func)} does with its loss cannot be seen in this file")
         if isinstance(node.func.value, ast.Call) and getattr(node.func.value.func, "attr", "") == "scale":
-            blocks = [each.statement for each in sites.backwards if each.block and each.function is tree.function(node)]
+            blocks = [
+                each.statement for each in sites.backwards if each.scales and each.function is tree.function(node)
+            ]
             if all(is_exclusive(tree, node, each) for each in blocks):
                 sites.natives.append(node)
                 continue
@@ -252,6 +287,19 @@ def _add_plain_backwards(tree: Tree, sites: Sites, known: set[str]) -> None:
             sites.others.append(Backward(statement, tree.function(node), node.func.value, (), False))
             continue
         sites.backwards.append(Backward(statement, tree.function(node), node.func.value, (), False))
+
+
+def _is_of_another(call: ast.Call, known: set[str], names: Names) -> bool:
+    """Return whether a call of `backward` is not that of a loss, but of a module or object that gets the loss."""
+    owner = dotted(call.func.value) if isinstance(call.func, ast.Attribute) else None
+    if owner is None:
+        return False
+    given = [dotted(each) or "" for each in call.args]
+    return (
+        owner.partition(".")[0] in names.modules
+        or any(each in known for each in given)
+        or ("loss" not in owner.lower() and any("loss" in each.lower() for each in given))
+    )
 
 
 def _next_steps(tree: Tree, backward: ast.Call) -> list[str]:

@@ -39,13 +39,21 @@ SHARDS = (
 
 
 def rewrite_ddp(
-    tree: Tree, names: Names, edits: Edits, torch: str, call: ast.Call, note: Callable[[ast.AST, str], None]
+    tree: Tree,
+    names: Names,
+    edits: Edits,
+    torch: str,
+    call: ast.Call,
+    note: Callable[[ast.AST, str], None],
+    *,
+    core: bool,
 ) -> None:
     """Rewrite the arguments of a call.
 
     Args:
         torch: the name by which the module knows torch.
         note: gets a remark on a node.
+        core: whether `amp.initialize` is rewritten too.
 
     Raises:
         Unsure: an argument has no equivalent, or cannot be seen.
@@ -58,7 +66,7 @@ def rewrite_ddp(
     if len(known) < len(bound):  # torch's own arguments, which Apex would refuse
         return
     note(call, BUFFERS)
-    if _halves_weights(names):
+    if core and _halves_weights(names):
         note(call, SHARDS)
     if len(bound) == 1:
         return

@@ -173,7 +173,7 @@ class Twins:
     def _imported(self, node: ast.Name | ast.Attribute, meaning: str, twin: str) -> bool:
         call = self._call(node)
         if twin == DDP and call is not None:
-            rewrite_ddp(self._tree, self._names, self._edits, self._torch, call, self._note)
+            rewrite_ddp(self._tree, self._names, self._edits, self._torch, call, self._note, core=self._core)
         if twin == "torch.nn.SyncBatchNorm.convert_sync_batchnorm":
             if call is not None and any(each.arg in ("channel_last", None) for each in call.keywords):
                 raise Unsure(call, "channel_last of convert_syncbn_model has no equivalent")

@@ -130,3 +130,85 @@ def test_a_helper_whose_caller_steps_without_apex_stays(tmp_path: Path) -> None:
     caller = f"import helper\n{CALLER}".replace("    model, optimizer = amp.initialize(model, optimizer)\n", "")
     _files(tmp_path, helper=HEAD + HELPER, main=caller)
     assert migrate_file(tmp_path / "helper.py").by_hand == 1
+
+
+SCALE = """
+
+def backward(loss, opt, half_prec):
+    if half_prec:
+        with amp.scale_loss(loss, opt) as scaled_loss:
+            scaled_loss.backward()
+    else:
+        loss.backward()
+"""
+TWO_PASSES = """
+
+def main(args, model, opt, loader, criterion):
+    if args.half_prec:
+        model, opt = amp.initialize(model, opt)
+    for x, y in loader:
+        loss = criterion(model(x), y)
+        if args.half_prec:
+            with amp.scale_loss(loss, opt) as scaled_loss:
+                grad = torch.autograd.grad(scaled_loss, x)[0]
+        else:
+            grad = torch.autograd.grad(loss, x)[0]
+        output = model(x + grad.sign())
+        loss = criterion(output, y)
+        {call}
+        opt.step()
+"""
+
+
+@pytest.mark.parametrize("migrated_first", [False, True])
+@pytest.mark.parametrize(
+    ("line", "call"),
+    [
+        ("import steps", "steps.backward(loss, opt, args.half_prec)"),
+        ("import steps as s", "s.backward(loss=loss, opt=opt, half_prec=args.half_prec)"),
+        ("from steps import backward as run", "run(loss, opt, args.half_prec)"),
+        ("from steps import *", "backward(loss, opt, args.half_prec)"),
+        ("from . import steps", "steps.backward(loss, opt, args.half_prec)"),
+    ],
+)
+def test_a_helper_next_to_a_block_of_the_caller(tmp_path: Path, line: str, call: str, *, migrated_first: bool) -> None:
+    """The call stays, the forward pass of its loss is under autocast, and the step goes through the scaler."""
+    caller = TWO_PASSES.replace("{call}", call)
+    _files(tmp_path, steps=HEAD + SCALE, train=f"{HEAD}{line}\n{caller}")
+    if migrated_first:
+        migrate_file(tmp_path / "steps.py").write()
+    train = _migrated(tmp_path / "train.py")
+    assert f"        {call}\n        scaler.step(opt)\n" in train
+    assert (
+        "is_enabled()):\n            output = model(x + grad.sign())\n            loss = criterion(output, y)" in train
+    )
+    assert "opt.grad_scaler = scaler" in train
+
+
+def test_a_forward_pass_in_the_call_of_a_helper(tmp_path: Path) -> None:
+    """It gets a name, under autocast."""
+    caller = TWO_PASSES.replace("        loss = criterion(output, y)\n", "")
+    caller = caller.replace("{call}", "backward(criterion(output, model(y)), opt, args.half_prec)")
+    _files(tmp_path, steps=HEAD + SCALE, train=f"{HEAD}from steps import backward\n{caller}")
+    train = _migrated(tmp_path / "train.py")
+    assert "            loss = criterion(output, model(y))\n        backward(loss, opt, args.half_prec)\n" in train
+
+
+def test_an_object_of_another_file_that_gets_the_loss_stays(tmp_path: Path) -> None:
+    """What it does cannot be seen; in a branch that never runs with Apex it does not matter."""
+    _files(tmp_path, one=HEAD + TWO_PASSES.replace("{call}", "engine.backward(loss, opt)"))
+    migration = migrate_file(tmp_path / "one.py")
+    assert migration.by_hand == 1
+    assert "what engine.backward does with its loss cannot be seen in this file" in migration.lines()[0]
+    branches = "if args.half_prec:\n            opt.zero_grad()\n        else:\n            engine.backward(loss)"
+    _files(tmp_path, two=HEAD + TWO_PASSES.replace("{call}", branches))
+    assert "            engine.backward(loss)\n" in _migrated(tmp_path / "two.py")
+    assert migrate_file(tmp_path / "two.py").by_hand == 0
+
+
+def test_a_function_that_may_scale_the_loss_gets_a_note(tmp_path: Path) -> None:
+    """It is in another file, which is not found."""
+    _files(tmp_path, one=f"{HEAD}from far import run\n" + TWO_PASSES.replace("{call}", "run(loss, opt)"))
+    assert "run gets the loss and the optimizer, and is in another file" in "\n".join(
+        migrate_file(tmp_path / "one.py").lines()
+    )
