@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 from ampcompare.api.arguments import optional_path, wait_seconds
 from ampcompare.experiment.claims.reproduce import Reproduction
@@ -20,7 +21,8 @@ def reproduce_claims(
     study: str = "articles",
     output_dir: str | Path | None = None,
     budget: float | str = "15m",
-    jobs: int = 1,
+    jobs: int | Literal["auto"] | None = None,
+    gpus: str | None = None,
     wait: float | str = 0,
     observer: Observer | None = None,
 ) -> Reproduction:
@@ -31,7 +33,9 @@ def reproduce_claims(
         study: which claims.
         output_dir: folder of records and reports, by default `runs/reproduce-<study>`.
         budget: wall time, as seconds or a text such as "15m"; no seed begins after it.
-        jobs: cells that run in parallel; step times are then not judged.
+        jobs: cells that run in parallel; "auto": as many as there are GPUs, or cores for the threads of a cell;
+            one by default. Step times of cells that run in parallel are not compared.
+        gpus: numbers of the GPUs to use, such as "0,2-3"; all that nobody uses by default.
         wait: seconds, or a text such as "10m", to wait for another command that uses the folder.
         observer: receives progress and notes.
 
@@ -48,6 +52,7 @@ def reproduce_claims(
         output_dir=optional_path(output_dir),
         budget_seconds=to_seconds("budget", budget),
         jobs=jobs,
+        gpus=gpus,
         wait_seconds=wait_seconds(wait),
     )
     return run_study(options, observer=observer)

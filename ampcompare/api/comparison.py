@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ampcompare.analysis.inference.criteria import Preference
 from ampcompare.api.arguments import (
@@ -47,7 +47,8 @@ def compare(
     prefer: Preference | None = None,
     tag: str = "",
     budget: float | str = "30m",
-    jobs: int = 1,
+    jobs: int | Literal["auto"] | None = None,
+    gpus: str | None = None,
     timing_rounds: int = 0,
     fail_on: Sequence[str] | str = (),
     baseline: str | Path | None = None,
@@ -87,7 +88,9 @@ def compare(
         prefer: the former name of `objective`.
         tag: label of the report and its folder.
         budget: wall time limit of seeds "auto": seconds, or a text such as "30m".
-        jobs: cells that run in parallel; step times are then not compared.
+        jobs: cells that run in parallel; "auto": as many as there are GPUs, or cores for the threads of a cell;
+            one by default. Step times of cells that run in parallel are not compared.
+        gpus: numbers of the GPUs to use, such as "0,2-3"; all that nobody uses by default.
         timing_rounds: how often the arms of a seed are timed again after their runs, in turns of a few steps.
         fail_on: limits such as "accuracy<-0.5" or "time>1.10x", checked for every arm.
         baseline: report.json or run directory that the limits compare with; by default the reference arm.
@@ -126,6 +129,7 @@ def compare(
         objective=prefer or objective,
         tag=tag,
         jobs=jobs,
+        gpus=gpus,
         timing_rounds=timing_rounds,
         fail_on=(fail_on,) if isinstance(fail_on, str) else tuple(fail_on),
         baseline=optional_path(baseline),

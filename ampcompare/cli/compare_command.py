@@ -15,7 +15,7 @@ from ampcompare.cli.launching import count_processes, launch_from, launch_option
 from ampcompare.cli.options import callback_option, margin_options, objective_option, output_options, recipe_options
 from ampcompare.cli.script_options import ScriptCommand, script_options, show_metrics
 from ampcompare.cli.settings import request_from
-from ampcompare.cli.values import ARM, ARM_LIST, FILE, FOLDER
+from ampcompare.cli.values import ARM, ARM_LIST, FILE, FOLDER, JOBS
 from ampcompare.cli.waiting import typed_command, wait_seconds
 from ampcompare.experiment.follow import load_callback
 from ampcompare.experiment.options import CompareOptions, to_seconds
@@ -112,12 +112,16 @@ __all__ = ["command", "options_from"]
 @recipe_options
 @option(
     "--jobs",
-    type=click.IntRange(1),
-    default=1,
-    show_default=True,
-    metavar="N",
+    type=JOBS,
+    metavar="N|auto",
     group=MACHINE,
-    help="cells to run in parallel; disables the timing comparison",
+    help="cells to run in parallel, each on its own GPUs or cores; disables the timing comparison  [default: 1]",
+)
+@option(
+    "--gpus",
+    metavar="LIST",
+    group=MACHINE,
+    help="numbers of the GPUs to use, such as 0,2-3  [default: all that are free]",
 )
 @option(
     "--timing-rounds",
@@ -181,6 +185,7 @@ def options_from(parameters: dict[str, Any]) -> CompareOptions:
         "objective",
         "tag",
         "jobs",
+        "gpus",
         "timing_rounds",
         "fail_on",
         "strict",

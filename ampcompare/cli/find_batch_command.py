@@ -60,6 +60,7 @@ def command(**parameters: Any) -> int:
     """
     from ampcompare.experiment.find_batch import BatchSearch, configs_of, find_batches
     from ampcompare.experiment.options import LaunchOptions
+    from ampcompare.launch.places import ANYWHERE, Places
     from ampcompare.records.run import dump_json
     from ampcompare.report.tables import listing, room
 
@@ -71,7 +72,7 @@ def command(**parameters: Any) -> int:
         margin=parameters["margin"] / 100,
         note=lambda text: click.echo(text, err=True),
     )
-    with LaunchOptions().launcher(config, several_cells=True) as launcher:
+    with LaunchOptions().pool(config, Places((ANYWHERE,))) as launcher:
         limits = find_batches(search, launcher)
     if parameters["as_json"]:
         click.echo(dump_json([asdict(limit) for limit in limits]))

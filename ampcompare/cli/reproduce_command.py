@@ -10,7 +10,7 @@ import click
 from ampcompare.cli.help import OUTPUT, Command, option
 from ampcompare.cli.launching import save_at_signals
 from ampcompare.cli.options import printing_options
-from ampcompare.cli.values import CLAIM, FOLDER, Choice
+from ampcompare.cli.values import CLAIM, FOLDER, JOBS, Choice
 from ampcompare.cli.waiting import typed_command, wait_option, wait_seconds
 from ampcompare.experiment.claims.definition import OLD_STUDIES, STUDIES
 from ampcompare.experiment.options import to_seconds
@@ -32,12 +32,11 @@ __all__ = ["command"]
 @option("--budget", default="15m", show_default=True, metavar="TIME", help="wall time limit: no seed begins after it")
 @option(
     "--jobs",
-    type=click.IntRange(1),
-    default=1,
-    show_default=True,
-    metavar="N",
-    help="cells to run in parallel; step times are then not judged",
+    type=JOBS,
+    metavar="N|auto",
+    help="cells to run in parallel, each on its own GPUs or cores; step times are then not judged  [default: 1]",
 )
+@option("--gpus", metavar="LIST", help="numbers of the GPUs to use, such as 0,2-3  [default: all that are free]")
 @option(
     "--output-dir",
     "-o",
@@ -71,6 +70,7 @@ def command(study: str, names: tuple[str, ...], **parameters: Any) -> int:
         output_dir=Path(parameters["output_dir"]) if parameters["output_dir"] else None,
         budget_seconds=to_seconds("--budget", parameters["budget"]),
         jobs=parameters["jobs"],
+        gpus=parameters["gpus"],
         wait_seconds=wait_seconds(parameters["wait"]),
         command=typed_command(),
     )

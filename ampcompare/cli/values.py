@@ -32,6 +32,7 @@ __all__ = [
     "FLAG",
     "FOLDER",
     "HALF",
+    "JOBS",
     "LEVEL",
     "OPTIMIZER_NAME",
     "RECIPE",
@@ -105,6 +106,20 @@ class Name(StringType):
         before, comma, begun = incomplete.rpartition(",") if self.several else ("", "", incomplete)
         names = [name for name in self.names() if name.lower().startswith(begun.lower())]
         return [CompletionItem(f"{before}{comma}{name}") for name in names]
+
+
+class Jobs(StringType):
+    """A number of cells from 1, or the word auto."""
+
+    name = "jobs"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        text = str(value).strip().lower()
+        if text == "auto":
+            return text
+        if not text.isdecimal() or int(text) < 1:
+            self.fail(f"{value!r} is not a number of cells from 1, nor auto", param, ctx)
+        return int(text)
 
 
 class Place(StringType):
@@ -202,6 +217,7 @@ OPTIMIZER_NAME = Name("NAME", _optimizers)
 CLAIM = Name("CLAIM", _claims)
 RECIPE = Name("NAME|FILE", _recipes)
 FILE = Place("FILE")
+JOBS = Jobs()
 FOLDER = Place("DIR", is_folder=True)
 CHECKPOINT = Place("auto|PATH")
 DEVICE = Name("DEVICE", lambda: ("auto", "cpu", "cuda", "mps", "xpu"))

@@ -34,7 +34,7 @@ from ampcompare.experiment.sources import (
     matrix_seeds,
     plan_with_published,
 )
-from ampcompare.launch.pool import LauncherPool
+from ampcompare.launch.places import find_places
 from ampcompare.records.comparison import Comparison
 from ampcompare.records.metric import Metric
 from ampcompare.records.run import RunRecord
@@ -153,7 +153,7 @@ def plan_comparison(options: CompareOptions) -> PlannedComparison:
 def _make_plan(options: CompareOptions, sources: SettingsSources, rows: Sequence[Row], seeds: Sequence[int]) -> Plan:
     plan = replace(plan_with_published(sources, rows, seeds, options.reference), timing_rounds=options.timing_rounds)
     is_elsewhere = options.launch.nnodes > 1 or any(cell.launcher == "slurm" for cell in plan.cells)
-    if options.timing_rounds and (options.jobs > 1 or is_elsewhere):
+    if options.timing_rounds and (options.jobs not in (None, 1) or is_elsewhere):
         raise ConfigError(
             "--timing-rounds times one arm after the other on this machine; leave it out, or run without --jobs, "
             "--nnodes and Slurm"
@@ -181,12 +181,16 @@ def run_comparison(
     """
     planned = plan_comparison(options)
     plan, folder = planned.plan, planned.folder
-    launchers = [options.launch.launcher(planned.sources.config, several_cells=True) for _ in range(options.jobs)]
-    is_main = launchers[0].is_main
+    jobs = 1 if options.timing_rounds or options.launch.nnodes > 1 else options.jobs
+    places = find_places(plan.cells, jobs, options.gpus)
+    launcher = options.launch.pool(planned.sources.config, places)
+    is_main = launcher.is_main
     observer = observer if observer is not None and is_main else Observer()
     observer = following(observer, options.callbacks if is_main else ())
     for text in planned.baseline.excluded if planned.baseline is not None else []:
         observer.note(f"of the baseline a record is not used: {text}")
+    for text in places.notes:
+        observer.note(text)
     for refusal in grouped_refusals(refused_arms(plan.cells)):
         observer.note(refusal)
     events = EventFiles(options.tensorboard, observer.note) if options.tensorboard is not None else None
@@ -200,11 +204,10 @@ def run_comparison(
         "command": options.command,
         "terms": planned.criteria,
         "force": options.force,
-        "jobs": options.jobs,
+        "jobs": len(places.all),
         "observer": observer,
         "save": save,
     }
-    launcher = launchers[0] if options.jobs == 1 else LauncherPool(launchers)
     hold = owned(folder, launcher, command=options.command, wait_seconds=options.wait_seconds, note=observer.note)
     try:
         with launcher, hold, while_running(launcher):
@@ -215,7 +218,7 @@ def run_comparison(
             else:
                 comparison = run_plan(plan, folder, launcher, **shared)
     except (KeyboardInterrupt, Ended):
-        if message := launchers[0].pending_message():
+        if message := launcher.pending_message():
             observer.note(message)
         if (folder / "report.md").exists():
             observer.note(f"finished cells are in {folder / 'report.md'}")

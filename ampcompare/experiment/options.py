@@ -5,18 +5,22 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from ampcompare.analysis.inference.criteria import Preference
 from ampcompare.base.errors import ConfigError
 from ampcompare.experiment.sources import SettingsRequest
 from ampcompare.launch.base import Launcher
 from ampcompare.launch.dispatch import make_launcher
+from ampcompare.launch.places import Places
+from ampcompare.launch.pool import launcher_at
 from ampcompare.records.callback import Callback
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.durations import parse_duration
 
-__all__ = ["CompareOptions", "LaunchOptions", "RunOptions", "to_seconds"]
+__all__ = ["CompareOptions", "Jobs", "LaunchOptions", "RunOptions", "check_jobs", "to_seconds"]
+
+Jobs: TypeAlias = int | Literal["auto"] | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +43,7 @@ class LaunchOptions:
     dist_url: str | None = None
     slurm_options: Mapping[str, str] = field(default_factory=dict)
 
-    def check(self, launchers: Collection[str], jobs: int = 1) -> None:
+    def check(self, launchers: Collection[str], jobs: Jobs = None) -> None:
         """Check that Slurm options and the launchers of all cells are compatible.
 
         Raises:
@@ -47,23 +51,29 @@ class LaunchOptions:
         """
         if self.slurm_options and "slurm" not in launchers:
             raise ConfigError("--slurm-option is for Slurm jobs; add --launcher slurm")
-        if jobs > 1 and "slurm" in launchers:
+        if jobs not in (None, 1) and "slurm" in launchers:
             raise ConfigError(
                 "--jobs is for cells on this machine; under Slurm all cells are submitted at once; leave it out"
             )
 
-    def launcher(self, config: RunConfig, *, several_cells: bool) -> Launcher:
+    def launcher(self, config: RunConfig) -> Launcher:
+        """Return the launcher for one cell."""
+        return make_launcher(config, **self._arguments)
+
+    def pool(self, config: RunConfig, places: Places) -> Launcher:
         """Return the launcher for a configuration, and for others that differ from it in what `compare` varies."""
-        return make_launcher(
-            config,
-            several_cells=several_cells,
-            dist_url=self.dist_url,
-            nnodes=self.nnodes,
-            node_rank=self.node_rank,
-            rdzv_endpoint=self.rdzv_endpoint,
-            max_restarts=self.max_restarts,
-            slurm_options=dict(self.slurm_options),
-        )
+        return launcher_at(places, config, **self._arguments)
+
+    @property
+    def _arguments(self) -> dict[str, Any]:
+        return {
+            "dist_url": self.dist_url,
+            "nnodes": self.nnodes,
+            "node_rank": self.node_rank,
+            "rdzv_endpoint": self.rdzv_endpoint,
+            "max_restarts": self.max_restarts,
+            "slurm_options": dict(self.slurm_options),
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +122,9 @@ class CompareOptions:
         looks: number of planned looks at the runs; None leaves it open.
         objective: what the recommended arm should improve while keeping the accuracy.
         tag: label of the report and its folder.
-        jobs: cells that run in parallel; step times are then not compared.
+        jobs: cells that run in parallel; "auto": as many as there are GPUs, or cores for the threads of a cell; None:
+            one. Step times of cells that run in parallel are not compared.
+        gpus: numbers of the GPUs to use, such as "0,2-3"; all that nobody uses by default.
         timing_rounds: times that the arms of a seed are timed again after their runs, in turns.
         fail_on: limits such as "accuracy<-0.5" or "time>1.10x".
         baseline: report.json or run directory that the limits compare with; by default the reference arm.
@@ -138,7 +150,8 @@ class CompareOptions:
     looks: int | None = None
     objective: Preference = "time"
     tag: str = ""
-    jobs: int = 1
+    jobs: Jobs = None
+    gpus: str | None = None
     timing_rounds: int = 0
     fail_on: tuple[str, ...] = ()
     baseline: Path | None = None
@@ -153,10 +166,19 @@ class CompareOptions:
     command: str = ""
 
     def __post_init__(self) -> None:
-        if self.jobs < 1:
-            raise ConfigError(f"jobs is {self.jobs}; give the number of cells that run in parallel, at least 1")
+        check_jobs(self.jobs)
         if self.timing_rounds < 0:
             raise ConfigError(f"timing rounds are {self.timing_rounds}; give how often arms are timed again, or 0")
+
+
+def check_jobs(jobs: Jobs) -> None:
+    """Check a number of cells.
+
+    Raises:
+        ConfigError: it is below 1.
+    """
+    if isinstance(jobs, int) and jobs < 1:
+        raise ConfigError(f"jobs is {jobs}; give the number of cells that run in parallel, at least 1, or auto")
 
 
 def to_seconds(name: str, value: float | str) -> float:

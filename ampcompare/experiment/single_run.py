@@ -113,7 +113,7 @@ def _launcher(options: RunOptions, observer: Observer | None) -> tuple[Launcher,
     check_run(options)
     if config.saving.apex_layout and not config.arm.startswith("apex"):
         raise ConfigError(f"--save-apex-format is what an Apex script saves, and the arm is {config.arm}; leave it out")
-    launcher = options.launch.launcher(config, several_cells=False)
+    launcher = options.launch.launcher(config)
     return launcher, observer if observer is not None and launcher.is_main else Observer()
 
 

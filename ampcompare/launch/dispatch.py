@@ -9,8 +9,10 @@ from typing import Any
 
 from ampcompare.base.errors import UnsupportedCombination
 from ampcompare.launch.base import Launcher, Progress
+from ampcompare.launch.cell_files import write_record
 from ampcompare.launch.distributed_env import world_of
 from ampcompare.launch.multi_process import MultiProcessLauncher
+from ampcompare.launch.places import ANYWHERE, Place
 from ampcompare.launch.slurm import SlurmLauncher
 from ampcompare.records.run import RunRecord
 from ampcompare.settings.config import RunConfig
@@ -23,10 +25,12 @@ class DispatchingLauncher(Launcher):
 
     Args:
         slurm_options: sbatch options, for cells whose launcher is slurm.
+        place: the GPUs and cores of this machine that cells use.
         options: arguments of `MultiProcessLauncher`.
     """
 
-    def __init__(self, slurm_options: Mapping[str, str] | None = None, **options: Any) -> None:
+    def __init__(self, slurm_options: Mapping[str, str] | None = None, place: Place = ANYWHERE, **options: Any) -> None:
+        self.place = place
         self._slurm_options = slurm_options
         self._options = options
         self._launchers: dict[str, Launcher] = {}
@@ -45,24 +49,29 @@ class DispatchingLauncher(Launcher):
             kind = "torchrun" if self._options.get("nnodes", 1) > 1 else "spawn"
         if kind not in self._launchers:
             if kind == "auto":
-                self._launchers[kind] = importlib.import_module("ampcompare.launch.forked").ForkedLauncher()
+                self._launchers[kind] = importlib.import_module("ampcompare.launch.forked").ForkedLauncher(self.place)
             elif kind == "slurm":
                 self._launchers[kind] = SlurmLauncher(self._slurm_options, nnodes=self._options.get("nnodes", 1))
             else:
-                self._launchers[kind] = MultiProcessLauncher(kind, **self._options)
+                self._launchers[kind] = MultiProcessLauncher(kind, place=self.place, **self._options)
             self._launchers[kind].on_note = self.note
         return self._launchers[kind]
 
     def _script_launcher(self) -> Launcher:
         if "script" not in self._launchers:
-            self._launchers["script"] = importlib.import_module("ampcompare.launch.script.launcher").ScriptLauncher()
+            module = importlib.import_module("ampcompare.launch.script.launcher")
+            self._launchers["script"] = module.ScriptLauncher(self.place)
             self._launchers["script"].on_note = self.note
         return self._launchers["script"]
 
     def launch(
         self, config: RunConfig, folder: Path, on_progress: Callable[[Progress], None] | None = None
     ) -> RunRecord:
-        return self.launcher_of(config).launch(config, folder, on_progress)
+        record = self.launcher_of(config).launch(config, folder, on_progress)
+        if self.place.is_limited and self.is_main:
+            record = record.model_copy(update={"placement": self.place.record()})
+            write_record(record, folder)
+        return record
 
     def submit_ahead(self, cells: Sequence[tuple[RunConfig, Path]]) -> None:
         by_launcher: dict[Launcher, list[tuple[RunConfig, Path]]] = {}

@@ -15,6 +15,7 @@ from ampcompare.base.environment.threads import THREAD_VARIABLES
 from ampcompare.base.isolate.start import isolated_environment, start_command
 from ampcompare.launch.base import Launcher, Progress, failed_record, interrupted_record
 from ampcompare.launch.cell_files import log_tail, make_cell_folder, write_config, write_record
+from ampcompare.launch.places import ANYWHERE, Place
 from ampcompare.launch.server_process import ServerGone, ServerProcess
 from ampcompare.records.run import RunRecord, read_record
 from ampcompare.settings.config import RunConfig
@@ -24,9 +25,9 @@ __all__ = ["ForkedLauncher", "worker_environment"]
 MAX_SERVERS = 5  # per cell: if each of them is killed, the next one would be too
 
 
-def worker_environment() -> dict[str, str]:
-    """Return the environment of workers: one thread per pool unless set, as torchrun does."""
-    environment = isolated_environment()
+def worker_environment(place: Place = ANYWHERE) -> dict[str, str]:
+    """Return the environment of workers: one thread per pool unless set, as torchrun does, and the GPUs of a place."""
+    environment = {**isolated_environment(), **place.environment}
     for variable in THREAD_VARIABLES:
         environment.setdefault(variable, "1")
     return environment
@@ -36,9 +37,13 @@ class ForkedLauncher(Launcher):
     """Keeps one server for all cells. Cells end with the launcher, and with this process if it dies.
 
     A cell continues when its server is killed; the next cell gets another server.
+
+    Args:
+        place: the GPUs and cores that cells use.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, place: Place = ANYWHERE) -> None:
+        self._place = place
         self._server: ServerProcess | None = None
         self._interpreter: psutil.Process | None = None
         self._terminated = False
@@ -106,13 +111,13 @@ class ForkedLauncher(Launcher):
     def _run_interpreter(self, config: RunConfig, folder: Path) -> tuple[int, int]:
         make_cell_folder(folder)
         write_config(config, folder)
-        with (folder / "log.txt").open("wb") as log:
+        with (folder / "log.txt").open("wb") as log, self._place.pinned():
             process = psutil.Popen(
                 start_command("ampcompare.launch.worker.cell", str(folder)),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=worker_environment(),
+                env=worker_environment(self._place),
             )
         self._interpreter = process
         try:
@@ -133,7 +138,8 @@ class ForkedLauncher(Launcher):
 
     def _ensure_server(self) -> ServerProcess:
         if self._server is None:
-            self._server = ServerProcess(worker_environment())
+            with self._place.pinned():
+                self._server = ServerProcess(worker_environment(self._place))
         return self._server
 
     def close(self) -> None:

@@ -28,6 +28,7 @@ from ampcompare.launch.cell_files import (
 )
 from ampcompare.launch.forked import worker_environment
 from ampcompare.launch.leftovers import remove_leftovers_of_cell
+from ampcompare.launch.places import ANYWHERE, Place
 from ampcompare.launch.start_ranks import RANK_MODULE, Request
 from ampcompare.records.run import RunRecord, read_record
 from ampcompare.settings.config import RunConfig
@@ -49,6 +50,7 @@ class MultiProcessLauncher(Launcher):
         rdzv_endpoint: HOST:PORT on node 0, for several machines.
         max_restarts: restarts of all ranks after one has failed.
         dist_url: where ranks rendezvous: tcp://HOST:PORT or file://PATH; None leaves it to the launcher.
+        place: the GPUs and cores that the ranks use.
 
     Raises:
         UnsupportedCombination: several machines without an address at which to rendezvous.
@@ -63,6 +65,7 @@ class MultiProcessLauncher(Launcher):
         rdzv_endpoint: str | None = None,
         max_restarts: int = 0,
         dist_url: str | None = None,
+        place: Place = ANYWHERE,
     ) -> None:
         if not 0 <= node_rank < nnodes:
             raise UnsupportedCombination(f"node rank {node_rank} of {nnodes} nodes; ranks go from 0 to nodes - 1")
@@ -73,6 +76,7 @@ class MultiProcessLauncher(Launcher):
         if nnodes > 1 and launcher == "spawn" and dist_url is None:
             raise UnsupportedCombination(f"{nnodes} nodes need a rendezvous; add --dist-url tcp://HOST:PORT")
         self.launcher = launcher
+        self._place = place
         self._options: dict[str, Any] = {
             "nnodes": nnodes,
             "node_rank": node_rank,
@@ -113,10 +117,10 @@ class MultiProcessLauncher(Launcher):
         return self._record(config, folder, code)
 
     def _run(self, request: Request, folder: Path, on_progress: Callable[[Progress], None] | None) -> int:
-        environment = worker_environment()
+        environment = worker_environment(self._place)
         for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
             environment.pop(name, None)
-        with (folder / "launcher.log").open("wb") as log:
+        with (folder / "launcher.log").open("wb") as log, self._place.pinned():
             # In a new session, Ctrl-C in the terminal reaches only this process, which then ends the ranks.
             self._agent = subprocess.Popen(
                 start_command("ampcompare.launch.start_ranks", request.to_json()),

@@ -1,23 +1,30 @@
-"""Several launchers as one, for cells that run concurrently."""
+"""Several launchers as one, each with its place, for cells that run concurrently."""
 
 from __future__ import annotations
 
 import queue
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
-from ampcompare.launch.base import Launcher, Progress
+from ampcompare.launch.base import Launcher, Progress, interrupted_record
+from ampcompare.launch.dispatch import make_launcher
+from ampcompare.launch.places import Places
 from ampcompare.records.run import RunRecord
 from ampcompare.settings.config import RunConfig
 
-__all__ = ["LauncherPool"]
+__all__ = ["LauncherPool", "launcher_at"]
 
 
 class LauncherPool(Launcher):
-    """Gives each cell a free launcher; at most as many calls may run concurrently as there are launchers."""
+    """Gives each cell a free launcher; at most as many calls may run concurrently as there are launchers.
+
+    After `terminate` no cell starts: one that comes later is interrupted before it has begun.
+    """
 
     def __init__(self, launchers: Sequence[Launcher]) -> None:
         self._all = tuple(launchers)
+        self._terminated = False
         self.is_main = self._all[0].is_main
         self._free: queue.Queue[Launcher] = queue.Queue()
         for launcher in self._all:
@@ -29,13 +36,29 @@ class LauncherPool(Launcher):
     ) -> RunRecord:
         launcher = self._free.get()
         try:
+            if self._terminated:
+                return interrupted_record(config)
             return launcher.launch(config, folder, on_progress)
         finally:
             self._free.put(launcher)
 
     def terminate(self) -> bool:
-        return sum(launcher.terminate() for launcher in self._all) > 0
+        self._terminated = sum(launcher.terminate() for launcher in self._all) > 0
+        return self._terminated
 
     def close(self) -> None:
         for launcher in self._all:
             launcher.close()
+
+
+def launcher_at(places: Places, config: RunConfig, **options: Any) -> Launcher:
+    """Return a launcher for as many cells at a time as there are places.
+
+    Args:
+        options: of `make_launcher`.
+
+    Raises:
+        ConfigError, EnvironmentUnfit, UnsupportedCombination: as `make_launcher` does.
+    """
+    launchers = [make_launcher(config, several_cells=True, place=place, **options) for place in places.all]
+    return launchers[0] if len(launchers) == 1 else LauncherPool(launchers)

@@ -10,6 +10,7 @@ from pydantic import Field
 from ampcompare.records.document import SCHEMA, SchemaNumber, dump_json, read_model
 from ampcompare.records.fields import FrozenRecord
 from ampcompare.records.metric import TOP1, TOP5, Metric
+from ampcompare.records.placement import Placement
 from ampcompare.records.readings import SystemReadings, TimingRound
 from ampcompare.records.step import StepRecord
 from ampcompare.records.summary import RunSummary, Trace
@@ -112,6 +113,7 @@ class RunRecord(FrozenRecord):
     started: str | None = Field(None, description="when the run was started, or last resumed: ISO 8601, UTC")
     timing_rounds: list[TimingRound] = Field([], description="timings after the runs of the seed, if asked for")
     jobs: int = Field(1, description="cells that ran at the same time")
+    placement: Placement | None = Field(None, description="only where a pool gave the cell GPUs or cores")
     guards: list[str] = Field([], description="mistakes in the use of amp, with file and line")
     resumed: list[Resumption] = Field([], description="checkpoints that the run went on from, in order")
     notes: list[str] = Field([], description="settings that change nothing on this device, and why")

@@ -135,7 +135,7 @@ def test_a_server_that_cannot_start(make_config: MakeConfig, tmp_path: Path, mon
     (tmp_path / "torch.py").write_text("raise ImportError('libcudart.so is missing')")
     monkeypatch.setattr(
         "ampcompare.launch.forked.worker_environment",
-        lambda: {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{os.environ['PYTHONPATH']}"},
+        lambda place: {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{os.environ['PYTHONPATH']}"},
     )
     with ForkedLauncher() as broken, pytest.raises(LaunchError, match="exit code 1: ImportError: libcudart"):
         broken.launch(make_config(), tmp_path / "cell")

@@ -11,10 +11,11 @@ from ampcompare.experiment.claims.definition import load_study, study_name
 from ampcompare.experiment.claims.report import findings_data, render_markdown
 from ampcompare.experiment.claims.reproduce import Reproduction, reproduce, sees_gpu, select_claims
 from ampcompare.experiment.observer import Observer
+from ampcompare.experiment.options import Jobs
 from ampcompare.experiment.ownership import owned
 from ampcompare.experiment.single_run import WhileRunning
-from ampcompare.launch.dispatch import make_launcher
-from ampcompare.launch.pool import LauncherPool
+from ampcompare.launch.places import find_places
+from ampcompare.launch.pool import launcher_at
 from ampcompare.records.run import dump_json
 from ampcompare.report.files import write_reports
 from ampcompare.settings.config import RunConfig
@@ -30,7 +31,7 @@ class StudyOptions:
         claims: names; all of the study if empty.
         output_dir: folder of records and reports, by default `runs/reproduce-<study>`.
         budget_seconds: wall time; no seed begins after it.
-        jobs: cells that run in parallel; step times are then not judged.
+        jobs, gpus: as for `CompareOptions`.
         wait_seconds: how long to wait for another command that uses the folder.
         command: printed in the report.
     """
@@ -39,7 +40,8 @@ class StudyOptions:
     claims: tuple[str, ...] = ()
     output_dir: Path | None = None
     budget_seconds: float = 900.0
-    jobs: int = 1
+    jobs: Jobs = None
+    gpus: str | None = None
     wait_seconds: float = 0.0
     command: str = ""
 
@@ -65,15 +67,17 @@ def run_study(
     observer = observer or Observer()
     study = load_study(options.study)
     claims = select_claims(study, options.claims)
-    launchers = [make_launcher(RunConfig(), several_cells=True) for _ in range(options.jobs)]
-    launcher = launchers[0] if options.jobs == 1 else LauncherPool(launchers)
+    places = find_places([RunConfig()], options.jobs, options.gpus)
+    launcher = launcher_at(places, RunConfig())
+    for text in places.notes:
+        observer.note(text)
     gpu = any(claim.needs_gpu for claim in claims) and sees_gpu()
     folder, wait = options.folder, options.wait_seconds
     hold = owned(folder, launcher, command=options.command, wait_seconds=wait, note=observer.note)
     with launcher, hold, while_running(launcher):
         reproduction = reproduce(
             study, claims, folder, launcher, gpu=gpu, budget_seconds=options.budget_seconds, observer=observer,
-            jobs=options.jobs, command=options.command, save=write_reports,
+            jobs=len(places.all), command=options.command, save=write_reports,
         )  # fmt: skip
         write_atomically(folder / "reproduce.md", render_markdown(reproduction))
         write_atomically(folder / "reproduce.json", dump_json(findings_data(reproduction)) + "\n")

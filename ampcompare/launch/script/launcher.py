@@ -17,6 +17,7 @@ from pathlib import Path
 from ampcompare.base.environment.threads import THREAD_VARIABLES
 from ampcompare.launch.base import Launcher, Progress
 from ampcompare.launch.cell_files import last_lines, make_cell_folder, write_config, write_record
+from ampcompare.launch.places import ANYWHERE, Place
 from ampcompare.launch.script.children import RECORD, RECORDS, of_training_process, training_children
 from ampcompare.launch.script.output import OutputReader
 from ampcompare.launch.script.processes import (
@@ -45,9 +46,14 @@ NO_REASON = re.compile(r"ampcompare: (\d+ steps?, \d+ skipped|the record has no 
 
 
 class ScriptLauncher(Launcher):
-    """Starts one process per cell, forked where possible, or as many as the configuration says under torchrun."""
+    """Starts one process per cell, forked where possible, or as many as the configuration says under torchrun.
 
-    def __init__(self) -> None:
+    Args:
+        place: the GPUs and cores that scripts use.
+    """
+
+    def __init__(self, place: Place = ANYWHERE) -> None:
+        self._place = place
         self._process: CellProcess | None = None
         self._server: ScriptServer | None = None
         self._terminated = False
@@ -109,14 +115,16 @@ class ScriptLauncher(Launcher):
         return code, reader.values
 
     def _start(self, config: RunConfig, script: ScriptConfig, folder: Path) -> CellProcess:
-        environment = _environment(config, folder)
+        environment = {**_environment(config, folder), **self._place.environment}
         command = script_command(config, script, folder)
         if script.torchrun or not can_fork(config.processes):
-            return start_interpreter(command, environment)
+            with self._place.pinned():
+                return start_interpreter(command, environment)
         server = self._server
         if server is None or not server.runs or server.threads != threads_of(environment):
             self.close()
-            server = self._server = ScriptServer(environment)
+            with self._place.pinned():
+                server = self._server = ScriptServer(environment)
         return server.start(command[command.index("ampcompare") + 1 :], environment)
 
     def close(self) -> None:

@@ -22,6 +22,8 @@ def device_facts(device: torch.device, config: RunConfig) -> dict[str, Any]:
         "device": str(device),
         "threads": config.threads,
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS"),
+        "cores": sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
+        "CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES"),
         "NVIDIA_TF32_OVERRIDE": os.environ.get("NVIDIA_TF32_OVERRIDE"),
     }
     if device.type not in ("cpu", "cuda"):
