@@ -16,6 +16,7 @@ from ampcompare.script.legacy.record.rows import Rows
 from ampcompare.script.legacy.settings import ExecSettings
 from ampcompare.script.legacy.stderr import note
 from ampcompare.script.legacy.target import Target
+from ampcompare.script.recorded.acted import Acted
 from ampcompare.script.recorded.pairing import seed_all
 from ampcompare.script.recorded.watch import Watch
 from ampcompare.script.stand_in import StandIn, half_dtype
@@ -40,10 +41,8 @@ def run_script(
     # A child process that trains past the arm refuses to.
     if status == 0 and not _stand_ins[-1].acted() and not child_processes.started():
         note(
-            f"the script ended without reaching {settings.arm}: it called neither amp.initialize nor torch.autocast. "
-            "Two lines are enough: `model, optimizer = amp.initialize(model, optimizer)` after both are made, and "
-            "`with amp.scale_loss(loss, optimizer) as scaled: scaled.backward()` instead of `loss.backward()`, with "
-            "`from apex import amp` at the top"
+            f"the script ended without reaching {settings.arm}: it called neither amp.initialize nor torch.autocast, "
+            "and no module whose weights an optimizer has"
         )
         return 3
     return status
@@ -62,11 +61,13 @@ def prepare_script(settings: ExecSettings, *, child: str | None = None) -> Prepa
     def stand_in(rows: Rows | None) -> bool:
         half, emulation = _cpu_half(arm, settings)
         emulation.__enter__()  # until the process ends
-        watch = None
+        watch, acted = None, None
+        if rows is not None:
+            acted = Acted(rows.recorder)  # before the watch, which may end the script at a row
         if rows is not None and (settings.watch or settings.max_steps is not None):
             watch = Watch(rows.recorder, settings.max_steps, half)
         for_cuda = settings.device == "cpu"
-        _stand_ins.append(StandIn(arm, rows, engine=settings.engine, watch=watch, for_cuda=for_cuda))
+        _stand_ins.append(StandIn(arm, rows, engine=settings.engine, watch=watch, for_cuda=for_cuda, acted=acted))
         return arm.backend == "apex"
 
     # The guards know Apex and torch.amp as they are, not what stands behind them.

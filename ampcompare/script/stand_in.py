@@ -8,7 +8,6 @@ import sys
 from typing import Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.data import dataloader
 
 from ampcompare.backends.apex_levels import LEVELS
@@ -21,16 +20,15 @@ from ampcompare.precision.factory import make_precision
 from ampcompare.precision.keep_fp32 import kept_in_fp32, without_autocast, without_casts
 from ampcompare.script.apex_amp.amp import ScriptAmp
 from ampcompare.script.apex_amp.plain_backward import PlainBackward
-from ampcompare.script.apex_amp.session import here
 from ampcompare.script.keep_fp32 import KeptAtFirstCall
 from ampcompare.script.legacy import opt_level
 from ampcompare.script.legacy.record.rows import Rows
+from ampcompare.script.recorded.acted import Acted
 from ampcompare.script.recorded.watch import Watch
 from ampcompare.script.torch_amp.autocast_and_scaler import TorchAmp
 from ampcompare.script.torch_amp.o1 import O1BehindTorch
+from ampcompare.script.torch_amp.plain_script import PlainScript
 from ampcompare.script.torch_amp.whole_model import WholeModel
-
-MAX_PLAIN_STEPS = 100
 
 __all__ = ["StandIn", "check_arm", "half_dtype"]
 
@@ -67,6 +65,7 @@ class StandIn:
         watch: records the first weights.
         engine: what `apex` means, "compat" or "nvidia"; only arms of Apex run on the latter.
         for_cuda: what the script does on CUDA happens on the CPU.
+        acted: counts the forward passes; None counts nothing.
     """
 
     def __init__(
@@ -77,6 +76,7 @@ class StandIn:
         engine: str = "compat",
         watch: Watch | None = None,
         for_cuda: bool = False,
+        acted: Acted | None = None,
     ) -> None:
         check_arm(arm)
         self.arm = arm
@@ -93,6 +93,7 @@ class StandIn:
             self._stand_behind_amp(rows)
         if self.torch_amp is not None:
             self.torch_amp.install(self._patches)
+            PlainScript(arm, self.torch_amp, for_cuda=for_cuda, rows=rows, acted=acted).install(self._patches)
             if self._keep and not isinstance(self.torch_amp, WholeModel):
                 context = without_autocast("cuda" if torch.cuda.is_available() else "cpu")
                 if arm.backend == "apex":
@@ -100,8 +101,6 @@ class StandIn:
                 names = self.torch_amp
                 self._kept = KeptAtFirstCall(self._keep, context, lambda: names.used)
         PlainBackward(self.amp, rows).install(self._patches)
-        self._plain_steps = 0
-        self._hook = register_optimizer_step_pre_hook(self._before_step)
 
     def _stand_behind_levels(self, engine: str, rows: Rows | None) -> None:
         options = dict(self.arm.options)
@@ -111,8 +110,8 @@ class StandIn:
         frontend: Any = importlib.import_module("apex.amp.frontend")
         self._patches.wrap(frontend, "_initialize", self._initialize)
         opt_level.override(level, quiet=True, options=options)
-        if level == "O1" and engine == "compat":
-            self.torch_amp = O1BehindTorch(options.get("loss_scale", "dynamic"), self._given, self._initialized)
+        if LEVELS[level].patch_torch_functions and engine == "compat":
+            self.torch_amp = O1BehindTorch(self.arm, self._given, self._initialized)
         elif LEVELS[level].is_half and engine == "compat":
             self.torch_amp = WholeModel(self.arm, rows, self._given, self._initialized)
         else:
@@ -155,22 +154,6 @@ class StandIn:
         if self._watch is not None:
             self._watch.weights(models, optimizers)
 
-    def _before_step(self, optimizer: Any, *_arguments: Any) -> None:
-        """Refuse a script that trains on and on without reaching the arm."""
-        if self._plain_steps > MAX_PLAIN_STEPS:
-            return
-        if self.acted():
-            self._plain_steps = MAX_PLAIN_STEPS + 1
-            return
-        self._plain_steps += 1
-        if self._plain_steps == MAX_PLAIN_STEPS:
-            raise UnsupportedCombination(
-                here(
-                    f"{MAX_PLAIN_STEPS} steps without reaching {self.arm}: neither amp.initialize nor an enabled "
-                    "autocast block was called. If the script has an option that turns mixed precision on, give it"
-                )
-            )
-
     def _next_batch(self, original: Any, iterator: Any) -> Any:
         assert self.amp is not None
         with self.amp.disable_casts():  # a loader without workers runs the script's transforms here
@@ -191,7 +174,6 @@ class StandIn:
     def end(self) -> None:
         """Restore all names; for tests, since the process belongs to the script."""
         self._patches.undo()
-        self._hook.remove()
         if self.torch_amp is not None:
             self.torch_amp.end()
         if self._kept is not None:

@@ -25,21 +25,30 @@ class GradientReads:
     Watching costs two assignments; between a step and the next block, when nobody wants it, nothing is watched.
     `zero_grad` is no reader.
 
-    Args:
+    Attributes:
         before: called with the tensor.
     """
 
-    def __init__(self, before: Callable[[Tensor], None]) -> None:
+    def __init__(self, before: Callable[[Tensor], None] = lambda tensor: None) -> None:
+        self.before = before
         self._wanted_by: set[int] = set()
         self._pauses = 0
         self._watching = False
+        self._get: Callable[[Tensor], Any] = _GRAD.__get__
+        self._put: Callable[[Tensor, Any], None] = _GRAD.__set__
+        self._is_redirected = False
+        self._property = property(self._read, lambda tensor, grad: self._put(tensor, grad), _GRAD.__delete__)
 
-        def read(tensor: Any) -> Any:
-            if sys._getframe(1).f_code.co_name != "zero_grad":
-                before(tensor)
-            return _GRAD.__get__(tensor)
+    def _read(self, tensor: Any) -> Any:
+        if self._wanted_by and not self._pauses and sys._getframe(1).f_code.co_name != "zero_grad":
+            self.before(tensor)
+        return self._get(tensor)
 
-        self._property = property(read, _GRAD.__set__, _GRAD.__delete__)
+    def redirect(self, get: Callable[[Tensor], Any] | None, put: Callable[[Tensor, Any], None] | None) -> None:
+        """Let reads and assignments go elsewhere, also while nobody wants to notice them; None ends that."""
+        self._get, self._put = get or _GRAD.__get__, put or _GRAD.__set__
+        self._is_redirected = get is not None
+        self._set()
 
     def want(self, who: object, wanted: bool) -> None:
         """Note whether `who` wants to notice readers from now on."""
@@ -58,7 +67,7 @@ class GradientReads:
             self._set()
 
     def _set(self) -> None:
-        wanted = bool(self._wanted_by) and not self._pauses
+        wanted = self._is_redirected or (bool(self._wanted_by) and not self._pauses)
         if wanted == self._watching:
             return
         self._watching = wanted

@@ -21,6 +21,7 @@ from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import ScalingError, UnsupportedCombination
 from ampcompare.guards.patches import Patches
 from ampcompare.script.apex_amp.amp import Given
+from ampcompare.script.apex_amp.read_gradients import GradientReads
 from ampcompare.script.apex_amp.session import here
 from ampcompare.script.legacy.record.rows import Rows, value_of
 
@@ -37,17 +38,18 @@ __all__ = [
 
 SCALER = inspect.signature(torch.amp.GradScaler)
 SETTINGS = ("growth_factor", "backoff_factor", "growth_interval")
-LINES = (
-    "`model, optimizer = amp.initialize(model, optimizer)` and `with amp.scale_loss(loss, optimizer) as scaled: "
-    "scaled.backward()`, with `from apex import amp`"
-)
 
 
 class TorchAmp:
     """The names of `torch.amp` under an arm in fp32 or of `torch.amp`.
 
     Attributes:
-        used: the script has entered an autocast block, or made a GradScaler.
+        used: the script, or what drives it, has entered an autocast block, or made a GradScaler.
+        has_autocast: the script itself has made an enabled autocast block.
+        has_scaler: the script itself has made a GradScaler.
+        driven: objects are made on behalf of the script at present.
+        is_driven: the script has no GradScaler; its steps are made on its behalf.
+        reads: notices readers of gradients.
 
     Args:
         arm: in fp32 or of the backend native; any other is refused when the script first uses `torch.amp`.
@@ -72,7 +74,8 @@ class TorchAmp:
         self._dtype: torch.dtype | None = None
         if arm.backend == "native":
             self._dtype = getattr(torch, arm.options["dtype"])
-        self.used = False
+        self.used = self.has_autocast = self.has_scaler = self.driven = self.is_driven = False
+        self.reads = GradientReads()
         self._scales = False
         self._casts = self._dtype is None
         self._scalers: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
@@ -101,20 +104,62 @@ class TorchAmp:
         for hook in self._hooks:
             hook.remove()
 
-    def _note(self, enabled: bool) -> None:
+    @property
+    def needs_scaler(self) -> bool:
+        """Whether the arm scales the loss."""
+        return self._dtype is torch.float16
+
+    @property
+    def casts_loss(self) -> bool:
+        """Whether casts last until the backward pass."""
+        return False
+
+    @property
+    def widens(self) -> torch.dtype | None:
+        """The type of a module's outputs that become fp32."""
+        return self._dtype
+
+    def optimizer_made(self) -> None:
+        """Note that the script has made an optimizer."""
+
+    def masters(self, optimizer: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Return the 16-bit weights of an optimizer with their masters."""
+        return []
+
+    def input_type(self, module: Any) -> torch.dtype | None:
+        """Return nothing: weights stay in fp32."""
+        return None
+
+    def forget_unscaled(self, scaler: Any, optimizer: Any) -> None:
+        """Let gradients be unscaled once more before the step."""
+        scaler._per_optimizer_states.pop(id(optimizer), None)
+
+    def _note(self, enabled: bool, *, scaler: bool = False) -> None:
         """Note that the script makes an object of `torch.amp`, which it may have switched off."""
+        if not self.driven:
+            self.has_scaler = self.has_scaler or scaler
+            self.has_autocast = self.has_autocast or (enabled and not scaler)
         if enabled or self._arm.backend == "fp32":
-            self._use()
+            self.use()
         elif not self.used and self._off is None:
             self._off = switched_off(self._arm)
 
-    def _use(self) -> None:
+    def is_by_apex(self) -> bool:
+        """Return whether the script trains through `apex.amp`."""
+        return self._initialized()
+
+    def casts_now(self) -> bool:
+        """Return whether operations are cast at present."""
+        return self._initialized() or torch.is_autocast_enabled("cuda") or torch.is_autocast_enabled("cpu")
+
+    def use(self) -> None:
+        """Note that the arm acts on the script."""
         if not self.used:
             if self._arm.backend not in ("fp32", "native") and self._arm.options.get("opt_level") != "O0":
                 raise UnsupportedCombination(
                     here(
-                        f"the script uses torch.amp, but {self._arm} works only for scripts with apex.amp; compare "
-                        f"another arm, or put these two lines into it instead: {LINES}"
+                        f"{self._arm} needs a script that calls apex.amp, and this one does not; compare native:bf16, "
+                        "or another arm"
                     )
                 )
             self.used = True
@@ -139,7 +184,7 @@ class TorchAmp:
         if not _is_own():
             self._scalers[scaler] = False
             kwargs = scaler_settings(args, kwargs)
-            self._note(kwargs["enabled"])
+            self._note(kwargs["enabled"], scaler=True)
             kwargs.update({name: self._arm.options[name] for name in kwargs if name in self._arm.options})
             if kwargs["enabled"] and self._dtype is not torch.float16:
                 self._silenced[scaler] = {name: kwargs[name] for name in SETTINGS}
@@ -177,8 +222,10 @@ class TorchAmp:
         return original(scaler) if settings is None else settings[name]
 
     def _is_plain(self) -> bool:
-        """Return whether the script trains without a GradScaler."""
-        return self.used and not self._scales and self._rows is not None and not self._rows.has_amp
+        """Return whether the script trains without a GradScaler, and nobody records that."""
+        return (
+            not self.is_driven and self.used and not self._scales and self._rows is not None and not self._rows.has_amp
+        )
 
     def _backward(self, original: Any, tensors: Any, *args: Any, **kwargs: Any) -> Any:
         if self._is_plain() and self._rows is not None:
@@ -196,6 +243,8 @@ class TorchAmp:
         if self.used and self._given is not None:
             self._given([], [optimizer])
             self._given = None
+        if self.is_driven:
+            return
         if self.used and not self._casts:
             raise without_autocast(self._arm)
         if self.used and not self._scales and self._dtype is torch.float16:

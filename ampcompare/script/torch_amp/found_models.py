@@ -25,8 +25,8 @@ CONTAINERS = (nn.ModuleList, nn.ModuleDict)  # they hold models, and are never c
 class FoundModels:
     """Finds models and optimizers when the script first calls a module whose weights an optimizer holds.
 
-    That module is a model. Weights of optimizers that it lacks belong to others, which the script may call later: to
-    the largest modules that do not contain it.
+    That module is a model, or the whole is that it is a part of, where one optimizer has weights of both. Weights of
+    optimizers that it lacks belong to others, which the script may call later: to the largest modules that lack it.
 
     Args:
         name: of the arm, for messages.
@@ -34,7 +34,7 @@ class FoundModels:
         is_over: returns whether the script has named its models by itself.
 
     Raises:
-        PreparationError: from the script's call, if the module is a part of a model, or is sharded.
+        PreparationError: from the script's call, if the module is sharded.
     """
 
     def __init__(
@@ -47,31 +47,24 @@ class FoundModels:
         self._found = found
         self._is_over = is_over
         self._optimizers: list[weakref.ref[Any]] = []
-        self._calls = Patches()
+        self._is_done = False
         self._wrappers = ParallelWrappers()
 
     def install(self, patches: Patches) -> None:
-        """Follow the optimizers and calls of modules from now on."""
+        """Follow the optimizers from now on."""
         patches.wrap(torch.optim.Optimizer, "__init__", self._made)
         self._wrappers.install(patches)
-        # No hook: torch has looked up what it will call before it runs hooks.
-        self._calls.wrap(nn.Module, "__call__", self._called)
-
-    def end(self) -> None:
-        """Follow calls no longer."""
-        self._calls.undo()
 
     def _made(self, original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
         original(optimizer, *args, **kwargs)
         self._optimizers.append(weakref.ref(optimizer))
 
-    def _called(self, original: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        self._look_at(module)
-        return original(module, *args, **kwargs)
-
-    def _look_at(self, module: nn.Module) -> None:
+    def look_at(self, module: nn.Module) -> None:
+        """Look at a module that the script calls, before it is called."""
+        if self._is_done:
+            return
         if self._is_over():
-            self.end()
+            self._is_done = True
             return
         optimizers = [optimizer for reference in self._optimizers if (optimizer := reference()) is not None]
         held = {id(param) for optimizer in optimizers for param in owned_params(optimizer)}
@@ -80,16 +73,17 @@ class FoundModels:
         model = bare_model(module)
         if held.isdisjoint(map(id, model.parameters())):
             return
-        self.end()
+        self._is_done = True
         tree = _Tree()
+        model = _whole(model, optimizers, tree)
         models = [model, *tree.others(model, held)]
         for one in models:
-            self._check(one, optimizers, tree)
+            self._check(one, tree)
         self._wrappers.check(models, self._name)
         self._found(models, optimizers)
         self._wrappers.make_again(models)
 
-    def _check(self, model: nn.Module, optimizers: Sequence[Any], tree: _Tree) -> None:
+    def _check(self, model: nn.Module, tree: _Tree) -> None:
         kind = type(model).__name__
         if tree.is_sharded(model):
             raise PreparationError(
@@ -98,19 +92,20 @@ class FoundModels:
                     f"fp32 weights"
                 )
             )
-        own = set(map(id, model.parameters()))
-        parent = tree.parent_of(model)
-        if parent is None:
-            return
-        for optimizer in optimizers:
-            held = set(map(id, owned_params(optimizer)))
-            if held & own and held - own:
-                raise PreparationError(
-                    here(
-                        f"the script calls {kind} by itself, a part of {parent}, whose other weights the same "
-                        f"optimizer has; {self._name} casts a model's inputs where the whole of it is called"
-                    )
-                )
+
+
+def _whole(model: nn.Module, optimizers: Sequence[Any], tree: _Tree) -> nn.Module:
+    """Return the module that a model is a part of, as long as an optimizer has weights of both; else the model."""
+    parent = tree.parent_of(model)
+    if parent is None:
+        return model
+    own = set(map(id, model.parameters()))
+    around = set(map(id, parent.parameters())) - own
+    for optimizer in optimizers:
+        held = set(map(id, owned_params(optimizer)))
+        if held & own and held & around:
+            return _whole(parent, optimizers, tree)
+    return model
 
 
 class _Tree:
@@ -148,12 +143,11 @@ class _Tree:
         is_wrapped = any(type(one).__name__ == "FullyShardedDataParallel" for one in around)
         return is_wrapped or any(type(param).__name__ == "DTensor" for param in model.parameters())
 
-    def parent_of(self, model: nn.Module) -> str | None:
-        """Return the type of a module that holds a model as its part; None if there is none."""
+    def parent_of(self, model: nn.Module) -> nn.Module | None:
+        """Return a module that holds a model as its part, wrappers and containers left out; None if there is none."""
         for one in self._parents.get(id(model), []):
-            kind = type(one).__name__
-            if kind not in WRAPPERS and not isinstance(one, CONTAINERS):
-                return kind
+            if not _is_shell(one):
+                return one
             if (above := self.parent_of(one)) is not None:
                 return above
         return None

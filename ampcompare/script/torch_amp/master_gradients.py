@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ampcompare.script.apex_amp.read_gradients import GradientReads
+
 __all__ = ["MasterGradients"]
 
 _GRAD: Any = vars(torch._C.TensorBase)["grad"]
@@ -19,11 +21,15 @@ Pairs = Iterable[tuple[Tensor, Tensor]]
 
 
 class MasterGradients:
-    """`tensor.grad` for the 16-bit weights whose gradients are shown; for all others it is what it was."""
+    """`tensor.grad` for the 16-bit weights whose gradients are shown; for all others it is what it was.
 
-    def __init__(self) -> None:
+    Args:
+        reads: replaces `tensor.grad`.
+    """
+
+    def __init__(self, reads: GradientReads) -> None:
         self._shown: dict[int, tuple[Tensor, Tensor, Tensor | None]] = {}  # weight, master, true gradient
-        self._property = property(self._read, self._write, _GRAD.__delete__)
+        self._reads = reads
 
     def show(self, pairs: Pairs) -> None:
         """Let each 16-bit weight show the gradient of its master, an fp32 tensor of its shape, and drop its own."""
@@ -48,10 +54,7 @@ class MasterGradients:
         self._set()
 
     def _set(self) -> None:
-        if self._shown:
-            Tensor.grad = self._property  # type: ignore[assignment]
-        elif vars(Tensor).get("grad") is self._property:
-            del Tensor.grad
+        self._reads.redirect(*((self._read, self._write) if self._shown else (None, None)))
 
     def _read(self, tensor: Tensor) -> Any:
         shown = self._shown.get(id(tensor))

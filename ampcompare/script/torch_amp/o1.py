@@ -1,6 +1,6 @@
-"""`apex:O1` behind `torch.autocast` and `GradScaler`: O1's casts inside the blocks, Apex's loss scaler in the scaler.
+"""`apex:O1` or `O4` behind `torch.autocast` and `GradScaler`: casts inside the blocks, Apex's scaler in the scaler.
 
-O1 needs no model. Each `scaler.step` checks and unscales its optimizer; `scaler.update` moves Apex's scale once.
+Neither needs a model. Each `scaler.step` checks and unscales its optimizer; `scaler.update` moves Apex's scale once.
 """
 
 from __future__ import annotations
@@ -17,10 +17,13 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils import checkpoint
 
 from ampcompare.apex.amp.scaler import LossScaler
+from ampcompare.backends.apex_levels import apex_level
+from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import UnsupportedCombination
 from ampcompare.guards.patches import Patches
 from ampcompare.precision.base import owned_params
 from ampcompare.script.apex_amp.amp import Given
+from ampcompare.script.apex_amp.read_gradients import GradientReads
 from ampcompare.script.torch_amp.autocast_and_scaler import (
     not_scaled,
     present,
@@ -53,21 +56,27 @@ class O1BehindTorch:
     """Replaces what both classes do; O1's patches of torch are on from the first block of the script on.
 
     Args:
-        loss_scale: of the arm: "dynamic" or a factor.
+        arm: `apex:O1`, or `apex:O4`, whose loss scale is 1.
         given: called with the first optimizer before its first step.
         initialized: returns whether the script trains through `apex.amp`.
 
-    Attributes:
-        used: the script has entered an autocast block.
+    Attributes: as of `TorchAmp`.
     """
+
+    needs_scaler = True
+    casts_loss = True
+    widens: torch.dtype | None = None
 
     def __init__(
         self,
-        loss_scale: float | str = "dynamic",
+        arm: Arm,
         given: Given | None = None,
         initialized: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._loss_scale = loss_scale
+        level = apex_level(arm.options)
+        self._name = f"apex:{arm.options['opt_level']}"
+        self._loss_scale = level.loss_scale
+        self._half_dtype: torch.dtype = getattr(torch, level.half_dtype)
         self._given = given
         self._initialized = initialized
         self._off: str | None = None
@@ -75,7 +84,8 @@ class O1BehindTorch:
         self._hooks: list[Any] = []
         self._handle: Any = None
         self._depth = 0
-        self.used = False
+        self.used = self.has_autocast = self.has_scaler = self.driven = self.is_driven = False
+        self.reads = GradientReads()
 
     def install(self, patches: Patches) -> None:
         """Replace the methods of both classes."""
@@ -101,7 +111,7 @@ class O1BehindTorch:
 
     def _make_scaler(self, original: Any, scaler: Any, *args: Any, **kwargs: Any) -> None:
         settings = scaler_settings(args, kwargs)
-        self._note(settings["enabled"])
+        self._note(settings["enabled"], scaler=True)
         original(scaler, **{**settings, "enabled": True})  # a script in bf16 has one that is off
 
     def _casts_of_checkpoint(self, original: Any, *args: Any, **kwargs: Any) -> Any:
@@ -112,26 +122,57 @@ class O1BehindTorch:
                 kind["enabled"] = self._handle is not None and self._handle._is_active
         return kinds
 
-    def _note(self, enabled: bool) -> None:
+    def is_by_apex(self) -> bool:
+        """Return whether the script trains through `apex.amp`."""
+        return self._initialized()
+
+    def casts_now(self) -> bool:
+        """Return whether operations are cast at present."""
+        return self._handle is not None and bool(self._handle._is_active)
+
+    def use(self) -> None:
+        """Note that the arm acts on the script."""
+        self.used = True
+
+    def masters(self, optimizer: Any) -> list[tuple[Tensor, Tensor]]:
+        """Return nothing: O1 has no master weights."""
+        return []
+
+    def input_type(self, module: Any) -> torch.dtype | None:
+        """Return nothing: weights stay in fp32."""
+        return None
+
+    def forget_unscaled(self, scaler: Any, optimizer: Any) -> None:
+        """Let gradients be unscaled once more before the step."""
+        self._of(scaler).overflows.pop(id(optimizer), None)
+
+    def _note(self, enabled: bool, *, scaler: bool = False) -> None:
+        if not self.driven:
+            self.has_scaler = self.has_scaler or scaler
+            self.has_autocast = self.has_autocast or (enabled and not scaler)
         if not enabled and not self.used and self._off is None:
-            self._off = switched_off("apex:O1")
+            self._off = switched_off(self._name)
 
     def _before_step(self, optimizer: Any, *_arguments: Any) -> None:
         if not self.used:
             if self._off is not None and not self._initialized():
                 raise UnsupportedCombination(self._off)
             return
-        if not self._scales:
-            raise unscaled("apex:O1")
+        if not self._scales and not self.is_driven:
+            raise unscaled(self._name)
         if self._given is not None:
             self._given([], [optimizer])
             self._given = None
 
-    def _enter(self, block: Any) -> Any:
+    def optimizer_made(self) -> None:
+        """Patch torch before the first forward pass: a call looks up a loss function before its arguments."""
         if self._handle is None:
             amp = importlib.import_module("ampcompare.apex.amp")
-            self._handle = amp.init(verbose=False)
+            self._handle = amp.init(verbose=False, _half_dtype=self._half_dtype)
             self._handle._is_active = False
+
+    def _enter(self, block: Any) -> Any:
+        self.optimizer_made()
         self.used = self.used or block._enabled
         self._depth += 1
         block._ampcompare_before = self._handle._is_active
@@ -164,9 +205,9 @@ class O1BehindTorch:
             return
         state = self._of(scaler)
         if not self.used:
-            raise without_autocast("apex:O1")
+            raise without_autocast(self._name)
         if not state.scaled:
-            raise not_scaled("apex:O1")
+            raise not_scaled(self._name)
         if id(optimizer) in state.overflows:
             raise RuntimeError("unscale_() has already been called on this optimizer since the last update().")
         grads = [param.grad for param in owned_params(optimizer) if param.grad is not None]
@@ -178,7 +219,7 @@ class O1BehindTorch:
     def _step(self, original: Any, scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         if not scaler.is_enabled():
             return optimizer.step(*args, **kwargs)
-        refuse_closure("apex:O1", args, kwargs)
+        refuse_closure(self._name, args, kwargs)
         state = self._of(scaler)
         if id(optimizer) not in state.overflows:
             self._unscale(original, scaler, optimizer)

@@ -17,17 +17,20 @@ import dataclasses
 import functools
 import types
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.amp import autocast_mode
+from torch.optim import swa_utils
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import AmpCompareError, PreparationError, ScalingError, UnsupportedCombination
 from ampcompare.guards.patches import Patches
 from ampcompare.script.apex_amp.session import here
+from ampcompare.script.keep_fp32 import bare_model
 from ampcompare.script.recorded.pairing import HashedWeights
 from ampcompare.script.torch_amp.autocast_and_scaler import (
     TorchAmp,
@@ -43,6 +46,7 @@ from ampcompare.script.torch_amp.master_gradients import MasterGradients
 
 __all__ = ["WholeModel"]
 
+HALF = (torch.float16, torch.bfloat16)
 METHODS = ("scale", "unscale_", "step", "update", "get_scale", "state_dict", "load_state_dict")
 
 
@@ -63,6 +67,25 @@ class _Window:
     stepped: set[int] = dataclasses.field(default_factory=set)
 
 
+class _InFp32:
+    """The tensors of a model, 16-bit ones as fp32."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+
+    def parameters(self) -> Iterator[Tensor]:
+        """Yield the weights."""
+        return map(_widened, self._model.parameters())
+
+    def buffers(self) -> Iterator[Tensor]:
+        """Yield the buffers."""
+        return map(_widened, self._model.buffers())
+
+
+def _widened(tensor: Tensor) -> Tensor:
+    return tensor.detach().float() if tensor.dtype in HALF else tensor
+
+
 class WholeModel(TorchAmp):
     """The names of `torch.amp` under an arm that casts the weights of models.
 
@@ -72,9 +95,10 @@ class WholeModel(TorchAmp):
     def __init__(self, arm: Arm, *args: Any, **kwargs: Any) -> None:
         super().__init__(arm, *args, **kwargs)
         self._casts = False
-        self._found = FoundModels(str(arm), self._prepare, self._is_by_apex)
+        self._found = FoundModels(str(arm), self._prepare, self.is_by_apex)
         self._scaling: LossScaling = make_loss_scaling(arm, "cuda" if torch.cuda.is_available() else "cpu")
-        self._gradients = MasterGradients()
+        self._gradients = MasterGradients(self.reads)
+        self._models: list[nn.Module] = []
         self._optimizers: list[Any] = []
         self._first: dict[int, HashedWeights] = {}  # the weights of each optimizer before they are cast
         self._windows: weakref.WeakKeyDictionary[Any, _Window] = weakref.WeakKeyDictionary()
@@ -88,6 +112,7 @@ class WholeModel(TorchAmp):
         for name in METHODS:
             patches.wrap(torch.amp.GradScaler, name, functools.partial(self._call, f"_{name.rstrip('_')}"))
         patches.wrap(torch.autograd, "backward", self._backward)
+        patches.wrap(swa_utils.AveragedModel, "update_parameters", self._average)
         self._found.install(patches)
         self._hooks = [
             register_optimizer_step_pre_hook(self._before_step),
@@ -96,19 +121,42 @@ class WholeModel(TorchAmp):
 
     def end(self) -> None:
         super().end()
-        self._found.end()
         self._gradients.end()
 
-    def _is_by_apex(self) -> bool:
+    def is_by_apex(self) -> bool:
         """Return whether the script has prepared its models by `apex.amp`."""
         return not self._is_prepared and self._initialized()
 
-    def _use(self) -> None:
+    @property
+    def needs_scaler(self) -> bool:
+        return self._scaling.needs_scaler
+
+    @property
+    def widens(self) -> torch.dtype | None:
+        return None
+
+    def casts_now(self) -> bool:
+        """Return whether the weights are cast."""
+        return self._is_prepared or self._initialized()
+
+    def use(self) -> None:
         self.used = True
+
+    def forget_unscaled(self, scaler: Any, optimizer: Any) -> None:
+        raise ScalingError(
+            here(
+                f"gradients were read (clipped, say) between two backward passes of one step, which {self._arm} cannot "
+                "unscale twice; read them once, right before the step"
+            )
+        )
+
+    def _average(self, original: Any, average: Any, model: nn.Module) -> None:
+        """Average in the type of the average, which was copied before the weights were cast."""
+        original(average, _InFp32(model) if self._is_prepared else model)
 
     def _make_scaler(self, original: Any, scaler: Any, *args: Any, **kwargs: Any) -> None:
         settings = scaler_settings(args, kwargs)
-        self._note(settings["enabled"])
+        self._note(settings["enabled"], scaler=True)
         original(scaler, **{**settings, "enabled": True})  # a script in bf16 has one that is off
 
     def _prepare(self, models: list[nn.Module], optimizers: list[Any]) -> None:
@@ -119,7 +167,7 @@ class WholeModel(TorchAmp):
         except AmpCompareError as error:
             raise PreparationError(here(str(error))) from None
         self._is_prepared = True
-        self._optimizers = optimizers
+        self._models, self._optimizers = models, optimizers
         for optimizer in optimizers:
             optimizer.zero_grad = types.MethodType(
                 functools.wraps(optimizer.zero_grad)(functools.partial(_zero_grad, self)), optimizer
@@ -134,10 +182,21 @@ class WholeModel(TorchAmp):
 
     def masters(self, optimizer: Any) -> list[tuple[Tensor, Tensor]]:
         """Return the 16-bit weights of an optimizer with their masters."""
-        return self._scaling.masters(optimizer)
+        return self._scaling.masters(optimizer) if any(optimizer is one for one in self._optimizers) else []
+
+    def input_type(self, module: nn.Module) -> torch.dtype | None:
+        """Return the type of the inputs of a part of a model that the script calls by itself; None for others.
+
+        A model is prepared when the script first calls it.
+        """
+        self._found.look_at(module)
+        if not self._is_prepared or any(bare_model(module) is model for model in self._models):
+            return None
+        held = next((param.dtype for param in module.parameters() if param.dtype in HALF), None)
+        return held if any(module is part for model in self._models for part in model.modules()) else None
 
     def _call(self, name: str, original: Any, scaler: Any, *args: Any, **kwargs: Any) -> Any:
-        if self._is_by_apex():
+        if self.is_by_apex():
             return original(scaler, *args, **kwargs)
         window = self._windows.get(scaler)
         if window is None:
@@ -164,7 +223,7 @@ class WholeModel(TorchAmp):
         return outputs.float() * window.scale.value
 
     def _unscale_by(self, window: _Window, optimizer: Any) -> None:
-        if not self._casts:
+        if not self._casts and not self.is_driven:
             raise self._lacks_autocast()
         if not window.scaled:
             raise not_scaled(self._arm)
@@ -247,6 +306,10 @@ class WholeModel(TorchAmp):
 
     def cleared(self, optimizer: Any, *, set_to_none: bool) -> None:
         """Clear the gradients of an optimizer, those of the model and of master weights."""
+        with self.reads.paused():
+            self._clear(optimizer, set_to_none=set_to_none)
+
+    def _clear(self, optimizer: Any, *, set_to_none: bool) -> None:
         pairs = self.masters(optimizer)
         weights = [param for group in optimizer.param_groups for param in group["params"]]
         weights += [half for half, _ in pairs]
@@ -268,15 +331,15 @@ class WholeModel(TorchAmp):
             if self._given is not None:
                 self._report_weights(optimizer)
             return
-        if self._is_by_apex() or not self._is_prepared:
+        if self.is_by_apex() or not self._is_prepared:
             if self._off is not None and not self.used and not self._initialized():
                 raise UnsupportedCombination(self._off)
             return
         if all(optimizer is not one for one in self._optimizers):
             return
-        if not self._casts:
+        if not self.is_driven and not self._casts:
             raise self._lacks_autocast()
-        if self._scaling.needs_scaler:
+        if not self.is_driven and self._scaling.needs_scaler:
             raise unscaled(self._arm)
         if self._given is not None:
             self._report_weights(optimizer)

@@ -14,12 +14,8 @@ from ampcompare.launch.script.refusals.files import read_files
 from ampcompare.launch.script.refusals.uses import Uses, find_uses
 from ampcompare.settings.script import ScriptConfig
 
-__all__ = ["TWO_LINES", "why_refused"]
+__all__ = ["why_refused"]
 
-TWO_LINES = (
-    "`model, optimizer = amp.initialize(model, optimizer)` after both are made, and `with amp.scale_loss(loss, "
-    "optimizer) as scaled: scaled.backward()` instead of `loss.backward()`, with `from apex import amp` at the top"
-)
 APEX = {"apex", "ampcompare", "fp16_utils", "FP16_Optimizer"}
 TORCH = {"autocast", "GradScaler"}
 ENTRIES = {"initialize", "init"}
@@ -36,9 +32,9 @@ def why_refused(script: ScriptConfig, arm: Arm) -> str:
     uses_apex, uses_torch = bool(uses.words & APEX), bool(uses.words & TORCH)
     if uses_apex and uses_torch:
         return ""  # which of both depends on branches
-    if uses_torch:
-        return _for_torch_amp(uses, arm, str(path))
-    return _for_apex(uses, arm, str(path)) if uses_apex else _for_neither(path)
+    if uses_apex and uses.words & ENTRIES:
+        return _for_apex(uses, arm)
+    return _for_closures(uses, arm)
 
 
 def _path_of(script: ScriptConfig) -> Path | None:
@@ -56,40 +52,25 @@ def _uses(path: Path, root: Path, _sha256: str | None) -> Uses | None:
     return find_uses(source) if source.complete else None
 
 
-def _for_neither(path: Path) -> str:
-    return (
-        f"{path}: the script uses neither apex.amp nor torch.amp, so there is no place where an arm could take "
-        f"effect. Two lines are enough: {TWO_LINES}"
-    )
-
-
-def _for_torch_amp(uses: Uses, arm: Arm, path: str) -> str:
-    place = next((use.place for kind in ("scaler", "autocast") for use in uses.calls[kind]), path)
-    if arm.backend == "apex" and arm.options["opt_level"] == "O4":
+def _for_closures(uses: Uses, arm: Arm) -> str:
+    """Return why an arm cannot run the closures of a script that lacks `apex.amp`."""
+    if not uses.closures or uses.steps or not _unscales(arm):
+        return ""
+    place = uses.closures[0].place
+    if "GradScaler" in uses.words:
         return (
-            f"{place}: the script uses torch.amp, but O4 works only for scripts with apex.amp: compare native:bf16, "
-            f"or put two lines into it instead: {TWO_LINES}"
+            f"{place}: scaler.step is called with a closure, which this arm does not support, since a step may have to "
+            "be skipped; call it without one"
         )
-    if uses.closures and not uses.steps and "GradScaler" in uses.words and _needs_scaler(arm):
+    if "LBFGS" in uses.words:
         return (
-            f"{uses.closures[0].place}: scaler.step is called with a closure, which this arm does not support, since "
-            f"a step may have to be skipped; call it without one"
-        )
-    if "GradScaler" not in uses.words and _needs_scaler(arm):
-        return (
-            f"{place}: the script uses autocast without a GradScaler, and this arm scales the loss or has master "
-            "weights: add `scaler = torch.amp.GradScaler()` and use it to scale, step and update, or compare "
-            "native:bf16"
+            f"{place}: LBFGS runs its closure several times in one step, and this arm unscales gradients once per "
+            "step; compare fp32 or native:bf16"
         )
     return ""
 
 
-def _for_apex(uses: Uses, arm: Arm, path: str) -> str:
-    if not uses.words & ENTRIES:
-        return (
-            f"{path}: the script uses Apex, but never calls amp.initialize, so there is no place where an arm could "
-            f"take effect. Two lines are enough: {TWO_LINES}"
-        )
+def _for_apex(uses: Uses, arm: Arm) -> str:
     calls = uses.calls["initialize"]
     if calls and all(use.enabled is False for use in calls) and not _is_fp32(arm):
         return (
@@ -109,8 +90,8 @@ def _for_apex(uses: Uses, arm: Arm, path: str) -> str:
     return ""
 
 
-def _needs_scaler(arm: Arm) -> bool:
-    """Return whether an arm cannot train a script without a GradScaler."""
+def _unscales(arm: Arm) -> bool:
+    """Return whether an arm unscales gradients, or moves them to master weights, once per step."""
     if arm.backend == "native":
         return bool(arm.options.get("dtype") == "float16")
     if arm.backend == "half":

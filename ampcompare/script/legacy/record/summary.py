@@ -175,7 +175,8 @@ ROWS = {
     "step": _add_step,
     "end": _add_end,
     **dict.fromkeys(
-        ("setup", "weights", "batches", "metric", "memory", "files", "note", "rank", "plain_backward"), _leave_out
+        ("setup", "weights", "batches", "metric", "memory", "files", "note", "rank", "plain_backward", "acted"),
+        _leave_out,
     ),
 }
 

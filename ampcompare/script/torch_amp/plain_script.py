@@ -1,0 +1,502 @@
+"""Drive an arm through a script that lacks mixed precision, or has autocast without a GradScaler.
+
+What stands behind `torch.amp` is called where a script with mixed precision would call it, at points of torch through
+which every training passes:
+
+| the script | the arm, by the names of `torch.amp` |
+|---|---|
+| calls a module that is no part of another call, and whose weights an optimizer has | an autocast block around it |
+| runs a backward pass | of the scaled loss |
+| reads a gradient for the first time, or steps | `unscale_` |
+| steps | `step`, which an overflow skips |
+| runs the next backward pass | `update`, after a step; right after it where there is one optimizer |
+
+A script that has made a GradScaler or called `amp.initialize` is left alone.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import types
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from ampcompare.backends.arm import Arm
+from ampcompare.base.errors import ScalingError, UnsupportedCombination
+from ampcompare.guards.patches import Patches
+from ampcompare.precision.base import owned_params
+from ampcompare.script.apex_amp.read_gradients import GradientReads
+from ampcompare.script.apex_amp.session import here
+from ampcompare.script.legacy.record.rows import Rows, value_of
+from ampcompare.script.recorded.acted import Acted
+
+__all__ = ["DrivenNames", "PlainScript"]
+
+HALF = (torch.float16, torch.bfloat16)
+
+
+class DrivenNames(Protocol):
+    """What stands behind `torch.amp`.
+
+    Attributes:
+        used: the script, or this on its behalf, has entered an autocast block or made a GradScaler.
+        has_autocast: the script itself has made an enabled autocast block.
+        has_scaler: the script itself has made a GradScaler.
+        needs_scaler: the arm scales the loss, or moves gradients to master weights.
+        casts_loss: casts last from the forward pass to the backward pass, as O1's do.
+        widens: the type of the outputs of modules that become fp32; None where the arm does that itself, or not at all.
+        reads: notices readers of gradients.
+        driven: objects of `torch.amp` are made on behalf of the script.
+        is_driven: the steps of the script are made and recorded here; what they lack is no fault of the script.
+    """
+
+    used: bool
+    has_autocast: bool
+    has_scaler: bool
+    driven: bool
+    is_driven: bool
+    reads: GradientReads
+
+    @property
+    def needs_scaler(self) -> bool: ...
+    @property
+    def casts_loss(self) -> bool: ...
+    @property
+    def widens(self) -> torch.dtype | None: ...
+    def is_by_apex(self) -> bool: ...
+    def optimizer_made(self) -> None: ...
+    def casts_now(self) -> bool: ...
+    def use(self) -> None: ...
+    def masters(self, optimizer: Any) -> list[tuple[Tensor, Tensor]]: ...
+    def input_type(self, module: nn.Module) -> torch.dtype | None: ...
+    def forget_unscaled(self, scaler: Any, optimizer: Any) -> None: ...
+
+
+class _Mode(enum.Enum):
+    """What a script needs."""
+
+    UNKNOWN = "it has not trained yet"
+    PLAIN = "casts and a scaled loss"
+    AUTOCAST = "a scaled loss: it has autocast"
+    OWN = "nothing: it has a GradScaler or apex.amp"
+
+
+class PlainScript:
+    """Follows modules, backward passes and optimizers of this process.
+
+    Args:
+        names: stands behind `torch.amp` for the arm; installed before this.
+        for_cuda: what the script does on CUDA happens on the CPU, with the casts of CUDA.
+        rows: records what nothing scales; a GradScaler records itself.
+        acted: counts the forward passes; None counts nothing.
+    """
+
+    def __init__(
+        self,
+        arm: Arm,
+        names: DrivenNames,
+        *,
+        for_cuda: bool = False,
+        rows: Rows | None = None,
+        acted: Acted | None = None,
+    ) -> None:
+        self._arm = arm
+        self._names = names
+        self._for_cuda = for_cuda
+        self._rows = rows
+        self._acted = acted
+        self._loss: Any = None  # of torch.autograd.grad, since the last step
+        self._has_loss = False  # recorded since the last step
+        self._mode = _Mode.UNKNOWN
+        self._casts = arm.backend != "fp32" and arm.options.get("opt_level") != "O0"
+        self._optimizers: list[weakref.ref[Any]] = []
+        self._owners: dict[int, weakref.ref[Any]] = {}  # optimizers by the id of a parameter
+        self._trained: dict[int, tuple[weakref.ref[nn.Module], bool]] = {}  # by the id of a module
+        self._inside = False  # of a module that is trained
+        self._outermost: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # that were called so
+        self._has_cast = False  # in this forward pass, or any earlier one of `_casting`
+        self._casting = 0  # forward passes with casts
+        self._backwards = 0
+        self._block: Any = None  # of O1, from a forward pass to the backward pass
+        self._scaler: Any = None
+        self._is_open = False  # gradients of a scaled loss were not stepped
+        self._unscaled: list[Any] = []  # optimizers with true gradients, whose step has not come
+        self._true: list[Any] = []  # optimizers whose gradients are true
+        self._stepped: list[Any] = []  # since the loss scale moved
+        self._stepping = self._repeats = False
+        self._divided: dict[int, tuple[Any, int]] = {}  # gradients of other tensors that are true, by id
+        names.reads.before = self._before_read
+
+    def install(self, patches: Patches) -> None:
+        """Follow the script from now on."""
+        patches.wrap(torch.optim.Optimizer, "__init__", self._made)
+        patches.wrap(torch.optim.Optimizer, "add_param_group", self._grown)
+        patches.wrap(nn.Module, "__call__", self._called)
+        patches.wrap(torch.autograd, "backward", self._backward)
+        patches.wrap(torch.autograd, "grad", self._differentiated)
+
+    # Which optimizers and modules there are.
+
+    def _made(self, original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
+        original(optimizer, *args, **kwargs)
+        self._optimizers.append(weakref.ref(optimizer))
+        self._take_over(optimizer)
+        if self._mode is not _Mode.OWN and not self._names.is_by_apex():
+            self._names.optimizer_made()
+
+    def _grown(self, original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
+        original(optimizer, *args, **kwargs)
+        self._owners.clear()
+        self._trained.clear()
+
+    def _live(self) -> list[Any]:
+        return [one for reference in self._optimizers if (one := reference()) is not None]
+
+    def _weights(self, optimizer: Any) -> list[Tensor]:
+        """Return what an optimizer steps, and the 16-bit weights of the model where those are masters."""
+        return [*owned_params(optimizer), *(half for half, _ in self._names.masters(optimizer))]
+
+    def _owner(self, param: Tensor) -> Any:
+        """Return the optimizer that has a parameter; None if there is none."""
+        if not self._owners:
+            for optimizer in self._live():
+                self._owners.update({id(one): weakref.ref(optimizer) for one in self._weights(optimizer)})
+        reference = self._owners.get(id(param))
+        return None if reference is None else reference()
+
+    def _is_trained(self, module: nn.Module) -> bool:
+        """Return whether an optimizer has a weight of a module."""
+        known = self._trained.get(id(module))
+        if known is not None and known[0]() is module:
+            return known[1]
+        trained = any(self._owner(param) is not None for param in module.parameters())
+        self._trained[id(module)] = weakref.ref(module), trained
+        return trained
+
+    def _decide(self) -> _Mode:
+        """Return what the script needs, which a block or scaler of its own may still change."""
+        if self._mode is _Mode.OWN:
+            return self._mode
+        if self._names.is_by_apex() or self._names.has_scaler:
+            if self._mode is _Mode.PLAIN:
+                self._names.used = self._names.has_scaler or self._names.has_autocast
+            self._mode = _Mode.OWN
+            self._names.reads.want(self, False)
+            self._names.is_driven = False
+        elif self._names.has_autocast:
+            self._mode = _Mode.AUTOCAST
+            self._names.is_driven = True
+        elif self._mode is _Mode.UNKNOWN:
+            self._mode = _Mode.PLAIN
+            self._names.is_driven = True
+            self._refuse_half()
+            if not self._casts:
+                self._names.use()
+        return self._mode
+
+    def _refuse_half(self) -> None:
+        """Refuse weights that the script itself holds in 16 bits, but under the arm that equals them."""
+        equal = self._arm.options.get("dtype", "float16") if self._arm.backend == "half" else ""
+        for optimizer in self._live():
+            for param in owned_params(optimizer):
+                held = str(param.dtype).removeprefix("torch.")
+                if param.dtype in HALF and held != equal:
+                    short = "half:bf16" if param.dtype is torch.bfloat16 else "half"
+                    raise UnsupportedCombination(
+                        here(
+                            f"the script itself holds weights in {held}, so {self._arm} would not train what it says; "
+                            f"compare {short}, which equals them, or let the script keep fp32 weights"
+                        )
+                    )
+
+    # The forward pass.
+
+    def _called(self, original: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if self._inside:
+            if not self._has_cast and self._casts:
+                self._has_cast = self._names.casts_now()  # a block of the script may begin inside of its model
+            return original(module, *args, **kwargs)
+        if not self._is_trained(module):
+            return original(module, *args, **kwargs)
+        mode = self._decide()
+        if self._backwards:  # a checkpoint computes again what it did in the forward pass
+            is_cast = self._names.input_type(module) is None and self._names.casts_now()
+            if is_cast or module not in self._outermost:
+                return original(module, *args, **kwargs)
+        self._outermost.add(module)
+        self._inside = True
+        try:
+            return self._forward(mode, original, module, args, kwargs)
+        finally:
+            self._inside = False
+            self._casting += self._has_cast
+            if self._acted is not None and not self._backwards:
+                self._acted.forward(cast=self._has_cast)
+
+    def _forward(self, mode: _Mode, original: Any, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        half = self._names.input_type(module)
+        if mode is _Mode.PLAIN and self._casts:
+            self._names.use()
+        self._has_cast = self._casts and (mode is _Mode.PLAIN or self._names.casts_now())
+        if half is not None:
+            args, kwargs = pytree.tree_map(functools.partial(_to, half), (args, kwargs))
+            return pytree.tree_map(functools.partial(_to, torch.float32), original(module, *args, **kwargs))
+        if mode is not _Mode.PLAIN or not self._casts:
+            return original(module, *args, **kwargs)
+        if self._names.casts_loss and torch.is_grad_enabled() and not self._backwards:
+            self._open_casts(module)
+            return original(module, *args, **kwargs)
+        with self._made_block(module):
+            output = original(module, *args, **kwargs)
+        half = self._names.widens
+        return output if half is None else pytree.tree_map(functools.partial(_wide, half), output)
+
+    def _made_block(self, module: nn.Module) -> Any:
+        device = "cuda" if self._for_cuda else next(module.parameters()).device.type
+        with self._on_behalf():
+            return torch.autocast(device)
+
+    @contextmanager
+    def _on_behalf(self) -> Iterator[None]:
+        self._names.driven = True
+        try:
+            yield
+        finally:
+            self._names.driven = False
+
+    def _open_casts(self, module: nn.Module) -> None:
+        if self._block is None:
+            self._block = self._made_block(module)
+            self._block.__enter__()
+
+    def _close_casts(self) -> None:
+        block, self._block = self._block, None
+        if block is not None:
+            block.__exit__(None, None, None)
+
+    # The backward pass.
+
+    def _backward(self, original: Any, tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        if self._backwards or self._decide() is _Mode.OWN:
+            return original(tensors, *args, **kwargs)
+        self._backwards += 1
+        try:
+            if self._names.needs_scaler and self._live() and (self._casting or self._mode is _Mode.AUTOCAST):
+                tensors = self._scaled(tensors)
+            else:
+                self._record(tensors if isinstance(tensors, Tensor) else tensors[0])
+            return original(tensors, *args, **kwargs)
+        finally:
+            self._backwards -= 1
+            self._close_casts()
+
+    def _differentiated(self, original: Any, outputs: Any, *args: Any, **kwargs: Any) -> Any:
+        """Note the loss of a script that sets gradients itself; they are true ones."""
+        first = outputs if isinstance(outputs, Tensor) else outputs[0]
+        if not self._backwards and first.numel() == 1:
+            self._loss = first
+        return original(outputs, *args, **kwargs)
+
+    def _record(self, loss: Tensor) -> None:
+        """Record a loss that nothing scales; a closure that runs again for the same step has recorded its own."""
+        if self._rows is not None and not self._rows.has_amp and not self._repeats:
+            self._rows.add_backward(value_of(loss), 0, (None, None), None, [], [])
+            self._has_loss = True
+
+    def _scaled(self, tensors: Any) -> Any:
+        """Return scaled losses; the gradients that are there become scaled ones."""
+        for optimizer in self._live():
+            self._take_over(optimizer)
+        if self._scaler is None:
+            loss = tensors if isinstance(tensors, Tensor) else tensors[0]
+            with self._on_behalf():
+                self._scaler = torch.amp.GradScaler(loss.device.type)
+        with self._names.reads.paused():
+            were_cleared = bool(self._unscaled) and not any(map(self._has_gradients, self._unscaled))
+            if self._stepped or were_cleared:
+                self._update()
+            self._scale_again()
+            result = self._scaler.scale(tensors if isinstance(tensors, Tensor) else list(tensors))
+        self._is_open = True
+        self._divided.clear()
+        self._names.reads.want(self, True)
+        return result
+
+    def _update(self) -> None:
+        """Move the loss scale; gradients that wait for a step follow it."""
+        waiting = [
+            one
+            for one in self._live()
+            if not any(one is other for other in (*self._stepped, *self._true)) and self._has_gradients(one)
+        ]
+        before = self._scaler.get_scale() if waiting else 1.0
+        self._scaler.update()
+        ratio = self._scaler.get_scale() / before if waiting else 1.0
+        if ratio != 1.0:
+            for optimizer in waiting:
+                self._multiply(optimizer, ratio)
+        self._stepped.clear()
+        self._unscaled.clear()
+
+    def _scale_again(self) -> None:
+        """Scale true gradients, to which those of a scaled loss are about to be added."""
+        for optimizer in self._true:
+            if any(optimizer is one for one in self._unscaled):
+                self._names.forget_unscaled(self._scaler, optimizer)
+            elif self._names.widens is None and not self._names.casts_loss:
+                continue  # an arm with master weights knows what it has shown
+            if self._has_gradients(optimizer):
+                self._multiply(optimizer, self._scaler.get_scale())
+        self._true.clear()
+        self._unscaled.clear()
+
+    def _has_gradients(self, optimizer: Any) -> bool:
+        with self._names.reads.paused():
+            return any(param.grad is not None for param in self._weights(optimizer))
+
+    def _multiply(self, optimizer: Any, factor: float) -> None:
+        grads = [param.grad for param in self._weights(optimizer) if param.grad is not None]
+        with torch.no_grad():
+            torch._foreach_mul_(grads, factor)
+
+    # Readers of gradients, and the step.
+
+    def _before_read(self, tensor: Tensor) -> None:
+        if not self._is_open or self._backwards or self._stepping:
+            return
+        optimizer = self._owner(tensor)
+        if optimizer is None:
+            self._divide(tensor)
+        else:
+            self._unscale(optimizer)
+
+    def _divide(self, tensor: Tensor) -> None:
+        """Divide the gradient of a tensor that no optimizer has, such as an input, once."""
+        with self._names.reads.paused():
+            grad = tensor.grad
+            if grad is None or not tensor.is_leaf:
+                return
+            known = self._divided.get(id(tensor))
+            if known is None or known[0] is not grad or known[1] != grad._version:
+                with torch.no_grad():
+                    grad.mul_(1.0 / self._scaler.get_scale())
+                self._divided[id(tensor)] = grad, grad._version
+
+    def _unscale(self, optimizer: Any) -> None:
+        if any(optimizer is one for one in self._true) or not self._has_gradients(optimizer):
+            return
+        with self._names.reads.paused():
+            self._scaler.unscale_(optimizer)
+        self._unscaled.append(optimizer)
+        self._true.append(optimizer)
+
+    def _take_over(self, optimizer: Any) -> None:
+        """Let steps of an optimizer come here, also if others have replaced its `step` since."""
+        step = optimizer.step
+        if getattr(step, "_ampcompare_driver", None) is self:
+            return
+        function = getattr(step, "__func__", step)
+
+        @functools.wraps(function)
+        def stepped(_self: Any, closure: Any = None, **kwargs: Any) -> Any:
+            return self._step(optimizer, step, closure, kwargs)
+
+        stepped._ampcompare_driver = self  # type: ignore[attr-defined]
+        optimizer.step = types.MethodType(stepped, optimizer)
+
+    def _step(self, optimizer: Any, step: Any, closure: Any, kwargs: dict[str, Any]) -> Any:
+        if self._stepping or self._decide() is _Mode.OWN:
+            return step(**kwargs) if closure is None else step(closure, **kwargs)
+        if closure is None:
+            self._refuse_without_effect()
+        if not self._names.needs_scaler:
+            return self._step_as_written(optimizer, step, closure, kwargs)
+        loss = None
+        if closure is not None:
+            if type(optimizer).__name__ == "LBFGS":
+                raise ScalingError(here(_several_closures(self._arm)))
+            with torch.enable_grad():
+                loss = closure()
+            self._refuse_without_effect()
+        self._close_casts()
+        if not self._is_open or not self._has_gradients(optimizer):
+            self._refuse_foreign(optimizer)
+            self._step_as_written(optimizer, step, None, kwargs)
+            return loss
+        self._stepping = True
+        try:
+            with self._names.reads.paused():
+                self._scaler.step(optimizer, **kwargs)
+        finally:
+            self._stepping = False
+        optimizer._opt_called = True  # a skipped step was called too: schedulers warn otherwise
+        self._stepped.append(optimizer)
+        if not any(optimizer is one for one in self._true):
+            self._true.append(optimizer)
+        if len(self._live()) == 1:
+            self._is_open = False
+            self._names.reads.want(self, False)
+            with self._names.reads.paused():
+                self._update()
+        return loss
+
+    def _refuse_without_effect(self) -> None:
+        """Refuse a step after no forward pass that the arm casts: it would have no effect."""
+        if self._mode is _Mode.PLAIN and self._casts and not self._casting:
+            raise UnsupportedCombination(
+                here(
+                    f"the first step comes before any forward pass that {self._arm} could cast: no nn.Module was "
+                    "called whose weights an optimizer has, and no autocast block was entered. Put the computation "
+                    "into the forward of a module, or compare fp32"
+                )
+            )
+
+    def _refuse_foreign(self, optimizer: Any) -> None:
+        """Refuse gradients that no backward pass has made, where they belong to masters."""
+        if self._names.masters(optimizer) and self._has_gradients(optimizer):
+            raise ScalingError(
+                here(
+                    f"the script sets gradients itself, as with torch.autograd.grad, and {self._arm} steps master "
+                    "weights, which lack them; compare native:bf16 or apex:O1"
+                )
+            )
+
+    def _step_as_written(self, optimizer: Any, step: Any, closure: Any, kwargs: dict[str, Any]) -> Any:
+        def run() -> Any:
+            with torch.enable_grad():
+                result = closure()
+            self._repeats = True
+            return result
+
+        try:
+            result = step(**kwargs) if closure is None else step(run, **kwargs)
+        finally:
+            self._repeats = False
+        if self._rows is not None and not self._rows.has_amp:
+            if not self._has_loss and self._loss is not None:
+                self._record(self._loss)
+            self._has_loss, self._loss = False, None
+            self._rows.add_step(self._rows.number(optimizer)[0], True)
+        return result
+
+
+def _wide(half: torch.dtype, value: Any) -> Any:
+    return value.float() if isinstance(value, Tensor) and value.dtype is half else value
+
+
+def _to(dtype: torch.dtype, value: Any) -> Any:
+    return value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
+
+
+def _several_closures(arm: Arm) -> str:
+    return (
+        f"LBFGS runs its closure several times in one step, and {arm} scales the loss, which may skip a step; compare "
+        "fp32 or native:bf16"
+    )
