@@ -34,7 +34,8 @@ def reproduce_claims(
         output_dir: folder of records and reports, by default `runs/reproduce-<study>`.
         budget: wall time, as seconds or a text such as "15m"; no seed begins after it.
         jobs: cells that run in parallel; "auto": as many as there are GPUs, or cores for the threads of a cell;
-            one by default. Step times of cells that run in parallel are not compared.
+            by default "auto" where several GPUs are visible, else one. Step times of cells that run in parallel are
+            compared on equal GPUs only.
         gpus: numbers of the GPUs to use, such as "0,2-3"; all that nobody uses by default.
         wait: seconds, or a text such as "10m", to wait for another command that uses the folder.
         observer: receives progress and notes.

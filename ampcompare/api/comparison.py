@@ -89,7 +89,8 @@ def compare(
         tag: label of the report and its folder.
         budget: wall time limit of seeds "auto": seconds, or a text such as "30m".
         jobs: cells that run in parallel; "auto": as many as there are GPUs, or cores for the threads of a cell;
-            one by default. Step times of cells that run in parallel are not compared.
+            by default "auto" where several GPUs are visible, else one. Step times of cells that run in parallel are
+            compared on equal GPUs only.
         gpus: numbers of the GPUs to use, such as "0,2-3"; all that nobody uses by default.
         timing_rounds: how often the arms of a seed are timed again after their runs, in turns of a few steps.
         fail_on: limits such as "accuracy<-0.5" or "time>1.10x", checked for every arm.

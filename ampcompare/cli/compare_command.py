@@ -115,7 +115,8 @@ __all__ = ["command", "options_from"]
     type=JOBS,
     metavar="N|auto",
     group=MACHINE,
-    help="cells to run in parallel, each on its own GPUs or cores; disables the timing comparison  [default: 1]",
+    help="cells to run in parallel, each on its own GPUs or cores; times are compared on equal GPUs only  "
+    "[default: one per free GPU, or 1]",
 )
 @option(
     "--gpus",

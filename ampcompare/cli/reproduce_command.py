@@ -34,7 +34,8 @@ __all__ = ["command"]
     "--jobs",
     type=JOBS,
     metavar="N|auto",
-    help="cells to run in parallel, each on its own GPUs or cores; step times are then not judged  [default: 1]",
+    help="cells to run in parallel, each on its own GPUs or cores; times are judged on equal GPUs only  "
+    "[default: one per free GPU, or 1]",
 )
 @option("--gpus", metavar="LIST", help="numbers of the GPUs to use, such as 0,2-3  [default: all that are free]")
 @option(

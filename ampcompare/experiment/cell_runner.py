@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import queue
+import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -13,8 +15,10 @@ from pathlib import Path
 
 from ampcompare.base.errors import Ended
 from ampcompare.experiment.plan import Plan
+from ampcompare.experiment.run_order import device_of_cells
 from ampcompare.launch.base import Launcher, Progress
 from ampcompare.launch.cell_files import write_record
+from ampcompare.launch.pool import LauncherPool
 from ampcompare.records.run import RunRecord
 from ampcompare.settings.config import RunConfig
 
@@ -41,11 +45,15 @@ def cell_folder(folder: Path, config: RunConfig) -> Path:
 class CellRunner:
     """Runs cells of a plan.
 
+    Where they run at the same time and can be timed, each has its device by the design of the plan, and every device
+    runs its cells in order; else the next cell goes to the first device that is free.
+
     Attributes:
         folder: the run directory.
         jobs: cells that run at the same time; `launcher` must support that.
         begin: is called with the index of a cell when it starts.
         progress: is called with its number, from 1, and each progress.
+        by_seed: whether cells of several seeds are run together.
     """
 
     plan: Plan
@@ -54,6 +62,7 @@ class CellRunner:
     jobs: int
     begin: Callable[[int], None]
     progress: Callable[[int, Progress], None]
+    by_seed: bool = False
 
     @contextlib.contextmanager
     def running(self, indices: Sequence[int]) -> Iterator[Iterator[FinishedCell]]:
@@ -62,12 +71,15 @@ class CellRunner:
             yield self._one_by_one(indices)
             return
         executor = ThreadPoolExecutor(self.jobs)
+        stopped = threading.Event()
         try:
-            yield self._in_parallel(indices, executor)
+            yield self._in_parallel(indices, executor, stopped)
         except Ended:
+            stopped.set()
             executor.shutdown(cancel_futures=True)  # the other running cells were asked to stop too, and are saving
             raise
         except BaseException:
+            stopped.set()
             self.launcher.close()  # ends the cells that threads wait for
             executor.shutdown(cancel_futures=True)
             raise
@@ -78,32 +90,58 @@ class CellRunner:
             self.begin(index)
             yield self._run(index, functools.partial(self.progress, index + 1))
 
-    def _in_parallel(self, indices: Sequence[int], executor: ThreadPoolExecutor) -> Iterator[FinishedCell]:
+    def _in_parallel(
+        self, indices: Sequence[int], executor: ThreadPoolExecutor, stopped: threading.Event
+    ) -> Iterator[FinishedCell]:
         # Worker threads put calls for this thread here, and each cell that has ended.
-        news: queue.SimpleQueue[Callable[[], None] | Future[FinishedCell]] = queue.SimpleQueue()
+        news: queue.SimpleQueue[Callable[[], None] | FinishedCell | Future[None]] = queue.SimpleQueue()
 
-        def run(index: int) -> FinishedCell:
+        def run(index: int, device: int | None) -> None:
             news.put(functools.partial(self.begin, index))
             report = functools.partial(self.progress, index + 1)
-            cell = self._run(index, lambda progress: news.put(functools.partial(report, progress)))
+            cell = self._run(index, lambda progress: news.put(functools.partial(report, progress)), device)
             record = cell.record.model_copy(update={"jobs": self.jobs})
             write_record(record, cell_folder(self.folder, self.plan.cells[index]))
-            return FinishedCell(index, record, cell.started)
+            news.put(FinishedCell(index, record, cell.started))
 
-        for index in indices:
-            executor.submit(run, index).add_done_callback(news.put)
+        def run_all(waiting: deque[int], device: int | None) -> None:
+            with contextlib.suppress(IndexError):  # none is left
+                while not stopped.is_set():
+                    run(waiting.popleft(), device)
+
+        for waiting, device in self._queues(indices):
+            executor.submit(run_all, waiting, device).add_done_callback(news.put)
         left = len(indices)
         while left:
             with contextlib.suppress(queue.Empty):
                 item = news.get(timeout=LOOK_SECONDS)
-                if isinstance(item, Future):
+                if isinstance(item, FinishedCell):
                     left -= 1
-                    yield item.result()
+                    yield item
+                elif isinstance(item, Future):
+                    item.result()  # raises what ended a thread
                 else:
                     item()
 
-    def _run(self, index: int, on_progress: Callable[[Progress], None]) -> FinishedCell:
+    def _queues(self, indices: Sequence[int]) -> list[tuple[deque[int], int | None]]:
+        """Return for each thread the cells that it runs, and its device; without a design they share one queue."""
+        if not isinstance(self.launcher, LauncherPool) or not self.launcher.are_equal:
+            return [(deque(indices), None)] * self.jobs
+        plan = self.plan
+        rows = device_of_cells(plan.arms, len(plan.seeds), self.jobs, plan.order_seed, by_seed=self.by_seed)
+        of_seed = dict(zip(plan.seeds, rows, strict=True))
+        queues: list[deque[int]] = [deque() for _ in range(self.jobs)]
+        for index in indices:
+            queues[of_seed[plan.cells[index].recipe.seed][plan.labels[index]]].append(index)
+        return [(waiting, device) for device, waiting in enumerate(queues)]
+
+    def _run(self, index: int, on_progress: Callable[[Progress], None], device: int | None = None) -> FinishedCell:
         config = self.plan.cells[index]
+        folder = cell_folder(self.folder, config)
         started = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
-        record = self.launcher.launch(config, cell_folder(self.folder, config), on_progress)
+        if device is None:
+            record = self.launcher.launch(config, folder, on_progress)
+        else:
+            assert isinstance(self.launcher, LauncherPool)
+            record = self.launcher.launch_at(device, config, folder, on_progress)
         return FinishedCell(index, record, started)

@@ -123,7 +123,8 @@ class CompareOptions:
         objective: what the recommended arm should improve while keeping the accuracy.
         tag: label of the report and its folder.
         jobs: cells that run in parallel; "auto": as many as there are GPUs, or cores for the threads of a cell; None:
-            one. Step times of cells that run in parallel are not compared.
+            "auto" where several GPUs are visible, else one. Step times of cells that run in parallel are compared on
+            equal GPUs only.
         gpus: numbers of the GPUs to use, such as "0,2-3"; all that nobody uses by default.
         timing_rounds: times that the arms of a seed are timed again after their runs, in turns.
         fail_on: limits such as "accuracy<-0.5" or "time>1.10x".

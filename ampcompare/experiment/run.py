@@ -23,6 +23,7 @@ from ampcompare.experiment.recorded_order import order_as_run, with_recorded_ord
 from ampcompare.experiment.run_folder import check_output_dir
 from ampcompare.experiment.timing_rounds import run_timing_rounds
 from ampcompare.launch.base import Launcher
+from ampcompare.launch.pool import LauncherPool
 from ampcompare.records.comparison import Comparison
 from ampcompare.records.run import RunRecord, dump_json, read_record
 from ampcompare.settings.config import RunConfig
@@ -118,7 +119,8 @@ def run_plan(
         folder: the run directory, whose lock the caller holds; nothing in it is deleted.
         terms: margins and preference of the verdicts.
         force: run every cell again.
-        jobs: cells of one seed that run at the same time; `launcher` must be able to. Their times are not comparable.
+        jobs: cells that run at the same time; `launcher` must be able to. Their times are comparable where its places
+            are equal devices; then they may be of several seeds.
         save: called with the comparison after every cell, so that an interruption leaves a usable report.
         may_start: called before a seed with cells to run, with the records so far; a refused seed is left out.
         pilot: seeds whose spread determined the number of seeds.
@@ -205,12 +207,13 @@ def run_plan(
     try:
         if may_start is None:
             expect(index for index, record in enumerate(records) if record is None)
-        for block in plan.blocks():
+        is_pool = isinstance(launcher, LauncherPool) and launcher.are_equal and may_start is None
+        for block in [range(len(plan.cells))] if is_pool else plan.blocks():
             missing = [index for index in block if records[index] is None]
             if missing and may_start is not None and not may_start(done()):
                 break
             expect(missing)
-            runner = CellRunner(plan, folder, launcher, jobs, begin, observer.progress)
+            runner = CellRunner(plan, folder, launcher, jobs, begin, observer.progress, by_seed=is_pool)
             with runner.running(missing) as finished:
                 for index in block:
                     if (reused := known[index].record) is None:

@@ -3,16 +3,20 @@
 Every seed is a block, a row of all arms. What a drift adds to an arm follows its position in the row, so the rows are
 chosen for equal mean positions: a row and its reverse, twice the arms give equal sums; an odd number of rows ends with
 three whose sums are equal for an odd number of arms and differ by one for an even number, which is the least possible.
+
+Several devices are blocks as well: a seed runs on one of them, so that a slow one is slow for all arms of a pair. Seeds
+that are fewer than the devices, or are left over, are spread: an arm visits each device equally often over the seeds.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-__all__ = ["balanced_rows", "position_sums"]
+__all__ = ["balanced_rows", "device_of_cells", "position_sums"]
 
 CANDIDATES = 50  # number of random rows from which the one with the fewest repetitions is chosen
 
@@ -47,6 +51,32 @@ def balanced_rows(arms: Row, recorded: Sequence[Row], count: int, seed: int) -> 
             row.sort(key=lambda arm: -sums[arm])
         rows.append(row)
     return rows[len(recorded) :]
+
+
+def device_of_cells(
+    arms: Row, num_seeds: int, devices: int, seed: int, *, by_seed: bool = True
+) -> list[dict[str, int]]:
+    """Return for each seed, in order, on which of some equal devices each arm runs.
+
+    Full rounds of seeds take one device each, in an order that is drawn for each round. The cells of the other seeds go
+    to the devices in turn, from a drawn one on, and an arm goes to all devices before it returns to one.
+
+    Args:
+        seed: of the draw; with more seeds the full rounds that were there before stay as they are.
+        by_seed: whether seeds may run at the same time; else all are spread.
+    """
+    full = num_seeds // devices if by_seed else 0
+    rows = []
+    for number in range(full):
+        drawn = random.Random(f"{seed} devices of round {number}").sample(range(devices), devices)
+        rows += [dict.fromkeys(arms, device) for device in drawn]
+    generator = random.Random(f"{seed} devices after {full} rounds")
+    drawn, order = generator.sample(range(devices), devices), generator.sample(arms, len(arms))
+    period = devices // math.gcd(devices, len(arms))  # after it, each arm would meet its first device again
+    for number in range(num_seeds - full * devices):
+        first = number * len(arms) + number // period
+        rows.append({arm: drawn[(first + rank) % devices] for rank, arm in enumerate(order)})
+    return rows
 
 
 def position_sums(arms: Row, rows: Sequence[Row]) -> dict[str, int]:

@@ -94,8 +94,8 @@ def find_places(cells: Sequence[RunConfig], jobs: int | str | None, gpus: str | 
     """Share out this machine among cells.
 
     Args:
-        jobs: cells that run at the same time; "auto": as many as there are places; None: one, or one for each of
-            `gpus`.
+        jobs: cells that run at the same time; "auto": as many as there are places; None: the same where several GPUs
+            are visible, else one.
         gpus: numbers of the GPUs to use, as torch counts the visible ones, such as 0,2-3; all that are free by default.
 
     Raises:
@@ -105,15 +105,15 @@ def find_places(cells: Sequence[RunConfig], jobs: int | str | None, gpus: str | 
     processes = max(cell.processes for cell in cells)
     devices = {cell.device for cell in cells}
     local = all(cell.launcher != "slurm" for cell in cells)
-    found = (
-        visible_gpus() if local and (gpus is not None or jobs not in (None, 1)) and devices <= {"auto", "cuda"} else []
-    )
+    found = visible_gpus() if local and (gpus is not None or jobs != 1) and devices <= {"auto", "cuda"} else []
     if gpus is not None and not found:
         where = f"the device is {', '.join(sorted(devices))}" if not devices <= {"auto", "cuda"} else "none is visible"
         raise ConfigError(f"--gpus {gpus} needs NVIDIA GPUs, but {where}" if local else "--gpus is not for Slurm jobs")
     if not found:
         return _on_cores(jobs if local else 1, processes, max(cell.threads for cell in cells), devices)
     chosen, notes = _chosen(found, gpus)
+    if jobs is None and gpus is None and len(found) == 1:
+        return Places((ANYWHERE,))
     if processes > 1 and any(gpu.is_mig for gpu in chosen):
         raise ConfigError(f"cells of {processes} processes cannot use MIG instances, which do not communicate")
     if len(chosen) < processes:
@@ -125,6 +125,9 @@ def find_places(cells: Sequence[RunConfig], jobs: int | str | None, gpus: str | 
     count = jobs if isinstance(jobs, int) else len(groups)
     cores = _cores_of_groups(groups[:count])
     shared = count > len(groups)
+    kinds = sorted({gpu.name for group in groups[:count] for gpu in group})
+    if len(kinds) > 1 and count > 1:
+        notes += (f"step times are not compared on unlike GPUs ({' and '.join(kinds)}); --gpus can name equal ones",)
     places = [Place(tuple(groups[n % len(groups)]), cores[n % len(groups)], shared) for n in range(count)]
     return Places(tuple(places), notes)
 

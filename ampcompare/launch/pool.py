@@ -20,9 +20,13 @@ class LauncherPool(Launcher):
     """Gives each cell a free launcher; at most as many calls may run concurrently as there are launchers.
 
     After `terminate` no cell starts: one that comes later is interrupted before it has begun.
+
+    Args:
+        are_equal: whether cells at any of them can be timed.
     """
 
-    def __init__(self, launchers: Sequence[Launcher]) -> None:
+    def __init__(self, launchers: Sequence[Launcher], *, are_equal: bool = False) -> None:
+        self.are_equal = are_equal
         self._all = tuple(launchers)
         self._terminated = False
         self.is_main = self._all[0].is_main
@@ -36,11 +40,22 @@ class LauncherPool(Launcher):
     ) -> RunRecord:
         launcher = self._free.get()
         try:
-            if self._terminated:
-                return interrupted_record(config)
-            return launcher.launch(config, folder, on_progress)
+            return self._launch(launcher, config, folder, on_progress)
         finally:
             self._free.put(launcher)
+
+    def launch_at(
+        self, number: int, config: RunConfig, folder: Path, on_progress: Callable[[Progress], None] | None = None
+    ) -> RunRecord:
+        """Train a cell at one of the places, by its number from 0, which the caller knows to be free."""
+        return self._launch(self._all[number], config, folder, on_progress)
+
+    def _launch(
+        self, launcher: Launcher, config: RunConfig, folder: Path, on_progress: Callable[[Progress], None] | None
+    ) -> RunRecord:
+        if self._terminated:
+            return interrupted_record(config)
+        return launcher.launch(config, folder, on_progress)
 
     def terminate(self) -> bool:
         self._terminated = sum(launcher.terminate() for launcher in self._all) > 0
@@ -61,4 +76,4 @@ def launcher_at(places: Places, config: RunConfig, **options: Any) -> Launcher:
         ConfigError, EnvironmentUnfit, UnsupportedCombination: as `make_launcher` does.
     """
     launchers = [make_launcher(config, several_cells=True, place=place, **options) for place in places.all]
-    return launchers[0] if len(launchers) == 1 else LauncherPool(launchers)
+    return launchers[0] if len(launchers) == 1 else LauncherPool(launchers, are_equal=places.are_equal)

@@ -22,6 +22,9 @@ class SystemReadings(FrozenRecord):
     second_half_seconds: float | None = None
     halves_error: float | None = Field(None, description="standard error of the logarithm of the ratio of the two")
     cpu_share: float | None = Field(None, description="CPU: processor time of the process over wall time")
+    waiting_share: float | None = Field(
+        None, description="time for which the training thread was ready but had no core, over wall time"
+    )
     load_average: float | None = Field(None, description="highest one-minute load average")
     cores: int | None = None
     clock_low_mhz: float | None = None

@@ -27,6 +27,8 @@ from ampcompare.launch.base import Launcher, Progress, failed_record
 from ampcompare.launch.cell_files import write_record
 from ampcompare.launch.pool import LauncherPool
 from ampcompare.records.evaluation import EpochResult
+from ampcompare.records.placement import Placement
+from ampcompare.records.readings import SystemReadings
 from ampcompare.records.run import RunRecord, RunSummary
 from ampcompare.settings.config import RunConfig
 
@@ -164,6 +166,38 @@ def test_several_at_once(tmp_path: Path) -> None:
     assert comparison.arms[1].accuracy_verdict == "equivalent (±0.5)"
     again = run_plan(plan, tmp_path, Pretend(error=AssertionError("nothing is left to run")))
     assert again.arms == comparison.arms
+
+
+class OnGpu(Pretend):
+    """A place with one whole GPU."""
+
+    def __init__(self, number: int, name: str = "NVIDIA H200") -> None:
+        super().__init__()
+        self.place = Placement(gpus=[f"GPU-{number}"], gpu_names=[name], alone=True)
+
+    def launch(self, config: RunConfig, folder: Path, on_progress: Any = None) -> RunRecord:
+        record = super().launch(config, folder)
+        readings = SystemReadings(timed_steps=90, outlier_share=0.0)
+        record = record.model_copy(update={"placement": self.place, "readings": readings})
+        write_record(record, folder)
+        return record
+
+
+def test_cells_alone_on_equal_gpus_are_timed(tmp_path: Path) -> None:
+    """Four seeds take one of four GPUs each, drawn; their times are compared, and those of unlike GPUs are not."""
+    plan = _make(range(4))
+    gpus = [OnGpu(number) for number in range(4)]
+    comparison = run_plan(plan, tmp_path / "equal", LauncherPool(gpus, are_equal=True), jobs=4)
+    assert [len(gpu.asked) for gpu in gpus] == [2, 2, 2, 2]
+    for gpu in gpus:
+        assert len({config.recipe.seed for config in gpu.asked}) == 1
+        assert {config.arm for config in gpu.asked} == set(ARMS)
+    assert comparison.arms[1].time_verdict.startswith("equivalent")
+    assert {record.jobs for record in comparison.records} == {4}
+
+    unlike = [OnGpu(0), OnGpu(1, "NVIDIA A100")]
+    refused = run_plan(_make(range(4)), tmp_path / "unlike", LauncherPool(unlike), jobs=2)
+    assert refused.arms[1].time_verdict == "not comparable (on unlike GPUs: NVIDIA A100 and NVIDIA H200)"
 
 
 class Slow(Launcher):

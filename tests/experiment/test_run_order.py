@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -12,12 +13,15 @@ from ampcompare.experiment.compare import plan_comparison
 from ampcompare.experiment.options import CompareOptions, LaunchOptions
 from ampcompare.experiment.plan import Plan, make_plan
 from ampcompare.experiment.recorded_order import order_as_run, with_recorded_order
-from ampcompare.experiment.run_order import balanced_rows, position_sums
+from ampcompare.experiment.run_order import balanced_rows, device_of_cells, position_sums
 from ampcompare.experiment.sources import SettingsRequest
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.layers import Layer
 
 ARMS = ("fp32", "apex:O1", "apex:O2", "native:bf16", "half")
+
+
+ARMS_8 = [f"arm {number}" for number in range(8)]
 
 
 def _names(count: int) -> list[str]:
@@ -154,3 +158,25 @@ def test_the_order_is_by_start() -> None:
     starts = ["2026-01-05T10:00:00.000+00:00", "", "2026-01-05T09:00:00.000+00:00", None]
     order = plan.order
     assert order_as_run(plan, starts) == [order[1], order[2], order[0], order[3]]
+
+
+@pytest.mark.parametrize(("arms", "devices"), [(9, 8), (4, 8), (2, 2), (3, 4), (6, 4), (1, 3)])
+def test_arms_visit_devices_equally_often(arms: int, devices: int) -> None:
+    """In a full round of seeds, together or spread, an arm is on each device once, and devices have equal work."""
+    names = [str(arm) for arm in range(arms)]
+    for by_seed in (True, False):
+        rows = device_of_cells(names, 2 * devices, devices, 7, by_seed=by_seed)
+        for name in names:
+            assert sorted(row[name] for row in rows[:devices]) == list(range(devices))
+        work = Counter(device for row in rows for device in row.values())
+        assert set(work.values()) == {2 * arms}
+    assert all(len(set(row.values())) == 1 for row in device_of_cells(names, devices, devices, 7))
+
+
+def test_few_seeds_use_all_devices() -> None:
+    """Seeds that do not fill the devices are spread evenly; the draw follows its seed, and a full round stays."""
+    rows = device_of_cells(ARMS_8, 2, 16, 3)
+    assert max(Counter(device for row in rows for device in row.values()).values()) == 1
+    assert rows == device_of_cells(ARMS_8, 2, 16, 3)
+    assert rows != device_of_cells(ARMS_8, 2, 16, 4)
+    assert device_of_cells(ARMS_8, 4, 4, 3) == device_of_cells(ARMS_8, 9, 4, 3)[:4]

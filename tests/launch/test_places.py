@@ -129,7 +129,11 @@ def test_instances_of_mig(pretend: Pretend) -> None:
 def test_gpus_that_differ_or_are_shared_are_not_equal(pretend: Pretend) -> None:
     """Times can be compared between places on GPUs of one kind, with one cell each."""
     pretend(2, names=("NVIDIA A100", "NVIDIA H200"))
-    assert not find_places([GPU], "auto").are_equal
+    unlike = find_places([GPU], "auto")
+    assert not unlike.are_equal
+    assert "unlike GPUs (NVIDIA A100 and NVIDIA H200); --gpus can name equal ones" in unlike.notes[0]
+    pretend(1)
+    assert find_places([GPU], None).all == (ANYWHERE,)
     pretend(2)
     assert find_places([GPU], 2).are_equal
     assert not find_places([GPU], 3).are_equal
@@ -139,7 +143,9 @@ def test_gpus_that_differ_or_are_shared_are_not_equal(pretend: Pretend) -> None:
 def test_what_is_not_shared_out(pretend: Pretend) -> None:
     """One cell at a time, a device with a number and Slurm leave the machine as it is."""
     pretend(4)
-    assert find_places([GPU], None).all == find_places([GPU], 1).all == (ANYWHERE,)
+    assert find_places([GPU], 1).all == (ANYWHERE,)
+    assert len(find_places([GPU], None).all) == 4
+    assert find_places([CPU], None).all == (ANYWHERE,)
     assert find_places([RunConfig(device="cuda:1")], "auto").all == (ANYWHERE,)
     assert find_places([RunConfig(device="cuda", launcher="slurm")], "auto").all == (ANYWHERE,)
 

@@ -77,7 +77,7 @@ def accuracy_reason(pairs: Sequence[Pair], *, same_software: bool = True) -> str
 def time_reason(pairs: Sequence[Pair], *, same_software: bool = True) -> str:
     """Return why the step times of pairs cannot be compared; "" if they can."""
     reason = _first_reason(pairs, lambda *pair: time_incomparable_reason(*pair, same_software=same_software))
-    return reason or _confounded_hosts(pairs)
+    return reason or _unlike_gpus(pairs) or _confounded_hosts(pairs)
 
 
 def memory_reason(pairs: Sequence[Pair], *, same_software: bool = True) -> str:
@@ -111,12 +111,24 @@ def time_incomparable_reason(arm: RunRecord, reference: RunRecord, *, same_softw
     emulated = next((how for how in (arm.half, reference.half) if how and how.endswith("emulated")), None)
     return (
         accuracy_incomparable_reason(arm, reference, same_software=same_software)
-        or (f"{jobs} cells ran at once" if jobs > 1 else "")
+        or (f"{jobs} cells ran at once" if jobs > 1 and not (_is_alone(arm) and _is_alone(reference)) else "")
         or (f"{emulated.split()[0]} computed in fp32" if emulated else "")
         or _skipping(arm.summary)
         or _skipping(reference.summary)
         or _machine_reason(arm, reference, same_software=same_software)
     )
+
+
+def _is_alone(record: RunRecord) -> bool:
+    """Return whether no other cell was on the GPUs of a run."""
+    return record.jobs == 1 or (record.placement is not None and record.placement.alone)
+
+
+def _unlike_gpus(pairs: Sequence[Pair]) -> str:
+    """Return that runs of a pool were on GPUs of several kinds: an arm may gain more on one than on another."""
+    places = [run.placement for pair in pairs for run in pair if run.jobs > 1 and run.placement is not None]
+    kinds = sorted({name for place in places for name in place.gpu_names})
+    return f"on unlike GPUs: {' and '.join(kinds)}" if len(kinds) > 1 else ""
 
 
 def _skipping(summary: RunSummary) -> str:

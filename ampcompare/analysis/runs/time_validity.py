@@ -20,6 +20,7 @@ MAX_CHANGE = 0.05  # of the step time, from the first half of a run to the secon
 ERRORS_APART = 3  # standard errors by which the halves must differ as well, so that noise is not taken for a change
 MAX_DATA_WAIT = 0.10
 MIN_CPU_SHARE = 0.90
+MAX_WAITING = 0.05  # of the wall time: beyond, cells that run at the same time slow each other down on the host
 # A laptop's clock moves with what its other cores do; a GPU's stays where load and limits put it.
 MAX_CLOCK_SPREAD = {"cpu": 0.15, "cuda": 0.05}
 # Under a long fp16 product a GPU in good order runs at its power limit; where that moves the clock, the clock tells.
@@ -49,6 +50,8 @@ def invalid_reason(record: RunRecord) -> str:
         return f"{readings.other_processes} other on the GPU"
     if readings.load_average is not None and readings.cores and readings.load_average > readings.cores:
         return f"load {readings.load_average:.1f} on {readings.cores} cores"
+    if record.jobs > 1 and readings.waiting_share is not None and readings.waiting_share > MAX_WAITING:
+        return f"waits {100 * readings.waiting_share:.0f} % of the time for a core, next to other cells"
     config = record.config
     alone = config.workers == 0 and config.threads == 1
     if alone and readings.cpu_share is not None and readings.cpu_share < MIN_CPU_SHARE:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 import psutil
 import torch
@@ -35,6 +36,7 @@ class SystemMonitor:
         self.energy = None if self._gpu is None else EnergyMeter(self._gpu.energy)
         self._wall = time.perf_counter()
         self._cpu = time.process_time()
+        self._waited = _seconds_without_core()
         self._load: list[float] = []
         self._clocks: list[float] = []
         self._next = 0.0
@@ -76,6 +78,9 @@ class SystemMonitor:
             second_half_seconds=two and two.second,
             halves_error=two and two.error,
             cpu_share=cpu / wall if self._gpu is None else None,
+            waiting_share=None
+            if self._waited is None
+            else max(0.0, (_seconds_without_core() or 0.0) - self._waited) / wall,
             load_average=max(self._load),
             cores=psutil.cpu_count(),
             clock_low_mhz=min(clocks, default=None),
@@ -84,6 +89,14 @@ class SystemMonitor:
             joules_per_unit=None if self.energy is None or units is None else self.energy.per(units),
             other_processes=self._gpu.other_processes if self._gpu else None,
         )
+
+
+def _seconds_without_core() -> float | None:
+    """Return how long this thread has been ready to run while no core was free for it; Linux alone counts that."""
+    try:
+        return int(Path("/proc/thread-self/schedstat").read_text(encoding="ascii").split()[1]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return None
 
 
 def _fastest_core() -> list[float]:

@@ -43,6 +43,15 @@ def test_each_reading_can_spoil_a_time(make_record: MakeRecord, readings: dict[s
     assert invalid_reason(_read(make_record(), **readings)) == why
 
 
+def test_cells_that_slow_each_other_on_the_host(make_record: MakeRecord) -> None:
+    """A thread that waits for a core next to other cells has no valid time; alone, other readings say so."""
+    waits = _read(make_record(), waiting_share=0.08)
+    assert invalid_reason(waits) == ""
+    pooled = waits.model_copy(update={"jobs": 4})
+    assert invalid_reason(pooled) == "waits 8 % of the time for a core, next to other cells"
+    assert invalid_reason(_read(pooled, waiting_share=0.04)) == ""
+
+
 @pytest.mark.parametrize(
     "readings",
     [
