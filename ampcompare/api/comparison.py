@@ -98,7 +98,7 @@ def compare(
         wait: seconds, or a text such as "10m", to wait for another command that uses the run directory.
         tensorboard: folder for an event file per arm and seed.
         junit: file for the results of arms and limits as JUnit XML.
-        script: a user's own script, as for `run`; by default its arms are fp32, O1, fp16 and bf16.
+        script: a user's own script, as for `run`; by default its arms are script, fp32, O1, fp16 and bf16.
         metrics: as for `run`.
         slurm_options: as for `run`.
         launch: how processes are started, over several nodes for example.

@@ -9,7 +9,20 @@ from __future__ import annotations
 
 import importlib
 
-from ampcompare.backends import accelerate, actnn, apex, fabric, fp8, fp32, fsdp, half, horovod, mmengine, native
+from ampcompare.backends import (
+    accelerate,
+    actnn,
+    apex,
+    fabric,
+    fp8,
+    fp32,
+    fsdp,
+    half,
+    horovod,
+    mmengine,
+    native,
+    script,
+)
 from ampcompare.backends.explanation import ArmExplanation
 from ampcompare.backends.spec import BackendSpec
 from ampcompare.base.environment.entry_points import entry_points
@@ -39,10 +52,11 @@ BUILT_IN: dict[str, BackendSpec] = {
     "actnn": actnn.SPEC,
     "fp8": fp8.SPEC,
     "fsdp": fsdp.SPEC,
+    "script": script.SPEC,
 }
 
 # Backends that can replace a script's amp calls: they need no training loop of their own and do not split the model.
-SCRIPT_BACKENDS = ("fp32", "native", "half", "apex")
+SCRIPT_BACKENDS = ("script", "fp32", "native", "half", "apex")
 
 
 def third_party_backends() -> dict[str, str]:

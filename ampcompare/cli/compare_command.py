@@ -56,7 +56,7 @@ __all__ = ["command", "options_from"]
     "--reference",
     type=ARM,
     group=ARMS,
-    help="arm that the others are compared with; added if it is not listed  [default: fp32, else the first]",
+    help="arm that the others are compared with; added if not listed  [default: script, else fp32, else the first]",
 )
 @arm_options
 @option(

@@ -136,13 +136,15 @@ def find_reference(rows: Sequence[Row], reference: str | None) -> Row | None:
     """Return the row that the others are compared with; None if no row has the arm.
 
     Args:
-        reference: the label of a row, or an arm, whose first row is meant; None for fp32, or else the first row.
+        reference: the label of a row, or an arm, whose first row is meant; None for script, else fp32, else the first
+            row.
 
     Raises:
         ConfigError: it is neither a label nor an arm.
     """
     if reference is None:
-        return next((row for row in rows if row.arm == "fp32"), rows[0] if rows else None)
+        usual = [row for arm in ("script", "fp32") for row in rows if row.arm == arm]
+        return next(iter([*usual, *rows]), None)
     named = next((row for row in rows if row.label == reference), None)
     if named is not None:
         return named

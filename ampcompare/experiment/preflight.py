@@ -96,6 +96,11 @@ def _check_script(arm: Arm) -> None:
 
 
 def _check_arm(arm: Arm, *, on_cpu: bool) -> None:
+    if arm.backend == "script":
+        raise UnsupportedCombination(
+            "the arm script trains a script as it is written, and there is none: put -- SCRIPT ARGS at the end, or "
+            "use fp32"
+        )
     library = arm.spec.library
     if library is not None and (missing := library.missing()):
         raise BackendUnavailable(f"{arm.backend} is {missing}")

@@ -68,7 +68,7 @@ def prepare_script(settings: ExecSettings, *, child: str | None = None) -> Prepa
             watch = Watch(rows.recorder, settings.max_steps, half)
         for_cuda = settings.device == "cpu"
         _stand_ins.append(StandIn(arm, rows, engine=settings.engine, watch=watch, for_cuda=for_cuda, acted=acted))
-        return arm.backend == "apex"
+        return arm.backend in ("apex", "script")
 
     # The guards know Apex and torch.amp as they are, not what stands behind them.
     guards = settings.guards if arm.backend == "apex" else "off"

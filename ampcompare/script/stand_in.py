@@ -25,6 +25,7 @@ from ampcompare.script.legacy import opt_level
 from ampcompare.script.legacy.record.rows import Rows
 from ampcompare.script.recorded.acted import Acted
 from ampcompare.script.recorded.watch import Watch
+from ampcompare.script.torch_amp.as_written import AsWritten
 from ampcompare.script.torch_amp.autocast_and_scaler import TorchAmp
 from ampcompare.script.torch_amp.o1 import O1BehindTorch
 from ampcompare.script.torch_amp.plain_script import PlainScript
@@ -51,7 +52,7 @@ def half_dtype(arm: Arm) -> torch.dtype | None:
     if arm.backend == "apex":
         level = LEVELS[arm.options["opt_level"]]
         return None if arm.options["opt_level"] == "O0" else getattr(torch, level.half_dtype)
-    if arm.backend == "fp32":
+    if arm.backend in ("fp32", "script"):
         return None
     return torch.bfloat16 if arm.options.get("dtype") == "bfloat16" else torch.float16
 
@@ -82,24 +83,26 @@ class StandIn:
         self.arm = arm
         self._for_cuda = for_cuda
         self.amp: ScriptAmp | None = None
-        self.torch_amp: TorchAmp | O1BehindTorch | None = None
+        self.torch_amp: TorchAmp | O1BehindTorch | AsWritten
         self._watch = watch
         self._patches = Patches()
         self._keep = str(arm.options.get("keep_fp32", ""))
         self._kept: KeptAtFirstCall | None = None
-        if arm.backend == "apex":
+        if arm.backend == "script":
+            self._patches.wrap(importlib.import_module("apex.amp.frontend"), "_initialize", self._initialize_as_written)
+            self.torch_amp = AsWritten(rows, self._given, self._initialized)
+        elif arm.backend == "apex":
             self._stand_behind_levels(engine, rows)
         else:
             self._stand_behind_amp(rows)
-        if self.torch_amp is not None:
-            self.torch_amp.install(self._patches)
-            PlainScript(arm, self.torch_amp, for_cuda=for_cuda, rows=rows, acted=acted).install(self._patches)
-            if self._keep and not isinstance(self.torch_amp, WholeModel):
-                context = without_autocast("cuda" if torch.cuda.is_available() else "cpu")
-                if arm.backend == "apex":
-                    context = without_casts(importlib.import_module("ampcompare.apex.amp"))
-                names = self.torch_amp
-                self._kept = KeptAtFirstCall(self._keep, context, lambda: names.used)
+        self.torch_amp.install(self._patches)
+        PlainScript(arm, self.torch_amp, for_cuda=for_cuda, rows=rows, acted=acted).install(self._patches)
+        if self._keep and not isinstance(self.torch_amp, WholeModel):
+            context = without_autocast("cuda" if torch.cuda.is_available() else "cpu")
+            if arm.backend == "apex":
+                context = without_casts(importlib.import_module("ampcompare.apex.amp"))
+            names = self.torch_amp
+            self._kept = KeptAtFirstCall(self._keep, context, lambda: names.used)
         PlainBackward(self.amp, rows).install(self._patches)
 
     def _stand_behind_levels(self, engine: str, rows: Rows | None) -> None:
@@ -150,6 +153,10 @@ class StandIn:
         ):
             return original(models, optimizers, *args, **kwargs)
 
+    def _initialize_as_written(self, original: Any, models: Any, optimizers: Any, *args: Any, **kwargs: Any) -> Any:
+        self._given(_listed(models), _listed(optimizers))
+        return original(models, optimizers, *args, **kwargs)
+
     def _given(self, models: list[Any], optimizers: list[Any]) -> None:
         if self._watch is not None:
             self._watch.weights(models, optimizers)
@@ -161,11 +168,11 @@ class StandIn:
 
     def acted(self) -> bool:
         """Return whether the script has reached the arm."""
-        return self._initialized() or (self.torch_amp is not None and self.torch_amp.used)
+        return self._initialized() or self.torch_amp.used
 
     def _initialized(self) -> bool:
         """Return whether the script has called `amp.initialize`."""
-        if self.arm.backend != "apex":
+        if self.arm.backend not in ("apex", "script"):
             return self.amp is not None and bool(self.amp.precisions)
         names = ("ampcompare.apex.amp._amp_state", "apex.amp._amp_state")
         states: list[Any] = [sys.modules.get(name) for name in names]
@@ -174,8 +181,7 @@ class StandIn:
     def end(self) -> None:
         """Restore all names; for tests, since the process belongs to the script."""
         self._patches.undo()
-        if self.torch_amp is not None:
-            self.torch_amp.end()
+        self.torch_amp.end()
         if self._kept is not None:
             self._kept.end()
         if self.amp is not None:

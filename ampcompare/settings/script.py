@@ -16,7 +16,7 @@ from ampcompare.settings.recipe import Frozen, PositiveInt
 __all__ = ["LOSS", "SCRIPT_ARMS", "ScriptConfig", "ScriptMetric", "parse_metric", "script_config"]
 
 LOSS = "training loss"
-SCRIPT_ARMS = ("fp32", "apex:O1", "native:fp16", "native:bf16")  # which scripts for Apex and for torch.amp can train
+SCRIPT_ARMS = ("script", "fp32", "apex:O1", "native:fp16", "native:bf16")  # which nearly all scripts can train
 # Words of --metric, by the setting that they give.
 WORDS = {"goal": ("max", "min"), "pick": ("last", "best", "first"), "difference": ("points",)}
 PLACES = ("seed", "arm", "cell_dir")

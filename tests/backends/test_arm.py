@@ -19,6 +19,7 @@ DTYPE = st.sampled_from(["float16", "fp16", "half", "bfloat16", "bf16"])
 MODULES = st.lists(st.sampled_from(["*.norm", "lm_head", "LayerNorm", "layers.[0-3].?"]), min_size=1).map("|".join)
 FLOAT = st.sampled_from(["fp32", "float16", "bf16"])
 VALUES: dict[str, dict[str, st.SearchStrategy[Any]]] = {
+    "script": {},
     "fp32": {"tf32": FLAG},
     "apex": {
         "opt_level": st.sampled_from(["O0", "O1", "O2", "O3", "O4", "O5"]),
@@ -313,5 +314,5 @@ def test_backend_of_another_package(monkeypatch: pytest.MonkeyPatch) -> None:
     assert dict(arm.options) == {"fast": True, "mode": "soft", "rate": 0.5, "steps": 3}
     assert str(arm) == "theirs:fast,mode=soft,rate=0.5,steps=3"
     assert Arm.parse(str(arm)) == arm
-    with pytest.raises(ConfigError, match=r"known backends are fp32, apex, .*, actnn, fp8, fsdp, theirs"):
+    with pytest.raises(ConfigError, match=r"known backends are fp32, apex, .*, actnn, fp8, fsdp, script, theirs"):
         Arm.parse("ours")

@@ -101,16 +101,17 @@ def test_the_script_of_the_readme(call: Any, tmp_path: Path, monkeypatch: pytest
     assert all(row["metric_mean"] > 20 for row in report["arms"])
 
 
-WITHOUT_SCALER = """
+WITH_LBFGS = """
 import torch
 model = torch.nn.Linear(4, 2)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-for step in range(3):
-    with torch.autocast("cpu"):
-        loss = model(torch.ones(8, 4)).float().square().mean()
+optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=2)
+def closure():
     optimizer.zero_grad()
+    loss = model(torch.ones(8, 4)).float().square().mean()
     loss.backward()
-    optimizer.step()
+    return loss
+for step in range(3):
+    optimizer.step(closure)
 """
 
 
@@ -118,7 +119,7 @@ for step in range(3):
 def test_exit_codes_where_one_arm_fails(call: Any, tmp_path: Path) -> None:
     """0, unless it must not fail (3) or a gate is on it (1); the table is there each time. 2 where no arm can be."""
     script = tmp_path / "train.py"
-    script.write_text(WITHOUT_SCALER)
+    script.write_text(WITH_LBFGS)
 
     def code(arms: str, *options: str) -> int:
         done = call(

@@ -122,7 +122,7 @@ def test_a_new_backend_is_listed_explained_and_trained(checkout: Checkout) -> No
     """Two files, an import and a line in `BUILT_IN` make an arm that `list` and `explain` know and that trains."""
     (checkout.package / "backends" / "dummy.py").write_text(BACKEND, encoding="utf-8")
     (checkout.package / "precision" / "dummy.py").write_text(DUMMY_PRECISION, encoding="utf-8")
-    checkout.insert("backends/catalog.py", "fabric, fp8", "dummy, ")
+    checkout.insert("backends/catalog.py", "    fabric,\n", "    dummy,\n")
     checkout.insert("backends/catalog.py", '    "fabric": ', '    "dummy": dummy.SPEC,\n')
 
     assert "fp32 by another name" in checkout.run("list", "arms")

@@ -135,8 +135,12 @@ def test_a_script_with_a_number_that_fp16_lacks(diagnose: Callable[..., Any]) ->
 
 def test_a_script_that_the_arm_cannot_train(diagnose: Callable[..., Any]) -> None:
     """The reason is that of the arm, with the line of the script."""
-    with pytest.raises(ConfigError, match=r"train.py:\d+: the script uses torch.amp, but apex:O4 works only"):
-        diagnose(TORCH.replace("FACTOR", "1"), "apex:O4", steps=1)
+    without_module = (
+        "import torch\nweight = torch.ones(3, 2, requires_grad=True)\noptimizer = torch.optim.SGD([weight], lr=0.1)\n"
+        "(torch.ones(4, 3) @ weight).sum().backward()\noptimizer.step()\n"
+    )
+    with pytest.raises(ConfigError, match=r"train.py:5: the first step comes before any forward pass"):
+        diagnose(without_module, "apex:O2", steps=1)
 
 
 def test_a_rank_that_waits_for_the_watched_one_is_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

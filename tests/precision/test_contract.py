@@ -119,8 +119,8 @@ def backward(precision: Precision, model: nn.Module, optimizers: list[SGD], x: T
 
 
 def test_every_builtin_backend_has_contract_arms() -> None:
-    """No built-in backend escapes the contract, except Horovod, which test_horovod.py drives by a stub."""
-    assert [name for name, spec in BUILT_IN.items() if not spec.contract] == ["horovod"]
+    """No built-in backend escapes the contract, except Horovod (it has a stub) and `script` (replaces nothing)."""
+    assert [name for name, spec in BUILT_IN.items() if not spec.contract] == ["horovod", "script"]
 
 
 @pytest.mark.parametrize("arm", OWN)

@@ -115,7 +115,7 @@ class PlainScript:
         self._loss: Any = None  # of torch.autograd.grad, since the last step
         self._has_loss = False  # recorded since the last step
         self._mode = _Mode.UNKNOWN
-        self._casts = arm.backend != "fp32" and arm.options.get("opt_level") != "O0"
+        self._casts = arm.backend not in ("fp32", "script") and arm.options.get("opt_level") != "O0"
         self._optimizers: list[weakref.ref[Any]] = []
         self._owners: dict[int, weakref.ref[Any]] = {}  # optimizers by the id of a parameter
         self._trained: dict[int, tuple[weakref.ref[nn.Module], bool]] = {}  # by the id of a module
@@ -203,6 +203,8 @@ class PlainScript:
 
     def _refuse_half(self) -> None:
         """Refuse weights that the script itself holds in 16 bits, but under the arm that equals them."""
+        if self._arm.backend == "script":
+            return
         equal = self._arm.options.get("dtype", "float16") if self._arm.backend == "half" else ""
         for optimizer in self._live():
             for param in owned_params(optimizer):
@@ -212,7 +214,7 @@ class PlainScript:
                     raise UnsupportedCombination(
                         here(
                             f"the script itself holds weights in {held}, so {self._arm} would not train what it says; "
-                            f"compare {short}, which equals them, or let the script keep fp32 weights"
+                            f"compare script or {short}, which equals them, or let the script keep fp32 weights"
                         )
                     )
 

@@ -1,0 +1,36 @@
+"""The arm `script`: a user's training script exactly as it is written, recorded and untouched."""
+
+from __future__ import annotations
+
+from ampcompare.backends.explanation import ArmExplanation
+from ampcompare.backends.spec import BackendSpec, Options
+
+__all__ = ["SPEC"]
+
+
+def _explain(options: Options) -> ArmExplanation:
+    """Explain what the arm leaves alone."""
+    return ArmExplanation(
+        summary="a training script as it is written: recorded, and untouched",
+        does=(
+            ("weights", "those of the script"),
+            ("casts", "the script's own, if it has any"),
+            ("loss scale", "the script's own, if it has any"),
+            ("optimizer", "as the script steps it"),
+        ),
+        twin=None,
+        twin_is="python SCRIPT: equal to the last bit, with the same number of threads",
+        differs=(),
+        script=(),
+        twin_script=(),
+    )
+
+
+SPEC = BackendSpec(
+    summary="your training script exactly as it is written, with its own precision: compare ... -- SCRIPT",
+    implementation="ampcompare.precision.fp32:FP32",
+    explain=_explain,
+    unsharded=lambda options: "",
+    elsewhere=lambda options: "",
+    # No contract arms: it replaces nothing, and runs with a script only.
+)

@@ -1,0 +1,123 @@
+"""The arm `script`: notes what precision a script has by itself, and changes nothing."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.amp import autocast_mode
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from ampcompare.guards.patches import Patches
+from ampcompare.precision.base import owned_params
+from ampcompare.script.apex_amp.amp import Given
+from ampcompare.script.apex_amp.read_gradients import GradientReads
+from ampcompare.script.legacy.record.rows import Rows
+
+__all__ = ["AsWritten"]
+
+
+class AsWritten:
+    """Follows `torch.autocast` and `GradScaler` of a script.
+
+    Args:
+        rows: get a note of the script's precision at the first step; None records nothing.
+        given: called with the first optimizer before its first step.
+        initialized: returns whether the script trains through `apex.amp`.
+
+    Attributes: as of `TorchAmp`.
+    """
+
+    needs_scaler = casts_loss = False
+    widens: torch.dtype | None = None
+
+    def __init__(self, rows: Rows | None, given: Given, initialized: Callable[[], bool]) -> None:
+        self._rows = rows
+        self._given: Given | None = given
+        self._initialized = initialized
+        self._hooks: list[Any] = []
+        self._casts = ""
+        self._by_optimizer = False
+        self.used = self.has_autocast = self.has_scaler = self.driven = self.is_driven = False
+        self.reads = GradientReads()
+
+    def install(self, patches: Patches) -> None:
+        """Note uses from now on."""
+        patches.wrap(autocast_mode.autocast, "__init__", self._make_autocast)
+        patches.wrap(torch.amp.GradScaler, "scale", self._scale)
+        for name in ("apex.fp16_utils", "apex.contrib.optimizers.fp16_optimizer"):
+            with suppress(ImportError):  # a build of the real Apex without the second
+                patches.wrap(importlib.import_module(name).FP16_Optimizer, "__init__", self._make_optimizer)
+        self._hooks = [register_optimizer_step_pre_hook(self._before_step)]
+
+    def end(self) -> None:
+        """Note no further uses."""
+        for hook in self._hooks:
+            hook.remove()
+
+    def _make_autocast(self, original: Any, block: Any, *args: Any, **kwargs: Any) -> None:
+        original(block, *args, **kwargs)
+        if block._enabled and not self._casts:
+            self.has_autocast = True
+            self._casts = str(block.fast_dtype).removeprefix("torch.")
+
+    def _scale(self, original: Any, scaler: Any, outputs: Any) -> Any:
+        self.has_scaler = True
+        return original(scaler, outputs)
+
+    def _make_optimizer(self, original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
+        self._by_optimizer = True
+        original(optimizer, *args, **kwargs)
+
+    def _before_step(self, optimizer: Any, *_arguments: Any) -> None:
+        given, self._given = self._given, None
+        if given is None:
+            return
+        self.used = True
+        if not self._initialized():  # which notes them before it casts
+            given([], [optimizer])
+        if self._rows is not None and (own := self._own(optimizer)):
+            self._rows.add_note(f"the script's own precision: {own}")
+
+    def _own(self, optimizer: Any) -> str:
+        """Return the precision that the script has by itself; "" for fp32."""
+        if self._initialized():
+            return f"apex.amp {importlib.import_module('apex.amp')._amp_state.opt_properties.opt_level}"
+        if self._by_optimizer:
+            return "FP16_Optimizer"
+        held = {str(param.dtype).removeprefix("torch.") for param in owned_params(optimizer)} - {"float32"}
+        parts = [f"{' and '.join(sorted(held))} weights"] if held else []
+        if self._casts:
+            parts.append(f"torch.autocast in {self._casts}")
+        if self.has_scaler:
+            parts.append("GradScaler")
+        return " with ".join(parts)
+
+    def is_by_apex(self) -> bool:
+        """Return whether the script trains through Apex, which is recorded there."""
+        return self._initialized() or self._by_optimizer
+
+    def optimizer_made(self) -> None:
+        """Do nothing."""
+
+    def casts_now(self) -> bool:
+        """Return False: the arm casts nothing."""
+        return False
+
+    def use(self) -> None:
+        """Do nothing."""
+
+    def masters(self, optimizer: Any) -> list[tuple[Tensor, Tensor]]:
+        """Return nothing: the arm has none."""
+        return []
+
+    def input_type(self, module: nn.Module) -> torch.dtype | None:
+        """Return nothing."""
+        return None
+
+    def forget_unscaled(self, scaler: Any, optimizer: Any) -> None:
+        """Do nothing."""

@@ -1,0 +1,101 @@
+"""The arm `script` equals plain Python, records everything, and names the precision that a script has by itself."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ampcompare.base.errors import UnsupportedCombination
+from ampcompare.experiment.matrix import crossed, find_reference
+from ampcompare.experiment.preflight import check_cells
+from ampcompare.settings.config import RunConfig
+
+pytestmark = pytest.mark.integration  # two processes for each script
+
+HEAD = """
+import hashlib, sys, torch
+from torch import nn
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.1), nn.ReLU(), nn.Linear(8, 3))
+x, y = torch.randn(8, 6), torch.randint(0, 3, (8,))
+def loss_of(): return nn.functional.cross_entropy(model(x).float(), y)
+"""
+TAIL = """
+print(hashlib.sha256(b"".join(p.detach().float().numpy().tobytes() for p in model.parameters())).hexdigest())
+sys.exit(7)
+"""
+LOOP = """
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+for step in range(5):
+    {forward}
+    optimizer.zero_grad(); loss.backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 0.5); optimizer.step()
+    print(loss.item())
+"""
+BLOCK = 'with torch.autocast("cpu", dtype=torch.bfloat16): loss = loss_of()'
+SCALED = """
+optimizer, scaler = torch.optim.SGD(model.parameters(), lr=0.1), torch.amp.GradScaler("cpu", init_scale=64.0)
+for step in range(5):
+    with torch.autocast("cpu", dtype=torch.float16): loss = loss_of()
+    optimizer.zero_grad(); scaler.scale(loss).backward(); scaler.step(optimizer); scaler.update()
+    print(loss.item())
+"""
+LBFGS = """
+optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3)
+def closure():
+    optimizer.zero_grad(); loss = loss_of(); loss.backward(); return loss
+for step in range(5): print(optimizer.step(closure).item())
+"""
+SCRIPTS = {
+    "plain": (LOOP.format(forward="loss = loss_of()"), None),
+    "bf16": (LOOP.format(forward=BLOCK), "torch.autocast in bfloat16"),
+    "fp16": (SCALED, "torch.autocast in float16 with GradScaler"),
+    "weights": ("model.bfloat16(); x = x.bfloat16()" + LOOP.format(forward="loss = loss_of()"), "bfloat16 weights"),
+    "lbfgs": (LBFGS, None),
+}
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_it_equals_plain_python(tmp_path: Path, name: str) -> None:
+    """All that a script prints, its weights and its exit code; losses are recorded as printed."""
+    text, precision = SCRIPTS[name]
+    script, record = tmp_path / "train.py", tmp_path / "rows.jsonl"
+    script.write_text(HEAD + text + TAIL)
+    plain = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
+    options = ["exec", "--arm", "script", "--record", str(record)]
+    ours = subprocess.run(
+        [sys.executable, "-m", "ampcompare", *options, str(script)], capture_output=True, text=True, check=False
+    )
+    assert plain.returncode == 7, plain.stderr
+    assert (ours.stdout, ours.returncode) == (plain.stdout, 7), ours.stderr
+    rows = [json.loads(line) for line in record.read_text().splitlines()]
+    losses = [row["loss"] for row in rows if row.get("kind") == "backward"]
+    assert losses == [float(line) for line in plain.stdout.splitlines()[:5]]
+    assert sum(row.get("kind") == "step" for row in rows) == 5
+    acted = next(row for row in rows if row.get("kind") == "acted")
+    assert (acted["cast"], acted["steps"], acted["scaled"]) == (0, 5, 5 if name == "fp16" else 0)
+    assert acted["forwards"] >= 5
+    notes = [row["text"] for row in rows if row.get("kind") == "note"]
+    assert notes == ([] if precision is None else [f"the script's own precision: {precision}"])
+
+
+def test_it_is_the_reference() -> None:
+    """Before fp32, which is it without a script."""
+    for arms, expected in (
+        (["bf16", "fp32", "script"], "script"),
+        (["bf16", "fp32"], "fp32"),
+        (["bf16"], "native:bf16"),
+    ):
+        row = find_reference(crossed(arms, []), None)
+        assert row is not None
+        assert row.arm == expected
+
+
+def test_it_needs_a_script() -> None:
+    """A task has nothing that is written."""
+    with pytest.raises(UnsupportedCombination, match="put -- SCRIPT ARGS at the end"):
+        check_cells([RunConfig(arm="script")])
