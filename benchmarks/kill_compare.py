@@ -1,6 +1,6 @@
 """What is lost when `compare` is killed: SIGKILL at random moments, the same command again, and the same report.
 
-    python benchmarks/kill_compare.py [--kills 10] [--seed 0] [--out docs/benchmarks/kill-compare]
+    python benchmarks/kill_compare.py [--kills 10] [--seed 0] [--jobs 1] [--out docs/benchmarks/kill-compare]
 
 An undisturbed comparison runs first. Then the same command runs in another folder and is killed, with SIGKILL and so
 without a chance to tidy up, again and again, and at last runs to its end. Each moment is drawn from the time after the
@@ -45,13 +45,13 @@ MEASURED = {
     *("train_seconds", "eval_seconds", "step_seconds", "step_seconds_median", "step_seconds_iqr", "epoch_seconds"),
     *("epoch_seconds_sd", "data_seconds_median", "samples_per_second", "wall_seconds", "peak_bytes"),
     *("peak_reserved_bytes", "time_ratio", "time_ratio_low", "time_ratio_high", "time_verdict", "memory_difference"),
-    *("readings", "environment", "reading"),
+    *("readings", "environment", "reading", "placement", "started", "order"),
 }
 
 
-def _start(folder: Path) -> subprocess.Popen[bytes]:
+def _start(folder: Path, jobs: int) -> subprocess.Popen[bytes]:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
-    command = [sys.executable, "-m", "ampcompare", *WORDS, "-o", "run"]
+    command = [sys.executable, "-m", "ampcompare", *WORDS, "--jobs", str(jobs), "-o", "run"]
     return subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.DEVNULL)
 
 
@@ -90,8 +90,9 @@ def _left(processes: list[psutil.Process]) -> int:
 @click.command()
 @click.option("--kills", default=10, show_default=True)
 @click.option("--seed", default=0, show_default=True, help="of the moments")
+@click.option("--jobs", default=1, show_default=True, help="cells at a time, each on its own cores")
 @click.option("--out", default=None, help="write OUT.json and OUT.md")
-def main(kills: int, seed: int, out: str | None) -> None:
+def main(kills: int, seed: int, jobs: int, out: str | None) -> None:
     """Kill a comparison again and again, and compare its report with that of an undisturbed one."""
     moments = random.Random(seed)
     rows: list[list[Any]] = []
@@ -99,7 +100,7 @@ def main(kills: int, seed: int, out: str | None) -> None:
         undisturbed, disturbed = Path(name) / "undisturbed", Path(name) / "disturbed"
         undisturbed.mkdir()
         disturbed.mkdir()
-        process = _start(undisturbed)
+        process = _start(undisturbed, jobs)
         _await_cell(undisturbed, process)
         begin = time.monotonic()
         if process.wait():
@@ -109,7 +110,7 @@ def main(kills: int, seed: int, out: str | None) -> None:
         click.echo(f"undisturbed: {cells} cells in {work:.1f} s", err=True)
         for kill in range(1, kills + 1):
             moment = moments.uniform(0, 2 * work / kills)
-            process = _start(disturbed)
+            process = _start(disturbed, jobs)
             _await_cell(disturbed, process)
             time.sleep(moment)
             if process.poll() is not None:
@@ -119,7 +120,7 @@ def main(kills: int, seed: int, out: str | None) -> None:
             process.wait()
             rows.append([kill, f"{moment:.2f}", _whole(disturbed), len(family), _left(family)])
             click.echo(f"kill {kill} after {moment:.2f} s: {rows[-1][2]} cells have a record", err=True)
-        code = _start(disturbed).wait()
+        code = _start(disturbed, jobs).wait()
         same = code == 0 and _report(undisturbed) == _report(disturbed)
     left = sum(row[4] for row in rows)
     table = tabulate(
@@ -136,7 +137,7 @@ def main(kills: int, seed: int, out: str | None) -> None:
     )
     click.echo(text)
     if out is not None:
-        facts = f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} at the end"
+        facts = f"{os.cpu_count()} cores, {jobs} cells at a time, load {os.getloadavg()[0]:.1f} at the end"
         data = {"cells": cells, "seconds": work, "kills": rows, "same": same, "exit_code": code}
         write_results(out, "Killed and continued", __doc__, facts, text, data)
     if not same or left:

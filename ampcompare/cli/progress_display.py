@@ -115,6 +115,12 @@ class Display(Observer):
             self._start()
 
     @_unless_closed
+    def place(self, number: int, name: str) -> None:
+        with self._lock:
+            if number in self._running:
+                self._running[number].name += f", {printable(name, 40)}"
+
+    @_unless_closed
     def progress(self, number: int, progress: Progress) -> None:
         with self._lock:
             if self._left is not None and number in self._running:

@@ -51,7 +51,7 @@ class CellRunner:
     Attributes:
         folder: the run directory.
         jobs: cells that run at the same time; `launcher` must support that.
-        begin: is called with the index of a cell when it starts.
+        begin: is called with the index of a cell when it starts, and the name of its place in a pool.
         progress: is called with its number, from 1, and each progress.
         by_seed: whether cells of several seeds are run together.
     """
@@ -60,7 +60,7 @@ class CellRunner:
     folder: Path
     launcher: Launcher
     jobs: int
-    begin: Callable[[int], None]
+    begin: Callable[[int, str], None]
     progress: Callable[[int, Progress], None]
     by_seed: bool = False
 
@@ -87,7 +87,7 @@ class CellRunner:
 
     def _one_by_one(self, indices: Sequence[int]) -> Iterator[FinishedCell]:
         for index in indices:
-            self.begin(index)
+            self.begin(index, "")
             yield self._run(index, functools.partial(self.progress, index + 1))
 
     def _in_parallel(
@@ -96,20 +96,21 @@ class CellRunner:
         # Worker threads put calls for this thread here, and each cell that has ended.
         news: queue.SimpleQueue[Callable[[], None] | FinishedCell | Future[None]] = queue.SimpleQueue()
 
-        def run(index: int, device: int | None) -> None:
-            news.put(functools.partial(self.begin, index))
+        def run(index: int, device: int) -> None:
+            name = self.launcher.names[device] if isinstance(self.launcher, LauncherPool) else ""
+            news.put(functools.partial(self.begin, index, name))
             report = functools.partial(self.progress, index + 1)
             cell = self._run(index, lambda progress: news.put(functools.partial(report, progress)), device)
             record = cell.record.model_copy(update={"jobs": self.jobs})
             write_record(record, cell_folder(self.folder, self.plan.cells[index]))
             news.put(FinishedCell(index, record, cell.started))
 
-        def run_all(waiting: deque[int], device: int | None) -> None:
+        def run_all(waiting: deque[int], device: int) -> None:
             with contextlib.suppress(IndexError):  # none is left
                 while not stopped.is_set():
                     run(waiting.popleft(), device)
 
-        for waiting, device in self._queues(indices):
+        for device, waiting in enumerate(self._queues(indices)):
             executor.submit(run_all, waiting, device).add_done_callback(news.put)
         left = len(indices)
         while left:
@@ -123,25 +124,24 @@ class CellRunner:
                 else:
                     item()
 
-    def _queues(self, indices: Sequence[int]) -> list[tuple[deque[int], int | None]]:
-        """Return for each thread the cells that it runs, and its device; without a design they share one queue."""
+    def _queues(self, indices: Sequence[int]) -> list[deque[int]]:
+        """Return for each device the cells that it runs; without a design they share one queue."""
         if not isinstance(self.launcher, LauncherPool) or not self.launcher.are_equal:
-            return [(deque(indices), None)] * self.jobs
+            return [deque(indices)] * self.jobs
         plan = self.plan
         rows = device_of_cells(plan.arms, len(plan.seeds), self.jobs, plan.order_seed, by_seed=self.by_seed)
         of_seed = dict(zip(plan.seeds, rows, strict=True))
         queues: list[deque[int]] = [deque() for _ in range(self.jobs)]
         for index in indices:
             queues[of_seed[plan.cells[index].recipe.seed][plan.labels[index]]].append(index)
-        return [(waiting, device) for device, waiting in enumerate(queues)]
+        return queues
 
     def _run(self, index: int, on_progress: Callable[[Progress], None], device: int | None = None) -> FinishedCell:
         config = self.plan.cells[index]
         folder = cell_folder(self.folder, config)
         started = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
-        if device is None:
-            record = self.launcher.launch(config, folder, on_progress)
-        else:
-            assert isinstance(self.launcher, LauncherPool)
+        if device is not None and isinstance(self.launcher, LauncherPool):
             record = self.launcher.launch_at(device, config, folder, on_progress)
+        else:
+            record = self.launcher.launch(config, folder, on_progress)
         return FinishedCell(index, record, started)

@@ -65,6 +65,9 @@ class Follower(Observer):
         label, folder = self._outline.labels[number - 1], cell_folder(self._outline.folder, config)
         self._cells[number] = _Followed(CellInfo(label, config, folder), self._callbacks)
 
+    def place(self, number: int, name: str) -> None:
+        self._observer.place(number, name)
+
     def progress(self, number: int, progress: Progress) -> None:
         self._observer.progress(number, progress)
         self._cells[number].read()

@@ -61,6 +61,9 @@ class Observer:
     def begin(self, config: RunConfig, number: int, total: int) -> None:
         """A cell starts."""
 
+    def place(self, number: int, name: str) -> None:
+        """A cell that has started runs on a place of a pool, such as "GPU 3" or "cores 0-3"."""
+
     def progress(self, number: int, progress: Progress) -> None:
         """A running cell has reported its progress."""
 

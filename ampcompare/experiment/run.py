@@ -186,11 +186,13 @@ def run_plan(
             save(comparison, folder)
         return comparison
 
-    def begin(index: int) -> None:
+    def begin(index: int, place: str = "") -> None:
         config, found = plan.cells[index], known[index]
         if found.reason:
             observer.note(f"{plan.labels[index]}, seed {config.recipe.seed}, runs again: {found.reason}")
         observer.begin(config, index + 1, len(plan.cells))
+        if place:
+            observer.place(index + 1, place)
 
     def keep(cell: FinishedCell) -> None:
         index, record = cell.index, cell.record

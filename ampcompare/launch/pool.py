@@ -23,9 +23,11 @@ class LauncherPool(Launcher):
 
     Args:
         are_equal: whether cells at any of them can be timed.
+        names: of their places, for progress.
     """
 
-    def __init__(self, launchers: Sequence[Launcher], *, are_equal: bool = False) -> None:
+    def __init__(self, launchers: Sequence[Launcher], *, are_equal: bool = False, names: Sequence[str] = ()) -> None:
+        self.names = tuple(names) or ("",) * len(launchers)
         self.are_equal = are_equal
         self._all = tuple(launchers)
         self._terminated = False
@@ -76,4 +78,8 @@ def launcher_at(places: Places, config: RunConfig, **options: Any) -> Launcher:
         ConfigError, EnvironmentUnfit, UnsupportedCombination: as `make_launcher` does.
     """
     launchers = [make_launcher(config, several_cells=True, place=place, **options) for place in places.all]
-    return launchers[0] if len(launchers) == 1 else LauncherPool(launchers, are_equal=places.are_equal)
+    return (
+        launchers[0]
+        if len(launchers) == 1
+        else LauncherPool(launchers, are_equal=places.are_equal, names=[str(place) for place in places.all])
+    )

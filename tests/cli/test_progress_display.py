@@ -174,13 +174,15 @@ def test_several_running_cells(terminal: Terminal) -> None:
         display.plan(plan)
         for number, config in enumerate(configs, 1):
             display.begin(config, number, 3)
+            display.place(number, f"GPU {number}")
             display.progress(number, progress(10 * number))
         lines = terminal.read(0.2).splitlines()
+        assert [line.split("  ")[0] for line in lines[1:7:2]] == [f"half, seed {n - 1}, GPU {n}" for n in (1, 2, 3)]
         assert [line.split("/")[0].split()[-1] for line in lines[1:7:2]] == ["10", "20", "30"]
         ended = RunRecord(cell=configs[1].digest(), arm="half", status="completed", config=configs[1])
         display.end(ended, reused=False)
         lines = terminal.read(0.2).splitlines()
-    assert lines[1] == "[2/3] half, seed 1: completed"
+    assert lines[1] == "[2/3] half, seed 1, GPU 2: completed"
     assert [line.split(",")[1][:7] for line in lines[2:6:2]] == [" seed 0", " seed 2"]
 
 

@@ -1,0 +1,81 @@
+"""Cells that run at the same time, stopped in each way: nothing that ended is lost, nothing is left, and it resumes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from ampcompare.records.run import read_record
+
+pytestmark = pytest.mark.slow
+WORDS = (
+    *("compare", "--arm", "fp32,native:bf16", "--data", "synthetic", "--train-size", "64", "--val-size", "16"),
+    *("--image-size", "8", "--arch", "mlp", "--batch-size", "16", "--device", "cpu", "--no-progress", "--jobs", "2"),
+    *("-o", "out"),
+)
+PATIENCE = 90.0
+
+
+def _wait_for(condition: Any, process: Any) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline
+        assert process.poll() is None
+        time.sleep(0.05)
+
+
+def _training(folder: Path) -> int:
+    """Return how many cells have made a step and have no record."""
+    cells = [path.parent for path in folder.glob("out/cells/*/steps.jsonl") if path.stat().st_size]
+    return sum(not (cell / "record.json").exists() for cell in cells)
+
+
+def _run(folder: Path, *words: str) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "ampcompare", *WORDS, *words]
+    return subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)])
+def test_a_pool_that_is_stopped(tmp_path: Path, number: int, code: int) -> None:
+    """The two finished cells of the first call stay as they are, no process is left, and the same command resumes."""
+    first = _run(tmp_path, "--seeds", "0", "--epochs", "2000", "--max-steps", "8")
+    assert first.wait(PATIENCE) == 0
+    done = {path: path.read_bytes() for path in tmp_path.glob("out/cells/*/record.json")}
+    assert len(done) == 2
+    process = _run(tmp_path, "--seeds", "0-1", "--epochs", "9000", "--max-steps", "30000")
+    _wait_for(lambda: _training(tmp_path) == 2, process)
+    family = psutil.Process(process.pid).children(recursive=True)
+    assert len(family) >= 4, "two servers with a cell each"
+    process.send_signal(number)
+    assert process.wait(PATIENCE) == code
+    assert psutil.wait_procs(family, timeout=30)[1] == []
+    assert {path: path.read_bytes() for path in done} == done
+    again = _run(tmp_path, "--seeds", "0-1", "--epochs", "2000", "--max-steps", "8")
+    assert again.wait(PATIENCE) == 0
+    assert {path: path.read_bytes() for path in done} == done, "cells that had ended ran again"
+    records = [read_record(path) for path in tmp_path.glob("out/cells/*/record.json")]
+    assert sum(record.status == "completed" and record.config.recipe.max_steps == 8 for record in records) == 4
+
+
+def test_a_killed_worker_takes_no_other_cell(tmp_path: Path) -> None:
+    """One of two cells is killed: it is a failed row that says so, and the other ends as if nothing had been."""
+    process = _run(tmp_path, "--seeds", "0", "--epochs", "5000", "--max-steps", "900")
+    _wait_for(lambda: _training(tmp_path) == 2, process)
+    children = psutil.Process(process.pid).children(recursive=True)
+    cells = [child for child in children if not child.children() and child.ppid() != process.pid]
+    os.kill(cells[0].pid, signal.SIGKILL)
+    assert process.wait(PATIENCE) == 0
+    records = [read_record(path) for path in tmp_path.glob("out/cells/*/record.json")]
+    assert sorted(record.status for record in records) == ["completed", "failed"]
+    (failed,) = (record for record in records if record.status == "failed")
+    assert "killed by SIGKILL" in (failed.error or "")
+    assert json.loads((tmp_path / "out" / "report.json").read_text())["records"]
