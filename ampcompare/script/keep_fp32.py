@@ -16,7 +16,12 @@ from ampcompare.script.apex_amp.session import here
 
 __all__ = ["KeptAtFirstCall", "bare_model"]
 
-WRAPPERS = {"DistributedDataParallel": "module", "DataParallel": "module", "OptimizedModule": "_orig_mod"}
+WRAPPERS = {
+    "DistributedDataParallel": "module",
+    "DataParallel": "module",
+    "OptimizedModule": "_orig_mod",
+    "_FabricModule": "_forward_module",  # which hands attributes such as `forward` to the module inside
+}
 
 
 def bare_model(model: nn.Module) -> nn.Module:

@@ -59,6 +59,9 @@ class FoundModels:
         original(optimizer, *args, **kwargs)
         self._optimizers.append(weakref.ref(optimizer))
 
+    def _live(self) -> list[Any]:
+        return [optimizer for reference in self._optimizers if (optimizer := reference()) is not None]
+
     def look_at(self, module: nn.Module) -> None:
         """Look at a module that the script calls, before it is called."""
         if self._is_done:
@@ -66,14 +69,15 @@ class FoundModels:
         if self._is_over():
             self._is_done = True
             return
-        optimizers = [optimizer for reference in self._optimizers if (optimizer := reference()) is not None]
-        held = {id(param) for optimizer in optimizers for param in owned_params(optimizer)}
+        held = {id(param) for optimizer in self._live() for param in owned_params(optimizer)}
         if not held or not (torch.is_grad_enabled() or self._wrappers.is_alone()):
             return  # a wrapper is made again by all ranks, and an evaluation may run on one
         model = bare_model(module)
         if held.isdisjoint(map(id, model.parameters())):
             return
         self._is_done = True
+        gc.collect()  # those that the script has replaced by others
+        optimizers = self._live()
         tree = _Tree()
         model = _whole(model, optimizers, tree)
         models = [model, *tree.others(model, held)]

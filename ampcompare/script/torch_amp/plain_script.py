@@ -16,12 +16,12 @@ A script that has made a GradScaler or called `amp.initialize` is left alone.
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import functools
 import types
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -265,7 +265,7 @@ class PlainScript:
         with self._on_behalf():
             return torch.autocast(device)
 
-    @contextmanager
+    @contextlib.contextmanager
     def _on_behalf(self) -> Iterator[None]:
         self._names.driven = True
         try:
@@ -290,11 +290,19 @@ class PlainScript:
             return original(tensors, *args, **kwargs)
         self._backwards += 1
         try:
-            if self._names.needs_scaler and self._live() and (self._casting or self._mode is _Mode.AUTOCAST):
-                tensors = self._scaled(tensors)
-            else:
-                self._record(tensors if isinstance(tensors, Tensor) else tensors[0])
-            return original(tensors, *args, **kwargs)
+            is_scaled = self._names.needs_scaler and (self._casting or self._mode is _Mode.AUTOCAST)
+            given = args[0] if args else kwargs.get("grad_tensors")
+            loss = tensors if isinstance(tensors, Tensor) else tensors[0]
+            if isinstance(tensors, Tensor) and tensors.numel() != 1 and isinstance(given, Tensor):
+                with contextlib.nullcontext() if is_scaled else torch.no_grad():
+                    loss = (tensors * given).sum()  # that a gradient of its own stands for
+            if not is_scaled or not self._live():
+                self._record(loss)
+                return original(tensors, *args, **kwargs)
+            if loss is not tensors and isinstance(tensors, Tensor):
+                tensors, args = loss, (None, *args[1:])
+                kwargs = {name: value for name, value in kwargs.items() if name != "grad_tensors"}
+            return original(self._scaled(tensors), *args, **kwargs)
         finally:
             self._backwards -= 1
             self._close_casts()
@@ -327,6 +335,7 @@ class PlainScript:
             self._scale_again()
             result = self._scaler.scale(tensors if isinstance(tensors, Tensor) else list(tensors))
         self._is_open = True
+        self._owners.clear()  # master weights may have been made
         self._divided.clear()
         self._names.reads.want(self, True)
         return result

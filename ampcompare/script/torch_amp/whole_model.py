@@ -29,6 +29,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import AmpCompareError, PreparationError, ScalingError, UnsupportedCombination
 from ampcompare.guards.patches import Patches
+from ampcompare.precision.base import owned_params
 from ampcompare.script.apex_amp.session import here
 from ampcompare.script.keep_fp32 import bare_model
 from ampcompare.script.recorded.pairing import HashedWeights
@@ -112,6 +113,7 @@ class WholeModel(TorchAmp):
         for name in METHODS:
             patches.wrap(torch.amp.GradScaler, name, functools.partial(self._call, f"_{name.rstrip('_')}"))
         patches.wrap(torch.autograd, "backward", self._backward)
+        patches.wrap(torch.optim.Optimizer, "zero_grad", self._zero_grad)
         patches.wrap(swa_utils.AveragedModel, "update_parameters", self._average)
         self._found.install(patches)
         self._hooks = [
@@ -160,6 +162,7 @@ class WholeModel(TorchAmp):
         original(scaler, **{**settings, "enabled": True})  # a script in bf16 has one that is off
 
     def _prepare(self, models: list[nn.Module], optimizers: list[Any]) -> None:
+        self._refuse_shared(optimizers)
         if self._given is not None:
             self._first = {id(one): HashedWeights(one) for one in optimizers}
         try:
@@ -172,6 +175,20 @@ class WholeModel(TorchAmp):
             optimizer.zero_grad = types.MethodType(
                 functools.wraps(optimizer.zero_grad)(functools.partial(_zero_grad, self)), optimizer
             )
+
+    def _refuse_shared(self, optimizers: list[Any]) -> None:
+        """Refuse weights that two optimizers hold, as that of SAM and the one inside of it: each would have masters."""
+        seen: set[int] = set()
+        for optimizer in optimizers if self._scaling.needs_scaler else ():
+            own = set(map(id, owned_params(optimizer)))
+            if own & seen:
+                raise PreparationError(
+                    here(
+                        f"two optimizers hold the same weights, and {self._arm} gives each its own master weights; "
+                        "compare native:bf16 or apex:O1"
+                    )
+                )
+            seen |= own
 
     def _report_weights(self, optimizer: Any) -> None:
         """Report the first weights, those of the optimizer that steps first."""
@@ -308,6 +325,13 @@ class WholeModel(TorchAmp):
         """Clear the gradients of an optimizer, those of the model and of master weights."""
         with self.reads.paused():
             self._clear(optimizer, set_to_none=set_to_none)
+
+    def _zero_grad(self, original: Any, optimizer: Any, set_to_none: bool = True) -> None:
+        """Clear by the optimizer itself what a copy clears, as Fabric makes one, which has the same groups."""
+        for one in self._optimizers:
+            if one is not optimizer and one.param_groups is optimizer.param_groups:
+                self.cleared(one, set_to_none=set_to_none)
+        original(optimizer, set_to_none)
 
     def _clear(self, optimizer: Any, *, set_to_none: bool) -> None:
         pairs = self.masters(optimizer)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 from torch.utils.checkpoint import checkpoint
 
-from ampcompare.base.errors import ScalingError, UnsupportedCombination
+from ampcompare.base.errors import PreparationError, ScalingError, UnsupportedCombination
 from tests.script.small_script import batch, gan_loss, network, two_networks
 
 pytestmark = [
@@ -347,3 +347,38 @@ def test_gradients_that_the_script_sets_itself(behind: Any) -> None:
             assert all(torch.allclose(m, 0.1 * g, atol=1e-6) for m, g in itertools.zip_longest(moved, grads))
         behind_arm.end()
         behind.end()
+
+
+@pytest.mark.parametrize("arm", ["fp32", "native:fp16", "native:bf16", "O1", "O4"])
+def test_losses_with_a_gradient_of_their_own(behind: Any, arm: str) -> None:
+    """`losses.backward(gradient)` is that of their weighted sum."""
+    behind(arm)
+    weights = []
+    for is_sum in (True, False):
+        model = network()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        x, y = batch(0)
+        losses = nn.functional.cross_entropy(model(x), y, reduction="none")
+        if is_sum:
+            (losses * torch.full_like(losses, 0.25)).sum().backward()
+        else:
+            losses.backward(torch.full_like(losses, 0.25))
+        optimizer.step()
+        weights.append([param.detach().clone() for param in model.parameters()])
+    assert_equal([weights[0]], [weights[1]])
+
+
+def test_two_optimizers_of_one_weight(behind: Any) -> None:
+    """Each would have masters of its own; one that the script has replaced does not count."""
+    behind("O2")
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    model(batch(0)[0])
+    behind.end()
+    behind("O2")
+    model = network()
+    inner, outer = torch.optim.SGD(model.parameters(), lr=0.1), torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(PreparationError, match="two optimizers hold the same weights"):
+        model(batch(0)[0])
+    del optimizer, inner, outer
