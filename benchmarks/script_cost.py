@@ -1,14 +1,16 @@
 """What recording a script's steps costs: the record of `ampcompare run -- SCRIPT`, switched on and off in one process.
 
     python benchmarks/script_cost.py [--processes 3] [--arms fp32,native:bf16] [--out docs/benchmarks/script_cost]
+    python benchmarks/script_cost.py --arms plain+script,plain+native:bf16
 
-Each process trains a script for Apex behind one arm, in blocks of steps, on the CPU clock of the process with one
-thread: without a record, without it again (A/A, the noise floor), with it (losses, steps, scalars, files, and the
-writing of the rows), and the loop written by hand for the same format, in random order. Each block makes its own model,
-optimizer and arm, so that no tensor keeps its place in memory; this, the first five steps, in which batches are hashed,
-and the end lie outside the time. A ratio is taken within a round; a row is the median over the rounds of all processes,
-with its 95 % interval. What stays in a block without a record is the audit hook that notes files, which Python cannot
-remove: 0.1 us for each call of `id`, about twenty of which are in a step.
+Each process trains a script for Apex (`plain+`: one without mixed precision) behind one arm, in blocks of steps, on
+the CPU clock of the process with one thread: without a record, without it again (A/A, the noise floor), with it
+(losses, steps, scalars, files, and the writing of the rows), and the loop written by hand for the same format, in
+random order. Each block makes its own model, optimizer and arm, so that no tensor keeps its place in memory; this,
+the first five steps, in which batches are hashed, and the end lie outside the time. A ratio is taken within a round;
+a row is the median over the rounds of all processes, with its 95 % interval. What stays in a block without a record
+is the audit hook that notes files, which Python cannot remove: 0.1 us for each call of `id`, about twenty of which
+are in a step.
 """
 
 from __future__ import annotations
@@ -72,6 +74,20 @@ def script_step(model_name: str) -> Step:
     return step
 
 
+def plain_step(model_name: str) -> Step:
+    """Return a step as a script without mixed precision writes it."""
+    model, x, y = WORKLOADS[model_name]()
+    optimizer = sgd(model.parameters())
+
+    def step() -> None:
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
 def seconds_per_step(step: Step, steps: int, finish: Step) -> float:
     """Return the CPU seconds of a step, with its share of `finish`, after the first steps."""
     for _ in range(FIRST_STEPS):
@@ -84,8 +100,14 @@ def seconds_per_step(step: Step, steps: int, finish: Step) -> float:
     return (time.process_time_ns() - begin) / steps / 1e9
 
 
-def measure(arm: str, model_name: str, seed: int) -> dict[str, Any]:
-    """Return the median time of a step without a record, in microseconds, and the paired ratios of all rounds."""
+def measure(name: str, model_name: str, seed: int) -> dict[str, Any]:
+    """Return the median time of a step without a record, in microseconds, and the paired ratios of all rounds.
+
+    Args:
+        name: of an arm, after `plain+` where the script has no mixed precision.
+    """
+    arm = name.removeprefix("plain+")
+    make_step = plain_step if arm != name else script_step
     torch.set_num_threads(1)
     torch.manual_seed(seed)
     install()
@@ -98,12 +120,12 @@ def measure(arm: str, model_name: str, seed: int) -> dict[str, Any]:
             for kind in shuffler.sample(KINDS, len(KINDS)):
                 if kind == "by hand":
                     model, *batch = WORKLOADS[model_name]()
-                    step = LOOPS[arm](model, itertools.repeat(batch))
+                    step = LOOPS["fp32" if arm == "script" else arm](model, itertools.repeat(batch))
                     seconds[kind].append(seconds_per_step(step, steps, lambda: None))
                     continue
                 recorded = (Rows(recorder), watch, recorder.flush) if kind == "recorded" else (None, None, lambda: None)
                 stand_in = StandIn(Arm.parse(arm), recorded[0], watch=recorded[1])
-                seconds[kind].append(seconds_per_step(script_step(model_name), steps, recorded[2]))
+                seconds[kind].append(seconds_per_step(make_step(model_name), steps, recorded[2]))
                 stand_in.end()
         recorder.close(0, None)
     rounds = [dict(zip(seconds, values, strict=True)) for values in zip(*seconds.values(), strict=True)]
