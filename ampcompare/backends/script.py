@@ -30,7 +30,7 @@ SPEC = BackendSpec(
     summary="your training script exactly as it is written, with its own precision: compare ... -- SCRIPT",
     implementation="ampcompare.precision.fp32:FP32",
     explain=_explain,
-    unsharded=lambda options: "",
-    elsewhere=lambda options: "",
+    unsharded=lambda options: "it trains a script",
+    elsewhere=lambda options: "it trains a script",
     # No contract arms: it replaces nothing, and runs with a script only.
 )
