@@ -16,6 +16,7 @@ EXTRAS = {
     "wandb": ["wandb>=0.21"],
     "mlflow": ["mlflow-skinny>=3"],
     "slurm": ["submitit"],
+    "ray": ["ray>=2.40"],
     "accelerate": ["accelerate>=1.0"],
     "fabric": ["lightning-fabric>=2.4"],
     "fp8": ["torchao>=0.14"],  # no dependencies of its own; one wheel for CPUs and GPUs

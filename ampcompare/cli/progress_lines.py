@@ -117,7 +117,14 @@ def _place(cells: Sequence[RunConfig], device: str) -> str:
     devices = sorted({device if cell.device == "auto" else cell.device for cell in cells})
     threads = sorted({cell.threads for cell in cells})
     processes = sorted({cell.processes for cell in cells})
-    parts = ["on Slurm"] if any(cell.launcher == "slurm" for cell in cells) else [f"on {' and '.join(devices)}"]
+    ray = any(cell.launcher == "ray" for cell in cells)
+    parts = (
+        ["on Ray"]
+        if ray
+        else ["on Slurm"]
+        if any(cell.launcher == "slurm" for cell in cells)
+        else [f"on {' and '.join(devices)}"]
+    )
     parts.append("1 thread" if threads == [1] else f"{' or '.join(map(str, threads))} threads")
     if processes != [1]:
         parts.append(f"{' or '.join(map(str, processes))} processes a cell")

@@ -73,6 +73,7 @@ EXTRAS: dict[str, tuple[tuple[str, ...], str]] = {
     "tensorboard": (("tensorboard",), "curves as event files"),
     "wandb": (("wandb",), "records as runs of W&B: ampcompare export --to wandb"),
     "mlflow": (("mlflow-skinny",), "records as runs of MLflow: ampcompare export --to mlflow"),
+    "ray": (("ray",), "cells as tasks of Ray"),
     "slurm": (("submitit",), "cells as jobs of Slurm"),
     "timm": (("timm",), "its models by name: --arch timm:resnet50"),
     "hf": (("transformers",), "its language models by name: --task lm --arch hf:gpt2"),

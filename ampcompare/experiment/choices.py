@@ -84,6 +84,9 @@ def _launchers() -> list[Choice]:
         "spawn": "the processes of a cell one by one, which starts faster",
     }
     choices = [(name, with_torch, text if with_torch else lacks) for name, text in ways.items()]
+    has_ray = find_spec("ray") is not None
+    ray = "a task of Ray per cell, here or on a cluster" if has_ray else "ray is not installed: pip install ray"
+    choices.append(("ray", has_ray, ray))
     if shutil.which("sbatch") is None:
         return [*choices, ("slurm", False, "sbatch is not on the path: call it where jobs can be submitted")]
     if find_spec("submitit") is None:

@@ -152,11 +152,11 @@ def plan_comparison(options: CompareOptions) -> PlannedComparison:
 
 def _make_plan(options: CompareOptions, sources: SettingsSources, rows: Sequence[Row], seeds: Sequence[int]) -> Plan:
     plan = replace(plan_with_published(sources, rows, seeds, options.reference), timing_rounds=options.timing_rounds)
-    is_elsewhere = options.launch.nnodes > 1 or any(cell.launcher == "slurm" for cell in plan.cells)
+    is_elsewhere = options.launch.nnodes > 1 or any(cell.launcher in ("slurm", "ray") for cell in plan.cells)
     if options.timing_rounds and (options.jobs not in (None, 1) or is_elsewhere):
         raise ConfigError(
             "--timing-rounds times one arm after the other on this machine; leave it out, or run without --jobs, "
-            "--nnodes and Slurm"
+            "--nnodes, Slurm and Ray"
         )
     # The nodes of one command run the same cells in the same order, but cannot exchange a drawn order.
     return plan if options.launch.nnodes == 1 else plan.in_order([], int(plan.digest(), 16))

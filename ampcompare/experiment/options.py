@@ -51,9 +51,9 @@ class LaunchOptions:
         """
         if self.slurm_options and "slurm" not in launchers:
             raise ConfigError("--slurm-option is for Slurm jobs; add --launcher slurm")
-        if jobs not in (None, 1) and "slurm" in launchers:
+        if jobs not in (None, 1) and not {"slurm", "ray"}.isdisjoint(launchers):
             raise ConfigError(
-                "--jobs is for cells on this machine; under Slurm all cells are submitted at once; leave it out"
+                "--jobs is for cells on this machine; under Slurm and Ray all cells are submitted at once; leave it out"
             )
 
     def launcher(self, config: RunConfig) -> Launcher:

@@ -35,7 +35,10 @@ def check_cells(cells: Iterable[RunConfig]) -> None:
     seen: set[tuple[object, ...]] = set()
     for cell in cells:
         recipe = cell.recipe
-        here = cell.launcher != "slurm"  # a job may see other devices and disks than the machine that submits it
+        here = cell.launcher not in (
+            "slurm",
+            "ray",
+        )  # a job may see other devices and disks than the machine that submits it
         names = (recipe.task, recipe.model.arch, recipe.optimizer.name)
         key = (cell.arm, cell.device, here, names, recipe.data, cell.saving.resume, cell.parallel.backend)
         if key in seen:

@@ -42,7 +42,7 @@ class DispatchingLauncher(Launcher):
         Raises:
             UnsupportedCombination: several machines without an address at which to rendezvous.
         """
-        if config.script is not None:
+        if config.script is not None and config.launcher != "ray":
             return self._script_launcher()
         kind = config.launcher
         if kind == "auto" and config.processes > 1:
@@ -50,6 +50,8 @@ class DispatchingLauncher(Launcher):
         if kind not in self._launchers:
             if kind == "auto":
                 self._launchers[kind] = importlib.import_module("ampcompare.launch.forked").ForkedLauncher(self.place)
+            elif kind == "ray":
+                self._launchers[kind] = importlib.import_module("ampcompare.launch.ray").RayLauncher()
             elif kind == "slurm":
                 self._launchers[kind] = SlurmLauncher(self._slurm_options, nnodes=self._options.get("nnodes", 1))
             else:

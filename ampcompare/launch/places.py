@@ -104,11 +104,15 @@ def find_places(cells: Sequence[RunConfig], jobs: int | str | None, gpus: str | 
     """
     processes = max(cell.processes for cell in cells)
     devices = {cell.device for cell in cells}
-    local = all(cell.launcher != "slurm" for cell in cells)
+    local = all(cell.launcher not in ("slurm", "ray") for cell in cells)
     found = visible_gpus() if local and (gpus is not None or jobs != 1) and devices <= {"auto", "cuda"} else []
     if gpus is not None and not found:
         where = f"the device is {', '.join(sorted(devices))}" if not devices <= {"auto", "cuda"} else "none is visible"
-        raise ConfigError(f"--gpus {gpus} needs NVIDIA GPUs, but {where}" if local else "--gpus is not for Slurm jobs")
+        raise ConfigError(
+            f"--gpus {gpus} needs NVIDIA GPUs, but {where}"
+            if local
+            else "--gpus is for cells on this machine; Slurm and Ray choose them"
+        )
     if not found:
         return _on_cores(jobs if local else 1, processes, max(cell.threads for cell in cells), devices)
     chosen, notes = _chosen(found, gpus)

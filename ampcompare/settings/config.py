@@ -61,7 +61,7 @@ class RunConfig(Frozen):
     arm: str = "fp32"
     processes: PositiveInt = Field(1, description="processes that train together, over all nodes")
     parallel: ParallelConfig = ParallelConfig()
-    launcher: Literal["auto", "torchrun", "spawn", "slurm"] = Field(
+    launcher: Literal["auto", "torchrun", "spawn", "slurm", "ray"] = Field(
         "auto",
         description="what starts the processes; auto: a fork for one, torchrun for several",
     )

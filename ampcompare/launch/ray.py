@@ -1,0 +1,199 @@
+"""Cells as tasks of Ray, on this machine or on a cluster: Ray places them, retries them and keeps their logs.
+
+A task trains its cell in processes of its own, as on a single machine. Where it sees the run directory, it works there;
+else it works in a folder of its own machine, whose files come back through Ray's object store.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import secrets
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from ampcompare.base.errors import BackendUnavailable, EnvironmentUnfit, LaunchError
+from ampcompare.base.files.write import write_atomically
+from ampcompare.launch.base import Launcher, Progress, failed_record, interrupted_record
+from ampcompare.launch.cell_files import make_cell_folder, progress_reader, progress_writer, write_record
+from ampcompare.launch.places import find_places
+from ampcompare.records.run import RunRecord, read_record
+from ampcompare.settings.config import RunConfig
+
+__all__ = ["RayLauncher", "require_ray"]
+
+POLL_SECONDS = 0.2
+MAX_RETRIES = 3  # of a task whose machine or worker was lost
+TOKEN = "driver.token"  # a file by which a task recognizes the folder
+
+
+def require_ray() -> None:
+    """Check that Ray is installed; it is not imported.
+
+    Raises:
+        BackendUnavailable: it is not.
+    """
+    if importlib.util.find_spec("ray") is None:
+        raise BackendUnavailable("--launcher ray needs Ray: pip install ray (the extra ray)")
+
+
+class RayLauncher(Launcher):
+    """Submits a task per cell, all announced cells ahead, and waits for each.
+
+    It joins the cluster that RAY_ADDRESS names, or the one that `ray start` started here; else it starts Ray on this
+    machine, and ends it. Tasks end with this process.
+
+    Raises:
+        BackendUnavailable: Ray is not installed.
+        LaunchError: Ray cannot be reached or started.
+    """
+
+    def __init__(self) -> None:
+        require_ray()
+        import ray
+
+        self._ray: Any = ray
+        self._tasks: dict[Path, Any] = {}
+        self._terminated = False
+        self._announced = 0
+        self._is_ours = not ray.is_initialized()
+        self._is_cluster = not self._is_ours
+        if self._is_ours:
+            try:
+                self._join_or_start()
+            except (ConnectionError, RuntimeError, OSError, ValueError) as error:
+                said = (str(error).strip().splitlines() or [type(error).__name__])[0]
+                raise LaunchError(f"Ray cannot be reached or started: {said}") from None
+
+    def _join_or_start(self) -> None:
+        try:
+            self._ray.init(address="auto", log_to_driver=False, configure_logging=False)
+            self._is_cluster = True
+        except ConnectionError:
+            if os.environ.get("RAY_ADDRESS"):
+                raise
+            self._ray.init(log_to_driver=False, include_dashboard=False, configure_logging=False)
+
+    def submit_ahead(self, cells: Sequence[tuple[RunConfig, Path]]) -> None:
+        for config, folder in cells:
+            folder = folder.resolve()
+            if folder not in self._tasks:
+                needs = _resources(config)
+                self._check(needs)
+                make_cell_folder(folder)
+                token = secrets.token_hex(16)
+                write_atomically(folder / TOKEN, token)
+                task = self._ray.remote(**needs)(train)
+                self._tasks[folder] = task.remote(config.model_dump_json(), str(folder), token)
+                self._announced += 1
+
+    def _check(self, needs: dict[str, Any]) -> None:
+        """Refuse what Ray on one machine would wait for without end; a cluster may grow, and gets a note.
+
+        Raises:
+            EnvironmentUnfit: a cell needs more cores or GPUs than there are.
+        """
+        there = self._ray.cluster_resources()
+        for name, word, option in (("CPU", "num_cpus", "cores"), ("GPU", "num_gpus", "GPUs")):
+            if needs[word] > there.get(name, 0):
+                text = f"a cell needs {needs[word]} {option} (processes, threads and loader processes)"
+                if not self._is_cluster:
+                    raise EnvironmentUnfit(f"{text}, but Ray has {there.get(name, 0):g} on this machine")
+                self.note(f"{text}, but the cluster has {there.get(name, 0):g} now; Ray waits for more")
+
+    def launch(
+        self, config: RunConfig, folder: Path, on_progress: Callable[[Progress], None] | None = None
+    ) -> RunRecord:
+        self.submit_ahead([(config, folder)])
+        folder = folder.resolve()
+        task = self._tasks[folder]
+        report_progress = progress_reader(folder, on_progress)
+        while not self._ray.wait([task], timeout=POLL_SECONDS)[0]:
+            report_progress()
+        del self._tasks[folder]
+        try:
+            files: dict[str, bytes] = self._ray.get(task)
+        except self._ray.exceptions.RayError as error:
+            (folder / TOKEN).unlink(missing_ok=True)
+            reason = str(error).strip().splitlines() or [type(error).__name__]
+            record = failed_record(config, f"the task of Ray was lost: {reason[-1]}")
+            record = interrupted_record(config) if self._terminated else record
+            write_record(record, folder)
+            return record
+        for name, content in files.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_bytes(content)
+        (folder / TOKEN).unlink(missing_ok=True)
+        # Ray decides what runs beside a cell, so that none is known to have been alone.
+        record = read_record(folder / "record.json").model_copy(update={"jobs": max(1, self._announced)})
+        write_record(record, folder)
+        return record
+
+    def terminate(self) -> bool:
+        self._terminated = bool(self._tasks)
+        self._cancel()
+        return self._terminated
+
+    def _cancel(self) -> None:
+        for task in self._tasks.values():
+            self._ray.cancel(task)
+
+    def close(self) -> None:
+        if self._ray.is_initialized():
+            self._cancel()
+            deadline = time.monotonic() + 10.0  # for tasks to end their cells
+            while self._tasks and time.monotonic() < deadline:
+                waiting = list(self._tasks.values())
+                if len(self._ray.wait(waiting, num_returns=len(waiting), timeout=1.0)[1]) == 0:
+                    break
+            if self._is_ours:
+                self._ray.shutdown()
+        self._tasks.clear()
+
+
+def _resources(config: RunConfig) -> dict[str, Any]:
+    """Return what Ray reserves for a cell: a core for each thread and loader process, a GPU for each process."""
+    on_gpu = config.device.startswith("cuda") or (
+        config.device == "auto" and bool(find_places([config], 2).all[0].gpus)
+    )
+    return {
+        "num_cpus": config.processes * (config.threads + config.workers),
+        "num_gpus": config.processes if on_gpu else 0,
+        "max_retries": MAX_RETRIES,
+        "max_calls": 1,
+    }
+
+
+def train(settings: str, folder: str, token: str) -> dict[str, bytes]:
+    """Train a cell in processes of this machine; runs in a worker of Ray.
+
+    Args:
+        settings: JSON of the configuration.
+        folder: of the cell, on the machine that submitted it.
+        token: that lies in the folder, if this is the same one.
+
+    Returns:
+        The files of the cell by their path in the folder; none where the folder is shared.
+    """
+    from ampcompare.launch.dispatch import make_launcher
+
+    config = RunConfig.model_validate_json(settings)
+    with contextlib.ExitStack() as stack:
+        path = Path(folder)
+        try:
+            shared = (path / TOKEN).read_text(encoding="utf-8") == token
+        except OSError:
+            shared = False
+        if not shared:
+            path = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ampcompare-ray-")))
+        launcher = stack.enter_context(make_launcher(config.model_copy(update={"launcher": "auto"})))
+        own = launcher.launcher_of(config.model_copy(update={"launcher": "auto"}))  # type: ignore[attr-defined]
+        own.launch(config, path, progress_writer(path) if shared else None)
+        if shared:
+            return {}
+        files = [each for each in path.rglob("*") if each.is_file() and not each.is_symlink()]
+        return {os.fspath(each.relative_to(path)): each.read_bytes() for each in files}

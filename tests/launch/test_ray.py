@@ -1,0 +1,88 @@
+"""Cells as tasks of Ray: the same records bit for bit, with a shared folder and without, and nothing left running."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from ampcompare.launch.ray import TOKEN, train
+from ampcompare.records.run import read_record
+from ampcompare.settings.config import RunConfig
+
+pytest.importorskip("ray")
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray")]
+
+PATIENCE = 240.0
+WORDS = ("compare", "--seeds", "0", "--train-size", "128", "--val-size", "64", "--device", "cpu", "--no-progress")
+SMALL = {"epochs": 1, "data": {"train_size": 64, "val_size": 32}}
+
+
+def _start(folder: Path, *words: str) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "ampcompare", *WORDS, *words]
+    env = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    return subprocess.Popen(command, cwd=folder, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+
+
+def _compare(folder: Path, *words: str) -> dict[str, tuple[Any, ...]]:
+    """Run a comparison and return for each arm what must not depend on where it ran."""
+    process = _start(folder, *words)
+    _, errors = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 0, errors.decode()
+    found = {}
+    for path in folder.glob("out/cells/*/record.json"):
+        record = read_record(path)
+        assert record.status == "completed", record.error
+        steps = [json.loads(line)["loss"] for line in (path.parent / "steps.jsonl").read_text().splitlines()]
+        found[record.arm] = (record.summary.weights_sha256, record.summary.metric_final, tuple(steps))
+        assert not (path.parent / TOKEN).exists()
+    return found
+
+
+def test_nine_arms_as_on_this_machine(tmp_path: Path) -> None:
+    """Ray that the command starts trains the nine default arms on the digits to the same weights and losses."""
+    for name in ("local", "ray"):
+        (tmp_path / name).mkdir()
+    words = ("--epochs", "1", "-o", "out")
+    local = _compare(tmp_path / "local", *words)
+    assert len(local) == 9
+    assert _compare(tmp_path / "ray", *words, "--launcher", "ray") == local
+
+
+def test_without_a_shared_folder(tmp_path: Path) -> None:
+    """A task that does not find the token of the folder returns the files of its cell; with it, it writes there."""
+    config = RunConfig.model_validate({"recipe": SMALL, "device": "cpu", "launcher": "ray"})
+    files = train(config.model_dump_json(), str(tmp_path / "elsewhere"), "token")
+    assert {"record.json", "steps.jsonl", "log.txt"} <= set(files)
+    assert not (tmp_path / "elsewhere").exists()
+    assert json.loads(files["record.json"])["status"] == "completed"
+    (tmp_path / TOKEN).write_text("token")
+    assert train(config.model_dump_json(), str(tmp_path), "token") == {}
+    record = read_record(tmp_path / "record.json")
+    assert record.config == config
+    assert record.summary.weights_sha256 == json.loads(files["record.json"])["summary"]["weights_sha256"]
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_nothing_is_left_running(tmp_path: Path, number: int, code: int) -> None:
+    """A command that is stopped ends its tasks, their cells, and the Ray that it started."""
+    process = _start(tmp_path, "--epochs", "9000", "--arm", "fp32", "--launcher", "ray", "-o", "out")
+    deadline = time.monotonic() + PATIENCE
+    while not any(path.stat().st_size for path in tmp_path.glob("out/cells/*/steps.jsonl")):
+        assert time.monotonic() < deadline
+        assert process.poll() is None
+        time.sleep(0.1)
+    family = psutil.Process(process.pid).children(recursive=True)
+    assert family
+    process.send_signal(number)
+    process.communicate(timeout=PATIENCE)
+    assert process.returncode == code
+    assert psutil.wait_procs(family, timeout=30)[1] == []
