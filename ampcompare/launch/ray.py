@@ -128,7 +128,7 @@ class RayLauncher(Launcher):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_bytes(content)
         (folder / TOKEN).unlink(missing_ok=True)
-        # Ray decides what runs beside a cell, so that none is known to have been alone.
+        # Ray decides what runs next to a cell, so that none is known to have been alone.
         record = read_record(folder / "record.json").model_copy(update={"jobs": max(1, self._announced)})
         write_record(record, folder)
         return record
