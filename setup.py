@@ -38,6 +38,8 @@ EXTRAS = {
         "types-psutil",
         "types-tabulate",
     ],
+    # Examples as notebooks, run in a kernel of their own.
+    "notebook": ["ipykernel>=6.29", "nbclient>=0.10", "nbformat>=5.10"],
     "timm": ["timm>=1.0"],  # its models by name: --arch timm:resnet50
     "hf": ["transformers>=4.48"],  # its causal models from a configuration: --task lm --arch hf:gpt2
     "triton": ["triton>=3"],  # torch's CUDA wheels bring it along
@@ -82,10 +84,13 @@ setup(
     entry_points={
         "console_scripts": ["ampcompare = ampcompare.cli:main"],
         "flake8.extension": ["AMP = ampcompare.lint.flake8_plugin:Flake8Plugin"],
+        "pytest11": ["ampcompare = ampcompare.pytest_plugin"],
     },
     classifiers=[
         "Development Status :: 4 - Beta",
         "Environment :: Console",
+        "Framework :: Jupyter",
+        "Framework :: Pytest",
         "Intended Audience :: Developers",
         "Intended Audience :: Science/Research",
         "License :: OSI Approved :: BSD License",

@@ -18,10 +18,11 @@ from ampcompare.records.diagnosis import Phase
 __all__ = ["Sites", "calling_line"]
 
 PACKAGE = str(Path(__file__).resolve().parents[1])
-ROOMS = ("apex", "diagnosis", "guards", "legacy", "parallel", "precision", "script", "training")
+ROOMS = ("apex", "diagnosis", "guards", "legacy", "parallel", "precision", "script", "testing", "training")
 HIDDEN = (
     *{os.path.dirname(name) + os.sep for name in (torch.__file__, os.path.realpath(torch.__file__))},
     *(os.path.join(PACKAGE, room) + os.sep for room in ROOMS),
+    os.path.join(PACKAGE, "pytest_plugin.py"),
 )
 
 
