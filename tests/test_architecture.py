@@ -20,7 +20,6 @@ FLOORS = {
     "experiment": 10,
     "launch": 9,
     "migrate": 9,
-    "pytest_plugin": 9,
     "script": 8,
     "testing": 8,
     "diagnosis": 7,

@@ -15,6 +15,7 @@ from ampcompare.api.arguments import (
     with_script,
 )
 from ampcompare.base.errors import ConfigError
+from ampcompare.experiment.notebook_progress import default_observer
 from ampcompare.experiment.observer import Observer
 from ampcompare.experiment.options import LaunchOptions, RunOptions
 from ampcompare.experiment.single_run import run_single
@@ -61,7 +62,7 @@ def run(
         slurm_options: sbatch options, for the launcher slurm: {"partition": "gpu", "exclusive": ""}.
         launch: how processes are started, over several nodes for example.
         callbacks: called for each step, epoch and end of a run; a text is a factory, `package.module:factory`.
-        observer: receives progress and notes.
+        observer: receives progress and notes; in a notebook a display of the progress by default.
         settings: further fields of `RunConfig`, which win over the file: `arm="apex:O2"`, `device="cpu"`; or paths of
             settings, as in `**{"recipe.epochs": 3}`.
 
@@ -86,4 +87,4 @@ def run(
         launch=launch_options(launch, slurm_options),
         callbacks=loaded_callbacks(callbacks),
     )
-    return run_single(options, observer=observer).record
+    return run_single(options, observer=default_observer(observer)).record

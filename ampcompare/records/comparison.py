@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import Field, model_validator
 
+from ampcompare.base.shown import Shown
 from ampcompare.records.document import SCHEMA, SchemaNumber, read_model
 from ampcompare.records.fields import FrozenRecord, Number
 from ampcompare.records.look import LOSS_MARGIN, Look
@@ -175,8 +176,10 @@ class NextStep(FrozenRecord):
     why: str = Field(description="what it answers, and what it costs where that is known; one line")
 
 
-class Comparison(FrozenRecord):
+class Comparison(Shown, FrozenRecord):
     """The matrix that was run: its records, one summary per arm, and its conclusions."""
+
+    _view: ClassVar[str] = "ampcompare.report.html.notebook:comparison_view"
 
     schema_number: SchemaNumber = Field(SCHEMA, alias="schema")
     command: str

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
+from ampcompare.base.shown import Shown
 from ampcompare.records.document import SCHEMA, SchemaNumber, dump_json, read_model
 from ampcompare.records.fields import FrozenRecord
 from ampcompare.records.metric import TOP1, TOP5, Metric
@@ -88,8 +89,10 @@ class ScriptFacts(FrozenRecord):
     notes: list[str] = Field([], description="in what the arm departs from what the script asks for")
 
 
-class RunRecord(FrozenRecord):
+class RunRecord(Shown, FrozenRecord):
     """Everything known about one cell."""
+
+    _view: ClassVar[str] = "ampcompare.report.html.notebook:record_view"
 
     schema_number: SchemaNumber = Field(SCHEMA, alias="schema")
     cell: str

@@ -45,7 +45,7 @@ class Rounding:
         return value * (1 + self._unit * up).to(value.dtype)
 
     def install(self, models: Sequence[nn.Module]) -> None:
-        """Change the weights of models now, and from now on what they are given and what their innermost modules give."""
+        """Change the weights of models, and from now on their inputs and the results of their innermost modules."""
         with torch.no_grad():
             for model in models:
                 for param in model.parameters():

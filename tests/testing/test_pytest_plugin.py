@@ -7,11 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch  # noqa: F401  # else pytester, which forgets what a run has imported, loads it twice
 
-from ampcompare.pytest_plugin import _named
+from ampcompare.testing.pytest_plugin import _named
 
 pytest_plugins = ["pytester"]
-PLUGIN = ("-p", "no:ampcompare", "-p", "ampcompare.pytest_plugin", "-p", "no:cacheprovider")
+PLUGIN = ("-p", "no:ampcompare", "-p", "ampcompare.testing.pytest_plugin", "-p", "no:cacheprovider")
 SUITE = """
 import pytest, torch
 from torch import nn
@@ -96,7 +97,7 @@ def test_importing_the_plugin_is_light(tmp_path: Path) -> None:
     """A pytest run that uses neither mark nor fixture loads no torch and no pydantic."""
     (tmp_path / "test_other.py").write_text(
         "import sys\ndef test_it():\n    assert not {'torch', 'numpy', 'pydantic', 'IPython'} & set(sys.modules)\n"
-        "    assert 'ampcompare.pytest_plugin' in sys.modules\n"
+        "    assert 'ampcompare.testing.pytest_plugin' in sys.modules\n"
     )
     command = [sys.executable, "-m", "pytest", "-q", *PLUGIN, "-p", "no:xdist", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)

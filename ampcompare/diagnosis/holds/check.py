@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 import torch
+from tabulate import tabulate
 from torch import Tensor
 
 from ampcompare.backends.arm import Arm
@@ -15,17 +16,16 @@ from ampcompare.base.formatting import printable
 from ampcompare.diagnosis.cures import verdict_of, with_cure
 from ampcompare.diagnosis.diagnose import report_of
 from ampcompare.diagnosis.faults import find_faults
+from ampcompare.diagnosis.holds.capture import Capture, Rounding
+from ampcompare.diagnosis.holds.result import DoesNotHold, Figure, Held
+from ampcompare.diagnosis.holds.subject import loop_of
+from ampcompare.diagnosis.holds.tolerance import errors_of, rounding_unit, tolerances
 from ampcompare.diagnosis.measure import Conditions, Loop, measure, trained_under
 from ampcompare.diagnosis.observation import Observation
 from ampcompare.diagnosis.observed import Enough
 from ampcompare.diagnosis.search import Tested
 from ampcompare.diagnosis.sites import calling_line
 from ampcompare.records.diagnosis import Diagnosis, Fault, PlaceReport
-from ampcompare.report.tables import grid
-from ampcompare.testing.capture import Capture, Rounding
-from ampcompare.testing.holds import DoesNotHold, Figure, Held
-from ampcompare.testing.subject import loop_of
-from ampcompare.testing.tolerance import errors_of, rounding_unit, tolerances
 from ampcompare.training.device import resolve_device
 
 __all__ = ["Check"]
@@ -237,7 +237,10 @@ def _message(arm: Arm, diagnosis: Diagnosis, figures: Sequence[Figure], islands:
     lines += [f"  island: {printable(text, 300)}" for text in islands]
     if far:
         rows = [[one.name, f"{one.error:.2g}", f"{one.tolerance:.2g}", one.dtype] for one in far[:MAX_ROWS]]
-        lines += [f"  {line}" for line in grid(rows, ["too far", "error", "allowed", "dtype"], None).splitlines()]
+        lines += [
+            f"  {line}"
+            for line in tabulate(rows, ["too far", "error", "allowed", "dtype"], disable_numparse=True).splitlines()
+        ]
         if len(far) > MAX_ROWS:
             lines.append(f"  and {len(far) - MAX_ROWS} more")
     if diagnosis.cure is not None:
