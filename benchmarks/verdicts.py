@@ -165,10 +165,10 @@ def _effects(values: np.ndarray[Any, Any], case: Scenario, margin: AccuracyMargi
     effects = []
     for arm in arms:
         if pilot:
-            effect = two_stage(arm, reference, early, floor, counts=True)
+            effect = two_stage(arm, reference, early, floor, rounded=True)
             moved = margin_error(arm[:pilot], reference[:pilot], margin.error_share) * math.sqrt(pilot / len(arm))
         else:
-            effect = paired(arm, reference, floor, counts=True)
+            effect = paired(arm, reference, floor, rounded=True)
             moved = margin_error(arm, reference, margin.error_share)
         effects.append(replace(effect, margin_error=moved, step=step))
     return effects

@@ -86,6 +86,10 @@ class ScriptFacts(FrozenRecord):
     batches: list[str] = Field([], description="hashes of what entered the model first")
     files: list[str] = Field([], description="files outside the folder of the cell that it wrote")
     notes: list[str] = Field([], description="in what the arm departs from what the script asks for")
+    printed: dict[str, float] = Field(
+        {}, description="step of the last digit that was printed, of each metric that was read from the output"
+    )
+    seen: dict[str, int] = Field({}, description="how many values of each metric were printed or logged")
 
 
 class RunRecord(FrozenRecord):

@@ -186,7 +186,9 @@ def _line(group: Group, base: Group | None, reference: Group, metric: Metric, sd
         time = Difference(None) if any(run.seconds for run in group.runs) else None
         return _Line(group.label, (group,), False, value, time, divergence([group]) or missing, missing)
     stored_sd = None if sd is None else sd / metric.factor
-    value = compare_runs(group.runs, base.runs, lambda run: _better(run.value, metric), MIN_FLOOR, stored_sd)
+    value = compare_runs(
+        group.runs, base.runs, lambda run: _better(run.value, metric), MIN_FLOOR, stored_sd, counted=True
+    )
     time = compare_runs(group.runs, base.runs, _speed, TIME_FLOOR)
     differs = differences(group, base)
     return _Line(group.label, (group,), group is base, value, time, divergence([group]) or differs, differs)
