@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from ampcompare.backends.arm import Arm
+from ampcompare.base.rank_marks import mark_output
 from ampcompare.precision.cpu_half import cpu_half
 from ampcompare.script.legacy import child_processes
 from ampcompare.script.legacy.execute import execute
@@ -56,6 +57,8 @@ def prepare_script(settings: ExecSettings, *, child: str | None = None) -> Prepa
         child: the name of this process, such as "SpawnProcess-1", if the script has started it by multiprocessing.
     """
     assert settings.arm is not None
+    if settings.record is not None:
+        mark_output()
     arm = Arm.parse(settings.arm)
 
     def stand_in(rows: Rows | None) -> bool:

@@ -7,6 +7,7 @@ values themselves where they lie on a coarser grid.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -41,7 +42,7 @@ def grid_step(values: Sequence[float], printed: float) -> float:
         printed: step of the last printed digit; 0 where values are not rounded.
     """
     distinct = sorted(set(values))
-    gaps = [b - a for a, b in zip(distinct, distinct[1:], strict=False)]
+    gaps = [b - a for a, b in itertools.pairwise(distinct)]
     largest = max(map(abs, distinct), default=0.0)
     error = max(printed / 2, largest * FLOAT32_STEP / 2) * (1 + 1e-6)
     gaps = [gap for gap in gaps if gap > 1.5 * error]  # others are equal but for rounding

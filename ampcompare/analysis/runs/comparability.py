@@ -213,8 +213,12 @@ def _recipe_reason(arm: RunRecord, reference: RunRecord) -> str:
 
 
 def _script_reason(arm: RunRecord, reference: RunRecord) -> str:
-    """Return that two runs are not of the same script."""
-    return "of another script, or with other arguments" if arm.config.script != reference.config.script else ""
+    """Return that two runs are not of the same script, or that it did not evaluate as often in both."""
+    if arm.config.script != reference.config.script:
+        return "of another script, or with other arguments"
+    here, there = (run.script.seen if run.script is not None else {} for run in (arm, reference))
+    unlike = next((name for name in here.keys() & there.keys() if here[name] != there[name]), None)
+    return "" if unlike is None else f"{unlike} was evaluated {here[unlike]} times, not {there[unlike]}"
 
 
 def _outcome_reason(arm: RunSummary, reference: RunSummary) -> str:

@@ -3,8 +3,8 @@
 A coarse metric ties by chance, so a tie alone is no copy. Rows count once
 
 * if all seeds have the same row, and arms differ in it: then nothing is known of the scatter over seeds;
-* if more rows repeat earlier ones than ties by chance would give in one of a hundred tables. The chance of a tie is that
-  of the first arm's value times those of the differences to it, as arms of one seed rise and fall together; each is the
+* if more rows repeat earlier ones than ties by chance would give in one of a hundred tables. The chance of a tie is
+  that of the first arm times those of the differences to it, as arms of one seed rise and fall together; each is the
   step of the values over their scatter, and 1 where they scatter over few steps;
 * if several arms repeat one sequence of rows, seed by seed, which ties would give in one of a hundred tables.
 
