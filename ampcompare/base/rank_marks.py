@@ -1,6 +1,6 @@
 """Marks in the output of several ranks that write into one pipe, so that its reader knows which rank wrote what.
 
-A text of rank 1 is written as `\\x1e1\\x1f`, the text, `\\x1d`, in one call of the system, which the pipe keeps together.
+A text of rank 1 is written between `\\x1e1\\x1f` and `\\x1d`, in one call of the system, which the pipe keeps together.
 Nothing here imports torch.
 """
 
@@ -11,9 +11,9 @@ import re
 import sys
 from typing import Any
 
-__all__ = ["MARKED", "MARK_RANKS", "MAX_MARKED", "mark_output"]
+__all__ = ["CELL_FOLDER", "MARKED", "MAX_MARKED", "mark_output"]
 
-MARK_RANKS = "AMPCOMPARE_MARK_RANKS"  # set in the environment of a script's cell
+CELL_FOLDER = "AMPCOMPARE_CELL_DIR"  # set in the environment of a script's cell
 MARKED = re.compile(rb"\x1e(\d+)\x1f([^\x1d]*)\x1d")
 MAX_MARKED = 4096  # bytes that a pipe keeps together
 PIECE = 1000  # characters of at most four bytes
@@ -21,7 +21,7 @@ PIECE = 1000  # characters of at most four bytes
 
 def mark_output() -> None:
     """Mark what this process and its forks print through Python while they are in a process group of several ranks."""
-    if os.environ.get(MARK_RANKS) and not isinstance(sys.stdout, _Marked):
+    if os.environ.get(CELL_FOLDER) and not isinstance(sys.stdout, _Marked):
         sys.stdout, sys.stderr = _Marked(sys.stdout), _Marked(sys.stderr)  # type: ignore[assignment]
 
 

@@ -66,7 +66,7 @@ def prepare_script(settings: ExecSettings, *, child: str | None = None) -> Prepa
         emulation.__enter__()  # until the process ends
         watch, acted = None, None
         if rows is not None:
-            acted = Acted(rows.recorder)  # before the watch, which may end the script at a row
+            acted = Acted(rows.recorder, casts=_casts(arm))  # before the watch, which may end the script at a row
         if rows is not None and (settings.watch or settings.max_steps is not None):
             watch = Watch(rows.recorder, settings.max_steps, half)
         for_cuda = settings.device == "cpu"
@@ -80,6 +80,11 @@ def prepare_script(settings: ExecSettings, *, child: str | None = None) -> Prepa
         seed_all(settings.seed)
     child_processes.pass_on(dataclasses.asdict(settings), target=f"{__name__}:{prepare_child.__name__}")
     return prepared
+
+
+def _casts(arm: Arm) -> bool:
+    """Return whether an arm casts what a script computes."""
+    return arm.backend not in ("fp32", "script") and arm.options.get("opt_level") != "O0"
 
 
 def _cpu_half(arm: Arm, settings: ExecSettings) -> tuple[str | None, AbstractContextManager[Any]]:

@@ -99,6 +99,8 @@ def accuracy_incomparable_reason(arm: RunRecord, reference: RunRecord, *, same_s
         or foreign_steps(reference)
         or _recipe_reason(arm, reference)
         or _script_reason(arm, reference)
+        or _without_arm(arm)
+        or _without_arm(reference)
         or _unnamed(POLICY, arm, reference)
         or _outcome_reason(arm.summary, reference.summary)
         or (_environment_reason(SOFTWARE[:1], arm, reference) if same_software else "")
@@ -219,6 +221,15 @@ def _script_reason(arm: RunRecord, reference: RunRecord) -> str:
     here, there = (run.script.seen if run.script is not None else {} for run in (arm, reference))
     unlike = next((name for name in here.keys() & there.keys() if here[name] != there[name]), None)
     return "" if unlike is None else f"{unlike} was evaluated {here[unlike]} times, not {there[unlike]}"
+
+
+def _without_arm(record: RunRecord) -> str:
+    """Return that an arm did not act on all steps of a script, so that it is another arm."""
+    facts = record.script
+    if facts is None or not facts.without_arm or not facts.optimizer_steps:
+        return ""
+    acted = facts.optimizer_steps - facts.without_arm
+    return f"{record.arm} acted on {acted} of {facts.optimizer_steps} steps, and the script took the others without it"
 
 
 def _outcome_reason(arm: RunSummary, reference: RunSummary) -> str:

@@ -15,7 +15,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from ampcompare.base.environment.threads import THREAD_VARIABLES
-from ampcompare.base.rank_marks import MARK_RANKS
+from ampcompare.base.rank_marks import CELL_FOLDER
 from ampcompare.launch.base import Launcher, Progress
 from ampcompare.launch.cell_files import last_lines, make_cell_folder, write_config, write_record
 from ampcompare.launch.places import ANYWHERE, Place
@@ -150,10 +150,8 @@ def _environment(config: RunConfig, folder: Path) -> dict[str, str]:
     return {
         **threads,
         **os.environ,
-        "AMPCOMPARE_CELL_DIR": str(folder.resolve()),
-        "PYTHONUNBUFFERED": "1",
-        MARK_RANKS: "1",
-    }
+        CELL_FOLDER: str(folder.resolve()),
+        "PYTHONUNBUFFERED": "1"}
 
 
 def script_command(config: RunConfig, script: ScriptConfig, folder: Path) -> list[str]:

@@ -133,7 +133,7 @@ class OutputReader:
 def widened(pattern: str) -> re.Pattern[str]:
     r"""Return a pattern whose group, as in `Acc ([\d.]+)`, also matches what a number becomes: nan, inf, or below 0.
 
-    Otherwise the last finite value would stand for a run that has diverged. A sign counts after a space or one of `=:(`.
+    Else the last finite value would stand for a run that has diverged. A sign counts after a space or one of `=:(`.
     """
     place = _group(pattern)
     if place is None:

@@ -164,7 +164,7 @@ def _unseen(metric: ScriptMetric, rows: ScriptRows) -> str:
 
 
 def _divergence(losses: Sequence[float], patience: int) -> tuple[int | None, str | None]:
-    """Return the first of `patience` non-finite losses in a row, or of two or more that end the run, and which it is."""
+    """Return the first of `patience` non-finite losses in a row, or of two or more at the end, and which it is."""
     row = 0
     for step, loss in enumerate(losses):
         row = 0 if math.isfinite(loss) else row + 1

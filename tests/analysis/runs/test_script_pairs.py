@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from ampcompare.analysis.runs.comparability import accuracy_incomparable_reason
 from ampcompare.analysis.runs.record_checks import unique_runs
 from ampcompare.analysis.runs.script_pairs import began_apart, script_sentences
 from ampcompare.analysis.summary import summarize
@@ -84,6 +85,41 @@ def test_a_value_below_zero_has_differences_and_no_ratio(difference: str, word: 
     assert row.accuracy_verdict.startswith(word)
     assert "learned nothing" not in row.accuracy_verdict
     assert ("--metric reward:points" in row.accuracy_verdict) == (difference == "ratio")
+
+
+def test_an_arm_that_did_not_act_is_not_that_arm() -> None:
+    """It has no verdict, the headline names it, and so does a reference; all steps are the arm's in old records."""
+
+    def row(acting: str, without: int | None) -> Any:
+        records = [
+            run.model_copy(
+                update={
+                    "script": ScriptFacts(
+                        weights=[f"w{seed}"], without_arm=without if run.arm == acting else None, optimizer_steps=40
+                    )
+                }
+            )
+            for seed in range(3)
+            for run in (_scored("fp32", seed, 3.0 + seed, "points"), _scored("half", seed, 3.0 + seed, "points"))
+        ]
+        return summarize(records, arms=["fp32", "half"], reference="fp32")
+
+    for arm in ("fp32", "half"):
+        comparison = row(arm, 30)
+        assert comparison.arms[1].accuracy_verdict.startswith(f"not comparable ({arm} acted on 10 of 40 steps")
+        assert any(f"Not compared with fp32: half ({arm} acted on 10 of 40 steps" in one for one in comparison.headline)
+    assert not row("half", 0).arms[1].accuracy_verdict.startswith("not comparable")
+
+
+def test_runs_that_evaluated_unlike_often_are_no_pair() -> None:
+    """One of them has lost evaluations; records of older versions do not say."""
+    runs = [_scored(arm, 0, 3.0, "points") for arm in ("half", "fp32")]
+    seen = [
+        run.model_copy(update={"script": ScriptFacts(weights=["w"], seen={"reward": count})})
+        for run, count in zip(runs, (3, 2), strict=True)
+    ]
+    assert accuracy_incomparable_reason(*seen) == "reward was evaluated 3 times, not 2"
+    assert accuracy_incomparable_reason(seen[0], runs[1]) == ""
 
 
 def _started(seed: int, weights: str, batches: tuple[str, ...], losses: str, status: str = "completed") -> RunRecord:
