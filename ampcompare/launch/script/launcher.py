@@ -147,11 +147,7 @@ class ScriptLauncher(Launcher):
 def _environment(config: RunConfig, folder: Path) -> dict[str, str]:
     """Return the environment of a script: that of this process, with as many threads per pool as cells have."""
     threads = dict.fromkeys(THREAD_VARIABLES, str(config.threads))
-    return {
-        **threads,
-        **os.environ,
-        CELL_FOLDER: str(folder.resolve()),
-        "PYTHONUNBUFFERED": "1"}
+    return {**threads, **os.environ, CELL_FOLDER: str(folder.resolve()), "PYTHONUNBUFFERED": "1"}
 
 
 def script_command(config: RunConfig, script: ScriptConfig, folder: Path) -> list[str]:
