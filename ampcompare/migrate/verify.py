@@ -20,8 +20,8 @@ __all__ = ["Comparison", "Run", "compare_runs", "verify_script"]
 
 # Relative; fp16 keeps 11 bits, and some steps of training make more of a rounding.
 ROUNDING = 0.01
-# After some steps roundings have grown in single weights, and a vector that starts at 0, as the biases of batch norm do,
-# is the sum of a few updates. Where losses agree this closely, and scales and skipped steps are equal, tensors are
+# After some steps roundings have grown in single weights, and a vector that starts at 0, as biases of batch norm do, is
+# the sum of a few updates. Where losses agree this closely, and scales and skipped steps are equal, tensors are
 # compared by their lengths.
 CLOSE = 0.004
 OF_LENGTH, SMALL, OF_SMALL = 0.1, 0.1, 0.5

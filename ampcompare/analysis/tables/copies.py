@@ -86,7 +86,7 @@ def _steps(runs: Iterable[Run]) -> dict[Key, float]:
         if _is_single(run) and run.value is not None:
             members.setdefault(_key(run), []).append((run.value.mean, run.value.step))
     return {
-        key: grid_step([value for value, _ in its], statistics.median_high(step for _, step in its)) / TICK
+        key: grid_step([value for value, _ in its], statistics.median_high(step for _, step in its), CHANCE) / TICK
         for key, its in members.items()
     }
 

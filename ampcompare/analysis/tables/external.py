@@ -155,7 +155,7 @@ def _margin(terms: Criteria, metric: Metric, reference: Group, sd: float | None)
         raise ConfigError(
             f"a margin of {terms.margin} needs single runs of {reference.arm}, or --sd; give it in points"
         )
-    step = max((value.step for value in values), default=1.0)
+    step = statistics.median_high(value.step for value in values) if values else 1.0  # zeros at the end may be missing
     means = [value.mean for value in values]
     return resolve_margin(rule, means, metric=metric, resolution=step, reference=reference.arm, sd=sd, least=True)
 

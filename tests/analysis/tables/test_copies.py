@@ -53,6 +53,17 @@ def test_one_row_under_many_seeds_has_no_scatter() -> None:
     assert without_copies(read_table(table(["94.0"] * 12, ["94.0"] * 12), "t").runs)[1] == []
 
 
+def test_close_values_are_on_no_coarse_grid_by_chance() -> None:
+    """What a share of samples fits by chance does not hide copies."""
+    assert len(without_copies(read_table(table(["76.12", "76.31", "76.25"] * 4), "t").runs)[1]) == 9
+
+
+def test_a_margin_is_not_that_of_a_digit_that_lost_its_zero() -> None:
+    """0.9 among 0.94 and 0.92 is 0.90."""
+    comparison = judge(read_table(table(["0.9", "0.94", "0.92"], ["0.92", "0.96", "0.94"]), "t"))
+    assert comparison.margin <= 1
+
+
 def test_without_seeds_copies_count_once_too() -> None:
     """Lines of an arm that repeat more often than chance would are not runs."""
     lines = "\n".join([*(f"fp32,{v}" for v in FP32 * 4), *(f"half,{v}" for v in HALF * 4)])
