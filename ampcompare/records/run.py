@@ -101,6 +101,12 @@ class RunRecord(FrozenRecord):
     half: str | None = Field(None, description="how 16-bit arithmetic ran: fp16 or bf16, native or emulated")
     host: str | None = Field(None, description="name of the machine; of rank 0 where several trained together")
     environment: dict[str, Any] = Field({})
+    code: dict[str, str] | None = Field(
+        None,
+        description="start of the SHA-256 of each file of the user's code that the run loaded, by its name; None in old "
+        "records",
+    )
+    packages: dict[str, str] = Field({}, description="versions of installed packages that the user's code imported")
     metrics: list[Metric] = Field(
         [TOP1, TOP5], min_length=1, description="what the task measures; the first is the one of verdicts"
     )

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from ampcompare.base.environment.threads import THREAD_VARIABLES
 from ampcompare.launch.base import Launcher, Progress
-from ampcompare.launch.cell_files import last_lines, make_cell_folder, write_config, write_record
+from ampcompare.launch.cell_files import last_lines, make_cell_folder, with_code, write_config, write_record
 from ampcompare.launch.places import ANYWHERE, Place
 from ampcompare.launch.script.children import RECORD, RECORDS, of_training_process, training_children
 from ampcompare.launch.script.output import OutputReader
@@ -84,6 +84,7 @@ class ScriptLauncher(Launcher):
             record = failed_script(config, error, exit_code=_our_code(code, rows), started=started)
         else:
             record = script_record(config, rows, printed, wall_seconds=wall, started=started)
+        record = with_code(record, folder)
         write_record(record, folder)
         return record
 
@@ -143,8 +144,10 @@ class ScriptLauncher(Launcher):
 
 def _environment(config: RunConfig, folder: Path) -> dict[str, str]:
     """Return the environment of a script: that of this process, with as many threads per pool as cells have."""
+    assert config.script is not None
     threads = dict.fromkeys(THREAD_VARIABLES, str(config.threads))
-    return {**threads, **os.environ, "AMPCOMPARE_CELL_DIR": str(folder.resolve()), "PYTHONUNBUFFERED": "1"}
+    own = {"AMPCOMPARE_CELL_DIR": str(folder.resolve()), "AMPCOMPARE_CODE_FOLDER": str(config.script.folder)}
+    return {**threads, **os.environ, **own, "PYTHONUNBUFFERED": "1"}
 
 
 def script_command(config: RunConfig, script: ScriptConfig, folder: Path) -> list[str]:
