@@ -27,6 +27,7 @@ from ampcompare.experiment.timing_rounds import run_timing_rounds
 from ampcompare.launch.base import Launcher
 from ampcompare.launch.pool import LauncherPool
 from ampcompare.records.comparison import Comparison
+from ampcompare.records.opened_files import OPENED
 from ampcompare.records.run import RunRecord, dump_json, read_record
 from ampcompare.settings.config import RunConfig
 
@@ -170,6 +171,9 @@ def run_plan(
     write_atomically(folder / "plan.json", dump_json(plan_text))
     write_atomically(folder / "env.json", dump_json(fingerprint()))
     # Existing records are read first, so that an intermediate report has every row that an earlier one had.
+    if force:  # what other cells wrote before does not count
+        for config in plan.cells:
+            (cell_folder(folder, config) / OPENED).unlink(missing_ok=True)
     known = [Reuse(None, "") if force else reusable(folder, config) for config in plan.cells]
     records = [found.record for found in known]
     code = SameCode(plan.cells[0])

@@ -13,6 +13,7 @@ from typing import Any
 
 from ampcompare.analysis.runs.pairs import Pair
 from ampcompare.analysis.runs.scores import other_metric
+from ampcompare.analysis.runs.script_pairs import inherited_reason
 from ampcompare.base.files.loaded_code import differing
 from ampcompare.records.run import RunRecord, RunSummary
 from ampcompare.settings.config import RunConfig
@@ -101,6 +102,8 @@ def accuracy_incomparable_reason(arm: RunRecord, reference: RunRecord, *, same_s
         or foreign_steps(reference)
         or _recipe_reason(arm, reference)
         or _script_reason(arm, reference)
+        or inherited_reason(arm)
+        or inherited_reason(reference)
         or (code_reason(arm, reference) if same_software else "")
         or _unnamed(POLICY, arm, reference)
         or _outcome_reason(arm.summary, reference.summary)

@@ -31,6 +31,7 @@ from ampcompare.launch.script.processes import (
 from ampcompare.launch.script.record import failed_script, script_record
 from ampcompare.launch.script.refusals.arms import why_refused
 from ampcompare.launch.script.rows import ScriptRows
+from ampcompare.records.opened_files import OPENED, forget_reads, read_opened
 from ampcompare.records.run import RunRecord, dump_json
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.script import ScriptConfig
@@ -65,6 +66,7 @@ class ScriptLauncher(Launcher):
         make_cell_folder(folder)
         for old in folder.glob(RECORDS):
             old.unlink()
+        (folder / OPENED).unlink(missing_ok=True)
         write_config(config, folder)
         if reason := why_refused(config.script, config.parsed_arm):
             refused = failed_script(config, reason, exit_code=2)
@@ -84,7 +86,7 @@ class ScriptLauncher(Launcher):
             record = failed_script(config, error, exit_code=_our_code(code, rows), started=started)
         else:
             record = script_record(config, rows, printed, wall_seconds=wall, started=started)
-        record = with_code(record, folder)
+        record = _with_opened_files(with_code(record, folder), folder)
         write_record(record, folder)
         return record
 
@@ -146,7 +148,11 @@ def _environment(config: RunConfig, folder: Path) -> dict[str, str]:
     """Return the environment of a script: that of this process, with as many threads per pool as cells have."""
     assert config.script is not None
     threads = dict.fromkeys(THREAD_VARIABLES, str(config.threads))
-    own = {"AMPCOMPARE_CELL_DIR": str(folder.resolve()), "AMPCOMPARE_CODE_FOLDER": str(config.script.folder)}
+    own = {
+        "AMPCOMPARE_CELL_DIR": str(folder.resolve()),
+        "AMPCOMPARE_CELL_STARTED": str(time.time()),
+        "AMPCOMPARE_CODE_FOLDER": str(config.script.folder),
+    }
     return {**threads, **os.environ, **own, "PYTHONUNBUFFERED": "1"}
 
 
@@ -171,6 +177,19 @@ def script_command(config: RunConfig, script: ScriptConfig, folder: Path) -> lis
         options.append("-m")
     arguments = script.arguments_for(seed, config.arm, folder.resolve())
     return [*start, "ampcompare", "exec", *options, script.name, *arguments]
+
+
+def _with_opened_files(record: RunRecord, folder: Path) -> RunRecord:
+    opened = read_opened(folder)
+    forget_reads(folder)
+    if record.script is None:
+        return record
+    facts = {
+        "files": list(dict.fromkeys([*record.script.files, *opened.written])),
+        "inherited": opened.inherited,
+        "resumed": opened.resumed,
+    }
+    return record.model_copy(update={"script": record.script.model_copy(update=facts)})
 
 
 def _our_code(code: int, rows: ScriptRows) -> int:
