@@ -98,7 +98,7 @@ def _this_process(command: str) -> dict[str, Any]:
     return {
         "pid": os.getpid(),
         "host": socket.gethostname(),
-        "command": command or " ".join(sys.argv),
+        "command": command or " ".join(hide(sys.argv)),
         "since": datetime.now().astimezone().isoformat(timespec="seconds"),
     }
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from ampcompare.base.errors import EnvironmentUnfit
 from ampcompare.base.files.loaded_code import LOADED, read_loaded
 from ampcompare.base.files.write import write_atomically
+from ampcompare.base.secrets import mask
 from ampcompare.launch.base import Progress
 from ampcompare.records.document import sealed_json
 from ampcompare.records.run import RunRecord, dump_json
@@ -74,7 +75,10 @@ def read_config(folder: Path) -> RunConfig:
 
 
 def write_record(record: RunRecord, folder: Path) -> None:
-    """Write `record.json` atomically, with its checksum."""
+    """Write `record.json` atomically, with its checksum, and without secrets."""
+    text = dump_json(record)
+    if (masked := mask(text)) != text:  # before the checksum
+        record = RunRecord.model_validate_json(masked)
     write_atomically(folder / "record.json", sealed_json(record))
 
 

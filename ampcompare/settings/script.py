@@ -13,6 +13,7 @@ from pydantic import Field, model_validator
 
 from ampcompare.base.errors import ConfigError
 from ampcompare.base.files.find_module import find_module
+from ampcompare.base.secrets import hide, hide_names, reveal
 from ampcompare.settings.recipe import Frozen, PositiveInt
 
 __all__ = ["LOSS", "SCRIPT_ARMS", "ScriptConfig", "ScriptMetric", "parse_metric", "script_config"]
@@ -56,7 +57,9 @@ class ScriptConfig(Frozen):
 
     name: str = Field(description="path of a script, or name of a module")
     is_module: bool = False
-    arguments: tuple[str, ...] = Field((), description="{seed}, {arm} and {cell_dir} are filled in")
+    arguments: tuple[str, ...] = Field(
+        (), description="{seed}, {arm} and {cell_dir} are filled in; a placeholder such as $TOKEN for a secret"
+    )
     sha256: str | None = Field(None, description="of the file; a changed script is another comparison")
     metrics: tuple[ScriptMetric, ...] = Field(
         (), description="the first is the one of verdicts; none: the loss of the last tenth of the steps"
@@ -80,9 +83,13 @@ class ScriptConfig(Frozen):
         return Path(os.path.abspath(path)) if path.is_dir() else path.resolve().parent
 
     def arguments_for(self, seed: int, arm: str, cell_dir: Path) -> list[str]:
-        """Return the arguments of a cell."""
+        """Return the arguments of a cell, secrets included.
+
+        Raises:
+            ConfigError: a secret is not known.
+        """
         values = {"seed": str(seed), "arm": arm, "cell_dir": str(cell_dir)}
-        filled = [_filled(word, values) for word in self.arguments]
+        filled = [_filled(word, values) for word in reveal(self.arguments)]
         return filled if self.seed_arg is None else [*filled, self.seed_arg, str(seed)]
 
 
@@ -137,8 +144,12 @@ def script_config(
     max_steps: int | None = None,
     compat_torch: bool = False,
     torchrun: bool = False,
+    mask: Sequence[str] = (),
 ) -> ScriptConfig:
-    """Return the settings of a script from the words after `--`.
+    """Return the settings of a script from the words after `--`, in which placeholders stand for secrets.
+
+    Args:
+        mask: names of further arguments and variables of the environment that are secrets, as patterns.
 
     Raises:
         ConfigError: no script, no such file, or a metric that cannot be read or is named twice.
@@ -147,6 +158,7 @@ def script_config(
     rest = list(words[1:] if is_module else words)
     if not rest:
         raise ConfigError("no script after --; give a script with its arguments, or -m and the name of a module")
+    hide_names(mask)
     read = tuple(map(parse_metric, metrics))
     names = [metric.name for metric in read]
     if len(set(names)) < len(names):
@@ -156,6 +168,6 @@ def script_config(
         raise ConfigError(f"there is no script {rest[0]}; give its path, or -m and the name of a module")
     digest = _sha256(_file_of_module(rest[0]) if is_module else path)
     return ScriptConfig(
-        name=rest[0], is_module=is_module, arguments=tuple(rest[1:]), sha256=digest, metrics=read, seed_arg=seed_arg,
+        name=rest[0], is_module=is_module, arguments=tuple(hide(rest[1:])), sha256=digest, metrics=read, seed_arg=seed_arg,
         max_steps=max_steps, compat_torch=compat_torch, torchrun=torchrun,
     )  # fmt: skip

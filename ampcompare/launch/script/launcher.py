@@ -15,6 +15,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from ampcompare.base.environment.threads import THREAD_VARIABLES
+from ampcompare.base.secrets import MASK, learn_file, mask_variable
 from ampcompare.launch.base import Launcher, Progress
 from ampcompare.launch.cell_files import last_lines, make_cell_folder, with_code, write_config, write_record
 from ampcompare.launch.places import ANYWHERE, Place
@@ -40,6 +41,7 @@ __all__ = ["ScriptLauncher", "script_command"]
 
 POLL_SECONDS = 0.2
 PIPE_SECONDS = 2.0
+SETTINGS = (".yaml", ".yml", ".json", ".toml", ".ini", ".cfg", ".env", ".conf")
 # Exit codes of `ampcompare exec` for errors of ampcompare itself.
 OUR_ERRORS = (2, 3, 4)
 MAX_LAST_LINES = 5
@@ -72,6 +74,9 @@ class ScriptLauncher(Launcher):
             refused = failed_script(config, reason, exit_code=2)
             write_record(refused, folder)
             return refused
+        for word in config.script.arguments:
+            if (path := word.rpartition("=")[2]).endswith(SETTINGS):
+                learn_file(Path(path))
         self._terminated = False
         started, begin = datetime.now(timezone.utc).isoformat(timespec="milliseconds"), time.perf_counter()
         code, printed = self._run(config, config.script, folder, on_progress)
@@ -152,6 +157,7 @@ def _environment(config: RunConfig, folder: Path) -> dict[str, str]:
         "AMPCOMPARE_CELL_DIR": str(folder.resolve()),
         "AMPCOMPARE_CELL_STARTED": str(time.time()),
         "AMPCOMPARE_CODE_FOLDER": str(config.script.folder),
+        MASK: mask_variable(),
     }
     return {**threads, **os.environ, **own, "PYTHONUNBUFFERED": "1"}
 
