@@ -109,7 +109,7 @@ def script_layer(parameters: Mapping[str, Any]) -> Layer | None:
         seed_arg=parameters["seed_arg"],
         max_steps=parameters[parameter_of("recipe.max_steps")],
         compat_torch=parameters["compat_torch"],
-        mask=parameters["mask"],
+        mask=parameters.get("mask") or (),
         torchrun=parameters["nproc_per_node"] is not None,
     )
     return Layer("script after --", {"script": script.model_dump()})

@@ -12,7 +12,7 @@ from ampcompare.analysis.inference.criteria import Criteria
 from ampcompare.analysis.runs.comparability import foreign_steps
 from ampcompare.analysis.runs.record_checks import read_checked
 from ampcompare.analysis.summary import summarize
-from ampcompare.base.environment.versions import fingerprint, installed_version
+from ampcompare.base.environment.versions import SWITCHES, fingerprint, installed_version
 from ampcompare.base.errors import ConfigError, Ended, RecordError
 from ampcompare.base.files.loaded_code import changed_code
 from ampcompare.base.files.write import write_atomically
@@ -58,6 +58,7 @@ def reusable(folder: Path, config: RunConfig) -> Reuse:
         return Reuse(None, f"it {was}{record.status} before")
     now = fingerprint()
     changed = [name for name, value in now.items() if record.environment.get(name) != value]
+    changed += [name for name in SWITCHES if name not in now and record.environment.get(name)]
     ran = record.effective
     if ran is not None and installed_version(ran.library) not in (ran.version, None):
         changed.append(ran.library)

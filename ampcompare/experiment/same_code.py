@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ampcompare.base.errors import ConfigError
-from ampcompare.base.files.loaded_code import DIGITS, changed_code, differing
+from ampcompare.base.files.loaded_code import DIGITS, Names, changed_code, differing
 from ampcompare.records.run import RunRecord
 from ampcompare.settings.config import RunConfig
 
@@ -54,9 +54,11 @@ class SameCode:
         code = {name: digest for name, digest in (record.code or {}).items() if not name.endswith(DATA)}
         for name in differing(code, self._known):
             self._refuse(name, f"was changed before {cell}")
+        names = Names(self._folder)
         for name, digest in code.items():
-            self._known.setdefault(name, digest)
-            self._cells.setdefault(name, cell)
+            if names.path(name) is not None:  # what was removed cannot be loaded in another form
+                self._known.setdefault(name, digest)
+                self._cells.setdefault(name, cell)
         self.check()
 
     def _refuse(self, name: str, how: str) -> None:

@@ -27,7 +27,18 @@ from typing import Any
 
 from ampcompare.base.environment.versions import installed_version
 
-__all__ = ["DIGITS", "LOADED", "CodeWatch", "LoadedCode", "changed_code", "differing", "digest_of", "read_loaded", "watch_code"]
+__all__ = [
+    "DIGITS",
+    "LOADED",
+    "CodeWatch",
+    "LoadedCode",
+    "Names",
+    "changed_code",
+    "differing",
+    "digest_of",
+    "read_loaded",
+    "watch_code",
+]
 
 LOADED = "loaded.jsonl"
 CODE = (
