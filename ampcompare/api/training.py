@@ -59,8 +59,8 @@ def run(
         wait: seconds, or a text such as "10m", to wait for another command that uses the run directory.
         script: a user's own script with its arguments, or "-m" and a module: it trains instead of the recipe.
         metrics: numbers that it prints or logs, as for `--metric`; verdicts use the first one.
-        mask: names of further arguments of the script, and of variables of the environment, whose values are kept out of
-            all files, such as "pin" or "my_*".
+        mask: names of further arguments of the script, and of variables of the environment, whose values are kept out
+            of all files, such as "pin" or "my_*".
         slurm_options: sbatch options, for the launcher slurm: {"partition": "gpu", "exclusive": ""}.
         launch: how processes are started, over several nodes for example.
         callbacks: called for each step, epoch and end of a run; a text is a factory, `package.module:factory`.

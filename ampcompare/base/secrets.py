@@ -36,129 +36,27 @@ MASK = "AMPCOMPARE_MASK"  # further names, for the processes that this one start
 MIN_LITERAL = 4  # characters of a value that is looked for in the output of a script
 MIN_SAFE_LITERAL = 8  # in all other files, where a shorter one may be an ordinary word
 MAX_FILE_BYTES = 2**16
-ALWAYS = frozenset(
-    [
-        "password",
-        "passwd",
-        "passphrase",
-        "secret",
-        "secrets",
-        "apikey",
-        "credential",
-        "credentials",
-        "bearer",
-        "webhook",
-        "authorization",
-    ]
+ALWAYS = (
+    *("password", "passwd", "passphrase", "secret", "secrets", "apikey", "credential", "credentials", "bearer"),
+    *("webhook", "authorization"),
 )
-KEYS = frozenset(
-    [
-        "api",
-        "access",
-        "secret",
-        "private",
-        "auth",
-        "account",
-        "license",
-        "licence",
-        "encryption",
-        "signing",
-        "ssh",
-        "wandb",
-        "openai",
-        "hf",
-        "huggingface",
-        "comet",
-        "neptune",
-        "aws",
-        "azure",
-        "gcp",
-        "google",
-        "anthropic",
-        "github",
-        "gitlab",
-        "deploy",
-        "storage",
-        "service",
-        "master",
-        "session",
-        "subscription",
-        "admin",
-        "root",
-        "clearml",
-        "mlflow",
-        "kaggle",
-    ]
+KEYS = (
+    *("api", "access", "secret", "private", "auth", "account", "license", "encryption", "signing", "ssh", "wandb"),
+    *("openai", "hf", "huggingface", "comet", "neptune", "aws", "azure", "gcp", "google", "anthropic", "github"),
+    *("gitlab", "deploy", "storage", "service", "master", "session", "subscription", "admin", "root", "clearml"),
+    *("mlflow", "kaggle"),
 )
-# A token of text is none of access.
-TEXT = frozenset(
-    [
-        "pad",
-        "mask",
-        "unk",
-        "cls",
-        "sep",
-        "bos",
-        "eos",
-        "special",
-        "start",
-        "end",
-        "image",
-        "class",
-        "prefix",
-        "stop",
-        "blank",
-        "space",
-        "per",
-        "num",
-        "max",
-        "min",
-        "n",
-        "first",
-        "last",
-        "new",
-        "next",
-        "text",
-        "input",
-        "output",
-        "word",
-        "sub",
-        "virtual",
-        "prompt",
-        "learnable",
-        "register",
-        "mean",
-        "pos",
-        "position",
-        "drop",
-        "query",
-        "patch",
-        "empty",
-        "forced",
-        "decoder",
-        "encoder",
-        "begin",
-        "separator",
-    ]
+# A token of text gives no access.
+TEXT = (
+    *("pad", "mask", "unk", "cls", "sep", "bos", "eos", "special", "start", "end", "image", "class", "prefix", "stop"),
+    *("blank", "space", "per", "num", "max", "min", "n", "first", "last", "new", "next", "text", "input", "output"),
+    *("word", "sub", "virtual", "prompt", "learnable", "register", "mean", "pos", "position", "drop", "query", "patch"),
+    *("empty", "forced", "decoder", "encoder", "begin", "separator"),
 )
-NOT_THE_SECRET = frozenset(
-    [
-        "file",
-        "path",
-        "dir",
-        "folder",
-        "env",
-        "name",
-        "var",
-        "length",
-        "len",
-        "policy",
-        "type",
-        "dim",
-        "size",
-        "prompt",
-        "required",
-    ]
+# `password_file` is no password.
+NOT_THE_SECRET = (
+    *("file", "path", "dir", "folder", "env", "name", "var", "length", "len", "policy", "type", "dim", "size"),
+    *("prompt", "required"),
 )
 ORDINARY = re.compile(r"(?i)[-+]?\d{1,4}(\.\d*)?|true|false|none|null|yes|no|on|off|\[\w+\]|<[/|]?\w+[|]?>")
 PLACEHOLDER = re.compile(r"\$[A-Z][A-Z0-9_]*")
@@ -201,7 +99,7 @@ def is_secret_name(name: str) -> bool:
     before = words[-2] if len(words) > 1 else ""
     if words[-1] in ("token", "tokens"):
         return before not in TEXT and words[-1] == "token"
-    return bool(ALWAYS.intersection(words)) or (words[-1] == "key" and before in KEYS)
+    return any(word in ALWAYS for word in words) or (words[-1] == "key" and before in KEYS)
 
 
 def _is_named(plain: str) -> bool:

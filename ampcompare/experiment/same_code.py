@@ -64,6 +64,6 @@ class SameCode:
     def _refuse(self, name: str, how: str) -> None:
         since = f"since {self._cells[name]} loaded it" if name in self._cells else "since the command began"
         raise ConfigError(
-            f"{name} {how}, {since}: cells of other code are not comparable. Leave the code as it is while a comparison "
-            "runs, and run the same command again: cells of earlier code are trained again"
+            f"{name} {how}, {since}: cells of other code are not comparable. Leave the code as it is while a "
+            "comparison runs, and run the same command again: cells of earlier code are trained again"
         )

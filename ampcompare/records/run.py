@@ -107,8 +107,7 @@ class RunRecord(FrozenRecord):
     environment: dict[str, Any] = Field({})
     code: dict[str, str] | None = Field(
         None,
-        description="start of the SHA-256 of each file of the user's code that the run loaded, by its name; None in old "
-        "records",
+        description="start of the SHA-256 of each of the user's files that the run loaded; None in old records",
     )
     packages: dict[str, str] = Field({}, description="versions of installed packages that the user's code imported")
     metrics: list[Metric] = Field(

@@ -37,8 +37,9 @@ def overview_legend(comparison: Comparison, shown: Collection[str]) -> list[str]
         rate = f"look {comparison.look} at these runs, {rate}"
     spread = f"; published sd {table.sd:g} {unit}".rstrip() if table and table.sd is not None else ""
     direction = f" {sentence_start(quality)}: lower is better." if metric.better == "lower" else ""
+    against = f"against {printable(comparison.reference, 60)}, {_paired(comparison)}"
     lines = [
-        f"Δ and verdict: against {printable(comparison.reference, 60)}, {_paired(comparison)}; {interval}{rate}.{direction} "
+        f"Δ and verdict: {against}; {interval}{rate}.{direction} "
         f"Margins: {margin}, ±{100 * comparison.time_margin:g} % step time{spread}."
     ]
     if "rel. time" in shown:

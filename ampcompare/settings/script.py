@@ -168,6 +168,6 @@ def script_config(
         raise ConfigError(f"there is no script {rest[0]}; give its path, or -m and the name of a module")
     digest = _sha256(_file_of_module(rest[0]) if is_module else path)
     return ScriptConfig(
-        name=rest[0], is_module=is_module, arguments=tuple(hide(rest[1:])), sha256=digest, metrics=read, seed_arg=seed_arg,
-        max_steps=max_steps, compat_torch=compat_torch, torchrun=torchrun,
+        name=rest[0], is_module=is_module, arguments=tuple(hide(rest[1:])), sha256=digest, metrics=read,
+        seed_arg=seed_arg, max_steps=max_steps, compat_torch=compat_torch, torchrun=torchrun,
     )  # fmt: skip

@@ -64,9 +64,9 @@ def script_sentences(records: Sequence[RunRecord], reference: str) -> Iterator[s
             apart.setdefault(reason, []).append(f"{record.arm}, seed {seed}")
     for reason, cells in apart.items():
         is_resumed = reason.startswith(RESUMED)
+        than, remedy = ("", FROM_THE_START) if is_resumed else (f" than {reference}", SEED_IT)
         yield (
-            f"Not paired: {'; '.join(cells)} {reason}{f' than {reference}' if not is_resumed else ''}, so their results "
-            f"are tested as separate samples. {FROM_THE_START if is_resumed else SEED_IT}."
+            f"Not paired: {'; '.join(cells)} {reason}{than}, so their results are tested as separate samples. {remedy}."
         )
     other_code = {reason for record in ran if (reason := _other_code(record, theirs))}
     for reason in sorted(other_code):
@@ -106,8 +106,8 @@ def _shared_files(records: Sequence[RunRecord]) -> Iterator[str]:
         if readers:
             yield (
                 f"{'; '.join(readers)} read {file}, which another run had written, so that what they trained may "
-                f"continue from there: no verdict. Put {{cell_dir}} into the script's argument for it. If it is a cache "
-                f"that the first run makes, the same command with --force finds it there from the start."
+                "continue from there: no verdict. Put {cell_dir} into the script's argument for it. If it is a cache that "
+                "the first run makes, the same command with --force finds it there from the start."
             )
         elif len(cells) > 1:
             yield (

@@ -36,14 +36,15 @@ def fingerprint() -> dict[str, Any]:
         "python": platform.python_version(),
         "machine": platform.machine(),
         "processor": _processor(),
-        **{
-            name: value for name in SWITCHES if (value := os.environ.get(name, "").strip()) and not _is_off(name, value)
-        },
+        **_switches(),
     }
 
 
-def _is_off(name: str, value: str) -> bool:
-    return name == "AMPCOMPARE_APEX_STRICT" and value.lower() not in ("1", "true", "yes", "on")
+def _switches() -> dict[str, str]:
+    found = {name: os.environ.get(name, "").strip() for name in SWITCHES}
+    if found["AMPCOMPARE_APEX_STRICT"].lower() not in ("1", "true", "yes", "on"):  # as the engine reads it
+        found["AMPCOMPARE_APEX_STRICT"] = ""
+    return {name: value for name, value in found.items() if value}
 
 
 def host_name() -> str:

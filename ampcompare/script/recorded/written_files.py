@@ -120,7 +120,7 @@ class WrittenFiles:
         self._list({"wrote": file})
 
     def _note_read(self, path: Any) -> None:
-        """Note a file that another cell may have written, and one in its own folder that an earlier attempt has left."""
+        """Note a file that another cell may have written, and what an earlier attempt has left in its own folder."""
         if self._own is None or not isinstance(path, str | bytes | os.PathLike) or len(self._read) >= MAX_READ:
             return
         file = os.path.abspath(os.fsdecode(path))
