@@ -106,8 +106,8 @@ def _shared_files(records: Sequence[RunRecord]) -> Iterator[str]:
         if readers:
             yield (
                 f"{'; '.join(readers)} read {file}, which another run had written, so that what they trained may "
-                "continue from there: no verdict. Put {cell_dir} into the script's argument for it. If it is a cache that "
-                "the first run makes, the same command with --force finds it there from the start."
+                "continue from there: no verdict. Put {cell_dir} into the script's argument for it. If it is a cache "
+                "that the first run makes, the same command with --force finds it there from the start."
             )
         elif len(cells) > 1:
             yield (

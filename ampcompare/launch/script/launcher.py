@@ -34,6 +34,7 @@ from ampcompare.launch.script.refusals.arms import why_refused
 from ampcompare.launch.script.rows import ScriptRows
 from ampcompare.records.opened_files import OPENED, forget_reads, read_opened
 from ampcompare.records.run import RunRecord, dump_json
+from ampcompare.script.legacy.old_script import COMPAT_HINT, is_of_old_script
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.script import ScriptConfig
 
@@ -45,6 +46,7 @@ SETTINGS = (".yaml", ".yml", ".json", ".toml", ".ini", ".cfg", ".env", ".conf")
 # Exit codes of `ampcompare exec` for errors of ampcompare itself.
 OUR_ERRORS = (2, 3, 4)
 MAX_LAST_LINES = 5
+WORD = re.compile(r"[^\W_]")
 NO_REASON = re.compile(r"ampcompare: (\d+ steps?, \d+ skipped|the record has no step|--device cpu: )")
 
 
@@ -87,7 +89,7 @@ class ScriptLauncher(Launcher):
             record = failed_script(config, "asked to stop", started=started).model_copy(
                 update={"status": "interrupted"}
             )
-        elif error := _failure(code, rows, folder):
+        elif error := _failure(config.script, code, rows, folder):
             record = failed_script(config, error, exit_code=_our_code(code, rows), started=started)
         else:
             record = script_record(config, rows, printed, wall_seconds=wall, started=started)
@@ -204,15 +206,16 @@ def _our_code(code: int, rows: ScriptRows) -> int:
     return code if code in OUR_ERRORS and not is_scripts else 3
 
 
-def _failure(code: int, rows: ScriptRows, folder: Path) -> str:
+def _failure(script: ScriptConfig, code: int, rows: ScriptRows, folder: Path) -> str:
     """Return why a script gave no result; "" if it did."""
     if code < 0:
         return f"the script was killed by {signal.Signals(-code).name}"
     ended = rows.ended or {}
     if str(ended.get("error")).startswith("EOFError: EOF when reading"):
         return "the script reads from standard input, but a cell has none; pass the answer as an option of the script"
-    if code != 0 and ended.get("error"):
-        return str(ended["error"])
+    if code != 0 and (error := ended.get("error")):
+        hint = f". {COMPAT_HINT[0].upper()}{COMPAT_HINT[1:]}"
+        return f"{error}{hint if not script.compat_torch and is_of_old_script(str(error)) else ''}"
     if not rows.steps and (children := len(training_children(folder))):
         return (
             f"the script trains in {children} child processes, which are not the ranks of one process group. Let "
@@ -230,7 +233,8 @@ def _failure(code: int, rows: ScriptRows, folder: Path) -> str:
 
 def _last_words(code: int, folder: Path) -> str:
     """Return the last line of a script's output, or ampcompare's own if it is about the end."""
-    lines = [line for line in last_lines(folder / "log.txt", MAX_LAST_LINES) if not NO_REASON.match(line)]
+    lines = last_lines(folder / "log.txt", MAX_LAST_LINES)
+    lines = [line for line in lines if not NO_REASON.match(line) and WORD.search(line)]  # no ruled line
     last = lines[-1] if lines else ""
     if last.startswith("ampcompare: "):
         return last.removeprefix("ampcompare: ")
