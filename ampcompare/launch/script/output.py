@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
 
+from ampcompare.base.secrets import StreamMask
 from ampcompare.settings.script import ScriptMetric
 
 __all__ = ["OutputReader", "to_number"]
@@ -31,11 +32,11 @@ class OutputReader:
 
     def pump(self) -> None:
         """Copy and match all that comes; a progress bar ends its lines by a carriage return."""
-        written, rest = 0, b""
+        written, rest, secrets = 0, b"", StreamMask()
         with self._pipe, self._log.open("wb") as log:
             while block := self._pipe.read1(BLOCK):  # type: ignore[attr-defined]
                 if written < MAX_LOG_BYTES:
-                    log.write(block[: MAX_LOG_BYTES - written])
+                    log.write(secrets.feed(block[: MAX_LOG_BYTES - written]))
                     log.flush()
                     if written + len(block) > MAX_LOG_BYTES:
                         log.write(f"\nampcompare: the log ends here, at {MAX_LOG_BYTES // 2**20} MiB\n".encode())
@@ -47,6 +48,7 @@ class OutputReader:
                     self._match(line)
                 rest = rest[-MAX_LINE_BYTES:]
             self._match(rest)
+            log.write(secrets.end())
 
     def _match(self, line: bytes) -> None:
         text = line[:MAX_LINE_BYTES].decode("utf-8", errors="replace")
