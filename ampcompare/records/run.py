@@ -90,6 +90,10 @@ class ScriptFacts(FrozenRecord):
     )
     resumed: list[str] = Field([], description="files of an earlier attempt in the folder of the cell that it read")
     notes: list[str] = Field([], description="in what the arm departs from what the script asks for")
+    printed: dict[str, float] = Field(
+        {}, description="step of the last digit that was printed, of each metric that was read from the output"
+    )
+    seen: dict[str, int] = Field({}, description="how many values of each metric were printed or logged")
 
 
 class RunRecord(FrozenRecord):

@@ -11,6 +11,7 @@ from typing import Any
 
 from ampcompare.backends.arm import Arm
 from ampcompare.base.files.loaded_code import watch_code
+from ampcompare.base.rank_marks import mark_output
 from ampcompare.precision.cpu_half import cpu_half
 from ampcompare.script.legacy import child_processes
 from ampcompare.script.legacy.execute import execute
@@ -62,6 +63,8 @@ def prepare_script(settings: ExecSettings, *, child: str | None = None) -> Prepa
         child: the name of this process, such as "SpawnProcess-1", if the script has started it by multiprocessing.
     """
     assert settings.arm is not None
+    if settings.record is not None:
+        mark_output()
     arm = Arm.parse(settings.arm)
 
     def stand_in(rows: Rows | None) -> bool:

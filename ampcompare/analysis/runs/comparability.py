@@ -227,13 +227,15 @@ def _recipe_reason(arm: RunRecord, reference: RunRecord) -> str:
 
 
 def _script_reason(arm: RunRecord, reference: RunRecord) -> str:
-    """Return that two runs are not of the same script."""
+    """Return that two runs are not of the same script, or that it did not evaluate as often in both."""
     here, there = arm.config.script, reference.config.script
-    if here == there:
-        return ""
-    if here and there and here.model_copy(update={"sha256": there.sha256}) == there:
-        return f"of another version of {here.name}"
-    return "of another script, or with other arguments"
+    if here != there:
+        if here and there and here.model_copy(update={"sha256": there.sha256}) == there:
+            return f"of another version of {here.name}"
+        return "of another script, or with other arguments"
+    seen, seen_there = (run.script.seen if run.script is not None else {} for run in (arm, reference))
+    unlike = next((name for name in seen.keys() & seen_there.keys() if seen[name] != seen_there[name]), None)
+    return "" if unlike is None else f"{unlike} was evaluated {seen[unlike]} times, not {seen_there[unlike]}"
 
 
 def _switch_reason(arm: RunRecord, reference: RunRecord) -> str:

@@ -15,6 +15,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from ampcompare.base.environment.threads import THREAD_VARIABLES
+from ampcompare.base.rank_marks import MARK_RANKS
 from ampcompare.base.secrets import MASK, learn_file, mask_variable
 from ampcompare.launch.base import Launcher, Progress
 from ampcompare.launch.cell_files import last_lines, make_cell_folder, with_code, write_config, write_record
@@ -81,7 +82,7 @@ class ScriptLauncher(Launcher):
                 learn_file(Path(path))
         self._terminated = False
         started, begin = datetime.now(timezone.utc).isoformat(timespec="milliseconds"), time.perf_counter()
-        code, printed = self._run(config, config.script, folder, on_progress)
+        code, output = self._run(config, config.script, folder, on_progress)
         wall = time.perf_counter() - begin
         rows = of_training_process(folder)
         (folder / "steps.jsonl").write_text("".join(dump_json(step, indent=None) + "\n" for step in rows.steps))
@@ -92,7 +93,9 @@ class ScriptLauncher(Launcher):
         elif error := _failure(config.script, code, rows, folder):
             record = failed_script(config, error, exit_code=_our_code(code, rows), started=started)
         else:
-            record = script_record(config, rows, printed, wall_seconds=wall, started=started)
+            record = script_record(
+                config, rows, output.values, wall_seconds=wall, started=started, faults=output.part_faults()
+            )
         record = _with_opened_files(with_code(record, folder), folder)
         write_record(record, folder)
         return record
@@ -103,8 +106,8 @@ class ScriptLauncher(Launcher):
         script: ScriptConfig,
         folder: Path,
         on_progress: Callable[[Progress], None] | None,
-    ) -> tuple[int, dict[str, list[float]]]:
-        """Return the exit code, and the values of metrics with a pattern."""
+    ) -> tuple[int, OutputReader]:
+        """Return the exit code, and the output, which has been read."""
         process = self._start(config, script, folder)
         self._process = process
         reader = OutputReader(process.stdout, folder / "log.txt", script.metrics)
@@ -122,7 +125,7 @@ class ScriptLauncher(Launcher):
             pump.join(timeout=PIPE_SECONDS)
             code = process.wait()
             self._process = None
-        return code, reader.values
+        return code, reader
 
     def _start(self, config: RunConfig, script: ScriptConfig, folder: Path) -> CellProcess:
         environment = {**_environment(config, folder), **self._place.environment}
@@ -160,6 +163,7 @@ def _environment(config: RunConfig, folder: Path) -> dict[str, str]:
         "AMPCOMPARE_CELL_STARTED": str(time.time()),
         "AMPCOMPARE_CODE_FOLDER": str(config.script.folder),
         MASK: mask_variable(),
+        MARK_RANKS: "1",
     }
     return {**threads, **os.environ, **own, "PYTHONUNBUFFERED": "1"}
 
