@@ -15,6 +15,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from ampcompare.base.environment.threads import THREAD_VARIABLES
+from ampcompare.base.isolate.group import kill_group
 from ampcompare.base.rank_marks import MARK_RANKS
 from ampcompare.base.secrets import MASK, learn_file, mask_variable
 from ampcompare.launch.base import Launcher, Progress
@@ -121,7 +122,7 @@ class ScriptLauncher(Launcher):
                     on_progress(progress)
             pump.join(timeout=PIPE_SECONDS)  # a process that the script has left behind may hold the pipe open
         finally:
-            _end_group(process.pid)
+            kill_group(process.pid)
             pump.join(timeout=PIPE_SECONDS)
             code = process.wait()
             self._process = None
@@ -243,12 +244,6 @@ def _last_words(code: int, folder: Path) -> str:
     if last.startswith("ampcompare: "):
         return last.removeprefix("ampcompare: ")
     return f"the script ended with exit code {code}" + (f": {last}" if last else "")
-
-
-def _end_group(pid: int) -> None:
-    """End what the script has left running."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signal.SIGKILL)
 
 
 class _StepCounter:

@@ -50,7 +50,8 @@ def test_every_way_to_load_a_file_counts(project: Path, tmp_path: Path) -> None:
     runpy.run_path("ran.py")
     exec((project / "read.py").read_text(), {})
     spec = importlib.util.spec_from_file_location("anything", project / "by_path.py")
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     spec.loader.exec_module(importlib.util.module_from_spec(spec))
     subprocess.run(["true", "started.py"], check=True)
     (project / "settings.yaml").read_text()

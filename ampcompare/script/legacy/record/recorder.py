@@ -82,7 +82,8 @@ class Recorder:
         self._summary = ExecSummary(first)
         if child is None:
             self._open()
-        os.register_at_fork(after_in_child=self._disown)
+        if hasattr(os, "register_at_fork"):  # where processes can be forked
+            os.register_at_fork(after_in_child=self._disown)
 
     def add(self, row: dict[str, Any], now: float) -> None:
         """Keep a row, whose `loss` may be a tensor of one element; write the block when it is due.
