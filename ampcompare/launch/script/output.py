@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from ampcompare.base.rank_marks import MARKED, MAX_MARKED
+from ampcompare.base.secrets import StreamMask
 from ampcompare.settings.script import ScriptMetric
 
 __all__ = ["OutputReader", "Printed", "widened"]
@@ -72,7 +73,7 @@ class OutputReader:
 
     def pump(self) -> None:
         """Copy and match all that comes; a progress bar ends its lines by a carriage return."""
-        self._written, rest = 0, b""
+        self._written, self._secrets, rest = 0, StreamMask(), b""
         with self._pipe, self._log.open("wb") as self._file:
             while block := self._pipe.read1(BLOCK):  # type: ignore[attr-defined]
                 rest = self._read(rest + block)
@@ -81,6 +82,7 @@ class OutputReader:
                 if rank is not None:
                     self._write(line)
                 self._match(line, rank, False)
+            self._file.write(self._secrets.end())
 
     def _read(self, data: bytes) -> bytes:
         """Read what is complete, and return the rest: a text of a rank that has not ended."""
@@ -110,7 +112,7 @@ class OutputReader:
 
     def _write(self, text: bytes) -> None:
         if self._written < MAX_LOG_BYTES:
-            self._file.write(text[: MAX_LOG_BYTES - self._written])
+            self._file.write(self._secrets.feed(text[: MAX_LOG_BYTES - self._written]))
             self._file.flush()
             if self._written + len(text) > MAX_LOG_BYTES:
                 self._file.write(f"\nampcompare: the log ends here, at {MAX_LOG_BYTES // 2**20} MiB\n".encode())

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from ampcompare.base.environment.versions import fingerprint, host_name
+from ampcompare.base.secrets import mask
 from ampcompare.launch.script.output import Printed
 from ampcompare.launch.script.rows import ScriptRows
 from ampcompare.records.evaluation import EpochResult
@@ -36,7 +37,7 @@ def failed_script(config: RunConfig, error: str, *, exit_code: int = 3, **facts:
         host=host_name(),
         environment={**fingerprint(), "exit_code": exit_code},
         metrics=metrics_of(config.script),
-        error=error,
+        error=mask(error, of_script=True),
         **facts,
     )
 
