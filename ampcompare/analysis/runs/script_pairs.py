@@ -18,7 +18,7 @@ SEED_IT = "Seed what the script draws, or pass the seed on with --seed-arg"
 def inherited_reason(record: RunRecord) -> str:
     """Return from which file that another run had written a script's cell has read; "" if there is none."""
     files = record.script.inherited if record.script is not None else []
-    more = f" and {len(files) - 1} more files" if len(files) > 1 else ""
+    more = f" and {len(files) - 1} more" if len(files) > 1 else ""
     if not files:
         return ""
     cell = f"{record.config.arm}, seed {record.config.recipe.seed},"
