@@ -132,7 +132,8 @@ def test_secrets_stay_out_and_changed_code_is_trained_again(
     (log, _) = [path.read_text() for path in found if path.name == "log.txt"]
     assert "['--token', '$TOKEN', '--pin=$PIN', 'https://$CREDENTIALS@host/'] and $MY_API_KEY" in log
     again = compare("other222", "pin-0000", "pass-0000")
-    assert again.code == 0 and again.err.count("(cached)") == 2
+    assert again.code == 0
+    assert again.err.count("(cached)") == 2
     (tmp_path / "parts" / "net.py").write_text("import torch\n\ndef net():\n    return torch.nn.Linear(4, 3)\n")
     changed = compare("hunter22", "pin-9876", "pass-5432")
     assert changed.err.count("runs again: parts/net.py changed since") == 2

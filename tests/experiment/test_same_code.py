@@ -7,9 +7,14 @@ from typing import Any
 
 import pytest
 
+from ampcompare.base.environment.versions import fingerprint
 from ampcompare.base.errors import ConfigError
 from ampcompare.base.files.loaded_code import digest_of
+from ampcompare.experiment.plan import make_plan
+from ampcompare.experiment.run import reusable, run_plan
 from ampcompare.experiment.same_code import SameCode
+from ampcompare.launch.base import Launcher
+from ampcompare.records.document import sealed_json
 from ampcompare.records.run import RunRecord
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.script import script_config
@@ -56,3 +61,30 @@ def test_a_file_of_data_may_change(config: RunConfig) -> None:
     code = {"state.json": "0"}
     same.add(RunRecord(cell="c", arm="fp32", status="completed", config=config, code=code), "fp32, seed 0")
     same.check()
+
+
+class _Editor(Launcher):
+    """Completes a cell, and changes the helper while the second one runs."""
+
+    cells = 0
+
+    def launch(self, config: RunConfig, folder: Path, on_progress: Any = None) -> RunRecord:
+        _Editor.cells += 1
+        code = {"helper.py": str(digest_of("helper.py"))}
+        if _Editor.cells == 2:
+            Path("helper.py").write_text("2\n")
+        facts = {"environment": fingerprint(), "status": "completed", "config": config, "code": code}
+        record = RunRecord(cell=config.digest(), arm=config.arm, **facts)
+        folder.mkdir(parents=True)
+        (folder / "record.json").write_text(sealed_json(record))
+        return record
+
+
+def test_a_matrix_whose_code_changes_ends(config: RunConfig, tmp_path: Path) -> None:
+    """No third cell starts; the next call trains those of the earlier code again, and says why."""
+    plan = make_plan(config, ["fp32", "native:bf16"], [0, 1])
+    with pytest.raises(ConfigError, match=r"helper\.py is changed, since .* loaded it"):
+        run_plan(plan, tmp_path / "run", _Editor())
+    assert _Editor.cells == 2
+    reasons = [reusable(tmp_path / "run", cell).reason for cell in plan.cells]
+    assert sorted(reasons) == ["", "", *["helper.py changed since"] * 2]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 
 import numpy as np
@@ -29,10 +28,10 @@ def _full_of_integers() -> object:
         lambda: exec("from collections import Mapping"),
     ],
 )
+@pytest.mark.filterwarnings("ignore")
 def test_what_the_libraries_say_now(old: Callable[[], object]) -> None:
     """Each message is that of the installed version."""
-    with warnings.catch_warnings(), pytest.raises(Exception) as caught:
-        warnings.simplefilter("ignore")
+    with pytest.raises(Exception) as caught:
         old()
     assert is_of_old_script(f"{type(caught.value).__name__}: {caught.value}"), caught.value
 

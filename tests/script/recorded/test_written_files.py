@@ -93,7 +93,7 @@ def test_folders_of_one_cell_do_not_count(monkeypatch: pytest.MonkeyPatch, tmp_p
 
 
 @pytest.fixture
-def cells(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+def cells(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """Two cells of a run directory, of which this process is `mine`; the working directory is next to them."""
     monkeypatch.setattr(written_files.tempfile, "gettempdir", lambda: "/elsewhere")  # type: ignore[attr-defined]
     for name in ("mine", "other"):
@@ -102,7 +102,7 @@ def cells(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     monkeypatch.setenv("AMPCOMPARE_CELL_STARTED", str(time.time() + 100))
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
-    yield tmp_path / "cells"
+    return tmp_path / "cells"
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
