@@ -26,13 +26,14 @@ def inherited_reason(record: RunRecord) -> str:
 
 
 def are_pairs(records: Sequence[RunRecord], reference: str) -> bool:
-    """Return whether no runs of one seed are known to have started apart."""
+    """Return whether no runs of one seed are known to have started apart, or to be of other code."""
     theirs = {record.config.recipe.seed: record for record in records if record.arm == reference}
-    return not any(
-        record.config.recipe.seed in theirs and began_apart(record, theirs[record.config.recipe.seed])
-        for record in records
-        if record.arm != reference
-    )
+    for record in records:
+        other = theirs.get(record.config.recipe.seed)
+        if other is not None and record.arm != reference:
+            if began_apart(record, other) or _other_code(record, theirs):
+                return False
+    return True
 
 
 def began_apart(arm: RunRecord, reference: RunRecord) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ampcompare.analysis.runs.record_checks import unique_runs
-from ampcompare.analysis.runs.script_pairs import began_apart, script_sentences
+from ampcompare.analysis.runs.script_pairs import are_pairs, began_apart, script_sentences
 from ampcompare.analysis.summary import summarize
 from ampcompare.records.evaluation import EpochResult
 from ampcompare.records.run import RunRecord, ScriptFacts
@@ -72,6 +72,7 @@ def test_cells_of_other_code_are_not_called_paired() -> None:
     ]
     (sentence,) = script_sentences(runs, "fp32")
     assert sentence.startswith("Not paired: cells are of other versions of net.py")
+    assert not are_pairs(runs, "fp32")
 
 
 def test_a_script_that_failed_has_no_learning_rate_of_our_loop() -> None:
