@@ -226,7 +226,8 @@ def _needed_anyway() -> set[str]:
             requirements = metadata.requires(name) or []
         except metadata.PackageNotFoundError:
             continue
-        needed |= {_plain(found[0]) for text in requirements if (found := re.match(r"[\w.-]+", text))}
+        always = [text for text in requirements if "extra ==" not in text]
+        needed |= {_plain(found[0]) for text in always if (found := re.match(r"[\w.-]+", text))}
     return needed - set(LATE_PACKAGES)
 
 
