@@ -60,7 +60,7 @@ PYTHON = tuple(
     | {os.path.realpath(sysconfig.get_path(name)) + os.sep for name in ("stdlib", "platstdlib")}
 )
 INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
-LATE_PACKAGES = ("numpy",)  # loaded by torch before a script is, and used by it
+LATE_PACKAGES = ("numpy", "torchvision")  # torch or ampcompare may have loaded them before a script does
 
 
 @dataclass
