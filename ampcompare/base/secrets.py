@@ -13,7 +13,7 @@ import os
 import re
 import shlex
 import urllib.parse
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from ampcompare.base.errors import ConfigError
@@ -34,6 +34,7 @@ __all__ = [
 
 MASK = "AMPCOMPARE_MASK"  # further names, for the processes that this one starts
 MIN_LITERAL = 4  # characters of a value that is looked for in the output of a script
+MIN_MIXED = 6  # of digits and others, which no ordinary word is
 MIN_SAFE_LITERAL = 8  # in all other files, where a shorter one may be an ordinary word
 MAX_FILE_BYTES = 2**16
 ALWAYS = (
@@ -226,21 +227,18 @@ def mask(text: str, *, of_script: bool = False) -> str:
     Args:
         of_script: what a script has said, in which short values are looked for too.
     """
-    for find, placeholder in _to_find(of_script):
-        text = find.sub(placeholder, text) if isinstance(find, re.Pattern) else text.replace(find, placeholder)
-    return text
-
-
-def _to_find(of_script: bool) -> Iterator[tuple[str | re.Pattern[str], str | Callable[[re.Match[str]], str]]]:
     least = MIN_LITERAL if of_script else MIN_SAFE_LITERAL
     for value, placeholder in sorted(_known().items(), key=lambda item: -len(item[0])):
-        if len(value) < least and not (len(value) >= 6 and re.search(r"\d", value) and re.search(r"\D", value)):
+        is_mixed = len(value) >= MIN_MIXED and re.search(r"\d", value) and re.search(r"\D", value)
+        if len(value) < least and not is_mixed:
             continue
         for form in dict.fromkeys(_forms(value)):
             if len(value) >= MIN_SAFE_LITERAL:
-                yield form, placeholder
-            else:
-                yield re.compile(rf"(?<!\w){re.escape(form)}(?!\w)"), lambda _, shown=placeholder: shown
+                text = text.replace(form, placeholder)
+            else:  # as a word of its own
+                parts = re.split(rf"(?<!\w){re.escape(form)}(?!\w)", text)
+                text = placeholder.join(parts)
+    return text
 
 
 def _known() -> dict[str, str]:

@@ -205,7 +205,7 @@ def run_plan(
         return comparison
 
     def name(index: int) -> str:
-        return f"{plan.labels[index]}, seed {plan.cells[index].recipe.seed},"
+        return f"{plan.labels[index]}, seed {plan.cells[index].recipe.seed}"
 
     def begin(index: int, place: str = "") -> None:
         config, found = plan.cells[index], known[index]
@@ -214,7 +214,7 @@ def run_plan(
         else:
             code.add(found.record, name(index))
         if found.reason:
-            observer.note(f"{name(index)} runs again: {found.reason}")
+            observer.note(f"{name(index)}, runs again: {found.reason}")
         observer.begin(config, index + 1, len(plan.cells))
         if place:
             observer.place(index + 1, place)

@@ -60,7 +60,7 @@ def overview_legend(comparison: Comparison, shown: Collection[str]) -> list[str]
 def _paired(comparison: Comparison) -> str:
     if are_pairs(comparison.records, comparison.reference):
         return "paired by seed"
-    return "as separate samples where runs of a seed are no pair"
+    return "runs of a seed are not all pairs"
 
 
 def legend(comparison: Comparison) -> str:

@@ -245,9 +245,7 @@ def _switch_reason(arm: RunRecord, reference: RunRecord) -> str:
     for name in SWITCHES:
         here, there = arm.environment.get(name) or "", reference.environment.get(name) or ""
         if here != there:
-            return (
-                f"{f'{name}={here}' if here else f'without {name}'}, not {f'{name}={there}' if there else 'without it'}"
-            )
+            return f"{name} {here or 'unset'}, not {there or 'unset'}"
     return ""
 
 

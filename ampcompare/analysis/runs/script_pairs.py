@@ -18,7 +18,7 @@ SEED_IT = "Seed what the script draws, or pass the seed on with --seed-arg"
 def inherited_reason(record: RunRecord) -> str:
     """Return from which file that another run had written a script's cell has read; "" if there is none."""
     files = record.script.inherited if record.script is not None else []
-    more = f" and {len(files) - 1} more files" if len(files) > 1 else ""
+    more = f" and {len(files) - 1} more" if len(files) > 1 else ""
     if not files:
         return ""
     cell = f"{record.config.arm}, seed {record.config.recipe.seed},"
@@ -26,13 +26,14 @@ def inherited_reason(record: RunRecord) -> str:
 
 
 def are_pairs(records: Sequence[RunRecord], reference: str) -> bool:
-    """Return whether no runs of one seed are known to have started apart."""
+    """Return whether no runs of one seed are known to have started apart, or to be of other code."""
     theirs = {record.config.recipe.seed: record for record in records if record.arm == reference}
-    return not any(
-        record.config.recipe.seed in theirs and began_apart(record, theirs[record.config.recipe.seed])
-        for record in records
-        if record.arm != reference
-    )
+    for record in records:
+        other = theirs.get(record.config.recipe.seed)
+        if other is not None and record.arm != reference:
+            if began_apart(record, other) or _other_code(record, theirs):
+                return False
+    return True
 
 
 def began_apart(arm: RunRecord, reference: RunRecord) -> str:

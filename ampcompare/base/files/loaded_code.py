@@ -14,6 +14,7 @@ import functools
 import hashlib
 import json
 import os
+import re
 import sys
 import sysconfig
 import tempfile
@@ -59,7 +60,7 @@ PYTHON = tuple(
     | {os.path.realpath(sysconfig.get_path(name)) + os.sep for name in ("stdlib", "platstdlib")}
 )
 INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
-LATE_PACKAGES = ("numpy",)  # loaded by torch before a script is, and used by it
+LATE_PACKAGES = ("numpy", "torchvision")  # torch or ampcompare may have loaded them before a script does
 
 
 @dataclass
@@ -211,9 +212,27 @@ class CodeWatch:
         if not tops:
             return
         known = metadata.packages_distributions()
+        others = _needed_anyway()
         for distribution in sorted({one for top in tops for one in known.get(top, ())}):
-            if (version := installed_version(distribution)) is not None:
+            if _plain(distribution) not in others and (version := installed_version(distribution)) is not None:
                 yield distribution, version
+
+
+def _needed_anyway() -> set[str]:
+    """Return the distributions that torch and ampcompare load for themselves, by their plain names."""
+    needed: set[str] = set()
+    for name in ("torch", "ampcompare"):
+        try:
+            requirements = metadata.requires(name) or []
+        except metadata.PackageNotFoundError:
+            continue
+        always = [text for text in requirements if "extra ==" not in text]
+        needed |= {_plain(found[0]) for text in always if (found := re.match(r"[\w.-]+", text))}
+    return needed - set(LATE_PACKAGES)
+
+
+def _plain(distribution: str) -> str:
+    return re.sub(r"[-_.]+", "-", distribution).lower()
 
 
 def watch_code(folder: Path, base: Path) -> CodeWatch:

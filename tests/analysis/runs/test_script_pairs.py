@@ -9,12 +9,13 @@ import pytest
 
 from ampcompare.analysis.runs.comparability import accuracy_incomparable_reason
 from ampcompare.analysis.runs.record_checks import unique_runs
-from ampcompare.analysis.runs.script_pairs import began_apart, script_sentences
+from ampcompare.analysis.runs.script_pairs import are_pairs, began_apart, script_sentences
 from ampcompare.analysis.summary import summarize
 from ampcompare.records.evaluation import EpochResult
 from ampcompare.records.run import RunRecord, ScriptFacts
 from ampcompare.records.script_metrics import metrics_of
 from ampcompare.records.summary import RunSummary
+from ampcompare.report.legends import verdict_legend
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.recipe import Recipe
 from ampcompare.settings.script import ScriptConfig, ScriptMetric
@@ -43,6 +44,36 @@ def test_the_report_says_whether_runs_are_paired() -> None:
     first, second = script_sentences(apart, "fp32")
     assert first.startswith("Not paired: half, seed 0 began from other weights than fp32")
     assert second.startswith("2 cells wrote /out, fp32, seed 0, first")
+
+
+def test_a_resumed_cell_is_no_pair() -> None:
+    """Its first weights and batches may be those of any step."""
+    resumed = record("half", resumed=["/cell/ck.pt"])
+    assert began_apart(record("fp32"), resumed) == "resumed from ck.pt of its own earlier attempt"
+    (sentence,) = script_sentences([record("fp32"), resumed], "fp32")
+    assert sentence.startswith("Not paired: half, seed 0 resumed from ck.pt of its own earlier attempt, so")
+    comparison = summarize([record("fp32"), resumed], arms=["fp32", "half"], reference="fp32")
+    assert "paired by seed" not in verdict_legend(comparison)
+    assert "paired by seed" in verdict_legend(comparison.model_copy(update={"records": [record("fp32")]}))
+
+
+def test_readers_of_a_file_of_others_are_named() -> None:
+    """With what to do about it."""
+    runs = [record("fp32", files=("/ck.pt",)), record("half", files=("/ck.pt",), inherited=["/ck.pt"])]
+    assert list(script_sentences(runs, "fp32"))[-1].startswith(
+        "half, seed 0 read /ck.pt, which another run had written"
+    )
+
+
+def test_cells_of_other_code_are_not_called_paired() -> None:
+    """The file is named."""
+    runs = [
+        record("fp32").model_copy(update={"code": {"net.py": "1"}}),
+        record("half").model_copy(update={"code": {"net.py": "2"}}),
+    ]
+    (sentence,) = script_sentences(runs, "fp32")
+    assert sentence.startswith("Not paired: cells are of other versions of net.py")
+    assert not are_pairs(runs, "fp32")
 
 
 def test_a_script_that_failed_has_no_learning_rate_of_our_loop() -> None:
