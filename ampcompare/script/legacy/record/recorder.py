@@ -20,6 +20,7 @@ import torch
 from ampcompare import apex
 from ampcompare.base.environment.versions import fingerprint
 from ampcompare.base.errors import EnvironmentUnfit
+from ampcompare.base.secrets import hide, mask
 from ampcompare.records.run import dump_json
 from ampcompare.script.legacy.record.summary import FORMAT, SCHEMA, ExecSummary, add_row, in_words
 from ampcompare.script.legacy.settings import ExecSettings
@@ -48,7 +49,7 @@ def header(settings: ExecSettings) -> dict[str, Any]:
         "engine_version": apex.__version__ if settings.engine == "compat" else "unknown",
         "opt_level": settings.opt_level,
         "device": settings.device,
-        "arguments": list(settings.arguments),
+        "arguments": hide(settings.arguments),
         "environment": fingerprint(),
     }
 
@@ -163,7 +164,7 @@ class Recorder:
 
     def _write(self, rows: list[dict[str, Any]]) -> None:
         assert self._descriptor is not None
-        text = "".join(map(_line, rows))
+        text = mask("".join(map(_line, rows)), of_script=any(row.get("error") for row in rows))
         try:
             os.write(self._descriptor, text.encode("utf-8"))
         except OSError as error:  # a full disk must not end the training
