@@ -20,7 +20,11 @@ STEPS = {step["id"]: step for step in ACTION["runs"]["steps"] if "run" in step}
 EXPRESSION = re.compile(r"\$\{\{ *([\w.-]+) *\}\}")
 AMPCOMPARE = """#!/usr/bin/env bash
 printf '%s\\n' "$@" >>"$CALLS"; echo --- >>"$CALLS"
-if [ "$1" = compare ]; then touch runs/ci/report.json; echo "failed: bf16: accuracy is worse" >&2; exit "${RESULT:-0}"; fi
+if [ "$1" = compare ]; then
+    touch runs/ci/report.json
+    echo "failed: bf16: accuracy is worse" >&2
+    exit "${RESULT:-0}"
+fi
 printf '# Comparison\\n\\n| arm | verdict |\\n\\n## Measurements\\n\\nmore\\n'
 """
 GH = """#!/usr/bin/env bash
