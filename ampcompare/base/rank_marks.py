@@ -22,7 +22,7 @@ PIECE = 1000  # characters of at most four bytes
 def mark_output() -> None:
     """Mark what this process and its forks print through Python while they are in a process group of several ranks."""
     if os.environ.get(CELL_FOLDER) and not isinstance(sys.stdout, _Marked):
-        sys.stdout, sys.stderr = _Marked(sys.stdout), _Marked(sys.stderr)  # type: ignore[assignment]
+        sys.stdout, sys.stderr = _Marked(sys.stdout), _Marked(sys.stderr)
 
 
 class _Marked:
