@@ -194,7 +194,8 @@ def test_a_server_and_its_cell_that_were_killed(
     def noted(text: str) -> None:
         notes.append(text)
         if "continues without it" in text:
-            cell = launcher._server and launcher._server.cell
+            server = launcher._server.process
+            cell = server and server.cell
             assert cell is not None
             cell.kill()
             go.write_text("")

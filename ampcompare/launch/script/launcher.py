@@ -14,7 +14,10 @@ from collections.abc import Callable
 from datetime import datetime, timezone
 from pathlib import Path
 
+import psutil
+
 from ampcompare.base.environment.threads import THREAD_VARIABLES
+from ampcompare.base.errors import EnvironmentUnfit
 from ampcompare.launch.base import Launcher, Progress
 from ampcompare.launch.cell_files import last_lines, make_cell_folder, write_config, write_record
 from ampcompare.launch.places import ANYWHERE, Place
@@ -31,6 +34,7 @@ from ampcompare.launch.script.processes import (
 from ampcompare.launch.script.record import failed_script, script_record
 from ampcompare.launch.script.refusals.arms import why_refused
 from ampcompare.launch.script.rows import ScriptRows
+from ampcompare.launch.stoppable import Stoppable
 from ampcompare.records.run import RunRecord, dump_json
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.script import ScriptConfig
@@ -54,9 +58,8 @@ class ScriptLauncher(Launcher):
 
     def __init__(self, place: Place = ANYWHERE) -> None:
         self._place = place
-        self._process: CellProcess | None = None
-        self._server: ScriptServer | None = None
-        self._terminated = False
+        self._process: Stoppable[CellProcess] = Stoppable(lambda process: _end_family(process.pid))
+        self._server: Stoppable[ScriptServer] = Stoppable(ScriptServer.close)
 
     def launch(
         self, config: RunConfig, folder: Path, on_progress: Callable[[Progress], None] | None = None
@@ -70,13 +73,14 @@ class ScriptLauncher(Launcher):
             refused = failed_script(config, reason, exit_code=2)
             write_record(refused, folder)
             return refused
-        self._terminated = False
         started, begin = datetime.now(timezone.utc).isoformat(timespec="milliseconds"), time.perf_counter()
-        code, printed = self._run(config, config.script, folder, on_progress)
+        with self._process.busy():
+            code, printed = self._run(config, config.script, folder, on_progress)
+            self._process.check()
         wall = time.perf_counter() - begin
         rows = of_training_process(folder)
         (folder / "steps.jsonl").write_text("".join(dump_json(step, indent=None) + "\n" for step in rows.steps))
-        if self._terminated:
+        if self._is_asked():
             record = failed_script(config, "asked to stop", started=started).model_copy(
                 update={"status": "interrupted"}
             )
@@ -96,7 +100,8 @@ class ScriptLauncher(Launcher):
     ) -> tuple[int, dict[str, list[float]]]:
         """Return the exit code, and the values of metrics with a pattern."""
         process = self._start(config, script, folder)
-        self._process = process
+        if self._is_asked():
+            self._send_stop(process)
         reader = OutputReader(process.stdout, folder / "log.txt", script.metrics)
         pump = threading.Thread(target=reader.pump, daemon=True)
         pump.start()
@@ -108,10 +113,9 @@ class ScriptLauncher(Launcher):
                     on_progress(progress)
             pump.join(timeout=PIPE_SECONDS)  # a process that the script has left behind may hold the pipe open
         finally:
-            _end_group(process.pid)
+            self._process.drop()
             pump.join(timeout=PIPE_SECONDS)
             code = process.wait()
-            self._process = None
         return code, reader.values
 
     def _start(self, config: RunConfig, script: ScriptConfig, folder: Path) -> CellProcess:
@@ -119,26 +123,38 @@ class ScriptLauncher(Launcher):
         command = script_command(config, script, folder)
         if script.torchrun or not can_fork(config.processes):
             with self._place.pinned():
-                return start_interpreter(command, environment)
-        server = self._server
+                return self._process.start(lambda: start_interpreter(command, environment))
+        server = self._server.process
         if server is None or not server.runs or server.threads != threads_of(environment):
-            self.close()
+            self._server.drop()
             with self._place.pinned():
-                server = self._server = ScriptServer(environment)
-        return server.start(command[command.index("ampcompare") + 1 :], environment)
+                server = self._server.start(lambda: ScriptServer(environment))
+        words = command[command.index("ampcompare") + 1 :]
+        try:
+            server.wait_until_ready()
+            return self._process.start(lambda: server.start(words, environment))
+        except EnvironmentUnfit:
+            self._process.check()
+            raise
+
+    def _is_asked(self) -> bool:
+        return self._process.is_asked or not self.may_start()
 
     def close(self) -> None:
-        server, self._server = self._server, None
-        if server is not None:
-            server.close()
+        self._process.close()
+        self._server.close()
 
     def terminate(self) -> bool:
-        if self._process is None:
+        if not self._process.ask():
             return False
-        self._terminated = True
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGTERM)
+        process = self._process.process
+        if process is not None:
+            self._send_stop(process)
         return True
+
+    def _send_stop(self, process: CellProcess) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)
 
 
 def _environment(config: RunConfig, folder: Path) -> dict[str, str]:
@@ -209,8 +225,12 @@ def _last_words(code: int, folder: Path) -> str:
     return f"the script ended with exit code {code}" + (f": {last}" if last else "")
 
 
-def _end_group(pid: int) -> None:
-    """End what the script has left running."""
+def _end_family(pid: int) -> None:
+    """End a script and what it has left running; ranks that torchrun starts lead sessions of their own."""
+    with contextlib.suppress(psutil.Error):
+        for child in psutil.Process(pid).children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                child.kill()
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
 

@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO, Protocol
@@ -68,7 +69,7 @@ def start_interpreter(command: Sequence[str], environment: Mapping[str, str]) ->
 
 
 class ScriptServer:
-    """A server for cells, one at a time; they end with this process.
+    """A server for cells, one at a time; they end with this process. Another thread may close it at any time.
 
     Args:
         environment: of the server; libraries read their number of threads once.
@@ -79,6 +80,8 @@ class ScriptServer:
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self.threads = threads_of(environment)
+        self._is_ready = False
+        self._reading = threading.Lock()  # the channel is not closed while another thread reads it
         self._channel, theirs = socket.socketpair()
         with theirs:
             try:
@@ -93,12 +96,20 @@ class ScriptServer:
                 )
             except OSError as error:
                 raise EnvironmentUnfit(f"the process of a script cannot be started: {error}") from None
-        if not self._answer(START_SECONDS):
+
+    def wait_until_ready(self) -> None:
+        """Wait until cells can be started.
+
+        Raises:
+            EnvironmentUnfit: the server has ended before, or takes too long.
+        """
+        if not self._is_ready and not self._answer(START_SECONDS):
             self._process.kill()
             assert self._process.stderr is not None
             lines = self._process.stderr.read().decode(errors="replace").strip().splitlines() or ["no message"]
             self.close()
             raise EnvironmentUnfit(f"the server of a script's cells did not start: {lines[-1]}")
+        self._is_ready = True
 
     @property
     def runs(self) -> bool:
@@ -128,16 +139,20 @@ class ScriptServer:
 
     def code(self, timeout: float | None) -> int | None:
         """Return the exit code of the cell; None if it has not ended in time."""
-        if timeout is not None and not select.select([self._channel], [], [], timeout)[0]:
+        if timeout is not None and not self._can_read(timeout):
             return None
         answer = self._answer(None)
         return -signal.SIGKILL if answer is None else answer["code"]
 
+    def _can_read(self, timeout: float) -> bool:
+        with self._reading:
+            return self._channel.fileno() < 0 or bool(select.select([self._channel], [], [], timeout)[0])
+
     def _answer(self, timeout: float | None) -> dict[str, int] | None:
-        if timeout is not None and not select.select([self._channel], [], [], timeout)[0]:
+        if timeout is not None and not self._can_read(timeout):
             return None
         line = b""
-        with contextlib.suppress(OSError):
+        with self._reading, contextlib.suppress(OSError):
             while byte := self._channel.recv(1):  # not ahead: `select` sees what is left
                 line += byte
                 if byte == b"\n":
@@ -146,7 +161,12 @@ class ScriptServer:
 
     def close(self) -> None:
         """End the server and its cell."""
-        self._channel.close()
+        with contextlib.suppress(OSError):
+            self._channel.shutdown(socket.SHUT_RDWR)  # ends a read of another thread
+        with self._reading:
+            self._channel.close()
+        if not self._is_ready:  # it would read the end of the channel much later
+            self._process.kill()
         try:
             self._process.wait(timeout=END_SECONDS)
         except subprocess.TimeoutExpired:
