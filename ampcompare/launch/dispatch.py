@@ -80,7 +80,7 @@ class DispatchingLauncher(Launcher):
             raise LauncherClosed
         record = launcher.launch(config, folder, on_progress)
         if self.place.is_limited and self.is_main:
-            record = record.model_copy(update={"placement": self.place.record()})
+            record = self.place.mark(record)
             write_record(record, folder)
         return record
 

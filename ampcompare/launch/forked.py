@@ -15,7 +15,7 @@ from ampcompare.base.environment.threads import THREAD_VARIABLES
 from ampcompare.base.isolate.start import isolated_environment, start_command
 from ampcompare.launch.base import Launcher, Progress, failed_record, interrupted_record
 from ampcompare.launch.cell_files import log_tail, make_cell_folder, write_config, write_record
-from ampcompare.launch.places import ANYWHERE, Place
+from ampcompare.launch.places import ANYWHERE, VARIABLE, Place
 from ampcompare.launch.server_process import ServerGone, ServerProcess
 from ampcompare.launch.stoppable import Stoppable
 from ampcompare.records.run import RunRecord, read_record
@@ -28,7 +28,9 @@ MAX_SERVERS = 5  # per cell: if each of them is killed, the next one would be to
 
 def worker_environment(place: Place = ANYWHERE) -> dict[str, str]:
     """Return the environment of workers: one thread per pool unless set, as torchrun does, and the GPUs of a place."""
-    environment = {**isolated_environment(), **place.environment}
+    environment = isolated_environment()
+    environment.pop(VARIABLE, None)  # of a cell in which this command runs
+    environment.update(place.environment)
     for variable in THREAD_VARIABLES:
         environment.setdefault(variable, "1")
     return environment

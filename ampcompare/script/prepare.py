@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import dataclasses
+import os
+import signal
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -19,10 +23,12 @@ from ampcompare.script.legacy.target import Target
 from ampcompare.script.recorded.acted import Acted
 from ampcompare.script.recorded.pairing import seed_all
 from ampcompare.script.recorded.watch import Watch
+from ampcompare.script.recorded.written_files import CELL_DIR
 from ampcompare.script.stand_in import StandIn, half_dtype
 
 __all__ = ["prepare_child", "prepare_script", "run_script"]
 
+PR_SET_PDEATHSIG = 1  # of <linux/prctl.h>
 _stand_ins: list[StandIn] = []  # of this process; kept until it ends
 
 
@@ -37,6 +43,8 @@ def run_script(
     Raises:
         AmpCompareError: the settings cannot be met; the script was not started.
     """
+    if CELL_DIR in os.environ:
+        _end_with_parent()
     status = execute(target, settings, prepare=prepare or prepare_script)
     # A child process that trains past the arm refuses to.
     if status == 0 and not _stand_ins[-1].acted() and not child_processes.started():
@@ -46,6 +54,12 @@ def run_script(
         )
         return 3
     return status
+
+
+def _end_with_parent() -> None:
+    """Let Linux kill this process when its parent is killed: a server, or torchrun, which could not end it then."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def prepare_script(settings: ExecSettings, *, child: str | None = None) -> Prepared:

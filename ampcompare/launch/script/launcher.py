@@ -14,8 +14,6 @@ from collections.abc import Callable
 from datetime import datetime, timezone
 from pathlib import Path
 
-import psutil
-
 from ampcompare.base.environment.threads import THREAD_VARIABLES
 from ampcompare.base.errors import EnvironmentUnfit
 from ampcompare.launch.base import Launcher, Progress
@@ -34,6 +32,7 @@ from ampcompare.launch.script.processes import (
 from ampcompare.launch.script.record import failed_script, script_record
 from ampcompare.launch.script.refusals.arms import why_refused
 from ampcompare.launch.script.rows import ScriptRows
+from ampcompare.launch.script.supervise import end_family
 from ampcompare.launch.stoppable import Stoppable
 from ampcompare.records.run import RunRecord, dump_json
 from ampcompare.settings.config import RunConfig
@@ -58,7 +57,7 @@ class ScriptLauncher(Launcher):
 
     def __init__(self, place: Place = ANYWHERE) -> None:
         self._place = place
-        self._process: Stoppable[CellProcess] = Stoppable(lambda process: _end_family(process.pid))
+        self._process: Stoppable[CellProcess] = Stoppable(lambda process: end_family(process.pid))
         self._server: Stoppable[ScriptServer] = Stoppable(ScriptServer.close)
 
     def launch(
@@ -88,6 +87,7 @@ class ScriptLauncher(Launcher):
             record = failed_script(config, error, exit_code=_our_code(code, rows), started=started)
         else:
             record = script_record(config, rows, printed, wall_seconds=wall, started=started)
+        record = self._place.mark(record)
         write_record(record, folder)
         return record
 
@@ -223,16 +223,6 @@ def _last_words(code: int, folder: Path) -> str:
     if last.startswith("ampcompare: "):
         return last.removeprefix("ampcompare: ")
     return f"the script ended with exit code {code}" + (f": {last}" if last else "")
-
-
-def _end_family(pid: int) -> None:
-    """End a script and what it has left running; ranks that torchrun starts lead sessions of their own."""
-    with contextlib.suppress(psutil.Error):
-        for child in psutil.Process(pid).children(recursive=True):
-            with contextlib.suppress(psutil.Error):
-                child.kill()
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signal.SIGKILL)
 
 
 class _StepCounter:

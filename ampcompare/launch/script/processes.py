@@ -17,6 +17,7 @@ from typing import BinaryIO, Protocol
 
 from ampcompare.base.environment.threads import THREAD_VARIABLES
 from ampcompare.base.errors import EnvironmentUnfit
+from ampcompare.base.isolate.start import start_command
 
 __all__ = ["PYTHON", "CellProcess", "ScriptServer", "can_fork", "start_interpreter", "threads_of"]
 
@@ -49,6 +50,16 @@ def can_fork(processes: int) -> bool:
     return processes == 1 and hasattr(os, "fork") and hasattr(socket, "send_fds")
 
 
+class _Supervised(subprocess.Popen[bytes]):
+    """A command that ends with this process, which holds its standard input open."""
+
+    def wait(self, timeout: float | None = None) -> int:
+        code = super().wait(timeout)
+        assert self.stdin is not None
+        self.stdin.close()
+        return code
+
+
 def start_interpreter(command: Sequence[str], environment: Mapping[str, str]) -> CellProcess:
     """Start a command line.
 
@@ -56,9 +67,9 @@ def start_interpreter(command: Sequence[str], environment: Mapping[str, str]) ->
         EnvironmentUnfit: the system cannot.
     """
     try:
-        return subprocess.Popen(  # type: ignore[return-value]
-            command,
-            stdin=subprocess.DEVNULL,  # a script that asks for input gets an end of file
+        return _Supervised(  # type: ignore[return-value]
+            start_command("ampcompare.launch.script.supervise", *command),
+            stdin=subprocess.PIPE,  # the command itself gets an end of file
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             env=environment,

@@ -19,6 +19,7 @@ import psutil
 from ampcompare.launch.base import Progress
 from ampcompare.launch.cell_files import read_config, write_config, write_record
 from ampcompare.launch.distributed_env import DistributedEnv
+from ampcompare.launch.places import with_place
 from ampcompare.launch.worker.failure import failed_with
 from ampcompare.launch.worker.stages.build import build
 from ampcompare.launch.worker.stages.configure import configure_process
@@ -51,6 +52,7 @@ def run_cell(
         with contextlib.suppress(OSError):  # the disk may be full
             traceback.print_exc()
         result = failed_with(config, error)
+    result = with_place(result)
     write_record(result, folder)
     return result
 
