@@ -56,6 +56,14 @@ def launch_options(function: Function) -> Function:
             metavar="NAME=VALUE",
             help="sbatch option for --launcher slurm: partition=gpu, time=2:00:00; repeatable",
         ),
+        _option(
+            "--cells-per-job",
+            type=click.IntRange(min=1),
+            default=1,
+            show_default=True,
+            metavar="N",
+            help="cells that a job of --launcher slurm trains in turn",
+        ),
         _option("--dist-url", metavar="URL", help="where processes meet: env://, tcp://HOST:PORT or file://PATH"),
     ]
     for add in reversed(options):
@@ -101,7 +109,7 @@ def launch_from(parameters: Mapping[str, Any]) -> LaunchOptions:
     from ampcompare.experiment.options import LaunchOptions
     from ampcompare.launch.slurm import parse_slurm_options
 
-    names = ("nnodes", "node_rank", "rdzv_endpoint", "max_restarts", "dist_url")
+    names = ("nnodes", "node_rank", "rdzv_endpoint", "max_restarts", "dist_url", "cells_per_job")
     return LaunchOptions(
         slurm_options=parse_slurm_options(parameters["slurm_options"]), **{name: parameters[name] for name in names}
     )

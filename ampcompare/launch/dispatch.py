@@ -25,14 +25,14 @@ class DispatchingLauncher(Launcher):
     """Forks cells of one process, and starts other cells by the launcher that each names; a matrix can mix them.
 
     Args:
-        slurm_options: sbatch options, for cells whose launcher is slurm.
+        slurm: arguments of `SlurmLauncher`, for cells whose launcher is slurm.
         place: the GPUs and cores of this machine that cells use.
         options: arguments of `MultiProcessLauncher`.
     """
 
-    def __init__(self, slurm_options: Mapping[str, str] | None = None, place: Place = ANYWHERE, **options: Any) -> None:
+    def __init__(self, slurm: Mapping[str, Any] | None = None, place: Place = ANYWHERE, **options: Any) -> None:
         self.place = place
-        self._slurm_options = slurm_options
+        self._slurm = dict(slurm or {})
         self._options = options
         self._launchers: dict[str, Launcher] = {}
         self._is_closed = False
@@ -55,7 +55,7 @@ class DispatchingLauncher(Launcher):
             elif kind == "ray":
                 self._launchers[kind] = importlib.import_module("ampcompare.launch.ray").RayLauncher()
             elif kind == "slurm":
-                self._launchers[kind] = SlurmLauncher(self._slurm_options, nnodes=self._options.get("nnodes", 1))
+                self._launchers[kind] = SlurmLauncher(**self._slurm, nnodes=self._options.get("nnodes", 1))
             else:
                 self._launchers[kind] = MultiProcessLauncher(kind, place=self.place, **self._options)
             self._connect(self._launchers[kind])
