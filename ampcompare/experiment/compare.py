@@ -189,7 +189,7 @@ def run_comparison(
     observer = following(observer, options.callbacks if is_main else ())
     for text in planned.baseline.excluded if planned.baseline is not None else []:
         observer.note(f"of the baseline a record is not used: {text}")
-    for text in places.notes:
+    for text in (*places.notes, *places.about_times):
         observer.note(text)
     for refusal in grouped_refusals(refused_arms(plan.cells)):
         observer.note(refusal)

@@ -37,11 +37,15 @@ class Place:
     cells: int = 1
 
     @property
+    def gpu_environment(self) -> dict[str, str]:
+        """The variables by which a process sees the GPUs of this place."""
+        return {"CUDA_VISIBLE_DEVICES": ",".join(gpu.token for gpu in self.gpus)} if self.gpus else {}
+
+    @property
     def environment(self) -> dict[str, str]:
-        """The variables that a process of this place needs."""
-        variables = {"CUDA_VISIBLE_DEVICES": ",".join(gpu.token for gpu in self.gpus)} if self.gpus else {}
-        variables[VARIABLE] = json.dumps({"jobs": self.cells, "placement": self.record().model_dump()})
-        return variables if self.cells > 1 or self.is_limited else {}
+        """The variables that a process of a cell of this place needs."""
+        facts = json.dumps({"jobs": self.cells, "placement": self.record().model_dump()})
+        return {**self.gpu_environment, VARIABLE: facts} if self.cells > 1 or self.is_limited else {}
 
     @property
     def is_limited(self) -> bool:
@@ -106,10 +110,12 @@ class Places:
     Attributes:
         all: one for each cell that runs at the same time.
         notes: what the user should know, such as a GPU that is left out.
+        about_times: the same, where times matter.
     """
 
     all: tuple[Place, ...]
     notes: tuple[str, ...] = ()
+    about_times: tuple[str, ...] = ()
 
     @property
     def are_equal(self) -> bool:
@@ -158,10 +164,12 @@ def find_places(cells: Sequence[RunConfig], jobs: int | str | None, gpus: str | 
     cores = _cores_of_groups(groups[:count])
     shared = count > len(groups)
     kinds = sorted({gpu.name for group in groups[:count] for gpu in group})
+    about_times: tuple[str, ...] = ()
     if len(kinds) > 1 and count > 1:
-        notes += (f"step times are not compared on unlike GPUs ({' and '.join(kinds)}); --gpus can name equal ones",)
+        text = f"step times are not compared on unlike GPUs ({' and '.join(kinds)}); --gpus can name equal ones"
+        about_times = (text,)
     places = [Place(tuple(groups[n % len(groups)]), cores[n % len(groups)], shared, count) for n in range(count)]
-    return Places(tuple(places), notes)
+    return Places(tuple(places), notes, about_times)
 
 
 def _chosen(found: Sequence[Gpu], gpus: str | None) -> tuple[list[Gpu], tuple[str, ...]]:

@@ -48,17 +48,18 @@ def train_in_turn(folders: list[str]) -> None:
     The signals that stop `train` stop the cell that runs, and no other one starts. A job that was queued again trains
     those that have no record, and resumes the one that was stopped.
     """
-    from ampcompare.launch.dispatch import make_launcher
+    from ampcompare.launch.forked import ForkedLauncher
+    from ampcompare.launch.multi_process import MultiProcessLauncher
 
     stopped = False
 
     def stop(number: int, frame: object) -> None:
         nonlocal stopped
         stopped = True
-        launcher.terminate()
+        for launcher in (alone, together):
+            launcher.terminate()
 
-    first = _config_of(Path(folders[0])).model_copy(update={"launcher": "auto"})
-    with make_launcher(first) as launcher:
+    with ForkedLauncher() as alone, MultiProcessLauncher("spawn") as together:
         for number in (_warning(), signal.SIGTERM):
             signal.signal(number, stop)
         for cell in map(Path, folders):
@@ -66,8 +67,7 @@ def train_in_turn(folders: list[str]) -> None:
             if stopped or (path.exists() and read_record(path).status != "interrupted"):
                 continue
             config = _config_of(cell)
-            own = launcher.launcher_of(config.model_copy(update={"launcher": "auto"}))  # type: ignore[attr-defined]
-            own.launch(config, cell, progress_writer(cell))
+            (alone if config.processes == 1 else together).launch(config, cell, progress_writer(cell))
 
 
 def _warning() -> signal.Signals:
