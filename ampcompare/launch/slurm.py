@@ -138,9 +138,9 @@ class _Job:
     """
 
     job: str
-    token: str
-    task: int
-    logs: str
+    token: str = ""
+    task: int = 0
+    logs: str = ""
 
     @property
     def log(self) -> Path:
@@ -334,13 +334,14 @@ def _earlier_job(folder: Path, active: Mapping[str, str]) -> _Job | None:
         active: the comment of each such job, by its ID.
     """
     try:
-        saved = _Job(**json.loads((folder / "job.json").read_text(encoding="utf-8")))
+        text = (folder / "job.json").read_text(encoding="utf-8")
+        saved = _Job(**{"logs": str(folder / "slurm"), **json.loads(text)})
     except (OSError, ValueError, TypeError):
         return None
     if saved.job in active:
         return saved
     for number, comment in active.items():
-        if comment == saved.token and int(number.partition("_")[2] or 0) == saved.task:
+        if saved.token and comment == saved.token and int(number.partition("_")[2] or 0) == saved.task:
             job = replace(saved, job=number)
             job.save(folder)
             return job
