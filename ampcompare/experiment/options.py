@@ -57,6 +57,10 @@ class LaunchOptions:
             raise ConfigError(f"cells per job are {self.cells_per_job}; give at least 1")
         if self.cells_per_job > 1 and "slurm" not in launchers:
             raise ConfigError("--cells-per-job is for Slurm jobs; add --launcher slurm")
+        if self.nnodes > 1 and "ray" in launchers:
+            raise ConfigError(
+                f"a task of Ray is on one machine, but --nnodes is {self.nnodes}; leave it out, or use another launcher"
+            )
         if jobs not in (None, 1) and "ray" in launchers:
             raise ConfigError("--jobs is not for Ray, which runs as many cells as fit; leave it out")
 
