@@ -8,6 +8,7 @@ import signal
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -123,7 +124,7 @@ class ForkedLauncher(Launcher):
         write_config(config, folder)
         with (folder / "log.txt").open("wb") as log, self._place.pinned():
             command = start_command("ampcompare.launch.worker.cell", str(folder))
-            streams = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
+            streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
             environment = worker_environment(self._place)
             process = self._interpreter.start(lambda: psutil.Popen(command, env=environment, **streams))
         if self._is_asked():

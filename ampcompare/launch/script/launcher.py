@@ -42,10 +42,15 @@ __all__ = ["ScriptLauncher", "script_command"]
 
 POLL_SECONDS = 0.2
 PIPE_SECONDS = 2.0
+MAX_SERVERS = 5  # per cell: if each of them is killed, the next one would be too
 # Exit codes of `ampcompare exec` for errors of ampcompare itself.
 OUR_ERRORS = (2, 3, 4)
 MAX_LAST_LINES = 5
 NO_REASON = re.compile(r"ampcompare: (\d+ steps?, \d+ skipped|the record has no step|--device cpu: )")
+
+
+class _AskedToStop(Exception):
+    """The cell was asked to stop before its process had started."""
 
 
 class ScriptLauncher(Launcher):
@@ -73,8 +78,10 @@ class ScriptLauncher(Launcher):
             write_record(refused, folder)
             return refused
         started, begin = datetime.now(timezone.utc).isoformat(timespec="milliseconds"), time.perf_counter()
+        code, printed = 0, dict[str, list[float]]()
         with self._process.busy():
-            code, printed = self._run(config, config.script, folder, on_progress)
+            with contextlib.suppress(_AskedToStop):
+                code, printed = self._run(config, config.script, folder, on_progress)
             self._process.check()
         wall = time.perf_counter() - begin
         rows = of_training_process(folder)
@@ -124,18 +131,29 @@ class ScriptLauncher(Launcher):
         if script.torchrun or not can_fork(config.processes):
             with self._place.pinned():
                 return self._process.start(lambda: start_interpreter(command, environment))
-        server = self._server.process
-        if server is None or not server.runs or server.threads != threads_of(environment):
-            self._server.drop()
-            with self._place.pinned():
-                server = self._server.start(lambda: ScriptServer(environment))
         words = command[command.index("ampcompare") + 1 :]
-        try:
-            server.wait_until_ready()
-            return self._process.start(lambda: server.start(words, environment))
-        except EnvironmentUnfit:
-            self._process.check()
-            raise
+        for left in reversed(range(MAX_SERVERS)):
+            server = self._ensure_server(environment)
+            try:
+                if not server.wait_until_ready(self._is_asked):
+                    self._server.drop()
+                    raise _AskedToStop
+                return self._process.start(lambda server=server: server.start(words, environment))  # type: ignore[misc]
+            except EnvironmentUnfit:
+                self._process.check()
+                if not (server.was_killed and left):
+                    raise
+                self._server.drop()
+                self.note("the server of a script's cells was killed; another one starts")
+        raise AssertionError("the last one raises")
+
+    def _ensure_server(self, environment: dict[str, str]) -> ScriptServer:
+        server = self._server.process
+        if server is not None and server.runs and server.threads == threads_of(environment):
+            return server
+        self._server.drop()
+        with self._place.pinned():
+            return self._server.start(lambda: ScriptServer(environment))
 
     def _is_asked(self) -> bool:
         return self._process.is_asked or not self.may_start()

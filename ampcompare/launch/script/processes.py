@@ -11,7 +11,8 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
@@ -24,6 +25,7 @@ __all__ = ["PYTHON", "CellProcess", "ScriptServer", "can_fork", "start_interpret
 PYTHON = (sys.executable, "-W", "ignore::FutureWarning", "-m")
 START_SECONDS = 120.0
 END_SECONDS = 5.0
+POLL_SECONDS = 0.1
 
 
 class CellProcess(Protocol):
@@ -85,12 +87,16 @@ class ScriptServer:
     Args:
         environment: of the server; libraries read their number of threads once.
 
+    Attributes:
+        was_killed: whether a signal ended it before it had started a cell, so that another one can be tried.
+
     Raises:
         EnvironmentUnfit: it cannot be started.
     """
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self.threads = threads_of(environment)
+        self.was_killed = False
         self._is_ready = False
         self._reading = threading.Lock()  # the channel is not closed while another thread reads it
         self._channel, theirs = socket.socketpair()
@@ -108,19 +114,26 @@ class ScriptServer:
             except OSError as error:
                 raise EnvironmentUnfit(f"the process of a script cannot be started: {error}") from None
 
-    def wait_until_ready(self) -> None:
-        """Wait until cells can be started.
+    def wait_until_ready(self, is_asked: Callable[[], bool]) -> bool:
+        """Wait until cells can be started; return False if they are asked to stop before.
 
         Raises:
             EnvironmentUnfit: the server has ended before, or takes too long.
         """
-        if not self._is_ready and not self._answer(START_SECONDS):
+        deadline = time.monotonic() + START_SECONDS
+        while not self._is_ready and not self._can_read(POLL_SECONDS) and time.monotonic() < deadline:
+            if is_asked():
+                return False
+        if not self._is_ready and not self._answer(0.0):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.was_killed = self._process.wait(END_SECONDS) < 0
             self._process.kill()
             assert self._process.stderr is not None
             lines = self._process.stderr.read().decode(errors="replace").strip().splitlines() or ["no message"]
             self.close()
             raise EnvironmentUnfit(f"the server of a script's cells did not start: {lines[-1]}")
         self._is_ready = True
+        return True
 
     @property
     def runs(self) -> bool:
@@ -138,12 +151,14 @@ class ScriptServer:
         try:
             socket.send_fds(self._channel, [json.dumps(request).encode() + b"\n"], [theirs])
         except OSError as error:
+            self.was_killed = True
             os.close(mine)
             raise EnvironmentUnfit(f"the server of a script's cells has ended: {error}") from None
         finally:
             os.close(theirs)
         answer = self._answer(START_SECONDS)
         if answer is None:
+            self.was_killed = True
             os.close(mine)
             raise EnvironmentUnfit("the server of a script's cells has ended")
         return _Forked(self, answer["pid"], os.fdopen(mine, "rb"))
