@@ -15,6 +15,8 @@ import threading
 
 import psutil
 
+from ampcompare.base.isolate.group import kill_group
+
 __all__ = ["end_family"]
 
 
@@ -24,8 +26,7 @@ def end_family(pid: int) -> None:
         for child in psutil.Process(pid).children(recursive=True):
             with contextlib.suppress(psutil.Error):
                 child.kill()
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signal.SIGKILL)
+    kill_group(pid)
 
 
 def _end_with_input() -> None:
