@@ -183,13 +183,13 @@ def run_comparison(
     plan, folder = planned.plan, planned.folder
     jobs = 1 if options.timing_rounds or options.launch.nnodes > 1 else options.jobs
     places = find_places(plan.cells, jobs, options.gpus)
-    launcher = options.launch.pool(planned.sources.config, places)
+    launcher = options.launch.pool(planned.sources.config, places, options.jobs)
     is_main = launcher.is_main
     observer = observer if observer is not None and is_main else Observer()
     observer = following(observer, options.callbacks if is_main else ())
     for text in planned.baseline.excluded if planned.baseline is not None else []:
         observer.note(f"of the baseline a record is not used: {text}")
-    for text in places.notes:
+    for text in (*places.notes, *places.about_times):
         observer.note(text)
     for refusal in grouped_refusals(refused_arms(plan.cells)):
         observer.note(refusal)

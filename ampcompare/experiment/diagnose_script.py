@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from ampcompare.backends.arm import Arm
@@ -40,12 +40,17 @@ BEYOND_FP16 = "a number in that line is beyond 65504, the largest fp16 number: u
 ERRORS: dict[int, type[AmpCompareError]] = {2: ConfigError, 4: EnvironmentUnfit}
 
 
-def diagnose_script(options: DiagnoseOptions, say: Callable[[str], None] = lambda line: None) -> Diagnosis:
+def diagnose_script(
+    options: DiagnoseOptions,
+    say: Callable[[str], None] = lambda line: None,
+    environment: Mapping[str, str] | None = None,
+) -> Diagnosis:
     """Run a script under the arm of a configuration, watched, and again under candidates of a cure.
 
     Args:
         options: their configuration names a script.
         say: called with a line before each run.
+        environment: variables that the script gets in addition.
 
     Raises:
         ConfigError: options that cannot be used, or a script that cannot run under the arm.
@@ -56,7 +61,7 @@ def diagnose_script(options: DiagnoseOptions, say: Callable[[str], None] = lambd
     arm = options.config.parsed_arm
     begun = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="ampcompare-diagnose-") as name:
-        runs = _Runs(options, Path(name))
+        runs = _Runs(options, Path(name), environment or {})
         say(f"running the script under {arm}, watched, for {options.steps} steps")
         found, _, device_type = runs.run(arm, ())
         if not options.cures or not found.faults:
@@ -80,8 +85,9 @@ def diagnose_script(options: DiagnoseOptions, say: Callable[[str], None] = lambd
 class _Runs:
     """Runs of one script, each in a separate process and with its own folder."""
 
-    def __init__(self, options: DiagnoseOptions, folder: Path) -> None:
+    def __init__(self, options: DiagnoseOptions, folder: Path, environment: Mapping[str, str]) -> None:
         self._options = options
+        self._environment = environment
         self._folder = folder
         self._count = 0
 
@@ -150,7 +156,7 @@ class _Runs:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env={**threads, **os.environ, **own},
+                env={**threads, **os.environ, **self._environment, **own},
                 start_new_session=True,
             )
             try:

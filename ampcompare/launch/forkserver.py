@@ -53,6 +53,8 @@ def _run(request: dict[str, Any], channel: int, signals: Sequence[int]) -> NoRet
     """
     code = 1
     try:
+        for number in signals:  # before the parent knows the PID: a signal that it sends is not ignored
+            signal.signal(number, signal.SIG_DFL)
         _send(channel, event="begin", pid=os.getpid())  # not sent by the server, which may be killed first
         folder = Path(request["folder"])
         os.chdir(request["working"])
@@ -60,8 +62,6 @@ def _run(request: dict[str, Any], channel: int, signals: Sequence[int]) -> NoRet
         _exit_with_parent(os.dup(0))
         null = os.open(os.devnull, os.O_RDONLY)
         os.dup2(null, 0)
-        for number in signals:
-            signal.signal(number, signal.SIG_DFL)
 
         def report(progress: Progress) -> None:
             _send(channel, event="progress", values=progress)

@@ -30,6 +30,7 @@ from ampcompare.launch.forked import worker_environment
 from ampcompare.launch.leftovers import remove_leftovers_of_cell
 from ampcompare.launch.places import ANYWHERE, Place
 from ampcompare.launch.start_ranks import RANK_MODULE, Request
+from ampcompare.launch.stoppable import Stoppable
 from ampcompare.records.run import RunRecord, read_record
 from ampcompare.settings.config import RunConfig
 
@@ -87,8 +88,7 @@ class MultiProcessLauncher(Launcher):
             "dist_url": None if dist_url == "env://" else dist_url,
         }
         self.is_main = node_rank == 0
-        self._agent: subprocess.Popen[bytes] | None = None
-        self._terminated = False
+        self._agent: Stoppable[subprocess.Popen[bytes]] = Stoppable(_end_agent)
         self._stood_still = ""
 
     def launch(
@@ -104,19 +104,21 @@ class MultiProcessLauncher(Launcher):
             folder /= f"node{self._options['node_rank']}"
         self._stood_still = ""
         request = Request(str(folder), config.digest(), self.launcher, config.processes // nnodes, **self._options)
-        for _ in range(MAX_AGENTS):
-            make_cell_folder(folder)
-            for name in ("failure.json", PROGRESS_FILE):
-                (folder / name).unlink(missing_ok=True)
-            write_config(config, folder)
-            code = self._run(request, folder, on_progress, config.stall_timeout)
-            # Agents of other machines do not wait for an agent that starts again.
-            if code != -signal.SIGKILL or self._terminated or self._stood_still or nnodes > 1:
-                break
-            _wait_for_ranks(folder)
-            if (folder / "record.json").exists():
-                break
-            self.note(f"the launcher of the ranks was killed by SIGKILL; {config.arm} starts again")
+        with self._agent.busy():
+            for _ in range(MAX_AGENTS):
+                make_cell_folder(folder)
+                for name in ("failure.json", PROGRESS_FILE):
+                    (folder / name).unlink(missing_ok=True)
+                write_config(config, folder)
+                code = self._run(request, folder, on_progress, config.stall_timeout)
+                # Agents of other machines do not wait for an agent that starts again.
+                if code != -signal.SIGKILL or self._is_asked() or self._stood_still or nnodes > 1:
+                    break
+                _wait_for_ranks(folder)
+                if (folder / "record.json").exists():
+                    break
+                self.note(f"the launcher of the ranks was killed by SIGKILL; {config.arm} starts again")
+            self._agent.check()
         remove_leftovers_of_cell(folder)
         return self._record(config, folder, code)
 
@@ -132,23 +134,31 @@ class MultiProcessLauncher(Launcher):
             environment.pop(name, None)
         with (folder / "launcher.log").open("wb") as log, self._place.pinned():
             # In a new session, Ctrl-C in the terminal reaches only this process, which then ends the ranks.
-            self._agent = subprocess.Popen(
-                start_command("ampcompare.launch.start_ranks", request.to_json()),
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=log,
-                env=environment,
-                start_new_session=True,
+            agent = self._agent.start(
+                lambda: subprocess.Popen(
+                    start_command("ampcompare.launch.start_ranks", request.to_json()),
+                    stdin=subprocess.PIPE,
+                    stdout=log,
+                    stderr=log,
+                    env=environment,
+                    start_new_session=True,
+                )
             )
+        if self._is_asked():
+            agent.terminate()
         report_progress = progress_reader(folder, on_progress)
-        stopped = _StoppedRanks(self._agent.pid, stall_timeout)
-        while (code := self._agent.poll()) is None:
+        stopped = _StoppedRanks(agent.pid, stall_timeout)
+        while (code := agent.poll()) is None:
             time.sleep(POLL_SECONDS)
             report_progress()
             if stopped.too_long():
                 self._stood_still = stopped.kill()
-        self.close()
+        self._agent.drop()
+        self._agent.check()
         return code
+
+    def _is_asked(self) -> bool:
+        return self._agent.is_asked or not self.may_start()
 
     def _record(self, config: RunConfig, folder: Path, code: int) -> RunRecord:
         path = folder / "record.json"
@@ -162,7 +172,7 @@ class MultiProcessLauncher(Launcher):
             record = failed_record(config, self._stood_still)
             write_record(record, folder)
             return record
-        if self._terminated and killed is None:
+        if self._is_asked() and killed is None:
             if record is None:
                 record = interrupted_record(config)
                 write_record(record, folder)
@@ -193,25 +203,26 @@ class MultiProcessLauncher(Launcher):
         return f"rank {rank} {how}" + (f"; last lines of its log: {tail}" if tail else "; its log is empty")
 
     def terminate(self) -> bool:
-        agent = self._agent
-        if agent is None:
+        if not self._agent.ask():
             return False
-        self._terminated = True
-        agent.terminate()
+        agent = self._agent.process
+        if agent is not None:
+            agent.terminate()
         return True
 
     def close(self) -> None:
-        agent, self._agent = self._agent, None
-        if agent is None:
-            return
-        assert agent.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
-            agent.stdin.close()  # the agent ends its ranks and itself
-        try:
-            agent.wait(timeout=END_SECONDS)
-        except subprocess.TimeoutExpired:
-            os.killpg(agent.pid, signal.SIGKILL)  # ranks end when their parent is gone
-            agent.wait()
+        self._agent.close()
+
+
+def _end_agent(agent: subprocess.Popen[bytes]) -> None:
+    assert agent.stdin is not None
+    with contextlib.suppress(BrokenPipeError):
+        agent.stdin.close()  # the agent ends its ranks and itself
+    try:
+        agent.wait(timeout=END_SECONDS)
+    except subprocess.TimeoutExpired:
+        os.killpg(agent.pid, signal.SIGKILL)  # ranks end when their parent is gone
+        agent.wait()
 
 
 class _StoppedRanks:

@@ -16,12 +16,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from ampcompare.base.environment.gpus import visible_gpus
 from ampcompare.base.errors import BackendUnavailable, EnvironmentUnfit, LaunchError
 from ampcompare.base.files.write import write_atomically
 from ampcompare.base.secrets import hidden, restore
 from ampcompare.launch.base import Launcher, Progress, failed_record, interrupted_record
 from ampcompare.launch.cell_files import make_cell_folder, progress_reader, progress_writer, write_record
-from ampcompare.launch.places import find_places
+from ampcompare.launch.places import ANYWHERE, Place, find_places
 from ampcompare.records.run import RunRecord, read_record
 from ampcompare.settings.config import RunConfig
 
@@ -193,7 +194,9 @@ def train(settings: str, folder: str, token: str, secrets_: dict[str, str]) -> d
             shared = False
         if not shared:
             path = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ampcompare-ray-")))
-        launcher = stack.enter_context(make_launcher(config.model_copy(update={"launcher": "auto"})))
+        # Ray has set CUDA_VISIBLE_DEVICES; the record names these GPUs. What else runs on the machine is not known.
+        place = Place(tuple(visible_gpus()), shared=True) if _resources(config)["num_gpus"] else ANYWHERE
+        launcher = stack.enter_context(make_launcher(config.model_copy(update={"launcher": "auto"}), place=place))
         own = launcher.launcher_of(config.model_copy(update={"launcher": "auto"}))  # type: ignore[attr-defined]
         own.launch(config, path, progress_writer(path) if shared else None)
         if shared:

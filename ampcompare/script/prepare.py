@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import dataclasses
 import os
+import signal
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -29,6 +32,7 @@ __all__ = ["prepare_child", "prepare_script", "run_script"]
 
 CELL_DIR = "AMPCOMPARE_CELL_DIR"
 CODE_FOLDER = "AMPCOMPARE_CODE_FOLDER"
+PR_SET_PDEATHSIG = 1  # of <linux/prctl.h>
 
 _stand_ins: list[StandIn] = []  # of this process; kept until it ends
 
@@ -44,6 +48,8 @@ def run_script(
     Raises:
         AmpCompareError: the settings cannot be met; the script was not started.
     """
+    if CELL_DIR in os.environ:
+        _end_with_parent()
     status = execute(target, settings, prepare=prepare or prepare_script)
     # A child process that trains past the arm refuses to.
     if status == 0 and not _stand_ins[-1].acted() and not child_processes.started():
@@ -53,6 +59,12 @@ def run_script(
         )
         return 3
     return status
+
+
+def _end_with_parent() -> None:
+    """Let Linux kill this process when its parent is killed: a server, or torchrun, which could not end it then."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def prepare_script(settings: ExecSettings, *, child: str | None = None) -> Prepared:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -73,6 +74,18 @@ def test_scripts(rehearse: Rehearse, monkeypatch: pytest.MonkeyPatch) -> None:
         "apex.py": 2,
         "native.py": 2,
     }
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.name == "nt", reason="the pretended nvidia-smi is a shell script")
+def test_pool(rehearse: Rehearse) -> None:
+    """Two of three pretended GPUs are free, and each cell has one of them; times are not judged."""
+    done = rehearse("pool")
+    assert done.code == 0, done.out
+    part = done.parts["pool"]
+    assert [gpu["in_use"] for gpu in part["figures"]["gpus"]] == ["", "process 1 uses it", ""]
+    assert "each record names one GPU" in [check["name"] for check in part["checks"]]
+    assert part["left_out"] == ["times and speed-up (a rehearsal judges none)"]
 
 
 def test_a_failed_check_ends_with_1(rehearse: Rehearse, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -134,8 +134,8 @@ def test_an_agent_that_was_killed(make_config: MakeConfig, tmp_path: Path) -> No
         launcher.on_note = note
 
         def kill(progress: Progress) -> None:
-            if progress.steps and not notes and launcher._agent is not None:
-                launcher._agent.kill()
+            if progress.steps and not notes and launcher._agent.process is not None:
+                launcher._agent.process.kill()
 
         options = {"processes": 2, "recipe": {"batch_size": 8}, "drain_every": 1}
         config = make_config("launched:waits_at_the_third_step", args={"file": str(go)}, **options)

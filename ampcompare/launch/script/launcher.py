@@ -15,7 +15,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from ampcompare.base.environment.threads import THREAD_VARIABLES
-from ampcompare.base.isolate.group import kill_group
+from ampcompare.base.errors import EnvironmentUnfit
 from ampcompare.base.rank_marks import CELL_FOLDER
 from ampcompare.base.secrets import MASK, learn_file, mask_variable
 from ampcompare.launch.base import Launcher, Progress
@@ -34,6 +34,8 @@ from ampcompare.launch.script.processes import (
 from ampcompare.launch.script.record import failed_script, script_record
 from ampcompare.launch.script.refusals.arms import why_refused
 from ampcompare.launch.script.rows import ScriptRows
+from ampcompare.launch.script.supervise import end_family
+from ampcompare.launch.stoppable import Stoppable
 from ampcompare.records.opened_files import OPENED, forget_reads, read_opened
 from ampcompare.records.run import RunRecord, dump_json
 from ampcompare.script.legacy.old_script import COMPAT_HINT, is_of_old_script
@@ -44,12 +46,17 @@ __all__ = ["ScriptLauncher", "script_command"]
 
 POLL_SECONDS = 0.2
 PIPE_SECONDS = 2.0
+MAX_SERVERS = 5  # per cell: if each of them is killed, the next one would be too
 SETTINGS = (".yaml", ".yml", ".json", ".toml", ".ini", ".cfg", ".env", ".conf")
 # Exit codes of `ampcompare exec` for errors of ampcompare itself.
 OUR_ERRORS = (2, 3, 4)
 MAX_LAST_LINES = 5
 WORD = re.compile(r"[^\W_]")
 NO_REASON = re.compile(r"ampcompare: (\d+ steps?, \d+ skipped|the record has no step|--device cpu: )")
+
+
+class _AskedToStop(Exception):
+    """The cell was asked to stop before its process had started."""
 
 
 class ScriptLauncher(Launcher):
@@ -61,9 +68,8 @@ class ScriptLauncher(Launcher):
 
     def __init__(self, place: Place = ANYWHERE) -> None:
         self._place = place
-        self._process: CellProcess | None = None
-        self._server: ScriptServer | None = None
-        self._terminated = False
+        self._process: Stoppable[CellProcess] = Stoppable(lambda process: end_family(process.pid))
+        self._server: Stoppable[ScriptServer] = Stoppable(ScriptServer.close)
 
     def launch(
         self, config: RunConfig, folder: Path, on_progress: Callable[[Progress], None] | None = None
@@ -81,23 +87,28 @@ class ScriptLauncher(Launcher):
         for word in config.script.arguments:
             if (path := word.rpartition("=")[2]).endswith(SETTINGS):
                 learn_file(Path(path))
-        self._terminated = False
         started, begin = datetime.now(timezone.utc).isoformat(timespec="milliseconds"), time.perf_counter()
-        code, output = self._run(config, config.script, folder, on_progress)
+        code = 0
+        output: OutputReader | None = None
+        with self._process.busy():
+            with contextlib.suppress(_AskedToStop):
+                code, output = self._run(config, config.script, folder, on_progress)
+            self._process.check()
         wall = time.perf_counter() - begin
         rows = of_training_process(folder)
         (folder / "steps.jsonl").write_text("".join(dump_json(step, indent=None) + "\n" for step in rows.steps))
-        if self._terminated:
+        if self._is_asked():
             record = failed_script(config, "asked to stop", started=started).model_copy(
                 update={"status": "interrupted"}
             )
         elif error := _failure(config.script, code, rows, folder):
             record = failed_script(config, error, exit_code=_our_code(code, rows), started=started)
         else:
+            assert output is not None
             record = script_record(
                 config, rows, output.values, wall_seconds=wall, started=started, faults=output.part_faults()
             )
-        record = _with_opened_files(with_code(record, folder), folder)
+        record = self._place.mark(_with_opened_files(with_code(record, folder), folder))
         write_record(record, folder)
         return record
 
@@ -110,7 +121,8 @@ class ScriptLauncher(Launcher):
     ) -> tuple[int, OutputReader]:
         """Return the exit code, and the output, which has been read."""
         process = self._start(config, script, folder)
-        self._process = process
+        if self._is_asked():
+            self._send_stop(process)
         reader = OutputReader(process.stdout, folder / "log.txt", script.metrics)
         pump = threading.Thread(target=reader.pump, daemon=True)
         pump.start()
@@ -122,10 +134,9 @@ class ScriptLauncher(Launcher):
                     on_progress(progress)
             pump.join(timeout=PIPE_SECONDS)  # a process that the script has left behind may hold the pipe open
         finally:
-            kill_group(process.pid)
+            self._process.drop()
             pump.join(timeout=PIPE_SECONDS)
             code = process.wait()
-            self._process = None
         return code, reader
 
     def _start(self, config: RunConfig, script: ScriptConfig, folder: Path) -> CellProcess:
@@ -133,26 +144,49 @@ class ScriptLauncher(Launcher):
         command = script_command(config, script, folder)
         if script.torchrun or not can_fork(config.processes):
             with self._place.pinned():
-                return start_interpreter(command, environment)
-        server = self._server
-        if server is None or not server.runs or server.threads != threads_of(environment):
-            self.close()
-            with self._place.pinned():
-                server = self._server = ScriptServer(environment)
-        return server.start(command[command.index("ampcompare") + 1 :], environment)
+                return self._process.start(lambda: start_interpreter(command, environment))
+        words = command[command.index("ampcompare") + 1 :]
+        for left in reversed(range(MAX_SERVERS)):
+            server = self._ensure_server(environment)
+            try:
+                if not server.wait_until_ready(self._is_asked):
+                    self._server.drop()
+                    raise _AskedToStop
+                return self._process.start(lambda server=server: server.start(words, environment))  # type: ignore[misc]
+            except EnvironmentUnfit:
+                self._process.check()
+                if not (server.was_killed and left):
+                    raise
+                self._server.drop()
+                self.note("the server of a script's cells was killed; another one starts")
+        raise AssertionError("the last one raises")
+
+    def _ensure_server(self, environment: dict[str, str]) -> ScriptServer:
+        server = self._server.process
+        if server is not None and server.runs and server.threads == threads_of(environment):
+            return server
+        self._server.drop()
+        with self._place.pinned():
+            return self._server.start(lambda: ScriptServer(environment))
+
+    def _is_asked(self) -> bool:
+        return self._process.is_asked or not self.may_start()
 
     def close(self) -> None:
-        server, self._server = self._server, None
-        if server is not None:
-            server.close()
+        self._process.close()
+        self._server.close()
 
     def terminate(self) -> bool:
-        if self._process is None:
+        if not self._process.ask():
             return False
-        self._terminated = True
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGTERM)
+        process = self._process.process
+        if process is not None:
+            self._send_stop(process)
         return True
+
+    def _send_stop(self, process: CellProcess) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)
 
 
 def _environment(config: RunConfig, folder: Path) -> dict[str, str]:

@@ -20,6 +20,7 @@ from ampcompare.base.files.loaded_code import watch_code
 from ampcompare.launch.base import Progress
 from ampcompare.launch.cell_files import read_config, with_code, write_config, write_record
 from ampcompare.launch.distributed_env import DistributedEnv
+from ampcompare.launch.places import with_place
 from ampcompare.launch.worker.failure import failed_with
 from ampcompare.launch.worker.stages.build import build
 from ampcompare.launch.worker.stages.configure import configure_process
@@ -54,7 +55,7 @@ def run_cell(
             traceback.print_exc()
         result = failed_with(config, error)
     code.end()
-    result = with_code(result, folder)
+    result = with_place(with_code(result, folder))
     write_record(result, folder)
     return result
 

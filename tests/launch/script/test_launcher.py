@@ -212,6 +212,23 @@ def test_a_cell_that_is_terminated_is_interrupted(launcher: ScriptLauncher, tmp_
     assert launcher.launch(cell(tmp_path, "step()"), tmp_path / "cell").status == "completed"
 
 
+def test_a_server_that_is_killed_while_it_starts(tmp_path: Path) -> None:
+    """Another one starts, which a note says, and the cell runs; a cell that is asked to stop meanwhile starts none."""
+    notes: list[str] = []
+    with ScriptLauncher() as launcher:
+        launcher.on_note = notes.append
+        launcher._ensure_server(dict(os.environ))._process.kill()
+        assert launcher.launch(cell(tmp_path, "step()"), tmp_path / "cell").status == "completed"
+        launcher._server.drop()
+        launcher.may_start = lambda: False  # type: ignore[method-assign]
+        assert launcher.launch(cell(tmp_path, "step()"), tmp_path / "cell").status == "interrupted"
+        assert launcher._server.process is None
+    assert notes in (
+        [],
+        ["the server of a script's cells was killed; another one starts"],
+    )  # it is seen before or after
+
+
 def test_an_arm_that_certainly_cannot_is_not_started(launcher: ScriptLauncher, tmp_path: Path) -> None:
     """The cell is recorded as refused."""
     script = tmp_path / "plain.py"
