@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch.jit._script import RecursiveScriptModule
 
+from ampcompare.guards.events import Layer, Point, Subscriptions
 from ampcompare.guards.import_hook import ImportHook
-from ampcompare.guards.patches import Patches
 
 __all__ = ["WrittenFiles"]
 
@@ -35,11 +35,11 @@ class WrittenFiles:
         own = os.environ.get(CELL_DIR)
         # Found now: a hook that looks for the folder of temporary files waits for the lock of who looks for it.
         self._private = ("/dev/", "/proc/", os.path.join(tempfile.gettempdir(), "tmp"), *([own] if own else []))
-        self._patches = Patches()
+        self._events = Subscriptions(Layer.RECORD)
         for module in (torch, torch.serialization):
-            self._patches.wrap(module, "save", functools.partial(self._save, "f"))
+            self._events.wrap(Point(module, "save"), functools.partial(self._save, "f"))
         # `torch.jit.save` calls this method.
-        self._patches.wrap(RecursiveScriptModule, "save", functools.partial(self._save, "f"))
+        self._events.wrap(Point(RecursiveScriptModule, "save"), functools.partial(self._save, "f"))
         self._imports = ImportHook({name: functools.partial(self._watch_safetensors, name) for name in SAFETENSORS})
         self._imports.begin()
         sys.addaudithook(self._audit)
@@ -48,12 +48,12 @@ class WrittenFiles:
         """Watch no longer, and return the full paths of the files, in the order of their first opening."""
         if not self._ended:
             self._ended = True
-            self._patches.undo()
+            self._events.end()
             self._imports.end()
         return list(self._files)
 
     def _watch_safetensors(self, name: str) -> None:
-        self._patches.wrap(sys.modules[name], "save_file", functools.partial(self._save, "filename"))
+        self._events.wrap(Point(sys.modules[name], "save_file"), functools.partial(self._save, "filename"))
 
     def _save(self, keyword: str, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Note the file of a function whose second argument, of that name, says where to save the first."""

@@ -9,13 +9,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.amp import autocast_mode
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from ampcompare.guards.patches import Patches
+from ampcompare.guards.events import MAKE_AUTOCAST, Point, Subscriptions, of_scaler
 from ampcompare.precision.base import owned_params
 from ampcompare.script.apex_amp.amp import Given
-from ampcompare.script.apex_amp.read_gradients import GradientReads
 from ampcompare.script.legacy.record.rows import Rows
 
 __all__ = ["AsWritten"]
@@ -39,25 +37,19 @@ class AsWritten:
         self._rows = rows
         self._given: Given | None = given
         self._initialized = initialized
-        self._hooks: list[Any] = []
         self._casts = ""
         self._by_optimizer = False
         self.used = self.has_autocast = self.has_scaler = self.driven = self.is_driven = False
-        self.reads = GradientReads()
 
-    def install(self, patches: Patches) -> None:
+    def install(self, events: Subscriptions) -> None:
         """Note uses from now on."""
-        patches.wrap(autocast_mode.autocast, "__init__", self._make_autocast)
-        patches.wrap(torch.amp.GradScaler, "scale", self._scale)
+        events.wrap(MAKE_AUTOCAST, self._make_autocast)
+        events.wrap(of_scaler("scale"), self._scale)
         for name in ("apex.fp16_utils", "apex.contrib.optimizers.fp16_optimizer"):
             with suppress(ImportError):  # a build of the real Apex without the second
-                patches.wrap(importlib.import_module(name).FP16_Optimizer, "__init__", self._make_optimizer)
-        self._hooks = [register_optimizer_step_pre_hook(self._before_step)]
-
-    def end(self) -> None:
-        """Note no further uses."""
-        for hook in self._hooks:
-            hook.remove()
+                kind = importlib.import_module(name).FP16_Optimizer
+                events.wrap(Point(kind, "__init__"), self._make_optimizer)
+        events.at_end(register_optimizer_step_pre_hook(self._before_step).remove)
 
     def _make_autocast(self, original: Any, block: Any, *args: Any, **kwargs: Any) -> None:
         original(block, *args, **kwargs)

@@ -8,20 +8,24 @@ from __future__ import annotations
 
 import functools
 import inspect
-import sys
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.amp import autocast_mode
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import ScalingError, UnsupportedCombination
-from ampcompare.guards.patches import Patches
+from ampcompare.guards.events import (
+    BACKWARD,
+    MAKE_AUTOCAST,
+    MAKE_SCALER,
+    Subscriptions,
+    calling_frame,
+    of_scaler,
+)
 from ampcompare.script.apex_amp.amp import Given
-from ampcompare.script.apex_amp.read_gradients import GradientReads
 from ampcompare.script.apex_amp.session import here
 from ampcompare.script.legacy.record.rows import Rows, value_of
 
@@ -49,7 +53,6 @@ class TorchAmp:
         has_scaler: the script itself has made a GradScaler.
         driven: objects are made on behalf of the script at present.
         is_driven: the script has no GradScaler; its steps are made on its behalf.
-        reads: notices readers of gradients.
 
     Args:
         arm: in fp32 or of the backend native; any other is refused when the script first uses `torch.amp`.
@@ -70,39 +73,33 @@ class TorchAmp:
         self._given = given
         self._initialized = initialized
         self._off: str | None = None
-        self._hooks: list[Any] = []
         self._dtype: torch.dtype | None = None
         if arm.backend == "native":
             self._dtype = getattr(torch, arm.options["dtype"])
         self.used = self.has_autocast = self.has_scaler = self.driven = self.is_driven = False
-        self.reads = GradientReads()
         self._scales = False
         self._casts = self._dtype is None
         self._scalers: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
         # Scalers that the script has on and the arm has off, with what the script may ask of one that is on.
         self._silenced: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
 
-    def install(self, patches: Patches) -> None:
+    def install(self, events: Subscriptions) -> None:
         """Replace the constructors of both classes."""
-        patches.wrap(autocast_mode.autocast, "__init__", self._make_autocast)
-        patches.wrap(torch.amp.GradScaler, "__init__", self._make_scaler)
-        patches.wrap(torch.amp.GradScaler, "scale", self._scale)
-        patches.wrap(torch.amp.GradScaler, "unscale_", self._use_scaled)
-        patches.wrap(torch.amp.GradScaler, "step", self._step)
-        patches.wrap(torch.amp.GradScaler, "update", self._update)
-        patches.wrap(torch.amp.GradScaler, "state_dict", self._state_dict)
+        events.wrap(MAKE_AUTOCAST, self._make_autocast)
+        events.wrap(MAKE_SCALER, self._make_scaler)
+        events.wrap(of_scaler("scale"), self._scale)
+        events.wrap(of_scaler("unscale_"), self._use_scaled)
+        events.wrap(of_scaler("step"), self._step)
+        events.wrap(of_scaler("update"), self._update)
+        events.wrap(of_scaler("state_dict"), self._state_dict)
         for name in SETTINGS:
-            patches.wrap(torch.amp.GradScaler, f"get_{name}", functools.partial(self._setting, name))
-        patches.wrap(torch.autograd, "backward", self._backward)
-        self._hooks = [
-            register_optimizer_step_pre_hook(self._before_step),
-            register_optimizer_step_post_hook(self._after_step),
-        ]
+            events.wrap(of_scaler(f"get_{name}"), functools.partial(self._setting, name))
+        events.wrap(BACKWARD, self._backward)
+        self._watch_steps(events)
 
-    def end(self) -> None:
-        """Remove what `install` has put outside of its patches."""
-        for hook in self._hooks:
-            hook.remove()
+    def _watch_steps(self, events: Subscriptions) -> None:
+        events.at_end(register_optimizer_step_pre_hook(self._before_step).remove)
+        events.at_end(register_optimizer_step_post_hook(self._after_step).remove)
 
     @property
     def needs_scaler(self) -> bool:
@@ -319,5 +316,5 @@ def without_autocast(arm: Arm | str) -> ScalingError:
 
 def _is_own() -> bool:
     """Return whether a precision, or torch on behalf of another block, calls the constructor that calls this."""
-    name: str = sys._getframe(3).f_globals.get("__name__", "")  # above: the replacement, and the function here
+    name: str = calling_frame().f_globals.get("__name__", "")
     return name.startswith(("ampcompare.precision.", "torch.utils.checkpoint", "torch.amp."))

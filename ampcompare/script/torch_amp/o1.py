@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.amp import autocast_mode
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils import checkpoint
 
@@ -20,10 +19,17 @@ from ampcompare.apex.amp.scaler import LossScaler
 from ampcompare.backends.apex_levels import apex_level
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import UnsupportedCombination
-from ampcompare.guards.patches import Patches
+from ampcompare.guards.events import (
+    ENTER_AUTOCAST,
+    LEAVE_AUTOCAST,
+    MAKE_AUTOCAST,
+    MAKE_SCALER,
+    Point,
+    Subscriptions,
+    of_scaler,
+)
 from ampcompare.precision.base import owned_params
 from ampcompare.script.apex_amp.amp import Given
-from ampcompare.script.apex_amp.read_gradients import GradientReads
 from ampcompare.script.torch_amp.autocast_and_scaler import (
     not_scaled,
     present,
@@ -81,27 +87,23 @@ class O1BehindTorch:
         self._initialized = initialized
         self._off: str | None = None
         self._scales = False
-        self._hooks: list[Any] = []
         self._handle: Any = None
         self._depth = 0
         self.used = self.has_autocast = self.has_scaler = self.driven = self.is_driven = False
-        self.reads = GradientReads()
 
-    def install(self, patches: Patches) -> None:
+    def install(self, events: Subscriptions) -> None:
         """Replace the methods of both classes."""
-        patches.put(autocast_mode.autocast, "__enter__", _method(self._enter))
-        patches.put(autocast_mode.autocast, "__exit__", _method(self._exit))
-        patches.wrap(autocast_mode.autocast, "__init__", self._make_autocast)
-        patches.wrap(torch.amp.GradScaler, "__init__", self._make_scaler)
+        events.wrap(ENTER_AUTOCAST, self._enter)
+        events.wrap(LEAVE_AUTOCAST, self._exit)
+        events.wrap(MAKE_AUTOCAST, self._make_autocast)
+        events.wrap(MAKE_SCALER, self._make_scaler)
         for name in ("scale", "unscale_", "step", "update", "get_scale", "state_dict", "load_state_dict"):
-            patches.wrap(torch.amp.GradScaler, name, getattr(self, f"_{name.rstrip('_')}"))
-        patches.wrap(checkpoint, "_get_autocast_kwargs", self._casts_of_checkpoint)
-        self._hooks = [register_optimizer_step_pre_hook(self._before_step)]
+            events.wrap(of_scaler(name), getattr(self, f"_{name.rstrip('_')}"))
+        events.wrap(Point(checkpoint, "_get_autocast_kwargs"), self._casts_of_checkpoint)
+        events.at_end(register_optimizer_step_pre_hook(self._before_step).remove)
+        events.at_end(self._deactivate)
 
-    def end(self) -> None:
-        """Remove what `install` has put outside of its patches, and O1's patches of torch."""
-        for hook in self._hooks:
-            hook.remove()
+    def _deactivate(self) -> None:
         if self._handle is not None:
             self._handle._deactivate()
 
@@ -171,7 +173,7 @@ class O1BehindTorch:
             self._handle = amp.init(verbose=False, _half_dtype=self._half_dtype)
             self._handle._is_active = False
 
-    def _enter(self, block: Any) -> Any:
+    def _enter(self, original: Any, block: Any) -> Any:
         self.optimizer_made()
         self.used = self.used or block._enabled
         self._depth += 1
@@ -179,7 +181,7 @@ class O1BehindTorch:
         self._handle._is_active = bool(block._enabled)
         return block
 
-    def _exit(self, block: Any, *_exception: Any) -> None:
+    def _exit(self, original: Any, block: Any, *_exception: Any) -> None:
         self._depth -= 1
         self._handle._is_active = block._ampcompare_before
         if not self._depth:
@@ -251,8 +253,3 @@ class O1BehindTorch:
         if scaler.is_enabled():
             own = self._of(scaler).scaler
             own._loss_scale, own._unskipped = float(state["scale"]), int(state["_growth_tracker"])
-
-
-def _method(function: Any) -> Any:
-    """Return a function that a class binds."""
-    return lambda self, *args: function(self, *args)
