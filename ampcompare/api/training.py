@@ -38,6 +38,7 @@ def run(
     wait: float | str = 0,
     script: Sequence[str] | None = None,
     metrics: Sequence[str] | str = (),
+    mask: Sequence[str] | str = (),
     slurm_options: Mapping[str, str] | None = None,
     launch: LaunchOptions | None = None,
     callbacks: Sequence[Callback | str] = (),
@@ -58,6 +59,8 @@ def run(
         wait: seconds, or a text such as "10m", to wait for another command that uses the run directory.
         script: a user's own script with its arguments, or "-m" and a module: it trains instead of the recipe.
         metrics: numbers that it prints or logs, as for `--metric`; verdicts use the first one.
+        mask: names of further arguments of the script, and of variables of the environment, whose values are kept out
+            of all files, such as "pin" or "my_*".
         slurm_options: sbatch options, for the launcher slurm: {"partition": "gpu", "exclusive": ""}.
         launch: how processes are started, over several nodes for example.
         callbacks: called for each step, epoch and end of a run; a text is a factory, `package.module:factory`.
@@ -73,7 +76,7 @@ def run(
         EnvironmentUnfit: this machine lacks something that was requested.
         LaunchError: no process could be started.
     """
-    request = settings_request(recipe, size, config_file, with_script(settings, script, metrics))
+    request = settings_request(recipe, size, config_file, with_script(settings, script, metrics, mask))
     if config is not None and request != SettingsRequest():
         raise ConfigError(
             "run takes either a complete config, or a recipe, file and settings, but both were given; leave one out"

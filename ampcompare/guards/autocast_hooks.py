@@ -7,15 +7,7 @@ from typing import Any
 
 import torch
 
-from ampcompare.guards.events import (
-    ENTER_AUTOCAST,
-    LEAVE_AUTOCAST,
-    MAKE_AUTOCAST,
-    MAKE_SCALER,
-    Point,
-    Subscriptions,
-    calling_frame,
-)
+from ampcompare.guards.events import Points, Subscriptions, calling_frame
 from ampcompare.guards.location import Location, is_users, user_location
 from ampcompare.guards.script_state import EnteredAutocast, ScriptState
 
@@ -51,9 +43,9 @@ def watch_autocast(events: Subscriptions, facts: ScriptState) -> None:
             facts.autocasts[-1].on_for.update(_devices_on())
         return original(autocast, *exception)
 
-    events.wrap(MAKE_AUTOCAST, init)
-    events.wrap(ENTER_AUTOCAST, enter)
-    events.wrap(LEAVE_AUTOCAST, leave)
+    events.wrap(*Points.MAKE_AUTOCAST, init)
+    events.wrap(*Points.ENTER_AUTOCAST, enter)
+    events.wrap(*Points.LEAVE_AUTOCAST, leave)
 
 
 def _own_location() -> Location:
@@ -78,7 +70,7 @@ def watch_disabled_scalers(events: Subscriptions, facts: ScriptState) -> None:
         if given.get("enabled", True) and not scaler.is_enabled():
             facts.scalers_off.append((str(given.get("device", "cuda")), _own_location()))
 
-    events.wrap(MAKE_SCALER, init)
+    events.wrap(*Points.MAKE_SCALER, init)
 
 
 def watch_accelerators(events: Subscriptions, facts: ScriptState, kind: Any) -> None:
@@ -95,4 +87,4 @@ def watch_accelerators(events: Subscriptions, facts: ScriptState, kind: Any) -> 
         if is_off and accelerator.distributed_type not in CASTS_ITSELF and is_users(calling_frame().f_code.co_filename):
             facts.accelerators_off.append((accelerator.device.type, _own_location()))
 
-    events.wrap(Point(kind, "__init__"), init)
+    events.wrap(kind, "__init__", init)

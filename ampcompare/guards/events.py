@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,23 +21,13 @@ from torch.amp import autocast_mode
 from torch.optim import Optimizer
 
 __all__ = [
-    "ADD_PARAM_GROUP",
-    "BACKWARD",
-    "ENTER_AUTOCAST",
-    "FORWARD",
-    "GRAD",
     "GRADIENT_READS",
-    "LEAVE_AUTOCAST",
-    "MAKE_AUTOCAST",
-    "MAKE_OPTIMIZER",
-    "MAKE_SCALER",
     "GradientReads",
     "Layer",
-    "Point",
+    "Points",
     "Subscriptions",
     "calling_frame",
     "has_stand_in",
-    "of_scaler",
     "without_subscribers",
 ]
 
@@ -54,93 +44,70 @@ class Layer(enum.IntEnum):
     WATCH = 3
 
 
-class Point(NamedTuple):
-    """A function that a script calls, by the module or class that has it."""
+class Points:
+    """Points of torch, each by the module or class that has the function, and its name there."""
 
-    owner: Any
-    name: str
-
-
-FORWARD = Point(nn.Module, "__call__")
-BACKWARD = Point(torch.autograd, "backward")  # Tensor.backward calls it
-GRAD = Point(torch.autograd, "grad")
-MAKE_OPTIMIZER = Point(Optimizer, "__init__")
-ADD_PARAM_GROUP = Point(Optimizer, "add_param_group")
-MAKE_AUTOCAST = Point(autocast_mode.autocast, "__init__")
-ENTER_AUTOCAST = Point(autocast_mode.autocast, "__enter__")
-LEAVE_AUTOCAST = Point(autocast_mode.autocast, "__exit__")
-MAKE_SCALER = Point(torch.amp.GradScaler, "__init__")
-
-
-def of_scaler(name: str) -> Point:
-    """Return a method of `GradScaler`, those of `torch.cuda.amp` and other subclasses included."""
-    return Point(torch.amp.GradScaler, name)
+    FORWARD = (nn.Module, "__call__")
+    BACKWARD = (torch.autograd, "backward")  # Tensor.backward calls it
+    GRAD = (torch.autograd, "grad")
+    MAKE_OPTIMIZER = (Optimizer, "__init__")
+    ADD_PARAM_GROUP = (Optimizer, "add_param_group")
+    MAKE_AUTOCAST = (autocast_mode.autocast, "__init__")
+    ENTER_AUTOCAST = (autocast_mode.autocast, "__enter__")
+    LEAVE_AUTOCAST = (autocast_mode.autocast, "__exit__")
+    MAKE_SCALER = (torch.amp.GradScaler, "__init__")
 
 
 class _Place:
-    """One function that is replaced at present.
+    """One function that is replaced at present."""
 
-    Attributes:
-        base: what the innermost subscriber calls: the original, or what stands in its place.
-        chain: calls all subscribers.
-    """
-
-    def __init__(self, point: Point) -> None:
-        self.point = point
-        self._is_own = point.name in vars(point.owner)
-        self._before = vars(point.owner).get(point.name)
-        self.original: Any = getattr(point.owner, point.name, None)
-        self.value = self._before
-        self.base: Any = self.original
-        self.chain: Any = self.original
+    def __init__(self, owner: Any, name: str) -> None:
+        self._owner, self._name = owner, name
+        self._is_own = name in vars(owner)
+        self._original: Any = getattr(owner, name, None)
+        self._before = self._value = vars(owner).get(name)
+        self._inner: Any = None  # what the innermost subscriber calls
+        self._chain: Any = None  # what calls them all
+        self._replacement: Any = None
         self.puts: list[Any] = []
         self.arounds: list[tuple[Layer, Around]] = []
-        self._dispatch: Any = None
 
     def set(self) -> None:
         """Put in place what the present subscribers need; code that has wrapped it since calls them still."""
-        self.base = self.puts[-1] if self.puts else self.original
-        self.chain = self.base
+        self._inner = self._chain = self.puts[-1] if self.puts else self._original
         for _, around in sorted(self.arounds, key=lambda one: one[0]):
-            self.chain = functools.partial(around, self.chain)
-        is_wrapped = vars(self.point.owner).get(self.point.name) is not self.value
-        if is_wrapped:
+            self._chain = functools.partial(around, self._chain)
+        if not self.arounds and not self.puts:
+            _places.pop((id(self._owner), self._name), None)
+        if vars(self._owner).get(self._name) is not self._value:
             return
-        self.value = self._dispatcher() if self.arounds else self.base if self.puts else self._before
         if self.arounds or self.puts or self._is_own:
-            setattr(self.point.owner, self.point.name, self.value)
-        elif self.point.name in vars(self.point.owner):
-            delattr(self.point.owner, self.point.name)
+            self._value = self._replaced() if self.arounds else self.puts[-1] if self.puts else self._before
+            setattr(self._owner, self._name, self._value)
+        elif self._name in vars(self._owner):
+            self._value = None
+            delattr(self._owner, self._name)
 
-    def _dispatcher(self) -> Any:
-        if self._dispatch is None:
+    def _replaced(self) -> Any:
+        if self._replacement is None:
             compiler = torch.compiler
 
-            @functools.wraps(self.original)
+            @functools.wraps(self._original)
             def replacement(*args: Any, **kwargs: Any) -> Any:
                 # `is_compiling` in one call: torch.compile and torch.export must not trace subscribers.
                 if compiler._is_compiling_flag or compiler.is_dynamo_compiling():
-                    return self.base(*args, **kwargs)
-                return self.chain(*args, **kwargs)
+                    return self._inner(*args, **kwargs)
+                return self._chain(*args, **kwargs)
 
-            self._dispatch = replacement
-        return self._dispatch
+            self._replacement = replacement
+        return self._replacement
 
 
 _places: dict[tuple[int, str], _Place] = {}  # of this process
 
 
-def _place(point: Point) -> _Place:
-    key = id(point.owner), point.name
-    if key not in _places:
-        _places[key] = _Place(point)
-    return _places[key]
-
-
-def _release(place: _Place) -> None:
-    place.set()
-    if not place.arounds and not place.puts:
-        _places.pop((id(place.point.owner), place.point.name), None)
+def _place(owner: Any, name: str) -> _Place:
+    return _places.setdefault((id(owner), name), _Place(owner, name))
 
 
 class Subscriptions:
@@ -155,29 +122,23 @@ class Subscriptions:
         self._undo: list[Callable[[], None]] = []
         self.active = True
 
-    def wrap(self, point: Point, around: Around) -> None:
-        """Let calls of a point go to `around(inner, *args, **kwargs)`; while torch.compile traces, to `inner` alone."""
-        place = _place(point)
-        entry = self._layer, around
-        place.arounds.append(entry)
-        place.set()
+    def wrap(self, owner: Any, name: str, around: Around) -> None:
+        """Let calls of `owner.name` go to `around(inner, *args, **kwargs)`; those that torch.compile traces do not."""
+        place = _place(owner, name)
+        self._add(place, place.arounds, (self._layer, around))
 
+    def put(self, owner: Any, name: str, value: Any) -> None:
+        """Set what the subscribers of `owner.name` lie around: a function, or any other attribute."""
+        place = _place(owner, name)
+        self._add(place, place.puts, value)
+
+    def _add(self, place: _Place, entries: list[Any], entry: Any) -> None:
         def undo() -> None:
-            place.arounds.remove(entry)
-            _release(place)
+            entries.remove(entry)
+            place.set()
 
-        self._undo.append(undo)
-
-    def put(self, point: Point, value: Any) -> None:
-        """Set what the subscribers of a point lie around: a function, or any other attribute."""
-        place = _place(point)
-        place.puts.append(value)
+        entries.append(entry)
         place.set()
-
-        def undo() -> None:
-            place.puts.remove(value)
-            _release(place)
-
         self._undo.append(undo)
 
     def at_end(self, function: Callable[[], None]) -> None:
@@ -192,7 +153,7 @@ class Subscriptions:
 
 
 def calling_frame() -> FrameType:
-    """Return the frame that called the point whose subscriber calls this."""
+    """Return the frame that called the replaced function whose subscriber calls this."""
     frame: Any = sys._getframe(1)
     while frame.f_globals is not globals() or frame.f_code.co_name != "replacement":
         frame = frame.f_back
@@ -200,24 +161,27 @@ def calling_frame() -> FrameType:
     return caller
 
 
-def has_stand_in(point: Point) -> bool:
-    """Return whether an arm stands behind a point."""
-    place = _places.get((id(point.owner), point.name))
+def has_stand_in(owner: Any, name: str) -> bool:
+    """Return whether an arm stands behind `owner.name`."""
+    place = _places.get((id(owner), name))
     return place is not None and (bool(place.puts) or any(layer is Layer.STAND_IN for layer, _ in place.arounds))
 
 
 @contextmanager
-def without_subscribers(point: Point) -> Iterator[None]:
-    """Run a block in which calls of a point reach nobody but torch or Apex."""
-    place = _place(point)
-    kept = place.arounds, place.puts
-    place.arounds, place.puts = [], []
+def without_subscribers(owner: Any, name: str) -> Iterator[None]:
+    """Run a block in which `owner.name` is what it is without subscribers."""
+    place = _place(owner, name)
+    arounds, puts = place.arounds[:], place.puts[:]
+    place.arounds.clear()
+    place.puts.clear()
     place.set()
+    _places[id(owner), name] = place
     try:
         yield
     finally:
-        place.arounds, place.puts = kept
-        _release(place)
+        place.arounds += arounds
+        place.puts += puts
+        place.set()
 
 
 class GradientReads:

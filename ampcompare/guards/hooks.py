@@ -20,16 +20,7 @@ from ampcompare.base.errors import GuardError
 from ampcompare.guards.autocast_hooks import watch_accelerators, watch_autocast, watch_disabled_scalers
 from ampcompare.guards.catalog import DETECTORS
 from ampcompare.guards.detector import EVENTS, Detector
-from ampcompare.guards.events import (
-    BACKWARD,
-    MAKE_AUTOCAST,
-    Layer,
-    Point,
-    Subscriptions,
-    calling_frame,
-    has_stand_in,
-    of_scaler,
-)
+from ampcompare.guards.events import Layer, Points, Subscriptions, calling_frame, has_stand_in
 from ampcompare.guards.location import is_users
 from ampcompare.guards.reporting import GuardWarning, ViolationSink
 from ampcompare.guards.script_state import Block, ScriptState
@@ -57,13 +48,13 @@ class GuardHooks:
         self._watch_backward()
         self._watch_optimizers()
         self._watch_schedulers()
-        if not has_stand_in(MAKE_AUTOCAST):  # else the script's calls are not what happens
+        if not has_stand_in(*Points.MAKE_AUTOCAST):  # else the script's calls are not what happens
             self._watch_scaler()
             watch_autocast(self._events, self.facts)
             watch_disabled_scalers(self._events, self.facts)
         self._watch_clipping()
         self._watch_modules()
-        self._events.wrap(Point(torch, "save"), self._save)
+        self._events.wrap(torch, "save", self._save)
         point_at_script(self._events)
 
     def end(self) -> None:
@@ -112,7 +103,7 @@ class GuardHooks:
             facts.autocasts.clear()
             return result
 
-        self._events.wrap(BACKWARD, backward)
+        self._events.wrap(*Points.BACKWARD, backward)
 
     def _watch_optimizers(self) -> None:
         watched: set[type] = set()
@@ -122,7 +113,7 @@ class GuardHooks:
             # Torch wraps `step` when the first object is built; the guards' wrapper goes outside.
             if cls not in watched and hasattr(cls.__dict__["step"], "hooked"):
                 watched.add(cls)
-                self._events.wrap(Point(cls, "step"), self._step)
+                self._events.wrap(cls, "step", self._step)
 
         def patch_step_function(original: Any, optimizer: Any) -> None:
             original(optimizer)
@@ -130,9 +121,9 @@ class GuardHooks:
 
         for kind in list(_descendants(Optimizer)):
             watch_step(kind)
-        self._events.wrap(Point(Optimizer, "_patch_step_function"), patch_step_function)
+        self._events.wrap(Optimizer, "_patch_step_function", patch_step_function)
         for owner in (Optimizer, nn.Module):
-            self._events.wrap(Point(owner, "zero_grad"), self._zero_grad)
+            self._events.wrap(owner, "zero_grad", self._zero_grad)
 
     def _watch_schedulers(self) -> None:
         watched: set[type] = set()
@@ -141,7 +132,7 @@ class GuardHooks:
             for cls in kind.__mro__:
                 if "step" in vars(cls) and cls not in watched:
                     watched.add(cls)
-                    self._events.wrap(Point(cls, "step"), self._schedule)
+                    self._events.wrap(cls, "step", self._schedule)
 
         def init(original: Any, scheduler: Any, *args: Any, **kwargs: Any) -> None:
             watch_step(type(scheduler))  # one that the script defines
@@ -149,7 +140,7 @@ class GuardHooks:
 
         for kind in (LRScheduler, *_descendants(LRScheduler)):
             watch_step(kind)  # type: ignore[arg-type]  # mypy joins the two to `object`
-        self._events.wrap(Point(LRScheduler, "__init__"), init)
+        self._events.wrap(LRScheduler, "__init__", init)
 
     def _step(self, original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         facts = self.facts
@@ -227,7 +218,7 @@ class GuardHooks:
         watched: dict[str, Any] = {"scale": scale, "unscale_": unscale, "step": step, "update": update}
         watched |= {"get_scale": get_scale, "state_dict": self._read_state}
         for name, function in watched.items():
-            self._events.wrap(of_scaler(name), function)
+            self._events.wrap(torch.amp.GradScaler, name, function)
 
     def _watch_clipping(self) -> None:
         def clip(original: Any, parameters: Any, *args: Any, **kwargs: Any) -> Any:
@@ -237,7 +228,7 @@ class GuardHooks:
 
         for name in ("clip_grad_norm_", "clip_grad_value_"):
             for owner in (clip_grad, nn.utils):
-                self._events.wrap(Point(owner, name), clip)
+                self._events.wrap(owner, name, clip)
 
     def _read_state(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         self._notify("state_read")
@@ -267,14 +258,14 @@ class GuardHooks:
             return original(module, *args, **kwargs)
 
         for name, function in {"half": half, "cuda": cuda, "to": to}.items():
-            self._events.wrap(Point(nn.Module, name), function)
+            self._events.wrap(nn.Module, name, function)
 
         def init(original: Any, wrapper: Any, module: Any, *args: Any, **kwargs: Any) -> None:
             self._notify("wrap", module)
             original(wrapper, module, *args, **kwargs)
 
         for kind in (DataParallel, DistributedDataParallel):
-            self._events.wrap(Point(kind, "__init__"), init)
+            self._events.wrap(kind, "__init__", init)
 
     def watch_accelerate(self, accelerator: Any) -> None:
         """Watch the class `Accelerator` of `accelerate.accelerator`, once that is imported."""
@@ -299,12 +290,12 @@ class GuardHooks:
         def scale_loss(original: Any, loss: Any, optimizers: Any, *args: Any, **kwargs: Any) -> Any:
             return _WatchedBlock(self, original(loss, optimizers, *args, **kwargs), loss, _listed(optimizers))
 
-        self._events.wrap(Point(frontend, "_initialize"), initialize)
+        self._events.wrap(frontend, "_initialize", initialize)
         for owner in (handle, amp):
-            self._events.wrap(Point(owner, "scale_loss"), scale_loss)
+            self._events.wrap(owner, "scale_loss", scale_loss)
         for owner in (frontend, amp):
             if "state_dict" in vars(owner):
-                self._events.wrap(Point(owner, "state_dict"), self._read_state)
+                self._events.wrap(owner, "state_dict", self._read_state)
 
     def _watched_zero_grad(self, original: Any) -> Any:
         @functools.wraps(original)

@@ -11,7 +11,7 @@ import torch.amp.autocast_mode
 import torch.amp.grad_scaler
 import torch.optim.lr_scheduler
 
-from ampcompare.guards.events import Point, Subscriptions
+from ampcompare.guards.events import Subscriptions
 from ampcompare.guards.location import is_users
 
 __all__ = ["point_at_script"]
@@ -22,7 +22,7 @@ MODULES = (torch.amp.autocast_mode, torch.amp.grad_scaler, torch.optim.lr_schedu
 def point_at_script(events: Subscriptions) -> None:
     """Let what the watched modules of torch warn of name the innermost line outside torch and ampcompare."""
     for module in MODULES:
-        events.put(Point(module, "warnings"), _Warnings())
+        events.put(module, "warnings", _Warnings())
 
 
 class _Warnings:

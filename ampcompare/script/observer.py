@@ -17,7 +17,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ampcompare.diagnosis.step_watch import StepWatch
-from ampcompare.guards.events import BACKWARD, ENTER_AUTOCAST, Layer, Point, Subscriptions, calling_frame
+from ampcompare.guards.events import Layer, Points, Subscriptions, calling_frame
 from ampcompare.script.keep_fp32 import bare_model
 from ampcompare.script.legacy.record.recorder import Recorder
 from ampcompare.script.recorded.watch import EnoughSteps
@@ -50,10 +50,10 @@ class ScriptObserver:
         """
         recorder.after_row(self._row)
         for name in ("apex.amp", "apex.amp.frontend"):
-            self._events.wrap(Point(sys.modules[name], "initialize"), self._initialize)
-        self._events.wrap(BACKWARD, self._backward)
-        self._events.wrap(ENTER_AUTOCAST, self._enter_autocast)
-        self._events.wrap(Point(torch, "compile"), self._compile)
+            self._events.wrap(sys.modules[name], "initialize", self._initialize)
+        self._events.wrap(*Points.BACKWARD, self._backward)
+        self._events.wrap(*Points.ENTER_AUTOCAST, self._enter_autocast)
+        self._events.wrap(torch, "compile", self._compile)
         for handle in (
             register_module_forward_pre_hook(self._entered),
             register_module_forward_hook(self._left, always_call=True),
@@ -63,7 +63,8 @@ class ScriptObserver:
             self._events.at_end(handle.remove)
         self._watch.open()
         self._set()
-        os.register_at_fork(after_in_child=self._go_elsewhere)
+        if hasattr(os, "register_at_fork"):  # where processes can be forked
+            os.register_at_fork(after_in_child=self._go_elsewhere)
 
     def end(self) -> None:
         """Remove everything."""

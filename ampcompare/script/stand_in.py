@@ -14,7 +14,7 @@ from ampcompare.backends.apex_levels import LEVELS
 from ampcompare.backends.arm import Arm
 from ampcompare.backends.catalog import SCRIPT_BACKENDS
 from ampcompare.base.errors import UnsupportedCombination
-from ampcompare.guards.events import Layer, Point, Subscriptions
+from ampcompare.guards.events import Layer, Subscriptions
 from ampcompare.precision.base import Precision
 from ampcompare.precision.factory import make_precision
 from ampcompare.precision.keep_fp32 import kept_in_fp32, without_autocast, without_casts
@@ -89,7 +89,7 @@ class StandIn:
         self._keep = str(arm.options.get("keep_fp32", ""))
         if arm.backend == "script":
             frontend = importlib.import_module("apex.amp.frontend")
-            self._events.wrap(Point(frontend, "_initialize"), self._initialize_as_written)
+            self._events.wrap(frontend, "_initialize", self._initialize_as_written)
             self.torch_amp = AsWritten(rows, self._given, self._initialized)
         elif arm.backend == "apex":
             self._stand_behind_levels(engine, rows)
@@ -111,7 +111,7 @@ class StandIn:
         options.pop("keep_fp32", None)
         level = options.pop("opt_level")
         frontend: Any = importlib.import_module("apex.amp.frontend")
-        self._events.wrap(Point(frontend, "_initialize"), self._initialize)
+        self._events.wrap(frontend, "_initialize", self._initialize)
         opt_level.override(level, self._events, quiet=True, options=options)
         if LEVELS[level].patch_torch_functions and engine == "compat":
             self.torch_amp = O1BehindTorch(self.arm, self._given, self._initialized)
@@ -132,9 +132,10 @@ class StandIn:
             module = sys.modules[f"ampcompare.apex.amp{name}"]
             for function in functions:
                 if function in vars(module):
-                    self._events.put(Point(module, function), functions[function])
-        self._events.wrap(Point(dataloader._BaseDataLoaderIter, "__next__"), self._next_batch)
-        os.register_at_fork(after_in_child=self.amp.end_casts)
+                    self._events.put(module, function, functions[function])
+        self._events.wrap(dataloader._BaseDataLoaderIter, "__next__", self._next_batch)
+        if hasattr(os, "register_at_fork"):  # where processes can be forked
+            os.register_at_fork(after_in_child=self.amp.end_casts)
 
     def _make_precision(self, device: str) -> Precision:
         """Build what prepares models on a device; torch's autocast has other lists of functions for CUDA."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ampcompare.analysis.answer.headline import warnings_and_answer
+from ampcompare.analysis.runs.time_validity import invalid_reason
 from ampcompare.base.formatting import printable
 from ampcompare.records.comparison import Comparison
 from ampcompare.records.metric import Metric
@@ -86,6 +87,7 @@ class Html(Reporter):
             step_times=step_time_plot(arms),
             timing=timing,
             times_fault=_no_valid_time(arms),
+            has_times=any(arm.timed for arm in arms),
             run_headers=_run_headers(comparison.metric),
             runs=[_run(record) for record in comparison.records],
             logs=links if any(links) else None,
@@ -189,13 +191,20 @@ def _run(record: RunRecord) -> list[str]:
         metric_text(metric, summary.metric_final),
         metric_text(metric, summary.metric_best),
         _number(summary.loss_final, "{:.4g}"),
-        _number(summary.step_seconds_median, "{:.3g}", 1e3),
-        _number(train_seconds, "{:.3g}"),
+        *(
+            _time(seconds, factor, record)
+            for seconds, factor in ((summary.step_seconds_median, 1e3), (train_seconds, 1))
+        ),
         _number(summary.peak_bytes, "{:,.1f}", 2**-20),
         _number(summary.final_loss_scale, "{:g}"),
         f"{summary.skipped_steps}/{summary.num_steps}" if summary.num_steps else "-",
         printable(note, 160) or "-",
     ]
+
+
+def _time(seconds: float | None, factor: float, record: RunRecord) -> str:
+    """Return a time of a run in the unit of its column; a word if the times of the run are invalid."""
+    return "invalid" if seconds is not None and invalid_reason(record) else _number(seconds, "{:.3g}", factor)
 
 
 def _number(value: float | None, form: str, factor: float = 1) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ampcompare.guards.events import BACKWARD, Subscriptions
+from ampcompare.guards.events import Points, Subscriptions
 from ampcompare.script.apex_amp.amp import ScriptAmp
 from ampcompare.script.legacy.record.rows import Rows, value_of
 
@@ -32,7 +32,7 @@ class PlainBackward:
 
     def install(self, events: Subscriptions) -> None:
         """Watch all backward passes that accumulate gradients."""
-        events.wrap(BACKWARD, self._backward)
+        events.wrap(*Points.BACKWARD, self._backward)
 
     def _backward(self, original: Any, tensors: Any, *args: Any, **kwargs: Any) -> Any:
         losses: Sequence[Tensor] = [tensors] if isinstance(tensors, Tensor) else list(tensors)

@@ -38,7 +38,6 @@ def override(
         options: further arguments to set. With them, none of the script's own that `REPLACED` lists is kept, and
             `enabled=False` is an error.
     """
-    from ampcompare.guards.events import Point  # here: this file is loaded before the script, which may need no torch
 
     signature = inspect.signature(sys.modules["apex.amp"].initialize)
 
@@ -67,4 +66,4 @@ def override(
         return original(*bound.args, **bound.kwargs)
 
     for name in ("apex.amp", "apex.amp.frontend"):
-        events.wrap(Point(sys.modules[name], "initialize"), initialize)
+        events.wrap(sys.modules[name], "initialize", initialize)

@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from ampcompare.base.metric_log import log_metric
-from ampcompare.guards.events import Layer, Point, Subscriptions
+from ampcompare.guards.events import Layer, Subscriptions
 from ampcompare.guards.import_hook import ImportHook
 
 __all__ = ["catch_scalars"]
@@ -45,15 +45,15 @@ def catch_scalars() -> Callable[[], None]:
 def _watch(events: Subscriptions, name: str) -> None:
     module: Any = sys.modules[name]
     if name in WRITERS:
-        events.wrap(Point(module.SummaryWriter, "add_scalar"), _before(_add_scalar))
+        events.wrap(module.SummaryWriter, "add_scalar", _before(_add_scalar))
     elif name == "wandb":
-        events.wrap(Point(module, "log"), _before(_wandb_log))
+        events.wrap(module, "log", _before(_wandb_log))
         run = getattr(getattr(module, "wandb_run", None), "Run", None) or getattr(module, "Run", None)
         if run is not None:  # `run = wandb.init()`, `run.log(...)`
-            events.wrap(Point(run, "log"), _before(lambda _run, *args, **kwargs: _wandb_log(*args, **kwargs)))
+            events.wrap(run, "log", _before(lambda _run, *args, **kwargs: _wandb_log(*args, **kwargs)))
     else:
-        events.wrap(Point(module, "log_metric"), _before(_mlflow_metric))
-        events.wrap(Point(module, "log_metrics"), _before(_mlflow_metrics))
+        events.wrap(module, "log_metric", _before(_mlflow_metric))
+        events.wrap(module, "log_metrics", _before(_mlflow_metrics))
 
 
 def _before(log: Callable[..., None]) -> Callable[..., Any]:

@@ -17,17 +17,11 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import ScalingError, UnsupportedCombination
-from ampcompare.guards.events import (
-    BACKWARD,
-    MAKE_AUTOCAST,
-    MAKE_SCALER,
-    Subscriptions,
-    calling_frame,
-    of_scaler,
-)
+from ampcompare.guards.events import Points, Subscriptions, calling_frame
 from ampcompare.script.apex_amp.amp import Given
 from ampcompare.script.apex_amp.session import here
 from ampcompare.script.legacy.record.rows import Rows, value_of
+from ampcompare.script.torch_amp.names import TorchNames
 
 __all__ = [
     "TorchAmp",
@@ -44,15 +38,8 @@ SCALER = inspect.signature(torch.amp.GradScaler)
 SETTINGS = ("growth_factor", "backoff_factor", "growth_interval")
 
 
-class TorchAmp:
+class TorchAmp(TorchNames):
     """The names of `torch.amp` under an arm in fp32 or of `torch.amp`.
-
-    Attributes:
-        used: the script, or what drives it, has entered an autocast block, or made a GradScaler.
-        has_autocast: the script itself has made an enabled autocast block.
-        has_scaler: the script itself has made a GradScaler.
-        driven: objects are made on behalf of the script at present.
-        is_driven: the script has no GradScaler; its steps are made on its behalf.
 
     Args:
         arm: in fp32 or of the backend native; any other is refused when the script first uses `torch.amp`.
@@ -68,15 +55,14 @@ class TorchAmp:
         given: Given | None = None,
         initialized: Callable[[], bool] = lambda: False,
     ) -> None:
+        super().__init__(initialized)
         self._arm = arm
         self._rows = rows
         self._given = given
-        self._initialized = initialized
         self._off: str | None = None
         self._dtype: torch.dtype | None = None
         if arm.backend == "native":
             self._dtype = getattr(torch, arm.options["dtype"])
-        self.used = self.has_autocast = self.has_scaler = self.driven = self.is_driven = False
         self._scales = False
         self._casts = self._dtype is None
         self._scalers: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
@@ -85,16 +71,16 @@ class TorchAmp:
 
     def install(self, events: Subscriptions) -> None:
         """Replace the constructors of both classes."""
-        events.wrap(MAKE_AUTOCAST, self._make_autocast)
-        events.wrap(MAKE_SCALER, self._make_scaler)
-        events.wrap(of_scaler("scale"), self._scale)
-        events.wrap(of_scaler("unscale_"), self._use_scaled)
-        events.wrap(of_scaler("step"), self._step)
-        events.wrap(of_scaler("update"), self._update)
-        events.wrap(of_scaler("state_dict"), self._state_dict)
+        events.wrap(*Points.MAKE_AUTOCAST, self._make_autocast)
+        events.wrap(*Points.MAKE_SCALER, self._make_scaler)
+        events.wrap(torch.amp.GradScaler, "scale", self._scale)
+        events.wrap(torch.amp.GradScaler, "unscale_", self._use_scaled)
+        events.wrap(torch.amp.GradScaler, "step", self._step)
+        events.wrap(torch.amp.GradScaler, "update", self._update)
+        events.wrap(torch.amp.GradScaler, "state_dict", self._state_dict)
         for name in SETTINGS:
-            events.wrap(of_scaler(f"get_{name}"), functools.partial(self._setting, name))
-        events.wrap(BACKWARD, self._backward)
+            events.wrap(torch.amp.GradScaler, f"get_{name}", functools.partial(self._setting, name))
+        events.wrap(*Points.BACKWARD, self._backward)
         self._watch_steps(events)
 
     def _watch_steps(self, events: Subscriptions) -> None:
@@ -103,32 +89,13 @@ class TorchAmp:
 
     @property
     def needs_scaler(self) -> bool:
-        """Whether the arm scales the loss."""
         return self._dtype is torch.float16
 
     @property
-    def casts_loss(self) -> bool:
-        """Whether casts last until the backward pass."""
-        return False
-
-    @property
     def widens(self) -> torch.dtype | None:
-        """The type of a module's outputs that become fp32."""
         return self._dtype
 
-    def optimizer_made(self) -> None:
-        """Note that the script has made an optimizer."""
-
-    def masters(self, optimizer: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Return the 16-bit weights of an optimizer with their masters."""
-        return []
-
-    def input_type(self, module: Any) -> torch.dtype | None:
-        """Return nothing: weights stay in fp32."""
-        return None
-
     def forget_unscaled(self, scaler: Any, optimizer: Any) -> None:
-        """Let gradients be unscaled once more before the step."""
         scaler._per_optimizer_states.pop(id(optimizer), None)
 
     def _note(self, enabled: bool, *, scaler: bool = False) -> None:
@@ -141,12 +108,7 @@ class TorchAmp:
         elif not self.used and self._off is None:
             self._off = switched_off(self._arm)
 
-    def is_by_apex(self) -> bool:
-        """Return whether the script trains through `apex.amp`."""
-        return self._initialized()
-
     def casts_now(self) -> bool:
-        """Return whether operations are cast at present."""
         return self._initialized() or torch.is_autocast_enabled("cuda") or torch.is_autocast_enabled("cpu")
 
     def use(self) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from ampcompare.base.errors import PreparationError
-from ampcompare.guards.events import MAKE_OPTIMIZER, Subscriptions
+from ampcompare.guards.events import Points, Subscriptions
 from ampcompare.precision.base import owned_params
 from ampcompare.script.apex_amp.session import here
 from ampcompare.script.keep_fp32 import WRAPPERS, bare_model
@@ -52,7 +52,7 @@ class FoundModels:
 
     def install(self, events: Subscriptions) -> None:
         """Follow the optimizers from now on."""
-        events.wrap(MAKE_OPTIMIZER, self._made)
+        events.wrap(*Points.MAKE_OPTIMIZER, self._made)
         self._wrappers.install(events)
 
     def _made(self, original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:

@@ -15,7 +15,7 @@ from ampcompare.apex.amp.scaler import LossScaler
 from ampcompare.backends.apex_levels import apex_level
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import PreparationError
-from ampcompare.guards.events import Point, without_subscribers
+from ampcompare.guards.events import without_subscribers
 from ampcompare.precision.factory import make_precision
 from ampcompare.precision.half_optimizer import HalfOptimizer
 from ampcompare.script.apex_amp.session import here
@@ -123,7 +123,7 @@ class _ApexScaling(LossScaling):
                         "torch.amp could clip; leave that argument out"
                     )
         frontend = importlib.import_module("ampcompare.apex.amp.frontend")
-        with without_subscribers(Point(frontend, "_initialize")):  # which see the calls of the script
+        with without_subscribers(frontend, "_initialize"):  # which see the calls of the script
             self._precision.prepare(models, optimizers)
 
     def new_scale(self) -> Scale:

@@ -13,7 +13,7 @@ from typing import Any
 from torch import distributed, nn
 
 from ampcompare.base.errors import PreparationError
-from ampcompare.guards.events import Point, Subscriptions
+from ampcompare.guards.events import Subscriptions
 from ampcompare.script.apex_amp.session import here
 
 __all__ = ["ParallelWrappers"]
@@ -29,7 +29,7 @@ class ParallelWrappers:
 
     def install(self, events: Subscriptions) -> None:
         """Follow them from now on."""
-        events.wrap(Point(nn.parallel.DistributedDataParallel, "__init__"), self._make)
+        events.wrap(nn.parallel.DistributedDataParallel, "__init__", self._make)
 
     def _make(self, original: Any, wrapper: Any, module: Any, *args: Any, **kwargs: Any) -> None:
         original(wrapper, module, *args, **kwargs)

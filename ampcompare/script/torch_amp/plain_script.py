@@ -22,7 +22,7 @@ import functools
 import types
 import weakref
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -30,58 +30,16 @@ from torch.utils import _pytree as pytree
 
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import ScalingError, UnsupportedCombination
-from ampcompare.guards.events import (
-    ADD_PARAM_GROUP,
-    BACKWARD,
-    FORWARD,
-    GRAD,
-    GRADIENT_READS,
-    MAKE_OPTIMIZER,
-    Subscriptions,
-)
+from ampcompare.guards.events import GRADIENT_READS, Points, Subscriptions
 from ampcompare.precision.base import owned_params
 from ampcompare.script.apex_amp.session import here
 from ampcompare.script.legacy.record.rows import Rows, value_of
 from ampcompare.script.recorded.acted import Acted
+from ampcompare.script.torch_amp.names import TorchNames
 
-__all__ = ["DrivenNames", "PlainScript"]
+__all__ = ["PlainScript"]
 
 HALF = (torch.float16, torch.bfloat16)
-
-
-class DrivenNames(Protocol):
-    """What stands behind `torch.amp`.
-
-    Attributes:
-        used: the script, or this on its behalf, has entered an autocast block or made a GradScaler.
-        has_autocast: the script itself has made an enabled autocast block.
-        has_scaler: the script itself has made a GradScaler.
-        needs_scaler: the arm scales the loss, or moves gradients to master weights.
-        casts_loss: casts last from the forward pass to the backward pass, as O1's do.
-        widens: the type of the outputs of modules that become fp32; None where the arm does that itself, or not at all.
-        driven: objects of `torch.amp` are made on behalf of the script.
-        is_driven: the steps of the script are made and recorded here; what they lack is no fault of the script.
-    """
-
-    used: bool
-    has_autocast: bool
-    has_scaler: bool
-    driven: bool
-    is_driven: bool
-
-    @property
-    def needs_scaler(self) -> bool: ...
-    @property
-    def casts_loss(self) -> bool: ...
-    @property
-    def widens(self) -> torch.dtype | None: ...
-    def is_by_apex(self) -> bool: ...
-    def optimizer_made(self) -> None: ...
-    def casts_now(self) -> bool: ...
-    def use(self) -> None: ...
-    def masters(self, optimizer: Any) -> list[tuple[Tensor, Tensor]]: ...
-    def input_type(self, module: nn.Module) -> torch.dtype | None: ...
-    def forget_unscaled(self, scaler: Any, optimizer: Any) -> None: ...
 
 
 class _Mode(enum.Enum):
@@ -106,7 +64,7 @@ class PlainScript:
     def __init__(
         self,
         arm: Arm,
-        names: DrivenNames,
+        names: TorchNames,
         *,
         for_cuda: bool = False,
         rows: Rows | None = None,
@@ -140,11 +98,11 @@ class PlainScript:
 
     def install(self, events: Subscriptions) -> None:
         """Follow the script from now on."""
-        events.wrap(MAKE_OPTIMIZER, self._made)
-        events.wrap(ADD_PARAM_GROUP, self._grown)
-        events.wrap(FORWARD, self._called)
-        events.wrap(BACKWARD, self._backward)
-        events.wrap(GRAD, self._differentiated)
+        events.wrap(*Points.MAKE_OPTIMIZER, self._made)
+        events.wrap(*Points.ADD_PARAM_GROUP, self._grown)
+        events.wrap(*Points.FORWARD, self._called)
+        events.wrap(*Points.BACKWARD, self._backward)
+        events.wrap(*Points.GRAD, self._differentiated)
         events.at_end(lambda: GRADIENT_READS.want(self._before_read, False))
 
     # Which optimizers and modules there are.

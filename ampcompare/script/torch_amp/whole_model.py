@@ -26,15 +26,7 @@ from torch.optim import swa_utils
 
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import AmpCompareError, PreparationError, ScalingError, UnsupportedCombination
-from ampcompare.guards.events import (
-    BACKWARD,
-    GRADIENT_READS,
-    MAKE_AUTOCAST,
-    MAKE_SCALER,
-    Point,
-    Subscriptions,
-    of_scaler,
-)
+from ampcompare.guards.events import GRADIENT_READS, Points, Subscriptions
 from ampcompare.precision.base import owned_params
 from ampcompare.script.apex_amp.session import here
 from ampcompare.script.keep_fp32 import bare_model
@@ -114,13 +106,13 @@ class WholeModel(TorchAmp):
 
     def install(self, events: Subscriptions) -> None:
         """Replace what both classes do."""
-        events.wrap(MAKE_AUTOCAST, self._make_autocast)
-        events.wrap(MAKE_SCALER, self._make_scaler)
+        events.wrap(*Points.MAKE_AUTOCAST, self._make_autocast)
+        events.wrap(*Points.MAKE_SCALER, self._make_scaler)
         for name in METHODS:
-            events.wrap(of_scaler(name), functools.partial(self._call, f"_{name.rstrip('_')}"))
-        events.wrap(BACKWARD, self._backward)
-        events.wrap(Point(torch.optim.Optimizer, "zero_grad"), self._zero_grad)
-        events.wrap(Point(swa_utils.AveragedModel, "update_parameters"), self._average)
+            events.wrap(torch.amp.GradScaler, name, functools.partial(self._call, f"_{name.rstrip('_')}"))
+        events.wrap(*Points.BACKWARD, self._backward)
+        events.wrap(torch.optim.Optimizer, "zero_grad", self._zero_grad)
+        events.wrap(swa_utils.AveragedModel, "update_parameters", self._average)
         self._found.install(events)
         events.at_end(self._gradients.end)
         self._watch_steps(events)

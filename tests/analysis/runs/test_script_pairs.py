@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from ampcompare.analysis.runs.record_checks import unique_runs
 from ampcompare.analysis.runs.script_pairs import began_apart, script_sentences
 from ampcompare.analysis.summary import summarize
 from ampcompare.records.evaluation import EpochResult
@@ -60,7 +61,7 @@ def _scored(arm: str, seed: int, value: float, difference: str) -> RunRecord:
     metric = ScriptMetric(name="reward", difference=difference)  # type: ignore[arg-type]
     script = ScriptConfig(name="train.py", metrics=(metric,))
     config = RunConfig(arm=arm, script=script, recipe=Recipe(seed=seed))
-    facts = ScriptFacts(weights=["w"], batches=["b"])
+    facts = ScriptFacts(weights=[f"w{seed}"], batches=["b"])
     (described,) = metrics_of(script)
     epoch = EpochResult(epoch=0, samples=1, values={"reward": value}, train_seconds=1.0, eval_seconds=0.0)
     return RunRecord(
@@ -83,3 +84,41 @@ def test_a_value_below_zero_has_differences_and_no_ratio(difference: str, word: 
     assert row.accuracy_verdict.startswith(word)
     assert "learned nothing" not in row.accuracy_verdict
     assert ("--metric reward:points" in row.accuracy_verdict) == (difference == "ratio")
+
+
+def _started(seed: int, weights: str, batches: tuple[str, ...], losses: str, status: str = "completed") -> RunRecord:
+    config = RunConfig(arm="fp32", script=ScriptConfig(name="train.py"), recipe=Recipe(seed=seed))
+    return RunRecord(
+        cell=config.digest(), arm="fp32", status=status, config=config,  # type: ignore[arg-type]
+        script=ScriptFacts(weights=[weights], batches=list(batches)), summary=RunSummary(losses_sha256=losses),
+    )  # fmt: skip
+
+
+def test_seeds_that_begin_alike_are_one_run() -> None:
+    """Whatever the losses; weights of a checkpoint with other batches are another run, and so is an unknown start."""
+    runs = [_started(seed, "w", ("b",), f"losses {seed}") for seed in range(3)]
+    kept, faults = unique_runs(runs)
+    assert [run.config.recipe.seed for run in kept] == [0]
+    assert faults[0].startswith("fp32, seed 1: its first weights and batches are those of seed 0")
+    assert len(unique_runs([_started(seed, "w", (f"b{seed}",), f"{seed}") for seed in range(3)])[0]) == 3
+    assert len(unique_runs([_started(seed, "w", (), f"{seed}") for seed in range(3)])[0]) == 3
+    assert len(unique_runs([_started(seed, "w", ("b",), "e", "failed") for seed in range(3)])[0]) == 3
+
+
+@pytest.mark.parametrize(
+    ("printed", "word"), [(0.1, "inconclusive"), (1e-4, "better")], ids=["one digit", "four digits"]
+)
+def test_what_a_script_prints_has_its_digits(printed: float, word: str) -> None:
+    """Three equal differences of the last digit are no spread of 0, and are one if more digits were printed."""
+    records = [
+        record.model_copy(
+            update={"script": ScriptFacts(weights=[f"w{seed}"], batches=["b"], printed={"reward": printed})}
+        )
+        for seed in range(3)
+        for record in (
+            _scored("fp32", seed, 3.1 + 0.1 * seed, "ratio"),
+            _scored("half", seed, 3.2 + 0.1 * seed + 1e-3 * seed * (printed < 0.01), "ratio"),
+        )
+    ]
+    row = summarize(records, arms=["fp32", "half"], reference="fp32").arms[1]
+    assert row.accuracy_verdict.startswith(word)

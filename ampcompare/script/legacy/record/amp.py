@@ -7,7 +7,7 @@ import types
 from contextlib import AbstractContextManager
 from typing import Any
 
-from ampcompare.guards.events import Point, Subscriptions
+from ampcompare.guards.events import Subscriptions
 from ampcompare.script.legacy.record.rows import Rows, value_of
 
 __all__ = ["record_amp"]
@@ -18,10 +18,10 @@ def record_amp(rows: Rows, events: Subscriptions) -> None:
     hooks = _Hooks(rows, sys.modules["apex.amp"])
     frontend, handle, scaler = (sys.modules[f"apex.amp.{name}"] for name in ("frontend", "handle", "scaler"))
     # Not `initialize` itself: its warning points at its caller, which must be the script.
-    events.wrap(Point(frontend, "_initialize"), hooks.initialize)
+    events.wrap(frontend, "_initialize", hooks.initialize)
     for owner in (hooks.amp, handle):
-        events.wrap(Point(owner, "scale_loss"), hooks.scale_loss)
-    events.wrap(Point(scaler.LossScaler, "update_scale"), hooks.update_scale)
+        events.wrap(owner, "scale_loss", hooks.scale_loss)
+    events.wrap(scaler.LossScaler, "update_scale", hooks.update_scale)
 
 
 class _Hooks:

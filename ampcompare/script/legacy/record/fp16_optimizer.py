@@ -6,7 +6,7 @@ import importlib
 import weakref
 from typing import Any
 
-from ampcompare.guards.events import Point, Subscriptions
+from ampcompare.guards.events import Subscriptions
 from ampcompare.script.legacy.record.rows import Rows, value_of
 
 __all__ = ["record_fp16_optimizers"]
@@ -15,16 +15,16 @@ __all__ = ["record_fp16_optimizers"]
 def record_fp16_optimizers(rows: Rows, events: Subscriptions) -> None:
     """Record what goes through all objects of both classes from now on, ampcompare's or the real ones."""
     kind, hooks = importlib.import_module("apex.fp16_utils").FP16_Optimizer, _Hooks(rows)
-    events.wrap(Point(kind, "backward"), hooks.backward)
-    events.wrap(Point(kind, "update_master_grads"), hooks.update_master_grads)
-    events.wrap(Point(kind, "step"), hooks.step)
+    events.wrap(kind, "backward", hooks.backward)
+    events.wrap(kind, "update_master_grads", hooks.update_master_grads)
+    events.wrap(kind, "step", hooks.step)
     try:
         kind = importlib.import_module("apex.contrib.optimizers.fp16_optimizer").FP16_Optimizer
     except ImportError:  # a build of the real Apex without it
         return
     hooks = _Hooks(rows)
-    events.wrap(Point(kind, "backward"), hooks.backward)
-    events.wrap(Point(kind, "_update_scale"), hooks.update_scale)
+    events.wrap(kind, "backward", hooks.backward)
+    events.wrap(kind, "_update_scale", hooks.update_scale)
 
 
 class _Hooks:

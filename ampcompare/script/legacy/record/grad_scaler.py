@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ampcompare.guards.events import Subscriptions, of_scaler
+from ampcompare.guards.events import Subscriptions
 from ampcompare.script.legacy.record.rows import Rows, value_of
 
 __all__ = ["record_grad_scalers"]
@@ -36,9 +36,9 @@ class _Window:
 def record_grad_scalers(rows: Rows, events: Subscriptions) -> None:
     """Record what goes through every GradScaler of this process, those of `torch.cuda.amp` and subclasses too."""
     hooks = _Hooks(rows)
-    events.wrap(of_scaler("scale"), hooks.scale)
-    events.wrap(of_scaler("step"), hooks.step)
-    events.wrap(of_scaler("update"), hooks.update)
+    events.wrap(torch.amp.GradScaler, "scale", hooks.scale)
+    events.wrap(torch.amp.GradScaler, "step", hooks.step)
+    events.wrap(torch.amp.GradScaler, "update", hooks.update)
     rows.recorder.before_close(hooks.close)
 
 
