@@ -23,8 +23,8 @@ import torch
 from torch.jit._script import RecursiveScriptModule
 
 from ampcompare.base.files.loaded_code import CODE, is_users_code
+from ampcompare.guards.events import Layer, Subscriptions
 from ampcompare.guards.import_hook import ImportHook
-from ampcompare.guards.patches import Patches
 from ampcompare.records.opened_files import OPENED
 
 __all__ = ["WrittenFiles"]
@@ -58,12 +58,12 @@ class WrittenFiles:
         home = os.path.expanduser("~")
         found = [*(os.environ.get(name) for name in CACHES), *(os.path.join(home, name) for name in IN_HOME)]
         self._caches = tuple(path for path in found if path)
-        self._patches = Patches()
+        self._events = Subscriptions(Layer.RECORD)
         for module in (torch, torch.serialization):
-            self._patches.wrap(module, "save", functools.partial(self._save, "f"))
+            self._events.wrap(module, "save", functools.partial(self._save, "f"))
         # `torch.jit.save` calls this method.
-        self._patches.wrap(RecursiveScriptModule, "save", functools.partial(self._save, "f"))
-        self._patches.wrap(torch.jit, "load", functools.partial(self._load, "f"))
+        self._events.wrap(RecursiveScriptModule, "save", functools.partial(self._save, "f"))
+        self._events.wrap(torch.jit, "load", functools.partial(self._load, "f"))
         hooks = {name: functools.partial(self._watch_safetensors, name) for name in SAFETENSORS}
         self._imports = ImportHook({"safetensors": self._watch_safe_open, **hooks})
         self._imports.begin()
@@ -73,15 +73,15 @@ class WrittenFiles:
         """Watch no longer, and return the full paths of those written, in the order of their first opening."""
         if not self._ended:
             self._ended = True
-            self._patches.undo()
+            self._events.end()
             self._imports.end()
         return list(self._files)
 
     def _watch_safetensors(self, name: str) -> None:
-        self._patches.wrap(sys.modules[name], "save_file", functools.partial(self._save, "filename"))
+        self._events.wrap(sys.modules[name], "save_file", functools.partial(self._save, "filename"))
 
     def _watch_safe_open(self) -> None:
-        self._patches.wrap(sys.modules["safetensors"], "safe_open", functools.partial(self._load, "filename"))
+        self._events.wrap(sys.modules["safetensors"], "safe_open", functools.partial(self._load, "filename"))
 
     def _save(self, keyword: str, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Note the file of a function whose second argument, of that name, says where to save the first."""

@@ -22,7 +22,7 @@ import functools
 import types
 import weakref
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -30,53 +30,16 @@ from torch.utils import _pytree as pytree
 
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import ScalingError, UnsupportedCombination
-from ampcompare.guards.patches import Patches
+from ampcompare.guards.events import GRADIENT_READS, Points, Subscriptions
 from ampcompare.precision.base import owned_params
-from ampcompare.script.apex_amp.read_gradients import GradientReads
 from ampcompare.script.apex_amp.session import here
 from ampcompare.script.legacy.record.rows import Rows, value_of
 from ampcompare.script.recorded.acted import Acted
+from ampcompare.script.torch_amp.names import TorchNames
 
-__all__ = ["DrivenNames", "PlainScript"]
+__all__ = ["PlainScript"]
 
 HALF = (torch.float16, torch.bfloat16)
-
-
-class DrivenNames(Protocol):
-    """What stands behind `torch.amp`.
-
-    Attributes:
-        used: the script, or this on its behalf, has entered an autocast block or made a GradScaler.
-        has_autocast: the script itself has made an enabled autocast block.
-        has_scaler: the script itself has made a GradScaler.
-        needs_scaler: the arm scales the loss, or moves gradients to master weights.
-        casts_loss: casts last from the forward pass to the backward pass, as O1's do.
-        widens: the type of the outputs of modules that become fp32; None where the arm does that itself, or not at all.
-        reads: notices readers of gradients.
-        driven: objects of `torch.amp` are made on behalf of the script.
-        is_driven: the steps of the script are made and recorded here; what they lack is no fault of the script.
-    """
-
-    used: bool
-    has_autocast: bool
-    has_scaler: bool
-    driven: bool
-    is_driven: bool
-    reads: GradientReads
-
-    @property
-    def needs_scaler(self) -> bool: ...
-    @property
-    def casts_loss(self) -> bool: ...
-    @property
-    def widens(self) -> torch.dtype | None: ...
-    def is_by_apex(self) -> bool: ...
-    def optimizer_made(self) -> None: ...
-    def casts_now(self) -> bool: ...
-    def use(self) -> None: ...
-    def masters(self, optimizer: Any) -> list[tuple[Tensor, Tensor]]: ...
-    def input_type(self, module: nn.Module) -> torch.dtype | None: ...
-    def forget_unscaled(self, scaler: Any, optimizer: Any) -> None: ...
 
 
 class _Mode(enum.Enum):
@@ -101,7 +64,7 @@ class PlainScript:
     def __init__(
         self,
         arm: Arm,
-        names: DrivenNames,
+        names: TorchNames,
         *,
         for_cuda: bool = False,
         rows: Rows | None = None,
@@ -132,15 +95,15 @@ class PlainScript:
         self._stepped: list[Any] = []  # since the loss scale moved
         self._stepping = self._repeats = False
         self._divided: dict[int, tuple[Any, int]] = {}  # gradients of other tensors that are true, by id
-        names.reads.before = self._before_read
 
-    def install(self, patches: Patches) -> None:
+    def install(self, events: Subscriptions) -> None:
         """Follow the script from now on."""
-        patches.wrap(torch.optim.Optimizer, "__init__", self._made)
-        patches.wrap(torch.optim.Optimizer, "add_param_group", self._grown)
-        patches.wrap(nn.Module, "__call__", self._called)
-        patches.wrap(torch.autograd, "backward", self._backward)
-        patches.wrap(torch.autograd, "grad", self._differentiated)
+        events.wrap(*Points.MAKE_OPTIMIZER, self._made)
+        events.wrap(*Points.ADD_PARAM_GROUP, self._grown)
+        events.wrap(*Points.FORWARD, self._called)
+        events.wrap(*Points.BACKWARD, self._backward)
+        events.wrap(*Points.GRAD, self._differentiated)
+        events.at_end(lambda: GRADIENT_READS.want(self._before_read, False))
 
     # Which optimizers and modules there are.
 
@@ -188,7 +151,7 @@ class PlainScript:
             if self._mode is _Mode.PLAIN:
                 self._names.used = self._names.has_scaler or self._names.has_autocast
             self._mode = _Mode.OWN
-            self._names.reads.want(self, False)
+            GRADIENT_READS.want(self._before_read, False)
             self._names.is_driven = False
         elif self._names.has_autocast:
             self._mode = _Mode.AUTOCAST
@@ -329,7 +292,7 @@ class PlainScript:
             loss = tensors if isinstance(tensors, Tensor) else tensors[0]
             with self._on_behalf():
                 self._scaler = torch.amp.GradScaler(loss.device.type)
-        with self._names.reads.paused():
+        with GRADIENT_READS.paused():
             were_cleared = bool(self._unscaled) and not any(map(self._has_gradients, self._unscaled))
             if self._stepped or were_cleared:
                 self._update()
@@ -338,7 +301,7 @@ class PlainScript:
         self._is_open = True
         self._owners.clear()  # master weights may have been made
         self._divided.clear()
-        self._names.reads.want(self, True)
+        GRADIENT_READS.want(self._before_read, True)
         return result
 
     def _update(self) -> None:
@@ -370,7 +333,7 @@ class PlainScript:
         self._unscaled.clear()
 
     def _has_gradients(self, optimizer: Any) -> bool:
-        with self._names.reads.paused():
+        with GRADIENT_READS.paused():
             return any(param.grad is not None for param in self._weights(optimizer))
 
     def _multiply(self, optimizer: Any, factor: float) -> None:
@@ -391,7 +354,7 @@ class PlainScript:
 
     def _divide(self, tensor: Tensor) -> None:
         """Divide the gradient of a tensor that no optimizer has, such as an input, once."""
-        with self._names.reads.paused():
+        with GRADIENT_READS.paused():
             grad = tensor.grad
             if grad is None or not tensor.is_leaf:
                 return
@@ -404,7 +367,7 @@ class PlainScript:
     def _unscale(self, optimizer: Any) -> None:
         if any(optimizer is one for one in self._true) or not self._has_gradients(optimizer):
             return
-        with self._names.reads.paused():
+        with GRADIENT_READS.paused():
             self._scaler.unscale_(optimizer)
         self._unscaled.append(optimizer)
         self._true.append(optimizer)
@@ -444,7 +407,7 @@ class PlainScript:
             return loss
         self._stepping = True
         try:
-            with self._names.reads.paused():
+            with GRADIENT_READS.paused():
                 self._scaler.step(optimizer, **kwargs)
         finally:
             self._stepping = False
@@ -454,8 +417,8 @@ class PlainScript:
             self._true.append(optimizer)
         if len(self._live()) == 1:
             self._is_open = False
-            self._names.reads.want(self, False)
-            with self._names.reads.paused():
+            GRADIENT_READS.want(self._before_read, False)
+            with GRADIENT_READS.paused():
                 self._update()
         return loss
 
