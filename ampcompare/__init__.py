@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ampcompare.api.explanation import explain_arm
     from ampcompare.api.machine import examine_machine
     from ampcompare.api.precision import Precision, StepOutcome, make_precision
+    from ampcompare.api.profiling import profile
     from ampcompare.api.results_table import judge_table
     from ampcompare.api.training import run
     from ampcompare.api.types import Arm, Callback, CellInfo, Recipe, RunConfig, RunRecord, StepRecord
@@ -47,6 +48,7 @@ __all__ = [
     "judge_table",
     "log_metric",
     "make_precision",
+    "profile",
     "reproduce_claims",
     "run",
 ]
@@ -69,6 +71,7 @@ _HOMES = {
     "judge_table": "ampcompare.api.results_table",
     "log_metric": "ampcompare.base.metric_log",
     "make_precision": "ampcompare.api.precision",
+    "profile": "ampcompare.api.profiling",
     "reproduce_claims": "ampcompare.api.claims",
     "run": "ampcompare.api.training",
 }

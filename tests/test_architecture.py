@@ -22,6 +22,7 @@ FLOORS = {
     "migrate": 9,
     "script": 8,
     "diagnosis": 7,
+    "profiling": 7,
     "training": 6,
     "report": 6,
     "analysis": 5,

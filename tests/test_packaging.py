@@ -63,6 +63,7 @@ def test_public_names_are_pinned() -> None:
         "judge_table",
         "log_metric",
         "make_precision",
+        "profile",
         "reproduce_claims",
         "run",
     ]
