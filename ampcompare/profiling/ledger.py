@@ -104,9 +104,10 @@ class Ledger:
 
     def made(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], *, is_cast: bool) -> None:
         """Follow the storages of the results of an operation that are new."""
+        given = {self._key(tensor) for tensor in inputs}
         for tensor in outputs:
             key = self._key(tensor)
-            if key is None or key in self._live:
+            if key is None or key in self._live or key in given:  # a view of what was there before, such as a data set
                 continue
             source = None
             if is_cast and inputs:

@@ -6,6 +6,7 @@ optimizers and modules.
 
 from __future__ import annotations
 
+import re
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
@@ -25,6 +26,8 @@ from ampcompare.records.profile import Phase
 
 __all__ = ["Marks"]
 
+WRAPPER = re.compile(r"^module(\.|$)")  # in names of what DistributedDataParallel has wrapped
+
 
 class Marks:
     """Follows the phases of steps; a step ends where `end_step` is called.
@@ -33,6 +36,7 @@ class Marks:
         phase: in which the loop is.
         module: name of the innermost module whose forward pass runs; "" outside of modules.
         seconds: by phase, of the present step.
+        learns_models: models are those whose forward pass a loop calls.
         ranges: whether phases and modules are ranges of a trace.
         on_phase: called with the phase that ends and the one that begins.
         optimizers: those that have stepped.
@@ -44,6 +48,7 @@ class Marks:
         self.seconds: dict[Phase, float] = defaultdict(float)
         self.ranges = False
         self.modules_are_watched = False
+        self.learns_models = False
         self.on_phase = on_phase
         self.optimizers: list[Any] = []
         self.models: list[nn.Module] = []
@@ -84,7 +89,7 @@ class Marks:
             self.models.append(model)
             prefix = f"{type(model).__name__}:" if len(given) > 1 or len(self.models) > 1 else ""
             for name, module in model.named_modules():
-                self._names.setdefault(id(module), f"{prefix}{name.removeprefix('module.')}")
+                self._names.setdefault(id(module), f"{prefix}{WRAPPER.sub('', name)}")
 
     def enter(self, phase: Phase) -> None:
         """Begin a phase."""
@@ -98,6 +103,12 @@ class Marks:
             self._open.pop().__exit__(None, None, None)
             self._open_range(f"{PHASE}{phase}")
         self.on_phase(old, phase)
+
+    def pause(self) -> None:
+        """Follow nothing more, such as in a process that was forked."""
+        self._is_over = True
+        self._open.clear()
+        self.ranges = self.modules_are_watched = False
 
     def end_step(self) -> dict[Phase, float]:
         """End the step, begin the next, and return the seconds of the phases."""
@@ -174,6 +185,8 @@ class Marks:
             return
         if not self._stack and torch.is_grad_enabled():
             self.enter("forward")
+            if self.learns_models and id(module) not in self._names and _has_weights(module):
+                self.know([module])
         if not (self.ranges or self.modules_are_watched):
             self._stack.append((self.module, None))
             return
@@ -192,3 +205,7 @@ class Marks:
         self.module, block = self._stack.pop()
         if block is not None:
             block.__exit__(None, None, None)
+
+
+def _has_weights(module: nn.Module) -> bool:
+    return next(module.parameters(), None) is not None

@@ -6,7 +6,6 @@ last, so that an emulation of 16 bits on a CPU runs beneath it and is not counte
 
 from __future__ import annotations
 
-import math
 import os
 import sys
 import sysconfig
@@ -14,6 +13,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -29,6 +29,8 @@ __all__ = ["ProductShape", "Seen", "StepSight", "missed_sizes", "repeated_casts"
 
 aten = torch.ops.aten
 PACKAGE = str(Path(__file__).resolve().parents[1])
+HERE = str(Path(__file__).resolve().parent)
+SCALER = os.path.join("torch", "amp", "grad_scaler.py")
 LIBRARIES = tuple({os.path.realpath(sysconfig.get_path(name)) for name in ("purelib", "platlib", "stdlib")})
 CASTS = (aten._to_copy.default,)
 ALLOCATIONS = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
@@ -139,16 +141,16 @@ class StepSight(TorchDispatchMode):
             # An optimizer keeps its number of steps on the host, and what the host holds is not waited for.
             is_host = inputs[0].device.type == "cpu"
             if marks.phase != "optimizer" and not (is_host and self.device.type != "cpu"):
-                seen.syncs[self._line(), "item"] += 1
+                seen.syncs[self._reader("item")] += 1
             return
         seen.operations += 1
         if marks.phase == "optimizer":
             seen.optimizer_operations += 1
         if inputs and any(one.device.type != "cpu" for one in inputs):
             if name == "nonzero":
-                seen.syncs[self._line(), "nonzero"] += 1
+                seen.syncs[self._reader("nonzero")] += 1
             elif name in ("_to_copy", "copy_") and outputs and outputs[0].device.type == "cpu":
-                seen.syncs[self._line(), "copy to the host"] += 1
+                seen.syncs[self._reader("copy to the host")] += 1
         moved = sum(map(size_of, inputs)) + sum(map(size_of, outputs))
         seen.bytes += moved
         if func in CASTS and inputs and outputs and inputs[0].dtype != outputs[0].dtype:
@@ -207,19 +209,33 @@ class StepSight(TorchDispatchMode):
             return None
         return ProductShape(self.marks.module, name, dtype, sizes)
 
-    def _line(self) -> str:
-        """Return file:line of the innermost frame of the user's code."""
-        frame = sys._getframe(2)
+    def _reader(self, what: str) -> tuple[str, str]:
+        """Return the line that reads a value, and what it is: a gradient scaler reads whether there was an overflow."""
+        frame: FrameType | None = sys._getframe(2)
         while frame is not None:
             name = frame.f_code.co_filename
-            if (
-                not name.startswith("<")
-                and not name.startswith(PACKAGE)
-                and not os.path.realpath(name).startswith(LIBRARIES)
-            ):
-                return f"{os.path.relpath(name) if not name.startswith('..') else name}:{frame.f_lineno}"
-            frame = frame.f_back  # type: ignore[assignment]
+            if name.endswith(SCALER) or (name.startswith(PACKAGE) and not name.startswith(HERE)):
+                return "", "overflow check"
+            if _is_of_user(name):
+                break
+            frame = frame.f_back
+        return self._line(), what
+
+    def _line(self) -> str:
+        """Return file:line of the innermost frame of the user's code."""
+        frame: FrameType | None = sys._getframe(2)
+        while frame is not None:
+            name = frame.f_code.co_filename
+            if _is_of_user(name):
+                shown = os.path.relpath(name)
+                return f"{name if shown.startswith('..') else shown}:{frame.f_lineno}"
+            frame = frame.f_back
         return ""
+
+
+def _is_of_user(name: str) -> bool:
+    """Return whether a file of source is neither ampcompare's nor a library's."""
+    return not (name.startswith(("<", PACKAGE)) or os.path.realpath(name).startswith(LIBRARIES))
 
 
 def _narrowest(tensors: Iterable[Tensor]) -> str:
@@ -230,14 +246,15 @@ def _narrowest(tensors: Iterable[Tensor]) -> str:
 def missed_sizes(shape: ProductShape) -> list[str]:
     """Return the sizes of a product that are no multiples of 8 and keep a GPU from its tensor cores, or slow it there.
 
-    The channels of an image at the input of a network are left out: kernels pad these. Rows are those of the batch.
+    These are the sizes that are contiguous in memory: not the rows of a batch. The channels of an image at the input of
+    a network are left out too, as kernels pad these.
     """
     if not is_half(shape.dtype):
         return []
     return [
         f"{name} {size}"
         for name, size in shape.sizes
-        if size % 8 and not (name == "in channels" and size <= 4) and math.log2(max(1, size)) > 0
+        if size % 8 and size > 1 and name != "rows" and not (name == "in channels" and size <= 4)
     ]
 
 

@@ -70,7 +70,7 @@ KINDS: dict[WorkKind, str] = {
     "cast": "casts",
     "copy": "copies, fills",
     "communication": "communication",
-    "emulation": "emulation of 16 bits on a CPU",
+    "emulation": "emulation of 16 bits, or of a GPU",
     "sync": "reads of the device",
     "other": "other operations",
     "host": "outside of operations",
