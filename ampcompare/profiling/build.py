@@ -185,7 +185,7 @@ def _syncs(seen: Seen, account: Account) -> list[Sync]:
     }
     if not account.is_gpu:
         reads = sum(seconds for (_, kind), seconds in account.parts.items() if kind == "sync") / steps
-        waited["item"] = reads
+        waited["item" if "item" in waited else "print"] = reads
     rows = [
         Sync(where=where, what=what, calls=count, seconds=waited[what] * count / calls[what])
         for (where, what), count in seen.syncs.items()

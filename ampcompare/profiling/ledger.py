@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import time
 import weakref
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,13 +16,28 @@ from ampcompare.profiling.kinds import SHORT
 from ampcompare.profiling.marks import Marks
 from ampcompare.records.profile import Held, Memory
 
-__all__ = ["Ledger"]
+__all__ = ["Block", "Ledger"]
 
 MAX_LAYERS = 8
 ACTIVATIONS = "activations"
 CASTS = "casts cached by autocast"
 WEIGHTS, MASTERS, STATE, GRADIENTS, BATCH = "weights", "master weights", "optimizer state", "gradients", "batch"
 TEMPORARY = "results in use"
+
+
+@dataclass(frozen=True)
+class Block:
+    """A block of an allocator that is in use: when it was allocated, in ns since 1970, and by which operation.
+
+    Attributes:
+        end: when its address was allocated again, at the earliest.
+    """
+
+    address: int
+    bytes: int
+    begin: int
+    end: float
+    operation: str
 
 
 @dataclass
@@ -31,7 +47,8 @@ class _Storage:
     Attributes:
         kind: what it is for; "" until it is known.
         source: the storage that it is a cast of.
-        saved: by which modules for the backward pass.
+        saved: it is kept for the backward pass.
+        address, made, ended: where it lies; when it was first seen and when it was freed, in ns since 1970.
     """
 
     bytes: int
@@ -41,6 +58,9 @@ class _Storage:
     kind: str = ""
     source: _Storage | None = None
     saved: bool = False
+    address: int = 0
+    made: int = 0
+    ended: int | None = None
 
 
 class Ledger:
@@ -52,7 +72,6 @@ class Ledger:
 
     Attributes:
         held_before: bytes that were held at `begin`.
-        held_since: bytes of those that are still held at `begin_step`.
     """
 
     def __init__(self, marks: Marks, device: torch.device) -> None:
@@ -60,12 +79,14 @@ class Ledger:
         self._device = device
         self._live: dict[int, _Storage] = {}
         self._first: list[_Storage] = []
+        self._all: dict[int, list[_Storage]] = defaultdict(list)
         self._events: list[tuple[_Storage, int, str]] = []
         self._finalizers: list[Any] = []
         self._hooks: Any = None
         self._is_on = False
         self._from = 0
-        self.held_before = self.held_since = 0
+        self._phases: list[tuple[int, str]] = []
+        self.held_before = 0
 
     def begin(self) -> None:
         """Count what models and optimizers hold, and begin to follow storages."""
@@ -92,8 +113,6 @@ class Ledger:
     def begin_step(self) -> None:
         """Begin the step whose peak counts; what the step before it left is known by now."""
         self._from = len(self._events)
-        gone = {id(one) for one, sign, _ in self._events if sign < 0}
-        self.held_since = sum(one.bytes for one in self._first if id(one) not in gone)
 
     def end(self) -> None:
         """Stop following storages."""
@@ -119,6 +138,10 @@ class Ledger:
                 is_narrower = tensor.element_size() < inputs[0].element_size()
                 if is_narrower and source.kind in (WEIGHTS, MASTERS) and self._marks.phase == "forward":
                     one.kind = CASTS
+
+    def note_phase(self, phase: str) -> None:
+        """Note that a phase begins now."""
+        self._phases.append((time.time_ns(), phase))
 
     def note_gradients(self) -> None:
         """Label the gradients that exist now."""
@@ -153,16 +176,63 @@ class Ledger:
         gone = {id(one) for one, sign, _ in self._events[: at + 1] if sign < 0}
         first = [one for one in self._first if id(one) not in gone]
         later = [one for one, sign, _ in self._events[: at + 1] if sign > 0 and id(one) not in gone]
+        return self._split([*first, *later], {}, gone, measured, reserved, phase)
+
+    def memory_of(self, blocks: Sequence[Block], at: int) -> Memory:
+        """Return what holds the peak of a CPU, from the blocks of its allocator that are in use then.
+
+        Args:
+            blocks: allocated since `begin`.
+            at: time of the peak, in ns since 1970.
+        """
+        start = self._first_held()
+        found: list[_Storage] = []
+        work: dict[str, int] = defaultdict(int)
+        for block in blocks:
+            known = [one for one in self._all.get(block.address, ()) if block.begin <= one.made < block.end]
+            if known:
+                found.append(known[0])
+            else:
+                work[block.operation] += block.bytes
+        held = [*start, *found]
+        alive = {id(one) for one in held}
+        gone = {id(one) for ones in self._all.values() for one in ones if id(one) not in alive}
+        measured = sum(one.bytes for one in held) + sum(work.values())
+        phases = [phase for when, phase in self._phases if when <= at]
+        return self._split(held, work, gone, measured, None, phases[-1] if phases else "other")
+
+    def _first_held(self) -> list[_Storage]:
+        """Return what was held at `begin` and still is at `begin_step`."""
+        gone = {id(one) for one, sign, _ in self._events[: self._from] if sign < 0}
+        return [one for one in self._first if id(one) not in gone]
+
+    def _split(
+        self,
+        storages: Sequence[_Storage],
+        work: Mapping[str, int],
+        gone: Collection[int],
+        measured: int,
+        reserved: int | None,
+        phase: str,
+    ) -> Memory:
+        """Return bytes by kind and layer.
+
+        Args:
+            work: bytes inside of operations, by operation.
+            gone: storages that are freed at the peak, by identity.
+        """
         held: dict[tuple[str, str], int] = defaultdict(int)
         layers: dict[tuple[str, str], int] = defaultdict(int)
         twice: dict[tuple[str, str], int] = defaultdict(int)
-        for one in [*first, *later]:
+        for one in storages:
             kind = self._kind(one)
             held[kind, one.dtype] += one.bytes
             if kind == ACTIVATIONS:
                 layers[one.module, one.dtype] += one.bytes
                 if one.source is not None and one.source.saved and id(one.source) not in gone:
                     twice[one.module, one.dtype] += min(one.bytes, one.source.bytes)
+        for operation, size in work.items():
+            held[f"workspace of {operation}", ""] += size
         counted = sum(held.values())
         return Memory(
             measured_bytes=measured,
@@ -174,7 +244,7 @@ class Ledger:
                 Held(kind=name, dtype=dtype, bytes=size) for (name, dtype), size in _largest(twice)[:MAX_LAYERS]
             ],
             reserved_bytes=reserved,
-            at=phase,
+            at=phase,  # type: ignore[arg-type]
         )
 
     def _kind(self, one: _Storage) -> str:
@@ -212,7 +282,9 @@ class Ledger:
         size = storage.nbytes()
         name = str(tensor.dtype).removeprefix("torch.")
         one = _Storage(size, SHORT.get(name, name), self._marks.module, self._marks.phase)
+        one.address, one.made = storage.data_ptr(), time.time_ns()
         self._live[key] = one
+        self._all[one.address].append(one)
         if counted:
             self._events.append((one, 1, self._marks.phase))
         finalizer = weakref.finalize(storage, self._ended, key)
@@ -223,6 +295,7 @@ class Ledger:
     def _ended(self, key: int) -> None:
         one = self._live.pop(key, None)
         if one is not None and self._is_on:
+            one.ended = time.time_ns()
             self._events.append((one, -1, self._marks.phase))
 
 

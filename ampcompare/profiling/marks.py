@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-from torch import nn
+from torch import _tensor_str, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.profiler import record_function
@@ -38,6 +38,7 @@ class Marks:
         seconds: by phase, of the present step.
         learns_models: models are those whose forward pass a loop calls.
         ranges: whether phases and modules are ranges of a trace.
+        on_print: called where a tensor becomes text.
         on_phase: called with the phase that ends and the one that begins.
         optimizers: those that have stepped.
     """
@@ -49,6 +50,7 @@ class Marks:
         self.ranges = False
         self.modules_are_watched = False
         self.learns_models = False
+        self.on_print: Callable[[], None] | None = None
         self.on_phase = on_phase
         self.optimizers: list[Any] = []
         self.models: list[nn.Module] = []
@@ -65,6 +67,7 @@ class Marks:
         """Begin to follow the loops of this process."""
         self._patches.wrap(torch.autograd, "backward", self._backward)
         self._patches.wrap(_BaseDataLoaderIter, "__next__", self._next)
+        self._patches.wrap(_tensor_str, "_str", self._shown)
         self._handles = [
             register_module_forward_pre_hook(self._entered),
             register_module_forward_hook(self._left, always_call=True),
@@ -160,6 +163,12 @@ class Marks:
             return original(*args)
         finally:
             self.enter("forward" if before in ("data", "other") else before)
+
+    def _shown(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        """Note that a tensor is printed: torch hides what it does for that from dispatch modes."""
+        if self.on_print is not None:
+            self.on_print()
+        return original(*args, **kwargs)
 
     def _backward(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         if self._depth:  # a reentrant checkpoint runs one inside

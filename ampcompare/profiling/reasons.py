@@ -20,6 +20,7 @@ SYNC = 0.05
 DIMENSIONS = 0.10
 WIDE = 0.25
 CASTS = 0.10
+MOVED = 0.40  # by casts, of all bytes
 REPEATED = 0.05
 OPTIMIZER = 0.20
 NORMS = 0.10
@@ -87,12 +88,13 @@ def _data(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
 
 def _host(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
     is_gpu = arm.device != "cpu"
-    seconds = sum(part.seconds for part in arm.parts if part.kind == "host" and part.phase != "data")
+    others = ("data", "optimizer")  # which have reasons of their own
+    seconds = sum(part.seconds for part in arm.parts if part.kind == "host" and part.phase not in others)
     share = _of_step(seconds, arm)
-    if share < HOST:
+    if share < HOST or "emulated" in arm.half:  # an emulation runs on the host too
         return
     phases = sorted(
-        ((part.seconds, part.phase) for part in arm.parts if part.kind == "host" and part.phase != "data"),
+        ((part.seconds, part.phase) for part in arm.parts if part.kind == "host" and part.phase not in others),
         reverse=True,
     )
     what = "the device waits for the host" if is_gpu else "the host runs code outside of any operation"
@@ -222,12 +224,10 @@ def _casts(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
     total = limits.bytes if limits is not None else 0.0
     again = sum(one.bytes for one in arm.repeated)
     is_repeated = bool(total) and again / total >= REPEATED
-    if share < CASTS and not is_repeated:
+    if share < CASTS and not is_repeated and (not total or moved / total < MOVED):
         return
-    text = (
-        f"casts take {percent(share)} of the step and move {_mib(moved)}, {percent(moved / total if total else 0)} of "
-    )
-    text += "all bytes"
+    of_all = moved / total if total else 0.0
+    text = f"casts take {percent(share)} of the step and move {_mib(moved)}, {percent(of_all)} of all bytes"
     if is_repeated:
         first = arm.repeated[0]
         place = first.where or first.module or "a library"
@@ -235,7 +235,7 @@ def _casts(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
     yield Reason(
         kind="casts",
         text=text,
-        share=max(share, again / total if is_repeated else 0.0),
+        share=max(share, again / total if is_repeated else 0.0, of_all if of_all >= MOVED else 0.0),
         gain="cast once, before the loop" if is_repeated else "keep neighbors in one type; half:... casts no weights",
         evidence=[
             f"{one.casts} casts at {one.where or one.module}, {_mib(one.bytes)}" for one in arm.repeated[:MAX_EVIDENCE]
@@ -435,8 +435,8 @@ def _sentence(arm: ArmProfile, reference: ArmProfile) -> str:
         return f"{arm.arm} is emulated on this CPU, so its time is no measure{memory}{why}"
     ratio = reference.seconds / arm.seconds
     if ratio >= FASTER:
-        return f"{arm.arm} is {ratio:.2f}x as fast as "
-        f"{reference.arm}{memory}{f'; still, {faults[0].text}' if faults else ''}"
+        still = f"; still, {faults[0].text}" if faults else ""
+        return f"{arm.arm} is {ratio:.2f}x as fast as {reference.arm}{memory}{still}"
     return f"{arm.arm} is not faster than {reference.arm} ({ratio:.2f}x{memory.replace('; ', ', ', 1)}){why}"
 
 

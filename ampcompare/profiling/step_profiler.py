@@ -6,11 +6,14 @@ profiler and give the time of the step, to which the parts of the profiled ones 
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import json
+import math
 import statistics
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +22,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from ampcompare.profiling.ledger import Ledger
+from ampcompare.profiling.ledger import Block, Ledger
 from ampcompare.profiling.marks import Marks
 from ampcompare.profiling.trace import Account, read_trace
 from ampcompare.profiling.watch import Seen, StepSight
@@ -28,6 +31,7 @@ from ampcompare.records.profile import Memory, Phase
 __all__ = ["Enough", "Measured", "StepProfiler", "Steps"]
 
 BEGIN = "ampcompare:memory"
+MAX_NESTED = 400  # operations that begin before a time and may still run then
 
 
 class Enough(Exception):
@@ -161,6 +165,7 @@ class StepProfiler:
             sight, self._sight = self._sight, None
             sight.__exit__(None, None, None)  # type: ignore[no-untyped-call]
             self.measured.seen = sight.seen
+            self.marks.on_print = None
 
     def _prepare(self, count: int) -> None:
         """Open what the next step is seen by."""
@@ -188,6 +193,7 @@ class StepProfiler:
                     pass
         elif steps.watched and count == watched + 2:
             self._sight = StepSight(self.marks, None, self._device)
+            self.marks.on_print = self._sight.printed
             self._sight.__enter__()  # type: ignore[no-untyped-call]
 
     def _prepare_memory(self) -> None:
@@ -213,18 +219,21 @@ class StepProfiler:
             sight, self._sight = self._sight, None
             sight.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         ledger.end()
-        reserved = None
         if self._device.type == "cuda":
             measured = torch.cuda.max_memory_allocated(self._device)
             reserved = torch.cuda.max_memory_reserved(self._device)
         else:
             profiler, self._memory_profiler = self._memory_profiler, None
             profiler.__exit__(None, None, None)
-            measured = ledger.held_since + peak_change(_events_of(profiler)["traceEvents"])
+            self.measured.memory = ledger.memory_of(*blocks_at_peak(_events_of(profiler)))
+            return
         self.measured.memory = ledger.memory(measured, reserved)
 
     def _on_phase(self, old: Phase, new: Phase) -> None:
-        if (self._ledger is not None and old == "backward") or (self._ledger is not None and new == "optimizer"):
+        if self._ledger is None:
+            return
+        self._ledger.note_phase(new)
+        if old == "backward" or new == "optimizer":
             self._ledger.note_gradients()
 
     def _sum_up_timed(self) -> None:
@@ -245,20 +254,63 @@ def faster_half(timed: Sequence[tuple[float, Any]]) -> list[tuple[float, Any]]:
     return sorted(timed, key=lambda one: one[0])[: max(1, (len(timed) + 1) // 2)]
 
 
-def peak_change(events: Sequence[Mapping[str, Any]]) -> int:
-    """Return the highest level of the memory of a CPU after the mark `BEGIN`, above that at the begin of a trace."""
+def blocks_at_peak(trace: Mapping[str, Any]) -> tuple[list[Block], int]:
+    """Return the blocks of a CPU's allocator that are in use at its peak after the mark `BEGIN`, and the time of it.
+
+    Args:
+        trace: of torch.profiler with `profile_memory`.
+    """
+    events = trace["traceEvents"]
+    base = int(trace.get("baseTimeNanoseconds", 0))
     begin = next((float(event["ts"]) for event in events if event.get("name") == BEGIN), 0.0)
     changes = sorted(
-        (float(event["ts"]), int(event["args"]["Bytes"]))
-        for event in events
-        if event.get("name") == "[memory]" and event["args"].get("Device Type") == 0
+        (event for event in events if event.get("name") == "[memory]" and event["args"].get("Device Type") == 0),
+        key=lambda event: float(event["ts"]),
     )
-    level = highest = sum(size for when, size in changes if when < begin)
-    for when, size in changes:
-        if when >= begin:
-            level += size
-            highest = max(highest, level)
-    return highest
+    used: dict[int, tuple[int, float]] = {}
+    level = highest = 0
+    peak: dict[int, tuple[int, float]] = {}
+    at = begin
+    for event in changes:
+        size, address, when = int(event["args"]["Bytes"]), int(event["args"]["Addr"]), float(event["ts"])
+        level += size
+        if size > 0:
+            used[address] = size, when
+        else:
+            used.pop(address, None)
+        if when >= begin and (level > highest or not peak):
+            highest, peak, at = level, dict(used), when
+    again = defaultdict(list)
+    for event in changes:
+        if int(event["args"]["Bytes"]) > 0:
+            again[int(event["args"]["Addr"])].append(float(event["ts"]))
+    operations = sorted(
+        (
+            (float(event["ts"]), float(event["ts"]) + float(event["dur"]), str(event["name"]))
+            for event in events
+            if event.get("cat") == "cpu_op" and "dur" in event
+        ),
+    )
+    found = [
+        Block(
+            address,
+            size,
+            base + int(1000 * when),
+            base + 1000 * min((later for later in again[address] if later > when), default=math.inf),
+            _outermost(operations, when),
+        )
+        for address, (size, when) in peak.items()
+    ]
+    return found, base + int(1000 * at)
+
+
+def _outermost(operations: Sequence[tuple[float, float, str]], when: float) -> str:
+    """Return the operation of a trace that runs at a time, without the nodes of autograd around it."""
+    last = bisect.bisect_right(operations, (when, math.inf, ""))
+    for begin, end, name in operations[max(0, last - MAX_NESTED) : last]:
+        if begin <= when <= end and name.startswith(("aten::", "mkldnn", "torch")):
+            return name.removeprefix("aten::")
+    return "code outside of operations"
 
 
 def _events_of(profiler: Any) -> dict[str, Any]:

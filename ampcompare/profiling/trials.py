@@ -49,7 +49,7 @@ def variants(config: RunConfig, found: ArmProfile) -> Iterator[Variant]:
     if found.of_phase("data") / whole >= MIN_DATA and not config.workers:
         yield from _changed(config, "--workers 2", {"workers": 2})
     overhead = found.of_kind("host") + found.of_kind("other") + found.of_phase("optimizer")
-    if overhead / whole >= MIN_OVERHEAD:  # refused by the data if they have no such batch
+    if overhead / whole >= MIN_OVERHEAD and recipe.compile == "none":  # refused by the data if they have no such batch
         yield from _changed(
             config, f"{BATCH} {MORE * recipe.batch_size}", {"recipe.batch_size": MORE * recipe.batch_size}, work=MORE
         )

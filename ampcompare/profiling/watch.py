@@ -29,7 +29,7 @@ __all__ = ["ProductShape", "Seen", "StepSight", "missed_sizes", "repeated_casts"
 
 aten = torch.ops.aten
 PACKAGE = str(Path(__file__).resolve().parents[1])
-HERE = str(Path(__file__).resolve().parent)
+OVERFLOW_CHECKS = tuple(os.path.join(PACKAGE, room, "") for room in ("apex", "precision", "script", "tensors"))
 SCALER = os.path.join("torch", "amp", "grad_scaler.py")
 LIBRARIES = tuple({os.path.realpath(sysconfig.get_path(name)) for name in ("purelib", "platlib", "stdlib")})
 CASTS = (aten._to_copy.default,)
@@ -113,6 +113,10 @@ class StepSight(TorchDispatchMode):
         self.ledger = ledger
         self.is_idle = False
         self.seen = Seen()
+
+    def printed(self) -> None:
+        """Count that the host reads a tensor to print it."""
+        self.seen.syncs[self._reader("print")] += 1
 
     def __torch_dispatch__(
         self,
@@ -214,7 +218,7 @@ class StepSight(TorchDispatchMode):
         frame: FrameType | None = sys._getframe(2)
         while frame is not None:
             name = frame.f_code.co_filename
-            if name.endswith(SCALER) or (name.startswith(PACKAGE) and not name.startswith(HERE)):
+            if name.endswith(SCALER) or name.startswith(OVERFLOW_CHECKS):
                 return "", "overflow check"
             if _is_of_user(name):
                 break

@@ -1,7 +1,7 @@
 """One run of a user's own script under a profile: `python -m ampcompare.script.profiled REQUEST`.
 
-REQUEST is the file of a `ProfileRequest`. Each rank writes its profile to a file of its own; rank 0 also writes the trace
-and its exit code. A step ends with the row of the record that says what the step did.
+REQUEST is the file of a `ProfileRequest`. Each rank writes its profile to a file of its own; rank 0 also writes the
+trace and its exit code. A step ends with the row of the record that says what the step did.
 """
 
 from __future__ import annotations
