@@ -244,7 +244,7 @@ class Ledger:
                 Held(kind=name, dtype=dtype, bytes=size) for (name, dtype), size in _largest(twice)[:MAX_LAYERS]
             ],
             reserved_bytes=reserved,
-            at=phase,  # type: ignore[arg-type]
+            at=phase,
         )
 
     def _kind(self, one: _Storage) -> str:
