@@ -250,10 +250,10 @@ def _optimizer(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
         return
     if trial is not None and share < TRIED:
         return
+    count = f" in {arm.optimizer_operations} operations" if arm.optimizer_operations else ""
     yield Reason(
         kind="optimizer",
-        text=f"{arm.optimizer or 'the optimizer'} takes {percent(share)} of the step in {arm.optimizer_operations} "
-        "operations",
+        text=f"{arm.optimizer or 'the optimizer'} takes {percent(share)} of the step{count}",
         share=share,
         gain=_gain(trial) or "try fused=True or foreach=True",
         tested=trial is not None,
