@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from ampcompare.api.precision import Precision, StepOutcome, make_precision
     from ampcompare.api.profiling import profile
     from ampcompare.api.results_table import judge_table
+    from ampcompare.api.source import lint_paths, migrate_script
+    from ampcompare.api.stored import load_comparison
     from ampcompare.api.training import run
     from ampcompare.api.types import Arm, Callback, CellInfo, Recipe, RunConfig, RunRecord, StepRecord
     from ampcompare.base.metric_log import log_metric
@@ -46,8 +48,11 @@ __all__ = [
     "examine_machine",
     "explain_arm",
     "judge_table",
+    "lint_paths",
+    "load_comparison",
     "log_metric",
     "make_precision",
+    "migrate_script",
     "profile",
     "reproduce_claims",
     "run",
@@ -69,8 +74,12 @@ _HOMES = {
     "examine_machine": "ampcompare.api.machine",
     "explain_arm": "ampcompare.api.explanation",
     "judge_table": "ampcompare.api.results_table",
+    "lint_paths": "ampcompare.api.source",
+    "load_comparison": "ampcompare.api.stored",
+    "load_ipython_extension": "ampcompare.cli.cell_magic",  # for `%load_ext ampcompare`
     "log_metric": "ampcompare.base.metric_log",
     "make_precision": "ampcompare.api.precision",
+    "migrate_script": "ampcompare.api.source",
     "profile": "ampcompare.api.profiling",
     "reproduce_claims": "ampcompare.api.claims",
     "run": "ampcompare.api.training",

@@ -21,6 +21,7 @@ FLOORS = {
     "launch": 9,
     "migrate": 9,
     "script": 8,
+    "testing": 8,
     "diagnosis": 7,
     "profiling": 7,
     "training": 6,

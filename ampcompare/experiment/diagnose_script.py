@@ -16,6 +16,7 @@ from pathlib import Path
 from ampcompare.backends.arm import Arm
 from ampcompare.base.environment.threads import THREAD_VARIABLES
 from ampcompare.base.errors import AmpCompareError, ConfigError, EnvironmentUnfit, LaunchError
+from ampcompare.base.isolate.group import kill_group
 from ampcompare.diagnosis.cures import verdict_of, with_cure
 from ampcompare.diagnosis.options import DiagnoseOptions
 from ampcompare.diagnosis.request import Request
@@ -173,8 +174,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(timeout=SECONDS_OF_TORCHRUN)
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
+    kill_group(process.pid)
     process.wait()
 
 

@@ -96,7 +96,11 @@ class ForkedLauncher(Launcher):
         folder: Path,
         on_progress: Callable[[Progress], None] | None,
     ) -> tuple[int, int]:
-        request = {"config": config.model_dump(mode="json"), "folder": str(folder.resolve())}
+        request = {
+            "config": config.model_dump(mode="json"),
+            "folder": str(folder.resolve()),
+            "working": str(Path.cwd()),  # of this process, which may have moved since the server started
+        }
         orphaned = False
         for message in server.answers(request):
             if message.get("event") == "progress" and on_progress is not None:

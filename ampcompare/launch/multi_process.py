@@ -37,6 +37,8 @@ __all__ = ["MultiProcessLauncher"]
 
 POLL_SECONDS = 0.1
 END_SECONDS = 10.0
+STOPPED_SECONDS = 1.0  # between two looks at the states of the ranks
+STOPPED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
 MAX_AGENTS = 3  # per cell
 TAIL_LINES = 5
 
@@ -87,6 +89,7 @@ class MultiProcessLauncher(Launcher):
         self.is_main = node_rank == 0
         self._agent: subprocess.Popen[bytes] | None = None
         self._terminated = False
+        self._stood_still = ""
 
     def launch(
         self, config: RunConfig, folder: Path, on_progress: Callable[[Progress], None] | None = None
@@ -99,15 +102,16 @@ class MultiProcessLauncher(Launcher):
         folder = folder.resolve()
         if not self.is_main:  # the machines may share a disk
             folder /= f"node{self._options['node_rank']}"
+        self._stood_still = ""
         request = Request(str(folder), config.digest(), self.launcher, config.processes // nnodes, **self._options)
         for _ in range(MAX_AGENTS):
             make_cell_folder(folder)
             for name in ("failure.json", PROGRESS_FILE):
                 (folder / name).unlink(missing_ok=True)
             write_config(config, folder)
-            code = self._run(request, folder, on_progress)
+            code = self._run(request, folder, on_progress, config.stall_timeout)
             # Agents of other machines do not wait for an agent that starts again.
-            if code != -signal.SIGKILL or self._terminated or nnodes > 1:
+            if code != -signal.SIGKILL or self._terminated or self._stood_still or nnodes > 1:
                 break
             _wait_for_ranks(folder)
             if (folder / "record.json").exists():
@@ -116,7 +120,13 @@ class MultiProcessLauncher(Launcher):
         remove_leftovers_of_cell(folder)
         return self._record(config, folder, code)
 
-    def _run(self, request: Request, folder: Path, on_progress: Callable[[Progress], None] | None) -> int:
+    def _run(
+        self,
+        request: Request,
+        folder: Path,
+        on_progress: Callable[[Progress], None] | None,
+        stall_timeout: float,
+    ) -> int:
         environment = worker_environment(self._place)
         for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
             environment.pop(name, None)
@@ -131,9 +141,12 @@ class MultiProcessLauncher(Launcher):
                 start_new_session=True,
             )
         report_progress = progress_reader(folder, on_progress)
+        stopped = _StoppedRanks(self._agent.pid, stall_timeout)
         while (code := self._agent.poll()) is None:
             time.sleep(POLL_SECONDS)
             report_progress()
+            if stopped.too_long():
+                self._stood_still = stopped.kill()
         self.close()
         return code
 
@@ -145,6 +158,10 @@ class MultiProcessLauncher(Launcher):
         if code == 0 and not self.is_main:  # the record is on the machine of rank 0
             return RunRecord(cell=config.digest(), arm=config.arm, status="completed", config=config)
         killed = self._killed(folder)
+        if self._stood_still:
+            record = failed_record(config, self._stood_still)
+            write_record(record, folder)
+            return record
         if self._terminated and killed is None:
             if record is None:
                 record = interrupted_record(config)
@@ -195,6 +212,62 @@ class MultiProcessLauncher(Launcher):
         except subprocess.TimeoutExpired:
             os.killpg(agent.pid, signal.SIGKILL)  # ranks end when their parent is gone
             agent.wait()
+
+
+class _StoppedRanks:
+    """Notices that all ranks of an agent are stopped, when none is left that would wait for another.
+
+    Args:
+        agent: its process.
+        seconds: for how long they may be.
+    """
+
+    def __init__(self, agent: int, seconds: float) -> None:
+        self._agent = agent
+        self._seconds = seconds
+        self._looked = time.monotonic()
+        self._since: float | None = None
+
+    def too_long(self) -> bool:
+        """Return whether all ranks have been stopped for that long; call it often."""
+        now = time.monotonic()
+        if now - self._looked < STOPPED_SECONDS:
+            return False
+        if now - self._looked > 5 * STOPPED_SECONDS:  # this process was stopped as well
+            self._since = None
+        self._looked = now
+        ranks = self._ranks()
+        if not ranks or not all(_status(rank) in STOPPED for rank in ranks):
+            self._since = None
+            return False
+        self._since = self._since or now
+        return now - self._since >= self._seconds
+
+    def kill(self) -> str:
+        """End the ranks, which handle no other signal, and return why."""
+        for rank in self._ranks():
+            with contextlib.suppress(psutil.Error):
+                rank.kill()
+        return (
+            f"all ranks stood still for {self._seconds:g} s (--stall-timeout): their processes are stopped, as by "
+            "SIGSTOP"
+        )
+
+    def _ranks(self) -> list[psutil.Process]:
+        ranks = []
+        with contextlib.suppress(psutil.Error):
+            for process in psutil.Process(self._agent).children(recursive=True):
+                with contextlib.suppress(psutil.Error):
+                    if RANK_MODULE in process.cmdline():
+                        ranks.append(process)
+        return ranks
+
+
+def _status(process: psutil.Process) -> str:
+    try:
+        return str(process.status())
+    except psutil.Error:
+        return psutil.STATUS_DEAD
 
 
 def _wait_for_ranks(folder: Path) -> None:

@@ -64,7 +64,8 @@ class ScriptObserver:
         ]
         self._watch.open()
         self._set()
-        os.register_at_fork(after_in_child=self._go_elsewhere)
+        if hasattr(os, "register_at_fork"):  # where processes can be forked
+            os.register_at_fork(after_in_child=self._go_elsewhere)
 
     def end(self) -> None:
         """Remove everything."""

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any
 
 from ampcompare.backends.arm import Arm
+from ampcompare.base.files.loaded_code import watch_code
+from ampcompare.base.rank_marks import mark_output
 from ampcompare.precision.cpu_half import cpu_half
 from ampcompare.script.legacy import child_processes
 from ampcompare.script.legacy.execute import execute
@@ -22,6 +26,9 @@ from ampcompare.script.recorded.watch import Watch
 from ampcompare.script.stand_in import StandIn, half_dtype
 
 __all__ = ["prepare_child", "prepare_script", "run_script"]
+
+CELL_DIR = "AMPCOMPARE_CELL_DIR"
+CODE_FOLDER = "AMPCOMPARE_CODE_FOLDER"
 
 _stand_ins: list[StandIn] = []  # of this process; kept until it ends
 
@@ -56,14 +63,19 @@ def prepare_script(settings: ExecSettings, *, child: str | None = None) -> Prepa
         child: the name of this process, such as "SpawnProcess-1", if the script has started it by multiprocessing.
     """
     assert settings.arm is not None
+    if settings.record is not None:
+        mark_output()
     arm = Arm.parse(settings.arm)
 
     def stand_in(rows: Rows | None) -> bool:
         half, emulation = _cpu_half(arm, settings)
         emulation.__enter__()  # until the process ends
         watch, acted = None, None
+        if rows is not None and settings.watch and (cell := os.environ.get(CELL_DIR)):
+            # Of the environment: a process that the script starts may have another working directory.
+            rows.recorder.before_close(watch_code(Path(cell), Path(os.environ.get(CODE_FOLDER, "."))).end)
         if rows is not None:
-            acted = Acted(rows.recorder)  # before the watch, which may end the script at a row
+            acted = Acted(rows.recorder, casts=_casts(arm))  # before the watch, which may end the script at a row
         if rows is not None and (settings.watch or settings.max_steps is not None):
             watch = Watch(rows.recorder, settings.max_steps, half)
         for_cuda = settings.device == "cpu"
@@ -77,6 +89,11 @@ def prepare_script(settings: ExecSettings, *, child: str | None = None) -> Prepa
         seed_all(settings.seed)
     child_processes.pass_on(dataclasses.asdict(settings), target=f"{__name__}:{prepare_child.__name__}")
     return prepared
+
+
+def _casts(arm: Arm) -> bool:
+    """Return whether an arm casts what a script computes."""
+    return arm.backend not in ("fp32", "script") and arm.options.get("opt_level") != "O0"
 
 
 def _cpu_half(arm: Arm, settings: ExecSettings) -> tuple[str | None, AbstractContextManager[Any]]:

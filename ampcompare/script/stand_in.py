@@ -134,7 +134,8 @@ class StandIn:
                 if function in vars(module):
                     self._patches.put(module, function, functions[function])
         self._patches.wrap(dataloader._BaseDataLoaderIter, "__next__", self._next_batch)
-        os.register_at_fork(after_in_child=self.amp.end_casts)
+        if hasattr(os, "register_at_fork"):  # where processes can be forked
+            os.register_at_fork(after_in_child=self.amp.end_casts)
 
     def _make_precision(self, device: str) -> Precision:
         """Build what prepares models on a device; torch's autocast has other lists of functions for CUDA."""

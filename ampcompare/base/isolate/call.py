@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from ampcompare.base.isolate.group import kill_group
 from ampcompare.base.isolate.start import isolated_environment
 
 __all__ = ["TIME_LIMIT", "Answer", "call_in_child", "search_path"]
@@ -104,10 +105,7 @@ def call_in_child(
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    if hasattr(os, "killpg"):
-        os.killpg(process.pid, signal.SIGKILL)
-    else:
-        process.kill()
+    kill_group(process.pid)
     process.wait()
 
 

@@ -88,7 +88,8 @@ class ScriptServer:
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.PIPE,
                     pass_fds=[theirs.fileno()],
-                    env=environment,
+                    env=_independent_of_folder(environment),
+                    cwd=os.sep,  # `-m` looks here first: a file `ampcompare.py` next to a script is not this package
                     start_new_session=True,
                 )
             except OSError as error:
@@ -154,6 +155,14 @@ class ScriptServer:
             self._process.wait()
         if self._process.stderr is not None:
             self._process.stderr.close()
+
+
+def _independent_of_folder(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment whose search path for modules means the same in another working directory."""
+    path = environment.get("PYTHONPATH")
+    if not path:
+        return dict(environment)
+    return {**environment, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, path.split(os.pathsep)))}
 
 
 class _Forked:

@@ -20,8 +20,9 @@ import torch
 
 from ampcompare.base.environment.versions import fingerprint
 from ampcompare.base.errors import LaunchError
+from ampcompare.base.files.loaded_code import watch_code
 from ampcompare.launch.base import Progress
-from ampcompare.launch.cell_files import log_name, progress_writer, read_config, send_output_to, write_record
+from ampcompare.launch.cell_files import log_name, progress_writer, read_config, send_output_to, with_code, write_record
 from ampcompare.launch.distributed_env import DistributedEnv, world_of
 from ampcompare.launch.stop_signal import stopped_by_signal
 from ampcompare.launch.worker.cell import train_cell
@@ -65,6 +66,7 @@ def run_rank(
     """
     roll: Roll | None = None
     show_stack_on_signal()
+    code = watch_code(folder, Path.cwd())
     with contextlib.ExitStack() as stack:
         try:
             device = local_device(config.device, world)
@@ -102,7 +104,9 @@ def run_rank(
                 with contextlib.suppress(RuntimeError):  # the process that hosted the store is gone
                     roll.close()
             return record, True
+    code.end()
     if world.rank == 0:
+        record = with_code(record, folder)
         write_record(record, folder)
     return record, world.rank == 0
 

@@ -27,6 +27,7 @@ from ampcompare.script.legacy.record.rows import Rows, value_of
 
 __all__ = [
     "TorchAmp",
+    "is_own",
     "not_scaled",
     "present",
     "refuse_closure",
@@ -173,7 +174,7 @@ class TorchAmp:
         enabled: bool = True,
         cache_enabled: bool | None = None,
     ) -> None:
-        if not _is_own():
+        if not is_own():
             self._note(enabled)
             if enabled:
                 dtype, enabled = self._dtype, self._dtype is not None
@@ -181,7 +182,7 @@ class TorchAmp:
         original(block, present(device_type), dtype, enabled, cache_enabled)
 
     def _make_scaler(self, original: Any, scaler: Any, *args: Any, **kwargs: Any) -> None:
-        if not _is_own():
+        if not is_own():
             self._scalers[scaler] = False
             kwargs = scaler_settings(args, kwargs)
             self._note(kwargs["enabled"], scaler=True)
@@ -203,7 +204,7 @@ class TorchAmp:
         return original(scaler, *args, **kwargs)
 
     def _step(self, original: Any, scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        if scaler.is_enabled() and not _is_own():
+        if scaler.is_enabled() and not is_own():
             refuse_closure(self._arm, args, kwargs)
         return self._use_scaled(original, scaler, optimizer, *args, **kwargs)
 
@@ -317,7 +318,7 @@ def without_autocast(arm: Arm | str) -> ScalingError:
     )
 
 
-def _is_own() -> bool:
+def is_own() -> bool:
     """Return whether a precision, or torch on behalf of another block, calls the constructor that calls this."""
     name: str = sys._getframe(3).f_globals.get("__name__", "")  # above: the replacement, and the function here
     return name.startswith(("ampcompare.precision.", "torch.utils.checkpoint", "torch.amp."))

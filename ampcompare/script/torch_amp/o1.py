@@ -25,6 +25,7 @@ from ampcompare.precision.base import owned_params
 from ampcompare.script.apex_amp.amp import Given
 from ampcompare.script.apex_amp.read_gradients import GradientReads
 from ampcompare.script.torch_amp.autocast_and_scaler import (
+    is_own,
     not_scaled,
     present,
     refuse_closure,
@@ -107,7 +108,8 @@ class O1BehindTorch:
 
     def _make_autocast(self, original: Any, block: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
         original(block, present(device_type), *args, **kwargs)
-        self._note(block._enabled)
+        if not is_own():  # a checkpoint makes one to compute again what the arm has cast
+            self._note(block._enabled)
 
     def _make_scaler(self, original: Any, scaler: Any, *args: Any, **kwargs: Any) -> None:
         settings = scaler_settings(args, kwargs)

@@ -235,12 +235,13 @@ class PlainScript:
         self._outermost.add(module)
         self._inside = True
         try:
-            return self._forward(mode, original, module, args, kwargs)
+            output = self._forward(mode, original, module, args, kwargs)
         finally:
             self._inside = False
             self._casting += self._has_cast
-            if self._acted is not None and not self._backwards:
-                self._acted.forward(cast=self._has_cast)
+        if self._acted is not None and not self._backwards:
+            self._acted.forward(output, cast=self._has_cast or (self._casts and self._names.is_by_apex()))
+        return output
 
     def _forward(self, mode: _Mode, original: Any, module: nn.Module, args: Any, kwargs: Any) -> Any:
         half = self._names.input_type(module)

@@ -77,6 +77,8 @@ def cell(tmp_path: Path, body: str, arm: str = "bf16") -> RunConfig:
             "the script reads from standard input, but a cell has none; pass the answer as an",
         ),
         ("step(); sys.exit('no data')", "failed", "the script ended with exit code 1: no data"),
+        ("print('no data\\n====='); sys.exit(1)", "failed", "the script ended with exit code 1: no data"),
+        ("import collections; collections.Mapping", "failed", "attribute 'Mapping' (train.py:13). The script may be"),
         ("step()\n{}['x']", "failed", "KeyError: 'x' (train.py:14)"),
         ("step()\ntorch.ones(4).view(3)", "failed", "is invalid for input of size 4 (train.py:14)"),
         ("step()\nassert step is None", "failed", "AssertionError (train.py:14)"),

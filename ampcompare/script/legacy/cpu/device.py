@@ -97,6 +97,9 @@ def run_on_cpu(*, quiet: bool = False) -> None:
 def _replace_cuda_functions() -> None:
     for name, function in fake_cuda.FUNCTIONS.items():
         setattr(torch.cuda, name, function)
+    for name, function in fake_cuda.ACCELERATOR.items():
+        if hasattr(torch.accelerator, name):  # each version has more of them
+            setattr(torch.accelerator, name, function)
     for name in TYPES:
         setattr(torch.cuda, f"{name}Tensor", getattr(torch, f"{name}Tensor"))
     for name in ("range_push", "range_pop", "mark", "range_start", "range_end"):

@@ -12,6 +12,7 @@ import psutil
 import torch
 
 __all__ = [
+    "ACCELERATOR",
     "CUDA_VERSION",
     "CUDNN_VERSION",
     "FUNCTIONS",
@@ -184,4 +185,28 @@ FUNCTIONS: dict[str, Any] = {
     "stream": Nothing,
     "synchronize": _always(None),
     "utilization": _always(0),
+}
+# `torch.accelerator` on a machine with a GPU.
+ACCELERATOR: dict[str, Any] = {
+    "current_accelerator": lambda check_available=False: torch.device("cuda"),
+    "current_device_idx": _always(0),
+    "current_device_index": _always(0),
+    "current_stream": _always(_stream),
+    "device_count": _always(1),
+    "device_index": Nothing,
+    "empty_cache": _always(None),
+    "get_device_capability": _always({"supported_dtypes": {torch.float32, torch.float16, torch.bfloat16}}),
+    "get_memory_info": lambda device_index=None: _memory(),
+    "is_available": _always(True),
+    "max_memory_allocated": _always(0),
+    "max_memory_reserved": _always(0),
+    "memory_allocated": _always(0),
+    "memory_reserved": _always(0),
+    "memory_stats": lambda device_index=None: defaultdict(int),
+    "reset_accumulated_memory_stats": _always(None),
+    "reset_peak_memory_stats": _always(None),
+    "set_device_idx": _always(None),
+    "set_device_index": _always(None),
+    "set_stream": _always(None),
+    "synchronize": _always(None),
 }
