@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ampcompare.api.explanation import explain_arm
     from ampcompare.api.machine import examine_machine
     from ampcompare.api.precision import Precision, StepOutcome, make_precision
+    from ampcompare.api.profiling import profile
     from ampcompare.api.results_table import judge_table
     from ampcompare.api.source import lint_paths, migrate_script
     from ampcompare.api.stored import load_comparison
@@ -52,6 +53,7 @@ __all__ = [
     "log_metric",
     "make_precision",
     "migrate_script",
+    "profile",
     "reproduce_claims",
     "run",
 ]
@@ -78,6 +80,7 @@ _HOMES = {
     "log_metric": "ampcompare.base.metric_log",
     "make_precision": "ampcompare.api.precision",
     "migrate_script": "ampcompare.api.source",
+    "profile": "ampcompare.api.profiling",
     "reproduce_claims": "ampcompare.api.claims",
     "run": "ampcompare.api.training",
 }

@@ -23,6 +23,7 @@ FLOORS = {
     "script": 8,
     "testing": 8,
     "diagnosis": 7,
+    "profiling": 7,
     "training": 6,
     "report": 6,
     "analysis": 5,

@@ -66,6 +66,7 @@ def test_public_names_are_pinned() -> None:
         "log_metric",
         "make_precision",
         "migrate_script",
+        "profile",
         "reproduce_claims",
         "run",
     ]

@@ -52,6 +52,7 @@ def compare(
     jobs: int | Literal["auto"] | None = None,
     gpus: str | None = None,
     timing_rounds: int = 0,
+    profile: bool = False,
     fail_on: Sequence[str] | str = (),
     baseline: str | Path | None = None,
     wait: float | str = 0,
@@ -96,6 +97,8 @@ def compare(
             compared on equal GPUs only.
         gpus: numbers of the GPUs to use, such as "0,2-3"; all that nobody uses by default.
         timing_rounds: how often the arms of a seed are timed again after their runs, in turns of a few steps.
+        profile: after all runs, profile each arm with the first seed into the run directory, as `profile` does; where
+            an arm is not faster, the headline says why.
         fail_on: limits such as "accuracy<-0.5" or "time>1.10x", checked for every arm.
         baseline: report.json or run directory that the limits compare with; by default the reference arm.
         wait: seconds, or a text such as "10m", to wait for another command that uses the run directory.
@@ -138,6 +141,7 @@ def compare(
         loss_margin=loss_margin,
         looks=looks,
         objective=prefer or objective,
+        profile=profile,
         tag=tag,
         jobs=jobs,
         gpus=gpus,

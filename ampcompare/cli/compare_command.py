@@ -123,6 +123,7 @@ __all__ = ["command", "options_from"]
     group=MACHINE,
     help="after the runs of a seed, time its arms N more times, in turns",
 )
+@option("--profile", is_flag=True, group=OUTPUT, help="after the runs, profile each arm: why is it faster, or not")
 @launch_options
 @details_option
 @option("--tag", default="", metavar="NAME", group=OUTPUT, help="label of the report and its folder")
@@ -178,6 +179,7 @@ def options_from(parameters: dict[str, Any]) -> CompareOptions:
         "jobs",
         "gpus",
         "timing_rounds",
+        "profile",
         "fail_on",
         "strict",
         "force",

@@ -25,8 +25,9 @@ from ampcompare.launch.cell_files import log_tail
 from ampcompare.launch.script.children import RECORD
 from ampcompare.launch.script.rows import read_rows
 from ampcompare.records.diagnosis import Diagnosis
+from ampcompare.settings.config import RunConfig
 
-__all__ = ["diagnose_script"]
+__all__ = ["ENDED", "ERRORS", "diagnose_script", "error_of", "failure_of", "run_watched"]
 
 MAX_RUNS = 12  # of candidates: each trains the script from its start
 TIME_LIMIT = 3600.0
@@ -98,13 +99,13 @@ class _Runs:
         folder.mkdir()
         answer = folder / "answer.json"
         self._request(arm, lines, folder, answer).write(folder / "request.json")
-        code = self._wait(folder)
+        code = run_watched(self._options.config, folder, "ampcompare.script.diagnosed", self._environment)
         if not answer.exists():
-            raise ERRORS.get(code, LaunchError)(_failure(code, folder))
+            raise ERRORS.get(code, LaunchError)(failure_of(code, folder))
         read = json.loads(answer.read_text(encoding="utf-8"))
         script = self._options.config.script
         assert script is not None
-        failure = _error(code, folder) if code else ""
+        failure = error_of(code, folder) if code else ""
         found = Diagnosis.model_validate({**read["diagnosis"], "script": script.command, "failure": failure})
         found = found.model_copy(update={"verdict": verdict_of(arm, found)})
         return found, read["functions"], read["device"]
@@ -136,33 +137,42 @@ class _Runs:
             ended=str(folder / ENDED),
         )
 
-    def _wait(self, folder: Path) -> int:
-        """Run the process of a folder to its end and return its exit code."""
-        config = self._options.config
-        start = [sys.executable]
-        if config.processes > 1:
-            start += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(config.processes)]
-        threads = dict.fromkeys(THREAD_VARIABLES, str(config.threads))
-        own = {
-            "AMPCOMPARE_CELL_DIR": str(folder),
-            "PYTHONUNBUFFERED": "1",
-            "PYTHONWARNINGS": "ignore",
-            "TORCHDYNAMO_DISABLE": "1",
-        }
-        command = [*start, "-m", "ampcompare.script.diagnosed", str(folder / "request.json")]
-        with (folder / LOG).open("wb") as log:
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env={**threads, **os.environ, **self._environment, **own},
-                start_new_session=True,
-            )
-            try:
-                return _exit_code(process, folder / ENDED)
-            finally:
-                _end(process)
+
+def run_watched(config: RunConfig, folder: Path, module: str, environment: Mapping[str, str] | None = None) -> int:
+    """Run a module that watches the script of a configuration, to its end, and return its exit code.
+
+    Args:
+        folder: of the run, with `request.json`, which the module is passed.
+        module: that runs as `python -m`, once or on each rank.
+        environment: added to that of this process.
+
+    Raises:
+        LaunchError: it did not end in time.
+    """
+    start = [sys.executable]
+    if config.processes > 1:
+        start += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(config.processes)]
+    threads = dict.fromkeys(THREAD_VARIABLES, str(config.threads))
+    own = {
+        "AMPCOMPARE_CELL_DIR": str(folder),
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONWARNINGS": "ignore",
+        "TORCHDYNAMO_DISABLE": "1",
+    }
+    command = [*start, "-m", module, str(folder / "request.json")]
+    with (folder / LOG).open("wb") as log:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env={**threads, **os.environ, **(environment or {}), **own},
+            start_new_session=True,
+        )
+        try:
+            return _exit_code(process, folder / ENDED)
+        finally:
+            _end(process)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -203,19 +213,19 @@ def _last_note(log: Path) -> str:
     return next((line.removeprefix(NOTE) for line in reversed(lines) if line.startswith(NOTE)), "")
 
 
-def _error(code: int, folder: Path) -> str:
+def error_of(code: int, folder: Path) -> str:
     """Return why a script ended with an exit code other than 0."""
     error = (read_rows(folder / RECORD).ended or {}).get("error")
     text = str(error or _last_note(folder / LOG) or log_tail(folder) or f"exit code {code}")[:1000]
     return f"{text}; {BEYOND_FP16}" if "c10::Half without overflow" in text else text
 
 
-def _failure(code: int, folder: Path) -> str:
+def failure_of(code: int, folder: Path) -> str:
     """Return why a run showed nothing."""
     if code < 0:
         return f"the script was killed by {signal.Signals(-code).name}"
     if code != 0:
-        return f"the script showed no step to diagnose: {_error(code, folder)}"
+        return f"the script showed no step to watch: {error_of(code, folder)}"
     return (
         "the script ended without a step to watch: a step is a backward pass and an optimizer step that go through "
         "apex.amp or torch.amp, in the started process or its ranks (--nproc-per-node)"

@@ -141,6 +141,7 @@ class CompareOptions:
             "auto" where several GPUs are visible, else one. Step times of cells that run in parallel are compared on
             equal GPUs only.
         gpus: numbers of the GPUs to use, such as "0,2-3"; all that nobody uses by default.
+        profile: profile each arm after all runs, with the first seed.
         timing_rounds: times that the arms of a seed are timed again after their runs, in turns.
         fail_on: limits such as "accuracy<-0.5" or "time>1.10x".
         baseline: report.json or run directory that the limits compare with; by default the reference arm.
@@ -169,6 +170,7 @@ class CompareOptions:
     jobs: Jobs = None
     gpus: str | None = None
     timing_rounds: int = 0
+    profile: bool = False
     fail_on: tuple[str, ...] = ()
     baseline: Path | None = None
     strict: bool = False

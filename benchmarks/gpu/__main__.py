@@ -23,6 +23,7 @@ PARTS = (
     "tests",
     "golden",
     "syncs",
+    "profile",
     "speed",
     "memory",
     "resume",

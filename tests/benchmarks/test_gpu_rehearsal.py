@@ -88,6 +88,16 @@ def test_pool(rehearse: Rehearse) -> None:
     assert part["left_out"] == ["times and speed-up (a rehearsal judges none)"]
 
 
+@pytest.mark.slow
+def test_profile(rehearse: Rehearse) -> None:
+    """Each arm has a profile whose step and memory add up, and a trace is written."""
+    done = rehearse("profile")
+    assert done.code == 0, done.out
+    names = [check["name"] for check in done.parts["profile"]["checks"]]
+    assert names[1:3] == ["mlp under fp32: parts add up", "mlp under fp32: memory adds up"]
+    assert names[-1] == "mlp has a trace"
+
+
 def test_a_failed_check_ends_with_1(rehearse: Rehearse, monkeypatch: pytest.MonkeyPatch) -> None:
     """A check that does not hold is in the last line with what was seen, in the JSON, and in the exit code."""
     monkeypatch.setattr(syncs, "SYNCS", {"arm half:dynamic": 0})
