@@ -20,7 +20,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.profiler import record_function
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from ampcompare.guards.patches import Patches
+from ampcompare.guards.events import Layer, Subscriptions
 from ampcompare.profiling.trace import MODULE, PHASE, STEP
 from ampcompare.records.profile import Phase
 
@@ -56,7 +56,7 @@ class Marks:
         self.models: list[nn.Module] = []
         self._names: dict[int, str] = {}
         self._since = time.perf_counter()
-        self._patches = Patches()
+        self._subscriptions = Subscriptions(Layer.WATCH)
         self._handles: list[Any] = []
         self._open: list[AbstractContextManager[Any]] = []  # ranges: the step, then the phase
         self._stack: list[tuple[str, AbstractContextManager[Any] | None]] = []
@@ -65,9 +65,9 @@ class Marks:
 
     def install(self) -> None:
         """Begin to follow the loops of this process."""
-        self._patches.wrap(torch.autograd, "backward", self._backward)
-        self._patches.wrap(_BaseDataLoaderIter, "__next__", self._next)
-        self._patches.wrap(_tensor_str, "_str", self._shown)
+        self._subscriptions.wrap(torch.autograd, "backward", self._backward)
+        self._subscriptions.wrap(_BaseDataLoaderIter, "__next__", self._next)
+        self._subscriptions.wrap(_tensor_str, "_str", self._shown)
         self._handles = [
             register_module_forward_pre_hook(self._entered),
             register_module_forward_hook(self._left, always_call=True),
@@ -79,7 +79,7 @@ class Marks:
         """Leave torch as it was."""
         self._is_over = True
         self.end_ranges()
-        self._patches.undo()
+        self._subscriptions.end()
         for handle in self._handles:
             handle.remove()
 
