@@ -24,6 +24,7 @@ from ampcompare.experiment.ownership import owned
 from ampcompare.experiment.plan import Plan, parse_seeds
 from ampcompare.experiment.preflight import check_cells, grouped_refusals, refused_arms
 from ampcompare.experiment.profile import ProfileOptions, profile
+from ampcompare.experiment.profile_sentences import with_profile
 from ampcompare.experiment.recorded_order import with_recorded_order
 from ampcompare.experiment.run import run_plan
 from ampcompare.experiment.run_folder import check_output_name
@@ -36,7 +37,6 @@ from ampcompare.experiment.sources import (
     plan_with_published,
 )
 from ampcompare.launch.places import find_places
-from ampcompare.profiling.reasons import deciding
 from ampcompare.records.comparison import Comparison
 from ampcompare.records.metric import Metric
 from ampcompare.records.run import RunRecord
@@ -227,9 +227,13 @@ def run_comparison(
         if (folder / "report.md").exists():
             observer.note(f"finished cells are in {folder / 'report.md'}")
         raise
-    if options.profile and is_main:
-        comparison = _with_profile(planned, comparison, observer)
-        save(comparison, folder)
+    if is_main:
+        if options.profile:
+            _profile(planned, comparison, observer)
+        told = with_profile(comparison, folder)
+        if told is not comparison:
+            comparison = told
+            save(comparison, folder)
     checks = check_gates(planned.gates, comparison, planned.baseline) if planned.gates and is_main else []
     return ComparisonOutcome(options, comparison, folder, tuple(checks), is_main)
 
@@ -248,15 +252,13 @@ def _profile_options(plan: Plan, reference: str) -> ProfileOptions:
     return options
 
 
-def _with_profile(planned: PlannedComparison, comparison: Comparison, observer: Observer) -> Comparison:
-    """Profile the arms that have run, and say in the headline why one is not faster."""
+def _profile(planned: PlannedComparison, comparison: Comparison, observer: Observer) -> None:
+    """Profile the arms that have run into the run directory."""
     options = _profile_options(planned.plan, comparison.reference)
     try:
-        found = profile(options, output_dir=planned.folder, say=observer.note)
+        profile(options, output_dir=planned.folder, say=observer.note)
     except (LaunchError, EnvironmentUnfit) as error:
         observer.note(f"no profile: {error}")
-        return comparison
-    return comparison.model_copy(update={"headline": [*comparison.headline, *deciding(found)]})
 
 
 def requested_seeds(options: CompareOptions, sources: SettingsSources) -> str:

@@ -25,6 +25,7 @@ from ampcompare.analysis.summary import summarize
 from ampcompare.base.errors import ConfigError, RecordError
 from ampcompare.base.files.read import FileFault, read_json
 from ampcompare.experiment.journal import NO_PLAN, Journal, read_looks
+from ampcompare.experiment.profile_sentences import with_profile
 from ampcompare.experiment.reference_look import NO_JOURNAL, chosen_reference, compare_against
 from ampcompare.experiment.run import labeled, load_records
 from ampcompare.records.comparison import Comparison, read_comparison
@@ -73,7 +74,8 @@ def reload_comparison(path: Path, *, reference: str | None = None) -> Comparison
     """Read a run directory, a `record.json` or a `report.json`.
 
     A run directory is summed up again from its records, in the order of its plan, where it has one. Records with a
-    fault are left out and named in `excluded`, also those of a `report.json`.
+    fault are left out and named in `excluded`, also those of a `report.json`. The headline repeats what the profile in
+    the folder found.
 
     Args:
         reference: another row than that of the plan. In a run directory that is one more look at its runs, which is
@@ -84,7 +86,7 @@ def reload_comparison(path: Path, *, reference: str | None = None) -> Comparison
         ConfigError: no row is named like the reference, or the look cannot be recorded because the folder is in use.
     """
     if os.path.isdir(path):
-        return _from_folder(path, reference)
+        return with_profile(_from_folder(path, reference), path)
     if not os.path.exists(path):
         raise RecordError(f"there is no {path}; name a run directory, a record.json or a report.json")
     try:
@@ -92,7 +94,7 @@ def reload_comparison(path: Path, *, reference: str | None = None) -> Comparison
     except FileFault:
         kind = {}
     if isinstance(kind, dict) and "records" in kind:
-        return _checked_report(path, kind, read_comparison(path), reference)
+        return with_profile(_checked_report(path, kind, read_comparison(path), reference), path.parent)
     record = read_checked(path)
     chosen_reference(reference or record.arm, [record.arm])
     return summarize([record], arms=[record.arm], reference=record.arm)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["TRACE", "ProfileOptions", "profile"]
 
 TRACE = "trace.json"
+SCRIPT_NOTE = "in a script torch.compile is off, and switches that may help are not trained"
 Say = Callable[[str], Any]
 
 
@@ -58,7 +59,7 @@ def profile(
             if not arms:
                 raise
             found, trace = ArmProfile(arm=config.arm, failure=str(error)), {}
-        arms.append(found)
+        arms.append(found if loop is not None else found.model_copy(update={"cell": config.digest()}))
         traces.append((config.arm, trace))
     result = _compared(options, arms, loop)
     if output_dir is not None:
@@ -98,7 +99,10 @@ def _compared(options: ProfileOptions, arms: Sequence[ArmProfile], loop: object)
         subject=subject,
         device=found[0].device,
         script=[] if config.script is None else list(config.script.command),
-        notes=list(dict.fromkeys(note for arm in found for note in arm.notes)),
+        notes=[
+            *([SCRIPT_NOTE] if config.script is not None else []),
+            *dict.fromkeys(note for arm in found for note in arm.notes),
+        ],
     )
     return result.model_copy(update={"headline": headline_of(result)})
 

@@ -98,6 +98,8 @@ def optimizer_name(optimizer: Any) -> str:
 
 
 def _has_tf32() -> bool:
+    if torch.version.hip is not None:
+        return False
     return torch.cuda.get_device_capability()[0] >= 8 and bool(
         torch.backends.cuda.matmul.allow_tf32 or torch.backends.cudnn.allow_tf32
     )

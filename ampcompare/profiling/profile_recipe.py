@@ -14,7 +14,7 @@ from ampcompare.precision.tf32 import set_tf32
 from ampcompare.profiling.measure import Loop, measure_loop, profile_of
 from ampcompare.profiling.profiled_precision import ProfiledPrecision
 from ampcompare.profiling.step_profiler import Steps
-from ampcompare.profiling.trials import run_trials
+from ampcompare.profiling.trials import run_memory_trials, run_trials
 from ampcompare.records.profile import ArmProfile
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.validation import validated
@@ -28,6 +28,7 @@ __all__ = ["profile_config", "profile_recipe", "recipe_loop"]
 
 NEVER = 1_000_000  # steps between two reads of losses: none in a profile
 TRIAL_STEPS = Steps(warmup=2, timed=4, profiled=0, watched=False)
+MEMORY_STEPS = Steps(warmup=2, timed=4, profiled=0, watched=True)
 
 
 def recipe_loop(config: RunConfig, device: torch.device) -> Loop:
@@ -83,17 +84,27 @@ def profile_config(config: RunConfig, steps: Steps, *, trials: bool) -> tuple[Ar
     found = found.model_copy(update=changes)
     if trials and "emulated" not in (mode or ""):  # times of an emulation are no measure
         found = found.model_copy(update={"trials": run_trials(config, found, _timer(device, half))})
+    if trials:
+        tried = run_memory_trials(config, found, _measurer(device, half, MEMORY_STEPS))
+        found = found.model_copy(update={"memory_trials": tried})
     return found, measured.trace
 
 
 def _timer(device: torch.device, half: str) -> Callable[[RunConfig], float]:
-    def time_step(config: RunConfig) -> float:
+    measure = _measurer(device, half, TRIAL_STEPS)
+    return lambda config: measure(config)[0]
+
+
+def _measurer(device: torch.device, half: str, steps: Steps) -> Callable[[RunConfig], tuple[float, int]]:
+    """Return what trains some steps of a configuration; it returns the seconds of one and its peak of memory."""
+
+    def measure_step(config: RunConfig) -> tuple[float, int]:
         torch.backends.cudnn.benchmark = config.recipe.cudnn_benchmark
         loop = recipe_loop(config, device)
-        measured, *_ = measure_loop(loop, config.parsed_arm, TRIAL_STEPS, device, half=half, seed=config.recipe.seed)
-        return measured.step_seconds
+        measured, *_ = measure_loop(loop, config.parsed_arm, steps, device, half=half, seed=config.recipe.seed)
+        return measured.step_seconds, 0 if measured.memory is None else measured.memory.measured_bytes
 
-    return time_step
+    return measure_step
 
 
 def graph_breaks() -> dict[str, int]:

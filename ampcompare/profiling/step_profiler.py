@@ -60,7 +60,6 @@ class Measured:
     Attributes:
         seconds: of the timed steps.
         phases: seconds by phase of the timed steps that count: the faster half.
-        peak_bytes: of the allocator in the timed steps; None on a CPU.
         trace: events of torch.profiler.
     """
 
@@ -72,7 +71,6 @@ class Measured:
     seen: Seen | None = None
     steps: int = 0
     trace: dict[str, Any] = field(default_factory=dict)
-    peak_bytes: int | None = None
     notes: list[str] = field(default_factory=list)
 
 

@@ -1,4 +1,4 @@
-"""Switches that may help an arm, each trained in turns with the arm as it is."""
+"""Switches that may make an arm faster or smaller, each trained in turns with the arm as it is."""
 
 from __future__ import annotations
 
@@ -7,19 +7,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from ampcompare.backends.arm import Arm
-from ampcompare.base.errors import AmpCompareError
+from ampcompare.base.errors import AmpCompareError, UnsupportedCombination
 from ampcompare.profiling.reasons import BATCH, work_of
 from ampcompare.records.profile import ArmProfile, Trial
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.validation import validated
 
-__all__ = ["Variant", "run_trials", "variants"]
+__all__ = ["Variant", "memory_variants", "run_memory_trials", "run_trials", "variants"]
 
 MIN_OPTIMIZER = 0.10
 MIN_CONVOLUTION = 0.20
 MIN_DATA = 0.15
 MIN_NORM = 0.10
 MIN_OVERHEAD = 0.15
+MIN_ACTIVATIONS = 0.10  # of the peak of memory
 FUSED = ("sgd", "adam", "adamw", "adagrad")
 ROUNDS = 2
 MORE = 4  # times the batch
@@ -60,6 +61,24 @@ def variants(config: RunConfig, found: ArmProfile) -> Iterator[Variant]:
         yield from _changed(config, "keep_batchnorm_fp32=False", {"arm": str(changed)})
 
 
+def memory_variants(config: RunConfig, found: ArmProfile) -> Iterator[Variant]:
+    """Yield the changes that can lower the peak of memory, by what holds it."""
+    recipe, memory = config.recipe, found.memory
+    if memory is None or not memory.measured_bytes:
+        return
+    kept = sum(held.bytes for held in memory.held if held.kind in ("activations", "batch"))
+    if kept / memory.measured_bytes >= MIN_ACTIVATIONS:
+        if not recipe.checkpoint_activations:
+            yield from _changed(config, "--checkpoint-activations", {"recipe.checkpoint_activations": True})
+        if recipe.batch_size > 1:
+            half = recipe.batch_size // 2
+            work = half / recipe.batch_size
+            yield from _changed(config, f"{BATCH} {half}", {"recipe.batch_size": half}, work=work)
+    if memory.at == "optimizer" and "foreach" in found.optimizer:  # whose lists of results are held at once
+        loop = {"recipe.optimizer.implementation": "for-loop"}
+        yield from _changed(config, "--optimizer-implementation for-loop", loop)
+
+
 def _changed(config: RunConfig, name: str, values: dict[str, Any], *, work: float = 1.0) -> Iterator[Variant]:
     data = config.model_dump(mode="json")
     for path, value in values.items():
@@ -94,4 +113,42 @@ def run_trials(config: RunConfig, found: ArmProfile, time_step: Callable[[RunCon
         # A gain counts only where every round of the change is faster than every one of the arm as it is.
         gained = best if max(after) / variant.work < min(before) else max(best, min(before))
         trials.append(Trial(change=variant.change, before_seconds=min(before), seconds=gained))
+    return trials
+
+
+def run_memory_trials(
+    config: RunConfig, found: ArmProfile, measure_step: Callable[[RunConfig], tuple[float, int]]
+) -> list[Trial]:
+    """Train the arm and each variant that may be smaller in turns, some rounds, and return the peaks of both.
+
+    A change that the model or optimizer does not have gives no trial.
+
+    Args:
+        measure_step: trains some steps of a configuration and returns the seconds of one, and its peak of memory in
+            bytes.
+    """
+    trials = []
+    for variant in memory_variants(config, found):
+        before, after = [], []
+        try:
+            for _ in range(ROUNDS):
+                before.append(measure_step(config))
+                after.append(measure_step(variant.config))
+        except UnsupportedCombination:
+            continue
+        except (AmpCompareError, RuntimeError, TypeError, ValueError) as error:
+            trials.append(Trial(change=variant.change, before_seconds=0, seconds=0, failure=f"{error}"[:200]))
+            continue
+        old = [seconds for seconds, _ in before]
+        new = [seconds / variant.work for seconds, _ in after]
+        is_apart = max(new) < min(old) or min(new) > max(old)  # else they differ by no more than two equal runs do
+        trials.append(
+            Trial(
+                change=variant.change,
+                before_seconds=min(old),
+                seconds=min(new) if is_apart else min(old),
+                before_peak_bytes=min(size for _, size in before),
+                peak_bytes=min(size for _, size in after),
+            )
+        )
     return trials

@@ -282,11 +282,13 @@ class ArmProfile(FrozenRecord):
         profiled_seconds: of a step under the profiler.
         steps: that were timed, and that were profiled.
         half: how 16-bit types are computed on a CPU, such as "bf16 emulated".
+        cell: digest of the settings, as that of a run; "" for a loop.
         graph_breaks: of torch.compile by reason; None if the arm is not compiled.
         failure: why the arm has no profile; "" if it has.
     """
 
     arm: str
+    cell: str = ""
     seconds: Finite = 0.0
     profiled_seconds: Finite = 0.0
     steps: list[int] = Field(default_factory=list)
@@ -312,6 +314,7 @@ class ArmProfile(FrozenRecord):
     optimizer_operations: int = Field(0, description="in a step")
     batch_size: int | None = None
     trials: list[Trial] = Field(default_factory=list)
+    memory_trials: list[Trial] = Field(default_factory=list, description="of changes that can lower the peak of memory")
     reasons: list[Reason] = Field(default_factory=list)
     notes: list[str] = Field(default_factory=list)
     failure: str = ""

@@ -8,15 +8,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from ampcompare.base.formatting import printable
-from ampcompare.records.profile import KINDS, PHASES, ArmProfile, Limits, Profile, Reason
+from ampcompare.records.profile import KINDS, PHASES, ArmProfile, Limits, Profile, Reason, Trial
 from ampcompare.report.markdown import escaped, pipe_table
 from ampcompare.report.tables import grid
 
-__all__ = ["Table", "profile_markdown", "profile_tables", "profile_text", "reason_lines"]
+__all__ = ["Table", "memory_sentences", "profile_markdown", "profile_tables", "profile_text", "reason_lines"]
 
 MIN_SHARE = 0.001  # of a step: a row is left out where no arm reaches it
 MAX_LAYERS = 8
 MAX_OPERATIONS = 8
+MIN_CHANGE = 0.01  # of the peak of memory
 
 
 @dataclass(frozen=True)
@@ -177,6 +178,29 @@ def reason_lines(reason: Reason) -> str:
     return printable(f"{reason.kind}{place}: {reason.text}{gain}", 1000)
 
 
+def memory_sentences(arm: ArmProfile) -> list[str]:
+    """Return a sentence for each change that was trained for memory: the peak, and the time of a step."""
+    is_timed = "emulated" not in arm.half
+    return [_memory_sentence(one, is_timed=is_timed) for one in arm.memory_trials]
+
+
+def _memory_sentence(trial: Trial, *, is_timed: bool) -> str:
+    before, after = trial.before_peak_bytes, trial.peak_bytes
+    if trial.failure or not before or after is None:
+        return f"{trial.change} could not be trained: {trial.failure or 'its peak was not measured'}"
+    share = after / before - 1
+    if abs(share) < MIN_CHANGE:
+        return f"{trial.change} does not change the peak of memory, {_mib(before)} MiB"
+    size = f"{100 * abs(share):.0f} % {'more' if share > 0 else 'less'}"
+    peak = f"with {trial.change} the peak of memory is {_mib(after)} instead of {_mib(before)} MiB, {size}"
+    if not is_timed:
+        return peak
+    if not trial.gain:
+        return f"{peak}, and the work of a step takes as long"
+    time = f"{100 * abs(trial.gain):.0f} % {'less' if trial.gain > 0 else 'more'}"
+    return f"{peak}, and the work of a step takes {time} time"
+
+
 def profile_text(profile: Profile, *, width: int = 120) -> str:
     """Return the text; it ends with a newline."""
     lines: list[str] = []
@@ -189,6 +213,11 @@ def profile_text(profile: Profile, *, width: int = 120) -> str:
         for reason in arm.reasons:
             lines += textwrap.wrap(reason_lines(reason), width, initial_indent="  ", subsequent_indent="    ")
             lines += [f"      {printable(text, width)}" for text in reason.evidence]
+    for arm in profile.arms:
+        if arm.memory_trials:
+            lines += ["", f"What memory depends on, {printable(arm.arm, 60)}"]
+            for sentence in memory_sentences(arm):
+                lines += textwrap.wrap(printable(sentence, 1000), width, initial_indent="  ", subsequent_indent="    ")
     for table in profile_tables(profile):
         lines += ["", table.title, grid(table.rows, table.headers, width)]
     lines += ["", *(f"note: {printable(note, 500)}" for note in notes_of(profile))]
@@ -202,6 +231,10 @@ def profile_markdown(profile: Profile) -> str:
         if arm.reasons:
             rows = [f"* {escaped(reason_lines(reason))}" for reason in arm.reasons]
             parts += [f"## Reasons, {escaped(arm.arm)}", "\n".join(rows)]
+    for arm in profile.arms:
+        if arm.memory_trials:
+            rows = [f"* {escaped(sentence)}" for sentence in memory_sentences(arm)]
+            parts += [f"## What memory depends on, {escaped(arm.arm)}", "\n".join(rows)]
     for table in profile_tables(profile):
         parts += [f"## {escaped(table.title)}", pipe_table(table.rows, table.headers)]
     parts += [f"* {escaped(note)}" for note in notes_of(profile)]

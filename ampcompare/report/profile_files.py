@@ -10,7 +10,9 @@ from ampcompare.records.run import dump_json
 from ampcompare.report.formats import FORMATS
 from ampcompare.report.profile import profile_markdown
 
-__all__ = ["write_profile"]
+__all__ = ["PROFILE", "write_profile"]
+
+PROFILE = "profile.json"
 
 
 def write_profile(profile: Profile, folder: Path) -> list[Path]:
@@ -19,7 +21,7 @@ def write_profile(profile: Profile, folder: Path) -> list[Path]:
     Raises:
         EnvironmentUnfit: the folder cannot be written.
     """
-    written = [folder / "profile.json", folder / "profile.md"]
+    written = [folder / PROFILE, folder / "profile.md"]
     write_atomically(written[0], dump_json(profile) + "\n")
     write_atomically(written[1], profile_markdown(profile))
     if not FORMATS["html"].missing:

@@ -107,9 +107,10 @@ class OptimizerConfig(Frozen):
         "none", description="layer-wise learning rates by the norms of weight and gradient; larc: at most the base rate"
     )
     trust_coefficient: Positive = Field(0.02, description="trust coefficient of LARC and LARS")
-    implementation: Literal["default", "foreach", "fused"] = Field(
+    implementation: Literal["default", "for-loop", "foreach", "fused"] = Field(
         "default",
-        description="how the optimizer steps: foreach: lists of tensors, fused: one kernel, default: torch chooses",
+        description="how the optimizer steps: for-loop: tensor by tensor, foreach: lists of tensors, fused: one kernel,"
+        " default: torch chooses",
     )
     skip_on_device: bool = Field(
         False,

@@ -91,12 +91,14 @@ def optimizer_arguments(config: OptimizerConfig, factory: Callable[..., Any]) ->
         if any(group.weight_decay for group in config.groups):
             _refuse_setting(config.name, "groups.weight_decay", "set", parameters)
     if config.implementation != "default":
-        if config.implementation not in parameters:
+        is_loop = config.implementation == "for-loop"
+        argument = "foreach" if is_loop else config.implementation
+        if argument not in parameters:
             raise UnsupportedCombination(
                 f"optimizer {config.name} has no implementation {config.implementation}; leave out "
                 "--optimizer-implementation"
             )
-        arguments[config.implementation] = True
+        arguments[argument] = not is_loop
     open_ended = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
     known = [name for name in parameters if name not in ("self", *OWN_SETTINGS)]
     for name, value in config.args.items():

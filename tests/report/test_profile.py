@@ -43,6 +43,10 @@ def _arm(name: str, seconds: float, dtype: str) -> ArmProfile:
         ),
         limits=Limits(flops=2e9, bytes=1e8, peak_flops=1e12, peak_bytes=1e11, peak_dtype=dtype, source="a data sheet"),
         trials=[Trial(change="--channels-last", before_seconds=1, seconds=0.75)],
+        memory_trials=[
+            Trial(change="--batch-size 8", before_seconds=1, seconds=1.25, before_peak_bytes=2**22, peak_bytes=2**20),
+            Trial(change="--checkpoint-activations", before_seconds=1, seconds=1, failure="out of memory"),
+        ],
     )
 
 
@@ -71,6 +75,8 @@ PARTS = (
     "12.00 (60 %)",
     "20.0 %",  # MFU of fp32: 2e9 / 0.01 / 1e12
     "+25 %",
+    "with --batch-size 8 the peak of memory is 1.00 instead of 4.00 MiB, 75 % less, and the work of a step takes 25 %",
+    "--checkpoint-activations could not be trained: out of memory",
     "weights, bf16",
 )
 
@@ -88,14 +94,20 @@ def test_markdown_has_the_same_figures(profile: Profile) -> None:
     """The tables are those of the text."""
     text = profile_markdown(profile)
     assert "# Profile" in text
-    for part in ("12.00 (60 %)", "weights, bf16", "cast once"):
+    for part in ("12.00 (60 %)", "weights, bf16", "cast once", "1.00 instead of 4.00 MiB, 75 % less"):
         assert part in text
 
 
 def test_the_page_draws_bars_and_the_roofline(profile: Profile) -> None:
     """A part is a rectangle with its text, an arm a point under the roof of its type; nothing is loaded."""
     page = profile_page(profile)
-    for part in ("native:bf16, casts: 8.000 ms, 40 %", "Peak of memory", "<polyline", "20 FLOP/byte, 200 GFLOP/s"):
+    for part in (
+        "native:bf16, casts: 8.000 ms, 40 %",
+        "Peak of memory",
+        "75 % less",
+        "<polyline",
+        "20 FLOP/byte, 200 GFLOP/s",
+    ):
         assert part in page, part
     assert "https://" not in page
 

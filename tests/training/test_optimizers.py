@@ -176,11 +176,11 @@ def test_every_arm_trains_by_any_implementation(arm: str, implementation: str, n
 def test_the_implementation_is_that_of_torch() -> None:
     """The setting is torch's own switch, and without it torch chooses."""
     found = []
-    for implementation in ("default", "foreach", "fused"):
+    for implementation in ("default", "for-loop", "foreach", "fused"):
         config = validated(OptimizerConfig, {"implementation": implementation})
         (group,) = make_optimizer(config, net()).param_groups
         found.append((group["foreach"], group["fused"]))
-    assert found == [(None, None), (True, None), (None, True)]
+    assert found == [(None, None), (False, None), (True, None), (None, True)]
 
 
 @pytest.mark.parametrize("name", ["sgd", "adam", "adamw"])

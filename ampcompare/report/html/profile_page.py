@@ -10,7 +10,7 @@ from typing import Any
 from ampcompare.base.formatting import printable
 from ampcompare.records.profile import KINDS, PHASES, ArmProfile, Profile
 from ampcompare.report.html.assets import check_packages, page_parts, template
-from ampcompare.report.profile import notes_of, profile_tables, reason_lines
+from ampcompare.report.profile import memory_sentences, notes_of, profile_tables, reason_lines
 
 __all__ = ["profile_page"]
 
@@ -82,9 +82,19 @@ def profile_page(profile: Profile) -> str:
         sections=[*sections, *([("roofline", "Roofline")] if roofline else []), ("figures", "Figures")],
         headline=[printable(sentence, 1000) for sentence in profile.headline],
         reasons=[
-            (printable(arm.arm, 60), [(reason_lines(one), one.evidence) for one in arm.reasons])
-            for arm in profile.arms
-            if arm.reasons
+            *(
+                (f"Reasons, {printable(arm.arm, 60)}", [(reason_lines(one), one.evidence) for one in arm.reasons])
+                for arm in profile.arms
+                if arm.reasons
+            ),
+            *(
+                (
+                    f"What memory depends on, {printable(arm.arm, 60)}",
+                    [(printable(sentence, 1000), []) for sentence in memory_sentences(arm)],
+                )
+                for arm in profile.arms
+                if arm.memory_trials
+            ),
         ],
         bars=bars,
         roofline=roofline,
