@@ -28,7 +28,7 @@ __all__ = ["profile_config", "profile_recipe", "recipe_loop"]
 
 NEVER = 1_000_000  # steps between two reads of losses: none in a profile
 TRIAL_STEPS = Steps(warmup=2, timed=4, profiled=0, watched=False)
-MEMORY_STEPS = Steps(warmup=2, timed=4, profiled=0, watched=True)
+MEMORY_STEPS = Steps(warmup=1, timed=2, profiled=0, watched=True)
 
 
 def recipe_loop(config: RunConfig, device: torch.device) -> Loop:

@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from ampcompare.base.errors import LaunchError
+from ampcompare.experiment.profile import ProfileOptions, profile
 from ampcompare.experiment.profile_script import profile_script
 from ampcompare.records.profile import ArmProfile
+from ampcompare.report.profile import profile_text
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.script import script_config
 
@@ -65,3 +67,15 @@ def test_a_script_of_few_steps(profiled: Callable[..., Any]) -> None:
     """The error says how many steps a profile takes."""
     with pytest.raises(LaunchError, match="a profile takes 11 of them"):
         profiled(SCRIPT.replace("STEP", "200"), "fp32")
+
+
+def test_the_output_says_what_a_script_lacks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A profile of a script notes that torch.compile is off and no switches are trained; one of a recipe does not."""
+    found = ArmProfile(arm="fp32", seconds=0.01)
+    (tmp_path / "train.py").touch()
+    monkeypatch.setattr("ampcompare.experiment.profile.profile_script", lambda *_, **__: (found, {}))
+    config = RunConfig(arm="fp32", device="cpu", script=script_config([str(tmp_path / "train.py")]))
+    note = "note: in a script torch.compile is off, and switches that may help are not trained"
+    assert note in profile_text(profile(ProfileOptions((config,))))
+    monkeypatch.setattr("ampcompare.experiment.profile._one", lambda *_: (found, {}))
+    assert note not in profile_text(profile(ProfileOptions((RunConfig(arm="fp32", device="cpu"),))))

@@ -11,6 +11,7 @@ from ampcompare.profiling.profile_recipe import profile_config
 from ampcompare.profiling.step_profiler import Steps
 from ampcompare.profiling.trials import memory_variants, run_memory_trials
 from ampcompare.records.profile import ArmProfile, Held, Memory
+from ampcompare.report.profile import memory_sentences
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.validation import validated
 
@@ -60,20 +61,23 @@ def test_a_trial_of_memory_has_both_peaks(steps: tuple[float, float], seconds: f
 
 
 @pytest.mark.integration
-def test_half_the_batch_is_trained() -> None:
-    """A recipe whose activations hold the peak has a trial with fewer bytes, emulated or not."""
+def test_changes_are_trained(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A transformer with many activations has a smaller peak with checkpoints, and with half the batch."""
+    monkeypatch.setattr("ampcompare.profiling.trials.ROUNDS", 1)
+    monkeypatch.setattr("ampcompare.profiling.profile_recipe.run_trials", lambda *_: [])
     recipe = {
-        "batch_size": 1024,
+        "task": "lm",
+        "batch_size": 32,
         "epochs": 1,
-        "model": {"arch": "mlp"},
-        "data": {"name": "synthetic", "train_size": 2048, "val_size": 16, "image_size": 8},
+        "model": {"args": {"width": 32, "depth": 2, "heads": 2}},
+        "data": {"sequence_length": 32, "train_size": 1024, "val_size": 64},
     }
-    config = validated(RunConfig, {"arm": "native:bf16", "device": "cpu", "recipe": recipe})
+    config = validated(RunConfig, {"arm": "fp32", "device": "cpu", "recipe": recipe})
     found, _ = profile_config(config, Steps(warmup=1, timed=1, profiled=1), trials=True)
-    (trial,) = found.memory_trials
-    assert trial.change == "--batch-size 512"
-    assert not trial.failure
-    assert trial.before_peak_bytes is not None
-    assert trial.peak_bytes is not None
-    assert trial.peak_bytes < trial.before_peak_bytes
-    assert trial.before_peak_bytes == pytest.approx(found.memory.measured_bytes if found.memory else 0, rel=0.05)
+    assert found.memory is not None
+    assert [trial.change for trial in found.memory_trials] == [CHECKPOINT, "--batch-size 16"]
+    for trial in found.memory_trials:
+        assert not trial.failure
+        assert trial.before_peak_bytes == pytest.approx(found.memory.measured_bytes, rel=0.05)
+        assert trial.peak_bytes is not None
+        assert trial.peak_bytes < 0.95 * found.memory.measured_bytes, memory_sentences(found)
