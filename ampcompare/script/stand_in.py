@@ -30,6 +30,7 @@ from ampcompare.script.torch_amp.autocast_and_scaler import TorchAmp
 from ampcompare.script.torch_amp.o1 import O1BehindTorch
 from ampcompare.script.torch_amp.plain_script import PlainScript
 from ampcompare.script.torch_amp.whole_model import WholeModel
+from ampcompare.script.trainers.follow import Trainers
 
 __all__ = ["StandIn", "check_arm", "half_dtype"]
 
@@ -104,6 +105,8 @@ class StandIn:
             names = self.torch_amp
             self._kept = KeptAtFirstCall(self._keep, context, lambda: names.used)
         PlainBackward(self.amp, rows).install(self._patches)
+        self._trainers = Trainers(arm, half_dtype(arm) if arm.backend == "native" else None, rows)
+        self._trainers.install()
 
     def _stand_behind_levels(self, engine: str, rows: Rows | None) -> None:
         options = dict(self.arm.options)
@@ -180,6 +183,7 @@ class StandIn:
 
     def end(self) -> None:
         """Restore all names; for tests, since the process belongs to the script."""
+        self._trainers.end()
         self._patches.undo()
         self.torch_amp.end()
         if self._kept is not None:

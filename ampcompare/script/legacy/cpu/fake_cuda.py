@@ -16,6 +16,7 @@ __all__ = [
     "CUDNN_VERSION",
     "FUNCTIONS",
     "NCCL_VERSION",
+    "OF_ACCELERATOR",
     "Event",
     "Nothing",
     "Stream",
@@ -64,6 +65,10 @@ class Stream(Nothing):
     def query(self) -> bool:
         """Return True: all work is complete."""
         return True
+
+    def is_capturing(self) -> bool:
+        """Return False: there are no graphs."""
+        return False
 
     def record_event(self, event: Event | None = None) -> Event:
         """Return an event recorded now."""
@@ -184,4 +189,23 @@ FUNCTIONS: dict[str, Any] = {
     "stream": Nothing,
     "synchronize": _always(None),
     "utilization": _always(0),
+}
+
+# Of `torch.accelerator`, which stands for the GPU whatever its make.
+OF_ACCELERATOR: dict[str, Any] = {
+    "current_accelerator": lambda check_available=False: torch.device("cuda"),
+    "current_device_idx": _always(0),
+    "current_device_index": _always(0),
+    "set_device_idx": _always(None),
+    "set_device_index": _always(None),
+    "device_index": Nothing,
+    "get_memory_info": lambda device=None: _memory(),
+    **{
+        name: FUNCTIONS[name]
+        for name in (
+            *("current_stream", "device_count", "empty_cache", "get_device_capability", "is_available", "set_stream"),
+            *("max_memory_allocated", "max_memory_reserved", "memory_allocated", "memory_reserved", "memory_stats"),
+            *("reset_accumulated_memory_stats", "reset_peak_memory_stats", "synchronize"),
+        )
+    },
 }
