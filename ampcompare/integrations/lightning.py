@@ -162,8 +162,11 @@ class AmpComparePrecision(_PrecisionPlugin):  # type: ignore[misc]
             self._arm_precision.load_state_dict(state_dict["state"])
 
     def teardown(self) -> None:
-        """End the record, and the guards."""
+        """End the record, the guards, and O1's patches of torch."""
         self.steps.close()
+        if self._arm_precision is not None and self.arm.backend == "apex":
+            importlib.import_module("ampcompare.apex.amp")._amp_state.close()
+        self._arm_precision = None
         if self._guards is not None:
             self._guards.remove()
             self._guards = None

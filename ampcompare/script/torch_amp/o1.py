@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -107,7 +108,9 @@ class O1BehindTorch:
 
     def _make_autocast(self, original: Any, block: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
         original(block, present(device_type), *args, **kwargs)
-        self._note(block._enabled)
+        caller: str = sys._getframe(2).f_globals.get("__name__", "")
+        if not caller.startswith("torch.utils.checkpoint"):  # which repeats the casts of the forward pass
+            self._note(block._enabled)
 
     def _make_scaler(self, original: Any, scaler: Any, *args: Any, **kwargs: Any) -> None:
         settings = scaler_settings(args, kwargs)

@@ -36,6 +36,7 @@ from ampcompare.script.apex_amp.read_gradients import GradientReads
 from ampcompare.script.apex_amp.session import here
 from ampcompare.script.legacy.record.rows import Rows, value_of
 from ampcompare.script.recorded.acted import Acted
+from ampcompare.script.torch_amp.by_hand import UpdatesByHand
 
 __all__ = ["DrivenNames", "PlainScript"]
 
@@ -131,6 +132,7 @@ class PlainScript:
         self._true: list[Any] = []  # optimizers whose gradients are true
         self._stepped: list[Any] = []  # since the loss scale moved
         self._stepping = self._repeats = False
+        self._by_hand = UpdatesByHand()
         self._divided: dict[int, tuple[Any, int]] = {}  # gradients of other tensors that are true, by id
         names.reads.before = self._before_read
 
@@ -226,6 +228,8 @@ class PlainScript:
                 self._has_cast = self._names.casts_now()  # a block of the script may begin inside of its model
             return original(module, *args, **kwargs)
         if not self._is_trained(module):
+            if not self._optimizers and not self._backwards and self._by_hand.has_updated(module):
+                self._step_by_hand(module)
             return original(module, *args, **kwargs)
         mode = self._decide()
         if self._backwards:  # a checkpoint computes again what it did in the forward pass
@@ -241,6 +245,20 @@ class PlainScript:
             self._casting += self._has_cast
             if self._acted is not None and not self._backwards:
                 self._acted.forward(cast=self._has_cast)
+
+    def _step_by_hand(self, module: nn.Module) -> None:
+        """Record an update that the script has made without an optimizer, if the arm lets it."""
+        if self._casts:
+            raise UnsupportedCombination(
+                here(
+                    f"the script updates weights of {type(module).__name__} itself, without an optimizer of torch, so "
+                    f"{self._arm} has no step to act on; let it use torch.optim, or compare script or fp32"
+                )
+            )
+        self._names.use()
+        self._names.used = True
+        if self._rows is not None and not self._rows.has_amp:
+            self._rows.add_step(self._rows.number(module)[0], True)
 
     def _forward(self, mode: _Mode, original: Any, module: nn.Module, args: Any, kwargs: Any) -> Any:
         half = self._names.input_type(module)
@@ -288,6 +306,8 @@ class PlainScript:
     def _backward(self, original: Any, tensors: Any, *args: Any, **kwargs: Any) -> Any:
         if self._backwards or self._decide() is _Mode.OWN:
             return original(tensors, *args, **kwargs)
+        if not self._optimizers:
+            self._by_hand.note_backward()
         self._backwards += 1
         try:
             is_scaled = self._names.needs_scaler and (self._casting or self._mode is _Mode.AUTOCAST)
