@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import enum
 import functools
+import os
 import types
 import weakref
 from collections.abc import Iterator
@@ -240,11 +241,29 @@ class PlainScript:
         self._inside = True
         try:
             return self._forward(mode, original, module, args, kwargs)
+        except RuntimeError as error:
+            self._explain(module, error)
+            raise
         finally:
             self._inside = False
             self._casting += self._has_cast
             if self._acted is not None and not self._backwards:
                 self._acted.forward(cast=self._has_cast)
+
+    def _explain(self, module: nn.Module, error: RuntimeError) -> None:
+        """Say that a forward pass, which runs in fp32, makes fp32 tensors of its own for weights that the arm has cast.
+
+        Raises:
+            UnsupportedCombination: torch refused to mix types, and the arm has cast the weights.
+        """
+        casts_weights = any(param.dtype in HALF for param in module.parameters())
+        if self._casts and casts_weights and "dtype" in str(error) and not self._is_open:
+            line = _user_line(error.__traceback__)
+            raise UnsupportedCombination(
+                f"{line}: the forward pass makes fp32 tensors of its own, which do not fit the 16-bit weights of "
+                f"{self._arm} ({str(error).splitlines()[0]}); compare native:bf16, native:fp16 or apex:O1, or cast "
+                "what the script makes there to the type of its inputs"
+            ) from error
 
     def _step_by_hand(self, module: nn.Module) -> None:
         """Record an update that the script has made without an optimizer, if the arm lets it."""
@@ -520,6 +539,17 @@ class PlainScript:
 
 def _wide(half: torch.dtype, value: Any) -> Any:
     return value.float() if isinstance(value, Tensor) and value.dtype is half else value
+
+
+def _user_line(trace: types.TracebackType | None) -> str:
+    """Return the innermost line, as `train.py:12`, that is no library's."""
+    found = "the script"
+    while trace is not None:
+        file = trace.tb_frame.f_code.co_filename
+        if "site-packages" not in file and not trace.tb_frame.f_globals.get("__name__", "").startswith("ampcompare."):
+            found = f"{os.path.basename(file)}:{trace.tb_lineno}"
+        trace = trace.tb_next
+    return found
 
 
 def _to(dtype: torch.dtype, value: Any) -> Any:
