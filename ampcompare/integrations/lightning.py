@@ -135,9 +135,7 @@ class AmpComparePrecision(_PrecisionPlugin):  # type: ignore[misc]
         self._arm_precision.unscale(optimizer)
         self._after_closure(model, optimizer)
         outcome = self._arm_precision.step(optimizer)
-        self.steps.add(
-            optimizer, applied=all(outcome.applied), loss_scales=tuple(outcome.loss_scales), loss=self._loss
-        )
+        self.steps.add(optimizer, applied=all(outcome.applied), loss_scales=tuple(outcome.loss_scales), loss=self._loss)
         return result
 
     def main_params(self, optimizer: Optimizer) -> Sequence[Tensor]:

@@ -1,8 +1,8 @@
 """A callback for the `Trainer` of transformers: guards, loss scales and skipped steps.
 
-    from ampcompare.integrations.transformers import AmpCompareCallback
+from ampcompare.integrations.transformers import AmpCompareCallback
 
-    Trainer(model, TrainingArguments(fp16=True, ...), callbacks=[AmpCompareCallback()], ...)
+Trainer(model, TrainingArguments(fp16=True, ...), callbacks=[AmpCompareCallback()], ...)
 """
 
 from __future__ import annotations

@@ -12,9 +12,6 @@ from torch import Tensor, nn
 
 from ampcompare.base.errors import CheckpointError, ConfigError
 
-from ampcompare.tasks.torchvision_loader import load_torchvision
-
-load_torchvision()  # which Lightning's metrics import, also where its compiled operators do not load
 pytest.importorskip("lightning", reason="not installed: pip install lightning")
 
 import lightning

@@ -3,7 +3,7 @@
 | the plugin | what an arm makes of it |
 |---|---|
 | `32-true` | nothing |
-| `16-mixed`, `bf16-mixed` | its autocast blocks and its GradScaler follow the arm; inputs that it casts get the arm's type |
+| `16-mixed`, `bf16-mixed` | autocast and GradScaler follow the arm, and inputs that it casts get the arm's type |
 | `16-true`, `bf16-true` | it casts nothing: weights and inputs stay in fp32, and the arm acts on them |
 | `64-true`, and those of other libraries | refused |
 """

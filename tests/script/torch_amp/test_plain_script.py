@@ -16,8 +16,8 @@ from torch.nn.utils import clip_grad_norm_
 from torch.utils.checkpoint import checkpoint
 
 from ampcompare.base.errors import PreparationError, ScalingError, UnsupportedCombination
-from tests.script.test_stand_in import Rows
 from tests.script.small_script import batch, gan_loss, network, two_networks
+from tests.script.test_stand_in import Rows
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step:UserWarning"),

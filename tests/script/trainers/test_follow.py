@@ -14,7 +14,6 @@ from ampcompare.script.trainers.logged import log_numbers
 from tests.script.small_script import batch, network
 from tests.script.test_stand_in import Rows
 
-
 pytestmark = pytest.mark.filterwarnings("ignore:The `srun` command is available")
 
 
@@ -59,7 +58,7 @@ def test_as_written_keeps_precision_of_fabric(behind: Any) -> None:
 def test_double_precision_is_refused(behind: Any) -> None:
     """A plugin that no arm can replace ends the script when it is made, with what to take instead."""
     behind("native:bf16")
-    with pytest.raises(UnsupportedCombination, match="64-true.*native:bf16.*16-mixed"):
+    with pytest.raises(UnsupportedCombination, match=r"64-true.*native:bf16.*16-mixed"):
         fabric_weights("64-true")
 
 

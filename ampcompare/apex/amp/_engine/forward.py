@@ -35,7 +35,8 @@ def to_type(dtype: torch.dtype, value: Tensor, *, expect_cuda: bool = False) -> 
 def applier(value: Any, fn: Callable[[Any], Any]) -> Any:
     """Apply `fn` to every tensor inside `value`, or to `value` itself if it has `.to`.
 
-    Mappings become plain dicts, unless they are dataclasses; other iterables keep their type. Strings, arrays and scalars stay as they are.
+    Mappings become plain dicts, unless they are dataclasses; other iterables keep their type. Strings, arrays and
+    scalars stay as they are.
 
     Source: Apex 25.05, `apex/amp/_initialize.py`; named tuples, ranges and iterators, which raise there, work here.
     """
