@@ -7,17 +7,18 @@ Trainer(model, TrainingArguments(fp16=True, ...), callbacks=[AmpCompareCallback(
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 from typing import Any
-
-from transformers import TrainerCallback
 
 from ampcompare.integrations.step_log import StepLog, begin_guards
 
 __all__ = ["AmpCompareCallback"]
 
+_Callback: Any = importlib.import_module("transformers").TrainerCallback
 
-class AmpCompareCallback(TrainerCallback):  # type: ignore[misc]
+
+class AmpCompareCallback(_Callback):  # type: ignore[misc]
     """Watches a training, and adds `loss_scale` and `skipped_steps` to what the trainer logs.
 
     Args:
