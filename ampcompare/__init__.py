@@ -23,7 +23,10 @@ if TYPE_CHECKING:
     from ampcompare.api.explanation import explain_arm
     from ampcompare.api.machine import examine_machine
     from ampcompare.api.precision import Precision, StepOutcome, make_precision
+    from ampcompare.api.profiling import profile
     from ampcompare.api.results_table import judge_table
+    from ampcompare.api.source import lint_paths, migrate_script
+    from ampcompare.api.stored import load_comparison
     from ampcompare.api.training import run
     from ampcompare.api.types import Arm, Callback, CellInfo, Recipe, RunConfig, RunRecord, StepRecord
     from ampcompare.base.metric_log import log_metric
@@ -45,8 +48,12 @@ __all__ = [
     "examine_machine",
     "explain_arm",
     "judge_table",
+    "lint_paths",
+    "load_comparison",
     "log_metric",
     "make_precision",
+    "migrate_script",
+    "profile",
     "reproduce_claims",
     "run",
 ]
@@ -67,8 +74,13 @@ _HOMES = {
     "examine_machine": "ampcompare.api.machine",
     "explain_arm": "ampcompare.api.explanation",
     "judge_table": "ampcompare.api.results_table",
+    "lint_paths": "ampcompare.api.source",
+    "load_comparison": "ampcompare.api.stored",
+    "load_ipython_extension": "ampcompare.cli.cell_magic",  # for `%load_ext ampcompare`
     "log_metric": "ampcompare.base.metric_log",
     "make_precision": "ampcompare.api.precision",
+    "migrate_script": "ampcompare.api.source",
+    "profile": "ampcompare.api.profiling",
     "reproduce_claims": "ampcompare.api.claims",
     "run": "ampcompare.api.training",
 }

@@ -22,7 +22,9 @@ FLOORS = {
     "integrations": 9,
     "migrate": 9,
     "script": 8,
+    "testing": 8,
     "diagnosis": 7,
+    "profiling": 7,
     "training": 6,
     "report": 6,
     "analysis": 5,
@@ -51,6 +53,8 @@ HEAVY = {"numpy", "pandas", "scipy", "sklearn", "submitit", "torch", "torchvisio
 TESTS_WITHOUT_A_ROOM = ("benchmarks", "distributed", "docker", "docs")
 # One process of pytest reads all files, instead of each.
 pytestmark = pytest.mark.xdist_group("architecture")
+# Names of objects of a script, or of a file's own, that have attributes of the names of points.
+OBJECTS = {"self", "self._watch", "optimizer", "window", "param", "master"}
 MAY_PRINT = ("apex", "script.legacy", "cli", "__main__")
 
 
@@ -283,6 +287,60 @@ a = b.__class__ is C
 getattr(a, "__class__")
 """
     assert _assigned_classes(ast.parse(source)) == ["line 2", "line 3", "line 4", "line 5"]
+
+
+def _subscribed_names() -> set[str]:
+    """Return the names of the functions that anything in the package subscribes to."""
+    names = set()
+    for module in MODULES:
+        for node in ast.walk(_tree(module)):
+            if (
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Attribute)
+                and node.func.attr in ("wrap", "put")
+            ):
+                names |= {one.value for one in node.args[1:2] if isinstance(one, ast.Constant)}
+    points = next(node for node in _tree("ampcompare.guards.events").body if getattr(node, "name", "") == "Points")
+    names |= {ast.literal_eval(node.elts[1]) for node in ast.walk(points) if isinstance(node, ast.Tuple)}
+    return {name for name in names if isinstance(name, str)}
+
+
+def _replaced(tree: ast.Module, names: set[str]) -> list[str]:
+    """Return where a tree sets an attribute of one of these names, but of an object that is its own or the script's."""
+    own = {node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef)} | OBJECTS
+    places = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)]
+    return [
+        f"line {node.lineno}: {ast.unparse(node)}"
+        for node in sorted(places, key=lambda node: node.lineno)
+        if node.attr in names and ast.unparse(node.value) not in own
+    ]
+
+
+def test_one_place_replaces_functions_of_torch() -> None:
+    """What follows a script subscribes to `guards/events.py`; what makes another torch for a whole process need not."""
+    names = _subscribed_names()
+    assert {"backward", "step", "scale", "scale_loss", "_initialize", "__call__", "grad"} <= names
+    apart = ("guards.events", "script.legacy.compat", "script.legacy.cpu")
+    modules = [name for name in _in_room("script", "guards") if not _is_in(name, apart)]
+    assert not {name: lines for name in modules if (lines := _replaced(_tree(name), names))}
+
+
+def test_a_replaced_function_is_found() -> None:
+    """Of a module, a class or what an argument names, and not that of an optimizer or a class of the file's own."""
+    source = """
+kind.step, x = f, 1
+amp.scale_loss = handle.scale_loss = f
+Tensor.grad = f
+self._frontend._initialize = f
+optimizer.step = f
+param.grad = None
+self.scale = 1
+class Own: pass
+Own.step = f
+f(kind.step)
+"""
+    lines = [one.partition(":")[0] for one in _replaced(ast.parse(source), _subscribed_names())]
+    assert lines == ["line 2", "line 3", "line 3", "line 4", "line 5"]
 
 
 def test_no_file_is_called_utils() -> None:

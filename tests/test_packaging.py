@@ -61,8 +61,12 @@ def test_public_names_are_pinned() -> None:
         "examine_machine",
         "explain_arm",
         "judge_table",
+        "lint_paths",
+        "load_comparison",
         "log_metric",
         "make_precision",
+        "migrate_script",
+        "profile",
         "reproduce_claims",
         "run",
     ]

@@ -11,7 +11,7 @@ from ampcompare.analysis.inference.effect import MIN_PAIRS, Effect, interval
 from ampcompare.analysis.inference.pooled_effects import pool
 from ampcompare.analysis.inference.verdict import Margin, decide
 from ampcompare.analysis.runs.pairs import Pair, pairs_by_seed
-from ampcompare.analysis.runs.scores import has_score, metric_of, spread_floor
+from ampcompare.analysis.runs.scores import has_score, metric_of, spread_floor, step_of, step_of_scores
 from ampcompare.analysis.verdicts.accuracy import accuracy_effect
 from ampcompare.analysis.verdicts.step_time import TIME_FLOOR, ratio_of, step_times
 from ampcompare.base.errors import ConfigError
@@ -198,7 +198,8 @@ def _resolution(pairs: Sequence[Pair]) -> float:
     metric = metric_of(evaluated)
     finals = [value for arm in evaluated if has_score(value := arm.summary.metric_final, metric)]
     samples = max(arm.summary.epochs[-1].samples for arm in evaluated)
-    return spread_floor(metric, samples, list(map(metric.score, finals))) / math.sqrt(len(evaluated))
+    step = step_of_scores(step_of(evaluated), metric, finals)
+    return spread_floor(metric, samples, list(map(metric.score, finals)), step) / math.sqrt(len(evaluated))
 
 
 def _ratio_of_times(effect: float) -> float:

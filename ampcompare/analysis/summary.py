@@ -21,7 +21,7 @@ from ampcompare.analysis.runs.pairs import Pair, conditional, counterparts, fini
 from ampcompare.analysis.runs.record_checks import unique_runs
 from ampcompare.analysis.runs.scores import metric_of, one_metric
 from ampcompare.analysis.runs.script_pairs import script_sentences
-from ampcompare.analysis.runs.time_validity import invalid_reason_of_arm
+from ampcompare.analysis.runs.time_validity import invalid_reason, invalid_reason_of_arm
 from ampcompare.analysis.verdicts.accuracy import accuracy_effect, accuracy_margin, accuracy_verdicts, failure_verdict
 from ampcompare.analysis.verdicts.loss_tail import loss_verdicts, tail_loss
 from ampcompare.analysis.verdicts.other_precisions import precision_rows
@@ -218,6 +218,8 @@ def _row(
     engines += sorted({f"{other.library} {other.version}" for other in others if other.library != "ampcompare"})
     diverged = sum(record.status == "diverged" for record in records)
     rate = wilson(diverged, len(ran)) if diverged else (None, None)
+    invalid_time = invalid_reason_of_arm(ran)
+    timed = ran if invalid_time else [record for record in ran if not invalid_reason(record)]
     return ArmSummary(
         arm=arm,
         engine=", ".join(engines) or None,
@@ -230,11 +232,11 @@ def _row(
         metric_mean=_mean(finals),
         metric_sd=_sd(finals),
         metric_best=metric.best(value for record in ran if (value := record.summary.metric_best) is not None),
-        epoch_seconds=_mean(record.summary.epoch_seconds for record in ran),
-        epoch_seconds_sd=_sd(record.summary.epoch_seconds for record in ran),
-        step_seconds_median=_mean(record.summary.step_seconds_median for record in ran),
-        invalid_time=invalid_reason_of_arm(ran),
-        samples_per_second=_mean(record.summary.samples_per_second for record in ran),
+        epoch_seconds=_mean(record.summary.epoch_seconds for record in timed),
+        epoch_seconds_sd=_sd(record.summary.epoch_seconds for record in timed),
+        step_seconds_median=_mean(record.summary.step_seconds_median for record in timed),
+        invalid_time=invalid_time,
+        samples_per_second=_mean(record.summary.samples_per_second for record in timed),
         start_seconds=_mean(_start_seconds(record) for record in ran),
         loader_start_seconds=_mean(record.summary.loader_start_seconds for record in ran),
         allreduce_share=_mean(record.processes.allreduce_share for record in ran if record.processes),

@@ -45,7 +45,10 @@ def settings_request(
 
 
 def with_script(
-    settings: Mapping[str, Any], script: Sequence[str] | None, metrics: Sequence[str] | str
+    settings: Mapping[str, Any],
+    script: Sequence[str] | None,
+    metrics: Sequence[str] | str,
+    mask: Sequence[str] | str = (),
 ) -> dict[str, Any]:
     """Return the settings, including those of the script if there is one.
 
@@ -53,13 +56,16 @@ def with_script(
         ConfigError: metrics without a script, or a script or metric that cannot be used.
     """
     if script is None:
+        if mask:
+            raise ConfigError("mask needs a script; pass one, as in script=['train.py']")
         if metrics:
             raise ConfigError("metrics needs a script; pass one, as in script=['train.py']")
         return dict(settings)
     values = dict(settings)
     max_steps = values.pop("recipe.max_steps", None)
     named = (metrics,) if isinstance(metrics, str) else tuple(metrics)
-    return {**values, "script": script_config(script, metrics=named, max_steps=max_steps)}
+    names = (mask,) if isinstance(mask, str) else tuple(mask)
+    return {**values, "script": script_config(script, metrics=named, max_steps=max_steps, mask=names)}
 
 
 def launch_options(launch: LaunchOptions | None, slurm_options: Mapping[str, str] | None) -> LaunchOptions:

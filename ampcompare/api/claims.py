@@ -9,6 +9,7 @@ from typing import Literal
 from ampcompare.api.arguments import optional_path, wait_seconds
 from ampcompare.experiment.claims.reproduce import Reproduction
 from ampcompare.experiment.claims.study import StudyOptions, run_study
+from ampcompare.experiment.notebook_progress import default_observer
 from ampcompare.experiment.observer import Observer
 from ampcompare.experiment.options import to_seconds
 
@@ -38,7 +39,7 @@ def reproduce_claims(
             compared on equal GPUs only.
         gpus: numbers of the GPUs to use, such as "0,2-3"; all that nobody uses by default.
         wait: seconds, or a text such as "10m", to wait for another command that uses the folder.
-        observer: receives progress and notes.
+        observer: receives progress and notes; in a notebook a display of the progress by default.
 
     Returns:
         A result for each claim, in `findings`.
@@ -56,4 +57,4 @@ def reproduce_claims(
         gpus=gpus,
         wait_seconds=wait_seconds(wait),
     )
-    return run_study(options, observer=observer)
+    return run_study(options, observer=default_observer(observer))

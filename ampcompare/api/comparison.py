@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -18,6 +19,7 @@ from ampcompare.api.arguments import (
 from ampcompare.base.errors import GateFailed
 from ampcompare.experiment.compare import run_comparison
 from ampcompare.experiment.matrix import find_setting
+from ampcompare.experiment.notebook_progress import default_observer
 from ampcompare.experiment.observer import Observer
 from ampcompare.experiment.options import CompareOptions, LaunchOptions, to_seconds
 from ampcompare.records.callback import Callback
@@ -50,6 +52,7 @@ def compare(
     jobs: int | Literal["auto"] | None = None,
     gpus: str | None = None,
     timing_rounds: int = 0,
+    profile: bool = False,
     fail_on: Sequence[str] | str = (),
     baseline: str | Path | None = None,
     wait: float | str = 0,
@@ -57,6 +60,7 @@ def compare(
     junit: str | Path | None = None,
     script: Sequence[str] | None = None,
     metrics: Sequence[str] | str = (),
+    mask: Sequence[str] | str = (),
     slurm_options: Mapping[str, str] | None = None,
     launch: LaunchOptions | None = None,
     callbacks: Sequence[Callback | str] = (),
@@ -93,6 +97,8 @@ def compare(
             compared on equal GPUs only.
         gpus: numbers of the GPUs to use, such as "0,2-3"; all that nobody uses by default.
         timing_rounds: how often the arms of a seed are timed again after their runs, in turns of a few steps.
+        profile: after all runs, profile each arm with the first seed into the run directory, as `profile` does; where
+            an arm is not faster, the headline says why.
         fail_on: limits such as "accuracy<-0.5" or "time>1.10x", checked for every arm.
         baseline: report.json or run directory that the limits compare with; by default the reference arm.
         wait: seconds, or a text such as "10m", to wait for another command that uses the run directory.
@@ -100,10 +106,11 @@ def compare(
         junit: file for the results of arms and limits as JUnit XML.
         script: a user's own script, as for `run`; by default its arms are script, fp32, O1, fp16 and bf16.
         metrics: as for `run`.
+        mask: as for `run`.
         slurm_options: as for `run`.
         launch: how processes are started, over several nodes for example.
         callbacks: as for `run`.
-        observer: receives progress and notes.
+        observer: receives progress and notes; in a notebook a display of the progress by default.
         settings: further fields of `RunConfig`, or paths of settings, as for `run`.
 
     Returns:
@@ -116,8 +123,14 @@ def compare(
         LaunchError: no process could be started.
         GateFailed: an arm exceeds a limit of `fail_on`; its `comparison` has the results.
     """
+    if prefer is not None:
+        warnings.warn(
+            "prefer is now called objective, and ampcompare 0.3 removes the old name; pass objective=",
+            DeprecationWarning,
+            stacklevel=2,
+        )
     options = CompareOptions(
-        settings=settings_request(recipe, size, config_file, with_script(settings, script, metrics)),
+        settings=settings_request(recipe, size, config_file, with_script(settings, script, metrics, mask)),
         arms=_arms(arms, script),
         reference=reference,
         seeds=seeds if isinstance(seeds, str) or seeds is None else ",".join(map(str, seeds)),
@@ -128,6 +141,7 @@ def compare(
         loss_margin=loss_margin,
         looks=looks,
         objective=prefer or objective,
+        profile=profile,
         tag=tag,
         jobs=jobs,
         gpus=gpus,
@@ -142,7 +156,7 @@ def compare(
         launch=launch_options(launch, slurm_options),
         callbacks=loaded_callbacks(callbacks),
     )
-    outcome = run_comparison(options, observer=observer)
+    outcome = run_comparison(options, observer=default_observer(observer))
     outcome.write_junit()
     failures = [f"{check.arm}: {check.failure}" for check in outcome.checks if check.failure]
     if failures:

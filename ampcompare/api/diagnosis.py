@@ -32,6 +32,7 @@ def diagnose(
     cures: bool = True,
     script: Sequence[str] | None = None,
     rank: int = 0,
+    gpus: str | None = None,
     recipe: Recipe | str | None = None,
     size: str | None = None,
     config_file: str | Path | None = None,
@@ -52,9 +53,12 @@ def diagnose(
         reference: precision in which every operation is repeated; "none" watches only ranges.
         cures: train with each candidate cure for some steps.
         script: a user's own script with its arguments, or "-m" and a module, as for `run`: it is started again for each
-        candidate, in separate processes. rank: the process that is watched, of a script with several (`processes=2`).
-        recipe, size, config_file, settings: as for `run`. output_dir: folder of `diagnosis.json` and, where the extra
-        is installed, `diagnosis.html`; by default none.
+            candidate, in separate processes.
+        rank: the process that is watched, of a script with several (`processes=2`).
+        gpus: numbers of the GPUs to choose from, such as "0,2-3"; all that nobody uses by default. A loop chooses
+            itself.
+        recipe, size, config_file, settings: as for `run`.
+        output_dir: folder of `diagnosis.json` and, where the extra is installed, `diagnosis.html`; by default none.
 
     Raises:
         ConfigError: an option or setting that cannot be used, a loop and a script, or a loop that makes no step.
@@ -66,7 +70,7 @@ def diagnose(
     arm = Arm.parse(arm) if isinstance(arm, str) else arm
     request = settings_request(recipe, size, config_file, with_script({**settings, "arm": str(arm)}, script, ()))
     config = collect_settings(request, one_run=True).config
-    options = DiagnoseOptions(config, steps=steps, at=tuple(at), reference=reference, cures=cures, rank=rank)
+    options = DiagnoseOptions(config, steps, tuple(at), reference, cures, rank, gpus)
     options.check()
     if loop is None:
         check_cells([config])

@@ -15,6 +15,7 @@ from ampcompare.api.arguments import (
     with_script,
 )
 from ampcompare.base.errors import ConfigError
+from ampcompare.experiment.notebook_progress import default_observer
 from ampcompare.experiment.observer import Observer
 from ampcompare.experiment.options import LaunchOptions, RunOptions
 from ampcompare.experiment.single_run import run_single
@@ -38,6 +39,7 @@ def run(
     wait: float | str = 0,
     script: Sequence[str] | None = None,
     metrics: Sequence[str] | str = (),
+    mask: Sequence[str] | str = (),
     slurm_options: Mapping[str, str] | None = None,
     launch: LaunchOptions | None = None,
     callbacks: Sequence[Callback | str] = (),
@@ -58,10 +60,12 @@ def run(
         wait: seconds, or a text such as "10m", to wait for another command that uses the run directory.
         script: a user's own script with its arguments, or "-m" and a module: it trains instead of the recipe.
         metrics: numbers that it prints or logs, as for `--metric`; verdicts use the first one.
+        mask: names of further arguments of the script, and of variables of the environment, whose values are kept out
+            of all files, such as "pin" or "my_*".
         slurm_options: sbatch options, for the launcher slurm: {"partition": "gpu", "exclusive": ""}.
         launch: how processes are started, over several nodes for example.
         callbacks: called for each step, epoch and end of a run; a text is a factory, `package.module:factory`.
-        observer: receives progress and notes.
+        observer: receives progress and notes; in a notebook a display of the progress by default.
         settings: further fields of `RunConfig`, which win over the file: `arm="apex:O2"`, `device="cpu"`; or paths of
             settings, as in `**{"recipe.epochs": 3}`.
 
@@ -73,7 +77,7 @@ def run(
         EnvironmentUnfit: this machine lacks something that was requested.
         LaunchError: no process could be started.
     """
-    request = settings_request(recipe, size, config_file, with_script(settings, script, metrics))
+    request = settings_request(recipe, size, config_file, with_script(settings, script, metrics, mask))
     if config is not None and request != SettingsRequest():
         raise ConfigError(
             "run takes either a complete config, or a recipe, file and settings, but both were given; leave one out"
@@ -86,4 +90,4 @@ def run(
         launch=launch_options(launch, slurm_options),
         callbacks=loaded_callbacks(callbacks),
     )
-    return run_single(options, observer=observer).record
+    return run_single(options, observer=default_observer(observer)).record

@@ -28,6 +28,7 @@ COMMANDS = {
     "lint": "Report mistakes in the use of Apex and torch.amp in source files.",
     "doctor": "Check this machine and its libraries; report problems and fixes.",
     "diagnose": "Find where numbers overflow or are lost, and what to keep in fp32.",
+    "profile": "Find why an arm is faster or not, smaller or not.",
     "find-batch": "Find the largest batch that each arm fits.",
     "explain": "Explain a precision setting: dtypes, casts, torch.amp equivalent.",
     "list": "List arms, tasks, models, data, optimizers, runs and more.",
@@ -35,7 +36,7 @@ COMMANDS = {
 }
 SECTIONS = {  # a command that is in none of them stands under the last
     "Choose and migrate": ("explain", "migrate", "lint", "convert", "exec"),
-    "Compare": ("compare", "run", "find-batch", "diagnose", "report", "export", "judge", "reproduce"),
+    "Compare": ("compare", "run", "find-batch", "diagnose", "profile", "report", "export", "judge", "reproduce"),
     "Look up": ("doctor", "list", "config"),
 }
 SUMMARY = "Compare Apex O0-O3, torch.amp and manual .half() on the same weights and batches."

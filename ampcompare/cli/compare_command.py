@@ -11,11 +11,11 @@ from ampcompare.backends.arm import Arm
 from ampcompare.cli.arm_options import arm_from_flags, arm_options
 from ampcompare.cli.comparison_output import details_option, show_checks, show_comparison, show_plan
 from ampcompare.cli.help import ARMS, COMPARISON, MACHINE, OUTPUT, option
-from ampcompare.cli.launching import count_processes, launch_from, launch_options, save_at_signals
+from ampcompare.cli.launching import count_processes, launch_from, launch_options, pool_options, save_at_signals
 from ampcompare.cli.options import callback_option, margin_options, objective_option, output_options, recipe_options
 from ampcompare.cli.script_options import ScriptCommand, script_options, show_metrics
 from ampcompare.cli.settings import request_from
-from ampcompare.cli.values import ARM, ARM_LIST, FILE, FOLDER, JOBS
+from ampcompare.cli.values import ARM, ARM_LIST, FILE, FOLDER
 from ampcompare.cli.waiting import typed_command, wait_seconds
 from ampcompare.experiment.follow import load_callback
 from ampcompare.experiment.options import CompareOptions, to_seconds
@@ -110,19 +110,9 @@ __all__ = ["command", "options_from"]
 )
 @script_options
 @recipe_options
-@option(
-    "--jobs",
-    type=JOBS,
-    metavar="N|auto",
-    group=MACHINE,
-    help="cells to run in parallel, each on its own GPUs or cores; times are compared on equal GPUs only  "
-    "[default: one per free GPU, or 1]",
-)
-@option(
-    "--gpus",
-    metavar="LIST",
-    group=MACHINE,
-    help="numbers of the GPUs to use, such as 0,2-3  [default: all that are free]",
+@pool_options(
+    "cells to run in parallel, each on its own GPUs or cores; times are compared on equal GPUs only; under Slurm, "
+    "at most so many jobs  [default: one per free GPU, or 1]"
 )
 @option(
     "--timing-rounds",
@@ -133,6 +123,7 @@ __all__ = ["command", "options_from"]
     group=MACHINE,
     help="after the runs of a seed, time its arms N more times, in turns",
 )
+@option("--profile", is_flag=True, group=OUTPUT, help="after the runs, profile each arm: why is it faster, or not")
 @launch_options
 @details_option
 @option("--tag", default="", metavar="NAME", group=OUTPUT, help="label of the report and its folder")
@@ -188,6 +179,7 @@ def options_from(parameters: dict[str, Any]) -> CompareOptions:
         "jobs",
         "gpus",
         "timing_rounds",
+        "profile",
         "fail_on",
         "strict",
         "force",

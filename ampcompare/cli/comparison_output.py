@@ -95,7 +95,10 @@ def show_plan(planned: PlannedComparison, *, as_json: bool) -> None:
     lines = [f"{_count(len(plan.cells))} into {folder}, {order}:"]
     lines += [f"  {cell.digest()}  {label}, seed {cell.recipe.seed}" for label, cell in labeled_cells]
     if remaining.seconds is None or remaining.peak_bytes is None:
-        lines.append(f"time and memory: unknown, because {folder} has no record of {', '.join(remaining.unknown)}")
+        lines.append(
+            f"time and memory: unknown, because neither {folder} nor a run directory next to it has a record of "
+            f"{', '.join(remaining.unknown)} with these settings; run one seed (--seeds 0) to have an estimate"
+        )
     elif not remaining.cells:
         lines.append("time and memory: none, every cell has a record")
     else:

@@ -79,7 +79,14 @@ def _sources(context: click.Context, name: str, options: list[str]) -> tuple[Set
     assert isinstance(group, click.Group)
     other = group.get_command(context.parent, name)
     assert other is not None
-    with other.make_context(name, options, parent=context.parent) as inner:
+    try:
+        made = other.make_context(name, options, parent=context.parent)
+    except click.UsageError as error:
+        hint = "; the schema of files: ampcompare config schema" if "--schema" in options else ""
+        raise click.UsageError(
+            f"{error.format_message()} What follows show are options of {name}{hint}.", context
+        ) from None
+    with made as inner:
         if name == "run":
             return sources_from(inner.params), {}
         compare = options_from(inner.params)

@@ -10,7 +10,7 @@ import click
 
 from ampcompare.backends.arm import Arm
 from ampcompare.cli.help import ARMS, OUTPUT, SCRIPT, option
-from ampcompare.cli.launching import ended_by_signals
+from ampcompare.cli.launching import ended_by_signals, gpus_option
 from ampcompare.cli.options import json_option, recipe_options
 from ampcompare.cli.script_options import ScriptCommand
 from ampcompare.cli.settings import request_from
@@ -60,6 +60,7 @@ MAX_WIDTH = 120
 @option("--compat-torch", is_flag=True, group=SCRIPT, help="with -- SCRIPT: restore removed and changed APIs")
 @option("--nproc-per-node", type=click.IntRange(1), metavar="N", group=SCRIPT, help="with -- SCRIPT: ranks of torchrun")
 @option("--rank", type=click.IntRange(0), metavar="N", default=0, group=SCRIPT, help="rank to watch  [default: 0]")
+@gpus_option
 @recipe_options
 @option("--output-dir", "-o", type=FOLDER, group=OUTPUT, help="write diagnosis.json and .html into this folder")
 @json_option()
@@ -84,6 +85,7 @@ def command(**parameters: Any) -> int:
         reference=parameters["reference"],
         cures=parameters["cures"],
         rank=parameters["rank"],
+        gpus=parameters["gpus"],
     )
     options.check()
     check_cells([config])

@@ -9,6 +9,7 @@ import click
 
 from ampcompare.backends.arm import parse_arms
 from ampcompare.cli.help import ARMS, MACHINE, Command, option
+from ampcompare.cli.launching import ended_by_signals, pool_options
 from ampcompare.cli.options import json_option, recipe_options
 from ampcompare.cli.settings import request_from
 from ampcompare.cli.values import ARM_LIST
@@ -49,6 +50,9 @@ __all__ = ["command"]
     group=MACHINE,
     help="share of the memory that stays free",
 )
+@pool_options(
+    "arms to search at the same time, each on GPUs or cores of its own  [default: one per free GPU of a kind, or 1]"
+)
 @recipe_options
 @json_option()
 def command(**parameters: Any) -> int:
@@ -58,9 +62,8 @@ def command(**parameters: Any) -> int:
     of the largest. Each try runs in a separate process. On a GPU, a batch is too large if memory runs out or --margin
     does not stay free; on a CPU, if the process grows by more than --memory-limit, which is required there.
     """
-    from ampcompare.experiment.find_batch import BatchSearch, configs_of, find_batches
+    from ampcompare.experiment.find_batch import BatchSearch, configs_of, find_batches, places_of_tries
     from ampcompare.experiment.options import LaunchOptions
-    from ampcompare.launch.places import ANYWHERE, Places
     from ampcompare.records.run import dump_json
     from ampcompare.report.tables import listing, room
 
@@ -72,8 +75,11 @@ def command(**parameters: Any) -> int:
         margin=parameters["margin"] / 100,
         note=lambda text: click.echo(text, err=True),
     )
-    with LaunchOptions().pool(config, Places((ANYWHERE,))) as launcher:
-        limits = find_batches(search, launcher)
+    places = places_of_tries(search.configs, parameters["jobs"], parameters["gpus"])
+    for text in places.notes:
+        search.note(text)
+    with ended_by_signals(), LaunchOptions().pool(config, places) as launcher:
+        limits = find_batches(search, launcher, len(places.all))
     if parameters["as_json"]:
         click.echo(dump_json([asdict(limit) for limit in limits]))
     else:

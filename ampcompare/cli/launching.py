@@ -10,14 +10,23 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from ampcompare.base.errors import ConfigError, Ended
-from ampcompare.cli.help import PROCESSES, option
+from ampcompare.cli.help import MACHINE, PROCESSES, option
 from ampcompare.cli.output import leave_closed_terminal
+from ampcompare.cli.values import JOBS
 
 if TYPE_CHECKING:
     from ampcompare.experiment.options import LaunchOptions
     from ampcompare.launch.base import Launcher
 
-__all__ = ["count_processes", "ended_by_signals", "launch_from", "launch_options", "save_at_signals"]
+__all__ = [
+    "count_processes",
+    "ended_by_signals",
+    "gpus_option",
+    "launch_from",
+    "launch_options",
+    "pool_options",
+    "save_at_signals",
+]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -56,11 +65,40 @@ def launch_options(function: Function) -> Function:
             metavar="NAME=VALUE",
             help="sbatch option for --launcher slurm: partition=gpu, time=2:00:00; repeatable",
         ),
+        _option(
+            "--cells-per-job",
+            type=click.IntRange(min=1),
+            default=1,
+            show_default=True,
+            metavar="N",
+            help="cells that a job of --launcher slurm trains in turn",
+        ),
         _option("--dist-url", metavar="URL", help="where processes meet: env://, tcp://HOST:PORT or file://PATH"),
     ]
     for add in reversed(options):
         function = add(function)
     return function
+
+
+def gpus_option(function: Function) -> Function:
+    """Add which GPUs are used."""
+    add = option(
+        "--gpus",
+        metavar="LIST",
+        group=MACHINE,
+        help="numbers of the GPUs to use, such as 0,2-3  [default: all that are free]",
+    )
+    return add(function)
+
+
+def pool_options(help_of_jobs: str) -> Callable[[Function], Function]:
+    """Add how many cells run at the same time, and on which GPUs."""
+
+    def add(function: Function) -> Function:
+        jobs = option("--jobs", type=JOBS, metavar="N|auto", group=MACHINE, help=help_of_jobs)
+        return jobs(gpus_option(function))
+
+    return add
 
 
 def _option(*names: str, **settings: Any) -> Callable[[Function], Function]:
@@ -101,7 +139,7 @@ def launch_from(parameters: Mapping[str, Any]) -> LaunchOptions:
     from ampcompare.experiment.options import LaunchOptions
     from ampcompare.launch.slurm import parse_slurm_options
 
-    names = ("nnodes", "node_rank", "rdzv_endpoint", "max_restarts", "dist_url")
+    names = ("nnodes", "node_rank", "rdzv_endpoint", "max_restarts", "dist_url", "cells_per_job")
     return LaunchOptions(
         slurm_options=parse_slurm_options(parameters["slurm_options"]), **{name: parameters[name] for name in names}
     )

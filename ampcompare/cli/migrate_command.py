@@ -12,7 +12,7 @@ from ampcompare.base.errors import ConfigError, EnvironmentUnfit
 from ampcompare.cli.help import Command, option
 from ampcompare.cli.values import FILE, Choice
 
-__all__ = ["command", "find_mistakes"]
+__all__ = ["command"]
 
 SECONDS_BETWEEN_LINES = 2.0
 
@@ -58,6 +58,7 @@ def command(mode: str, target: str, verify: bool, steps: int, paths: tuple[str, 
 
 
 def _migrate(paths: tuple[str, ...], target: str, *, write: bool) -> int:
+    from ampcompare.migrate.mistakes import find_mistakes
     from ampcompare.migrate.project import find_files, migrate_file
 
     faults: list[str] = []
@@ -94,16 +95,6 @@ def _migrate(paths: tuple[str, ...], target: str, *, write: bool) -> int:
         by_hand += bool(result.by_hand)
     _say(_sums(len(files), changed, left, by_hand, len(faults), write))
     return ConfigError.exit_code if faults else int(left > 0)
-
-
-def find_mistakes(text: str) -> list[tuple[int, str, str]]:
-    """Return line, code and message of what lint finds in a module: mistakes in numbers, those reported by default."""
-    from ampcompare.lint.check import check_text
-    from ampcompare.lint.mistakes.catalog import CODES
-    from ampcompare.lint.report import level_of
-
-    found = check_text(text, lambda code: level_of(code) == "error" and CODES[code].by_default)
-    return [(each.line, each.code, each.message) for each in found]
 
 
 def _sums(files: int, changed: int, left: int, by_hand: int, faults: int, write: bool) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import click
@@ -63,7 +64,8 @@ def command(
 ) -> int:
     """Render the records of run directories again.
 
-    Without DIR or FILE, the newest run directory in runs/ is shown.
+    Without DIR or FILE, the newest run directory in runs/ is shown: after `run`, that run. A line on standard error
+    names it, and the one before it.
 
     FILE is a record.json, a report.json, or a file that `exec --record` wrote (several are shown side by side). Several
     run directories with equal settings give one report. With different settings, such as other models or data, they
@@ -98,10 +100,15 @@ def command(
 
 
 def _newest() -> Path:
-    from ampcompare.experiment.run_list import newest_run
+    from ampcompare.experiment.run_list import newest_runs
 
-    found = newest_run()
-    click.echo(f"the newest run directory: {printable(str(found), 300)}", err=True)
+    found, *others = newest_runs()
+    line = f"the newest run directory: {printable(str(found), 300)}"
+    if others:
+        line += f"; the one before it: ampcompare report {printable(shlex.quote(str(others[0])), 300)}"
+    if len(others) > 1:
+        line += f"; all {len(others) + 1}: ampcompare list runs"
+    click.echo(line, err=True)
     return found
 
 

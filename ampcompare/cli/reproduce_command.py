@@ -8,9 +8,9 @@ from typing import Any
 import click
 
 from ampcompare.cli.help import OUTPUT, Command, option
-from ampcompare.cli.launching import save_at_signals
+from ampcompare.cli.launching import pool_options, save_at_signals
 from ampcompare.cli.options import printing_options
-from ampcompare.cli.values import CLAIM, FOLDER, JOBS, Choice
+from ampcompare.cli.values import CLAIM, FOLDER, Choice
 from ampcompare.cli.waiting import typed_command, wait_option, wait_seconds
 from ampcompare.experiment.claims.definition import OLD_STUDIES, STUDIES
 from ampcompare.experiment.options import to_seconds
@@ -30,14 +30,10 @@ __all__ = ["command"]
 @click.argument("names", metavar="[CLAIM]...", nargs=-1, type=CLAIM)
 @option("--list", "only_list", is_flag=True, help="list the claims, and run nothing")
 @option("--budget", default="15m", show_default=True, metavar="TIME", help="wall time limit: no seed begins after it")
-@option(
-    "--jobs",
-    type=JOBS,
-    metavar="N|auto",
-    help="cells to run in parallel, each on its own GPUs or cores; times are judged on equal GPUs only  "
-    "[default: one per free GPU, or 1]",
+@pool_options(
+    "cells to run in parallel, each on its own GPUs or cores; times are judged on equal GPUs only  [default: one per "
+    "free GPU, or 1]"
 )
-@option("--gpus", metavar="LIST", help="numbers of the GPUs to use, such as 0,2-3  [default: all that are free]")
 @option(
     "--output-dir",
     "-o",

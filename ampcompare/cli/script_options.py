@@ -21,10 +21,10 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 # Settings of cells that hold for a script too; what the others say, the script decides.
 KEPT = frozenset({"device", "warmup_steps", "recipe.max_steps", "nan_patience", "threads"})
-OWN = ("metric", "list_metrics", "seed_arg", "compat_torch")
+OWN = ("metric", "list_metrics", "seed_arg", "compat_torch", "mask")
 NOT_FOR_SCRIPTS = (
     *("sweep", "timing_rounds", "verify_resume", "recipe_name", "size", "config_file", "overrides", "model_args"),
-    *("nnodes", "node_rank", "rdzv_endpoint", "max_restarts", "slurm_options", "dist_url"),
+    *("nnodes", "node_rank", "rdzv_endpoint", "max_restarts", "slurm_options", "cells_per_job", "dist_url"),
 )
 
 
@@ -69,6 +69,14 @@ def script_options(function: Function) -> Function:
             group=SCRIPT,
             help="with -- SCRIPT: restore removed and changed APIs of torch, numpy and Python",
         ),
+        option(
+            "--mask",
+            multiple=True,
+            metavar="PATTERN",
+            group=SCRIPT,
+            help="with -- SCRIPT: keep the values of its arguments, and of environment variables, of such names out of "
+            "all files, as those of --token, --password, *_KEY and others are; repeatable",
+        ),
     ]
     for add in reversed(options):
         function = add(function)
@@ -101,6 +109,7 @@ def script_layer(parameters: Mapping[str, Any]) -> Layer | None:
         seed_arg=parameters["seed_arg"],
         max_steps=parameters[parameter_of("recipe.max_steps")],
         compat_torch=parameters["compat_torch"],
+        mask=parameters.get("mask") or (),
         torchrun=parameters["nproc_per_node"] is not None,
     )
     return Layer("script after --", {"script": script.model_dump()})

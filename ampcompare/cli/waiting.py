@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ampcompare.base.errors import ConfigError
+from ampcompare.base.secrets import hide
 from ampcompare.cli.help import OUTPUT, option
 
 __all__ = ["typed_command", "wait_option", "wait_seconds"]
@@ -48,5 +49,5 @@ def wait_seconds(wait: str | None) -> float:
 
 
 def typed_command() -> str:
-    """Return the command line of this process, as it would be typed."""
-    return shlex.join(["ampcompare", *sys.argv[1:]])
+    """Return the command line of this process, as it would be typed, with placeholders for secrets."""
+    return shlex.join(["ampcompare", *hide(sys.argv[1:])])

@@ -60,7 +60,8 @@ def _attribute(name: str) -> str:
 def _line_code(place: str, device: str) -> list[str]:
     """Return a line of the user's code in a block without casts."""
     name, _, number = place.rpartition(":")
-    source = linecache.getline(name if os.path.exists(name) else os.path.abspath(name), int(number)).strip()
+    is_file = name not in linecache.cache and not os.path.exists(name)
+    source = linecache.getline(os.path.abspath(name) if is_file else name, int(number)).strip()
     without = " and without its cast to 16 bits" if NARROWING.search(source) else ""
     return [
         f"# {place}, with .float() on its 16-bit inputs{without}:",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from ampcompare.base.errors import AmpCompareError, ConfigError, EnvironmentUnfit, LaunchError
@@ -16,8 +17,13 @@ PROGRAM = Path(__file__).resolve().parent / "diagnose_recipe.py"
 ERRORS: dict[int, type[AmpCompareError]] = {2: ConfigError, 4: EnvironmentUnfit}
 
 
-def diagnose_in_child(options: DiagnoseOptions, *, seconds: float = TIME_LIMIT) -> Diagnosis:
+def diagnose_in_child(
+    options: DiagnoseOptions, *, seconds: float = TIME_LIMIT, environment: Mapping[str, str] | None = None
+) -> Diagnosis:
     """Diagnose a recipe in a separate process.
+
+    Args:
+        environment: variables that the process gets in addition.
 
     Raises:
         ConfigError: a name, a file or an option that cannot be used.
@@ -28,6 +34,7 @@ def diagnose_in_child(options: DiagnoseOptions, *, seconds: float = TIME_LIMIT) 
     answer = call_in_child(
         PROGRAM,
         seconds=seconds,
+        environment=environment,
         options={
             "config": options.config.model_dump(mode="json"),
             "steps": options.steps,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from ampcompare.precision.base import Precision
 from ampcompare.precision.cpu_half import cpu_half
 from ampcompare.precision.factory import make_precision
 
-__all__ = ["Conditions", "Loop", "measure"]
+__all__ = ["Conditions", "Loop", "measure", "trained_under"]
 
 Loop = Callable[[Precision], Any]
 
@@ -48,21 +48,28 @@ def measure(loop: Loop, arm: Arm, conditions: Conditions, lines: Sequence[str] =
     Args:
         lines: file:line of calls that run in fp32.
     """
-    torch.manual_seed(conditions.seed)
-    precision = make_precision(arm, device=conditions.device)
     observation = Observation()
-    _, arithmetic = cpu_half(conditions.half, precision.half_dtype, torch.device(conditions.device))
     watch = StepWatch(
         observation, steps=conditions.steps, at=conditions.at, reference=conditions.reference, kept_lines=lines
     )
-    observed = Observed(precision, watch)
-    try:
-        with arithmetic, observed, suppress(Enough), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+    with trained_under(arm, conditions) as precision:
+        with Observed(precision, watch) as observed, suppress(Enough):
             loop(observed)
+    return observation
+
+
+@contextmanager
+def trained_under(arm: Arm, conditions: Conditions) -> Iterator[Precision]:
+    """Yield the precision of an arm with torch seeded and warnings off; at the end torch is as it was before."""
+    torch.manual_seed(conditions.seed)
+    precision = make_precision(arm, device=conditions.device)
+    _, arithmetic = cpu_half(conditions.half, precision.half_dtype, torch.device(conditions.device))
+    try:
+        with arithmetic, warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield precision
     finally:
         _release(precision)
-    return observation
 
 
 def _release(precision: Precision) -> None:

@@ -22,6 +22,7 @@ class DiagnoseOptions:
         reference: type of the run alongside; "none" watches ranges alone.
         cures: test candidates of a cure.
         rank: the process that is watched, of a script with several.
+        gpus: numbers of the GPUs to choose from, such as "0,2-3"; all that nobody uses by default.
     """
 
     config: RunConfig
@@ -30,6 +31,7 @@ class DiagnoseOptions:
     reference: Literal["float32", "float64", "none"] = "float32"
     cures: bool = True
     rank: int = 0
+    gpus: str | None = None
 
     def check(self) -> None:
         """Refuse what cannot be diagnosed.

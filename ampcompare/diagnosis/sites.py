@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -18,7 +19,7 @@ from ampcompare.records.diagnosis import Phase
 __all__ = ["Sites", "calling_line"]
 
 PACKAGE = str(Path(__file__).resolve().parents[1])
-ROOMS = ("apex", "diagnosis", "guards", "legacy", "parallel", "precision", "script", "training")
+ROOMS = ("apex", "diagnosis", "guards", "legacy", "parallel", "precision", "script", "testing", "training")
 HIDDEN = (
     *{os.path.dirname(name) + os.sep for name in (torch.__file__, os.path.realpath(torch.__file__))},
     *(os.path.join(PACKAGE, room) + os.sep for room in ROOMS),
@@ -30,11 +31,25 @@ def _shown(name: str) -> str | None:
     """Return the file of a frame's code as it is shown; None for code of torch and of ampcompare's engines."""
     if name.startswith(("<frozen", "<string")) or name.startswith(HIDDEN) or os.path.basename(name) == "contextlib.py":
         return None
+    if os.path.basename(os.path.dirname(name)).startswith("ipykernel_"):
+        return _cell(name)
     roots = [os.getcwd(), *sorted(filter(None, sys.path), key=len, reverse=True)]
     for root in roots:
         if name.startswith(root + os.sep):
             return name[len(root) + 1 :]
     return name
+
+
+def _cell(name: str) -> str:
+    """Return a notebook's cell as the notebook shows it, such as In[3], for the file that its kernel compiles it as."""
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    number = getattr(getattr(shell, "compile", None), "_filename_map", {}).get(name)
+    if number is None:
+        return name
+    shown = f"In[{number}]"
+    lines = linecache.getlines(name)
+    linecache.cache[shown] = (sum(map(len, lines)), None, lines, shown)  # a cure shows the line that it is about
+    return shown
 
 
 def calling_line(frame: FrameType | None) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 from ampcompare.analysis.gates import Check, Gate, VerdictGate, check_gates, parse_gate
 from ampcompare.analysis.inference.criteria import Criteria
 from ampcompare.analysis.inference.margins import check_margin, parse_margin
-from ampcompare.base.errors import ConfigError, Ended
+from ampcompare.base.errors import ConfigError, Ended, EnvironmentUnfit, LaunchError
 from ampcompare.base.files.write import write_atomically
 from ampcompare.experiment.adaptive_seeds import pilot_seeds, run_auto
 from ampcompare.experiment.follow import following
@@ -23,6 +23,7 @@ from ampcompare.experiment.options import CompareOptions
 from ampcompare.experiment.ownership import owned
 from ampcompare.experiment.plan import Plan, parse_seeds
 from ampcompare.experiment.preflight import check_cells, grouped_refusals, refused_arms
+from ampcompare.experiment.profile import ProfileOptions, profile
 from ampcompare.experiment.recorded_order import with_recorded_order
 from ampcompare.experiment.run import run_plan
 from ampcompare.experiment.run_folder import check_output_name
@@ -35,6 +36,7 @@ from ampcompare.experiment.sources import (
     plan_with_published,
 )
 from ampcompare.launch.places import find_places
+from ampcompare.profiling.reasons import deciding
 from ampcompare.records.comparison import Comparison
 from ampcompare.records.metric import Metric
 from ampcompare.records.run import RunRecord
@@ -147,6 +149,8 @@ def plan_comparison(options: CompareOptions) -> PlannedComparison:
     folder = options.output_dir or Path("runs") / label
     check_output_name(folder)
     plan = with_recorded_order(plan, folder)
+    if options.profile:
+        _profile_options(plan, options.reference or "")
     return PlannedComparison(options, sources, rows, plan, folder, criteria, gates, baseline)
 
 
@@ -183,13 +187,13 @@ def run_comparison(
     plan, folder = planned.plan, planned.folder
     jobs = 1 if options.timing_rounds or options.launch.nnodes > 1 else options.jobs
     places = find_places(plan.cells, jobs, options.gpus)
-    launcher = options.launch.pool(planned.sources.config, places)
+    launcher = options.launch.pool(planned.sources.config, places, options.jobs)
     is_main = launcher.is_main
     observer = observer if observer is not None and is_main else Observer()
     observer = following(observer, options.callbacks if is_main else ())
     for text in planned.baseline.excluded if planned.baseline is not None else []:
         observer.note(f"of the baseline a record is not used: {text}")
-    for text in places.notes:
+    for text in (*places.notes, *places.about_times):
         observer.note(text)
     for refusal in grouped_refusals(refused_arms(plan.cells)):
         observer.note(refusal)
@@ -223,8 +227,36 @@ def run_comparison(
         if (folder / "report.md").exists():
             observer.note(f"finished cells are in {folder / 'report.md'}")
         raise
+    if options.profile and is_main:
+        comparison = _with_profile(planned, comparison, observer)
+        save(comparison, folder)
     checks = check_gates(planned.gates, comparison, planned.baseline) if planned.gates and is_main else []
     return ComparisonOutcome(options, comparison, folder, tuple(checks), is_main)
+
+
+def _profile_options(plan: Plan, reference: str) -> ProfileOptions:
+    """Return what `--profile` profiles: the cells of the first seed, the reference first.
+
+    Raises:
+        ConfigError: they cannot be profiled.
+    """
+    seed = plan.cells[0].recipe.seed
+    cells = {cell.arm: cell for cell in reversed(plan.cells) if cell.recipe.seed == seed}
+    first = [cells[reference]] if reference in cells else []
+    options = ProfileOptions((*first, *(cell for arm, cell in reversed(cells.items()) if arm != reference)))
+    options.check()
+    return options
+
+
+def _with_profile(planned: PlannedComparison, comparison: Comparison, observer: Observer) -> Comparison:
+    """Profile the arms that have run, and say in the headline why one is not faster."""
+    options = _profile_options(planned.plan, comparison.reference)
+    try:
+        found = profile(options, output_dir=planned.folder, say=observer.note)
+    except (LaunchError, EnvironmentUnfit) as error:
+        observer.note(f"no profile: {error}")
+        return comparison
+    return comparison.model_copy(update={"headline": [*comparison.headline, *deciding(found)]})
 
 
 def requested_seeds(options: CompareOptions, sources: SettingsSources) -> str:

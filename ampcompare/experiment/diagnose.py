@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ampcompare.diagnosis.in_child import diagnose_in_child
 from ampcompare.diagnosis.options import DiagnoseOptions
 from ampcompare.experiment.diagnose_script import diagnose_script
+from ampcompare.launch.places import find_places
 from ampcompare.report.diagnosis_files import write_diagnosis
 
 if TYPE_CHECKING:
@@ -29,7 +30,8 @@ def diagnose(
 
     Args:
         output_dir: folder of `diagnosis.json` and, where the extra is installed, `diagnosis.html`; by default none.
-        say: called with a line before each run of a script, and with the files that are written.
+        say: called with a line about GPUs that are left out, before each run of a script, and with the files that are
+            written.
 
     Raises:
         ConfigError: options that cannot be used, or no step was watched.
@@ -48,6 +50,11 @@ def _diagnose(options: DiagnoseOptions, loop: Loop | None, say: Callable[[str], 
         from ampcompare.diagnosis.diagnose import diagnose_given
 
         return diagnose_given(loop, options)
+    # Of the places that a comparison would have, the first.
+    places = find_places([options.config], None, options.gpus)
+    for note in places.notes:
+        say(note)
+    environment = places.all[0].gpu_environment
     if options.config.script is not None:
-        return diagnose_script(options, say)
-    return diagnose_in_child(options)
+        return diagnose_script(options, say, environment)
+    return diagnose_in_child(options, environment=environment)

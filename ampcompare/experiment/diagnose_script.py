@@ -10,12 +10,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from ampcompare.backends.arm import Arm
 from ampcompare.base.environment.threads import THREAD_VARIABLES
 from ampcompare.base.errors import AmpCompareError, ConfigError, EnvironmentUnfit, LaunchError
+from ampcompare.base.isolate.group import kill_group
 from ampcompare.diagnosis.cures import verdict_of, with_cure
 from ampcompare.diagnosis.options import DiagnoseOptions
 from ampcompare.diagnosis.request import Request
@@ -24,8 +25,9 @@ from ampcompare.launch.cell_files import log_tail
 from ampcompare.launch.script.children import RECORD
 from ampcompare.launch.script.rows import read_rows
 from ampcompare.records.diagnosis import Diagnosis
+from ampcompare.settings.config import RunConfig
 
-__all__ = ["diagnose_script"]
+__all__ = ["ENDED", "ERRORS", "diagnose_script", "error_of", "failure_of", "run_watched"]
 
 MAX_RUNS = 12  # of candidates: each trains the script from its start
 TIME_LIMIT = 3600.0
@@ -39,12 +41,17 @@ BEYOND_FP16 = "a number in that line is beyond 65504, the largest fp16 number: u
 ERRORS: dict[int, type[AmpCompareError]] = {2: ConfigError, 4: EnvironmentUnfit}
 
 
-def diagnose_script(options: DiagnoseOptions, say: Callable[[str], None] = lambda line: None) -> Diagnosis:
+def diagnose_script(
+    options: DiagnoseOptions,
+    say: Callable[[str], None] = lambda line: None,
+    environment: Mapping[str, str] | None = None,
+) -> Diagnosis:
     """Run a script under the arm of a configuration, watched, and again under candidates of a cure.
 
     Args:
         options: their configuration names a script.
         say: called with a line before each run.
+        environment: variables that the script gets in addition.
 
     Raises:
         ConfigError: options that cannot be used, or a script that cannot run under the arm.
@@ -55,7 +62,7 @@ def diagnose_script(options: DiagnoseOptions, say: Callable[[str], None] = lambd
     arm = options.config.parsed_arm
     begun = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="ampcompare-diagnose-") as name:
-        runs = _Runs(options, Path(name))
+        runs = _Runs(options, Path(name), environment or {})
         say(f"running the script under {arm}, watched, for {options.steps} steps")
         found, _, device_type = runs.run(arm, ())
         if not options.cures or not found.faults:
@@ -79,8 +86,9 @@ def diagnose_script(options: DiagnoseOptions, say: Callable[[str], None] = lambd
 class _Runs:
     """Runs of one script, each in a separate process and with its own folder."""
 
-    def __init__(self, options: DiagnoseOptions, folder: Path) -> None:
+    def __init__(self, options: DiagnoseOptions, folder: Path, environment: Mapping[str, str]) -> None:
         self._options = options
+        self._environment = environment
         self._folder = folder
         self._count = 0
 
@@ -91,13 +99,13 @@ class _Runs:
         folder.mkdir()
         answer = folder / "answer.json"
         self._request(arm, lines, folder, answer).write(folder / "request.json")
-        code = self._wait(folder)
+        code = run_watched(self._options.config, folder, "ampcompare.script.diagnosed", self._environment)
         if not answer.exists():
-            raise ERRORS.get(code, LaunchError)(_failure(code, folder))
+            raise ERRORS.get(code, LaunchError)(failure_of(code, folder))
         read = json.loads(answer.read_text(encoding="utf-8"))
         script = self._options.config.script
         assert script is not None
-        failure = _error(code, folder) if code else ""
+        failure = error_of(code, folder) if code else ""
         found = Diagnosis.model_validate({**read["diagnosis"], "script": script.command, "failure": failure})
         found = found.model_copy(update={"verdict": verdict_of(arm, found)})
         return found, read["functions"], read["device"]
@@ -129,33 +137,42 @@ class _Runs:
             ended=str(folder / ENDED),
         )
 
-    def _wait(self, folder: Path) -> int:
-        """Run the process of a folder to its end and return its exit code."""
-        config = self._options.config
-        start = [sys.executable]
-        if config.processes > 1:
-            start += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(config.processes)]
-        threads = dict.fromkeys(THREAD_VARIABLES, str(config.threads))
-        own = {
-            "AMPCOMPARE_CELL_DIR": str(folder),
-            "PYTHONUNBUFFERED": "1",
-            "PYTHONWARNINGS": "ignore",
-            "TORCHDYNAMO_DISABLE": "1",
-        }
-        command = [*start, "-m", "ampcompare.script.diagnosed", str(folder / "request.json")]
-        with (folder / LOG).open("wb") as log:
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env={**threads, **os.environ, **own},
-                start_new_session=True,
-            )
-            try:
-                return _exit_code(process, folder / ENDED)
-            finally:
-                _end(process)
+
+def run_watched(config: RunConfig, folder: Path, module: str, environment: Mapping[str, str] | None = None) -> int:
+    """Run a module that watches the script of a configuration, to its end, and return its exit code.
+
+    Args:
+        folder: of the run, with `request.json`, which the module is passed.
+        module: that runs as `python -m`, once or on each rank.
+        environment: added to that of this process.
+
+    Raises:
+        LaunchError: it did not end in time.
+    """
+    start = [sys.executable]
+    if config.processes > 1:
+        start += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(config.processes)]
+    threads = dict.fromkeys(THREAD_VARIABLES, str(config.threads))
+    own = {
+        "AMPCOMPARE_CELL_DIR": str(folder),
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONWARNINGS": "ignore",
+        "TORCHDYNAMO_DISABLE": "1",
+    }
+    command = [*start, "-m", module, str(folder / "request.json")]
+    with (folder / LOG).open("wb") as log:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env={**threads, **os.environ, **(environment or {}), **own},
+            start_new_session=True,
+        )
+        try:
+            return _exit_code(process, folder / ENDED)
+        finally:
+            _end(process)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -164,8 +181,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(timeout=SECONDS_OF_TORCHRUN)
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
+    kill_group(process.pid)
     process.wait()
 
 
@@ -197,19 +213,19 @@ def _last_note(log: Path) -> str:
     return next((line.removeprefix(NOTE) for line in reversed(lines) if line.startswith(NOTE)), "")
 
 
-def _error(code: int, folder: Path) -> str:
+def error_of(code: int, folder: Path) -> str:
     """Return why a script ended with an exit code other than 0."""
     error = (read_rows(folder / RECORD).ended or {}).get("error")
     text = str(error or _last_note(folder / LOG) or log_tail(folder) or f"exit code {code}")[:1000]
     return f"{text}; {BEYOND_FP16}" if "c10::Half without overflow" in text else text
 
 
-def _failure(code: int, folder: Path) -> str:
+def failure_of(code: int, folder: Path) -> str:
     """Return why a run showed nothing."""
     if code < 0:
         return f"the script was killed by {signal.Signals(-code).name}"
     if code != 0:
-        return f"the script showed no step to diagnose: {_error(code, folder)}"
+        return f"the script showed no step to watch: {error_of(code, folder)}"
     return (
         "the script ended without a step to watch: a step is a backward pass and an optimizer step that go through "
         "apex.amp or torch.amp, in the started process or its ranks (--nproc-per-node)"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,15 +13,17 @@ from ampcompare.base.errors import ConfigError, LaunchError
 from ampcompare.experiment.batch_search import largest_passing
 from ampcompare.experiment.preflight import check_cells
 from ampcompare.launch.base import Launcher
+from ampcompare.launch.places import Places, find_places
 from ampcompare.records.run import RunRecord
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.validation import validated
 
-__all__ = ["BatchLimit", "BatchSearch", "Try", "configs_of", "find_batches"]
+__all__ = ["BatchLimit", "BatchSearch", "Try", "configs_of", "find_batches", "places_of_tries"]
 
 STEPS = 5  # the first ones may overflow, and an optimizer creates its state in the first one that does not
 GIB = 2**30
 TOO_FEW = "fewer than one batch"  # of `Data.num_batches`
+LOOK_SECONDS = 0.2  # a wait without a timeout cannot be interrupted on every system
 OUT_OF_MEMORY = ("out of memory", "out-of-memory")
 
 
@@ -90,11 +93,34 @@ def configs_of(config: RunConfig, arms: Sequence[str]) -> list[RunConfig]:
     return [_with_batch(config, config.recipe.batch_size, arm) for arm in arms]
 
 
-def find_batches(search: BatchSearch, launcher: Launcher) -> list[BatchLimit]:
+def places_of_tries(configs: Sequence[RunConfig], jobs: int | str | None, gpus: str | None) -> Places:
+    """Return the places of a search, which are equal as their memory decides: GPUs of the first one's kind, unshared.
+
+    Raises:
+        ConfigError: GPUs that do not exist, or are not for these configurations, or more jobs than GPUs.
+        EnvironmentUnfit: a configuration has more processes than there are GPUs.
+    """
+    found = find_places(configs, jobs, gpus)
+    if any(place.shared for place in found.all if place.gpus):
+        raise ConfigError(
+            f"--jobs {jobs} would share GPUs, but a search needs the memory of whole ones; use --jobs auto"
+        )
+    kinds = [tuple(gpu.name for gpu in place.gpus) for place in found.all]
+    equal = tuple(place for place, kind in zip(found.all, kinds, strict=True) if kind == kinds[0])
+    if len(equal) == len(kinds):
+        return found
+    name = " and ".join(dict.fromkeys(kinds[0]))
+    return Places(equal, (*found.notes, f"only GPUs of one kind are used, {name}; --gpus can name others"))
+
+
+def find_batches(search: BatchSearch, launcher: Launcher, jobs: int = 1) -> list[BatchLimit]:
     """Return the largest batch of each arm.
 
     A batch fits if some updates and an evaluation end, with the margin left of the limit. On a GPU the memory is what
     torch's allocator has reserved, on a CPU the growth of the process.
+
+    Args:
+        jobs: arms that are searched at the same time; `launcher` must be able to.
 
     Raises:
         ConfigError: a setting that cannot be used, or a CPU without a limit.
@@ -104,7 +130,21 @@ def find_batches(search: BatchSearch, launcher: Launcher) -> list[BatchLimit]:
     if search.memory_gib is None and any(config.device == "cpu" for config in search.configs):
         raise _no_limit()
     with tempfile.TemporaryDirectory(prefix="ampcompare-batch-") as folder:
-        return [_find(search, config, launcher, Path(folder)) for config in search.configs]
+        if jobs == 1:
+            return [_find(search, config, launcher, Path(folder)) for config in search.configs]
+        with ThreadPoolExecutor(jobs) as executor:
+            tasks = [executor.submit(_find, search, config, launcher, Path(folder)) for config in search.configs]
+            try:
+                left = set(tasks)
+                while left:
+                    done, left = wait(left, LOOK_SECONDS, FIRST_EXCEPTION)
+                    for task in done:
+                        task.result()  # raises what ended it
+            except BaseException:
+                launcher.close()  # ends the tries that threads wait for
+                executor.shutdown(cancel_futures=True)
+                raise
+        return [task.result() for task in tasks]
 
 
 def _find(search: BatchSearch, config: RunConfig, launcher: Launcher, folder: Path) -> BatchLimit:

@@ -34,6 +34,7 @@ class LaunchOptions:
         max_restarts: how often all processes of a cell are restarted after one fails.
         dist_url: where processes meet: env://, tcp://HOST:PORT or file://PATH.
         slurm_options: sbatch options for cells whose launcher is slurm, as in {"partition": "gpu", "exclusive": ""}.
+        cells_per_job: cells that a Slurm job trains in turn.
     """
 
     nnodes: int = 1
@@ -42,6 +43,7 @@ class LaunchOptions:
     max_restarts: int = 0
     dist_url: str | None = None
     slurm_options: Mapping[str, str] = field(default_factory=dict)
+    cells_per_job: int = 1
 
     def check(self, launchers: Collection[str], jobs: Jobs = None) -> None:
         """Check that Slurm options and the launchers of all cells are compatible.
@@ -51,28 +53,41 @@ class LaunchOptions:
         """
         if self.slurm_options and "slurm" not in launchers:
             raise ConfigError("--slurm-option is for Slurm jobs; add --launcher slurm")
-        if jobs not in (None, 1) and not {"slurm", "ray"}.isdisjoint(launchers):
+        if self.cells_per_job < 1:
+            raise ConfigError(f"cells per job are {self.cells_per_job}; give at least 1")
+        if self.cells_per_job > 1 and "slurm" not in launchers:
+            raise ConfigError("--cells-per-job is for Slurm jobs; add --launcher slurm")
+        if self.nnodes > 1 and "ray" in launchers:
             raise ConfigError(
-                "--jobs is for cells on this machine; under Slurm and Ray all cells are submitted at once; leave it out"
+                f"a task of Ray is on one machine, but --nnodes is {self.nnodes}; leave it out, or use another launcher"
             )
+        if jobs not in (None, 1) and "ray" in launchers:
+            raise ConfigError("--jobs is not for Ray, which runs as many cells as fit; leave it out")
 
     def launcher(self, config: RunConfig) -> Launcher:
         """Return the launcher for one cell."""
-        return make_launcher(config, **self._arguments)
+        return make_launcher(config, **self._arguments())
 
-    def pool(self, config: RunConfig, places: Places) -> Launcher:
-        """Return the launcher for a configuration, and for others that differ from it in what `compare` varies."""
-        return launcher_at(places, config, **self._arguments)
+    def pool(self, config: RunConfig, places: Places, jobs: Jobs = None) -> Launcher:
+        """Return the launcher for a configuration, and for others that differ from it in what `compare` varies.
 
-    @property
-    def _arguments(self) -> dict[str, Any]:
+        Args:
+            jobs: under Slurm, tasks of an array that run at the same time; as many as Slurm likes if it is no number.
+        """
+        return launcher_at(places, config, **self._arguments(jobs))
+
+    def _arguments(self, jobs: Jobs = None) -> dict[str, Any]:
         return {
             "dist_url": self.dist_url,
             "nnodes": self.nnodes,
             "node_rank": self.node_rank,
             "rdzv_endpoint": self.rdzv_endpoint,
             "max_restarts": self.max_restarts,
-            "slurm_options": dict(self.slurm_options),
+            "slurm": {
+                "options": dict(self.slurm_options),
+                "running": jobs if isinstance(jobs, int) else None,
+                "cells_per_job": self.cells_per_job,
+            },
         }
 
 
@@ -126,6 +141,7 @@ class CompareOptions:
             "auto" where several GPUs are visible, else one. Step times of cells that run in parallel are compared on
             equal GPUs only.
         gpus: numbers of the GPUs to use, such as "0,2-3"; all that nobody uses by default.
+        profile: profile each arm after all runs, with the first seed.
         timing_rounds: times that the arms of a seed are timed again after their runs, in turns.
         fail_on: limits such as "accuracy<-0.5" or "time>1.10x".
         baseline: report.json or run directory that the limits compare with; by default the reference arm.
@@ -154,6 +170,7 @@ class CompareOptions:
     jobs: Jobs = None
     gpus: str | None = None
     timing_rounds: int = 0
+    profile: bool = False
     fail_on: tuple[str, ...] = ()
     baseline: Path | None = None
     strict: bool = False

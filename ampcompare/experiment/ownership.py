@@ -18,6 +18,7 @@ from filelock import FileLock, Timeout
 from ampcompare.base.errors import ConfigError
 from ampcompare.base.files.read import FileFault, read_json
 from ampcompare.base.files.write import write_atomically
+from ampcompare.base.secrets import hide
 from ampcompare.experiment.run_folder import check_output_dir
 from ampcompare.launch.base import Launcher
 from ampcompare.launch.leftovers import remove_leftovers
@@ -98,7 +99,7 @@ def _this_process(command: str) -> dict[str, Any]:
     return {
         "pid": os.getpid(),
         "host": socket.gethostname(),
-        "command": command or " ".join(sys.argv),
+        "command": command or " ".join(hide(sys.argv)),
         "since": datetime.now().astimezone().isoformat(timespec="seconds"),
     }
 

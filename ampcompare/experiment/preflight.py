@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -23,6 +24,8 @@ from ampcompare.tasks.names import check_task
 
 __all__ = ["check_cells", "grouped_refusals", "refused_arms"]
 
+REMOTE = ("slurm", "ray")  # whose jobs may see other devices and disks than the machine that submits them
+
 
 def check_cells(cells: Iterable[RunConfig]) -> None:
     """Check that the names, files and libraries of cells exist, as far as that can be known without torch.
@@ -32,13 +35,15 @@ def check_cells(cells: Iterable[RunConfig]) -> None:
         EnvironmentUnfit: this machine lacks a GPU, a library or Slurm.
     """
     cells = list(cells)
+    if not hasattr(os, "fork") and not is_rank() and any(cell.launcher not in REMOTE for cell in cells):
+        raise EnvironmentUnfit(
+            f"training starts processes by os.fork, which {platform.system() or 'this system'} lacks; use Linux, "
+            "macOS, WSL 2 or a container (lint, migrate, explain, report, judge, convert and exec work here)"
+        )
     seen: set[tuple[object, ...]] = set()
     for cell in cells:
         recipe = cell.recipe
-        here = cell.launcher not in (
-            "slurm",
-            "ray",
-        )  # a job may see other devices and disks than the machine that submits it
+        here = cell.launcher not in REMOTE
         names = (recipe.task, recipe.model.arch, recipe.optimizer.name)
         key = (cell.arm, cell.device, here, names, recipe.data, cell.saving.resume, cell.parallel.backend)
         if key in seen:

@@ -12,8 +12,9 @@ from ampcompare.analysis.inference.criteria import Criteria
 from ampcompare.analysis.runs.comparability import foreign_steps
 from ampcompare.analysis.runs.record_checks import read_checked
 from ampcompare.analysis.summary import summarize
-from ampcompare.base.environment.versions import fingerprint, installed_version
-from ampcompare.base.errors import Ended, RecordError
+from ampcompare.base.environment.versions import SWITCHES, fingerprint, installed_version
+from ampcompare.base.errors import ConfigError, Ended, RecordError
+from ampcompare.base.files.loaded_code import changed_code
 from ampcompare.base.files.write import write_atomically
 from ampcompare.experiment.cell_runner import CellRunner, FinishedCell, cell_folder
 from ampcompare.experiment.journal import Journal, journal_head, read_looks
@@ -21,16 +22,18 @@ from ampcompare.experiment.observer import Observer, Outline
 from ampcompare.experiment.plan import Plan
 from ampcompare.experiment.recorded_order import order_as_run, with_recorded_order
 from ampcompare.experiment.run_folder import check_output_dir
+from ampcompare.experiment.same_code import SameCode, code_folder
 from ampcompare.experiment.timing_rounds import run_timing_rounds
 from ampcompare.launch.base import Launcher
 from ampcompare.launch.pool import LauncherPool
 from ampcompare.records.comparison import Comparison
+from ampcompare.records.opened_files import OPENED
 from ampcompare.records.run import RunRecord, dump_json, read_record
 from ampcompare.settings.config import RunConfig
 
 __all__ = ["Reuse", "cell_folder", "labeled", "load_records", "reusable", "run_plan"]
 
-MAX_NAMED = 3  # records in the message of an error
+MAX_NAMED = 3  # records in the message of an error, or files
 
 
 @dataclass(frozen=True)
@@ -55,11 +58,18 @@ def reusable(folder: Path, config: RunConfig) -> Reuse:
         return Reuse(None, f"it {was}{record.status} before")
     now = fingerprint()
     changed = [name for name, value in now.items() if record.environment.get(name) != value]
+    changed += [name for name in SWITCHES if name not in now and record.environment.get(name)]
     ran = record.effective
     if ran is not None and installed_version(ran.library) not in (ran.version, None):
         changed.append(ran.library)
-    if changed:
-        return Reuse(None, f"{', '.join(changed)} changed since")
+    changed += [name for name, version in record.packages.items() if installed_version(name) != version]
+    code = changed_code(record.code or {}, code_folder(config))
+    gone = [name for name, how in code.items() if how == "gone"]
+    changed += [name for name in code if name not in gone]
+    if changed or gone:
+        shown = [f"{_some(changed)} changed since"] if changed else []
+        shown += [f"{_some(gone)} {'are' if len(gone) > 1 else 'is'} gone"] if gone else []
+        return Reuse(None, " and ".join(shown))
     before = foreign_steps(record)
     if before and not config.saving.resume_into_other_arm:
         return Reuse(None, f"it was {before}")
@@ -70,6 +80,10 @@ def reusable(folder: Path, config: RunConfig) -> Reuse:
         return Reuse(read_checked(path), "")
     except RecordError as error:
         return _kept_aside(path, "record.rejected.json", error)
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join([*names[:MAX_NAMED], *(["..."] if len(names) > MAX_NAMED else [])])
 
 
 def _kept_aside(path: Path, name: str, error: RecordError) -> Reuse:
@@ -127,7 +141,7 @@ def run_plan(
         test: give verdicts at the end, which is a look at the runs and is recorded in their journal.
 
     Raises:
-        ConfigError: the folder cannot be written.
+        ConfigError: the folder cannot be written, or code changed while cells ran; finished cells are saved.
         RecordError: the journal of the folder is damaged.
         KeyboardInterrupt: passed on; finished cells are saved.
         Ended: a cell was stopped by SIGTERM; finished cells are saved.
@@ -158,8 +172,12 @@ def run_plan(
     write_atomically(folder / "plan.json", dump_json(plan_text))
     write_atomically(folder / "env.json", dump_json(fingerprint()))
     # Existing records are read first, so that an intermediate report has every row that an earlier one had.
+    if force:  # what other cells wrote before does not count
+        for config in plan.cells:
+            (cell_folder(folder, config) / OPENED).unlink(missing_ok=True)
     known = [Reuse(None, "") if force else reusable(folder, config) for config in plan.cells]
     records = [found.record for found in known]
+    code = SameCode(plan.cells[0])
     starts = [None if record is None else record.started or "" for record in records]
     observer.plan(Outline(plan.cells, plan.labels, tuple(records), folder, jobs, plan.timing_rounds))
 
@@ -186,10 +204,17 @@ def run_plan(
             save(comparison, folder)
         return comparison
 
+    def name(index: int) -> str:
+        return f"{plan.labels[index]}, seed {plan.cells[index].recipe.seed}"
+
     def begin(index: int, place: str = "") -> None:
         config, found = plan.cells[index], known[index]
+        if found.record is None:
+            code.check()
+        else:
+            code.add(found.record, name(index))
         if found.reason:
-            observer.note(f"{plan.labels[index]}, seed {config.recipe.seed}, runs again: {found.reason}")
+            observer.note(f"{name(index)}, runs again: {found.reason}")
         observer.begin(config, index + 1, len(plan.cells))
         if place:
             observer.place(index + 1, place)
@@ -200,6 +225,8 @@ def run_plan(
         starts[index] = record.started or cell.started  # it may have ended before it recorded its start
         saved()
         observer.end(record, reused=False)
+        if record.status in ("completed", "diverged"):
+            code.add(record, name(index))
         if record.status == "interrupted":
             raise Ended(f"{plan.labels[index]} was {record.error}; the same command with --resume auto resumes there")
 
@@ -224,12 +251,13 @@ def run_plan(
                         begin(index)
                         observer.end(reused, reused=True)
             folders = [cell_folder(folder, cell) for cell in plan.cells]
+            code.check()
             timed = run_timing_rounds(plan, block, records, folders, launcher, observer.note)
             for index, record in timed.items():
                 records[index] = record
             if timed:
                 saved()
-    except (KeyboardInterrupt, Ended):
+    except (KeyboardInterrupt, Ended, ConfigError):
         saved()
         raise
     return saved(complete=test)

@@ -12,7 +12,7 @@ from typing import Any
 from ampcompare.base.errors import RecordError
 from ampcompare.base.files.read import FileFault, read_json
 
-__all__ = ["DEFAULT_FOLDER", "RunFolder", "describe_run", "find_runs", "newest_run"]
+__all__ = ["DEFAULT_FOLDER", "RunFolder", "describe_run", "find_runs", "newest_run", "newest_runs"]
 
 DEFAULT_FOLDER = Path("runs")
 CHANGED = ("report.json", "plan.json", "cells")  # which every command writes that adds to a run directory
@@ -57,8 +57,8 @@ def find_runs(folder: Path = DEFAULT_FOLDER) -> list[Path]:
     return sorted(found, key=lambda path: (-_changed(path), str(path)))
 
 
-def newest_run(folder: Path = DEFAULT_FOLDER) -> Path:
-    """Return the run directory that changed last.
+def newest_runs(folder: Path = DEFAULT_FOLDER) -> list[Path]:
+    """Return the run directories, at least one, that which changed last first.
 
     Raises:
         RecordError: there is none.
@@ -66,7 +66,16 @@ def newest_run(folder: Path = DEFAULT_FOLDER) -> Path:
     found = find_runs(folder) if folder.is_dir() else []
     if not found:
         raise RecordError(f"there is no run directory in {folder.absolute()}; name one, as in: ampcompare report DIR")
-    return found[0]
+    return found
+
+
+def newest_run(folder: Path = DEFAULT_FOLDER) -> Path:
+    """Return the run directory that changed last.
+
+    Raises:
+        RecordError: there is none.
+    """
+    return newest_runs(folder)[0]
 
 
 def describe_run(path: Path) -> RunFolder:

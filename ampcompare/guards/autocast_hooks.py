@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import inspect
-import sys
 from typing import Any
 
 import torch
 
+from ampcompare.guards.events import Points, Subscriptions, calling_frame
 from ampcompare.guards.location import Location, is_users, user_location
-from ampcompare.guards.patches import Patches
 from ampcompare.guards.script_state import EnteredAutocast, ScriptState
 
 __all__ = ["watch_accelerators", "watch_autocast", "watch_disabled_scalers"]
@@ -20,10 +19,9 @@ ASKED = "_ampcompare_asked"
 CASTS_ITSELF = ("DEEPSPEED", "MEGATRON_LM")  # ways to train in which Accelerate leaves fp16 to another library
 
 
-def watch_autocast(patches: Patches, facts: ScriptState) -> None:
+def watch_autocast(events: Subscriptions, facts: ScriptState) -> None:
     """Record each `with torch.autocast(...)` that is not asked to be off, with the devices that it is on for."""
-    kind: Any = torch.autocast
-    signature = inspect.signature(kind.__init__)
+    signature = inspect.signature(torch.autocast.__init__)
 
     def init(original: Any, autocast: Any, *args: Any, **kwargs: Any) -> None:
         original(autocast, *args, **kwargs)
@@ -45,9 +43,9 @@ def watch_autocast(patches: Patches, facts: ScriptState) -> None:
             facts.autocasts[-1].on_for.update(_devices_on())
         return original(autocast, *exception)
 
-    patches.wrap(kind, "__init__", init)
-    patches.wrap(kind, "__enter__", enter)
-    patches.wrap(kind, "__exit__", leave)
+    events.wrap(*Points.MAKE_AUTOCAST, init)
+    events.wrap(*Points.ENTER_AUTOCAST, enter)
+    events.wrap(*Points.LEAVE_AUTOCAST, leave)
 
 
 def _own_location() -> Location:
@@ -62,10 +60,9 @@ def _devices_on() -> list[str]:
     ]
 
 
-def watch_disabled_scalers(patches: Patches, facts: ScriptState) -> None:
+def watch_disabled_scalers(events: Subscriptions, facts: ScriptState) -> None:
     """Record each GradScaler that is asked to be on, and is off since torch does not see its device."""
-    kind: Any = torch.amp.GradScaler
-    signature = inspect.signature(kind.__init__)
+    signature = inspect.signature(torch.amp.GradScaler.__init__)
 
     def init(original: Any, scaler: Any, *args: Any, **kwargs: Any) -> None:
         original(scaler, *args, **kwargs)
@@ -73,10 +70,10 @@ def watch_disabled_scalers(patches: Patches, facts: ScriptState) -> None:
         if given.get("enabled", True) and not scaler.is_enabled():
             facts.scalers_off.append((str(given.get("device", "cuda")), _own_location()))
 
-    patches.wrap(kind, "__init__", init)
+    events.wrap(*Points.MAKE_SCALER, init)
 
 
-def watch_accelerators(patches: Patches, facts: ScriptState, kind: Any) -> None:
+def watch_accelerators(events: Subscriptions, facts: ScriptState, kind: Any) -> None:
     """Record each `Accelerator` that is asked for fp16 and neither casts nor scales: Accelerate has no fp16 on a CPU.
 
     Args:
@@ -86,12 +83,8 @@ def watch_accelerators(patches: Patches, facts: ScriptState, kind: Any) -> None:
     def init(original: Any, accelerator: Any, *args: Any, **kwargs: Any) -> None:
         original(accelerator, *args, **kwargs)
         is_off = accelerator.mixed_precision == "fp16" and not accelerator.native_amp
-        # Frames above: here, and the replacement. An arm of ampcompare's own says itself what it runs.
-        if (
-            is_off
-            and accelerator.distributed_type not in CASTS_ITSELF
-            and is_users(sys._getframe(2).f_code.co_filename)
-        ):
+        # An arm of ampcompare's own says itself what it runs.
+        if is_off and accelerator.distributed_type not in CASTS_ITSELF and is_users(calling_frame().f_code.co_filename):
             facts.accelerators_off.append((accelerator.device.type, _own_location()))
 
-    patches.wrap(kind, "__init__", init)
+    events.wrap(kind, "__init__", init)

@@ -20,8 +20,8 @@ from ampcompare.base.errors import GuardError
 from ampcompare.guards.autocast_hooks import watch_accelerators, watch_autocast, watch_disabled_scalers
 from ampcompare.guards.catalog import DETECTORS
 from ampcompare.guards.detector import EVENTS, Detector
+from ampcompare.guards.events import Layer, Points, Subscriptions, calling_frame, has_stand_in
 from ampcompare.guards.location import is_users
-from ampcompare.guards.patches import Patches
 from ampcompare.guards.reporting import GuardWarning, ViolationSink
 from ampcompare.guards.script_state import Block, ScriptState
 from ampcompare.guards.torch_warnings import point_at_script
@@ -42,22 +42,24 @@ class GuardHooks:
         self.facts = ScriptState()
         self._passes = passes
         self._scheduling = 0
-        self._patches = Patches()
+        self._events = Subscriptions(Layer.GUARDS)
         self._detectors = [detector(self.facts, sink) for detector in DETECTORS.values()]
         self._find_listeners()
         self._watch_backward()
         self._watch_optimizers()
         self._watch_schedulers()
-        self._watch_scaler()
-        watch_autocast(self._patches, self.facts)
-        watch_disabled_scalers(self._patches, self.facts)
+        if not has_stand_in(*Points.MAKE_AUTOCAST):  # else the script's calls are not what happens
+            self._watch_scaler()
+            watch_autocast(self._events, self.facts)
+            watch_disabled_scalers(self._events, self.facts)
+        self._watch_clipping()
         self._watch_modules()
-        self._patches.wrap(torch, "save", self._save)
-        point_at_script(self._patches)
+        self._events.wrap(torch, "save", self._save)
+        point_at_script(self._events)
 
     def end(self) -> None:
         """Restore everything."""
-        self._patches.undo()
+        self._events.end()
 
     def _has_seen_enough(self) -> bool:
         if self._passes is None or self.facts.backwards < self._passes:
@@ -101,7 +103,7 @@ class GuardHooks:
             facts.autocasts.clear()
             return result
 
-        self._patches.wrap(torch.autograd, "backward", backward)
+        self._events.wrap(*Points.BACKWARD, backward)
 
     def _watch_optimizers(self) -> None:
         watched: set[type] = set()
@@ -111,7 +113,7 @@ class GuardHooks:
             # Torch wraps `step` when the first object is built; the guards' wrapper goes outside.
             if cls not in watched and hasattr(cls.__dict__["step"], "hooked"):
                 watched.add(cls)
-                self._patches.wrap(cls, "step", self._step)
+                self._events.wrap(cls, "step", self._step)
 
         def patch_step_function(original: Any, optimizer: Any) -> None:
             original(optimizer)
@@ -119,9 +121,9 @@ class GuardHooks:
 
         for kind in list(_descendants(Optimizer)):
             watch_step(kind)
-        self._patches.wrap(Optimizer, "_patch_step_function", patch_step_function)
+        self._events.wrap(Optimizer, "_patch_step_function", patch_step_function)
         for owner in (Optimizer, nn.Module):
-            self._patches.wrap(owner, "zero_grad", self._zero_grad)
+            self._events.wrap(owner, "zero_grad", self._zero_grad)
 
     def _watch_schedulers(self) -> None:
         watched: set[type] = set()
@@ -130,7 +132,7 @@ class GuardHooks:
             for cls in kind.__mro__:
                 if "step" in vars(cls) and cls not in watched:
                     watched.add(cls)
-                    self._patches.wrap(cls, "step", self._schedule)
+                    self._events.wrap(cls, "step", self._schedule)
 
         def init(original: Any, scheduler: Any, *args: Any, **kwargs: Any) -> None:
             watch_step(type(scheduler))  # one that the script defines
@@ -138,7 +140,7 @@ class GuardHooks:
 
         for kind in (LRScheduler, *_descendants(LRScheduler)):
             watch_step(kind)  # type: ignore[arg-type]  # mypy joins the two to `object`
-        self._patches.wrap(LRScheduler, "__init__", init)
+        self._events.wrap(LRScheduler, "__init__", init)
 
     def _step(self, original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         facts = self.facts
@@ -172,8 +174,8 @@ class GuardHooks:
         return original(owner, *args, **kwargs)
 
     def _schedule(self, original: Any, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
-        # Frames above: here, and the replacement. Schedulers call themselves when they are built, and each other.
-        if not self._scheduling and is_users(sys._getframe(2).f_code.co_filename):
+        # Schedulers call themselves when they are built, and each other.
+        if not self._scheduling and is_users(calling_frame().f_code.co_filename):
             self._notify("schedule", scheduler)
         self._scheduling += 1
         try:
@@ -182,7 +184,7 @@ class GuardHooks:
             self._scheduling -= 1
 
     def _watch_scaler(self) -> None:
-        scaler_class, facts = torch.amp.GradScaler, self.facts
+        facts = self.facts
 
         def scale(original: Any, scaler: Any, outputs: Any) -> Any:
             result = original(scaler, outputs)
@@ -213,19 +215,20 @@ class GuardHooks:
             facts.scale_read = True
             return original(scaler)
 
-        for name, function in (("scale", scale), ("unscale_", unscale), ("step", step), ("update", update)):
-            self._patches.wrap(scaler_class, name, function)
-        self._patches.wrap(scaler_class, "get_scale", get_scale)
-        self._patches.wrap(scaler_class, "state_dict", self._read_state)
+        watched: dict[str, Any] = {"scale": scale, "unscale_": unscale, "step": step, "update": update}
+        watched |= {"get_scale": get_scale, "state_dict": self._read_state}
+        for name, function in watched.items():
+            self._events.wrap(torch.amp.GradScaler, name, function)
 
+    def _watch_clipping(self) -> None:
         def clip(original: Any, parameters: Any, *args: Any, **kwargs: Any) -> Any:
             parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
             self._notify("clip", parameters)
             return original(parameters, *args, **kwargs)
 
         for name in ("clip_grad_norm_", "clip_grad_value_"):
-            self._patches.wrap(clip_grad, name, clip)
-            self._patches.put(nn.utils, name, getattr(clip_grad, name))
+            for owner in (clip_grad, nn.utils):
+                self._events.wrap(owner, name, clip)
 
     def _read_state(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         self._notify("state_read")
@@ -236,9 +239,9 @@ class GuardHooks:
         return original(obj, *args, **kwargs)
 
     def _watch_modules(self) -> None:
-        # Frames above: the function here, and the replacement. Apex itself casts what it initializes.
+        # Apex itself casts what it initializes.
         def half(original: Any, module: Any) -> Any:
-            if is_users(sys._getframe(2).f_code.co_filename):
+            if is_users(calling_frame().f_code.co_filename):
                 self._notify("half", module)
             return original(module)
 
@@ -248,25 +251,25 @@ class GuardHooks:
 
         def to(original: Any, module: Any, *args: Any, **kwargs: Any) -> Any:
             for value in (*args, *kwargs.values()):
-                if value is torch.float16 and is_users(sys._getframe(2).f_code.co_filename):
+                if value is torch.float16 and is_users(calling_frame().f_code.co_filename):
                     self._notify("half", module)
                 elif _is_cuda(value):
                     self._notify("cuda", module)
             return original(module, *args, **kwargs)
 
         for name, function in {"half": half, "cuda": cuda, "to": to}.items():
-            self._patches.wrap(nn.Module, name, function)
+            self._events.wrap(nn.Module, name, function)
 
         def init(original: Any, wrapper: Any, module: Any, *args: Any, **kwargs: Any) -> None:
             self._notify("wrap", module)
             original(wrapper, module, *args, **kwargs)
 
         for kind in (DataParallel, DistributedDataParallel):
-            self._patches.wrap(kind, "__init__", init)
+            self._events.wrap(kind, "__init__", init)
 
     def watch_accelerate(self, accelerator: Any) -> None:
         """Watch the class `Accelerator` of `accelerate.accelerator`, once that is imported."""
-        watch_accelerators(self._patches, self.facts, accelerator)
+        watch_accelerators(self._events, self.facts, accelerator)
 
     def watch_amp(self, amp: Any) -> None:
         """Watch `apex.amp`, ampcompare's or the real one, once it is imported."""
@@ -287,17 +290,17 @@ class GuardHooks:
         def scale_loss(original: Any, loss: Any, optimizers: Any, *args: Any, **kwargs: Any) -> Any:
             return _WatchedBlock(self, original(loss, optimizers, *args, **kwargs), loss, _listed(optimizers))
 
-        self._patches.wrap(frontend, "_initialize", initialize)
-        self._patches.wrap(handle, "scale_loss", scale_loss)
-        self._patches.put(amp, "scale_loss", handle.__dict__["scale_loss"])
-        if "state_dict" in vars(frontend):
-            self._patches.wrap(frontend, "state_dict", self._read_state)
-            self._patches.put(amp, "state_dict", frontend.__dict__["state_dict"])
+        self._events.wrap(frontend, "_initialize", initialize)
+        for owner in (handle, amp):
+            self._events.wrap(owner, "scale_loss", scale_loss)
+        for owner in (frontend, amp):
+            if "state_dict" in vars(owner):
+                self._events.wrap(owner, "state_dict", self._read_state)
 
     def _watched_zero_grad(self, original: Any) -> Any:
         @functools.wraps(original)
         def zero_grad(*args: Any, **kwargs: Any) -> Any:
-            if self._patches.active:
+            if self._events.active:
                 self._notify("zero_grad")
             return original(*args, **kwargs)
 

@@ -11,18 +11,18 @@ import torch.amp.autocast_mode
 import torch.amp.grad_scaler
 import torch.optim.lr_scheduler
 
+from ampcompare.guards.events import Subscriptions
 from ampcompare.guards.location import is_users
-from ampcompare.guards.patches import Patches
 
 __all__ = ["point_at_script"]
 
 MODULES = (torch.amp.autocast_mode, torch.amp.grad_scaler, torch.optim.lr_scheduler)
 
 
-def point_at_script(patches: Patches) -> None:
+def point_at_script(events: Subscriptions) -> None:
     """Let what the watched modules of torch warn of name the innermost line outside torch and ampcompare."""
     for module in MODULES:
-        patches.put(module, "warnings", _Warnings())
+        events.put(module, "warnings", _Warnings())
 
 
 class _Warnings:

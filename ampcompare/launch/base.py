@@ -43,13 +43,17 @@ class Progress(NamedTuple):
 class Launcher(abc.ABC):
     """Runs cells; use it as a context, so that no process is left behind.
 
+    `terminate` and `close` may be called while another thread waits in `launch`, at any moment of it.
+
     Attributes:
         is_main: whether this process prints the results; of several ranks one does.
         on_note: is called with a line for the user, for example about a process that was killed and replaced.
+        may_start: returns whether a cell may still start; one that may not is an interrupted record.
     """
 
     is_main: bool = True
     on_note: Callable[[str], None] | None = None
+    may_start: Callable[[], bool] = staticmethod(lambda: True)
 
     @abc.abstractmethod
     def launch(
@@ -61,6 +65,7 @@ class Launcher(abc.ABC):
 
         Raises:
             LaunchError: no process could be started at all.
+            LauncherClosed: another thread closed the launcher before the cell had ended.
         """
 
     def note(self, text: str) -> None:
@@ -84,7 +89,7 @@ class Launcher(abc.ABC):
         return False
 
     def close(self) -> None:  # noqa: B027 - many launchers keep nothing between cells
-        """End every process that still runs."""
+        """End every process that still runs; none starts afterwards."""
 
     def __enter__(self) -> Launcher:
         return self

@@ -11,7 +11,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ampcompare.base.errors import EnvironmentUnfit
+from ampcompare.base.files.loaded_code import LOADED, read_loaded
 from ampcompare.base.files.write import write_atomically
+from ampcompare.base.secrets import mask
 from ampcompare.launch.base import Progress
 from ampcompare.records.document import sealed_json
 from ampcompare.records.run import RunRecord, dump_json
@@ -32,6 +34,7 @@ __all__ = [
     "progress_writer",
     "read_config",
     "send_output_to",
+    "with_code",
     "write_config",
     "write_record",
 ]
@@ -72,7 +75,10 @@ def read_config(folder: Path) -> RunConfig:
 
 
 def write_record(record: RunRecord, folder: Path) -> None:
-    """Write `record.json` atomically, with its checksum."""
+    """Write `record.json` atomically, with its checksum, and without secrets."""
+    text = dump_json(record)
+    if (masked := mask(text)) != text:  # before the checksum
+        record = RunRecord.model_validate_json(masked)
     write_atomically(folder / "record.json", sealed_json(record))
 
 
@@ -82,6 +88,13 @@ def archive_previous(folder: Path) -> None:
         path = folder / name
         if path.exists():
             path.replace(path.with_suffix(f".previous{path.suffix}"))
+    (folder / LOADED).unlink(missing_ok=True)
+
+
+def with_code(record: RunRecord, folder: Path) -> RunRecord:
+    """Return a record with the code that the processes of its cell have loaded."""
+    loaded = read_loaded(folder)
+    return record.model_copy(update={"code": loaded.files, "packages": loaded.packages})
 
 
 def continue_steps(folder: Path, others: Sequence[Path], step: int) -> bool:

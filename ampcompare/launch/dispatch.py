@@ -14,6 +14,7 @@ from ampcompare.launch.distributed_env import world_of
 from ampcompare.launch.multi_process import MultiProcessLauncher
 from ampcompare.launch.places import ANYWHERE, Place
 from ampcompare.launch.slurm import SlurmLauncher
+from ampcompare.launch.stoppable import LauncherClosed
 from ampcompare.records.run import RunRecord
 from ampcompare.settings.config import RunConfig
 
@@ -24,16 +25,17 @@ class DispatchingLauncher(Launcher):
     """Forks cells of one process, and starts other cells by the launcher that each names; a matrix can mix them.
 
     Args:
-        slurm_options: sbatch options, for cells whose launcher is slurm.
+        slurm: arguments of `SlurmLauncher`, for cells whose launcher is slurm.
         place: the GPUs and cores of this machine that cells use.
         options: arguments of `MultiProcessLauncher`.
     """
 
-    def __init__(self, slurm_options: Mapping[str, str] | None = None, place: Place = ANYWHERE, **options: Any) -> None:
+    def __init__(self, slurm: Mapping[str, Any] | None = None, place: Place = ANYWHERE, **options: Any) -> None:
         self.place = place
-        self._slurm_options = slurm_options
+        self._slurm = dict(slurm or {})
         self._options = options
         self._launchers: dict[str, Launcher] = {}
+        self._is_closed = False
         self.is_main = options.get("node_rank", 0) == 0
 
     def launcher_of(self, config: RunConfig) -> Launcher:
@@ -53,25 +55,32 @@ class DispatchingLauncher(Launcher):
             elif kind == "ray":
                 self._launchers[kind] = importlib.import_module("ampcompare.launch.ray").RayLauncher()
             elif kind == "slurm":
-                self._launchers[kind] = SlurmLauncher(self._slurm_options, nnodes=self._options.get("nnodes", 1))
+                self._launchers[kind] = SlurmLauncher(**self._slurm, nnodes=self._options.get("nnodes", 1))
             else:
                 self._launchers[kind] = MultiProcessLauncher(kind, place=self.place, **self._options)
-            self._launchers[kind].on_note = self.note
+            self._connect(self._launchers[kind])
         return self._launchers[kind]
+
+    def _connect(self, launcher: Launcher) -> None:
+        launcher.on_note = self.note
+        launcher.may_start = lambda: self.may_start()
 
     def _script_launcher(self) -> Launcher:
         if "script" not in self._launchers:
             module = importlib.import_module("ampcompare.launch.script.launcher")
             self._launchers["script"] = module.ScriptLauncher(self.place)
-            self._launchers["script"].on_note = self.note
+            self._connect(self._launchers["script"])
         return self._launchers["script"]
 
     def launch(
         self, config: RunConfig, folder: Path, on_progress: Callable[[Progress], None] | None = None
     ) -> RunRecord:
-        record = self.launcher_of(config).launch(config, folder, on_progress)
+        launcher = self.launcher_of(config)
+        if self._is_closed:  # before it was created
+            raise LauncherClosed
+        record = launcher.launch(config, folder, on_progress)
         if self.place.is_limited and self.is_main:
-            record = record.model_copy(update={"placement": self.place.record()})
+            record = self.place.mark(record)
             write_record(record, folder)
         return record
 
@@ -86,10 +95,11 @@ class DispatchingLauncher(Launcher):
         return "; ".join(filter(None, (launcher.pending_message() for launcher in self._launchers.values())))
 
     def terminate(self) -> bool:
-        return sum(launcher.terminate() for launcher in self._launchers.values()) > 0
+        return sum(launcher.terminate() for launcher in list(self._launchers.values())) > 0
 
     def close(self) -> None:
-        for launcher in self._launchers.values():
+        self._is_closed = True
+        for launcher in list(self._launchers.values()):
             launcher.close()
 
 

@@ -1,7 +1,8 @@
 """A process with torch imported that forks once per cell, so that a cell starts in milliseconds instead of seconds.
 
 It is a separate program, so that a user's unguarded script or notebook is never imported again.
-Requests come on standard input, one JSON object per line: `{"config": ..., "folder": ...}`. Answers on standard output:
+Requests come on standard input, one JSON object per line: `{"config": ..., "folder": ..., "working": ...}`, with the
+working directory of the cell. Answers on standard output:
 `{"event": "ready"}`, `{"event": "begin", "pid": ...}`, `{"event": "progress", ...}` and
 `{"event": "exit", "code": ..., "signal": ...}`.
 The end of standard input ends the server and its cell; a cell outlives a server that is killed.
@@ -52,14 +53,15 @@ def _run(request: dict[str, Any], channel: int, signals: Sequence[int]) -> NoRet
     """
     code = 1
     try:
+        for number in signals:  # before the parent knows the PID: a signal that it sends is not ignored
+            signal.signal(number, signal.SIG_DFL)
         _send(channel, event="begin", pid=os.getpid())  # not sent by the server, which may be killed first
         folder = Path(request["folder"])
+        os.chdir(request["working"])
         send_output_to(folder / log_name(0))
         _exit_with_parent(os.dup(0))
         null = os.open(os.devnull, os.O_RDONLY)
         os.dup2(null, 0)
-        for number in signals:
-            signal.signal(number, signal.SIG_DFL)
 
         def report(progress: Progress) -> None:
             _send(channel, event="progress", values=progress)

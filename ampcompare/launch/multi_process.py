@@ -30,6 +30,7 @@ from ampcompare.launch.forked import worker_environment
 from ampcompare.launch.leftovers import remove_leftovers_of_cell
 from ampcompare.launch.places import ANYWHERE, Place
 from ampcompare.launch.start_ranks import RANK_MODULE, Request
+from ampcompare.launch.stoppable import Stoppable
 from ampcompare.records.run import RunRecord, read_record
 from ampcompare.settings.config import RunConfig
 
@@ -37,6 +38,8 @@ __all__ = ["MultiProcessLauncher"]
 
 POLL_SECONDS = 0.1
 END_SECONDS = 10.0
+STOPPED_SECONDS = 1.0  # between two looks at the states of the ranks
+STOPPED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
 MAX_AGENTS = 3  # per cell
 TAIL_LINES = 5
 
@@ -85,8 +88,8 @@ class MultiProcessLauncher(Launcher):
             "dist_url": None if dist_url == "env://" else dist_url,
         }
         self.is_main = node_rank == 0
-        self._agent: subprocess.Popen[bytes] | None = None
-        self._terminated = False
+        self._agent: Stoppable[subprocess.Popen[bytes]] = Stoppable(_end_agent)
+        self._stood_still = ""
 
     def launch(
         self, config: RunConfig, folder: Path, on_progress: Callable[[Progress], None] | None = None
@@ -99,43 +102,63 @@ class MultiProcessLauncher(Launcher):
         folder = folder.resolve()
         if not self.is_main:  # the machines may share a disk
             folder /= f"node{self._options['node_rank']}"
+        self._stood_still = ""
         request = Request(str(folder), config.digest(), self.launcher, config.processes // nnodes, **self._options)
-        for _ in range(MAX_AGENTS):
-            make_cell_folder(folder)
-            for name in ("failure.json", PROGRESS_FILE):
-                (folder / name).unlink(missing_ok=True)
-            write_config(config, folder)
-            code = self._run(request, folder, on_progress)
-            # Agents of other machines do not wait for an agent that starts again.
-            if code != -signal.SIGKILL or self._terminated or nnodes > 1:
-                break
-            _wait_for_ranks(folder)
-            if (folder / "record.json").exists():
-                break
-            self.note(f"the launcher of the ranks was killed by SIGKILL; {config.arm} starts again")
+        with self._agent.busy():
+            for _ in range(MAX_AGENTS):
+                make_cell_folder(folder)
+                for name in ("failure.json", PROGRESS_FILE):
+                    (folder / name).unlink(missing_ok=True)
+                write_config(config, folder)
+                code = self._run(request, folder, on_progress, config.stall_timeout)
+                # Agents of other machines do not wait for an agent that starts again.
+                if code != -signal.SIGKILL or self._is_asked() or self._stood_still or nnodes > 1:
+                    break
+                _wait_for_ranks(folder)
+                if (folder / "record.json").exists():
+                    break
+                self.note(f"the launcher of the ranks was killed by SIGKILL; {config.arm} starts again")
+            self._agent.check()
         remove_leftovers_of_cell(folder)
         return self._record(config, folder, code)
 
-    def _run(self, request: Request, folder: Path, on_progress: Callable[[Progress], None] | None) -> int:
+    def _run(
+        self,
+        request: Request,
+        folder: Path,
+        on_progress: Callable[[Progress], None] | None,
+        stall_timeout: float,
+    ) -> int:
         environment = worker_environment(self._place)
         for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
             environment.pop(name, None)
         with (folder / "launcher.log").open("wb") as log, self._place.pinned():
             # In a new session, Ctrl-C in the terminal reaches only this process, which then ends the ranks.
-            self._agent = subprocess.Popen(
-                start_command("ampcompare.launch.start_ranks", request.to_json()),
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=log,
-                env=environment,
-                start_new_session=True,
+            agent = self._agent.start(
+                lambda: subprocess.Popen(
+                    start_command("ampcompare.launch.start_ranks", request.to_json()),
+                    stdin=subprocess.PIPE,
+                    stdout=log,
+                    stderr=log,
+                    env=environment,
+                    start_new_session=True,
+                )
             )
+        if self._is_asked():
+            agent.terminate()
         report_progress = progress_reader(folder, on_progress)
-        while (code := self._agent.poll()) is None:
+        stopped = _StoppedRanks(agent.pid, stall_timeout)
+        while (code := agent.poll()) is None:
             time.sleep(POLL_SECONDS)
             report_progress()
-        self.close()
+            if stopped.too_long():
+                self._stood_still = stopped.kill()
+        self._agent.drop()
+        self._agent.check()
         return code
+
+    def _is_asked(self) -> bool:
+        return self._agent.is_asked or not self.may_start()
 
     def _record(self, config: RunConfig, folder: Path, code: int) -> RunRecord:
         path = folder / "record.json"
@@ -145,7 +168,11 @@ class MultiProcessLauncher(Launcher):
         if code == 0 and not self.is_main:  # the record is on the machine of rank 0
             return RunRecord(cell=config.digest(), arm=config.arm, status="completed", config=config)
         killed = self._killed(folder)
-        if self._terminated and killed is None:
+        if self._stood_still:
+            record = failed_record(config, self._stood_still)
+            write_record(record, folder)
+            return record
+        if self._is_asked() and killed is None:
             if record is None:
                 record = interrupted_record(config)
                 write_record(record, folder)
@@ -176,25 +203,82 @@ class MultiProcessLauncher(Launcher):
         return f"rank {rank} {how}" + (f"; last lines of its log: {tail}" if tail else "; its log is empty")
 
     def terminate(self) -> bool:
-        agent = self._agent
-        if agent is None:
+        if not self._agent.ask():
             return False
-        self._terminated = True
-        agent.terminate()
+        agent = self._agent.process
+        if agent is not None:
+            agent.terminate()
         return True
 
     def close(self) -> None:
-        agent, self._agent = self._agent, None
-        if agent is None:
-            return
-        assert agent.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
-            agent.stdin.close()  # the agent ends its ranks and itself
-        try:
-            agent.wait(timeout=END_SECONDS)
-        except subprocess.TimeoutExpired:
-            os.killpg(agent.pid, signal.SIGKILL)  # ranks end when their parent is gone
-            agent.wait()
+        self._agent.close()
+
+
+def _end_agent(agent: subprocess.Popen[bytes]) -> None:
+    assert agent.stdin is not None
+    with contextlib.suppress(BrokenPipeError):
+        agent.stdin.close()  # the agent ends its ranks and itself
+    try:
+        agent.wait(timeout=END_SECONDS)
+    except subprocess.TimeoutExpired:
+        os.killpg(agent.pid, signal.SIGKILL)  # ranks end when their parent is gone
+        agent.wait()
+
+
+class _StoppedRanks:
+    """Notices that all ranks of an agent are stopped, when none is left that would wait for another.
+
+    Args:
+        agent: its process.
+        seconds: for how long they may be.
+    """
+
+    def __init__(self, agent: int, seconds: float) -> None:
+        self._agent = agent
+        self._seconds = seconds
+        self._looked = time.monotonic()
+        self._since: float | None = None
+
+    def too_long(self) -> bool:
+        """Return whether all ranks have been stopped for that long; call it often."""
+        now = time.monotonic()
+        if now - self._looked < STOPPED_SECONDS:
+            return False
+        if now - self._looked > 5 * STOPPED_SECONDS:  # this process was stopped as well
+            self._since = None
+        self._looked = now
+        ranks = self._ranks()
+        if not ranks or not all(_status(rank) in STOPPED for rank in ranks):
+            self._since = None
+            return False
+        self._since = self._since or now
+        return now - self._since >= self._seconds
+
+    def kill(self) -> str:
+        """End the ranks, which handle no other signal, and return why."""
+        for rank in self._ranks():
+            with contextlib.suppress(psutil.Error):
+                rank.kill()
+        return (
+            f"all ranks stood still for {self._seconds:g} s (--stall-timeout): their processes are stopped, as by "
+            "SIGSTOP"
+        )
+
+    def _ranks(self) -> list[psutil.Process]:
+        ranks = []
+        with contextlib.suppress(psutil.Error):
+            for process in psutil.Process(self._agent).children(recursive=True):
+                with contextlib.suppress(psutil.Error):
+                    if RANK_MODULE in process.cmdline():
+                        ranks.append(process)
+        return ranks
+
+
+def _status(process: psutil.Process) -> str:
+    try:
+        return str(process.status())
+    except psutil.Error:
+        return psutil.STATUS_DEAD
 
 
 def _wait_for_ranks(folder: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -11,9 +12,12 @@ from pathlib import Path
 from ampcompare.base.environment.gpus import Gpu, local_cores, visible_gpus
 from ampcompare.base.errors import ConfigError, EnvironmentUnfit
 from ampcompare.records.placement import Placement
+from ampcompare.records.run import RunRecord
 from ampcompare.settings.config import RunConfig
 
-__all__ = ["ANYWHERE", "Place", "Places", "find_places"]
+__all__ = ["ANYWHERE", "VARIABLE", "Place", "Places", "find_places", "with_place"]
+
+VARIABLE = "AMPCOMPARE_PLACE"  # tells the process that writes a record what it belongs to
 
 
 @dataclass(frozen=True)
@@ -24,16 +28,24 @@ class Place:
         gpus: that it sees, as cuda:0, cuda:1 and so on; none leaves them as they are.
         cores: that its processes run on; none leaves it to the system.
         shared: whether cells of other places run on the same GPUs or cores.
+        cells: that run at the same time, at all places.
     """
 
     gpus: tuple[Gpu, ...] = ()
     cores: tuple[int, ...] = ()
     shared: bool = False
+    cells: int = 1
+
+    @property
+    def gpu_environment(self) -> dict[str, str]:
+        """The variables by which a process sees the GPUs of this place."""
+        return {"CUDA_VISIBLE_DEVICES": ",".join(gpu.token for gpu in self.gpus)} if self.gpus else {}
 
     @property
     def environment(self) -> dict[str, str]:
-        """The variables that a process of this place needs."""
-        return {"CUDA_VISIBLE_DEVICES": ",".join(gpu.token for gpu in self.gpus)} if self.gpus else {}
+        """The variables that a process of a cell of this place needs."""
+        facts = json.dumps({"jobs": self.cells, "placement": self.record().model_dump()})
+        return {**self.gpu_environment, VARIABLE: facts} if self.cells > 1 or self.is_limited else {}
 
     @property
     def is_limited(self) -> bool:
@@ -47,6 +59,12 @@ class Place:
             gpu_names=[gpu.name for gpu in self.gpus],
             cores=list(self.cores),
             alone=bool(self.gpus) and not self.shared and not any(gpu.is_mig for gpu in self.gpus),
+        )
+
+    def mark(self, record: RunRecord) -> RunRecord:
+        """Return the record of a cell of this place with the place, and how many cells run at the same time."""
+        return record.model_copy(
+            update={"jobs": self.cells, "placement": self.record()} if self.is_limited else {"jobs": self.cells}
         )
 
     def __str__(self) -> str:
@@ -71,6 +89,20 @@ class Place:
 ANYWHERE = Place()
 
 
+def with_place(record: RunRecord) -> RunRecord:
+    """Return the record of a cell of this process with what `Place.mark` adds.
+
+    The process that trains adds it too, so that no record lacks it where the command was killed.
+    """
+    text = os.environ.get(VARIABLE)
+    if text is None:
+        return record
+    facts = json.loads(text)
+    placement = Placement.model_validate(facts["placement"])
+    is_limited = bool(placement.gpus or placement.cores)
+    return record.model_copy(update={"jobs": facts["jobs"], "placement": placement if is_limited else None})
+
+
 @dataclass(frozen=True)
 class Places:
     """The places of a pool.
@@ -78,10 +110,12 @@ class Places:
     Attributes:
         all: one for each cell that runs at the same time.
         notes: what the user should know, such as a GPU that is left out.
+        about_times: the same, where times matter.
     """
 
     all: tuple[Place, ...]
     notes: tuple[str, ...] = ()
+    about_times: tuple[str, ...] = ()
 
     @property
     def are_equal(self) -> bool:
@@ -130,10 +164,12 @@ def find_places(cells: Sequence[RunConfig], jobs: int | str | None, gpus: str | 
     cores = _cores_of_groups(groups[:count])
     shared = count > len(groups)
     kinds = sorted({gpu.name for group in groups[:count] for gpu in group})
+    about_times: tuple[str, ...] = ()
     if len(kinds) > 1 and count > 1:
-        notes += (f"step times are not compared on unlike GPUs ({' and '.join(kinds)}); --gpus can name equal ones",)
-    places = [Place(tuple(groups[n % len(groups)]), cores[n % len(groups)], shared) for n in range(count)]
-    return Places(tuple(places), notes)
+        text = f"step times are not compared on unlike GPUs ({' and '.join(kinds)}); --gpus can name equal ones"
+        about_times = (text,)
+    places = [Place(tuple(groups[n % len(groups)]), cores[n % len(groups)], shared, count) for n in range(count)]
+    return Places(tuple(places), notes, about_times)
 
 
 def _chosen(found: Sequence[Gpu], gpus: str | None) -> tuple[list[Gpu], tuple[str, ...]]:
@@ -183,9 +219,9 @@ def _on_cores(jobs: int | str | None, processes: int, threads: int, devices: set
     on_cpu = devices <= {"auto", "cpu"}
     count = (max(1, len(cores) // need) if on_cpu else 1) if jobs == "auto" else int(jobs or 1)
     if count == 1 or not on_cpu or count * need > len(cores):
-        return Places((Place(shared=count > 1),) * count)
+        return Places((Place(shared=count > 1, cells=count),) * count)
     size = len(cores) // count
-    return Places(tuple(Place(cores=tuple(cores[n * size : (n + 1) * size])) for n in range(count)))
+    return Places(tuple(Place(cores=tuple(cores[n * size : (n + 1) * size]), cells=count) for n in range(count)))
 
 
 def _available_cores(root: Path = Path("/sys/devices/system/cpu")) -> list[int]:

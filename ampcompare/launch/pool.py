@@ -35,6 +35,7 @@ class LauncherPool(Launcher):
         self._free: queue.Queue[Launcher] = queue.Queue()
         for launcher in self._all:
             launcher.on_note = self.note
+            launcher.may_start = self._may_start
             self._free.put(launcher)
 
     def launch(
@@ -59,9 +60,12 @@ class LauncherPool(Launcher):
             return interrupted_record(config)
         return launcher.launch(config, folder, on_progress)
 
+    def _may_start(self) -> bool:
+        return not self._terminated and self.may_start()
+
     def terminate(self) -> bool:
-        self._terminated = sum(launcher.terminate() for launcher in self._all) > 0
-        return self._terminated
+        self._terminated = True  # first: a thread that is about to start a cell sees one or the other
+        return sum(launcher.terminate() for launcher in self._all) > 0
 
     def close(self) -> None:
         for launcher in self._all:

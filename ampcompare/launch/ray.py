@@ -16,11 +16,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from ampcompare.base.environment.gpus import visible_gpus
 from ampcompare.base.errors import BackendUnavailable, EnvironmentUnfit, LaunchError
 from ampcompare.base.files.write import write_atomically
+from ampcompare.base.secrets import hidden, restore
 from ampcompare.launch.base import Launcher, Progress, failed_record, interrupted_record
 from ampcompare.launch.cell_files import make_cell_folder, progress_reader, progress_writer, write_record
-from ampcompare.launch.places import find_places
+from ampcompare.launch.places import ANYWHERE, Place, find_places
 from ampcompare.records.run import RunRecord, read_record
 from ampcompare.settings.config import RunConfig
 
@@ -88,7 +90,7 @@ class RayLauncher(Launcher):
                 token = secrets.token_hex(16)
                 write_atomically(folder / TOKEN, token)
                 task = self._ray.remote(**needs)(train)
-                self._tasks[folder] = task.remote(config.model_dump_json(), str(folder), token)
+                self._tasks[folder] = task.remote(config.model_dump_json(), str(folder), token, hidden())
                 self._announced += 1
 
     def _check(self, needs: dict[str, Any]) -> None:
@@ -168,19 +170,21 @@ def _resources(config: RunConfig) -> dict[str, Any]:
     }
 
 
-def train(settings: str, folder: str, token: str) -> dict[str, bytes]:
+def train(settings: str, folder: str, token: str, secrets_: dict[str, str]) -> dict[str, bytes]:
     """Train a cell in processes of this machine; runs in a worker of Ray.
 
     Args:
         settings: JSON of the configuration.
         folder: of the cell, on the machine that submitted it.
         token: that lies in the folder, if this is the same one.
+        secrets_: of the arguments of a script, by their placeholders.
 
     Returns:
         The files of the cell by their path in the folder; none where the folder is shared.
     """
     from ampcompare.launch.dispatch import make_launcher
 
+    restore(secrets_)
     config = RunConfig.model_validate_json(settings)
     with contextlib.ExitStack() as stack:
         path = Path(folder)
@@ -190,7 +194,9 @@ def train(settings: str, folder: str, token: str) -> dict[str, bytes]:
             shared = False
         if not shared:
             path = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ampcompare-ray-")))
-        launcher = stack.enter_context(make_launcher(config.model_copy(update={"launcher": "auto"})))
+        # Ray has set CUDA_VISIBLE_DEVICES; the record names these GPUs. What else runs on the machine is not known.
+        place = Place(tuple(visible_gpus()), shared=True) if _resources(config)["num_gpus"] else ANYWHERE
+        launcher = stack.enter_context(make_launcher(config.model_copy(update={"launcher": "auto"}), place=place))
         own = launcher.launcher_of(config.model_copy(update={"launcher": "auto"}))  # type: ignore[attr-defined]
         own.launch(config, path, progress_writer(path) if shared else None)
         if shared:

@@ -8,6 +8,7 @@ import os
 import select
 import signal
 import subprocess
+import threading
 from collections.abc import Iterator, Mapping
 from typing import IO, Any
 
@@ -27,12 +28,10 @@ class ServerGone(Exception):
 
 
 class ServerProcess:
-    """A server that is ready for requests, one at a time.
-
-    Raises:
-        LaunchError: it ended before it was ready.
+    """A server for requests, one at a time; it takes seconds to be ready. Another thread may close it at any time.
 
     Attributes:
+        is_ready: whether it has loaded what cells need.
         cell: the process of the current cell, from its start to its end.
     """
 
@@ -47,15 +46,11 @@ class ServerProcess:
             start_new_session=True,
         )
         self.pid = self._process.pid
+        self.is_ready = False
         self.cell: psutil.Process | None = None
         self._unread = b""
-        try:
-            next(self._messages())
-        except ServerGone:
-            errors = _pipe(self._process.stderr).read().decode(errors="replace").strip().splitlines() or ["no message"]
-            code = self._process.wait()
-            self._close_pipes()
-            raise LaunchError(f"the process server ended with exit code {code}: {errors[-1]}") from None
+        self._reading = threading.Lock()  # a pipe is not closed while another thread reads it
+        self._is_closed = False
 
     @property
     def ended(self) -> bool:
@@ -75,11 +70,13 @@ class ServerProcess:
 
         Raises:
             ServerGone: no more answers can come.
+            LaunchError: the server ended by itself before it was ready.
         """
+        yield from self._until_ready()
         try:
             _pipe(self._process.stdin).write(json.dumps(request).encode() + b"\n")
             _pipe(self._process.stdin).flush()
-        except OSError:
+        except (OSError, ValueError):  # the server has ended, or was closed
             raise ServerGone from None
         for message in self._messages():
             if message.get("event") == "begin":
@@ -91,33 +88,58 @@ class ServerProcess:
             if message.get("event") == "exit":
                 return
 
+    def _until_ready(self) -> Iterator[dict[str, Any]]:
+        """Yield an empty message after each idle poll until the server is ready."""
+        if self.is_ready:
+            return
+        try:
+            for message in self._messages():
+                if message.get("event") == "ready":
+                    self.is_ready = True
+                    return
+                yield message
+        except ServerGone:
+            if self._is_closed or (code := self._process.wait()) < 0:
+                raise
+            errors = _pipe(self._process.stderr).read().decode(errors="replace").strip().splitlines() or ["no message"]
+            raise LaunchError(f"the process server ended with exit code {code}: {errors[-1]}") from None
+
     def _messages(self) -> Iterator[dict[str, Any]]:
         """Yield messages, including those of a cell that outlives its server.
 
         Raises:
             ServerGone: no process is left that could send one.
         """
-        channel = _pipe(self._process.stdout).fileno()
         while True:
             line, newline, unread = self._unread.partition(b"\n")
             if newline:
                 self._unread = unread
                 yield json.loads(line)
-            elif not select.select([channel], [], [], POLL_SECONDS)[0]:
+            elif (chunk := self._read()) is None:
                 # Any process that the cell started keeps the pipe open.
                 if self.ended and (self.cell is None or not _is_alive(self.cell)):
                     raise ServerGone
-                if self.cell is not None:
+                if self.cell is not None or not self.is_ready:
                     yield {}
-            elif chunk := os.read(channel, 65536):
+            elif chunk:
                 self._unread += chunk
             else:
                 raise ServerGone
+
+    def _read(self) -> bytes | None:
+        """Return what the server has written; None if it is idle, nothing at its end."""
+        with self._reading:
+            if self._is_closed:
+                return b""
+            channel = _pipe(self._process.stdout).fileno()
+            return os.read(channel, 65536) if select.select([channel], [], [], POLL_SECONDS)[0] else None
 
     def close(self) -> None:
         """End the server and its cell."""
         with contextlib.suppress(BrokenPipeError):  # a write to a dead server is still buffered
             _pipe(self._process.stdin).close()  # the server ends its cell and itself
+        if not self.is_ready and not self.ended:  # it would read the end of its input much later
+            os.killpg(self.pid, signal.SIGKILL)
         try:
             self._process.wait(timeout=END_SECONDS)
         except subprocess.TimeoutExpired:
@@ -126,12 +148,11 @@ class ServerProcess:
         if self.cell is not None:
             with contextlib.suppress(psutil.NoSuchProcess):
                 self.cell.kill()
-        self._close_pipes()
-
-    def _close_pipes(self) -> None:
-        for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
-            with contextlib.suppress(BrokenPipeError):
-                _pipe(pipe).close()
+        with self._reading:
+            self._is_closed = True
+            for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
+                with contextlib.suppress(BrokenPipeError):
+                    _pipe(pipe).close()
 
 
 def _is_alive(process: psutil.Process) -> bool:

@@ -1,16 +1,22 @@
-"""Cells as Slurm jobs: submit them with submitit, wait for them, and find them again in a later call."""
+"""Cells as Slurm jobs: submit them with submitit, wait for them, and find them again in a later call.
+
+Cells that need the same are tasks of one job array; several short ones can share a job, which trains them in turn.
+"""
 
 from __future__ import annotations
 
 import importlib.util
 import json
 import math
+import os
 import re
+import secrets
 import shlex
 import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +55,7 @@ TAIL_LINES = 5
 DEFAULT_MINUTES = 60
 WARNING_SECONDS = 90  # between submitit's signal and the time limit
 JOB_NAME = "ampcompare"
+MAX_ARRAY = 1000  # tasks; Slurm takes 1001 unless it is configured otherwise
 DEAD_TASK = re.compile(r"^srun: error: \S+: tasks? (?P<rank>\d+)[\d,-]*: (?P<how>.+)$", flags=re.MULTILINE)
 NOISE = re.compile(r"submitit \w+ |srun: |slurmstepd\S*: ")
 ISOLATION = ("PYTHONPATH", "PYTHONSAFEPATH")
@@ -119,8 +126,34 @@ def require_slurm() -> None:
         raise BackendUnavailable("--launcher slurm needs submitit: pip install submitit (the extra slurm)")
 
 
+@dataclass(frozen=True)
+class _Job:
+    """The job of a cell, as `job.json` in the cell's folder has it.
+
+    Attributes:
+        job: its ID, as 1234 or 1234_5; "" before it is submitted.
+        token: its comment, by which a call finds the job if an earlier one was killed before it had written the ID.
+        task: its number in the array.
+        logs: folder of its output.
+    """
+
+    job: str
+    token: str = ""
+    task: int = 0
+    logs: str = ""
+
+    @property
+    def log(self) -> Path:
+        """The file with the output of its tasks."""
+        return Path(self.logs) / f"{self.job}_0_log.out"
+
+    def save(self, folder: Path) -> None:
+        """Write `job.json`."""
+        write_atomically(folder / "job.json", json.dumps(asdict(self)))
+
+
 class SlurmLauncher(Launcher):
-    """Submits one job per cell, all announced cells ahead, and waits for each.
+    """Submits all announced cells ahead, and waits for each.
 
     The job ID is in the cell's `job.json`, so that a later call waits for that job instead of submitting another.
     Jobs continue when this process ends.
@@ -128,17 +161,33 @@ class SlurmLauncher(Launcher):
     Args:
         options: sbatch options by their long names; "" for a flag.
         nnodes: nodes of one job, among which the processes of a cell are split.
+        running: limit on the tasks of an array that run at the same time; None for no limit.
+        cells_per_job: cells that a job trains in turn.
 
     Raises:
         EnvironmentUnfit: this machine has no Slurm.
         BackendUnavailable: submitit is not installed.
+        UnsupportedCombination: several cells in a job of several nodes.
     """
 
-    def __init__(self, options: Mapping[str, str] | None = None, *, nnodes: int = 1) -> None:
+    def __init__(
+        self,
+        options: Mapping[str, str] | None = None,
+        *,
+        nnodes: int = 1,
+        running: int | None = None,
+        cells_per_job: int = 1,
+    ) -> None:
         require_slurm()
+        if cells_per_job > 1 and nnodes > 1:
+            raise UnsupportedCombination(
+                f"--cells-per-job {cells_per_job} is for cells on one node, but --nnodes is {nnodes}; leave one out"
+            )
         self._options = dict(options or {})
         self._nnodes = nnodes
-        self._jobs: dict[Path, str] = {}
+        self._running = running
+        self._cells_per_job = cells_per_job
+        self._jobs: dict[Path, _Job] = {}
 
     def submit_ahead(self, cells: Sequence[tuple[RunConfig, Path]]) -> None:
         """Submit the cells that have no job in the queue.
@@ -150,12 +199,16 @@ class SlurmLauncher(Launcher):
         if not new:
             return
         active = active_jobs()
-        by_comment = {comment: job for job, comment in active.items()}
+        missing: dict[str, list[tuple[RunConfig, Path]]] = {}
         for config, folder in new:
-            # A call that was killed may have submitted the job without writing its ID.
-            job = next((job for job in (_saved_job_id(folder), by_comment.get(str(folder))) if job in active), None)
-            self._jobs[folder] = job or self._submit(config, folder)
-            write_atomically(folder / "job.json", json.dumps({"job": self._jobs[folder]}))
+            job = _earlier_job(folder, active)
+            if job is not None:
+                self._jobs[folder] = job
+            else:
+                missing.setdefault(json.dumps(self._needs(config), sort_keys=True), []).append((config, folder))
+        for cells in missing.values():
+            for start in range(0, len(cells), MAX_ARRAY * self._cells_per_job):
+                self._submit(cells[start : start + MAX_ARRAY * self._cells_per_job])
 
     def launch(
         self, config: RunConfig, folder: Path, on_progress: Callable[[Progress], None] | None = None
@@ -167,74 +220,99 @@ class SlurmLauncher(Launcher):
         del self._jobs[folder]
         path = folder / "record.json"
         record = read_record(path) if path.exists() else None
-        if record is None or _was_killed(job, record):
+        if record is None or (self._cells_per_job == 1 and _was_killed(job.job, record)):
             record = failed_record(config, _describe_end(job, folder))
         elif record.status == "interrupted":  # only this cell fails; the others continue
-            record = record.model_copy(update={"status": "failed", "error": _describe_interruption(job, record)})
+            error = _describe_interruption(job.job, record)
+            record = record.model_copy(update={"status": "failed", "error": error})
         else:
             return record
         write_record(record, folder)
         return record
 
     def pending_message(self) -> str:
-        jobs = " ".join(sorted(self._jobs.values(), key=int))
+        # An array as a whole: what has ended of it is not touched.
+        jobs = " ".join(sorted({job.job.partition("_")[0] for job in self._jobs.values() if job.job}, key=int))
         return (
             f"Slurm jobs continue, and the same command waits for them; to cancel them: scancel {jobs}" if jobs else ""
         )
 
-    def _submit(self, config: RunConfig, folder: Path) -> str:
+    def _submit(self, cells: Sequence[tuple[RunConfig, Path]]) -> None:
+        """Submit cells with equal needs, as one job or one array."""
         import submitit
 
-        from ampcompare.launch.slurm_task import train
+        from ampcompare.launch.slurm_task import train, train_in_turn
 
+        token, folders, size = secrets.token_hex(8), [folder for _, folder in cells], self._cells_per_job
+        logs = Path(os.path.commonpath(folders)) / "slurm"
+        shares = [folders[start : start + size] for start in range(0, len(folders), size)]
+        for number, (config, folder) in enumerate(cells):
+            make_cell_folder(folder)
+            (folder / PROGRESS_FILE).unlink(missing_ok=True)
+            write_config(config, folder)
+            self._jobs[folder] = _Job("", token, number // size, str(logs))
+            self._jobs[folder].save(folder)
+        # `-m submitit...` follows: without START, files of the working directory could shadow it.
+        python = f"{shlex.quote(sys.executable)} -u {shlex.quote(START)}"
+        executor = submitit.SlurmExecutor(logs, python=python)
+        needs, running = self._needs(cells[0][0]), self._running or len(shares)
+        executor.update_parameters(**needs, comment=token, array_parallelism=running)
+        try:
+            if size == 1:
+                jobs = executor.map_array(train, [str(folder) for folder in folders])
+            else:
+                jobs = executor.map_array(train_in_turn, [[str(folder) for folder in share] for share in shares])
+        except submitit.core.utils.FailedJobError as error:
+            for folder in folders:
+                del self._jobs[folder]
+            lines = [line for line in str(error).splitlines() if "error" in line.lower()] or [str(error)]
+            raise LaunchError(f"Slurm rejects the job: {lines[-1].strip().removeprefix('sbatch: error: ')}") from None
+        for job, share in zip(jobs, shares, strict=True):
+            for folder in share:
+                self._jobs[folder] = replace(self._jobs[folder], job=str(job.job_id))
+                self._jobs[folder].save(folder)
+
+    def _needs(self, config: RunConfig) -> dict[str, Any]:
+        """Return the parameters of submitit for the job of a cell.
+
+        Raises:
+            UnsupportedCombination: processes that cannot be split over the nodes.
+        """
         if config.processes % self._nnodes:
             raise UnsupportedCombination(
                 f"{config.processes} processes cannot be split over {self._nnodes} nodes; use --nproc-per-node"
             )
-        make_cell_folder(folder)
-        (folder / PROGRESS_FILE).unlink(missing_ok=True)
-        write_config(config, folder)
-        # `-m submitit...` follows: without START, files of the working directory could shadow it.
-        python = f"{shlex.quote(sys.executable)} -u {shlex.quote(START)}"
-        executor = submitit.SlurmExecutor(folder / "slurm", python=python)
-        executor.update_parameters(**self._parameters(config, folder))
-        try:
-            return str(executor.submit(train, str(folder)).job_id)
-        except submitit.core.utils.FailedJobError as error:
-            lines = [line for line in str(error).splitlines() if "error" in line.lower()] or [str(error)]
-            raise LaunchError(f"Slurm rejects the job: {lines[-1].strip().removeprefix('sbatch: error: ')}") from None
-
-    def _parameters(self, config: RunConfig, folder: Path) -> dict[str, Any]:
+        tasks = config.processes // self._nnodes if self._cells_per_job == 1 else 1
         options = dict(self._options)
         minutes = _minutes(options.pop("time")) if "time" in options else DEFAULT_MINUTES
         environment = worker_environment()
         exported = {name: environment[name] for name in (*ISOLATION, *THREAD_VARIABLES) if name in environment}
         extra: dict[str, Any] = {name: value or True for name, value in options.items()}
-        extra.setdefault("cpus-per-task", config.threads + config.workers)
+        processes = config.processes // (tasks * self._nnodes)
+        extra.setdefault("cpus-per-task", processes * (config.threads + config.workers))
         return {
             "job_name": JOB_NAME,
-            "comment": str(folder),
             "time": minutes,
             "signal_delay_s": min(WARNING_SECONDS, 60 * minutes // 4),
             "nodes": self._nnodes,
-            "ntasks_per_node": config.processes // self._nnodes,
+            "ntasks_per_node": tasks,
             "setup": [f"export {name}={shlex.quote(value)}" for name, value in exported.items()],
             "srun_args": ["--kill-on-bad-exit=1"],
             "stderr_to_stdout": True,
             "additional_parameters": extra,
         }
 
-    def _wait(self, job: str, folder: Path, on_progress: Callable[[Progress], None] | None) -> None:
+    def _wait(self, job: _Job, folder: Path, on_progress: Callable[[Progress], None] | None) -> None:
         """Return once the cell has its record, or the job has ended without one."""
         report_progress = progress_reader(folder, on_progress)
         next_query = answered = time.monotonic()
         ended = None
-        while not _is_done(folder):
+        while not _is_done(folder, resolved=self._cells_per_job > 1):
             now = time.monotonic()
             if now >= next_query:
                 next_query = now + QUEUE_SECONDS
                 try:
-                    gone = job not in active_jobs()
+                    gone = job.job not in active_jobs()
                     answered = now
                 except LaunchError:
                     if now - answered > PATIENCE_SECONDS:
@@ -249,22 +327,39 @@ class SlurmLauncher(Launcher):
         report_progress()
 
 
-def _saved_job_id(folder: Path) -> str | None:
-    """Return the ID of the cell's last job."""
+def _earlier_job(folder: Path, active: Mapping[str, str]) -> _Job | None:
+    """Return the job of an earlier call that is still queued or runs.
+
+    Args:
+        active: the comment of each such job, by its ID.
+    """
     try:
-        return str(json.loads((folder / "job.json").read_text(encoding="utf-8"))["job"])
-    except (OSError, ValueError, KeyError, TypeError):
+        text = (folder / "job.json").read_text(encoding="utf-8")
+        saved = _Job(**{"logs": str(folder / "slurm"), **json.loads(text)})
+    except (OSError, ValueError, TypeError):
         return None
+    if saved.job in active:
+        return saved
+    for number, comment in active.items():
+        if saved.token and comment == saved.token and int(number.partition("_")[2] or 0) == saved.task:
+            job = replace(saved, job=number)
+            job.save(folder)
+            return job
+    return None
 
 
-def _is_done(folder: Path) -> bool:
+def _is_done(folder: Path, *, resolved: bool) -> bool:
     """Return whether the cell has a final record.
 
     A failed record is not final: Slurm may report later which rank was killed. Nor is an interrupted one: the job may
     be queued again.
+
+    Args:
+        resolved: whether the job itself finds out why a cell failed.
     """
     path = folder / "record.json"
-    return path.exists() and read_record(path).status in ("completed", "diverged")
+    final = ("completed", "diverged", "failed") if resolved else ("completed", "diverged")
+    return path.exists() and read_record(path).status in final
 
 
 def _was_killed(job: str, record: RunRecord) -> bool:
@@ -279,21 +374,21 @@ def _describe_interruption(job: str, record: RunRecord) -> str:
     return f"Slurm job {job} {how}; the cell was {record.error}; --resume auto resumes from there"
 
 
-def _describe_end(job: str, folder: Path) -> str:
+def _describe_end(job: _Job, folder: Path) -> str:
     """Return what happened to a job that left no record, with the last lines of its log.
 
     srun reports a task that died as `srun: error: NODE: task 1: Killed`.
     """
     try:
-        output = (folder / "slurm" / f"{job}_0_log.out").read_text(encoding="utf-8", errors="replace")
+        output = job.log.read_text(encoding="utf-8", errors="replace")
     except OSError:
         output = ""
-    end = ending(job)
+    end = ending(job.job)
     dead = None if end.state in STATES_OF_JOBS else DEAD_TASK.search(output)
     rank = int(dead["rank"]) if dead else 0
     how = f"lost rank {rank}: {dead['how']}" if dead else end.story()
     tail = " | ".join(_own_lines(log_tail(folder, LOG_LINES, rank)) or _own_lines(output))
-    return f"Slurm job {job} {how}" + (f"; last lines of its log: {tail}" if tail else "; its log is empty")
+    return f"Slurm job {job.job} {how}" + (f"; last lines of its log: {tail}" if tail else "; its log is empty")
 
 
 def _own_lines(text: str) -> list[str]:

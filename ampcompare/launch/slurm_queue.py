@@ -61,12 +61,12 @@ class Ending:
 
 
 def active_jobs() -> dict[str, str]:
-    """Return the comment of every queued or running job of this user, by job ID.
+    """Return the comment of every queued or running job of this user, by job ID; a task of an array as 1234_5.
 
     Raises:
         LaunchError: Slurm does not answer.
     """
-    command = ["squeue", "--noheader", f"--user={os.getuid()}", "--format=%A|%k"]
+    command = ["squeue", "--noheader", "--array", f"--user={os.getuid()}", "--format=%i|%k"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=ANSWER_SECONDS, check=True)
     except subprocess.CalledProcessError as error:

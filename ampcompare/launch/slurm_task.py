@@ -1,4 +1,4 @@
-"""A cell as a task of a Slurm job: alone, or as one of several ranks."""
+"""A cell as a task of a Slurm job: alone, as one of several ranks, or in turn with others."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from pathlib import Path
 
 from ampcompare.launch.cell_files import log_name, progress_writer, read_config
 from ampcompare.launch.distributed_env import world_of
+from ampcompare.records.run import read_record
+from ampcompare.settings.config import RunConfig
 
-__all__ = ["train"]
+__all__ = ["train", "train_in_turn"]
 
 
 def train(folder: str) -> None:
@@ -31,16 +33,54 @@ def train(folder: str) -> None:
     world = world_of()
     rank = 0 if world is None else world.rank
     on_progress = progress_writer(cell) if rank == 0 else None
-    name = f"SIG{os.environ.get('SUBMITIT_PREEMPT_SIGNAL', 'USR2')}"
-    signal.signal(signal.Signals[name], lambda number, frame: os.kill(os.getpid(), signal.SIGTERM))
+    signal.signal(_warning(), lambda number, frame: os.kill(os.getpid(), signal.SIGTERM))
     with _output_to(cell / log_name(rank)):
-        config = read_config(cell)
-        if os.environ.get("SLURM_RESTART_COUNT", "0") != "0":
-            config = config.model_copy(update={"saving": config.saving.model_copy(update={"resume": "auto"})})
+        config = _config_of(cell)
         if world is None:
             run_cell(config, cell, on_progress)
         else:
             run_rank(config, cell, world, on_progress)
+
+
+def train_in_turn(folders: list[str]) -> None:
+    """Train the configurations in some folders, one after the other, in processes of their own as without Slurm.
+
+    The signals that stop `train` stop the cell that runs, and no other one starts. A job that was queued again trains
+    those that have no record, and resumes the one that was stopped.
+    """
+    from ampcompare.launch.forked import ForkedLauncher
+    from ampcompare.launch.multi_process import MultiProcessLauncher
+
+    stopped = False
+
+    def stop(number: int, frame: object) -> None:
+        nonlocal stopped
+        stopped = True
+        for launcher in (alone, together):
+            launcher.terminate()
+
+    with ForkedLauncher() as alone, MultiProcessLauncher("spawn") as together:
+        for number in (_warning(), signal.SIGTERM):
+            signal.signal(number, stop)
+        for cell in map(Path, folders):
+            path = cell / "record.json"
+            if stopped or (path.exists() and read_record(path).status != "interrupted"):
+                continue
+            config = _config_of(cell)
+            (alone if config.processes == 1 else together).launch(config, cell, progress_writer(cell))
+
+
+def _warning() -> signal.Signals:
+    """Return the signal that Slurm sends before it ends a job."""
+    return signal.Signals[f"SIG{os.environ.get('SUBMITIT_PREEMPT_SIGNAL', 'USR2')}"]
+
+
+def _config_of(cell: Path) -> RunConfig:
+    """Return what to train in a folder; a job that was queued again resumes."""
+    config = read_config(cell)
+    if os.environ.get("SLURM_RESTART_COUNT", "0") != "0":
+        return config.model_copy(update={"saving": config.saving.model_copy(update={"resume": "auto"})})
+    return config
 
 
 @contextlib.contextmanager

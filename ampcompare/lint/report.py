@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import quote
 
 from ampcompare.base.formatting import printable
+from ampcompare.base.shown import Parts, ShownParts
 from ampcompare.base.version import __version__
 from ampcompare.lint.mistakes.catalog import CODES
 from ampcompare.lint.mistakes.mistake import Mistake
@@ -60,7 +61,7 @@ class Unread:
 
 
 @dataclass
-class Report:
+class Report(ShownParts):
     """All that one call of lint found.
 
     Attributes:
@@ -74,6 +75,20 @@ class Report:
     unread: list[Unread] = field(default_factory=list)
     files: int = 0
     fixed: int = 0
+
+    def _parts(self) -> Parts:
+        lines = [f"{one.path}:{one.place}: {one.code} {printable(one.message, 500)}" for one in self.findings]
+        lines += [*map(str, self.unread), self.summary()]
+        rows = [
+            (f"{one.path}:{one.place}", one.code, level_of(one.code), one.message, CODES[one.code].remedy)
+            for one in self.findings
+        ]
+        return Parts(
+            "\n".join(lines),
+            self.summary(),
+            warnings=list(map(str, self.unread)),
+            tables=[("", ("place", "code", "level", "found", "remedy"), rows)],
+        )
 
     def summary(self) -> str:
         """Return the counts in one line."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from ampcompare.base.files.read import FileFault
+from ampcompare.base.shown import Parts, ShownParts
 from ampcompare.migrate.finding import BY_HAND, NOTE, Finding
 from ampcompare.migrate.read.neighbours import look_around
 from ampcompare.migrate.rewrite import Migration, may_use_apex, migrate_text
@@ -27,7 +28,7 @@ OWN_MISTAKES = {"AMP211", "AMP213", "AMP214", "AMP215", "AMP217", "AMP226", "AMP
 
 
 @dataclass(frozen=True)
-class FileMigration:
+class FileMigration(ShownParts):
     """The result for a file.
 
     Attributes:
@@ -52,6 +53,21 @@ class FileMigration:
         """How many lines are left by hand."""
         found = [] if self.migration is None else self.migration.findings
         return sum(each.kind == BY_HAND for each in found)
+
+    def _parts(self) -> Parts:
+        patch, lines = self.diff(), self.lines()
+        done = "to be rewritten for torch.amp" if self.changed else "nothing to rewrite"
+        title = lines[0] if self.fault is not None else f"{self.path}: {done}, {self.by_hand} lines left by hand"
+        rows = []
+        if self.fault is None and self.document is not None and self.migration is not None:
+            for one in self.migration.findings:
+                rows.append((str(self.document.place(one.line, one.column)), one.kind, one.message))
+        return Parts(
+            "\n".join([title, "", patch, *lines]).rstrip("\n"),
+            title,
+            tables=[("", ("place", "kind", "message"), rows)],
+            codes=[("Patch", patch)] if patch else [],
+        )
 
     def diff(self) -> str:
         """Return the change as a patch that `git apply` and `patch -p1` take."""

@@ -25,10 +25,11 @@ from ampcompare.precision.late import LateOutcomes
 from ampcompare.precision.optimizer_weights import Masters, OptimizerWeights
 from ampcompare.precision.rounding import StochasticRounding
 from ampcompare.tensors.lists import by_type, copy_by_dtype
+from ampcompare.tensors.loss_scale import DeviceLossScale, is_exact_on_device, moved_scale
 from ampcompare.tensors.reduction import average_in, note_reduction_type
 from ampcompare.tensors.skippable_step import obeys_flag
 
-__all__ = ["COMPENSATION", "DeviceLossScale", "Fp32Gradients", "HalfOptimizer", "WideStep", "is_exact_on_device"]
+__all__ = ["COMPENSATION", "Fp32Gradients", "HalfOptimizer", "WideStep"]
 
 
 class Fp32Gradients(Masters):
@@ -146,50 +147,6 @@ class WideStep(OptimizerWeights):
                 self._optimizer.state[param] = entries
         for kept in (self._places, self._params, self._copies, self._compensations):
             kept.clear()
-
-
-FACTOR = 2.0
-_MIN_EXACT, _MAX_EXACT = 2.0**-126, 2.0**127
-
-
-def is_exact_on_device(scale: float) -> bool:
-    """Return whether fp32 holds the scale and its inverse exactly, as Python does."""
-    return _MIN_EXACT <= scale <= _MAX_EXACT and math.frexp(scale)[0] == 0.5
-
-
-class DeviceLossScale:
-    """Scale, its inverse, and the count of good steps in a row, as scalars of one device.
-
-    Args:
-        scale: a power of two.
-        good_steps: good steps in a row so far.
-        growth_interval: so many of them double the scale.
-        min_scale: an overflow halves the scale, down to this.
-    """
-
-    def __init__(
-        self, device: torch.device, scale: float, good_steps: int, *, growth_interval: int, min_scale: float
-    ) -> None:
-        self._scale = torch.full((), scale, dtype=torch.float32, device=device)
-        self._good_steps = torch.full((), good_steps, dtype=torch.int32, device=device)
-        self._growth_interval = growth_interval
-        self._min_scale = min_scale
-        self.inverse = self._scale.reciprocal()
-
-    def scaled(self, loss: Tensor) -> Tensor:
-        """Return the loss times the scale, computed in fp32 and rounded to the dtype of the loss, as by a number."""
-        return loss * self._scale if loss.dtype is torch.float32 else (loss.float() * self._scale).to(loss.dtype)
-
-    def move(self, overflow: Tensor) -> Tensor:
-        """Move the scale after a step whose `overflow`, an fp32 scalar, is not 0 if it had one; return a copy."""
-        torch._amp_update_scale_(self._scale, self._good_steps, overflow, FACTOR, 1 / FACTOR, self._growth_interval)
-        self._scale.clamp_(min=self._min_scale)
-        torch.reciprocal(self._scale, out=self.inverse)
-        return self._scale.clone()
-
-    def read(self) -> tuple[float, int]:
-        """Return scale and count; waits for the device."""
-        return self._scale.item(), int(self._good_steps.item())
 
 
 MIN_SCALE = 1.0
@@ -312,13 +269,8 @@ class HalfOptimizer(Precision):
         if self._on_device is None and self.dynamic and not self._is_wide and device.type in _DEVICE_TYPES:
             assert self._scale is not None, "a dynamic scale has a value"
             if is_exact_on_device(self._scale) and all(obeys_flag(optimizer) for optimizer in self._optimizers):
-                self._on_device = DeviceLossScale(
-                    device,
-                    self._scale,
-                    self._good_steps,
-                    growth_interval=self.growth_interval,
-                    min_scale=MIN_SCALE,
-                )
+                self._on_device = DeviceLossScale(device)
+                self._on_device.load(self._scale, self._good_steps)
         return self._on_device
 
     def unscale(self, optimizer: Optimizer) -> list[Tensor]:
@@ -403,7 +355,8 @@ class HalfOptimizer(Precision):
             finally:
                 del optimizer.found_inf, optimizer.grad_scale  # type: ignore[attr-defined]
             self._weights[id(optimizer)].give_weights()  # after a skip the same weights again
-        moved = scale.move(_union(flags, like=scale.inverse))
+        scale.update(_union(flags, like=scale.inverse), self.growth_interval, MIN_SCALE)
+        moved = scale.copy()
 
         def resolve(values: list[float]) -> tuple[tuple[bool, ...], tuple[float, ...]]:
             return tuple([value == 0 for value in values[:-1]]), (values[-1],)
@@ -419,14 +372,13 @@ class HalfOptimizer(Precision):
         if not self.dynamic:
             return
         assert self._scale is not None
-        if overflow:
-            self._scale = max(self._scale / FACTOR, MIN_SCALE)
-            self._good_steps = 0
-            return
-        self._good_steps += 1
-        if self._good_steps == self.growth_interval:
-            self._scale *= FACTOR
-            self._good_steps = 0
+        self._scale, self._good_steps = moved_scale(
+            self._scale,
+            self._good_steps,
+            overflow=overflow,
+            growth_interval=self.growth_interval,
+            min_scale=MIN_SCALE,
+        )
 
     def _catch_up(self) -> None:
         """Read scale and count from the device, if they live there."""

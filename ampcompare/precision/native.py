@@ -17,12 +17,11 @@ from ampcompare.precision.keep_fp32 import kept_in_fp32, without_autocast
 from ampcompare.precision.late import LateOutcomes
 from ampcompare.precision.native_weights import NativeWeights
 from ampcompare.precision.unscale_once import UnscaleOnce
+from ampcompare.tensors.loss_scale import FLOAT32_MAX, moved_scale
 from ampcompare.tensors.reduction import note_reduction_type
 from ampcompare.tensors.skippable_step import obeys_flag
 
 __all__ = ["Native", "make_native"]
-
-FLOAT32_MAX = torch.finfo(torch.float32).max
 
 
 class _ScaleReplay:
@@ -58,15 +57,16 @@ class _ScaleReplay:
         return self._outcomes.add(on_device, resolve)
 
     def _update(self, overflow: bool) -> None:
-        if overflow:
-            self.scale = _rounded(self.scale * self.scaler.get_backoff_factor())
-            self.tracker = 0
-            return
-        self.tracker += 1
-        if self.tracker == self.scaler.get_growth_interval():
-            grown = self.scale * self.scaler.get_growth_factor()
-            self.scale = _rounded(grown) if grown <= FLOAT32_MAX else self.scale
-            self.tracker = 0
+        moved, self.tracker = moved_scale(
+            self.scale,
+            self.tracker,
+            overflow=overflow,
+            growth_interval=self.scaler.get_growth_interval(),
+            growth_factor=self.scaler.get_growth_factor(),
+            backoff_factor=self.scaler.get_backoff_factor(),
+        )
+        if moved <= FLOAT32_MAX:  # as GradScaler, which keeps a scale that would become infinite
+            self.scale = _rounded(moved)
 
 
 def _rounded(value: float) -> float:

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import Field, model_validator
 
+from ampcompare.base.shown import Shown
 from ampcompare.records.document import SCHEMA, SchemaNumber, read_model
 from ampcompare.records.fields import FrozenRecord, Number
 from ampcompare.records.look import LOSS_MARGIN, Look
@@ -38,6 +39,8 @@ OLDER_FIELDS = {
         *("difference", "difference_low", "difference_high", "difference_confidence"),
     )
 }
+
+INVALID = "invalid measurement ("
 
 
 class _Row(FrozenRecord):
@@ -83,7 +86,9 @@ class SampleComparison(FrozenRecord):
 class ArmSummary(_Row):
     """One row of the table: an arm over its seeds. Means and standard deviations are over completed runs.
 
-    Values of the metric are as records store them, differences as `Metric.differ` gives them.
+    Times are means over the runs whose times are valid; if `invalid_time` is not empty, over all of them, for programs
+    only: no table and no figure shows them. Values of the metric are as records store them, differences as
+    `Metric.differ` gives them.
     """
 
     arm: str
@@ -117,7 +122,10 @@ class ArmSummary(_Row):
     metric_difference_confidence: float | None = Field(None, description="two-sided, of that interval")
     metric_correlation: float | None = Field(None, description="over pairs, of this arm's values and the reference's")
     pairs: int = Field(0, description="seeds that both this arm and the reference completed")
-    invalid_time: str = Field("", description="why the step times of its own runs are invalid; empty if they are not")
+    invalid_time: str = Field(
+        "",
+        description="why its times are no measurement, by themselves or paired with the reference's; empty if they are",
+    )
     accuracy_verdict: str = ""
     samples: SampleComparison | None = Field(None, description="None where no run keeps results of single samples")
     time_verdict: str = ""
@@ -138,6 +146,13 @@ class ArmSummary(_Row):
     num_steps: int | None = None
     status: str = ""
     ran: str | None = Field(None, description="our arm of the precision that another library ran, if not as asked")
+
+    @model_validator(mode="after")
+    def _agree_on_time(self) -> ArmSummary:
+        """Call a time invalid if its verdict does, so that nothing shows it; older reports lack that."""
+        if not self.invalid_time and self.time_verdict.startswith(INVALID):
+            object.__setattr__(self, "invalid_time", self.time_verdict.removeprefix(INVALID).removesuffix(")"))
+        return self
 
     @property
     def valid_time_ratio(self) -> float | None:
@@ -175,8 +190,10 @@ class NextStep(FrozenRecord):
     why: str = Field(description="what it answers, and what it costs where that is known; one line")
 
 
-class Comparison(FrozenRecord):
+class Comparison(Shown, FrozenRecord):
     """The matrix that was run: its records, one summary per arm, and its conclusions."""
+
+    _view: ClassVar[str] = "ampcompare.report.html.notebook:comparison_view"
 
     schema_number: SchemaNumber = Field(SCHEMA, alias="schema")
     command: str

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
+from ampcompare.base.shown import Shown
 from ampcompare.records.fields import FrozenRecord, Number
 
 __all__ = [
@@ -167,8 +168,10 @@ class Cure(FrozenRecord):
     code: str = ""
 
 
-class Diagnosis(FrozenRecord):
+class Diagnosis(Shown, FrozenRecord):
     """All that a diagnosis found."""
+
+    _view: ClassVar[str] = "ampcompare.report.html.notebook:diagnosis_view"
 
     version: int = 1
     arm: str

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
+from ampcompare.base.shown import Shown
 from ampcompare.records.document import SCHEMA, SchemaNumber, dump_json, read_model
 from ampcompare.records.fields import FrozenRecord
 from ampcompare.records.metric import TOP1, TOP5, Metric
@@ -85,11 +86,25 @@ class ScriptFacts(FrozenRecord):
     weights: list[str] = Field([], description="hash of the parameters at each initialize, before any cast")
     batches: list[str] = Field([], description="hashes of what entered the model first")
     files: list[str] = Field([], description="files outside the folder of the cell that it wrote")
+    inherited: list[str] = Field(
+        [], description="files outside its folder that it read, and that another cell, or an earlier run, had written"
+    )
+    resumed: list[str] = Field([], description="files of an earlier attempt in the folder of the cell that it read")
     notes: list[str] = Field([], description="in what the arm departs from what the script asks for")
+    printed: dict[str, float] = Field(
+        {}, description="step of the last digit that was printed, of each metric that was read from the output"
+    )
+    without_arm: int | None = Field(
+        None, description="steps of optimizers whose gradients came from forward passes without the arm's casts"
+    )
+    optimizer_steps: int | None = Field(None, description="steps of optimizers in all, skipped ones too")
+    seen: dict[str, int] = Field({}, description="how many values of each metric were printed or logged")
 
 
-class RunRecord(FrozenRecord):
+class RunRecord(Shown, FrozenRecord):
     """Everything known about one cell."""
+
+    _view: ClassVar[str] = "ampcompare.report.html.notebook:record_view"
 
     schema_number: SchemaNumber = Field(SCHEMA, alias="schema")
     cell: str
@@ -101,6 +116,11 @@ class RunRecord(FrozenRecord):
     half: str | None = Field(None, description="how 16-bit arithmetic ran: fp16 or bf16, native or emulated")
     host: str | None = Field(None, description="name of the machine; of rank 0 where several trained together")
     environment: dict[str, Any] = Field({})
+    code: dict[str, str] | None = Field(
+        None,
+        description="start of the SHA-256 of each of the user's files that the run loaded; None in old records",
+    )
+    packages: dict[str, str] = Field({}, description="versions of installed packages that the user's code imported")
     metrics: list[Metric] = Field(
         [TOP1, TOP5], min_length=1, description="what the task measures; the first is the one of verdicts"
     )

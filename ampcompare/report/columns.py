@@ -118,6 +118,13 @@ def step_milliseconds(row: ArmSummary) -> str:
     return f"{milliseconds:,.{2 if milliseconds < 10 else 1 if milliseconds < 1000 else 0}f}"
 
 
+def _epoch(row: ArmSummary) -> str:
+    """Return the time of an epoch, which is a time of steps; a word where that is invalid."""
+    if row.invalid_time and row.epoch_seconds is not None:
+        return "invalid"
+    return format_seconds(row.epoch_seconds, row.epoch_seconds_sd)
+
+
 def _ratio(row: ArmSummary) -> str:
     return _number(row.valid_time_ratio, ".2f")
 
@@ -276,7 +283,7 @@ COLUMNS: dict[str, Column | ColumnsOf] = {
     "lr": of_arm(lambda row: f"{row.lr:g}", _has_own_lr),
     "metric": _metric_columns,
     "other metrics": _other_metrics,
-    "epoch (s)": of_arm(lambda row: format_seconds(row.epoch_seconds, row.epoch_seconds_sd)),
+    "epoch (s)": of_arm(_epoch),
     "peak MiB": of_arm(lambda row: format_mebibytes(row.peak_bytes)),
     "step (ms)": of_arm(step_milliseconds),
     "throughput": _throughput,

@@ -6,6 +6,7 @@ import csv
 import io
 from collections.abc import Sequence
 
+from ampcompare.analysis.runs.time_validity import invalid_reason
 from ampcompare.base.formatting import printable
 from ampcompare.records.comparison import Comparison
 from ampcompare.records.run import RunRecord
@@ -32,6 +33,7 @@ SUMMARY_FIELDS = (
     "start_seconds",
     "loader_start_seconds",
 )
+TIMES = ("step_seconds_median", "step_seconds_iqr", "samples_per_second", "epoch_seconds", "step_seconds_slowest")
 PROCESS_FIELDS = ("world_size", "nodes", "global_batch_size", "allreduce_share", "step_seconds_slowest")
 HEAD = ("arm", "seed", "status", "engine", "engine_version", "half", "lr", "metric")
 PUBLISHED = ("top1", "top1_best", "seconds", "epoch_seconds", "peak_bytes", "diverged")
@@ -53,7 +55,8 @@ class Csv(Reporter):
     """Plain numbers in full precision, a line per run, each with the verdicts of its arm.
 
     The metric of verdicts is named in its own column; each other metric has a column `NAME_final`. Shares are 0 to
-    1, times in seconds, sizes in bytes. Further columns hold the published figures of the row, if any, and the columns
+    1, times in seconds, sizes in bytes. A run whose `invalid_time` says why has no times of steps; `report.json` keeps
+    them. Further columns hold the published figures of the row, if any, and the columns
     of the tables that are means over runs.
     """
 
@@ -67,7 +70,7 @@ class Csv(Reporter):
         weights = [values_in_precisions(record) for record in comparison.records]
         of_weights = list(dict.fromkeys(name for values in weights for name in values))
         of_metrics = [*METRIC_FIELDS, *(f"{tag}_final" for tag in others)]
-        heads = [*HEAD, *of_metrics, *SUMMARY_FIELDS, *PROCESS_FIELDS, *VERDICTS, "error"]
+        heads = [*HEAD, *of_metrics, *SUMMARY_FIELDS, *PROCESS_FIELDS, *VERDICTS, "invalid_time", "error"]
         writer.writerow([*heads, *of_publication, *of_runs, *of_weights])
         arms = {row.arm: row for row in comparison.arms}
         for record, its_weights in zip(comparison.records, weights, strict=True):
@@ -77,9 +80,10 @@ class Csv(Reporter):
             published_values = [_cell(getattr(line, name, None)) for name in PUBLISHED] if published else []
             run_values = [_cell(of_run(record)) for of_run in of_runs.values()]
             error = safe_text(record.error or "")
+            invalid = safe_text(invalid_reason(record))
             weight_values = [_cell(its_weights.get(name)) for name in of_weights]
             writer.writerow(
-                [*self._row(record, others), *verdicts, error, *published_values, *run_values, *weight_values]
+                [*self._row(record, others), *verdicts, invalid, error, *published_values, *run_values, *weight_values]
             )
         return out.getvalue()
 
@@ -97,8 +101,9 @@ class Csv(Reporter):
         names = {metric.tag: metric.name for metric in record.metrics}
         values = [getattr(record.summary, name) for name in METRIC_FIELDS]
         values += [record.summary.others_final.get(names.get(tag, "")) for tag in others]
-        values += [getattr(record.summary, name) for name in SUMMARY_FIELDS]
-        values += [getattr(record.processes, name, None) for name in PROCESS_FIELDS]
+        hidden = TIMES if invalid_reason(record) else ()
+        values += [None if name in hidden else getattr(record.summary, name) for name in SUMMARY_FIELDS]
+        values += [None if name in hidden else getattr(record.processes, name, None) for name in PROCESS_FIELDS]
         lr = recipe.optimizer.lr if record.config.script is None else None  # a script has its own
         head += [safe_text(record.half or ""), _cell(lr), safe_text(record.metric.name)]
         return [*head, *map(_cell, values)]

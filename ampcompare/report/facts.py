@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ampcompare.base.formatting import printable
+from ampcompare.base.formatting import MIB, printable
 from ampcompare.records.comparison import ArmSummary, Comparison
 from ampcompare.report.columns import arm_engine
 from ampcompare.report.verdict_words import is_emulated, time_words, word_and_detail
@@ -22,8 +22,10 @@ def row_notes(comparison: Comparison) -> list[list[str]]:
 
 
 def fact_lines(comparison: Comparison) -> list[str]:
-    """Return lines on what all arms share and on times that do not count; none where there is nothing to say."""
-    return [line for line in (_shared(comparison), _times(comparison)) if line]
+    """Return lines on what all arms share, on times that do not count and on how far memory varies; none where there is
+    nothing to say.
+    """
+    return [line for line in (_shared(comparison), _times(comparison), _memory(comparison)) if line]
 
 
 def _notes(row: ArmSummary, comparison: Comparison) -> list[str]:
@@ -133,6 +135,21 @@ def _times(comparison: Comparison) -> str:
         return ""
     parts = [f"{reason} for {few(names)}" for reason, names in reasons.items()]
     return printable(f"No step times: {'; '.join(parts)}.", 2000)
+
+
+def _memory(comparison: Comparison) -> str:
+    """Return one line on peaks measured on a CPU, which differ between equal runs; "" elsewhere."""
+    peaks: dict[str, list[int]] = {}
+    for record in comparison.records:
+        if not str(record.environment.get("device", "cpu")).startswith("cpu"):
+            return ""
+        if record.summary.peak_bytes is not None:
+            peaks.setdefault(record.arm, []).append(record.summary.peak_bytes)
+    if not peaks:
+        return ""
+    spread = max(max(values) - min(values) for values in peaks.values())
+    here = f": here by up to {spread / MIB:.1f} MiB between the seeds of an arm" if spread else ""
+    return f"Peak MiB: growth of resident memory, the highest of the seeds; on a CPU it varies from run to run{here}."
 
 
 def few(names: Sequence[str]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from ampcompare.analysis.answer.phrases import sentence_start
+from ampcompare.analysis.runs.script_pairs import are_pairs
 from ampcompare.base.formatting import printable
 from ampcompare.records.comparison import Comparison
 from ampcompare.report.samples import samples_of_verdicts
@@ -36,8 +37,9 @@ def overview_legend(comparison: Comparison, shown: Collection[str]) -> list[str]
         rate = f"look {comparison.look} at these runs, {rate}"
     spread = f"; published sd {table.sd:g} {unit}".rstrip() if table and table.sd is not None else ""
     direction = f" {sentence_start(quality)}: lower is better." if metric.better == "lower" else ""
+    against = f"against {printable(comparison.reference, 60)}, {_paired(comparison)}"
     lines = [
-        f"Δ and verdict: against {printable(comparison.reference, 60)}, paired by seed; {interval}{rate}.{direction} "
+        f"Δ and verdict: {against}; {interval}{rate}.{direction} "
         f"Margins: {margin}, ±{100 * comparison.time_margin:g} % step time{spread}."
     ]
     if "rel. time" in shown:
@@ -53,6 +55,12 @@ def overview_legend(comparison: Comparison, shown: Collection[str]) -> list[str]
             f"The first rows are over all values of {names}; these and the rows of single values are tested separately."
         )
     return lines
+
+
+def _paired(comparison: Comparison) -> str:
+    if are_pairs(comparison.records, comparison.reference):
+        return "paired by seed"
+    return "runs of a seed are not all pairs"
 
 
 def legend(comparison: Comparison) -> str:
@@ -86,7 +94,7 @@ def verdict_legend(comparison: Comparison) -> str:
     judged = any(row.loss_verdict for row in comparison.arms)
     loss = f", {100 * comparison.loss_margin:g} % of tail loss" if judged else ""
     return (
-        f"Verdicts against {printable(comparison.reference, 60)}, paired by seed. Equivalence margins: "
+        f"Verdicts against {printable(comparison.reference, 60)}, {_paired(comparison)}. Equivalence margins: "
         f"{margin_words(comparison)}, {100 * comparison.time_margin:g} % of step time{loss}; "
         f"{tests if comparison.error_rate else 'nothing was tested'}. Δ peak MiB: difference in peak memory. "
         + samples_of_verdicts(comparison)

@@ -11,6 +11,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ampcompare.base.errors import ConfigError
+from ampcompare.guards.events import Subscriptions
 from ampcompare.precision.keep_fp32 import kept_in_fp32
 from ampcompare.script.apex_amp.session import here
 
@@ -46,15 +47,11 @@ class KeptAtFirstCall:
         self._context = context
         self._is_wanted = is_wanted
         self._seen: dict[int, nn.Module] = {}
-        self._handles = [
-            register_module_forward_pre_hook(self._entered),
-            register_optimizer_step_pre_hook(self._before_step),
-        ]
 
-    def end(self) -> None:
-        """Find no further models."""
-        for handle in self._handles:
-            handle.remove()
+    def install(self, events: Subscriptions) -> None:
+        """Find models from now on."""
+        events.at_end(register_module_forward_pre_hook(self._entered).remove)
+        events.at_end(register_optimizer_step_pre_hook(self._before_step).remove)
 
     def _entered(self, module: nn.Module, _arguments: Any) -> None:
         if id(module) in self._seen or not self._is_wanted():

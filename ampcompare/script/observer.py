@@ -13,12 +13,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.amp import autocast_mode
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ampcompare.diagnosis.step_watch import StepWatch
-from ampcompare.guards.patches import Patches
+from ampcompare.guards.events import Layer, Points, Subscriptions, calling_frame
 from ampcompare.script.keep_fp32 import bare_model
 from ampcompare.script.legacy.record.recorder import Recorder
 from ampcompare.script.recorded.watch import EnoughSteps
@@ -36,8 +35,7 @@ class ScriptObserver:
     def __init__(self, watch: StepWatch) -> None:
         self.compiles = False
         self._watch = watch
-        self._patches = Patches()
-        self._handles: list[Any] = []
+        self._events = Subscriptions(Layer.WATCH)
         self._optimizers: list[Any] = []
         self._kinds: Counter[str] = Counter()
         self._begun = self._is_elsewhere = False
@@ -52,25 +50,25 @@ class ScriptObserver:
         """
         recorder.after_row(self._row)
         for name in ("apex.amp", "apex.amp.frontend"):
-            self._patches.wrap(sys.modules[name], "initialize", self._initialize)
-        self._patches.wrap(torch.autograd, "backward", self._backward)
-        self._patches.wrap(autocast_mode.autocast, "__enter__", self._enter_autocast)
-        self._patches.wrap(torch, "compile", self._compile)
-        self._handles = [
+            self._events.wrap(sys.modules[name], "initialize", self._initialize)
+        self._events.wrap(*Points.BACKWARD, self._backward)
+        self._events.wrap(*Points.ENTER_AUTOCAST, self._enter_autocast)
+        self._events.wrap(torch, "compile", self._compile)
+        for handle in (
             register_module_forward_pre_hook(self._entered),
             register_module_forward_hook(self._left, always_call=True),
             register_optimizer_step_pre_hook(self._before_step),
             register_optimizer_step_post_hook(self._watch.updates.after_step),
-        ]
+        ):
+            self._events.at_end(handle.remove)
         self._watch.open()
         self._set()
-        os.register_at_fork(after_in_child=self._go_elsewhere)
+        if hasattr(os, "register_at_fork"):  # where processes can be forked
+            os.register_at_fork(after_in_child=self._go_elsewhere)
 
     def end(self) -> None:
         """Remove everything."""
-        self._patches.undo()
-        for handle in self._handles:
-            handle.remove()
+        self._events.end()
         self._watch.close()
 
     def _go_elsewhere(self) -> None:
@@ -150,7 +148,7 @@ class ScriptObserver:
 
     def _enter_autocast(self, original: Any, block: Any) -> Any:
         """Begin, or begin again after a backward pass, where code without modules may follow."""
-        caller = sys._getframe(2).f_globals.get("__name__", "")
+        caller = calling_frame().f_globals.get("__name__", "")
         if block._enabled and torch.is_grad_enabled() and not caller.startswith(("ampcompare.", "contextlib")):
             self._after_backward = False
             self._begin()

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import dataclasses
+import os
+import signal
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any
 
 from ampcompare.backends.arm import Arm
+from ampcompare.base.files.loaded_code import watch_code
+from ampcompare.base.rank_marks import mark_output
 from ampcompare.precision.cpu_half import cpu_half
 from ampcompare.script.legacy import child_processes
 from ampcompare.script.legacy.execute import execute
@@ -23,6 +30,10 @@ from ampcompare.script.stand_in import StandIn, half_dtype
 
 __all__ = ["prepare_child", "prepare_script", "run_script"]
 
+CELL_DIR = "AMPCOMPARE_CELL_DIR"
+CODE_FOLDER = "AMPCOMPARE_CODE_FOLDER"
+PR_SET_PDEATHSIG = 1  # of <linux/prctl.h>
+
 _stand_ins: list[StandIn] = []  # of this process; kept until it ends
 
 
@@ -37,6 +48,8 @@ def run_script(
     Raises:
         AmpCompareError: the settings cannot be met; the script was not started.
     """
+    if CELL_DIR in os.environ:
+        _end_with_parent()
     status = execute(target, settings, prepare=prepare or prepare_script)
     # A child process that trains past the arm refuses to.
     if status == 0 and not _stand_ins[-1].acted() and not child_processes.started():
@@ -48,6 +61,12 @@ def run_script(
     return status
 
 
+def _end_with_parent() -> None:
+    """Let Linux kill this process when its parent is killed: a server, or torchrun, which could not end it then."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 def prepare_script(settings: ExecSettings, *, child: str | None = None) -> Prepared:
     """Prepare this process; nothing is undone later.
 
@@ -56,14 +75,19 @@ def prepare_script(settings: ExecSettings, *, child: str | None = None) -> Prepa
         child: the name of this process, such as "SpawnProcess-1", if the script has started it by multiprocessing.
     """
     assert settings.arm is not None
+    if settings.record is not None:
+        mark_output()
     arm = Arm.parse(settings.arm)
 
     def stand_in(rows: Rows | None) -> bool:
         half, emulation = _cpu_half(arm, settings)
         emulation.__enter__()  # until the process ends
         watch, acted = None, None
+        if rows is not None and settings.watch and (cell := os.environ.get(CELL_DIR)):
+            # Of the environment: a process that the script starts may have another working directory.
+            rows.recorder.before_close(watch_code(Path(cell), Path(os.environ.get(CODE_FOLDER, "."))).end)
         if rows is not None:
-            acted = Acted(rows.recorder)  # before the watch, which may end the script at a row
+            acted = Acted(rows.recorder, casts=_casts(arm))  # before the watch, which may end the script at a row
         if rows is not None and (settings.watch or settings.max_steps is not None):
             watch = Watch(rows.recorder, settings.max_steps, half)
         for_cuda = settings.device == "cpu"
@@ -77,6 +101,11 @@ def prepare_script(settings: ExecSettings, *, child: str | None = None) -> Prepa
         seed_all(settings.seed)
     child_processes.pass_on(dataclasses.asdict(settings), target=f"{__name__}:{prepare_child.__name__}")
     return prepared
+
+
+def _casts(arm: Arm) -> bool:
+    """Return whether an arm casts what a script computes."""
+    return arm.backend not in ("fp32", "script") and arm.options.get("opt_level") != "O0"
 
 
 def _cpu_half(arm: Arm, settings: ExecSettings) -> tuple[str | None, AbstractContextManager[Any]]:

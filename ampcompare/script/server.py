@@ -41,11 +41,16 @@ def main() -> None:
     gc.freeze()  # a collection in a fork does not copy the pages of what is there now
     channel.sendall(b'{"ready": true}\n')
     while request := _receive(channel):
+        begun, begins = os.pipe()
         child = os.fork()
         if child == 0:
             channel.close()
-            _become(*request)
+            os.close(begun)
+            _become(*request, begins)
             return
+        os.close(begins)
+        os.read(begun, 1)  # until the cell can be stopped by a signal to its group
+        os.close(begun)
         os.close(request[1])
         if not _follow(child, channel):
             return
@@ -63,9 +68,17 @@ def _receive(channel: socket.socket) -> tuple[dict[str, Any], int] | None:
     return json.loads(line), files[0]
 
 
-def _become(request: dict[str, Any], output: int) -> None:
-    """Turn this fork into the process of a cell, and run it."""
+def _become(request: dict[str, Any], output: int, begins: int) -> None:
+    """Turn this fork into the process of a cell, and run it.
+
+    Args:
+        output: file for its output.
+        begins: file that is closed when it leads its group and heeds signals.
+    """
     os.setsid()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    os.close(begins)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.dup2(output, 1)
@@ -75,8 +88,6 @@ def _become(request: dict[str, Any], output: int) -> None:
     os.environ.clear()
     os.environ.update(request["environment"])
     os.chdir(request["folder"])
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     sys.argv = ["ampcompare", *request["words"]]
     runpy.run_module("ampcompare", run_name="__main__")
 

@@ -14,7 +14,7 @@ from ampcompare.backends.apex_levels import LEVELS
 from ampcompare.backends.arm import Arm
 from ampcompare.backends.catalog import SCRIPT_BACKENDS
 from ampcompare.base.errors import UnsupportedCombination
-from ampcompare.guards.patches import Patches
+from ampcompare.guards.events import Layer, Subscriptions
 from ampcompare.precision.base import Precision
 from ampcompare.precision.factory import make_precision
 from ampcompare.precision.keep_fp32 import kept_in_fp32, without_autocast, without_casts
@@ -86,27 +86,26 @@ class StandIn:
         self.amp: ScriptAmp | None = None
         self.torch_amp: TorchAmp | O1BehindTorch | AsWritten
         self._watch = watch
-        self._patches = Patches()
+        self._events = Subscriptions(Layer.STAND_IN)
         self._keep = str(arm.options.get("keep_fp32", ""))
-        self._kept: KeptAtFirstCall | None = None
         if arm.backend == "script":
-            self._patches.wrap(importlib.import_module("apex.amp.frontend"), "_initialize", self._initialize_as_written)
+            frontend = importlib.import_module("apex.amp.frontend")
+            self._events.wrap(frontend, "_initialize", self._initialize_as_written)
             self.torch_amp = AsWritten(rows, self._given, self._initialized)
         elif arm.backend == "apex":
             self._stand_behind_levels(engine, rows)
         else:
             self._stand_behind_amp(rows)
-        self.torch_amp.install(self._patches)
-        PlainScript(arm, self.torch_amp, for_cuda=for_cuda, rows=rows, acted=acted).install(self._patches)
+        self.torch_amp.install(self._events)
+        PlainScript(arm, self.torch_amp, for_cuda=for_cuda, rows=rows, acted=acted).install(self._events)
         if self._keep and not isinstance(self.torch_amp, WholeModel):
             context = without_autocast("cuda" if torch.cuda.is_available() else "cpu")
             if arm.backend == "apex":
                 context = without_casts(importlib.import_module("ampcompare.apex.amp"))
             names = self.torch_amp
-            self._kept = KeptAtFirstCall(self._keep, context, lambda: names.used)
-        PlainBackward(self.amp, rows).install(self._patches)
-        self._trainers = Trainers(arm, half_dtype(arm) if arm.backend == "native" else None, rows)
-        self._trainers.install()
+            KeptAtFirstCall(self._keep, context, lambda: names.used).install(self._events)
+        PlainBackward(self.amp, rows).install(self._events)
+        Trainers(arm, half_dtype(arm) if arm.backend == "native" else None, rows).install(self._events)
 
     def _stand_behind_levels(self, engine: str, rows: Rows | None) -> None:
         options = dict(self.arm.options)
@@ -114,8 +113,8 @@ class StandIn:
         options.pop("keep_fp32", None)
         level = options.pop("opt_level")
         frontend: Any = importlib.import_module("apex.amp.frontend")
-        self._patches.wrap(frontend, "_initialize", self._initialize)
-        opt_level.override(level, quiet=True, options=options)
+        self._events.wrap(frontend, "_initialize", self._initialize)
+        opt_level.override(level, self._events, quiet=True, options=options)
         if LEVELS[level].patch_torch_functions and engine == "compat":
             self.torch_amp = O1BehindTorch(self.arm, self._given, self._initialized)
         elif LEVELS[level].is_half and engine == "compat":
@@ -135,9 +134,10 @@ class StandIn:
             module = sys.modules[f"ampcompare.apex.amp{name}"]
             for function in functions:
                 if function in vars(module):
-                    self._patches.put(module, function, functions[function])
-        self._patches.wrap(dataloader._BaseDataLoaderIter, "__next__", self._next_batch)
-        os.register_at_fork(after_in_child=self.amp.end_casts)
+                    self._events.put(module, function, functions[function])
+        self._events.wrap(dataloader._BaseDataLoaderIter, "__next__", self._next_batch)
+        if hasattr(os, "register_at_fork"):  # where processes can be forked
+            os.register_at_fork(after_in_child=self.amp.end_casts)
 
     def _make_precision(self, device: str) -> Precision:
         """Build what prepares models on a device; torch's autocast has other lists of functions for CUDA."""
@@ -183,11 +183,7 @@ class StandIn:
 
     def end(self) -> None:
         """Restore all names; for tests, since the process belongs to the script."""
-        self._trainers.end()
-        self._patches.undo()
-        self.torch_amp.end()
-        if self._kept is not None:
-            self._kept.end()
+        self._events.end()
         if self.amp is not None:
             self.amp.end()
         torch.clear_autocast_cache()

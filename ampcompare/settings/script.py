@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +12,8 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from ampcompare.base.errors import ConfigError
+from ampcompare.base.files.find_module import find_module
+from ampcompare.base.secrets import hide, hide_names, reveal
 from ampcompare.settings.recipe import Frozen, PositiveInt
 
 __all__ = ["LOSS", "SCRIPT_ARMS", "ScriptConfig", "ScriptMetric", "parse_metric", "script_config"]
@@ -54,7 +57,9 @@ class ScriptConfig(Frozen):
 
     name: str = Field(description="path of a script, or name of a module")
     is_module: bool = False
-    arguments: tuple[str, ...] = Field((), description="{seed}, {arm} and {cell_dir} are filled in")
+    arguments: tuple[str, ...] = Field(
+        (), description="{seed}, {arm} and {cell_dir} are filled in; a placeholder such as $TOKEN for a secret"
+    )
     sha256: str | None = Field(None, description="of the file; a changed script is another comparison")
     metrics: tuple[ScriptMetric, ...] = Field(
         (), description="the first is the one of verdicts; none: the loss of the last tenth of the steps"
@@ -69,10 +74,22 @@ class ScriptConfig(Frozen):
         """The words after `python`."""
         return [*(["-m"] if self.is_module else []), self.name, *self.arguments]
 
+    @property
+    def folder(self) -> Path:
+        """The folder that Python puts first on the search path for imports."""
+        path = Path(self.name)
+        if self.is_module:
+            return Path.cwd()
+        return Path(os.path.abspath(path)) if path.is_dir() else path.resolve().parent
+
     def arguments_for(self, seed: int, arm: str, cell_dir: Path) -> list[str]:
-        """Return the arguments of a cell."""
+        """Return the arguments of a cell, secrets included.
+
+        Raises:
+            ConfigError: a secret is not known.
+        """
         values = {"seed": str(seed), "arm": arm, "cell_dir": str(cell_dir)}
-        filled = [_filled(word, values) for word in self.arguments]
+        filled = [_filled(word, values) for word in reveal(self.arguments)]
         return filled if self.seed_arg is None else [*filled, self.seed_arg, str(seed)]
 
 
@@ -105,6 +122,20 @@ def parse_metric(text: str) -> ScriptMetric:
         raise ConfigError(f"--metric {text!r}: {reason}") from None
 
 
+def _file_of_module(name: str) -> Path | None:
+    """Return the file that `python -m` runs, without importing what it belongs to; None if it cannot be told."""
+    _, spec = find_module(name)
+    if spec is not None and spec.submodule_search_locations is not None:
+        _, spec = find_module(f"{name}.__main__")
+    return None if spec is None or spec.origin is None else Path(spec.origin)
+
+
+def _sha256(path: Path | None) -> str | None:
+    if path is None or not path.is_file():
+        return None
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
 def script_config(
     words: Sequence[str],
     *,
@@ -113,8 +144,12 @@ def script_config(
     max_steps: int | None = None,
     compat_torch: bool = False,
     torchrun: bool = False,
+    mask: Sequence[str] = (),
 ) -> ScriptConfig:
-    """Return the settings of a script from the words after `--`.
+    """Return the settings of a script from the words after `--`, in which placeholders stand for secrets.
+
+    Args:
+        mask: names of further arguments and variables of the environment that are secrets, as patterns.
 
     Raises:
         ConfigError: no script, no such file, or a metric that cannot be read or is named twice.
@@ -123,6 +158,7 @@ def script_config(
     rest = list(words[1:] if is_module else words)
     if not rest:
         raise ConfigError("no script after --; give a script with its arguments, or -m and the name of a module")
+    hide_names(mask)
     read = tuple(map(parse_metric, metrics))
     names = [metric.name for metric in read]
     if len(set(names)) < len(names):
@@ -130,8 +166,8 @@ def script_config(
     path = Path(rest[0])
     if not is_module and not path.exists():
         raise ConfigError(f"there is no script {rest[0]}; give its path, or -m and the name of a module")
-    digest = hashlib.sha256(path.read_bytes()).hexdigest() if not is_module and path.is_file() else None
+    digest = _sha256(_file_of_module(rest[0]) if is_module else path)
     return ScriptConfig(
-        name=rest[0], is_module=is_module, arguments=tuple(rest[1:]), sha256=digest, metrics=read, seed_arg=seed_arg,
-        max_steps=max_steps, compat_torch=compat_torch, torchrun=torchrun,
+        name=rest[0], is_module=is_module, arguments=tuple(hide(rest[1:])), sha256=digest, metrics=read,
+        seed_arg=seed_arg, max_steps=max_steps, compat_torch=compat_torch, torchrun=torchrun,
     )  # fmt: skip

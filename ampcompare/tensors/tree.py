@@ -1,7 +1,9 @@
-"""Tensors inside tuples, lists and dicts: change each of them, or read their types."""
+"""Tensors inside tuples, lists, dicts and dataclasses: change each of them, or read their types."""
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -12,7 +14,8 @@ __all__ = ["cast_floating", "first_floating_type", "mapped", "tensors_in"]
 
 
 def mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """Return `value` with `change` applied to each tensor in it; named tuples keep their type, others are kept."""
+    """Return `value` with `change` applied to each tensor in it; named tuples and dataclasses keep their
+    type, others are kept."""
     if isinstance(value, Tensor):
         return change(value)
     if isinstance(value, dict):
@@ -21,6 +24,11 @@ def mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
         return type(value)(*(mapped(item, change) for item in value))
     if isinstance(value, list | tuple):
         return type(value)(mapped(item, change) for item in value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        changed = copy.copy(value)
+        for field in dataclasses.fields(value):
+            object.__setattr__(changed, field.name, mapped(getattr(value, field.name), change))  # it may be frozen
+        return changed
     return value
 
 
@@ -39,6 +47,9 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
     elif isinstance(value, list | tuple):
         for item in value:
             yield from tensors_in(item)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for field in dataclasses.fields(value):
+            yield from tensors_in(getattr(value, field.name))
 
 
 def first_floating_type(value: Any) -> torch.dtype | None:

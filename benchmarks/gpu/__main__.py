@@ -16,7 +16,21 @@ import click
 from benchmarks.gpu.context import PART_SECONDS, Context
 from benchmarks.gpu.report import Report, environment
 
-PARTS = ("smoke", "tasks", "scripts", "tests", "golden", "syncs", "speed", "memory", "resume", "claims", "docker")
+PARTS = (
+    "smoke",
+    "tasks",
+    "scripts",
+    "tests",
+    "golden",
+    "syncs",
+    "profile",
+    "speed",
+    "memory",
+    "resume",
+    "pool",
+    "claims",
+    "docker",
+)
 # What `setup.py` asks for, by the names of import, and the runner of tests.
 NEEDED = (
     *("torch", "torchvision", "numpy", "scipy", "sklearn", "tabulate", "yaml", "pydantic", "psutil"),

@@ -30,7 +30,7 @@ def _effect(differences: NDArray[np.float64] | list[int]) -> Effect:
 def _effect_of(differences: tuple[int, ...]) -> Effect:
     reference = [324 / IMAGES] * len(differences)
     arm = [one + difference / IMAGES for one, difference in zip(reference, differences, strict=True)]
-    effect = paired(arm, reference, min_resolvable_spread(IMAGES), counts=True)
+    effect = paired(arm, reference, min_resolvable_spread(IMAGES), rounded=True)
     return replace(effect, margin_error=margin_error(arm, reference, 0.0), step=1 / IMAGES)
 
 

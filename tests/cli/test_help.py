@@ -25,6 +25,7 @@ WIDE = (
     "find-batch",
     "explain",
     "diagnose",
+    "profile",
 )  # commands of so many options that -h shows the common ones alone
 ENTRY = re.compile(r"^  (?:-\w, )?--[\w\[\]-]+", flags=re.MULTILINE)
 

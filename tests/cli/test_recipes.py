@@ -202,6 +202,14 @@ def test_origins_of_settings(call: Call, tmp_path: Path, monkeypatch: pytest.Mon
     assert found["seeds"] == "0-2"
 
 
+def test_a_wrong_option_of_shown_settings_is_one_of_config(call: Call) -> None:
+    """Its usage error names the command that was called, whose options those are, and where the schema is."""
+    done = call("config", "show", "--schema")
+    assert done.code == 2
+    assert "Usage: ampcompare config" in done.err
+    assert "What follows show are options of compare; the schema of files: ampcompare config schema" in done.err
+
+
 def test_shown_settings_can_be_read_again(call: Call, tmp_path: Path) -> None:
     """What `config show` prints is YAML that gives the same settings, rows and seeds as a file."""
 

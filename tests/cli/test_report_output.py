@@ -87,7 +87,7 @@ def test_the_page_opens_in_the_browser(call: Any, write: Any, tmp_path: Path, mo
 
 
 def test_without_a_name_the_newest_run_is_shown(call: Any, write: Any) -> None:
-    """`report` alone takes the run directory in runs/ that changed last, and says which."""
+    """`report` alone takes the run directory in runs/ that changed last, and names it and the one before it."""
     code, out, err = call("report")
     assert (code, out) == (2, "")
     assert "there is no run directory in" in err
@@ -96,7 +96,7 @@ def test_without_a_name_the_newest_run_is_shown(call: Any, write: Any) -> None:
         for path in (folder / "cells", folder / "report.json", folder / "plan.json"):
             os.utime(path, (1_700_000_000 - age,) * 2)
     code, out, err = call("report")
-    assert (code, err) == (0, "the newest run directory: runs/new\n")
+    assert (code, err) == (0, "the newest run directory: runs/new; the one before it: ampcompare report runs/old\n")
     assert out == call("report", "runs/new")[1]
 
 

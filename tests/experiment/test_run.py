@@ -91,14 +91,12 @@ def _base(arch: str) -> RunConfig:
 
 @pytest.fixture(scope="module")
 def launcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkedLauncher]:
-    """A launcher whose server was started where the module of the model lies."""
+    """A launcher of cells that run where the module of the model lies."""
     folder, before = tmp_path_factory.mktemp("user"), Path.cwd()
     (folder / "spying.py").write_text(MODULE)
     os.chdir(folder)
     try:
         with ForkedLauncher() as launcher:
-            launcher._ensure_server()
-            os.chdir(before)
             yield launcher
     finally:
         os.chdir(before)

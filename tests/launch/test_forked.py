@@ -19,6 +19,7 @@ import pytest
 from ampcompare.base.errors import EnvironmentUnfit, LaunchError
 from ampcompare.launch.base import Progress
 from ampcompare.launch.forked import ForkedLauncher, worker_environment
+from ampcompare.launch.stoppable import LauncherClosed
 from ampcompare.records.run import RunRecord, dump_json, read_record
 from ampcompare.records.step import iter_steps
 from ampcompare.settings.config import RunConfig
@@ -194,7 +195,8 @@ def test_a_server_and_its_cell_that_were_killed(
     def noted(text: str) -> None:
         notes.append(text)
         if "continues without it" in text:
-            cell = launcher._server and launcher._server.cell
+            server = launcher._server.process
+            cell = server and server.cell
             assert cell is not None
             cell.kill()
             go.write_text("")
@@ -271,6 +273,46 @@ def test_nothing_is_left_when_the_parent_ends(
     finally:
         parent.kill()
         parent.stdout.close()
+
+
+@pytest.mark.usefixtures("forked_servers")
+@pytest.mark.parametrize("moment", ["starting", "training"])
+@pytest.mark.parametrize("act", ["close", "terminate"])
+def test_another_thread_stops_a_cell(
+    make_config: MakeConfig, tmp_path: Path, forked_python: Any, moment: str, act: str
+) -> None:
+    """Whether its server starts or it trains, the cell ends at once, interrupted or without a record; nothing is
+    left."""
+    forked_python.run([os.devnull], tmp_path, dict(os.environ))  # the fork server stays
+    before = set(psutil.Process().children(recursive=True))
+    ended: list[Any] = []
+    trains = threading.Event()
+
+    def note(progress: Progress) -> None:
+        if progress.steps:
+            trains.set()
+
+    def launch() -> None:
+        try:
+            ended.append(launcher.launch(config, tmp_path, note).status)
+        except LauncherClosed as error:
+            ended.append(type(error))
+
+    config = make_config(recipe={"epochs": 1_000_000}, drain_every=1)
+    with ForkedLauncher() as launcher:
+        thread = threading.Thread(target=launch)
+        thread.start()
+        if moment == "training":
+            assert trains.wait(60)
+        while launcher._server.process is None:
+            time.sleep(0.001)
+        if act == "close":
+            launcher.close()
+        else:
+            assert launcher.terminate()
+        thread.join(30)
+        assert ended == [LauncherClosed if act == "close" else "interrupted"]
+    assert not set(psutil.Process().children(recursive=True)) - before
 
 
 @pytest.mark.usefixtures("forked_servers")

@@ -10,7 +10,8 @@ import pytest
 
 import ampcompare
 from ampcompare.launch.base import Launcher, failed_record
-from ampcompare.launch.places import Place
+from ampcompare.launch.forked import worker_environment
+from ampcompare.launch.places import VARIABLE, Place, with_place
 from ampcompare.launch.pool import LauncherPool
 from ampcompare.records.run import RunRecord
 from ampcompare.settings.config import RunConfig
@@ -86,6 +87,19 @@ def test_no_cell_starts_after_the_pool_was_terminated(tmp_path: Path) -> None:
     assert pool.terminate()
     assert pool.launch(RunConfig(), tmp_path).status == "interrupted"
     assert fails.cells == 0
+
+
+def test_a_record_knows_its_place_from_the_process_that_trains(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It names cores and the number of cells even where the command was killed; elsewhere it is as it was."""
+    record = failed_record(RunConfig(), "it ended")
+    for name, value in Place(cores=(3,), cells=2).environment.items():
+        monkeypatch.setenv(name, value)
+    placed = with_place(record)
+    assert placed == Place(cores=(3,), cells=2).mark(record)
+    assert (placed.jobs, placed.placement and placed.placement.cores) == (2, [3])
+    assert VARIABLE not in worker_environment(), "of a cell that runs this command"
+    monkeypatch.delenv(VARIABLE)
+    assert with_place(record) == record
 
 
 def test_a_place_as_text() -> None:

@@ -1,13 +1,20 @@
-"""Cells as tasks of Ray: the same records bit for bit, with a shared folder and without, and nothing left running."""
+"""Cells as tasks of Ray: the same records bit for bit, with a shared folder and without, and nothing left running.
+
+A cluster is started by `ray start --head --block`, and its processes are killed: `ray stop` would end those of others.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,15 +33,17 @@ WORDS = ("compare", "--seeds", "0", "--train-size", "128", "--val-size", "64", "
 SMALL = {"epochs": 1, "data": {"train_size": 64, "val_size": 32}}
 
 
-def _start(folder: Path, *words: str) -> subprocess.Popen[bytes]:
+def _start(folder: Path, *words: str, address: str | None = None) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "ampcompare", *WORDS, *words]
     env = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    env |= {} if address is None else {"RAY_ADDRESS": address}
     return subprocess.Popen(command, cwd=folder, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
 
 
-def _compare(folder: Path, *words: str) -> dict[str, tuple[Any, ...]]:
+def _compare(folder: Path, *words: str, address: str | None = None) -> dict[str, tuple[Any, ...]]:
     """Run a comparison and return for each arm what must not depend on where it ran."""
-    process = _start(folder, *words)
+    folder.mkdir()
+    process = _start(folder, *words, address=address)
     _, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, errors.decode()
     found = {}
@@ -47,14 +56,61 @@ def _compare(folder: Path, *words: str) -> dict[str, tuple[Any, ...]]:
     return found
 
 
-def test_nine_arms_as_on_this_machine(tmp_path: Path) -> None:
+NINE = ("--epochs", "1", "-o", "out")
+
+
+@pytest.fixture(scope="module")
+def local(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Any, ...]]:
+    """The nine default arms on the digits, trained on this machine."""
+    return _compare(tmp_path_factory.mktemp("local") / "run", *NINE)
+
+
+def test_nine_arms_as_on_this_machine(local: dict[str, tuple[Any, ...]], tmp_path: Path) -> None:
     """Ray that the command starts trains the nine default arms on the digits to the same weights and losses."""
-    for name in ("local", "ray"):
-        (tmp_path / name).mkdir()
-    words = ("--epochs", "1", "-o", "out")
-    local = _compare(tmp_path / "local", *words)
     assert len(local) == 9
-    assert _compare(tmp_path / "ray", *words, "--launcher", "ray") == local
+    assert _compare(tmp_path / "ray", *NINE, "--launcher", "ray") == local
+
+
+@pytest.fixture
+def head() -> Iterator[tuple[str, psutil.Process]]:
+    """The address of a cluster of one machine, and the process that started it."""
+    with socket.socket() as one, socket.socket() as other:
+        for probe in (one, other):
+            probe.bind(("127.0.0.1", 0))
+        port, for_clients = one.getsockname()[1], other.getsockname()[1]
+    with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder:  # short: sockets lie in it
+        words = ["start", "--head", "--block", f"--port={port}", "--node-ip-address=127.0.0.1", "--num-cpus=2"]
+        words += [
+            "--num-gpus=0",
+            "--include-dashboard=false",
+            f"--ray-client-server-port={for_clients}",
+            f"--temp-dir={folder}",
+        ]
+        command = [sys.executable, "-c", "from ray.scripts.scripts import main; main()", *words]
+        process = psutil.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            deadline = time.monotonic() + PATIENCE
+            while not list(Path(folder).glob("session_*/sockets/raylet")):
+                assert time.monotonic() < deadline
+                assert process.poll() is None
+                time.sleep(0.2)
+            yield f"127.0.0.1:{port}", process
+        finally:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                family = [process, *process.children(recursive=True)]
+                for member in reversed(family):
+                    with contextlib.suppress(psutil.NoSuchProcess):
+                        member.kill()
+                psutil.wait_procs(family, timeout=30)
+
+
+def test_a_cluster_that_runs(
+    head: tuple[str, psutil.Process], local: dict[str, tuple[Any, ...]], tmp_path: Path
+) -> None:
+    """Under `ray start --head` the same command gives the same bits, and the cluster runs on after it."""
+    address, process = head
+    assert _compare(tmp_path / "ray", *NINE, "--launcher", "ray", address=address) == local
+    assert any("raylet" in child.name() for child in process.children(recursive=True))
 
 
 def test_without_a_shared_folder(tmp_path: Path) -> None:

@@ -41,7 +41,8 @@ def _in_the_users_folder(slurm: Slurm, user_folder: Path, monkeypatch: pytest.Mo
 
 
 def queued() -> list[str]:
-    done = subprocess.run(["squeue", "--noheader", "--format=%A"], capture_output=True, text=True, check=True)
+    command = ["squeue", "--noheader", "--array", "--format=%i"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
     return done.stdout.split()
 
 
@@ -58,12 +59,13 @@ def test_compare_killed_and_called_again(wait_until: WaitUntil, tmp_path: Path) 
     command = [sys.executable, "-m", "ampcompare", *words]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         try:
-            assert wait_until(lambda: len(jobs_of(out)) == 2, 30)
+            assert wait_until(lambda: len(jobs_of(out)) == 2 and all(jobs_of(out).values()), 30)
         finally:
             process.kill()
     jobs = jobs_of(out)
     first = next(iter(jobs))
-    (out / "cells" / first / "job.json").unlink()  # as if the end had come before its number was written
+    saved = out / "cells" / first / "job.json"
+    saved.write_text(json.dumps({**json.loads(saved.read_text()), "job": ""}))  # as if it was killed before it knew
     assert sorted(queued()) == sorted(jobs.values())
     go.touch()
     again = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
@@ -71,12 +73,49 @@ def test_compare_killed_and_called_again(wait_until: WaitUntil, tmp_path: Path) 
     assert "\narm " in again.stdout
     assert jobs_of(out) == jobs
     assert [record.status for record in read_comparison(out / "report.json").records] == ["completed"] * 2
-    assert len(list(out.glob("cells/*/slurm/*_submission.sh"))) == 2
+    assert len(list(out.glob("cells/slurm/*_submission.sh"))) == 1, "the cells are no array"
     begin = time.monotonic()
     read = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     assert read.stderr.count("(cached)") == 2
     assert time.monotonic() - begin < 30
     assert not list(out.glob("cells/*/record.previous.json"))
+
+
+def test_short_cells_share_a_job(tmp_path: Path) -> None:
+    """Three cells are two tasks of an array that runs one task at a time, and their records are as of three jobs."""
+    words = ["compare", "--seeds", "0", "--launcher", "slurm", "--arm", "fp32,native:bf16,half:bf16", *SMALL]
+    words += ["--arch", "mlp", "--jobs", "1", "--cells-per-job", "2", "-o", str(tmp_path)]
+    done = subprocess.run(
+        [sys.executable, "-m", "ampcompare", *words], capture_output=True, text=True, timeout=180, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    (script,) = tmp_path.glob("cells/slurm/*_submission.sh")
+    assert "--array=0-1%1\n" in script.read_text()
+    assert sorted(number.partition("_")[2] for number in jobs_of(tmp_path).values()) == ["0", "0", "1"]
+    records = read_comparison(tmp_path / "report.json").records
+    assert {(record.status, record.config.launcher) for record in records} == {("completed", "slurm")}
+
+
+def test_a_job_of_two_cells_that_is_queued_again(
+    wait_until: WaitUntil, make_config: MakeConfig, tmp_path: Path
+) -> None:
+    """The cell that had ended keeps its record, and the one that ran is trained again."""
+    go = tmp_path / "go"
+    first = make_config(launcher="slurm")
+    second = make_config("launched:waits_for", args={"file": str(go)}, launcher="slurm")
+    cells = [(first, tmp_path / "first"), (second, tmp_path / "second")]
+    with SlurmLauncher(OPTIONS, cells_per_job=2) as launcher:
+        launcher.submit_ahead(cells)
+        record = launcher.launch(*cells[0])
+        assert record.status == "completed"
+        assert wait_until(lambda: "waiting" in _text(tmp_path / "second" / "log.txt"), 60)
+        number = json.loads((tmp_path / "second" / "job.json").read_text())["job"]
+        subprocess.run(["scontrol", "requeue", number], check=True)
+        assert wait_until(lambda: _state(number) == "PENDING", 60)
+        subprocess.run(["scontrol", "update", f"JobId={number}", "StartTime=now"], check=True)  # not in two minutes
+        go.touch()
+        assert launcher.launch(*cells[1]).status == "completed"
+    assert read_record(tmp_path / "first" / "record.json") == record
 
 
 def test_a_cell_of_two_processes(make_config: MakeConfig, tmp_path: Path) -> None:
@@ -112,7 +151,7 @@ def test_jobs_that_end_early(wait_until: WaitUntil, make_config: MakeConfig, tmp
         launcher.submit_ahead([(waits, tmp_path / "waits"), (raises, tmp_path / "raises")])
         assert wait_until(lambda: "waiting" in _text(tmp_path / "waits" / "log.txt"), 60)
         number = json.loads((tmp_path / "waits" / "job.json").read_text())["job"]
-        assert f"scancel {number}" in launcher.pending_message()
+        assert launcher.pending_message().endswith(f"scancel {number.partition('_')[0]}"), "the array as a whole"
         subprocess.run(["scancel", number], check=True)
         cancelled = launcher.launch(waits, tmp_path / "waits")
         raised = launcher.launch(raises, tmp_path / "raises")
@@ -151,7 +190,7 @@ def test_ctrl_c_leaves_jobs(wait_until: WaitUntil, tmp_path: Path) -> None:
     words += ["--model-arg", f"file={tmp_path / 'go'}", "-o", str(tmp_path / "out")]
     command = [sys.executable, "-m", "ampcompare", *words]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
-        assert wait_until(lambda: jobs_of(tmp_path / "out"), 30)
+        assert wait_until(lambda: any(jobs_of(tmp_path / "out").values()), 30)
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=30)
     (number,) = jobs_of(tmp_path / "out").values()
@@ -171,6 +210,11 @@ def test_what_slurm_refuses(tmp_path: Path) -> None:
     assert done.returncode == 3
     line = "ampcompare: Slurm rejects the job: Batch job submission failed: Invalid partition name specified"
     assert done.stderr.splitlines()[-1] == line
+
+
+def _state(number: str) -> str:
+    command = ["squeue", "--noheader", "--format=%T", f"--jobs={number}"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def _text(path: Path) -> str:

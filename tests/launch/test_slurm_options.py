@@ -10,7 +10,13 @@ from typing import Any
 
 import pytest
 
-from ampcompare.base.errors import BackendUnavailable, ConfigError, EnvironmentUnfit, LaunchError
+from ampcompare.base.errors import (
+    BackendUnavailable,
+    ConfigError,
+    EnvironmentUnfit,
+    LaunchError,
+    UnsupportedCombination,
+)
 from ampcompare.launch import slurm as module
 from ampcompare.launch.base import failed_record
 from ampcompare.launch.cell_files import write_record
@@ -171,7 +177,7 @@ def _ended(tmp_path: Path) -> tuple[RunConfig, Any]:
     )
     config = RunConfig(processes=2, launcher="slurm")
     launcher = SlurmLauncher()
-    launcher._jobs[folder.resolve()] = "7"
+    launcher._jobs[folder.resolve()] = module._Job("7", logs=str(folder / "slurm"))
     return config, launcher.launch(config, folder)
 
 
@@ -191,24 +197,46 @@ def test_what_is_submitted(programs: Programs, tmp_path: Path) -> None:
     config = RunConfig(processes=4, launcher="slurm", workers=2)
     launcher.submit_ahead([(config, tmp_path / "cell")])
     launcher.submit_ahead([(config, tmp_path / "cell")])
-    assert json.loads((tmp_path / "cell" / "job.json").read_text()) == {"job": "31"}
+    saved = json.loads((tmp_path / "cell" / "job.json").read_text())
+    assert (saved["job"], saved["task"]) == ("31", 0)
     (path,) = (tmp_path / "cell" / "slurm").glob("*_submission.sh")
     lines = path.read_text().splitlines()
     for line in ("partition=gpu", "exclusive", "nodes=2", "ntasks-per-node=2", "cpus-per-task=3", "time=60"):
         assert f"#SBATCH --{line}" in lines
-    assert f"#SBATCH --comment={tmp_path}/cell" in lines
+    assert f"#SBATCH --comment={saved['token']}" in lines
+    assert not any("--array" in line for line in lines)
     assert launcher.pending_message().endswith("scancel 31")
 
 
 def test_a_job_that_is_still_there(programs: Programs, tmp_path: Path) -> None:
-    """A cell whose job is in the queue, by its number or by its comment, is not submitted again; a gone one is."""
+    """A cell whose job is in the queue, by its number or by token and task, is not submitted again; a gone one is."""
     pytest.importorskip("submitit", reason="needs the extra slurm")
     config = RunConfig(launcher="slurm")
-    programs(sbatch="Submitted batch job 31", srun="", squeue=f"29|\n30|{tmp_path}/b")
-    for name, noted in (("a", "29"), ("c", "28")):
+    programs(sbatch="Submitted batch job 31", srun="", squeue="29|\n30_1|cafe\n30_2|cafe")
+    killed = {"job": "", "token": "cafe", "task": 2, "logs": str(tmp_path / "slurm")}
+    for name, noted in (("a", {"job": "29"}), ("b", killed), ("c", {"job": "28"})):
         (tmp_path / name).mkdir()
-        (tmp_path / name / "job.json").write_text(json.dumps({"job": noted}))
+        (tmp_path / name / "job.json").write_text(json.dumps(noted))
     launcher = SlurmLauncher()
     launcher.submit_ahead([(config, tmp_path / name) for name in "abc"])
     jobs = [json.loads((tmp_path / name / "job.json").read_text())["job"] for name in "abc"]
-    assert jobs == ["29", "30", "31"]
+    assert jobs == ["29", "30_2", "31"]
+
+
+def test_cells_of_an_array(programs: Programs, tmp_path: Path) -> None:
+    """Cells with equal needs are one array with a limit, several in a job where asked; others are one of their own."""
+    pytest.importorskip("submitit", reason="needs the extra slurm")
+    programs(sbatch="Submitted batch job 31", srun="", squeue="")
+    launcher = SlurmLauncher(running=2, cells_per_job=2)
+    cells = [(RunConfig(launcher="slurm"), tmp_path / str(number)) for number in range(5)]
+    wide = RunConfig(launcher="slurm", processes=3, workers=1)
+    launcher.submit_ahead([*cells, (wide, tmp_path / "wide")])
+    texts = {path.parent.parent.name: path.read_text() for path in tmp_path.glob("**/*_submission.sh")}
+    assert "#SBATCH --array=0-2%2\n" in texts[tmp_path.name]
+    assert "#SBATCH --array" not in texts["wide"]
+    assert "#SBATCH --ntasks-per-node=1\n" in texts["wide"]
+    assert "#SBATCH --cpus-per-task=6\n" in texts["wide"]
+    jobs = [json.loads((tmp_path / str(number) / "job.json").read_text())["job"] for number in range(5)]
+    assert jobs == ["31_0", "31_0", "31_1", "31_1", "31_2"]
+    with pytest.raises(UnsupportedCombination, match="--cells-per-job 2 is for cells on one node, but --nnodes is 2"):
+        SlurmLauncher(nnodes=2, cells_per_job=2)

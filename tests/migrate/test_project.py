@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ampcompare.cli.migrate_command import find_mistakes
 from ampcompare.migrate import project
+from ampcompare.migrate.mistakes import find_mistakes
 from ampcompare.migrate.project import find_files, migrate_file
 from ampcompare.migrate.rewrite import Migration
 

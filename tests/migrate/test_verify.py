@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from ampcompare.base.errors import ConfigError, LaunchError
@@ -69,6 +70,28 @@ def test_a_small_difference_is_within_rounding_and_named() -> None:
     assert comparison.verdict == WITHIN
     assert "first at backward pass 2" in comparison.lines[0]
     assert "first at step 2 in parameter 2" in comparison.lines[3]
+
+
+@pytest.mark.parametrize(
+    ("bias", "weight", "verdict"),
+    [
+        ([0.0102, -0.019], [1.0, 0.5], WITHIN),  # rounding, large against a few updates
+        ([0.0, 0.0], [1.0, 0.5], DIFFERENT),  # never stepped
+        ([float("nan"), 0.0], [1.0, 0.5], DIFFERENT),
+        ([0.01, -0.02], [1.0, 0.3], DIFFERENT),
+    ],
+)
+def test_weights_are_compared_by_length_where_losses_agree(
+    bias: list[float], weight: list[float], verdict: str
+) -> None:
+    """A few updates of a bias differ by more than a hundredth; losses apart by more than 0.4 % leave no such room."""
+    weights = {"0.0": np.array([1.0, 0.5]), "0.1": np.array([0.01, -0.02])}
+    changed = {"0.0": np.array(weight), "0.1": np.array(bias)}
+    other = dataclasses.replace(RUN, weights=changed, digests={"0": [["a", "b"], ["c", "e"]]})
+    assert compare_runs(dataclasses.replace(RUN, weights=weights), other).verdict == verdict
+    if bias[0] == 0.0102:
+        apart = dataclasses.replace(other, losses=[1.0, 0.504])
+        assert compare_runs(dataclasses.replace(RUN, weights=weights), apart).verdict == DIFFERENT
 
 
 @pytest.mark.parametrize(

@@ -2,39 +2,46 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from torch import nn
 
 from ampcompare.base.errors import ConfigError
+from ampcompare.guards.events import Layer, Subscriptions
 from ampcompare.precision.keep_fp32 import without_autocast
 from ampcompare.script.keep_fp32 import KeptAtFirstCall, bare_model
 
 
-def test_modules_are_kept_at_the_first_call() -> None:
+@pytest.fixture
+def events() -> Iterator[Subscriptions]:
+    """What an arm subscribes by."""
+    events = Subscriptions(Layer.STAND_IN)
+    yield events
+    events.end()
+
+
+def test_modules_are_kept_at_the_first_call(events: Subscriptions) -> None:
     """The first forward pass already runs them without autocast, and the others with it."""
-    kept = KeptAtFirstCall("1|2", without_autocast("cpu"), lambda: True)
+    KeptAtFirstCall("1|2", without_autocast("cpu"), lambda: True).install(events)
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4))
     types = []
     for layer in model:
         layer.register_forward_hook(lambda layer, given, output: types.append(output.dtype))
     with torch.autocast("cpu", torch.bfloat16):
         model(torch.randn(2, 4))
-    kept.end()
     assert types == [torch.bfloat16, torch.float32, torch.float32, torch.bfloat16]
 
 
-def test_a_pattern_without_a_module() -> None:
+def test_a_pattern_without_a_module(events: Subscriptions) -> None:
     """It is refused at the first step, when the models have been called."""
-    kept = KeptAtFirstCall("nothing", without_autocast("cpu"), lambda: True)
+    KeptAtFirstCall("nothing", without_autocast("cpu"), lambda: True).install(events)
     layer = nn.Linear(2, 2)
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
     layer(torch.zeros(1, 2)).sum().backward()
-    try:
-        with pytest.raises(ConfigError, match="keep_fp32=nothing matches no module"):
-            optimizer.step()
-    finally:
-        kept.end()
+    with pytest.raises(ConfigError, match="keep_fp32=nothing matches no module"):
+        optimizer.step()
 
 
 def test_the_model_inside_of_a_wrapper() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import UserDict, namedtuple
 from typing import Any
 
@@ -14,7 +15,19 @@ Pair = namedtuple("Pair", ["left", "right"])
 A, B = torch.ones(1), torch.ones(2, dtype=torch.int64)
 
 
-@pytest.mark.parametrize("value", [(A, B), [A, [B]], {"a": A, "b": (B, "text")}, Pair(A, {"b": B}), UserDict(a=A, b=B)])
+@dataclasses.dataclass(frozen=True)
+class Batch:
+    """What some scripts pass to a model."""
+
+    left: Any
+    right: Any
+    rest: Any = dataclasses.field(default="text", init=False)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [(A, B), [A, [B]], {"a": A, "b": (B, "text")}, Pair(A, {"b": B}), UserDict(a=A, b=B), Batch(A, [B])],
+)
 def test_tensors_come_in_order(value: Any) -> None:
     """Tensors are found in every container, in the order in which they stand."""
     assert [id(tensor) for tensor in tensors_in(value)] == [id(A), id(B)]
@@ -24,6 +37,9 @@ def test_containers_keep_their_types() -> None:
     """Only tensors change; named tuples, lists and other values stay what they are."""
     changed = mapped(Pair([A], {"b": B, "c": "text"}), lambda tensor: tensor + 1)
     assert isinstance(changed, Pair)
+    batch = mapped(Batch(A, [B]), lambda tensor: tensor + 1)
+    assert isinstance(batch, Batch)
+    assert (batch.left.item(), batch.right[0].tolist(), batch.rest) == (2, [2, 2], "text")
     assert (changed.left[0].item(), changed.right["b"].tolist(), changed.right["c"]) == (2, [2, 2], "text")
 
 

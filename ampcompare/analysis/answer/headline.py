@@ -49,6 +49,8 @@ def _excluded(comparison: Comparison) -> Iterable[str]:
     count = len(comparison.excluded)
     if count and all(text.endswith(SEEDS_ITSELF) for text in comparison.excluded):
         yield f"{count} of the runs {'are copies' if count > 1 else 'is a copy'} of another seed's: {SEEDS_ITSELF}."
+    elif count and comparison.judged:
+        yield f"{count} row{'s are copies' if count > 1 else ' is a copy'} of other runs, and not used."
     elif count:
         yield f"{count} record{'s are' if count > 1 else ' is'} not used; the details have the reason."
 

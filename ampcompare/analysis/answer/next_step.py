@@ -29,6 +29,7 @@ FIRST_SEEDS = 5  # where there are too few for a verdict
 MAX_LR = 0.1  # that is advised where the reference diverged, however large its own
 MAX_MORE = 20  # seeds that are advised to settle as many arms as possible; beyond, as few as settle one
 MORE_SEEDS = re.compile(r"inconclusive \(≤(\d+) more seeds?\)")
+SEED_OPTION = re.compile(r"""(?:add_argument|option)\((?:[^()]*,)?\s*["'](--(?:manual[-_]|random[-_])?seed)["']""")
 REFUSED = 2  # exit code of a script that an arm refuses: its message says what to do
 SAFE_EPS = "1e-4"  # far above the least number of fp16
 
@@ -87,14 +88,33 @@ def _arm(records: Sequence[RunRecord]) -> str:
 def _missing(comparison: Comparison, typed: TypedCommand) -> Iterator[NextStep]:
     ended = {f"{run.arm}@{run.config.recipe.seed}" for run in comparison.records if run.status != "interrupted"}
     missing = [cell for cell in comparison.order if cell not in ended]
-    if missing and all(text.endswith(SEEDS_ITSELF) for text in comparison.excluded) and comparison.excluded:
-        yield NextStep(
-            command=str(typed.with_option("--seed-arg", "--seed").elsewhere("seeded")),
-            why="pass the seed, if the script's option for it is called --seed",
-        )
+    if missing and _are_copies(comparison):
+        if option := _seed_option(comparison):
+            yield NextStep(
+                command=str(typed.with_option("--seed-arg", option).elsewhere("seeded")),
+                why=f"pass the seed on: the script has the option {option}",
+            )
     elif missing:
         runs = "the missing run" if len(missing) == 1 else f"the {len(missing)} missing runs"
         yield NextStep(command=str(typed), why=f"finish {runs}; the others are kept")
+
+
+def _are_copies(comparison: Comparison) -> bool:
+    """Return whether all that is left out are runs of a script that seeds itself, so that more seeds are copies too."""
+    return bool(comparison.excluded) and all(text.endswith(SEEDS_ITSELF) for text in comparison.excluded)
+
+
+def _seed_option(comparison: Comparison) -> str:
+    """Return the option for the seed that the source of the script names; "" if it names none."""
+    script = next((run.config.script for run in comparison.records if run.config.script is not None), None)
+    if script is None or script.is_module or script.seed_arg is not None:
+        return ""
+    try:
+        source = Path(script.name).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+    found = SEED_OPTION.search(source)
+    return found[1] if found else ""
 
 
 def _failed(comparison: Comparison, by_arm: Mapping[str, Sequence[RunRecord]]) -> Iterator[NextStep]:
@@ -166,6 +186,8 @@ def _more_seeds(
     next_error_rate: float,
 ) -> Iterator[NextStep]:
     """Yield the seeds that give a verdict, within the looks that are left."""
+    if _are_copies(comparison):
+        return
     planned = {int(cell.rpartition("@")[2]) for cell in comparison.order}
     seeds = sorted({*comparison.seeds, *planned})
     if not rows or not seeds or typed.value("--seeds") == "auto":

@@ -100,23 +100,24 @@ def float_spread(values: Sequence[float]) -> float:
     return max(largest, TINY) * FLOAT32_STEP / math.sqrt(6)
 
 
-def paired(arm: Sequence[float], reference: Sequence[float], floor: float, *, counts: bool = False) -> Effect:
+def paired(arm: Sequence[float], reference: Sequence[float], floor: float, *, rounded: bool = False) -> Effect:
     """Return the effect over pairs, by Student's t on the differences.
 
     Args:
         floor: least spread of a difference, above 0, from the resolution of what was measured.
-        counts: whether values are counts, whose rounding has the spread `floor`. It is then added to that of the
-            differences, which few small counts often show too small: otherwise 7 % of equal arms have a winner.
+        rounded: whether values are counts, or printed with few digits, and their rounding has the spread `floor`. It is
+            then added to that of the differences, which few small counts often show too small: otherwise 7 % of equal
+            arms have a winner.
     """
     differences = [a - b for a, b in zip(arm, reference, strict=True)]
     count = len(differences)
     shown = statistics.stdev(differences) if count > 1 else 0.0
-    spread = math.hypot(floor, shown) if counts else max(floor, shown)
+    spread = math.hypot(floor, shown) if rounded else max(floor, shown)
     return Effect(statistics.fmean(differences), spread, spread / math.sqrt(count), count - 1, count)
 
 
 def two_stage(
-    arm: Sequence[float], reference: Sequence[float], pilot: Sequence[bool], floor: float, *, counts: bool = False
+    arm: Sequence[float], reference: Sequence[float], pilot: Sequence[bool], floor: float, *, rounded: bool = False
 ) -> Effect:
     """Return the effect over all pairs with the spread and the degrees of freedom of a pilot that set their number.
 
@@ -125,22 +126,25 @@ def two_stage(
 
     Args:
         pilot: which pairs belong to it.
-        floor: as for `paired`, and so is `counts`.
+        floor: as for `paired`, and so is `rounded`.
 
     Source: Stein 1945, "A two-sample test for a linear hypothesis whose power is independent of the variance".
     """
-    whole = paired(arm, reference, floor, counts=counts)
+    whole = paired(arm, reference, floor, rounded=rounded)
     ours, theirs = ([value for value, early in zip(side, pilot, strict=True) if early] for side in (arm, reference))
-    first = paired(ours, theirs, floor, counts=counts)
+    first = paired(ours, theirs, floor, rounded=rounded)
     return Effect(whole.mean, first.spread, first.spread / math.sqrt(whole.pairs), first.freedom, whole.pairs)
 
 
-def unpaired(arm: Sequence[float], reference: Sequence[float], floor: float) -> Effect:
-    """Return the effect between two separate samples, by Welch: unequal variances, Satterthwaite's freedom."""
+def unpaired(arm: Sequence[float], reference: Sequence[float], floor: float, *, rounded: bool = False) -> Effect:
+    """Return the effect between two separate samples, by Welch: unequal variances, Satterthwaite's freedom.
+
+    Args:
+        floor: as for `paired`, and so is `rounded`.
+    """
     counts = len(arm), len(reference)
-    variances = [
-        max(floor**2 / 2, statistics.variance(values) if len(values) > 1 else 0.0) for values in (arm, reference)
-    ]
+    shown = [statistics.variance(values) if len(values) > 1 else 0.0 for values in (arm, reference)]
+    variances = [floor**2 / 2 + each if rounded else max(floor**2 / 2, each) for each in shown]
     shares = [variance / count for variance, count in zip(variances, counts, strict=True)]
     below = sum(share**2 / max(1, count - 1) for share, count in zip(shares, counts, strict=True))
     mean = statistics.fmean(arm) - statistics.fmean(reference)

@@ -13,6 +13,9 @@ from typing import Any
 
 from ampcompare.analysis.runs.pairs import Pair
 from ampcompare.analysis.runs.scores import other_metric
+from ampcompare.analysis.runs.script_pairs import inherited_reason
+from ampcompare.base.environment.versions import SWITCHES
+from ampcompare.base.files.loaded_code import differing
 from ampcompare.records.run import RunRecord, RunSummary
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.digest import NON_NUMERIC_SETTINGS
@@ -22,6 +25,7 @@ __all__ = [
     "accuracy_incomparable_reason",
     "accuracy_reason",
     "changed_settings",
+    "code_reason",
     "device_kind",
     "foreign_steps",
     "memory_reason",
@@ -49,6 +53,7 @@ SPEED = (
 )  # fmt: skip
 SOFTWARE = ("torch", "cuda", "cudnn")
 HARDWARE = ("device_name", "processor")
+EVERYWHERE = ("numpy",)  # which torch loads, so that it need not be part of what a run computes
 ELSEWHERE = re.compile(r"(torch|processor|machine|host) .* then, .* now")
 MAX_NAMED = 3
 MAX_SKIPPED = 0.25  # share of the steps: beyond, as for other outliers, a median may be that of the skipped ones
@@ -99,6 +104,12 @@ def accuracy_incomparable_reason(arm: RunRecord, reference: RunRecord, *, same_s
         or foreign_steps(reference)
         or _recipe_reason(arm, reference)
         or _script_reason(arm, reference)
+        or _without_arm(arm)
+        or _without_arm(reference)
+        or _switch_reason(arm, reference)
+        or inherited_reason(arm)
+        or inherited_reason(reference)
+        or (code_reason(arm, reference) if same_software else "")
         or _unnamed(POLICY, arm, reference)
         or _outcome_reason(arm.summary, reference.summary)
         or (_environment_reason(SOFTWARE[:1], arm, reference) if same_software else "")
@@ -197,7 +208,12 @@ def _mixture(records: Sequence[RunRecord]) -> str:
             return f"{' and '.join(sorted(what))} in one row"
     first = records[0]
     for record in records[1:]:
-        reason = _recipe_reason(record, first) or _apart(POLICY, record, first)
+        reason = (
+            _recipe_reason(record, first)
+            or _switch_reason(record, first)
+            or code_reason(record, first)
+            or _apart(POLICY, record, first)
+        )
         if reason:
             return f"{reason}, in one row"
     return ""
@@ -213,8 +229,42 @@ def _recipe_reason(arm: RunRecord, reference: RunRecord) -> str:
 
 
 def _script_reason(arm: RunRecord, reference: RunRecord) -> str:
-    """Return that two runs are not of the same script."""
-    return "of another script, or with other arguments" if arm.config.script != reference.config.script else ""
+    """Return that two runs are not of the same script, or that it did not evaluate as often in both."""
+    here, there = arm.config.script, reference.config.script
+    if here != there:
+        if here and there and here.model_copy(update={"sha256": there.sha256}) == there:
+            return f"of another version of {here.name}"
+        return "of another script, or with other arguments"
+    seen, seen_there = (run.script.seen if run.script is not None else {} for run in (arm, reference))
+    unlike = next((name for name in seen.keys() & seen_there.keys() if seen[name] != seen_there[name]), None)
+    return "" if unlike is None else f"{unlike} was evaluated {seen[unlike]} times, not {seen_there[unlike]}"
+
+
+def _switch_reason(arm: RunRecord, reference: RunRecord) -> str:
+    """Return which variable of the environment that changes numbers two runs did not share; "" if they shared all."""
+    for name in SWITCHES:
+        here, there = arm.environment.get(name) or "", reference.environment.get(name) or ""
+        if here != there:
+            return f"{name} {here or 'unset'}, not {there or 'unset'}"
+    return ""
+
+
+def code_reason(arm: RunRecord, reference: RunRecord) -> str:
+    """Return in which of the user's files, or of the packages that these import, two runs differ; "" if in none."""
+    files = differing(arm.code or {}, reference.code or {})
+    if files:
+        return f"of another version of {_joined(files, ', ')}"
+    packages = [name for name in differing(arm.packages, reference.packages) if name not in EVERYWHERE]
+    return _joined([f"{name} {arm.packages[name]}, not {reference.packages[name]}" for name in packages])
+
+
+def _without_arm(record: RunRecord) -> str:
+    """Return that an arm did not act on all steps of a script, so that it is another arm."""
+    facts = record.script
+    if facts is None or not facts.without_arm or not facts.optimizer_steps:
+        return ""
+    acted = facts.optimizer_steps - facts.without_arm
+    return f"{record.arm} acted on {acted} of {facts.optimizer_steps} steps, and the script took the others without it"
 
 
 def _outcome_reason(arm: RunSummary, reference: RunSummary) -> str:
@@ -283,5 +333,5 @@ def _words(paths: Sequence[str], arm: RunConfig, reference: RunConfig) -> list[s
     return [f"{path.rpartition('.')[2]} {here.get(path)}, not {there.get(path)}" for path in paths]
 
 
-def _joined(words: Sequence[str]) -> str:
-    return "; ".join([*words[:MAX_NAMED], *(["..."] if len(words) > MAX_NAMED else [])])
+def _joined(words: Sequence[str], separator: str = "; ") -> str:
+    return separator.join([*words[:MAX_NAMED], *(["..."] if len(words) > MAX_NAMED else [])])

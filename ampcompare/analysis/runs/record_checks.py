@@ -298,11 +298,14 @@ def unique_runs(records: Sequence[RunRecord]) -> tuple[list[RunRecord], list[str
     """Return the records that are one run each, and a sentence for each that is not used.
 
     A cell counts once: a second record of an arm and seed is a copy or another run of it, and a completed run whose
-    losses equal those of a lower seed of its arm to the last bit is not another run.
+    losses equal those of a lower seed of its arm to the last bit is not another run. Neither is one of a script that
+    began from the weights and batches of a lower seed, whatever its losses: then they differ by what the seed does not
+    determine, such as the order of additions on a GPU.
     """
     faults: dict[int, str] = {}
     cells: set[tuple[str, int]] = set()
     losses: dict[tuple[str, str], int] = {}
+    starts: dict[tuple[str, tuple[str, ...], tuple[str, ...]], int] = {}
     for number, record in sorted(enumerate(records), key=lambda item: item[1].config.recipe.seed):
         seed, digest = record.config.recipe.seed, record.summary.losses_sha256
         fault = implausible(record)
@@ -314,6 +317,15 @@ def unique_runs(records: Sequence[RunRecord]) -> tuple[list[RunRecord], list[str
                 fault = f"its losses are those of seed {other} to the last bit, so it is not an independent run"
                 if record.script is not None:
                     fault += f"; {SEEDS_ITSELF}"
+        script = record.script if record.status in ("completed", "diverged") else None
+        if not fault and script is not None and script.weights and script.batches:
+            start = record.arm, tuple(script.weights), tuple(script.batches)
+            other = starts.setdefault(start, seed)
+            if other != seed:
+                fault = (
+                    f"its first weights and batches are those of seed {other}, so it is not an independent run; "
+                    f"{SEEDS_ITSELF}"
+                )
         if fault:
             faults[number] = f"{record.arm}, seed {seed}: {fault}"
         else:

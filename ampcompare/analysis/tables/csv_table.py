@@ -48,7 +48,7 @@ class Run:
     Attributes:
         arm: as written.
         settings: name and text of what runs must share, such as the batch size.
-        seed: as written, "" if the table has none.
+        seed: as written, whole numbers without zeros before or behind them; "" if the table has none.
         value: of the metric, in the unit that is shown; None if not measured or diverged.
         seconds: of whatever was timed, or the inverse of a throughput.
         peak_bytes: of memory.
@@ -185,13 +185,20 @@ def _run(cells: Sequence[str], columns: Columns, location: str) -> Run:
     return Run(
         arm=arm,
         settings=tuple((columns.names[number], cells[number]) for number in columns.settings),
-        seed=cell("seed"),
+        seed=_seed(cell("seed")),
         value=value,
         seconds=seconds,
         peak_bytes=_bytes(cells, columns, location),
         diverged=diverged,
         runs=runs if runs is not None or spread is not None else 1,
     )
+
+
+def _seed(text: str) -> str:
+    """Return a seed as it is compared: 0, 00 and 0.0 are one."""
+    number = parse_number(text)
+    whole = number is not None and number.sd is None and not number.percent and number.mean.is_integer()
+    return str(int(number.mean)) if number is not None and whole else text
 
 
 def _quantity(parsed: Quantity | None, text: str, what: str) -> Quantity:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from ampcompare.analysis.inference.effect import MIN_PAIRS, SPREAD_IS_KNOWN, Effect, paired
+from ampcompare.analysis.inference.granularity import grid_step, in_steps, rounding_spread
 from ampcompare.analysis.tables.csv_table import Run
 from ampcompare.analysis.tables.quantities import Quantity
 
@@ -44,7 +45,8 @@ class _Sample:
     count: int
     variance: float
     known: int
-    rounding: float  # variance of the rounding error of a printed number
+    rounding: float  # variance of the rounding error of a number
+    single: bool  # whether each number is that of one run, which has this error of its own
 
 
 def compare_runs(
@@ -53,8 +55,13 @@ def compare_runs(
     value: Callable[[Run], Quantity | None],
     floor: float,
     sd: float | None = None,
+    *,
+    counted: bool = False,
 ) -> Difference | None:
     """Compare two arms: by pairs where most of the runs of both have a seed in common, else by Welch's test.
+
+    Values of single runs are rounded to the digits that are printed, or to a coarser step of which all are multiples.
+    The spread of that rounding is added to the one they show: three equal differences do not have a spread of 0.
 
     A rounded mean is off by the same amount however many runs are behind it, if they agree to the last digit. So the
     standard error is at least that of rounding the two sides: the step of the last digit over the square root of 12.
@@ -63,6 +70,7 @@ def compare_runs(
         value: of a line, larger where it is better.
         floor: smallest spread of a difference, above 0.
         sd: standard deviation over seeds that is known from elsewhere, used if a side has fewer than three runs.
+        counted: whether values may count samples, so that they lie on a coarser grid than the printed one.
 
     Returns:
         None if a side was not measured.
@@ -73,8 +81,9 @@ def compare_runs(
     pairs = _pairs(here, there)
     if any(run.runs is None for run, _ in (*here, *there)):
         return Difference(None)
-    samples = _sample(here), _sample(there)
-    rounding = math.sqrt(sum(sample.rounding for sample in samples))
+    step = _common_step(here, there) if counted else 0.0
+    samples = _sample(here, step), _sample(there, step)
+    rounding = rounding_spread(_usual_step(here), _usual_step(there))
     if sd is not None and min(sample.count for sample in samples) < MIN_PAIRS:
         if not _contradicts(samples, sd):
             return _rounded(Difference(_with_known_sd(samples, sd), uses_sd=True), rounding)
@@ -83,7 +92,8 @@ def compare_runs(
         own_sd = None
     if 2 * len(pairs) > max(len(here), len(there)):
         left = len(here) + len(there) - 2 * len(pairs)
-        effect = paired([a for a, _ in pairs], [b for _, b in pairs], max(floor, rounding))
+        least = max(floor, math.sqrt(sum(sample.rounding for sample in samples)))
+        effect = in_steps(paired([a for a, _ in pairs], [b for _, b in pairs], least, rounded=True), step)
         note = f"is paired by seed; runs left out without a partner: {left}" if left else ""
         return _rounded(Difference(effect, note, own_sd=own_sd), rounding)
     common = f"only {len(pairs)} seed{'s are' if len(pairs) > 1 else ' is'} in common"
@@ -142,9 +152,26 @@ def _pairs(here: Sequence[Line], there: Sequence[Line]) -> list[tuple[float, flo
     return [(quantity.mean, partners[run.seed]) for run, quantity in here if run.runs == 1 and run.seed in partners]
 
 
-def _sample(lines: Sequence[Line]) -> _Sample:
-    """Pool the lines of an arm: the variance within each line that has one, and that between the lines."""
-    rounding = statistics.fmean(quantity.step**2 / 12 for _, quantity in lines)
+def _usual_step(lines: Sequence[Line]) -> float:
+    """Return the step of the last digit that the numbers of an arm have; some may have lost zeros at their end."""
+    return statistics.median_high(quantity.step for _, quantity in lines)
+
+
+def _common_step(here: Sequence[Line], there: Sequence[Line]) -> float:
+    """Return the step of which the values of all single runs of two arms are multiples; 0 where there are means."""
+    if any(run.runs != 1 for run, _ in (*here, *there)):
+        return 0.0
+    values = [quantity.mean for _, quantity in (*here, *there)]
+    return grid_step(values, min(_usual_step(here), _usual_step(there)))
+
+
+def _sample(lines: Sequence[Line], step: float = 0.0) -> _Sample:
+    """Pool the lines of an arm: the variance within each line that has one, and that between the lines.
+
+    Args:
+        step: of a grid on which the values lie, if it is coarser than the printed digits.
+    """
+    rounding = max(step, _usual_step(lines)) ** 2 / 12
     counts = [run.runs or 1 for run, _ in lines]
     mean = statistics.fmean((quantity.mean for _, quantity in lines), weights=counts)
     # The mean of several runs without a standard deviation shows no more of the spread than one run does.
@@ -156,13 +183,15 @@ def _sample(lines: Sequence[Line]) -> _Sample:
     center = statistics.fmean((value for value, _, _ in known), weights=[count for _, count, _ in known])
     squares = sum((count - 1) * sd**2 + count * (value - center) ** 2 for value, count, sd in known)
     variance = squares / (total - 1) if total > 1 else 0.0
-    return _Sample(mean, sum(counts), variance, total, rounding)
+    return _Sample(mean, sum(counts), variance, total, rounding, all(run.runs == 1 for run, _ in lines))
 
 
 def _welch(arm: _Sample, reference: _Sample, floor: float) -> Effect:
     """Return the effect between two samples, by Welch: unequal variances, Satterthwaite's degrees of freedom."""
     samples = arm, reference
-    variances = [max(floor**2 / 2, sample.variance, sample.rounding) for sample in samples]
+    variances = [
+        max(floor**2 / 2, sample.rounding, sample.variance + sample.single * sample.rounding) for sample in samples
+    ]
     shares = [variance / sample.known for variance, sample in zip(variances, samples, strict=True)]
     below = sum(share**2 / max(1, sample.known - 1) for share, sample in zip(shares, samples, strict=True))
     runs = min(sample.known for sample in samples)

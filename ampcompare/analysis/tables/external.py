@@ -15,6 +15,7 @@ from ampcompare.analysis.inference.effect import MIN_PAIRS, wilson
 from ampcompare.analysis.inference.margins import AccuracyMargin, resolve_margin
 from ampcompare.analysis.inference.verdict import Margin, Verdict, decide
 from ampcompare.analysis.tables.columns import TableOptions
+from ampcompare.analysis.tables.copies import without_copies
 from ampcompare.analysis.tables.csv_table import ResultsTable, Run, read_table
 from ampcompare.analysis.tables.effects import Difference, combined, compare_runs, mean_and_sd
 from ampcompare.analysis.tables.groups import (
@@ -98,7 +99,8 @@ def judge(
             f"{runs} runs have no standard deviation; give the number of runs behind each line, such as 5"
         )
     metric = table.metric or ACCURACY
-    lines = [replace(run, runs=runs) if run.runs is None and runs is not None else run for run in table.runs]
+    own, copies = without_copies(table.runs)
+    lines = [replace(run, runs=runs) if run.runs is None and runs is not None else run for run in own]
     groups = make_groups(lines, within)
     base = reference_of(groups, reference)
     margin = _margin(terms, metric, base, sd)
@@ -110,7 +112,7 @@ def judge(
     comparison = Comparison(
         command="",
         reference=next(line.label for line in result if line.is_reference),
-        seeds=sorted({int(run.seed) for run in table.runs if _is_seed(run.seed)}),
+        seeds=sorted({int(run.seed) for run in own if _is_seed(run.seed)}),
         metric=metric,
         margin=margin.points,
         margin_rule=str(terms.margin),
@@ -118,7 +120,13 @@ def judge(
         time_margin=terms.time_margin,
         prefer=terms.prefer,
         arms=rows,
-        reading=[*reading, *_notes(result, groups, sd, within, metric.factor), *table.notes],
+        excluded=copies,
+        reading=[
+            *(f"Not used: {text}." for text in copies),
+            *reading,
+            *_notes(result, groups, sd, within, metric.factor),
+            *table.notes,
+        ],
         records=[],
         judged=JudgedTable(
             references=[line.label for line in result if line.is_reference],
@@ -147,7 +155,7 @@ def _margin(terms: Criteria, metric: Metric, reference: Group, sd: float | None)
         raise ConfigError(
             f"a margin of {terms.margin} needs single runs of {reference.arm}, or --sd; give it in points"
         )
-    step = max((value.step for value in values), default=1.0)
+    step = statistics.median_high(value.step for value in values) if values else 1.0  # zeros at the end may be missing
     means = [value.mean for value in values]
     return resolve_margin(rule, means, metric=metric, resolution=step, reference=reference.arm, sd=sd, least=True)
 
@@ -186,7 +194,9 @@ def _line(group: Group, base: Group | None, reference: Group, metric: Metric, sd
         time = Difference(None) if any(run.seconds for run in group.runs) else None
         return _Line(group.label, (group,), False, value, time, divergence([group]) or missing, missing)
     stored_sd = None if sd is None else sd / metric.factor
-    value = compare_runs(group.runs, base.runs, lambda run: _better(run.value, metric), MIN_FLOOR, stored_sd)
+    value = compare_runs(
+        group.runs, base.runs, lambda run: _better(run.value, metric), MIN_FLOOR, stored_sd, counted=True
+    )
     time = compare_runs(group.runs, base.runs, _speed, TIME_FLOOR)
     differs = differences(group, base)
     return _Line(group.label, (group,), group is base, value, time, divergence([group]) or differs, differs)

@@ -8,6 +8,7 @@ from math import sqrt
 
 from ampcompare.analysis.inference.criteria import Criteria
 from ampcompare.analysis.inference.effect import FLOAT32_STEP, Effect, paired, two_stage, unpaired
+from ampcompare.analysis.inference.granularity import in_steps
 from ampcompare.analysis.inference.looks import Design
 from ampcompare.analysis.inference.margins import AccuracyMargin, margin_error, resolve_margin
 from ampcompare.analysis.inference.verdict import Verdict, decide
@@ -15,10 +16,10 @@ from ampcompare.analysis.runs.comparability import accuracy_reason
 from ampcompare.analysis.runs.identity import IDENTICAL, identical
 from ampcompare.analysis.runs.learning import NO_VERDICT, idle_pairs, idle_verdict, no_number, no_ratio
 from ampcompare.analysis.runs.pairs import Pair, divergence_verdict, pairs_by_seed
-from ampcompare.analysis.runs.scores import has_score, metric_of, spread_floor
+from ampcompare.analysis.runs.scores import has_score, metric_of, spread_floor, step_of, step_of_scores
 from ampcompare.analysis.runs.script_pairs import began_apart
 from ampcompare.records.metric import Metric
-from ampcompare.records.run import RunRecord, RunSummary
+from ampcompare.records.run import RunRecord
 
 __all__ = ["accuracy_effect", "accuracy_effects", "accuracy_margin", "accuracy_verdicts", "failure_verdict"]
 
@@ -29,18 +30,25 @@ def accuracy_margin(records: Sequence[RunRecord], reference: str, terms: Criteri
     Raises:
         ConfigError: the rule does not apply to this metric.
     """
-    runs = [record.summary for record in records if record.status == "completed" and record.summary.epochs]
-    values = [metric.factor * run.metric_final for run in runs if has_score(run.metric_final, metric)]
+    runs = [record for record in records if record.status == "completed" and record.summary.epochs]
+    values = [value for run in runs if has_score(value := run.summary.metric_final, metric)]
     return resolve_margin(
-        terms.rule, values, metric=metric, resolution=_resolution(metric, runs, values), reference=reference
+        terms.rule,
+        [metric.factor * value for value in values],
+        metric=metric,
+        resolution=_resolution(metric, runs, values),
+        reference=reference,
     )
 
 
-def _resolution(metric: Metric, runs: Sequence[RunSummary], values: Sequence[float]) -> float:
+def _resolution(metric: Metric, runs: Sequence[RunRecord], values: Sequence[float]) -> float:
     """Return the least difference of two values, in the unit of shown differences."""
+    step = step_of_scores(step_of(runs), metric, values)
+    if metric.difference != "points":
+        return 100 * max(FLOAT32_STEP, step)
     if metric.counts:
-        return metric.factor / min((run.epochs[-1].samples for run in runs), default=1)
-    return FLOAT32_STEP * (100.0 if metric.difference != "points" else max(map(abs, values), default=1.0))
+        return metric.factor * (step or 1.0)
+    return metric.factor * max(FLOAT32_STEP * max(map(abs, values), default=1.0), step)
 
 
 def accuracy_effect(pairs: Sequence[Pair], error_share: float = 0.0, pilot: Collection[int] = ()) -> Effect | None:
@@ -62,20 +70,22 @@ def accuracy_effect(pairs: Sequence[Pair], error_share: float = 0.0, pilot: Coll
         return None
     arm, reference = [here for here, *_ in whole], [there for _, there, *_ in whole]
     samples = min(samples for _, _, samples, _ in whole)
-    floor = spread_floor(metric, samples, [*arm, *reference])
-    step = 1 / samples if metric.counts else None
+    runs = [run for pair in pairs for run in pair]
+    values = [value for run in runs if has_score(value := run.summary.metric_final, metric)]
+    step = step_of_scores(step_of(runs), metric, values)
+    floor = spread_floor(metric, samples, [*arm, *reference], step)
     if not pilot:
         if any(began_apart(*pair) for pair in pairs):
-            return unpaired(arm, reference, floor)
-        effect = paired(arm, reference, floor, counts=metric.counts)
+            return unpaired(arm, reference, floor, rounded=True)
+        effect = paired(arm, reference, floor, rounded=True)
         moved = margin_error(arm, reference, error_share) if metric.counts else None
-        return replace(effect, margin_error=moved, step=step)
+        return replace(effect, margin_error=moved, step=step) if metric.counts else in_steps(effect, step)
     early = [seed in pilot for *_, seed in whole]
     if not any(early):
         return None
-    effect = two_stage(arm, reference, early, floor, counts=metric.counts)
+    effect = two_stage(arm, reference, early, floor, rounded=True)
     if not metric.counts:
-        return effect
+        return in_steps(effect, step)
     first_arm, first_reference = (
         [value for value, is_early in zip(side, early, strict=True) if is_early] for side in (arm, reference)
     )

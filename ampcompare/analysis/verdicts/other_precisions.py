@@ -71,7 +71,7 @@ def _interval(
     if not all(has_score(value, metric) for value in [*values, *owns]):
         return None, None
     here, there = ([metric.score(value) for value in side] for side in (values, owns))
-    effect = paired(here, there, spread_floor(metric, samples, [*here, *there]), counts=metric.counts)
+    effect = paired(here, there, spread_floor(metric, samples, [*here, *there]), rounded=metric.counts)
     bounds = interval(effect, 1 - ERROR_RATE)
     if bounds is None:
         return None, None

@@ -9,8 +9,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from ampcompare.tensors.loss_scale import DeviceLossScale, is_exact_on_device, moved_scale
+
 from ._amp_state import _amp_state, maybe_print
-from ._engine.device_scale import DeviceScale, is_exact_on_device
 from ._engine.host_scalars import HostScalars
 
 __all__ = ["LossScaler"]
@@ -54,7 +55,7 @@ class LossScaler:
         self._host_scale: float = min(max_loss_scale, init_scale) if self.dynamic else loss_scale  # type: ignore[type-var, assignment]
         self._initial_scale = self._host_scale
         # The scale on the device: whether it has the host's values, whether it is newer, and the flags of passes.
-        self._on_device: DeviceScale | None = None
+        self._on_device: DeviceLossScale | None = None
         self._loaded = False
         self._ahead = False
         self._repeated = False
@@ -134,7 +135,7 @@ class LossScaler:
         if not is_exact_on_device(scale, self._min_loss_scale, self._max_loss_scale):
             return False
         if on_device is None or on_device.device != device:
-            on_device = self._on_device = DeviceScale(device)
+            on_device = self._on_device = DeviceLossScale(device)
             on_device.repeated = self._repeated
         on_device.load(scale, self._host_unskipped)
         self._loaded = True
@@ -364,21 +365,22 @@ class LossScaler:
         if self._ahead:
             self._catch_up()
         self._loaded = False
-        if self.dynamic:
-            if self._last_flag is not None:
-                self._host_overflow = self._has_overflow
-            if not self._host_overflow:
-                self._host_overflow = self._read_flags()
-            if self._host_overflow:
-                halved = self._host_scale / 2.0
-                self._host_scale = max(self._min_loss_scale, halved) if self._min_loss_scale else halved
-                self._host_unskipped = 0
-                return True
-        self._host_unskipped += 1
-        if self._host_unskipped == self._scale_seq_len and self.dynamic:
-            self._host_scale = min(self._max_loss_scale, self._host_scale * 2.0)  # type: ignore[type-var, assignment]
-            self._host_unskipped = 0
-        return False
+        if not self.dynamic:
+            self._host_unskipped += 1
+            return False
+        if self._last_flag is not None:
+            self._host_overflow = self._has_overflow
+        if not self._host_overflow:
+            self._host_overflow = self._read_flags()
+        self._host_scale, self._host_unskipped = moved_scale(
+            self._host_scale,
+            self._host_unskipped,
+            overflow=self._host_overflow,
+            growth_interval=self._scale_seq_len,
+            min_scale=self._min_loss_scale,
+            max_scale=self._max_loss_scale,  # type: ignore[arg-type]
+        )
+        return self._host_overflow
 
 
 _UPDATE_SCALE = LossScaler.update_scale

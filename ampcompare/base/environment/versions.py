@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 from importlib import metadata
 from pathlib import Path
@@ -9,7 +10,14 @@ from typing import Any
 
 from ampcompare.base.version import __version__
 
-__all__ = ["fingerprint", "host_name", "installed_version"]
+__all__ = ["SWITCHES", "fingerprint", "host_name", "installed_version"]
+
+# Variables of the environment that change numbers. They are recorded where they are set.
+SWITCHES = (
+    *("AMPCOMPARE_APEX_STRICT", "AMPCOMPARE_APEX_KERNELS"),
+    *("NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "TORCHDYNAMO_DISABLE", "PYTORCH_JIT"),
+    *("ATEN_CPU_CAPABILITY", "MKL_CBWR", "ONEDNN_MAX_CPU_ISA", "ONEDNN_DEFAULT_FPMATH_MODE"),
+)
 
 
 def installed_version(distribution: str) -> str | None:
@@ -21,14 +29,22 @@ def installed_version(distribution: str) -> str | None:
 
 
 def fingerprint() -> dict[str, Any]:
-    """Return what the result of a cell depends on outside its configuration: versions and processor."""
+    """Return what the result of a cell depends on outside its configuration: versions, processor and switches."""
     return {
         "ampcompare": __version__,
         "torch": installed_version("torch"),
         "python": platform.python_version(),
         "machine": platform.machine(),
         "processor": _processor(),
+        **_switches(),
     }
+
+
+def _switches() -> dict[str, str]:
+    found = {name: os.environ.get(name, "").strip() for name in SWITCHES}
+    if found["AMPCOMPARE_APEX_STRICT"].lower() not in ("1", "true", "yes", "on"):  # as the engine reads it
+        found["AMPCOMPARE_APEX_STRICT"] = ""
+    return {name: value for name, value in found.items() if value}
 
 
 def host_name() -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from ampcompare.base.errors import EnvironmentUnfit
+from ampcompare.base.secrets import mask
 
 __all__ = ["append_line", "flush_to_disk", "write_atomically", "write_file"]
 
@@ -53,12 +54,12 @@ def write_file(
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Replace `path` by text (as UTF-8) or bytes, as `write_file` does.
+    """Replace `path` by text (as UTF-8), without the secrets that are known, or by bytes, as `write_file` does.
 
     Raises:
         EnvironmentUnfit: as for `write_file`.
     """
-    data = content.encode("utf-8") if isinstance(content, str) else content
+    data = mask(content).encode("utf-8") if isinstance(content, str) else content
     write_file(path, lambda file: file.write(data))
 
 
@@ -69,7 +70,7 @@ def append_line(path: Path, line: str) -> None:
         EnvironmentUnfit: the disk is full or the file cannot be written.
     """
     with _as_unfit(f"cannot write {path}"), path.open("ab") as file:
-        file.write(f"{line}\n".encode())
+        file.write(f"{mask(line)}\n".encode())
         file.flush()
         os.fsync(file.fileno())
     _sync_folder(path.parent)

@@ -8,11 +8,12 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from ampcompare.base.isolate.group import kill_group
 from ampcompare.base.isolate.start import isolated_environment
 
 __all__ = ["TIME_LIMIT", "Answer", "call_in_child", "search_path"]
@@ -62,6 +63,7 @@ def call_in_child(
     path: Sequence[str] | None = None,
     seconds: float = TIME_LIMIT,
     options: dict[str, Any] | None = None,
+    environment: Mapping[str, str] | None = None,
 ) -> Answer:
     """Run one function in a fresh process and return its answer.
 
@@ -70,6 +72,7 @@ def call_in_child(
         path: folders to import from; `search_path()` by default.
         seconds: time limit; after it the process and its children are killed.
         options: keyword arguments of the function, plain data.
+        environment: variables that the process gets in addition to those of this one.
     """
     folders = [*(search_path() if path is None else path), PACKAGE_ROOT]
     request = json.dumps({"path": folders, "options": options or {}})
@@ -81,7 +84,7 @@ def call_in_child(
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,  # packages print when they are imported; the answer goes to its file
                 stderr=errors,
-                env=isolated_environment(),
+                env={**isolated_environment(), **(environment or {})},
                 start_new_session=True,
             )
             try:
@@ -104,10 +107,7 @@ def call_in_child(
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    if hasattr(os, "killpg"):
-        os.killpg(process.pid, signal.SIGKILL)
-    else:
-        process.kill()
+    kill_group(process.pid)
     process.wait()
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from importlib import import_module
 from typing import Any
 
 from ampcompare.backends.arm import Arm
 from ampcompare.backends.explanation import ArmExplanation, BytesPerParameter
+from ampcompare.base.shown import Parts, ShownParts
 
 __all__ = ["OPTIMIZER_TENSORS", "Explanation", "bytes_per_parameter", "explain_arm"]
 
@@ -18,7 +20,7 @@ NOT_IN_SCRIPTS = ("keep_fp32", "weights", "masters", "state", "grads", "reduce",
 
 
 @dataclass(frozen=True)
-class Explanation:
+class Explanation(ShownParts):
     """All that is known of an arm without running it.
 
     Attributes:
@@ -29,6 +31,11 @@ class Explanation:
     arm: str
     parts: ArmExplanation
     memory: BytesPerParameter | None
+
+    def _parts(self) -> Parts:
+        # By name: that module imports this one.
+        parts: Parts = import_module("ampcompare.diagnosis.explain.view").explanation_parts(self)
+        return parts
 
     def data(self) -> dict[str, Any]:
         """Return plain data for JSON."""

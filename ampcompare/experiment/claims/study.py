@@ -69,7 +69,7 @@ def run_study(
     claims = select_claims(study, options.claims)
     places = find_places([RunConfig()], options.jobs, options.gpus)
     launcher = launcher_at(places, RunConfig())
-    for text in places.notes:
+    for text in (*places.notes, *places.about_times):
         observer.note(text)
     gpu = any(claim.needs_gpu for claim in claims) and sees_gpu()
     folder, wait = options.folder, options.wait_seconds

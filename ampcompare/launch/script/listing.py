@@ -19,7 +19,11 @@ __all__ = ["SeenMetric", "list_metrics", "script_steps"]
 
 BRIEFLY = 20
 MAX_LINES = 2000
-PRINTED = re.compile(r"([A-Za-z][\w@./-]*(?: [A-Za-z][\w@./-]*)?)\s*[:=]?\s+([-+]?\d+\.\d+(?:e[-+]?\d+)?)")
+# A number as Python prints it; without a point only behind a sign of equality, where it is no number of a list.
+NUMBER = r"[-+]?(?:(?:\d+\.\d*|\.\d+)(?:[eE][-+]?\d+)?|\d+[eE][-+]?\d+|(?i:nan|inf)\b)"
+WORD = r"[A-Za-z][\w@./-]*"
+PRINTED = re.compile(rf"(?<![\w.])({WORD}(?: {WORD})?)(?:\s*[:=]\s*|\s+)({NUMBER})(?!\.?\d)")
+VALUE = r"([-+]?[\d.]+(?:[eE][-+]?\d+)?|nan|[-+]?inf)"
 LOWER = re.compile(r"loss|err|perplexity|ppl|mse|mae", re.IGNORECASE)
 
 
@@ -72,7 +76,7 @@ def _printed(lines: list[str]) -> Iterator[SeenMetric]:
             for words, number in PRINTED.findall(line):
                 found.setdefault(words, []).append(float(number))
     for words, values in found.items():
-        pattern = rf"{re.escape(words)}\s*[:=]?\s+([-+\d.e]+|nan|-?inf)"
+        pattern = rf"{re.escape(words)}(?:\s*[:=]\s*|\s+){VALUE}"
         yield SeenMetric(words, "output", len(values), values[-1], _option(words, pattern))
 
 

@@ -26,6 +26,7 @@ class ScriptRows:
         notes: in what the arm departs from what the script asks for.
         scalars: values by name, with the function that logged them.
         setup: how 16-bit types are computed, and facts about the device.
+        acted: on how many forward passes and steps the arm acted.
         rank: of the process and number of ranks, in a process group at the first step; None without one.
         ended: exit code and error; None if the process was killed.
     """
@@ -39,6 +40,7 @@ class ScriptRows:
     files: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     setup: dict[str, Any] = field(default_factory=dict)
+    acted: dict[str, Any] = field(default_factory=dict)
     peak_bytes: int | None = None
     peak_reserved_bytes: int | None = None
     rank: tuple[int, int] | None = None
@@ -46,7 +48,14 @@ class ScriptRows:
 
     def facts(self) -> ScriptFacts:
         """Return what the record of the cell keeps besides its steps."""
-        return ScriptFacts(weights=self.weights, batches=self.batches, files=self.files, notes=self.notes)
+        return ScriptFacts(
+            weights=self.weights,
+            batches=self.batches,
+            files=self.files,
+            notes=self.notes,
+            without_arm=self.acted.get("without"),
+            optimizer_steps=self.acted.get("steps"),
+        )
 
 
 def read_rows(path: Path) -> ScriptRows:
@@ -89,6 +98,8 @@ def _add(rows: ScriptRows, row: dict[str, Any]) -> None:
         rows.notes.append(row["text"])
     elif kind == "setup":
         rows.setup = row
+    elif kind == "acted":
+        rows.acted = row
     elif kind == "rank":
         rows.rank = row["rank"], row["world_size"]
     elif kind == "end":

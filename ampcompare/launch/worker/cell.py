@@ -16,9 +16,11 @@ from pathlib import Path
 
 import psutil
 
+from ampcompare.base.files.loaded_code import watch_code
 from ampcompare.launch.base import Progress
-from ampcompare.launch.cell_files import read_config, write_config, write_record
+from ampcompare.launch.cell_files import read_config, with_code, write_config, write_record
 from ampcompare.launch.distributed_env import DistributedEnv
+from ampcompare.launch.places import with_place
 from ampcompare.launch.worker.failure import failed_with
 from ampcompare.launch.worker.stages.build import build
 from ampcompare.launch.worker.stages.configure import configure_process
@@ -44,6 +46,7 @@ def run_cell(
     Errors of the user's code, of torch and of this package end in a record with status "failed".
     """
     write_config(config, folder)
+    code = watch_code(folder, Path.cwd())
     try:
         with own_group(config):
             result = train_cell(config, folder, on_progress)
@@ -51,6 +54,8 @@ def run_cell(
         with contextlib.suppress(OSError):  # the disk may be full
             traceback.print_exc()
         result = failed_with(config, error)
+    code.end()
+    result = with_place(with_code(result, folder))
     write_record(result, folder)
     return result
 

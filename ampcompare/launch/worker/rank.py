@@ -20,9 +20,11 @@ import torch
 
 from ampcompare.base.environment.versions import fingerprint
 from ampcompare.base.errors import LaunchError
+from ampcompare.base.files.loaded_code import watch_code
 from ampcompare.launch.base import Progress
-from ampcompare.launch.cell_files import log_name, progress_writer, read_config, send_output_to, write_record
+from ampcompare.launch.cell_files import log_name, progress_writer, read_config, send_output_to, with_code, write_record
 from ampcompare.launch.distributed_env import DistributedEnv, world_of
+from ampcompare.launch.places import with_place
 from ampcompare.launch.stop_signal import stopped_by_signal
 from ampcompare.launch.worker.cell import train_cell
 from ampcompare.launch.worker.device import local_device
@@ -65,6 +67,7 @@ def run_rank(
     """
     roll: Roll | None = None
     show_stack_on_signal()
+    code = watch_code(folder, Path.cwd())
     with contextlib.ExitStack() as stack:
         try:
             device = local_device(config.device, world)
@@ -97,12 +100,15 @@ def run_rank(
                 return record, False
             if roll is not None and is_timeout(error.__cause__ or error):
                 record = failed_with(config, LaunchError(roll.find_stalled(config.stall_timeout)))
+            record = with_place(record)
             write_record(record, folder)
             if roll is not None:
                 with contextlib.suppress(RuntimeError):  # the process that hosted the store is gone
                     roll.close()
             return record, True
+    code.end()
     if world.rank == 0:
+        record = with_place(with_code(record, folder))
         write_record(record, folder)
     return record, world.rank == 0
 

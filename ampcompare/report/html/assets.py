@@ -17,7 +17,7 @@ from ampcompare.base.version import __version__
 from ampcompare.report.formats import FORMATS
 from ampcompare.report.html.charts import Chart, chart_data
 
-__all__ = ["SHOWN_AT_FIRST", "check_packages", "look", "page_parts", "sense", "template"]
+__all__ = ["SHOWN_AT_FIRST", "check_packages", "look", "page_parts", "sense", "style", "template"]
 
 SHOWN_AT_FIRST = 12
 COLORS = 9  # in report.css
@@ -120,6 +120,11 @@ def _numeric(rows: Sequence[Sequence[str]], count: int) -> list[bool]:
         all(NUMBER.fullmatch(text) for text in column) and any(char.isdigit() for text in column for char in text)
         for column in columns
     ]
+
+
+def style(name: str) -> str:
+    """Return a style sheet by its file name."""
+    return _text(name)
 
 
 @cache

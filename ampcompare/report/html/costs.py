@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 from ampcompare.analysis.answer.phrases import sentence_start
-from ampcompare.base.formatting import MIB, printable
+from ampcompare.base.formatting import MIB, format_seconds, printable
 from ampcompare.records.metric import Metric
 from ampcompare.records.run import RunRecord
 from ampcompare.report.html.charts import Chart, FigureTable, Series, View, band_series, point
@@ -46,7 +46,7 @@ def step_time_plot(arms: Sequence[ArmRuns]) -> TrackPlot:
     """Return the quantiles of step times in milliseconds."""
     times: dict[int, list[float]] = {}
     for arm in arms:
-        known = [record.trace.step_seconds for record in arm.ran if record.trace and record.trace.step_seconds]
+        known = [record.trace.step_seconds for record in arm.timed if record.trace and record.trace.step_seconds]
         if known:
             times[arm.index] = [1e3 * statistics.fmean(quantiles[index] for quantiles in known) for index in QUARTERS]
     scale = make_scale((value for quantiles in times.values() for value in quantiles), zero=True)
@@ -67,14 +67,20 @@ def step_time_plot(arms: Sequence[ArmRuns]) -> TrackPlot:
             if arm.index in times
         ],
         [(scale.at(tick), f"{tick:,g}") for tick in scale.ticks(5)],
-        sentence="" if times else NO_STEP_TIMES,
-        mark=time_marks([arm for arm in arms if arm.index in times]),
+        sentence="" if times else _why_none(arms) or NO_STEP_TIMES,
+        mark=time_marks([arm for arm in arms if arm.ran]),
     )
 
 
 def time_charts(arms: Sequence[ArmRuns], reference: str, most: int) -> list[Chart]:
     """Return the metric over the time of training, and its final value against that time."""
     return [_time_to_accuracy(arms, reference, most), _accuracy_against_time(arms)]
+
+
+def _why_none(arms: Sequence[ArmRuns]) -> str:
+    """Return why a figure of times is empty if the times of all arms that ran are invalid; else ""."""
+    ran = [arm for arm in arms if arm.ran]
+    return time_marks(ran) if ran and not any(arm.timed for arm in ran) else ""
 
 
 def _seconds(record: RunRecord) -> list[float]:
@@ -88,7 +94,7 @@ def _time_to_accuracy(arms: Sequence[ArmRuns], reference: str, most: int) -> Cha
     target, meaning = _target(arms, reference)
     by_epoch = metric_by_epoch(arms, most)
     for arm in arms:
-        spent = over_seeds((make_curve(enumerate(_seconds(record), 1)) for record in arm.ran), most)
+        spent = over_seeds((make_curve(enumerate(_seconds(record), 1)) for record in arm.timed), most)
         reached = by_epoch[arm.index]
         if len(spent.mean) == len(reached.mean):  # a value that is not finite leaves a gap in one of them
             band = Band(spent.mean, reached.mean, reached.low, reached.high)
@@ -109,8 +115,8 @@ def _time_to_accuracy(arms: Sequence[ArmRuns], reference: str, most: int) -> Cha
             )
         ],
         None if target is None else _time_to(arms, target),
-        sentence="" if series else "No epoch was evaluated.",
-        mark=time_marks([arm for arm in arms if arm.index in {one["a"] for one in series}]),
+        sentence="" if series else _why_none(arms) or "No epoch was evaluated.",
+        mark=time_marks([arm for arm in arms if arm.ran]),
         whole_x=False,
     )
 
@@ -145,10 +151,11 @@ def _time_to(arms: Sequence[ArmRuns], target: float) -> FigureTable:
     rows = []
     for arm in arms:
         reached = [found for record in arm.ran if (found := _reaches(record, target)) is not None]
+        spent = [found[1] for record in arm.timed if (found := _reaches(record, target)) is not None]
         epochs = f"{statistics.fmean(epoch for epoch, _ in reached):.3g}" if reached else "-"
-        seconds = f"{statistics.fmean(spent for _, spent in reached):.3g}" if reached else "-"
-        spread = f" ± {statistics.stdev(spent for _, spent in reached):.1g}" if len(reached) > 1 else ""
-        rows.append([arm.name, f"{len(reached)} of {len(arm.ran)}", epochs, seconds + spread, arm.time_fault or "-"])
+        sd = statistics.stdev(spent) if len(spent) > 1 else None
+        seconds = format_seconds(statistics.fmean(spent), sd) if spent else "invalid" if reached else "-"
+        rows.append([arm.name, f"{len(reached)} of {len(arm.ran)}", epochs, seconds, arm.time_fault or "-"])
     return FigureTable(
         [
             "arm",
@@ -161,6 +168,10 @@ def _time_to(arms: Sequence[ArmRuns], target: float) -> FigureTable:
     )
 
 
+def _why_not_drawn(arm: ArmRuns) -> str:
+    return "its times are invalid" if arm.completed else "no run was completed"
+
+
 def _accuracy_against_time(arms: Sequence[ArmRuns]) -> Chart:
     series: list[Series] = []
     rows: list[list[str]] = []
@@ -170,22 +181,25 @@ def _accuracy_against_time(arms: Sequence[ArmRuns]) -> Chart:
         done = [r.summary for r in arm.completed if r.summary.metric_final is not None and r.summary.epochs]
         if not done:
             continue
-        seconds = [sum(epoch.train_seconds for epoch in summary.epochs) for summary in done]
+        timed = [record for record in arm.timed if record.status == "completed" and record.summary.epochs]
+        seconds = [sum(epoch.train_seconds for epoch in record.summary.epochs) for record in timed]
         values = [metric.factor * summary.metric_final for summary in done if summary.metric_final is not None]
-        series.append(point(arm, seconds, values))
-        means = statistics.fmean(values), statistics.fmean(seconds)
-        rows.append([arm.name, f"{means[0]:.{metric.decimals}f}", f"{means[1]:.3g}", arm.time_fault or "-"])
+        if seconds:
+            series.append(point(arm, seconds, values))
+        mean = f"{statistics.fmean(values):.{metric.decimals}f}"
+        spent = f"{statistics.fmean(seconds):.3g}" if seconds else "invalid"
+        rows.append([arm.name, mean, spent, arm.time_fault or "-"])
     drawn = {one["a"] for one in series}
     return Chart(
         "pareto",
         f"{sentence_start(printable(metric.quality))} vs. time",
         f"Final {printable(metric.name)} and seconds of training: mean, and range over seeds. The dotted line joins "
-        f"arms that no shown arm beats in both.{not_drawn(arms, drawn, lambda arm: 'no run was completed')}",
+        f"arms that no shown arm beats in both.{not_drawn(arms, drawn, _why_not_drawn)}",
         "seconds of training",
         [View("", head, series, decimals=metric.decimals, unit=_unit(metric))],
         FigureTable(["arm", head, "seconds", "why times do not count"], rows) if rows else None,
-        sentence="" if series else "No run was completed.",
-        mark=time_marks([arm for arm in arms if arm.index in drawn]),
+        sentence="" if series else _why_none(arms) or "No run was completed.",
+        mark=time_marks([arm for arm in arms if arm.completed]),
         whole_x=False,
         frontier=metric.better,
     )

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ampcompare.base.formatting import printable
 from ampcompare.records.diagnosis import Diagnosis, PlaceReport, Range
 from ampcompare.report.diagnosis import HEADERS, place_row, worst_places
 from ampcompare.report.html.assets import check_packages, page_parts, template
 
-__all__ = ["diagnosis_page"]
+__all__ = ["diagnosis_page", "diagnosis_parts"]
 
 SHOWN = 6  # histograms
 MAX_ROWS = 60
@@ -72,27 +73,35 @@ def diagnosis_page(diagnosis: Diagnosis) -> str:
         BackendUnavailable: jinja2 is not installed.
     """
     check_packages()
+    page: str = template("diagnosis.html.j2").render(
+        **diagnosis_parts(diagnosis), page="base.html.j2", **page_parts([])
+    )
+    return page
+
+
+def diagnosis_parts(diagnosis: Diagnosis) -> dict[str, Any]:
+    """Return what the template shows."""
     worst = worst_places(diagnosis)
     drift = _drift(diagnosis)
     sections = [("map", "Map"), ("exponents", "Exponents"), ("worst", "Worst places"), ("types", "Types")]
-    page: str = template("diagnosis.html.j2").render(
-        title=printable(diagnosis.verdict, 600),
-        warnings=[printable(note, 500) for note in diagnosis.notes],
-        subtitle=[
+    return {
+        "title": printable(diagnosis.verdict, 600),
+        "warnings": [printable(note, 500) for note in diagnosis.notes],
+        "subtitle": [
             printable(part, 120)
             for part in (diagnosis.arm, diagnosis.subject, f"{diagnosis.steps} steps, {diagnosis.skipped} skipped")
             if part
         ],
-        sections=sections if drift is None else [*sections[:2], ("drift", "Drift"), *sections[2:]],
-        cure=diagnosis.cure,
-        faults=diagnosis.faults,
-        steps=diagnosis.observed,
-        rows=_rows(diagnosis),
-        histograms=_histograms(diagnosis, worst),
-        drift=drift,
-        headers=list(HEADERS),
-        worst=[place_row(report) for report in worst],
-        types=[
+        "sections": sections if drift is None else [*sections[:2], ("drift", "Drift"), *sections[2:]],
+        "cure": diagnosis.cure,
+        "faults": diagnosis.faults,
+        "steps": diagnosis.observed,
+        "rows": _rows(diagnosis),
+        "histograms": _histograms(diagnosis, worst),
+        "drift": drift,
+        "headers": list(HEADERS),
+        "worst": [place_row(report) for report in worst],
+        "types": [
             [
                 row.operation,
                 ", ".join(row.inputs),
@@ -103,10 +112,10 @@ def diagnosis_page(diagnosis: Diagnosis) -> str:
             ]
             for row in diagnosis.audit
         ],
-        trials=[[trial.name, "yes" if trial.cures else "no", printable(trial.left, 200)] for trial in diagnosis.trials],
-        **page_parts([]),
-    )
-    return page
+        "trials": [
+            [trial.name, "yes" if trial.cures else "no", printable(trial.left, 200)] for trial in diagnosis.trials
+        ],
+    }
 
 
 def _rows(diagnosis: Diagnosis) -> list[Row]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ampcompare.analysis.answer.headline import warnings_and_answer
+from ampcompare.analysis.runs.time_validity import invalid_reason
 from ampcompare.base.formatting import printable
 from ampcompare.records.comparison import Comparison
 from ampcompare.records.metric import Metric
@@ -26,7 +27,7 @@ from ampcompare.report.overview import make_overview
 from ampcompare.report.published import published_legend, published_table
 from ampcompare.report.samples import sample_tables
 
-__all__ = ["Html"]
+__all__ = ["Html", "comparison_parts"]
 
 MAX_POINTS = 100
 ALL_POINTS = 1600  # of one chart, shared by its arms, so that a page of hundreds of arms stays small
@@ -56,20 +57,12 @@ class Html(Reporter):
         learning = learning_charts(arms, comparison.reference, most) + scaling_charts(arms, most)
         timing = [*time_charts(arms, comparison.reference, most), drift_chart(arms)]
         warnings, answer = warnings_and_answer(comparison)
-        title, *lead = [printable(line, MAX_LINE) for line in answer] or [_title(comparison)]
         links = [self.logs.get(record.cell, "") for record in comparison.records]
         settings = shared_settings(comparison)
         page: str = template("report.html.j2").render(
-            title=title,
-            lead=lead,
+            **comparison_parts(comparison, arms, answer, self.columns),
             warnings=[printable(line, MAX_LINE) for line in warnings],
-            next_steps=[
-                (printable(step.why, MAX_LINE), printable(step.command, MAX_LINE)) for step in comparison.next_steps
-            ],
-            subtitle=_subtitle(comparison),
             sections=[one for one in SECTIONS if one[0] != "effects" or len(arms) > 1],
-            reading=[printable(line, MAX_LINE) for line in comparison.reading],
-            **_overview(comparison, self.columns),
             details=_details(comparison),
             has_effects=len(arms) > 1,
             accuracy_plot=accuracy_effects(comparison, arms),
@@ -85,9 +78,7 @@ class Html(Reporter):
             memory=memory_plot(arms),
             step_times=step_time_plot(arms),
             timing=timing,
-            times_fault=_no_valid_time(arms),
-            run_headers=_run_headers(comparison.metric),
-            runs=[_run(record) for record in comparison.records],
+            has_times=any(arm.timed for arm in arms),
             logs=links if any(links) else None,
             settings=settings,
             chosen=chosen_settings(comparison, settings),
@@ -104,6 +95,31 @@ class Html(Reporter):
             ),
         )
         return page
+
+
+def comparison_parts(
+    comparison: Comparison, arms: list[ArmRuns], answer: Sequence[str], columns: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Return what the page and the output of a notebook's cell have in common.
+
+    Args:
+        answer: the conclusions, the most important first.
+        columns: as for `Reporter`.
+    """
+    title, *lead = [printable(line, MAX_LINE) for line in answer] or [_title(comparison)]
+    return {
+        "title": title,
+        "lead": lead,
+        "subtitle": _subtitle(comparison),
+        "next_steps": [
+            (printable(step.why, MAX_LINE), printable(step.command, MAX_LINE)) for step in comparison.next_steps
+        ],
+        **_overview(comparison, columns),
+        "reading": [printable(line, MAX_LINE) for line in comparison.reading],
+        "times_fault": _no_valid_time(arms),
+        "run_headers": _run_headers(comparison.metric),
+        "runs": [_run(record) for record in comparison.records],
+    }
 
 
 def _no_valid_time(arms: list[ArmRuns]) -> str:
@@ -189,13 +205,20 @@ def _run(record: RunRecord) -> list[str]:
         metric_text(metric, summary.metric_final),
         metric_text(metric, summary.metric_best),
         _number(summary.loss_final, "{:.4g}"),
-        _number(summary.step_seconds_median, "{:.3g}", 1e3),
-        _number(train_seconds, "{:.3g}"),
+        *(
+            _time(seconds, factor, record)
+            for seconds, factor in ((summary.step_seconds_median, 1e3), (train_seconds, 1))
+        ),
         _number(summary.peak_bytes, "{:,.1f}", 2**-20),
         _number(summary.final_loss_scale, "{:g}"),
         f"{summary.skipped_steps}/{summary.num_steps}" if summary.num_steps else "-",
         printable(note, 160) or "-",
     ]
+
+
+def _time(seconds: float | None, factor: float, record: RunRecord) -> str:
+    """Return a time of a run in the unit of its column; a word if the times of the run are invalid."""
+    return "invalid" if seconds is not None and invalid_reason(record) else _number(seconds, "{:.3g}", factor)
 
 
 def _number(value: float | None, form: str, factor: float = 1) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
+from ampcompare.analysis.runs.time_validity import invalid_reason
 from ampcompare.base.formatting import printable
 from ampcompare.records.comparison import ArmSummary, Comparison
 from ampcompare.records.run import RunRecord
@@ -32,6 +33,11 @@ class ArmRuns:
     @property
     def completed(self) -> list[RunRecord]:
         return [record for record in self.records if record.status == "completed"]
+
+    @property
+    def timed(self) -> list[RunRecord]:
+        """Those of `ran` whose times figures may draw: none if the times of the arm are invalid."""
+        return [] if self.row.invalid_time else [record for record in self.ran if not invalid_reason(record)]
 
     @property
     def time_fault(self) -> str:

@@ -23,10 +23,10 @@ import torch
 from torch import Tensor
 
 from ampcompare.base.errors import PreparationError, ScalingError
+from ampcompare.guards.events import GRADIENT_READS
 from ampcompare.precision.base import Precision, StepOutcome
 from ampcompare.script.apex_amp.casting import Casting
 from ampcompare.script.apex_amp.half_function import KINDS, cast_arguments
-from ampcompare.script.apex_amp.read_gradients import GradientReads
 from ampcompare.script.apex_amp.session import Session, here, parameters_by_id
 from ampcompare.script.legacy.record.rows import Rows, value_of
 
@@ -57,15 +57,10 @@ class ScriptAmp:
         self._given = given
         self._casting = Casting()
         self._sessions: list[Session] = []
-        self._reads = GradientReads(self._before_read)
         self._stepping = False
         self._blocks = 0
         self._device_type = "cpu"
         self._registered: list[tuple[Any, str, str]] = []
-
-    def _before_read(self, param: Tensor) -> None:
-        for session in self._sessions:
-            session.unscale_for(param)
 
     @property
     def precisions(self) -> list[Precision]:
@@ -98,7 +93,7 @@ class ScriptAmp:
             new_models, new_optimizers = precision.prepare(some_models, some_optimizers)
         except PreparationError as error:
             raise PreparationError(here(str(error))) from None
-        session = Session(self._name, precision, new_optimizers, own, self._reads)
+        session = Session(self._name, precision, new_optimizers, own)
         self._sessions.append(session)
         for optimizer in new_optimizers:
             self._replace_methods(session, optimizer)
@@ -199,7 +194,7 @@ class ScriptAmp:
             self._rows.add_backward(value_of(loss), loss_id, (session.scale, session.scale), None, numbers, [])
         with (
             self._casting.off(),
-            self._reads.paused(),
+            GRADIENT_READS.paused(),
             self._inside(),
             session.precision.scale_loss(loss, optimizers, loss_id=loss_id, delay_unscale=delay_unscale) as scaled,
         ):
@@ -287,7 +282,7 @@ class ScriptAmp:
         """Switch casts off, and drop the precisions: the next `initialize` starts from scratch."""
         self._casting.end()
         for session in self._sessions:
-            self._reads.want(session, False)
+            GRADIENT_READS.want(session.unscale_for, False)
         self._sessions.clear()
 
     def _half_now(self) -> torch.dtype | None:

@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from ampcompare.guards.patches import Patches
+from ampcompare.guards.events import Points, Subscriptions
 from ampcompare.script.apex_amp.amp import ScriptAmp
 from ampcompare.script.legacy.record.rows import Rows, value_of
 
@@ -31,9 +30,9 @@ class PlainBackward:
         self._amp = amp
         self._rows = rows
 
-    def install(self, patches: Patches) -> None:
+    def install(self, events: Subscriptions) -> None:
         """Watch all backward passes that accumulate gradients."""
-        patches.wrap(torch.autograd, "backward", self._backward)
+        events.wrap(*Points.BACKWARD, self._backward)
 
     def _backward(self, original: Any, tensors: Any, *args: Any, **kwargs: Any) -> Any:
         losses: Sequence[Tensor] = [tensors] if isinstance(tensors, Tensor) else list(tensors)

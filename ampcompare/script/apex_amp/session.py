@@ -9,9 +9,9 @@ from typing import Any
 from torch import Tensor
 
 from ampcompare.base.errors import ScalingError
+from ampcompare.guards.events import GRADIENT_READS
 from ampcompare.guards.location import Location, user_frames
 from ampcompare.precision.base import Precision, StepOutcome, owned_params
-from ampcompare.script.apex_amp.read_gradients import GradientReads
 
 __all__ = ["Parameters", "Session", "here", "leaves_of", "parameters_by_id"]
 
@@ -68,12 +68,9 @@ class Session:
         name: of the arm, for messages.
         precision: has prepared the optimizers.
         own: parameters of each optimizer before it was prepared, by id of optimizer and of parameter.
-        reads: shared by all sessions; calls `unscale_for` before a gradient is read.
     """
 
-    def __init__(
-        self, name: str, precision: Precision, optimizers: Sequence[Any], own: Parameters, reads: GradientReads
-    ) -> None:
+    def __init__(self, name: str, precision: Precision, optimizers: Sequence[Any], own: Parameters) -> None:
         self.precision = precision
         self.optimizers = list(optimizers)
         self._name = name
@@ -82,7 +79,6 @@ class Session:
         scales = precision.loss_scales()
         self._scales = bool(scales)
         self.scale: float | Callable[[], float] | None = scales[0] if scales else None
-        self._reads = reads
         self._stages = {id(optimizer): _Stage.NONE for optimizer in optimizers}
         self._readers: dict[int, int] = {}  # optimizers by the id of a parameter, once one of them is asked for
         self._plain: set[int] = set()  # optimizers that a plain backward pass may have reached since their last step
@@ -159,7 +155,7 @@ class Session:
     def _watch(self) -> None:
         """Watch for readers of gradients if any optimizer's are still scaled."""
         self._readers.clear()
-        self._reads.want(self, _Stage.SCALED in self._stages.values())
+        GRADIENT_READS.want(self.unscale_for, _Stage.SCALED in self._stages.values())
 
     def unscale_for(self, param: Tensor) -> None:
         """Unscale the gradients of the optimizer that owns `param`, if they are still scaled."""
@@ -175,7 +171,7 @@ class Session:
         """Return what `optimizer.step` updates, with true gradients wherever Apex has true ones."""
         if self._stages[id(optimizer)] is not _Stage.SCALED:
             return owned_params(optimizer)
-        with self._reads.paused():
+        with GRADIENT_READS.paused():
             params = self.precision.unscale(optimizer)
         self._stages[id(optimizer)] = _Stage.UNSCALED
         self._watch()
@@ -196,7 +192,7 @@ class Session:
         self._plain.discard(id(optimizer))
         if not self._staged:
             return self.precision.step(optimizer)
-        with self._reads.paused():
+        with GRADIENT_READS.paused():
             if self._stages[id(optimizer)] is _Stage.NONE:
                 self._step_unscaled(optimizer, plain)
                 return None

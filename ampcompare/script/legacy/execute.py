@@ -19,6 +19,7 @@ from ampcompare.guards.location import is_users, raised_at
 from ampcompare.script.legacy import child_processes
 from ampcompare.script.legacy.missing_names import missing_names
 from ampcompare.script.legacy.no_gpu import lacks_gpu
+from ampcompare.script.legacy.old_script import COMPAT_HINT, is_of_old_script
 from ampcompare.script.legacy.prepare import Prepared, prepare_process
 from ampcompare.script.legacy.settings import ExecSettings
 from ampcompare.script.legacy.shadowing import NEEDED_LATER, import_without_first_entry
@@ -52,7 +53,7 @@ def execute(
     atexit.register(_die_if, interrupted)
     if first_path.IS_GONE:  # what follows replaces it, and must not take one of PYTHONPATH for it
         sys.path.insert(0, os.getcwd())
-    if settings.compat_torch:
+    if settings.compat_torch or settings.arm is not None:  # which import torch in any case
         import_without_first_entry(NEEDED_LATER)
     target.set_paths()
     prepared = prepare(settings)
@@ -87,6 +88,8 @@ def execute(
                 f"ampcompare exec --device cpu {settings.name}",
                 file=sys.stderr,
             )
+        if not settings.compat_torch and is_of_old_script(f"{type(error).__name__}: {error}"):
+            print(f"ampcompare: {COMPAT_HINT}", file=sys.stderr)
         if isinstance(error, KeyboardInterrupt):
             interrupted.append(True)
     prepared.close(status, _in_words(error))

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import sys
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ampcompare.base.errors import UnsupportedCombination
 from ampcompare.guards.location import user_location
 from ampcompare.script.legacy.stderr import note
+
+if TYPE_CHECKING:
+    from ampcompare.guards.events import Subscriptions
 
 __all__ = ["override"]
 
@@ -27,19 +29,19 @@ REFUSED = {
 REPLACED = ("cast_model_type", "patch_torch_functions", "keep_batchnorm_fp32", "master_weights", "loss_scale")
 
 
-def override(level: str, *, quiet: bool = False, options: Mapping[str, Any] | None = None) -> None:
+def override(
+    level: str, events: Subscriptions, *, quiet: bool = False, options: Mapping[str, Any] | None = None
+) -> None:
     """Make `amp.initialize` use `level` without arguments that it refuses, with one line on stderr.
 
     Args:
         options: further arguments to set. With them, none of the script's own that `REPLACED` lists is kept, and
             `enabled=False` is an error.
     """
-    amp: Any = sys.modules["apex.amp"]
-    original = amp.initialize
-    signature = inspect.signature(original)
 
-    @functools.wraps(original)
-    def initialize(*args: Any, **kwargs: Any) -> Any:
+    signature = inspect.signature(sys.modules["apex.amp"].initialize)
+
+    def initialize(original: Any, *args: Any, **kwargs: Any) -> Any:
         bound = signature.bind(*args, **kwargs)
         given = bound.arguments
         requested = given.get("opt_level", "O1")
@@ -63,5 +65,5 @@ def override(level: str, *, quiet: bool = False, options: Mapping[str, Any] | No
             note(f"--opt-level {level} instead of the script's {requested}{without}")
         return original(*bound.args, **bound.kwargs)
 
-    amp.initialize = initialize
-    sys.modules["apex.amp.frontend"].initialize = initialize  # type: ignore[attr-defined]
+    for name in ("apex.amp", "apex.amp.frontend"):
+        events.wrap(sys.modules[name], "initialize", initialize)

@@ -78,9 +78,6 @@ def prepare_process(
         from ampcompare.script.legacy.compat.torch_functions import patch_torch
 
         patch_torch()
-    if settings.guards != "off":
-        # After the CUDA functions are replaced, so that the guards see what the script asks for.
-        guards.install(strict=settings.guards == "strict", say=lambda violation: _warn(violation, settings))
     recorder, rows = None, None
     if settings.record is not None:
         from ampcompare.script.legacy.record.recorder import Recorder, header
@@ -93,8 +90,13 @@ def prepare_process(
     records_amp = stand_in is None or stand_in(rows)
     if rows is not None:
         _record_steps(rows, amp=records_amp)
+    if settings.guards != "off":
+        # After the CUDA functions and an arm, so that the guards see what the script asks for.
+        guards.install(strict=settings.guards == "strict", say=lambda violation: _warn(violation, settings))
     if settings.opt_level is not None:
-        opt_level.override(settings.opt_level, quiet=child is not None)
+        from ampcompare.guards.events import Layer, Subscriptions
+
+        opt_level.override(settings.opt_level, Subscriptions(Layer.STAND_IN), quiet=child is not None)
     return Prepared(finder, recorder)
 
 
@@ -128,11 +130,14 @@ def _import_amp(engine: str) -> None:
 
 def _record_steps(rows: Rows, *, amp: bool) -> None:
     # Imported here: without --record a script that needs no torch loads none.
+    from ampcompare.guards.events import Layer, Subscriptions
     from ampcompare.script.legacy.record.amp import record_amp
     from ampcompare.script.legacy.record.fp16_optimizer import record_fp16_optimizers
     from ampcompare.script.legacy.record.grad_scaler import record_grad_scalers
 
+    events = Subscriptions(Layer.RECORD)
     if amp:
-        record_amp(rows)
-    record_grad_scalers(rows)
-    record_fp16_optimizers(rows)
+        record_amp(rows, events)
+    record_grad_scalers(rows, events)
+    record_fp16_optimizers(rows, events)
+    rows.recorder.before_close(events.end)

@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from ampcompare.base.metric_log import log_metric
+from ampcompare.guards.events import Layer, Subscriptions
 from ampcompare.guards.import_hook import ImportHook
 
 __all__ = ["catch_scalars"]
@@ -26,36 +27,37 @@ LIBRARIES = (*WRITERS, "wandb", "mlflow")
 
 def catch_scalars() -> Callable[[], None]:
     """Log what scripts of this process write from now on; return a function that ends it."""
-    absent = _Absent({name for name in LIBRARIES if not _is_installed(name)})
+    events = Subscriptions(Layer.RECORD)
+    absent = _Absent(events, {name for name in LIBRARIES if not _is_installed(name)})
     sys.meta_path.insert(0, absent)
-    hook = ImportHook({name: functools.partial(_watch, name) for name in LIBRARIES if name not in absent.names})
+    watch = functools.partial(_watch, events)
+    hook = ImportHook({name: functools.partial(watch, name) for name in LIBRARIES if name not in absent.names})
     hook.begin()
 
     def end() -> None:
         hook.end()
         sys.meta_path.remove(absent)
+        events.end()
 
     return end
 
 
-def _watch(name: str) -> None:
+def _watch(events: Subscriptions, name: str) -> None:
     module: Any = sys.modules[name]
     if name in WRITERS:
-        writer = module.SummaryWriter
-        writer.add_scalar = _before(_add_scalar, writer.add_scalar)
+        events.wrap(module.SummaryWriter, "add_scalar", _before(_add_scalar))
     elif name == "wandb":
-        module.log = _before(_wandb_log, module.log)
+        events.wrap(module, "log", _before(_wandb_log))
         run = getattr(getattr(module, "wandb_run", None), "Run", None) or getattr(module, "Run", None)
         if run is not None:  # `run = wandb.init()`, `run.log(...)`
-            run.log = _before(lambda _run, *args, **kwargs: _wandb_log(*args, **kwargs), run.log)
+            events.wrap(run, "log", _before(lambda _run, *args, **kwargs: _wandb_log(*args, **kwargs)))
     else:
-        module.log_metric = _before(_mlflow_metric, module.log_metric)
-        module.log_metrics = _before(_mlflow_metrics, module.log_metrics)
+        events.wrap(module, "log_metric", _before(_mlflow_metric))
+        events.wrap(module, "log_metrics", _before(_mlflow_metrics))
 
 
-def _before(log: Callable[..., None], original: Any) -> Any:
-    @functools.wraps(original)
-    def logged(*args: Any, **kwargs: Any) -> Any:
+def _before(log: Callable[..., None]) -> Callable[..., Any]:
+    def logged(original: Any, *args: Any, **kwargs: Any) -> Any:
         log(*args, **kwargs)
         return original(*args, **kwargs)
 
@@ -98,7 +100,8 @@ def _is_installed(name: str) -> bool:
 class _Absent(MetaPathFinder, Loader):
     """Provides libraries that are not installed."""
 
-    def __init__(self, names: set[str]) -> None:
+    def __init__(self, events: Subscriptions, names: set[str]) -> None:
+        self._events = events
         self.names = names
 
     def find_spec(
@@ -117,7 +120,7 @@ class _Absent(MetaPathFinder, Loader):
             module.__dict__.update(log=_does_nothing, init=_no_run)
         else:
             module.__dict__.update(log_metric=_does_nothing, log_metrics=_does_nothing)
-        _watch(name)
+        _watch(self._events, name)
         if name == "wandb":
             _Run.log = module.__dict__["log"]
 

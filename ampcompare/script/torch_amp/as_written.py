@@ -8,56 +8,42 @@ from contextlib import suppress
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.amp import autocast_mode
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from ampcompare.guards.patches import Patches
+from ampcompare.guards.events import Points, Subscriptions
 from ampcompare.precision.base import owned_params
 from ampcompare.script.apex_amp.amp import Given
-from ampcompare.script.apex_amp.read_gradients import GradientReads
 from ampcompare.script.legacy.record.rows import Rows
+from ampcompare.script.torch_amp.names import TorchNames
 
 __all__ = ["AsWritten"]
 
 
-class AsWritten:
+class AsWritten(TorchNames):
     """Follows `torch.autocast` and `GradScaler` of a script.
 
     Args:
         rows: get a note of the script's precision at the first step; None records nothing.
         given: called with the first optimizer before its first step.
         initialized: returns whether the script trains through `apex.amp`.
-
-    Attributes: as of `TorchAmp`.
     """
 
-    needs_scaler = casts_loss = False
-    widens: torch.dtype | None = None
-
     def __init__(self, rows: Rows | None, given: Given, initialized: Callable[[], bool]) -> None:
+        super().__init__(initialized)
         self._rows = rows
         self._given: Given | None = given
-        self._initialized = initialized
-        self._hooks: list[Any] = []
         self._casts = ""
         self._by_optimizer = False
-        self.used = self.has_autocast = self.has_scaler = self.driven = self.is_driven = False
-        self.reads = GradientReads()
 
-    def install(self, patches: Patches) -> None:
+    def install(self, events: Subscriptions) -> None:
         """Note uses from now on."""
-        patches.wrap(autocast_mode.autocast, "__init__", self._make_autocast)
-        patches.wrap(torch.amp.GradScaler, "scale", self._scale)
+        events.wrap(*Points.MAKE_AUTOCAST, self._make_autocast)
+        events.wrap(torch.amp.GradScaler, "scale", self._scale)
         for name in ("apex.fp16_utils", "apex.contrib.optimizers.fp16_optimizer"):
             with suppress(ImportError):  # a build of the real Apex without the second
-                patches.wrap(importlib.import_module(name).FP16_Optimizer, "__init__", self._make_optimizer)
-        self._hooks = [register_optimizer_step_pre_hook(self._before_step)]
-
-    def end(self) -> None:
-        """Note no further uses."""
-        for hook in self._hooks:
-            hook.remove()
+                kind = importlib.import_module(name).FP16_Optimizer
+                events.wrap(kind, "__init__", self._make_optimizer)
+        events.at_end(register_optimizer_step_pre_hook(self._before_step).remove)
 
     def _make_autocast(self, original: Any, block: Any, *args: Any, **kwargs: Any) -> None:
         original(block, *args, **kwargs)
@@ -101,23 +87,5 @@ class AsWritten:
         """Return whether the script trains through Apex, which is recorded there."""
         return self._initialized() or self._by_optimizer
 
-    def optimizer_made(self) -> None:
-        """Do nothing."""
-
-    def casts_now(self) -> bool:
-        """Return False: the arm casts nothing."""
-        return False
-
     def use(self) -> None:
-        """Do nothing."""
-
-    def masters(self, optimizer: Any) -> list[tuple[Tensor, Tensor]]:
-        """Return nothing: the arm has none."""
-        return []
-
-    def input_type(self, module: nn.Module) -> torch.dtype | None:
-        """Return nothing."""
-        return None
-
-    def forget_unscaled(self, scaler: Any, optimizer: Any) -> None:
-        """Do nothing."""
+        """Do nothing: the arm has no effect."""

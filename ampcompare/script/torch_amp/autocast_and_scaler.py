@@ -8,25 +8,24 @@ from __future__ import annotations
 
 import functools
 import inspect
-import sys
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.amp import autocast_mode
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import ScalingError, UnsupportedCombination
-from ampcompare.guards.patches import Patches
+from ampcompare.guards.events import Points, Subscriptions, calling_frame
 from ampcompare.script.apex_amp.amp import Given
-from ampcompare.script.apex_amp.read_gradients import GradientReads
 from ampcompare.script.apex_amp.session import here
 from ampcompare.script.legacy.record.rows import Rows, value_of
+from ampcompare.script.torch_amp.names import TorchNames
 
 __all__ = [
     "TorchAmp",
+    "is_own",
     "not_scaled",
     "present",
     "refuse_closure",
@@ -40,16 +39,8 @@ SCALER = inspect.signature(torch.amp.GradScaler)
 SETTINGS = ("growth_factor", "backoff_factor", "growth_interval")
 
 
-class TorchAmp:
+class TorchAmp(TorchNames):
     """The names of `torch.amp` under an arm in fp32 or of `torch.amp`.
-
-    Attributes:
-        used: the script, or what drives it, has entered an autocast block, or made a GradScaler.
-        has_autocast: the script itself has made an enabled autocast block.
-        has_scaler: the script itself has made a GradScaler.
-        driven: objects are made on behalf of the script at present.
-        is_driven: the script has no GradScaler; its steps are made on its behalf.
-        reads: notices readers of gradients.
 
     Args:
         arm: in fp32 or of the backend native; any other is refused when the script first uses `torch.amp`.
@@ -65,73 +56,47 @@ class TorchAmp:
         given: Given | None = None,
         initialized: Callable[[], bool] = lambda: False,
     ) -> None:
+        super().__init__(initialized)
         self._arm = arm
         self._rows = rows
         self._given = given
-        self._initialized = initialized
         self._off: str | None = None
-        self._hooks: list[Any] = []
         self._dtype: torch.dtype | None = None
         if arm.backend == "native":
             self._dtype = getattr(torch, arm.options["dtype"])
-        self.used = self.has_autocast = self.has_scaler = self.driven = self.is_driven = False
-        self.reads = GradientReads()
         self._scales = False
         self._casts = self._dtype is None
         self._scalers: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
         # Scalers that the script has on and the arm has off, with what the script may ask of one that is on.
         self._silenced: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
 
-    def install(self, patches: Patches) -> None:
+    def install(self, events: Subscriptions) -> None:
         """Replace the constructors of both classes."""
-        patches.wrap(autocast_mode.autocast, "__init__", self._make_autocast)
-        patches.wrap(torch.amp.GradScaler, "__init__", self._make_scaler)
-        patches.wrap(torch.amp.GradScaler, "scale", self._scale)
-        patches.wrap(torch.amp.GradScaler, "unscale_", self._use_scaled)
-        patches.wrap(torch.amp.GradScaler, "step", self._step)
-        patches.wrap(torch.amp.GradScaler, "update", self._update)
-        patches.wrap(torch.amp.GradScaler, "state_dict", self._state_dict)
+        events.wrap(*Points.MAKE_AUTOCAST, self._make_autocast)
+        events.wrap(*Points.MAKE_SCALER, self._make_scaler)
+        events.wrap(torch.amp.GradScaler, "scale", self._scale)
+        events.wrap(torch.amp.GradScaler, "unscale_", self._use_scaled)
+        events.wrap(torch.amp.GradScaler, "step", self._step)
+        events.wrap(torch.amp.GradScaler, "update", self._update)
+        events.wrap(torch.amp.GradScaler, "state_dict", self._state_dict)
         for name in SETTINGS:
-            patches.wrap(torch.amp.GradScaler, f"get_{name}", functools.partial(self._setting, name))
-        patches.wrap(torch.autograd, "backward", self._backward)
-        self._hooks = [
-            register_optimizer_step_pre_hook(self._before_step),
-            register_optimizer_step_post_hook(self._after_step),
-        ]
+            events.wrap(torch.amp.GradScaler, f"get_{name}", functools.partial(self._setting, name))
+        events.wrap(*Points.BACKWARD, self._backward)
+        self._watch_steps(events)
 
-    def end(self) -> None:
-        """Remove what `install` has put outside of its patches."""
-        for hook in self._hooks:
-            hook.remove()
+    def _watch_steps(self, events: Subscriptions) -> None:
+        events.at_end(register_optimizer_step_pre_hook(self._before_step).remove)
+        events.at_end(register_optimizer_step_post_hook(self._after_step).remove)
 
     @property
     def needs_scaler(self) -> bool:
-        """Whether the arm scales the loss."""
         return self._dtype is torch.float16
 
     @property
-    def casts_loss(self) -> bool:
-        """Whether casts last until the backward pass."""
-        return False
-
-    @property
     def widens(self) -> torch.dtype | None:
-        """The type of a module's outputs that become fp32."""
         return self._dtype
 
-    def optimizer_made(self) -> None:
-        """Note that the script has made an optimizer."""
-
-    def masters(self, optimizer: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Return the 16-bit weights of an optimizer with their masters."""
-        return []
-
-    def input_type(self, module: Any) -> torch.dtype | None:
-        """Return nothing: weights stay in fp32."""
-        return None
-
     def forget_unscaled(self, scaler: Any, optimizer: Any) -> None:
-        """Let gradients be unscaled once more before the step."""
         scaler._per_optimizer_states.pop(id(optimizer), None)
 
     def _note(self, enabled: bool, *, scaler: bool = False) -> None:
@@ -144,12 +109,7 @@ class TorchAmp:
         elif not self.used and self._off is None:
             self._off = switched_off(self._arm)
 
-    def is_by_apex(self) -> bool:
-        """Return whether the script trains through `apex.amp`."""
-        return self._initialized()
-
     def casts_now(self) -> bool:
-        """Return whether operations are cast at present."""
         return self._initialized() or torch.is_autocast_enabled("cuda") or torch.is_autocast_enabled("cpu")
 
     def use(self) -> None:
@@ -173,7 +133,7 @@ class TorchAmp:
         enabled: bool = True,
         cache_enabled: bool | None = None,
     ) -> None:
-        if not _is_own():
+        if not is_own():
             self._note(enabled)
             if enabled:
                 dtype, enabled = self._dtype, self._dtype is not None
@@ -181,7 +141,7 @@ class TorchAmp:
         original(block, present(device_type), dtype, enabled, cache_enabled)
 
     def _make_scaler(self, original: Any, scaler: Any, *args: Any, **kwargs: Any) -> None:
-        if not _is_own():
+        if not is_own():
             self._scalers[scaler] = False
             kwargs = scaler_settings(args, kwargs)
             self._note(kwargs["enabled"], scaler=True)
@@ -203,7 +163,7 @@ class TorchAmp:
         return original(scaler, *args, **kwargs)
 
     def _step(self, original: Any, scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        if scaler.is_enabled() and not _is_own():
+        if scaler.is_enabled() and not is_own():
             refuse_closure(self._arm, args, kwargs)
         return self._use_scaled(original, scaler, optimizer, *args, **kwargs)
 
@@ -317,7 +277,7 @@ def without_autocast(arm: Arm | str) -> ScalingError:
     )
 
 
-def _is_own() -> bool:
+def is_own() -> bool:
     """Return whether a precision, or torch on behalf of another block, calls the constructor that calls this."""
-    name: str = sys._getframe(3).f_globals.get("__name__", "")  # above: the replacement, and the function here
+    name: str = calling_frame().f_globals.get("__name__", "")
     return name.startswith(("ampcompare.precision.", "torch.utils.checkpoint", "torch.amp."))

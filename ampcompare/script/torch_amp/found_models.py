@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from ampcompare.base.errors import PreparationError
-from ampcompare.guards.patches import Patches
+from ampcompare.guards.events import Points, Subscriptions
 from ampcompare.precision.base import owned_params
 from ampcompare.script.apex_amp.session import here
 from ampcompare.script.keep_fp32 import WRAPPERS, bare_model
@@ -50,10 +50,10 @@ class FoundModels:
         self._is_done = False
         self._wrappers = ParallelWrappers()
 
-    def install(self, patches: Patches) -> None:
+    def install(self, events: Subscriptions) -> None:
         """Follow the optimizers from now on."""
-        patches.wrap(torch.optim.Optimizer, "__init__", self._made)
-        self._wrappers.install(patches)
+        events.wrap(*Points.MAKE_OPTIMIZER, self._made)
+        self._wrappers.install(events)
 
     def _made(self, original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
         original(optimizer, *args, **kwargs)

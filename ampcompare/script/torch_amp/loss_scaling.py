@@ -15,6 +15,7 @@ from ampcompare.apex.amp.scaler import LossScaler
 from ampcompare.backends.apex_levels import apex_level
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import PreparationError
+from ampcompare.guards.events import without_subscribers
 from ampcompare.precision.factory import make_precision
 from ampcompare.precision.half_optimizer import HalfOptimizer
 from ampcompare.script.apex_amp.session import here
@@ -111,9 +112,6 @@ class _ApexScaling(LossScaling):
     def __init__(self, arm: Arm, device: str) -> None:
         self._level = apex_level(arm.options)
         self._precision = make_precision(Arm.make("apex", **{**arm.options, "engine": "compat"}), device=device)
-        self._frontend: Any = importlib.import_module("ampcompare.apex.amp.frontend")
-        # That of the engine: a record watches the one of scripts that call it.
-        self._initialize = importlib.import_module("ampcompare.apex.amp._initialize")._initialize
         self.needs_scaler = bool(self._level.master_weights) or self._level.loss_scale != 1.0
 
     def prepare(self, models: Sequence[nn.Module], optimizers: Sequence[Any]) -> None:
@@ -124,11 +122,9 @@ class _ApexScaling(LossScaling):
                         "FusedSGD with materialize_master_grads=False has no fp32 gradients that a script for "
                         "torch.amp could clip; leave that argument out"
                     )
-        watched, self._frontend._initialize = self._frontend._initialize, self._initialize
-        try:
+        frontend = importlib.import_module("ampcompare.apex.amp.frontend")
+        with without_subscribers(frontend, "_initialize"):  # which see the calls of the script
             self._precision.prepare(models, optimizers)
-        finally:
-            self._frontend._initialize = watched
 
     def new_scale(self) -> Scale:
         return _ApexScale(self._level.loss_scale, self._level.min_loss_scale, self._level.max_loss_scale)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ampcompare.script.apex_amp.read_gradients import GradientReads
+from ampcompare.guards.events import GRADIENT_READS
 
 __all__ = ["MasterGradients"]
 
@@ -21,15 +21,10 @@ Pairs = Iterable[tuple[Tensor, Tensor]]
 
 
 class MasterGradients:
-    """`tensor.grad` for the 16-bit weights whose gradients are shown; for all others it is what it was.
+    """`tensor.grad` for the 16-bit weights whose gradients are shown; for all others it is what it was."""
 
-    Args:
-        reads: replaces `tensor.grad`.
-    """
-
-    def __init__(self, reads: GradientReads) -> None:
+    def __init__(self) -> None:
         self._shown: dict[int, tuple[Tensor, Tensor, Tensor | None]] = {}  # weight, master, true gradient
-        self._reads = reads
 
     def show(self, pairs: Pairs) -> None:
         """Let each 16-bit weight show the gradient of its master, an fp32 tensor of its shape, and drop its own."""
@@ -54,7 +49,7 @@ class MasterGradients:
         self._set()
 
     def _set(self) -> None:
-        self._reads.redirect(*((self._read, self._write) if self._shown else (None, None)))
+        GRADIENT_READS.redirect(*((self._read, self._write) if self._shown else (None, None)))
 
     def _read(self, tensor: Tensor) -> Any:
         shown = self._shown.get(id(tensor))

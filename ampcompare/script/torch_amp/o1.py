@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-import sys
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.amp import autocast_mode
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils import checkpoint
 
@@ -21,11 +19,11 @@ from ampcompare.apex.amp.scaler import LossScaler
 from ampcompare.backends.apex_levels import apex_level
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import UnsupportedCombination
-from ampcompare.guards.patches import Patches
+from ampcompare.guards.events import Points, Subscriptions
 from ampcompare.precision.base import owned_params
 from ampcompare.script.apex_amp.amp import Given
-from ampcompare.script.apex_amp.read_gradients import GradientReads
 from ampcompare.script.torch_amp.autocast_and_scaler import (
+    is_own,
     not_scaled,
     present,
     refuse_closure,
@@ -34,6 +32,7 @@ from ampcompare.script.torch_amp.autocast_and_scaler import (
     unscaled,
     without_autocast,
 )
+from ampcompare.script.torch_amp.names import TorchNames
 
 __all__ = ["O1BehindTorch"]
 
@@ -53,20 +52,17 @@ class _State:
     overflows: dict[int, bool] = dataclasses.field(default_factory=dict)
 
 
-class O1BehindTorch:
+class O1BehindTorch(TorchNames):
     """Replaces what both classes do; O1's patches of torch are on from the first block of the script on.
 
     Args:
         arm: `apex:O1`, or `apex:O4`, whose loss scale is 1.
         given: called with the first optimizer before its first step.
         initialized: returns whether the script trains through `apex.amp`.
-
-    Attributes: as of `TorchAmp`.
     """
 
     needs_scaler = True
     casts_loss = True
-    widens: torch.dtype | None = None
 
     def __init__(
         self,
@@ -74,42 +70,36 @@ class O1BehindTorch:
         given: Given | None = None,
         initialized: Callable[[], bool] = lambda: False,
     ) -> None:
+        super().__init__(initialized)
         level = apex_level(arm.options)
         self._name = f"apex:{arm.options['opt_level']}"
         self._loss_scale = level.loss_scale
         self._half_dtype: torch.dtype = getattr(torch, level.half_dtype)
         self._given = given
-        self._initialized = initialized
         self._off: str | None = None
         self._scales = False
-        self._hooks: list[Any] = []
         self._handle: Any = None
         self._depth = 0
-        self.used = self.has_autocast = self.has_scaler = self.driven = self.is_driven = False
-        self.reads = GradientReads()
 
-    def install(self, patches: Patches) -> None:
+    def install(self, events: Subscriptions) -> None:
         """Replace the methods of both classes."""
-        patches.put(autocast_mode.autocast, "__enter__", _method(self._enter))
-        patches.put(autocast_mode.autocast, "__exit__", _method(self._exit))
-        patches.wrap(autocast_mode.autocast, "__init__", self._make_autocast)
-        patches.wrap(torch.amp.GradScaler, "__init__", self._make_scaler)
+        events.wrap(*Points.ENTER_AUTOCAST, self._enter)
+        events.wrap(*Points.LEAVE_AUTOCAST, self._exit)
+        events.wrap(*Points.MAKE_AUTOCAST, self._make_autocast)
+        events.wrap(*Points.MAKE_SCALER, self._make_scaler)
         for name in ("scale", "unscale_", "step", "update", "get_scale", "state_dict", "load_state_dict"):
-            patches.wrap(torch.amp.GradScaler, name, getattr(self, f"_{name.rstrip('_')}"))
-        patches.wrap(checkpoint, "_get_autocast_kwargs", self._casts_of_checkpoint)
-        self._hooks = [register_optimizer_step_pre_hook(self._before_step)]
+            events.wrap(torch.amp.GradScaler, name, getattr(self, f"_{name.rstrip('_')}"))
+        events.wrap(checkpoint, "_get_autocast_kwargs", self._casts_of_checkpoint)
+        events.at_end(register_optimizer_step_pre_hook(self._before_step).remove)
+        events.at_end(self._deactivate)
 
-    def end(self) -> None:
-        """Remove what `install` has put outside of its patches, and O1's patches of torch."""
-        for hook in self._hooks:
-            hook.remove()
+    def _deactivate(self) -> None:
         if self._handle is not None:
             self._handle._deactivate()
 
     def _make_autocast(self, original: Any, block: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
         original(block, present(device_type), *args, **kwargs)
-        caller: str = sys._getframe(2).f_globals.get("__name__", "")
-        if not caller.startswith("torch.utils.checkpoint"):  # which repeats the casts of the forward pass
+        if not is_own():  # a checkpoint makes one to compute again what the arm has cast
             self._note(block._enabled)
 
     def _make_scaler(self, original: Any, scaler: Any, *args: Any, **kwargs: Any) -> None:
@@ -125,28 +115,10 @@ class O1BehindTorch:
                 kind["enabled"] = self._handle is not None and self._handle._is_active
         return kinds
 
-    def is_by_apex(self) -> bool:
-        """Return whether the script trains through `apex.amp`."""
-        return self._initialized()
-
     def casts_now(self) -> bool:
-        """Return whether operations are cast at present."""
         return self._handle is not None and bool(self._handle._is_active)
 
-    def use(self) -> None:
-        """Note that the arm acts on the script."""
-        self.used = True
-
-    def masters(self, optimizer: Any) -> list[tuple[Tensor, Tensor]]:
-        """Return nothing: O1 has no master weights."""
-        return []
-
-    def input_type(self, module: Any) -> torch.dtype | None:
-        """Return nothing: weights stay in fp32."""
-        return None
-
     def forget_unscaled(self, scaler: Any, optimizer: Any) -> None:
-        """Let gradients be unscaled once more before the step."""
         self._of(scaler).overflows.pop(id(optimizer), None)
 
     def _note(self, enabled: bool, *, scaler: bool = False) -> None:
@@ -174,7 +146,7 @@ class O1BehindTorch:
             self._handle = amp.init(verbose=False, _half_dtype=self._half_dtype)
             self._handle._is_active = False
 
-    def _enter(self, block: Any) -> Any:
+    def _enter(self, original: Any, block: Any) -> Any:
         self.optimizer_made()
         self.used = self.used or block._enabled
         self._depth += 1
@@ -182,7 +154,7 @@ class O1BehindTorch:
         self._handle._is_active = bool(block._enabled)
         return block
 
-    def _exit(self, block: Any, *_exception: Any) -> None:
+    def _exit(self, original: Any, block: Any, *_exception: Any) -> None:
         self._depth -= 1
         self._handle._is_active = block._ampcompare_before
         if not self._depth:
@@ -254,8 +226,3 @@ class O1BehindTorch:
         if scaler.is_enabled():
             own = self._of(scaler).scaler
             own._loss_scale, own._unskipped = float(state["scale"]), int(state["_growth_tracker"])
-
-
-def _method(function: Any) -> Any:
-    """Return a function that a class binds."""
-    return lambda self, *args: function(self, *args)

@@ -13,7 +13,7 @@ from typing import Any
 from torch import distributed, nn
 
 from ampcompare.base.errors import PreparationError
-from ampcompare.guards.patches import Patches
+from ampcompare.guards.events import Subscriptions
 from ampcompare.script.apex_amp.session import here
 
 __all__ = ["ParallelWrappers"]
@@ -27,9 +27,9 @@ class ParallelWrappers:
     def __init__(self) -> None:
         self._made: list[tuple[weakref.ref[Any], tuple[Any, ...], dict[str, Any]]] = []
 
-    def install(self, patches: Patches) -> None:
+    def install(self, events: Subscriptions) -> None:
         """Follow them from now on."""
-        patches.wrap(nn.parallel.DistributedDataParallel, "__init__", self._make)
+        events.wrap(nn.parallel.DistributedDataParallel, "__init__", self._make)
 
     def _make(self, original: Any, wrapper: Any, module: Any, *args: Any, **kwargs: Any) -> None:
         original(wrapper, module, *args, **kwargs)

@@ -23,7 +23,7 @@ import os
 import types
 import weakref
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -31,54 +31,17 @@ from torch.utils import _pytree as pytree
 
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import ScalingError, UnsupportedCombination
-from ampcompare.guards.patches import Patches
+from ampcompare.guards.events import GRADIENT_READS, Points, Subscriptions
 from ampcompare.precision.base import owned_params
-from ampcompare.script.apex_amp.read_gradients import GradientReads
 from ampcompare.script.apex_amp.session import here
 from ampcompare.script.legacy.record.rows import Rows, value_of
 from ampcompare.script.recorded.acted import Acted
 from ampcompare.script.torch_amp.by_hand import UpdatesByHand
+from ampcompare.script.torch_amp.names import TorchNames
 
-__all__ = ["DrivenNames", "PlainScript"]
+__all__ = ["PlainScript"]
 
 HALF = (torch.float16, torch.bfloat16)
-
-
-class DrivenNames(Protocol):
-    """What stands behind `torch.amp`.
-
-    Attributes:
-        used: the script, or this on its behalf, has entered an autocast block or made a GradScaler.
-        has_autocast: the script itself has made an enabled autocast block.
-        has_scaler: the script itself has made a GradScaler.
-        needs_scaler: the arm scales the loss, or moves gradients to master weights.
-        casts_loss: casts last from the forward pass to the backward pass, as O1's do.
-        widens: the type of the outputs of modules that become fp32; None where the arm does that itself, or not at all.
-        reads: notices readers of gradients.
-        driven: objects of `torch.amp` are made on behalf of the script.
-        is_driven: the steps of the script are made and recorded here; what they lack is no fault of the script.
-    """
-
-    used: bool
-    has_autocast: bool
-    has_scaler: bool
-    driven: bool
-    is_driven: bool
-    reads: GradientReads
-
-    @property
-    def needs_scaler(self) -> bool: ...
-    @property
-    def casts_loss(self) -> bool: ...
-    @property
-    def widens(self) -> torch.dtype | None: ...
-    def is_by_apex(self) -> bool: ...
-    def optimizer_made(self) -> None: ...
-    def casts_now(self) -> bool: ...
-    def use(self) -> None: ...
-    def masters(self, optimizer: Any) -> list[tuple[Tensor, Tensor]]: ...
-    def input_type(self, module: nn.Module) -> torch.dtype | None: ...
-    def forget_unscaled(self, scaler: Any, optimizer: Any) -> None: ...
 
 
 class _Mode(enum.Enum):
@@ -103,7 +66,7 @@ class PlainScript:
     def __init__(
         self,
         arm: Arm,
-        names: DrivenNames,
+        names: TorchNames,
         *,
         for_cuda: bool = False,
         rows: Rows | None = None,
@@ -135,15 +98,15 @@ class PlainScript:
         self._stepping = self._repeats = False
         self._by_hand = UpdatesByHand()
         self._divided: dict[int, tuple[Any, int]] = {}  # gradients of other tensors that are true, by id
-        names.reads.before = self._before_read
 
-    def install(self, patches: Patches) -> None:
+    def install(self, events: Subscriptions) -> None:
         """Follow the script from now on."""
-        patches.wrap(torch.optim.Optimizer, "__init__", self._made)
-        patches.wrap(torch.optim.Optimizer, "add_param_group", self._grown)
-        patches.wrap(nn.Module, "__call__", self._called)
-        patches.wrap(torch.autograd, "backward", self._backward)
-        patches.wrap(torch.autograd, "grad", self._differentiated)
+        events.wrap(*Points.MAKE_OPTIMIZER, self._made)
+        events.wrap(*Points.ADD_PARAM_GROUP, self._grown)
+        events.wrap(*Points.FORWARD, self._called)
+        events.wrap(*Points.BACKWARD, self._backward)
+        events.wrap(*Points.GRAD, self._differentiated)
+        events.at_end(lambda: GRADIENT_READS.want(self._before_read, False))
 
     # Which optimizers and modules there are.
 
@@ -191,7 +154,7 @@ class PlainScript:
             if self._mode is _Mode.PLAIN:
                 self._names.used = self._names.has_scaler or self._names.has_autocast
             self._mode = _Mode.OWN
-            self._names.reads.want(self, False)
+            GRADIENT_READS.want(self._before_read, False)
             self._names.is_driven = False
         elif self._names.has_autocast:
             self._mode = _Mode.AUTOCAST
@@ -240,15 +203,16 @@ class PlainScript:
         self._outermost.add(module)
         self._inside = True
         try:
-            return self._forward(mode, original, module, args, kwargs)
+            output = self._forward(mode, original, module, args, kwargs)
         except RuntimeError as error:
             self._explain(module, error)
             raise
         finally:
             self._inside = False
             self._casting += self._has_cast
-            if self._acted is not None and not self._backwards:
-                self._acted.forward(cast=self._has_cast)
+        if self._acted is not None and not self._backwards:
+            self._acted.forward(output, cast=self._has_cast or (self._casts and self._names.is_by_apex()))
+        return output
 
     def _explain(self, module: nn.Module, error: RuntimeError) -> None:
         """Say that a forward pass, which runs in fp32, makes fp32 tensors of its own for weights that the arm has cast.
@@ -367,7 +331,7 @@ class PlainScript:
             loss = tensors if isinstance(tensors, Tensor) else tensors[0]
             with self._on_behalf():
                 self._scaler = torch.amp.GradScaler(loss.device.type)
-        with self._names.reads.paused():
+        with GRADIENT_READS.paused():
             were_cleared = bool(self._unscaled) and not any(map(self._has_gradients, self._unscaled))
             if self._stepped or were_cleared:
                 self._update()
@@ -376,7 +340,7 @@ class PlainScript:
         self._is_open = True
         self._owners.clear()  # master weights may have been made
         self._divided.clear()
-        self._names.reads.want(self, True)
+        GRADIENT_READS.want(self._before_read, True)
         return result
 
     def _update(self) -> None:
@@ -408,7 +372,7 @@ class PlainScript:
         self._unscaled.clear()
 
     def _has_gradients(self, optimizer: Any) -> bool:
-        with self._names.reads.paused():
+        with GRADIENT_READS.paused():
             return any(param.grad is not None for param in self._weights(optimizer))
 
     def _multiply(self, optimizer: Any, factor: float) -> None:
@@ -429,7 +393,7 @@ class PlainScript:
 
     def _divide(self, tensor: Tensor) -> None:
         """Divide the gradient of a tensor that no optimizer has, such as an input, once."""
-        with self._names.reads.paused():
+        with GRADIENT_READS.paused():
             grad = tensor.grad
             if grad is None or not tensor.is_leaf:
                 return
@@ -442,7 +406,7 @@ class PlainScript:
     def _unscale(self, optimizer: Any) -> None:
         if any(optimizer is one for one in self._true) or not self._has_gradients(optimizer):
             return
-        with self._names.reads.paused():
+        with GRADIENT_READS.paused():
             self._scaler.unscale_(optimizer)
         self._unscaled.append(optimizer)
         self._true.append(optimizer)
@@ -482,7 +446,7 @@ class PlainScript:
             return loss
         self._stepping = True
         try:
-            with self._names.reads.paused():
+            with GRADIENT_READS.paused():
                 self._scaler.step(optimizer, **kwargs)
         finally:
             self._stepping = False
@@ -492,8 +456,8 @@ class PlainScript:
             self._true.append(optimizer)
         if len(self._live()) == 1:
             self._is_open = False
-            self._names.reads.want(self, False)
-            with self._names.reads.paused():
+            GRADIENT_READS.want(self._before_read, False)
+            with GRADIENT_READS.paused():
                 self._update()
         return loss
 

@@ -22,13 +22,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.amp import autocast_mode
 from torch.optim import swa_utils
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import AmpCompareError, PreparationError, ScalingError, UnsupportedCombination
-from ampcompare.guards.patches import Patches
+from ampcompare.guards.events import GRADIENT_READS, Points, Subscriptions
 from ampcompare.precision.base import owned_params
 from ampcompare.script.apex_amp.session import here
 from ampcompare.script.keep_fp32 import bare_model
@@ -98,7 +96,7 @@ class WholeModel(TorchAmp):
         self._casts = False
         self._found = FoundModels(str(arm), self._prepare, self.is_by_apex)
         self._scaling: LossScaling = make_loss_scaling(arm, "cuda" if torch.cuda.is_available() else "cpu")
-        self._gradients = MasterGradients(self.reads)
+        self._gradients = MasterGradients()
         self._models: list[nn.Module] = []
         self._optimizers: list[Any] = []
         self._first: dict[int, HashedWeights] = {}  # the weights of each optimizer before they are cast
@@ -106,24 +104,18 @@ class WholeModel(TorchAmp):
         self._stepping: Any = None
         self._is_prepared = False
 
-    def install(self, patches: Patches) -> None:
+    def install(self, events: Subscriptions) -> None:
         """Replace what both classes do."""
-        patches.wrap(autocast_mode.autocast, "__init__", self._make_autocast)
-        patches.wrap(torch.amp.GradScaler, "__init__", self._make_scaler)
+        events.wrap(*Points.MAKE_AUTOCAST, self._make_autocast)
+        events.wrap(*Points.MAKE_SCALER, self._make_scaler)
         for name in METHODS:
-            patches.wrap(torch.amp.GradScaler, name, functools.partial(self._call, f"_{name.rstrip('_')}"))
-        patches.wrap(torch.autograd, "backward", self._backward)
-        patches.wrap(torch.optim.Optimizer, "zero_grad", self._zero_grad)
-        patches.wrap(swa_utils.AveragedModel, "update_parameters", self._average)
-        self._found.install(patches)
-        self._hooks = [
-            register_optimizer_step_pre_hook(self._before_step),
-            register_optimizer_step_post_hook(self._after_step),
-        ]
-
-    def end(self) -> None:
-        super().end()
-        self._gradients.end()
+            events.wrap(torch.amp.GradScaler, name, functools.partial(self._call, f"_{name.rstrip('_')}"))
+        events.wrap(*Points.BACKWARD, self._backward)
+        events.wrap(torch.optim.Optimizer, "zero_grad", self._zero_grad)
+        events.wrap(swa_utils.AveragedModel, "update_parameters", self._average)
+        self._found.install(events)
+        events.at_end(self._gradients.end)
+        self._watch_steps(events)
 
     def is_by_apex(self) -> bool:
         """Return whether the script has prepared its models by `apex.amp`."""
@@ -323,7 +315,7 @@ class WholeModel(TorchAmp):
 
     def cleared(self, optimizer: Any, *, set_to_none: bool) -> None:
         """Clear the gradients of an optimizer, those of the model and of master weights."""
-        with self.reads.paused():
+        with GRADIENT_READS.paused():
             self._clear(optimizer, set_to_none=set_to_none)
 
     def _zero_grad(self, original: Any, optimizer: Any, set_to_none: bool = True) -> None:

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from ampcompare.guards.patches import Patches
+from ampcompare.guards.events import Subscriptions
 from ampcompare.script.trainers.logged import log_numbers
 from ampcompare.script.trainers.told import Told
 
@@ -24,7 +24,7 @@ PLUGINS = {
 }
 
 
-def _follow_optimizer(name: str, told: Told, patches: Patches) -> None:
+def _follow_optimizer(name: str, told: Told, events: Subscriptions) -> None:
     module: Any = sys.modules[name]
 
     def step(original: Any, wrapper: Any, closure: Any = None) -> Any:
@@ -35,10 +35,10 @@ def _follow_optimizer(name: str, told: Told, patches: Patches) -> None:
             wrapper._optimizer_patched_step_method = module.patch_optimizer_step(wrapper, inner.step)
         return original(wrapper) if closure is None else original(wrapper, closure)
 
-    patches.wrap(module.AcceleratedOptimizer, "step", step)
+    events.wrap(module.AcceleratedOptimizer, "step", step)
 
 
-def _follow_accelerator(name: str, told: Told, patches: Patches) -> None:
+def _follow_accelerator(name: str, told: Told, events: Subscriptions) -> None:
     module: Any = sys.modules[name]
 
     def init(original: Any, accelerator: Any, *args: Any, **kwargs: Any) -> None:
@@ -56,11 +56,11 @@ def _follow_accelerator(name: str, told: Told, patches: Patches) -> None:
         log_numbers(values, "accelerator.log")
         return original(accelerator, values, *args, **kwargs)
 
-    patches.wrap(module.Accelerator, "__init__", init)
-    patches.wrap(module.Accelerator, "log", log)
+    events.wrap(module.Accelerator, "__init__", init)
+    events.wrap(module.Accelerator, "log", log)
 
 
-MODULES: dict[str, Callable[[str, Told, Patches], None]] = {
+MODULES: dict[str, Callable[[str, Told, Subscriptions], None]] = {
     "accelerate.optimizer": _follow_optimizer,
     "accelerate.accelerator": _follow_accelerator,
 }

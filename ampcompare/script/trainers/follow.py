@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from ampcompare.backends.arm import Arm
+from ampcompare.guards.events import Subscriptions
 from ampcompare.guards.import_hook import ImportHook
-from ampcompare.guards.patches import Patches
 from ampcompare.script.legacy.record.rows import Rows
 from ampcompare.script.trainers import accelerate, lightning, mmengine, transformers
 from ampcompare.script.trainers.told import Told
@@ -29,19 +29,14 @@ class Trainers:
     """
 
     def __init__(self, arm: Arm, half: torch.dtype | None, rows: Rows | None) -> None:
-        told = Told(arm, half, rows)
-        self._patches = Patches()
+        self._told = Told(arm, half, rows)
+
+    def install(self, events: Subscriptions) -> None:
+        """Follow from now on."""
         awaited: dict[str, Any] = {}
         for library in LIBRARIES:
             for name, follow in library.MODULES.items():
-                awaited[name] = functools.partial(follow, name, told, self._patches)
-        self._imports = ImportHook(awaited)
-
-    def install(self) -> None:
-        """Follow from now on."""
-        self._imports.begin()
-
-    def end(self) -> None:
-        """Follow no longer."""
-        self._imports.end()
-        self._patches.undo()
+                awaited[name] = functools.partial(follow, name, self._told, events)
+        imports = ImportHook(awaited)
+        events.at_end(imports.end)
+        imports.begin()

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from ampcompare.guards.patches import Patches
+from ampcompare.guards.events import Subscriptions
 from ampcompare.script.trainers.logged import log_numbers
 from ampcompare.script.trainers.told import Told
 
@@ -40,7 +40,7 @@ FABRIC, TRAINER = ("lightning.fabric", "lightning_fabric"), ("lightning.pytorch"
 LOGGERS = {"TensorBoardLogger", "WandbLogger", "MLFlowLogger"}  # of libraries that are watched by themselves
 
 
-def _follow_mixed(name: str, told: Told, patches: Patches) -> None:
+def _follow_mixed(name: str, told: Told, events: Subscriptions) -> None:
     plugin: Any = sys.modules[name].MixedPrecision
 
     def init(original: Any, self: Any, precision: Any, *args: Any, **kwargs: Any) -> None:
@@ -53,16 +53,16 @@ def _follow_mixed(name: str, told: Told, patches: Patches) -> None:
             return original(self, data)
         return data if told.half is None else pytree.tree_map(functools.partial(_to, told.half), data)
 
-    patches.wrap(plugin, "__init__", init)
+    events.wrap(plugin, "__init__", init)
     if "convert_input" in vars(plugin):  # that of Fabric
-        patches.wrap(plugin, "convert_input", convert_input)
+        events.wrap(plugin, "convert_input", convert_input)
 
 
 def _to(dtype: torch.dtype, value: Any) -> Any:
     return value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
 
 
-def _follow_half(name: str, told: Told, patches: Patches) -> None:
+def _follow_half(name: str, told: Told, events: Subscriptions) -> None:
     plugin: Any = sys.modules[name].HalfPrecision
 
     def init(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
@@ -75,24 +75,24 @@ def _follow_half(name: str, told: Told, patches: Patches) -> None:
     def context(original: Any, self: Any) -> Any:
         return original(self) if told.is_script else contextlib.nullcontext()
 
-    patches.wrap(plugin, "__init__", init)
+    events.wrap(plugin, "__init__", init)
     for method in ("convert_module", "convert_input"):
-        patches.wrap(plugin, method, unchanged)
+        events.wrap(plugin, method, unchanged)
     for method in ("tensor_init_context", "module_init_context", "forward_context"):
-        patches.wrap(plugin, method, context)
+        events.wrap(plugin, method, context)
 
 
-def _follow_foreign(what: tuple[str, str, str], name: str, told: Told, patches: Patches) -> None:
+def _follow_foreign(what: tuple[str, str, str], name: str, told: Told, events: Subscriptions) -> None:
     plugin, setting, advice = what
 
     def init(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
         told.refuse(f"{setting} of Lightning", advice)
         original(self, *args, **kwargs)
 
-    patches.wrap(getattr(sys.modules[name], plugin), "__init__", init)
+    events.wrap(getattr(sys.modules[name], plugin), "__init__", init)
 
 
-def _follow_logs(name: str, told: Told, patches: Patches) -> None:
+def _follow_logs(name: str, told: Told, events: Subscriptions) -> None:
     connector: Any = sys.modules[name]._LoggerConnector
 
     def log_metrics(original: Any, self: Any, metrics: dict[str, Any], step: int | None = None) -> None:
@@ -100,11 +100,11 @@ def _follow_logs(name: str, told: Told, patches: Patches) -> None:
             log_numbers(metrics, "LightningModule.log")
         original(self, metrics, step)
 
-    patches.wrap(connector, "log_metrics", log_metrics)
+    events.wrap(connector, "log_metrics", log_metrics)
 
 
-def _modules() -> dict[str, Callable[[str, Told, Patches], None]]:
-    found: dict[str, Callable[[str, Told, Patches], None]] = {}
+def _modules() -> dict[str, Callable[[str, Told, Subscriptions], None]]:
+    found: dict[str, Callable[[str, Told, Subscriptions], None]] = {}
     for package in (*FABRIC, *TRAINER):
         found[f"{package}.plugins.precision.amp"] = _follow_mixed
         found[f"{package}.plugins.precision.half"] = _follow_half

@@ -6,21 +6,21 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from ampcompare.guards.patches import Patches
+from ampcompare.guards.events import Subscriptions
 from ampcompare.script.trainers.logged import log_numbers
 from ampcompare.script.trainers.told import Told
 
 __all__ = ["MODULES"]
 
 
-def _follow(name: str, told: Told, patches: Patches) -> None:
+def _follow(name: str, told: Told, events: Subscriptions) -> None:
     module: Any = sys.modules[name]
 
     def log(original: Any, trainer: Any, logs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         log_numbers(logs, "Trainer.log")
         return original(trainer, logs, *args, **kwargs)
 
-    patches.wrap(module.Trainer, "log", log)
+    events.wrap(module.Trainer, "log", log)
 
 
-MODULES: dict[str, Callable[[str, Told, Patches], None]] = {"transformers.trainer": _follow}
+MODULES: dict[str, Callable[[str, Told, Subscriptions], None]] = {"transformers.trainer": _follow}

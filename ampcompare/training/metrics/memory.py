@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import contextlib
-import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -88,10 +88,13 @@ class ResidentMemoryMeter(MemoryMeter):
                     return int(line.split()[1]) * 1024
         except OSError:
             pass
-        import resource
-
+        try:
+            import resource
+        except ImportError:  # Windows, whose counter cannot be reset either
+            memory = psutil.Process().memory_info()
+            return int(getattr(memory, "peak_wset", memory.rss))
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return peak if os.uname().sysname == "Darwin" else peak * 1024
+        return peak if sys.platform == "darwin" else peak * 1024
 
 
 def make_memory_meter(device: torch.device) -> MemoryMeter:

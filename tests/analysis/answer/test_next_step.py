@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -71,14 +72,34 @@ def test_a_script_that_failed_is_run_in_the_foreground(compared: Any) -> None:
     ]
 
 
-def test_seeds_that_give_one_run_are_passed_on(compared: Any) -> None:
-    """Running the same command again would give the same copies."""
-    comparison = compared(FP32)
+@pytest.mark.parametrize(
+    ("source", "option"),
+    [
+        ('parser.add_argument("-s", "--seed", type=int)', "--seed"),
+        ("parser.add_argument('--manual_seed', default=1)", "--manual_seed"),
+        ("torch.manual_seed(1337)  # --seed is none of it", ""),
+    ],
+)
+def test_seeds_that_give_one_run_are_passed_on(compared: Any, tmp_path: Path, source: str, option: str) -> None:
+    """By the option that the script has; without one neither it nor more seeds, which are copies too, are advised."""
+    script = tmp_path / "train.py"
+    script.write_text(source)
+    comparison = compared([500])
+    records = [
+        record.model_copy(
+            update={"config": record.config.model_copy(update={"script": ScriptConfig(name=str(script))})}
+        )
+        for record in comparison.records
+    ]
     copies = comparison.model_copy(
-        update={"excluded": [f"x; {SEEDS_ITSELF}"], "order": ["fp32@0", "fp32@9"], "command": f"{TYPED} -- train.py"}
-    )
-    first = next_steps(copies, 0.05)[0]
-    assert "--seed-arg --seed -- train.py" in first.command
+        update={
+            "excluded": [f"x; {SEEDS_ITSELF}"], "order": ["fp32@0", "fp32@9"], "records": records,
+            "command": f"{TYPED} -- train.py",
+        }
+    )  # fmt: skip
+    commands = [step.command for step in next_steps(copies, 0.05)]
+    assert any(f"--seed-arg {option} -- train.py" in command for command in commands) == bool(option)
+    assert not any("--seeds" in command and "--seed-arg" not in command for command in commands)
     assert SEEDS_ITSELF in headline(copies)[0]
 
 

@@ -12,7 +12,7 @@ from ampcompare.analysis.runs.comparability import (
     changed_settings,
     time_incomparable_reason,
 )
-from ampcompare.records.run import RunRecord
+from ampcompare.records.run import RunRecord, ScriptFacts
 from ampcompare.settings.config import RunConfig
 
 MakeRecord = Callable[..., RunRecord]
@@ -63,3 +63,36 @@ def test_times_need_one_machine_to_themselves(make_record: MakeRecord) -> None:
     assert accuracy_incomparable_reason(record, elsewhere) == accuracy_incomparable_reason(record, at_once) == ""
     assert time_incomparable_reason(elsewhere, record) == "processor abacus, not None"
     assert time_incomparable_reason(record, at_once) == "2 cells ran at once"
+
+
+def test_other_code_is_named(make_record: MakeRecord) -> None:
+    """Runs of other versions of a common file are no pair; a baseline may be of other code, as of another torch."""
+    record = make_record().model_copy(update={"code": {"a.py": "1", "net.py": "2"}})
+    other = record.model_copy(update={"code": {"b.py": "1", "net.py": "3"}})
+    assert accuracy_incomparable_reason(record, other) == "of another version of net.py"
+    assert accuracy_incomparable_reason(record, other, same_software=False) == ""
+    assert accuracy_incomparable_reason(record, record.model_copy(update={"code": None})) == ""
+
+
+def test_other_packages_are_named(make_record: MakeRecord) -> None:
+    """Those that the user's code imports, numpy aside, which torch imports anyway."""
+    record = make_record().model_copy(update={"packages": {"timm": "1.0", "numpy": "2.0"}})
+    other = record.model_copy(update={"packages": {"timm": "0.9", "numpy": "1.9"}})
+    assert accuracy_incomparable_reason(record, other) == "timm 1.0, not 0.9"
+
+
+def test_a_switch_of_the_environment_keeps_rows_apart(make_record: MakeRecord) -> None:
+    """AMPCOMPARE_APEX_STRICT brings defects of Apex back."""
+    record = make_record()
+    strict = record.model_copy(update={"environment": {**record.environment, "AMPCOMPARE_APEX_STRICT": "1"}})
+    assert accuracy_incomparable_reason(record, strict) == "AMPCOMPARE_APEX_STRICT unset, not 1"
+
+
+def test_a_run_that_read_what_another_wrote_has_no_verdict(make_record: MakeRecord) -> None:
+    """Its training may continue another cell's."""
+    record = make_record("fp32", 0)
+    facts = ScriptFacts(weights=["w"], inherited=["/data/ck.pt", "/data/opt.pt"])
+    reader = make_record("half", 3).model_copy(update={"script": facts})
+    expected = "half, seed 3, read ck.pt and 1 more, which another run had written"
+    assert accuracy_incomparable_reason(reader, record) == expected
+    assert accuracy_incomparable_reason(record, reader) == expected

@@ -52,6 +52,15 @@ def test_cells_that_slow_each_other_on_the_host(make_record: MakeRecord) -> None
     assert invalid_reason(_read(pooled, waiting_share=0.04)) == ""
 
 
+def test_a_gpu_next_to_others_whose_clock_is_unknown(make_record: MakeRecord) -> None:
+    """An arm that heats its neighbors would go unseen: only a clock that was read makes a time of a pool valid."""
+    alone = _read(make_record().model_copy(update={"environment": {"device": "cuda:0"}}))
+    assert invalid_reason(alone) == ""
+    pooled = alone.model_copy(update={"jobs": 2})
+    assert invalid_reason(pooled) == "the clock of a GPU next to other cells was not read (extra gpu)"
+    assert invalid_reason(_read(pooled, clock_low_mhz=1900, clock_high_mhz=1950)) == ""
+
+
 @pytest.mark.parametrize(
     "readings",
     [

@@ -52,12 +52,12 @@ def test_a_small_spread_tells_more() -> None:
 
 
 def test_equal_seeds_are_paired() -> None:
-    """Runs with seeds in common give the interval of the paired t test."""
+    """Runs with seeds in common give the interval of the paired t test, to which the rounding of digits adds little."""
     row = _row(judge(read_table(_table(ARM, REFERENCE), "t")), "half")
     low, high = stats.ttest_rel(ARM, REFERENCE).confidence_interval(0.95)
     assert (row.accuracy_verdict, row.pairs) == ("worse", 4)
     assert (100 * (row.metric_difference_low or 0), 100 * (row.metric_difference_high or 0)) == pytest.approx(
-        (low, high)
+        (low, high), rel=3e-3
     )
 
 
@@ -82,7 +82,7 @@ def test_runs_without_seeds_are_two_samples() -> None:
     low, high = stats.ttest_ind(ARM[:3], REFERENCE, equal_var=False).confidence_interval(0.95)
     assert row.accuracy_verdict == "worse"
     assert (100 * (row.metric_difference_low or 0), 100 * (row.metric_difference_high or 0)) == pytest.approx(
-        (low, high)
+        (low, high), rel=3e-3
     )
 
 
@@ -162,7 +162,7 @@ def test_few_seeds_in_common_throw_no_runs_away() -> None:
     row = _row(comparison, "amp")
     assert (row.accuracy_verdict, row.pairs) == ("worse", 10)
     assert (100 * (row.metric_difference_low or 0), 100 * (row.metric_difference_high or 0)) == pytest.approx(
-        (low, high)
+        (low, high), rel=3e-3
     )
     assert "amp is compared by Welch's test, for only 1 seed is in common." in comparison.reading
 

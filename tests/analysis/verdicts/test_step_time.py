@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import csv
+import io
+import json
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,9 +16,12 @@ from ampcompare.analysis.inference.criteria import Criteria
 from ampcompare.analysis.inference.looks import Design
 from ampcompare.analysis.summary import summarize
 from ampcompare.analysis.verdicts.step_time import rounds_sentence, step_times, time_verdicts
+from ampcompare.records.comparison import ArmSummary, Comparison
 from ampcompare.records.readings import SystemReadings, TimingRound
 from ampcompare.records.run import RunRecord
-from ampcompare.report.columns import columns, verdict_columns
+from ampcompare.report.columns import columns, table_rows, verdict_columns
+from ampcompare.report.formats import FORMATS
+from ampcompare.report.terminal import Terminal
 
 MakeRecord = Callable[..., RunRecord]
 GOOD = {"timed_steps": 60, "outlier_share": 0.01, "cpu_share": 0.99, "load_average": 1.0, "cores": 2}
@@ -124,6 +131,64 @@ def test_an_invalid_time_is_not_shown_as_a_result(make_record: MakeRecord) -> No
                       arms=["fp32", "half"], reference="fp32")  # fmt: skip
     assert columns(comparison)["rel. time"](valid.arms[1]) == "5.00"
     assert "5.00x its step time" in str(valid)
+
+
+@pytest.fixture
+def unpaired(make_record: MakeRecord) -> Comparison:
+    """Two arms with three valid times each, of which two are those of unlike seeds, so that one pair is left."""
+    records = []
+    for seed in range(5):
+        for arm, loads, seconds in (("fp32", (9, 9, 1, 1, 1), 0.0101), ("half", (1, 1, 1, 9, 9), 0.0205)):
+            record = make_record(arm, seed, seconds=seconds, samples_per_second=3210.0, epoch_seconds=7.89)
+            records.append(_with_load(record, loads[seed]))
+    return summarize(records, arms=["fp32", "half"], reference="fp32")
+
+
+@pytest.mark.parametrize("name", ["table", "md", "latex", "html"])
+def test_no_format_shows_an_invalid_time(name: str, unpaired: Comparison) -> None:
+    """An arm whose pairs are invalid shows a word in place of its step time, throughput and time of an epoch."""
+    assert unpaired.arms[1].time_verdict.startswith("invalid measurement")
+    shown = dict(zip(columns(unpaired), table_rows(unpaired)[1], strict=True))
+    assert (shown["step (ms)"], shown["epoch (s)"], shown["samples/s"]) == ("invalid", "invalid", "-")
+    reporter = Terminal(details=True) if name == "table" else FORMATS[name].reporter()
+    text = reporter.render(unpaired)
+    rows = text.partition('id="runs"')[0]  # a run whose own time is valid shows it there
+    assert "10.1" in rows
+    assert not re.search(r"\b20\.5(?![\d%])", rows)
+
+
+def test_a_run_with_an_invalid_time_has_none_in_the_csv(unpaired: Comparison) -> None:
+    """Its line says why instead; the JSON keeps the number and the reason."""
+    lines = list(csv.DictReader(io.StringIO(FORMATS["csv"].reporter().render(unpaired))))
+    slow = [line for line in lines if line["invalid_time"]]
+    assert {(line["arm"], line["seed"]) for line in slow} == {
+        ("fp32", "0"),
+        ("fp32", "1"),
+        ("half", "3"),
+        ("half", "4"),
+    }
+    assert {line[name] for line in slow for name in ("step_seconds_median", "samples_per_second", "epoch_seconds")} == {
+        ""
+    }
+    assert {line["step_seconds_median"] for line in lines if not line["invalid_time"]} == {"0.0101", "0.0205"}
+    half = json.loads(FORMATS["json"].reporter().render(unpaired))["arms"][1]
+    assert (half["step_seconds_median"], half["invalid_time"]) == (pytest.approx(0.0205), "load 9.0 on 2 cores")
+
+
+def test_older_reports_agree_on_invalid_times(unpaired: Comparison) -> None:
+    """A row of a report that calls only the pairs invalid is read as one whose time is invalid."""
+    row = unpaired.arms[1].model_dump() | {"invalid_time": ""}
+    assert ArmSummary.model_validate(row).invalid_time == "load 9.0 on 2 cores"
+
+
+def test_means_of_times_leave_invalid_runs_out(make_record: MakeRecord) -> None:
+    """An arm whose times count has the mean over the runs whose times do."""
+    records = [
+        _with_load(make_record(seed=seed, seconds=seconds), load)
+        for seed, (load, seconds) in enumerate([(1, 0.01), (1, 0.01), (1, 0.01), (9, 0.05)])
+    ]
+    row = summarize(records, arms=["fp32"], reference="fp32").arms[0]
+    assert (row.invalid_time, row.step_seconds_median) == ("", pytest.approx(0.01))
 
 
 def test_three_valid_runs_keep_the_throughput(make_record: MakeRecord) -> None:

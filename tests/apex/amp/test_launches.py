@@ -15,8 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ampcompare.apex import amp, amp_C
 from ampcompare.apex.amp._engine import device_skip, forward, optimizer_stash
 from ampcompare.apex.amp._engine.cast_groups import CastGroups
-from ampcompare.apex.amp._engine.device_scale import DeviceScale
 from ampcompare.apex.optimizers import FusedAdam
+from ampcompare.tensors.loss_scale import DeviceLossScale
 
 X = torch.linspace(-1, 1, 12).reshape(3, 4)
 
@@ -132,7 +132,7 @@ def test_a_tensor_elsewhere_is_reported(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_the_scale_stays_where_it_is() -> None:
     """Scale, inverse and counter keep their storages, and what was handed out of them does not change."""
-    scale = DeviceScale(torch.device("cpu"))
+    scale = DeviceLossScale(torch.device("cpu"))
     addresses = [tensor.data_ptr() for tensor in (scale.scale, scale.inverse, scale.tracker)]
     scale.load(2.0**10, 0)
     initial_grad, copy = scale.initial_grad(), scale.copy()
@@ -144,7 +144,7 @@ def test_the_scale_stays_where_it_is() -> None:
 
 def test_kernels_of_a_scale_update() -> None:
     """A pass costs one kernel for initial gradient and flag, and an update two, until a bound can be reached."""
-    scale = DeviceScale(torch.device("cpu"))
+    scale = DeviceLossScale(torch.device("cpu"))
     scale.load(2.0**16, 0)
     with Ledger() as ledger:
         scale.initial_grad()

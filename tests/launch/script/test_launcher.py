@@ -77,6 +77,8 @@ def cell(tmp_path: Path, body: str, arm: str = "bf16") -> RunConfig:
             "the script reads from standard input, but a cell has none; pass the answer as an",
         ),
         ("step(); sys.exit('no data')", "failed", "the script ended with exit code 1: no data"),
+        ("print('no data\\n====='); sys.exit(1)", "failed", "the script ended with exit code 1: no data"),
+        ("import collections; collections.Mapping", "failed", "attribute 'Mapping' (train.py:13). The script may be"),
         ("step()\n{}['x']", "failed", "KeyError: 'x' (train.py:14)"),
         ("step()\ntorch.ones(4).view(3)", "failed", "is invalid for input of size 4 (train.py:14)"),
         ("step()\nassert step is None", "failed", "AssertionError (train.py:14)"),
@@ -208,6 +210,23 @@ def test_a_cell_that_is_terminated_is_interrupted(launcher: ScriptLauncher, tmp_
     thread.join()
     assert records[0].status == "interrupted"
     assert launcher.launch(cell(tmp_path, "step()"), tmp_path / "cell").status == "completed"
+
+
+def test_a_server_that_is_killed_while_it_starts(tmp_path: Path) -> None:
+    """Another one starts, which a note says, and the cell runs; a cell that is asked to stop meanwhile starts none."""
+    notes: list[str] = []
+    with ScriptLauncher() as launcher:
+        launcher.on_note = notes.append
+        launcher._ensure_server(dict(os.environ))._process.kill()
+        assert launcher.launch(cell(tmp_path, "step()"), tmp_path / "cell").status == "completed"
+        launcher._server.drop()
+        launcher.may_start = lambda: False  # type: ignore[method-assign]
+        assert launcher.launch(cell(tmp_path, "step()"), tmp_path / "cell").status == "interrupted"
+        assert launcher._server.process is None
+    assert notes in (
+        [],
+        ["the server of a script's cells was killed; another one starts"],
+    )  # it is seen before or after
 
 
 def test_an_arm_that_certainly_cannot_is_not_started(launcher: ScriptLauncher, tmp_path: Path) -> None:

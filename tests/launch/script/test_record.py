@@ -12,7 +12,7 @@ import pytest
 
 from ampcompare.analysis.runs.record_checks import contradiction, implausible
 from ampcompare.launch.script.launcher import script_command
-from ampcompare.launch.script.output import MAX_LOG_BYTES, OutputReader
+from ampcompare.launch.script.output import MAX_LOG_BYTES, OutputReader, Printed
 from ampcompare.launch.script.record import picked, script_record
 from ampcompare.launch.script.rows import ScriptRows, read_rows
 from ampcompare.settings.config import RunConfig
@@ -133,6 +133,90 @@ def test_output_is_read_and_bounded(tmp_path: Path) -> None:
     reader.pump()
     assert reader.values == {"a": [1.5, 2.5, 3.5]}
     assert (tmp_path / "log.txt").stat().st_size < MAX_LOG_BYTES + 100
+
+
+def read(tmp_path: Path, pattern: str, text: str) -> OutputReader:
+    pipe = io.BufferedReader(io.BytesIO(text.encode()))  # type: ignore[arg-type]
+    reader = OutputReader(pipe, tmp_path / "log.txt", [ScriptMetric(name="a", pattern=pattern)])
+    reader.pump()
+    return reader
+
+
+@pytest.mark.parametrize(
+    ("pattern", "text", "values"),
+    [
+        (r"ppl ([\d.]+)", "ppl 3.5\nppl nan\nppl inf\nppl -INF\n", [3.5, math.nan, math.inf, -math.inf]),
+        (r"a ([\d.]+)%", "a 93.5%\na nan%", [93.5, math.nan]),
+        (r"loss: ([\d.]+)", "loss: 1.5e-05\nloss: 2.5E-3\nloss: .5\nloss: -0.5\n", [1.5e-5, 2.5e-3, 0.5, -0.5]),
+        (r"acc.*([\d.]+)", "acc 0.15", [0.15]),
+        (r"n (?P<n>[\d,.]+)", "n 1,234.5, n 12", [1234.5, 12.0]),
+        (r"info ([\d.]+)", "info 2 information nano inform", [2.0]),
+        (r"a (\d+)", "a information", []),
+        (r"[(\])a\(] (\d+)", "( 5", [5.0]),
+        (r"epoch (\d+)/(?:\d+)", "epoch 3/10", [3.0]),
+        (r"^(\d+),\d", "5,100", [5.0]),
+        (r"a (\d+\.\d+)", "a 0.5 a 0.6", [0.5, 0.6]),
+    ],
+)
+def test_a_value_is_read_whole(tmp_path: Path, pattern: str, text: str, values: list[float]) -> None:
+    """Whatever the pattern's group thinks a number is: nan, a sign, an exponent, separators."""
+    reader = read(tmp_path, pattern, text)
+    assert list(map(repr, map(float, reader.values["a"]))) == list(map(repr, values))
+    assert not reader.parts
+
+
+def test_a_part_of_a_number_is_no_value(tmp_path: Path) -> None:
+    """Whether 1,234.5 is one number cannot be known, so the cell fails and says what to write."""
+    reader = read(tmp_path, r"n ([\d.]+)", "n 1,234.5\n")
+    rows = rows_of(tmp_path, backward(1.0), step())
+    record = script_record(
+        config_of(r"a=n ([\d.]+)"), rows, reader.values, wall_seconds=1.0, started="", faults=reader.part_faults()
+    )
+    assert record.error.startswith("metric a: its pattern takes 1 of 1,234.5, which may be one number")
+
+
+@pytest.mark.parametrize(
+    ("words", "values", "status", "final"),
+    [
+        ("a", ["3.50", "nan"], "diverged", None),
+        ("a:min:best", ["3.50", "inf"], "diverged", None),
+        ("a:min:best", ["inf", "3.50"], "completed", 3.5),
+        ("a:first", ["3.50", "nan"], "completed", 3.5),
+    ],
+)
+def test_a_metric_that_ends_as_no_number_diverged(
+    tmp_path: Path, words: str, values: list[str], status: str, final: float | None
+) -> None:
+    """The last finite value does not stand for it; digits and number of values are kept."""
+    rows = rows_of(tmp_path, backward(1.0), step())
+    record = record_of(config_of(rf"{words}=a ([\d.]+)"), rows, a=[Printed(value) for value in values])
+    assert (record.status, record.summary.metric_final, record.script.seen) == (status, final, {"a": 2})
+    assert record.script.printed == {"a": 0.01 if math.isfinite(record.summary.epochs[0].value) else 0.0}
+    assert not contradiction(record)
+
+
+def test_ranks_that_write_into_one_pipe_are_kept_apart(tmp_path: Path) -> None:
+    """Rank 0's values count, with a note where others differ; without it ranks that differ fail the cell."""
+    text = "".join(f"\x1e{rank}\x1f{part}\x1d" for rank, part in [(0, "a "), (1, "a 50\n"), (0, "90\n"), (1, "a 5")])
+    reader = read(tmp_path, r"a (\d+)", text + "plain\n")
+    assert [(float(value), value.rank) for value in reader.values["a"]] == [(50.0, 1), (90.0, 0), (5.0, 1)]  # type: ignore[attr-defined]
+    assert (tmp_path / "log.txt").read_text() == "a 50\na 90\nplain\na 5"
+    rows = rows_of(tmp_path, backward(1.0), step())
+    record = record_of(config_of(r"a=a (\d+)"), rows, a=reader.values["a"])
+    assert record.summary.metric_final == 90.0
+    assert record.script.notes == [
+        "rank 0 and rank 1 printed different values of a (90 and 5 in the end), and rank 0's count"
+    ]
+    others = [Printed("50", 1), Printed("60", 2)]
+    assert record_of(config_of(r"a=a (\d+)"), rows, a=others).error.startswith("rank 1 and rank 2 printed different")
+    assert record_of(config_of(r"a=a (\d+)"), rows, a=[Printed("5", 1), Printed("5", 2)]).summary.metric_final == 5.0
+
+
+def test_a_progress_bar_is_not_counted(tmp_path: Path) -> None:
+    """How often it is drawn depends on the machine; its last value still counts."""
+    values = read(tmp_path, r"a (\d+)", "a 1\ra 2\ra 3\n").values["a"]
+    record = record_of(config_of(r"a=a (\d+)"), rows_of(tmp_path, backward(1.0), step()), a=values)
+    assert (record.summary.metric_final, record.script.seen) == (3.0, {"a": 1})
 
 
 def test_the_command_of_a_cell(tmp_path: Path) -> None:

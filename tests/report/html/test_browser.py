@@ -49,7 +49,7 @@ def test_the_page_fits_and_is_drawn(quiet: Any, path: Path, tmp_path: Path, widt
     quiet.open(path, width=width, dark=dark)
     sizes = quiet.value(SIZES)
     assert sizes["page"] <= sizes["screen"] == width
-    assert len(sizes["plots"]) == 7 + 13  # charts, and lines of the plots of differences, memory and step times
+    assert len(sizes["plots"]) == 7 + 12  # charts, and lines of the plots of differences, memory and valid step times
     assert all(100 < plot < width for plot in sizes["plots"])
     assert quiet.value(PAPER) == ("rgb(23, 28, 36)" if dark else "rgb(255, 255, 255)")
     assert len(quiet.screenshot(tmp_path / "page.png")) > 50_000
@@ -193,7 +193,7 @@ def test_without_scripts_the_tables_stay(chromium: Any, path: Path) -> None:
         nodes = chromium.call("DOM.querySelectorAll", nodeId=text, selector=selector)["nodeIds"]
         counts[selector] = sum(_has_box(chromium, node) for node in nodes)
     assert counts[".plot"] == counts[".chip"] == counts[".copy"] == 0
-    assert counts[".track"] == 13  # plots with a line per arm need no script
+    assert counts[".track"] == 12  # plots with a line per arm need no script
     assert counts["table"] >= 2
 
 

@@ -17,6 +17,8 @@ from ampcompare.base.errors import BackendUnavailable
 from ampcompare.records.comparison import ArmSummary, Comparison, NextStep
 from ampcompare.report.files import log_links, write_reports
 from ampcompare.report.formats import FORMATS
+from ampcompare.report.html.costs import step_time_plot
+from ampcompare.report.html.runs import arms_with_runs
 
 pytest.importorskip("jinja2", reason="the page needs the extra html")
 
@@ -232,9 +234,14 @@ def test_time_to_accuracy_counts_runs_that_reach_it(rich: Comparison) -> None:
     assert "half 0 of 3 - -" in text
 
 
-def _with_times_of(rich: Comparison, arms: Sequence[str]) -> Page:
+def _invalid(rich: Comparison, arms: Sequence[str]) -> Comparison:
+    """Return the comparison with invalid times of these arms only."""
     rows = [row.model_copy(update={"invalid_time": "load 9.0" if row.arm in arms else ""}) for row in rich.arms]
-    return page(rich.model_copy(update={"arms": rows}))
+    return rich.model_copy(update={"arms": rows})
+
+
+def _with_times_of(rich: Comparison, arms: Sequence[str]) -> Page:
+    return page(_invalid(rich, arms))
 
 
 def test_times_that_are_no_result_are_marked(rich: Comparison) -> None:
@@ -249,19 +256,24 @@ def test_times_that_are_no_result_are_marked(rich: Comparison) -> None:
 
 
 def test_times_are_folded_where_none_is_a_result(rich: Comparison) -> None:
-    """If the times of every arm are invalid, their charts open only on request, behind the reason."""
-    text = (
-        FORMATS["html"]
-        .reporter()
-        .render(
-            rich.model_copy(update={"arms": [row.model_copy(update={"invalid_time": "load 9"}) for row in rich.arms]})
-        )
-    )
-    assert "Times that do not count: fp32, apex:O2, native:bf16, half (invalid: load 9)." in text
+    """If every arm is emulated, the charts of times open only on request, behind the reason."""
+    records = [record.model_copy(update={"half": "fp16 emulated"}) for record in rich.records]
+    long = [row.model_copy(update={"invalid_time": ""}) for row in rich.arms]
+    text = FORMATS["html"].reporter().render(rich.model_copy(update={"records": records, "arms": long}))
+    assert "Times that do not count: fp32, apex:O2, native:bf16, half (fp16 emulated)." in text
     folded = text.index('<details class="times">')
     for key in ("step-times", "time-to-accuracy", "pareto"):
         assert folded < text.index(f'id="figure-{key}"')
     assert text.index('id="figure-memory"') < folded
+
+
+def test_invalid_times_are_not_drawn(rich: Comparison) -> None:
+    """A figure leaves an arm with invalid times out; where all are invalid, the reason is all that the page shows."""
+    timed = {track.index for track in step_time_plot(arms_with_runs(_invalid(rich, ["apex:O2"]))).tracks}
+    assert timed == {0, 2}  # a run of the last arm diverged before it had 30 timed steps
+    text = FORMATS["html"].reporter().render(_invalid(rich, [row.arm for row in rich.arms]))
+    assert "Times that do not count: fp32, apex:O2, native:bf16, half (invalid: load 9.0)." in text
+    assert '<details class="times">' not in text
 
 
 def test_runs_link_to_their_logs(rich: Comparison, tmp_path: Path) -> None:

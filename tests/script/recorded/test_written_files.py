@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import json
 import os
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,6 +14,7 @@ import pytest
 import torch
 from torch.jit._script import RecursiveScriptModule
 
+from ampcompare.records.opened_files import OPENED, forget_reads, read_opened
 from ampcompare.script.recorded import written_files
 from ampcompare.script.recorded.written_files import WrittenFiles
 
@@ -87,3 +90,71 @@ def test_folders_of_one_cell_do_not_count(monkeypatch: pytest.MonkeyPatch, tmp_p
     watched = WrittenFiles()
     torch.save(TENSORS, tmp_path / "model.pt")
     assert watched.end() == []
+
+
+@pytest.fixture
+def cells(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Two cells of a run directory, of which this process is `mine`; the working directory is next to them."""
+    monkeypatch.setattr(written_files.tempfile, "gettempdir", lambda: "/elsewhere")  # type: ignore[attr-defined]
+    for name in ("mine", "other"):
+        (tmp_path / "cells" / name).mkdir(parents=True)
+    monkeypatch.setenv("AMPCOMPARE_CELL_DIR", str(tmp_path / "cells" / "mine"))
+    monkeypatch.setenv("AMPCOMPARE_CELL_STARTED", str(time.time() + 100))
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    return tmp_path / "cells"
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_what_another_cell_wrote_is_seen_when_it_is_read(cells: Path) -> None:
+    """Whether by `open`, `torch.load`, or TorchScript; data that nobody writes is not named."""
+    for name in ("ck.pt", "scripted.pt", "teacher.txt", "data.txt", "mlruns/0/meta.txt"):
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).write_text("x")
+    torch.save(TENSORS, "ck.pt")
+    torch.jit.script(torch.nn.Linear(2, 2)).save("scripted.pt")
+    names = ("ck.pt", "scripted.pt", "teacher.txt", "mlruns/0/meta.txt")
+    (cells / "other" / OPENED).write_text("".join(json.dumps({"wrote": os.path.abspath(one)}) + "\n" for one in names))
+    watched = WrittenFiles()
+    torch.load("ck.pt")
+    torch.jit.load("scripted.pt")
+    Path("teacher.txt").read_text()
+    Path("data.txt").read_text()
+    Path("mlruns/0/meta.txt").read_text()
+    watched.end()
+    opened = read_opened(cells / "mine")
+    assert [os.path.basename(one) for one in opened.inherited] == ["ck.pt", "scripted.pt", "teacher.txt"]
+
+
+def test_a_file_that_is_read_before_it_is_written_was_there_before(cells: Path) -> None:
+    """In this order only: a cell reads its own file back."""
+    Path("old.txt").write_text("x")
+    watched = WrittenFiles()
+    Path("old.txt").read_text()
+    Path("old.txt").write_text("y")
+    Path("new.txt").write_text("y")
+    Path("new.txt").read_text()
+    watched.end()
+    opened = read_opened(cells / "mine")
+    assert [os.path.basename(one) for one in opened.inherited] == ["old.txt"]
+    assert [os.path.basename(one) for one in opened.written] == ["old.txt", "new.txt"]
+    forget_reads(cells / "mine")
+    assert read_opened(cells / "mine").inherited == []
+
+
+def test_a_checkpoint_of_an_earlier_attempt_is_seen(cells: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the folder of the cell, where ampcompare's own files do not count, nor what this attempt has written."""
+    mine = cells / "mine"
+    (mine / "ck.pt").write_text("x")
+    (mine / "config.json").write_text("{}")
+    watched = WrittenFiles()
+    (mine / "ck.pt").read_text()
+    (mine / "config.json").read_text()
+    watched.end()
+    assert read_opened(mine).resumed == [str(mine / "ck.pt")]
+    monkeypatch.setenv("AMPCOMPARE_CELL_STARTED", str(time.time() - 100))
+    (mine / OPENED).unlink()
+    watched = WrittenFiles()
+    (mine / "ck.pt").read_text()
+    watched.end()
+    assert read_opened(mine).resumed == []

@@ -271,6 +271,28 @@ def test_everyday_scripts_train(behind: Any, arm: str) -> None:
     assert losses[-1] < losses[0]
 
 
+def test_a_checkpoint_leaves_the_casts_of_o1_on(behind: Any) -> None:
+    """The block in which it computes again is none of the script's, so that later steps are cast too."""
+    behind("O1")
+    model = nn.Linear(6, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        output = _Checkpointed(model)(batch(0)[0])
+        assert output.dtype == torch.float16
+        optimizer.zero_grad()
+        output.float().square().mean().backward()
+        optimizer.step()
+
+
+class _Checkpointed(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Any:
+        return checkpoint(self.inner, x, use_reentrant=False)
+
+
 @pytest.mark.parametrize("arm", ["fp32", "native:bf16", "O3", "half:bf16"])
 def test_lbfgs_runs_where_nothing_is_scaled(behind: Any, arm: str) -> None:
     """Its closure runs several times in a step, of which one loss is recorded; other arms refuse it at the step."""

@@ -129,7 +129,7 @@ class CastForward:
             if self.inputs is not None and not (
                 value.__class__ is Tensor and value.dtype is self.inputs and (not self.expect_cuda or value.is_cuda)
             ):
-                value = self._cast(value, self.inputs)
+                value = self._cast_input(value, self.inputs)
             result = type(module).forward(module, value)
         else:
             result = self._call_any(args, kwargs)
@@ -140,14 +140,24 @@ class CastForward:
     def _call_any(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         inputs = self.inputs
         if inputs is not None:
-            args = tuple([self._cast(value, inputs) for value in args])
-            kwargs = {name: self._cast(value, inputs) for name, value in kwargs.items()}
+            args = tuple([self._cast_input(value, inputs) for value in args])
+            kwargs = {name: self._cast_input(value, inputs) for name, value in kwargs.items()}
         handle = _amp_state.__dict__.get("handle")
         if handle is not None and not self.under_casts and handle._is_active and not _amp_state.strict:
             # Another model's O1 patches are in force: this one was prepared for a level without them.
             with handle._disable_casts():
                 return self._original()(*args, **kwargs)
         return self._original()(*args, **kwargs)
+
+    def _cast_input(self, value: Any, dtype: torch.dtype) -> Any:
+        """Cast what goes in; of a dataclass its fields, which Apex leaves as they are."""
+        if dataclasses.is_dataclass(value) and not hasattr(value, "to") and not _amp_state.strict:
+            fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+            value = copy.copy(value)
+            for name, entry in fields.items():
+                object.__setattr__(value, name, self._cast_input(entry, dtype))  # it may be frozen
+            return value
+        return self._cast(value, dtype)
 
     def _cast(self, value: Any, dtype: torch.dtype) -> Any:
         if value.__class__ is Tensor and (not self.expect_cuda or value.is_cuda):

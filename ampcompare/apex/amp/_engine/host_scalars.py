@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["FLOAT32_MAX", "HostScalars"]
+from ampcompare.tensors.loss_scale import FLOAT32_MAX
 
-FLOAT32_MAX = torch.finfo(torch.float32).max
+__all__ = ["HostScalars"]
 
 
 class HostScalars:

@@ -99,10 +99,9 @@ def _replace_cuda_functions() -> None:
         for module in (torch.cuda, torch.cuda.random, torch.cuda.memory):  # libraries call them by either name
             if module is torch.cuda or hasattr(module, name):
                 setattr(module, name, function)
-    accelerator = getattr(torch, "accelerator", None)  # since torch 2.6
-    for name, function in fake_cuda.OF_ACCELERATOR.items():
-        if hasattr(accelerator, name):
-            setattr(accelerator, name, function)
+    for name, function in fake_cuda.ACCELERATOR.items():
+        if hasattr(torch.accelerator, name):  # each version has more of them
+            setattr(torch.accelerator, name, function)
     for name in TYPES:
         setattr(torch.cuda, f"{name}Tensor", getattr(torch, f"{name}Tensor"))
     for name in ("range_push", "range_pop", "mark", "range_start", "range_end"):

@@ -12,11 +12,11 @@ import psutil
 import torch
 
 __all__ = [
+    "ACCELERATOR",
     "CUDA_VERSION",
     "CUDNN_VERSION",
     "FUNCTIONS",
     "NCCL_VERSION",
-    "OF_ACCELERATOR",
     "Event",
     "Nothing",
     "Stream",
@@ -190,22 +190,27 @@ FUNCTIONS: dict[str, Any] = {
     "synchronize": _always(None),
     "utilization": _always(0),
 }
-
-# Of `torch.accelerator`, which stands for the GPU whatever its make.
-OF_ACCELERATOR: dict[str, Any] = {
+# `torch.accelerator` on a machine with a GPU.
+ACCELERATOR: dict[str, Any] = {
     "current_accelerator": lambda check_available=False: torch.device("cuda"),
     "current_device_idx": _always(0),
     "current_device_index": _always(0),
+    "current_stream": _always(_stream),
+    "device_count": _always(1),
+    "device_index": Nothing,
+    "empty_cache": _always(None),
+    "get_device_capability": _always({"supported_dtypes": {torch.float32, torch.float16, torch.bfloat16}}),
+    "get_memory_info": lambda device_index=None: _memory(),
+    "is_available": _always(True),
+    "max_memory_allocated": _always(0),
+    "max_memory_reserved": _always(0),
+    "memory_allocated": _always(0),
+    "memory_reserved": _always(0),
+    "memory_stats": lambda device_index=None: defaultdict(int),
+    "reset_accumulated_memory_stats": _always(None),
+    "reset_peak_memory_stats": _always(None),
     "set_device_idx": _always(None),
     "set_device_index": _always(None),
-    "device_index": Nothing,
-    "get_memory_info": lambda device=None: _memory(),
-    **{
-        name: FUNCTIONS[name]
-        for name in (
-            *("current_stream", "device_count", "empty_cache", "get_device_capability", "is_available", "set_stream"),
-            *("max_memory_allocated", "max_memory_reserved", "memory_allocated", "memory_reserved", "memory_stats"),
-            *("reset_accumulated_memory_stats", "reset_peak_memory_stats", "synchronize"),
-        )
-    },
+    "set_stream": _always(None),
+    "synchronize": _always(None),
 }

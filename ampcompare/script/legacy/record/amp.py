@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 import types
 from contextlib import AbstractContextManager
 from typing import Any
 
+from ampcompare.guards.events import Subscriptions
 from ampcompare.script.legacy.record.rows import Rows, value_of
 
 __all__ = ["record_amp"]
 
 
-def record_amp(rows: Rows) -> None:
+def record_amp(rows: Rows, events: Subscriptions) -> None:
     """Record what goes through `amp.initialize`, `amp.scale_loss` and the steps of the optimizers from here on."""
-    _Hooks(rows, sys.modules["apex.amp"]).begin()
+    hooks = _Hooks(rows, sys.modules["apex.amp"])
+    frontend, handle, scaler = (sys.modules[f"apex.amp.{name}"] for name in ("frontend", "handle", "scaler"))
+    # Not `initialize` itself: its warning points at its caller, which must be the script.
+    events.wrap(frontend, "_initialize", hooks.initialize)
+    for owner in (hooks.amp, handle):
+        events.wrap(owner, "scale_loss", hooks.scale_loss)
+    events.wrap(scaler.LossScaler, "update_scale", hooks.update_scale)
 
 
 class _Hooks:
-    """Wrappers of the functions of `apex.amp`.
+    """Stands around the functions of `apex.amp`.
 
     ampcompare's engine reads the overflow on the host, as Apex does, while a step or the loss scaler is wrapped.
 
@@ -32,32 +38,23 @@ class _Hooks:
         self.amp = amp
         self.overflow: bool | None = None
 
-    def begin(self) -> None:
-        amp = self.amp
-        frontend, handle, scaler = (sys.modules[f"apex.amp.{name}"] for name in ("frontend", "handle", "scaler"))
-        # Not `initialize` itself: its warning points at its caller, which must be the script.
-        frontend._initialize = self._watched_initialize(frontend._initialize)  # type: ignore[attr-defined]
-        amp.scale_loss = handle.scale_loss = self._watched_scale_loss(amp.scale_loss)  # type: ignore[attr-defined]
-        self._watch_scaler(scaler.LossScaler)
-
-    def _watched_initialize(self, original: Any) -> Any:
-        @functools.wraps(original)
-        def initialize(models: Any, optimizers: Any, properties: Any, *args: Any, **kwargs: Any) -> Any:
-            result = original(models, optimizers, properties, *args, **kwargs)
-            given = [] if optimizers is None else list(optimizers) if isinstance(optimizers, list) else [optimizers]
-            numbers = [self._number(optimizer) for optimizer in given]
-            scalers = self.amp._amp_state.loss_scalers
-            self.rows.has_initialized = True
-            self.rows.reserve_loss_ids(len(scalers))
-            self.rows.add_initialize(
-                properties.opt_level,
-                {number: type(one).__name__ for number, one in zip(numbers, given, strict=True)},
-                [float(scaler.loss_scale()) for scaler in scalers],
-                [bool(scaler.dynamic) for scaler in scalers],
-            )
-            return result
-
-        return initialize
+    def initialize(
+        self, original: Any, models: Any, optimizers: Any, properties: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Record what is prepared."""
+        result = original(models, optimizers, properties, *args, **kwargs)
+        given = [] if optimizers is None else list(optimizers) if isinstance(optimizers, list) else [optimizers]
+        numbers = [self._number(optimizer) for optimizer in given]
+        scalers = self.amp._amp_state.loss_scalers
+        self.rows.has_initialized = True
+        self.rows.reserve_loss_ids(len(scalers))
+        self.rows.add_initialize(
+            properties.opt_level,
+            {number: type(one).__name__ for number, one in zip(numbers, given, strict=True)},
+            [float(scaler.loss_scale()) for scaler in scalers],
+            [bool(scaler.dynamic) for scaler in scalers],
+        )
+        return result
 
     def _number(self, optimizer: Any) -> int:
         """Return the number of an optimizer, and watch the steps of a new one."""
@@ -66,24 +63,15 @@ class _Hooks:
             _watch_steps(self, optimizer, number)
         return number
 
-    def _watched_scale_loss(self, original: Any) -> Any:
-        @functools.wraps(original)
-        def scale_loss(loss: Any, optimizers: Any, loss_id: int = 0, *args: Any, **kwargs: Any) -> Any:
-            return _Backward(self, original(loss, optimizers, loss_id, *args, **kwargs), loss, optimizers, loss_id)
+    def scale_loss(self, original: Any, loss: Any, optimizers: Any, loss_id: int = 0, *args: Any, **kwargs: Any) -> Any:
+        """Return a block that records its backward pass."""
+        return _Backward(self, original(loss, optimizers, loss_id, *args, **kwargs), loss, optimizers, loss_id)
 
-        return scale_loss
-
-    def _watch_scaler(self, scaler: Any) -> None:
-        original = scaler.update_scale
-
-        @functools.wraps(original)
-        def update_scale(this: Any) -> Any:
-            overflow = original(this)
-            # A static scale is never checked: its False means nothing.
-            self.overflow = bool(overflow) if this.dynamic else None
-            return overflow
-
-        scaler.update_scale = update_scale
+    def update_scale(self, original: Any, scaler: Any) -> Any:
+        """Note an overflow; a static scale is never checked: its False means nothing."""
+        overflow = original(scaler)
+        self.overflow = bool(overflow) if scaler.dynamic else None
+        return overflow
 
     def scale(self, loss_id: int) -> float | None:
         """Return the current loss scale; None if amp is off."""

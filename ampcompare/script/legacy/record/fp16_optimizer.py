@@ -2,28 +2,37 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
 import weakref
 from typing import Any
 
+from ampcompare.guards.events import Subscriptions
 from ampcompare.script.legacy.record.rows import Rows, value_of
 
 __all__ = ["record_fp16_optimizers"]
 
 
-def record_fp16_optimizers(rows: Rows) -> None:
+def record_fp16_optimizers(rows: Rows, events: Subscriptions) -> None:
     """Record what goes through all objects of both classes from now on, ampcompare's or the real ones."""
-    _Hooks(rows).watch_two_step(importlib.import_module("apex.fp16_utils").FP16_Optimizer)
+    kind, hooks = importlib.import_module("apex.fp16_utils").FP16_Optimizer, _Hooks(rows)
+    events.wrap(kind, "backward", hooks.backward)
+    events.wrap(kind, "update_master_grads", hooks.update_master_grads)
+    events.wrap(kind, "step", hooks.step)
     try:
-        contrib = importlib.import_module("apex.contrib.optimizers.fp16_optimizer")
+        kind = importlib.import_module("apex.contrib.optimizers.fp16_optimizer").FP16_Optimizer
     except ImportError:  # a build of the real Apex without it
         return
-    _Hooks(rows).watch_one_step(contrib.FP16_Optimizer)
+    hooks = _Hooks(rows)
+    events.wrap(kind, "backward", hooks.backward)
+    events.wrap(kind, "_update_scale", hooks.update_scale)
 
 
 class _Hooks:
-    """Wrappers of the methods of one class."""
+    """Stands around the methods of one class.
+
+    That of `apex.fp16_utils` checks the gradients in `update_master_grads`, and uses them in `step`; that of 2018
+    does both in `step`, under a static scale too, which calls `_update_scale` once, at its end.
+    """
 
     def __init__(self, rows: Rows) -> None:
         self._rows = rows
@@ -31,51 +40,34 @@ class _Hooks:
         # Losses whose gradients were not yet checked for overflow.
         self._losses: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()
 
-    def watch_two_step(self, kind: Any) -> None:
-        """Watch `apex.fp16_utils.FP16_Optimizer`: `update_master_grads` checks the gradients, `step` uses them."""
-        check, apply = kind.update_master_grads, kind.step
+    def backward(self, original: Any, optimizer: Any, loss: Any, *args: Any, **kwargs: Any) -> Any:
+        """Note a loss."""
+        self._known(optimizer)
+        self._losses.setdefault(optimizer, []).append(value_of(loss))
+        return original(optimizer, loss, *args, **kwargs)
 
-        @functools.wraps(check)
-        def update_master_grads(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-            before = _scale(optimizer)
-            result = check(optimizer, *args, **kwargs)
-            # Apex checks for overflow under a dynamic scale only.
-            self._add_losses(optimizer, before, bool(optimizer.overflow) if optimizer.dynamic_loss_scale else None)
-            return result
+    def update_master_grads(self, original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        """Record the losses; Apex checks for overflow under a dynamic scale only."""
+        before = _scale(optimizer)
+        result = original(optimizer, *args, **kwargs)
+        self._add_losses(optimizer, before, bool(optimizer.overflow) if optimizer.dynamic_loss_scale else None)
+        return result
 
-        @functools.wraps(apply)
-        def step(optimizer: Any, closure: Any = None) -> Any:
-            # A closure is called again until its gradients are finite.
-            applied = closure is not None or not optimizer.overflow
-            result = apply(optimizer, closure)
-            self._rows.add_step(self._known(optimizer)[0], applied)
-            return result
+    def step(self, original: Any, optimizer: Any, closure: Any = None) -> Any:
+        """Record a step; a closure is called again until its gradients are finite."""
+        applied = closure is not None or not optimizer.overflow
+        result = original(optimizer, closure)
+        self._rows.add_step(self._known(optimizer)[0], applied)
+        return result
 
-        kind.backward, kind.update_master_grads, kind.step = self._backward(kind.backward), update_master_grads, step
-
-    def watch_one_step(self, kind: Any) -> None:
-        """Watch the class of 2018, whose `step` checks the gradients, under a static scale too."""
-        apply = kind._update_scale
-
-        @functools.wraps(apply)
-        def update_scale(optimizer: Any, skip: Any) -> Any:  # called once, at the end of every `step`
-            number, _ = self._known(optimizer)
-            before = _scale(optimizer)
-            result = apply(optimizer, skip)
-            self._add_losses(optimizer, before, bool(skip))
-            self._rows.add_step(number, not skip)
-            return result
-
-        kind.backward, kind._update_scale = self._backward(kind.backward), update_scale
-
-    def _backward(self, original: Any) -> Any:
-        @functools.wraps(original)
-        def backward(optimizer: Any, loss: Any, *args: Any, **kwargs: Any) -> Any:
-            self._known(optimizer)
-            self._losses.setdefault(optimizer, []).append(value_of(loss))
-            return original(optimizer, loss, *args, **kwargs)
-
-        return backward
+    def update_scale(self, original: Any, optimizer: Any, skip: Any) -> Any:
+        """Record the losses and the step."""
+        number, _ = self._known(optimizer)
+        before = _scale(optimizer)
+        result = original(optimizer, skip)
+        self._add_losses(optimizer, before, bool(skip))
+        self._rows.add_step(number, not skip)
+        return result
 
     def _known(self, optimizer: Any) -> tuple[int, int]:
         """Return the numbers of the optimizer and of its losses; the first call records both."""

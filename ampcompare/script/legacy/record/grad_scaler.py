@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import weakref
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from ampcompare.guards.events import Subscriptions
 from ampcompare.script.legacy.record.rows import Rows, value_of
 
 __all__ = ["record_grad_scalers"]
@@ -33,24 +33,21 @@ class _Window:
     named: set[int] = field(default_factory=set)
 
 
-def record_grad_scalers(rows: Rows) -> None:
+def record_grad_scalers(rows: Rows, events: Subscriptions) -> None:
     """Record what goes through every GradScaler of this process, those of `torch.cuda.amp` and subclasses too."""
-    _Hooks(rows).begin()
+    hooks = _Hooks(rows)
+    events.wrap(torch.amp.GradScaler, "scale", hooks.scale)
+    events.wrap(torch.amp.GradScaler, "step", hooks.step)
+    events.wrap(torch.amp.GradScaler, "update", hooks.update)
+    rows.recorder.before_close(hooks.close)
 
 
 class _Hooks:
-    """Wrappers of the methods of `GradScaler`."""
+    """Stands around the methods of `GradScaler`."""
 
     def __init__(self, rows: Rows) -> None:
         self._rows = rows
         self._windows: weakref.WeakKeyDictionary[Any, _Window] = weakref.WeakKeyDictionary()
-
-    def begin(self) -> None:
-        kind: Any = torch.amp.GradScaler
-        kind.scale = self._watched_scale(kind.scale)
-        kind.step = self._watched_step(kind.step)
-        kind.update = self._watched_update(kind.update)
-        self._rows.recorder.before_close(self._close_all)
 
     def _window(self, scaler: Any) -> _Window:
         window = self._windows.get(scaler)
@@ -58,55 +55,46 @@ class _Hooks:
             window = self._windows[scaler] = _Window(self._rows.new_loss_id())
         return window
 
-    def _watched_scale(self, original: Any) -> Any:
-        @functools.wraps(original)
-        def scale(scaler: Any, outputs: Any) -> Any:
-            if self._rows.has_amp:
-                return original(scaler, outputs)
-            result = original(scaler, outputs)
-            window = self._window(scaler)
-            if not window.losses:
-                window.scale = _scale_of(scaler)
-            losses = outputs if isinstance(outputs, (list, tuple)) else [outputs]
-            window.losses += map(value_of, losses)
+    def scale(self, original: Any, scaler: Any, outputs: Any) -> Any:
+        """Note losses."""
+        result = original(scaler, outputs)
+        if self._rows.has_amp:
             return result
+        window = self._window(scaler)
+        if not window.losses:
+            window.scale = _scale_of(scaler)
+        losses = outputs if isinstance(outputs, (list, tuple)) else [outputs]
+        window.losses += map(value_of, losses)
+        return result
 
-        return scale
+    def step(self, original: Any, scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        """Note a step, and whether it was skipped."""
+        if self._rows.has_amp:
+            return original(scaler, optimizer, *args, **kwargs)
+        called: list[Any] = []
+        hook = None
+        if isinstance(optimizer, torch.optim.Optimizer):
+            hook = optimizer.register_step_post_hook(lambda *_: called.append(True))
+        try:
+            result = original(scaler, optimizer, *args, **kwargs)
+        finally:
+            if hook is not None:
+                hook.remove()
+        number, _ = self._rows.number(optimizer)
+        certain = hook is not None and not getattr(optimizer, "_step_supports_amp_scaling", False)
+        applied = bool(called) if certain else not _found_inf(scaler, optimizer)
+        self._window(scaler).steps.append(self._rows.step_row(number, applied))
+        return result
 
-    def _watched_step(self, original: Any) -> Any:
-        @functools.wraps(original)
-        def step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-            if self._rows.has_amp:
-                return original(scaler, optimizer, *args, **kwargs)
-            called: list[Any] = []
-            hook = None
-            if isinstance(optimizer, torch.optim.Optimizer):
-                hook = optimizer.register_step_post_hook(lambda *_: called.append(True))
-            try:
-                result = original(scaler, optimizer, *args, **kwargs)
-            finally:
-                if hook is not None:
-                    hook.remove()
-            number, _ = self._rows.number(optimizer)
-            certain = hook is not None and not getattr(optimizer, "_step_supports_amp_scaling", False)
-            applied = bool(called) if certain else not _found_inf(scaler, optimizer)
-            self._window(scaler).steps.append(self._rows.step_row(number, applied))
-            return result
-
-        return step
-
-    def _watched_update(self, original: Any) -> Any:
-        @functools.wraps(original)
-        def update(scaler: Any, *args: Any, **kwargs: Any) -> Any:
-            if self._rows.has_amp:
-                return original(scaler, *args, **kwargs)
-            result = original(scaler, *args, **kwargs)
+    def update(self, original: Any, scaler: Any, *args: Any, **kwargs: Any) -> Any:
+        """Write what the scaler did since the last update."""
+        result = original(scaler, *args, **kwargs)
+        if not self._rows.has_amp:
             self._close(scaler, self._window(scaler), ended=True)
-            return result
+        return result
 
-        return update
-
-    def _close_all(self) -> None:
+    def close(self) -> None:
+        """Write what was not followed by an update."""
         for scaler, window in self._windows.items():
             self._close(scaler, window, ended=False)
 

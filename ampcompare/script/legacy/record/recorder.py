@@ -20,6 +20,7 @@ import torch
 from ampcompare import apex
 from ampcompare.base.environment.versions import fingerprint
 from ampcompare.base.errors import EnvironmentUnfit
+from ampcompare.base.secrets import hide, mask
 from ampcompare.records.run import dump_json
 from ampcompare.script.legacy.record.summary import FORMAT, SCHEMA, ExecSummary, add_row, in_words
 from ampcompare.script.legacy.settings import ExecSettings
@@ -48,7 +49,7 @@ def header(settings: ExecSettings) -> dict[str, Any]:
         "engine_version": apex.__version__ if settings.engine == "compat" else "unknown",
         "opt_level": settings.opt_level,
         "device": settings.device,
-        "arguments": list(settings.arguments),
+        "arguments": hide(settings.arguments),
         "environment": fingerprint(),
     }
 
@@ -81,7 +82,8 @@ class Recorder:
         self._summary = ExecSummary(first)
         if child is None:
             self._open()
-        os.register_at_fork(after_in_child=self._disown)
+        if hasattr(os, "register_at_fork"):  # where processes can be forked
+            os.register_at_fork(after_in_child=self._disown)
 
     def add(self, row: dict[str, Any], now: float) -> None:
         """Keep a row, whose `loss` may be a tensor of one element; write the block when it is due.
@@ -162,7 +164,7 @@ class Recorder:
 
     def _write(self, rows: list[dict[str, Any]]) -> None:
         assert self._descriptor is not None
-        text = "".join(map(_line, rows))
+        text = mask("".join(map(_line, rows)), of_script=any(row.get("error") for row in rows))
         try:
             os.write(self._descriptor, text.encode("utf-8"))
         except OSError as error:  # a full disk must not end the training

@@ -12,8 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampcompare.apex import amp
 from ampcompare.apex.amp._engine import device_skip
-from ampcompare.apex.amp._engine.device_scale import DeviceScale, is_exact_on_device
 from ampcompare.apex.amp.scaler import LossScaler
+from ampcompare.tensors.loss_scale import DeviceLossScale, is_exact_on_device
 from tests.apex.amp._engine.fused_steps import OPTIMIZERS, Make, bits, passes_on_device, start, train_step
 from tests.apex.amp.small_net import Net, X, loss_of
 
@@ -245,7 +245,7 @@ def test_bounds_of_the_scale() -> None:
 
 def test_an_endless_overflow_keeps_the_inverse_finite() -> None:
     """The inverse scale on the device stops at the largest float, as on the host."""
-    scale = DeviceScale(torch.device("cpu"))
+    scale = DeviceLossScale(torch.device("cpu"))
     scale.load(2.0**-126, 0)
     for _ in range(30):
         scale.update(torch.ones(()), 2000, None, 2.0**24)
@@ -256,7 +256,7 @@ def test_an_endless_overflow_keeps_the_inverse_finite() -> None:
 @pytest.mark.parametrize("windows", [[3], [1], [3, 2, 3]], ids=str)
 def test_the_ceiling_is_looked_at_in_time(windows: list[int]) -> None:
     """The scale follows the host's arithmetic though the ceiling is looked at only where it can have been reached."""
-    device, host = DeviceScale(torch.device("cpu")), LossScaler("dynamic", max_loss_scale=2.0**18)
+    device, host = DeviceLossScale(torch.device("cpu")), LossScaler("dynamic", max_loss_scale=2.0**18)
     host._unskipped = 1
     device.load(host.loss_scale(), 1)
     for step in range(300):

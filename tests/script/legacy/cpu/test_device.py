@@ -22,6 +22,10 @@ CUDA = """
     assert torch.cuda.is_available() and torch.cuda.device_count() == 1 and torch.cuda.current_device() == 0
     device = torch.device("cuda:0")
 
+    assert torch.accelerator.is_available() and torch.accelerator.device_count() == 1
+    assert torch.accelerator.current_accelerator().type == "cuda"
+    torch.accelerator.set_device_index(0), torch.accelerator.synchronize()
+
     host = torch.arange(4.0)
     moved = host.cuda(non_blocking=True)
     moved.sub_(1)

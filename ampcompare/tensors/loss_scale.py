@@ -1,4 +1,4 @@
-"""Keep a dynamic loss scale on the device, so that no step waits for the host to read the overflow flag."""
+"""The rule by which a dynamic loss scale moves: on the host, and on a device whose overflow flag nobody reads."""
 
 from __future__ import annotations
 
@@ -7,24 +7,49 @@ import math
 import torch
 from torch import Tensor
 
-from .host_scalars import FLOAT32_MAX
+__all__ = ["FLOAT32_MAX", "DeviceLossScale", "is_exact_on_device", "moved_scale"]
 
-__all__ = ["DeviceScale", "is_exact_on_device"]
-
+FLOAT32_MAX = torch.finfo(torch.float32).max
 _MAX_EXACT = 2.0**127
 _MIN_EXACT = 2.0**-126
 _SEVERAL_WINDOWS = -1  # several windows since the last `load`: doublings cannot be bounded by a division
 
 
-class DeviceScale:
-    """Loss scale, its inverse and the growth counter as scalars of one device.
+def moved_scale(
+    scale: float,
+    good_steps: int,
+    *,
+    overflow: bool,
+    growth_interval: int,
+    growth_factor: float = 2.0,
+    backoff_factor: float = 0.5,
+    min_scale: float | None = None,
+    max_scale: float = math.inf,
+) -> tuple[float, int]:
+    """Return the loss scale after a step, and the number of good steps in a row.
+
+    Args:
+        overflow: the step had a gradient that is not finite: the scale shrinks, not below `min_scale`.
+        growth_interval: so many good steps in a row let it grow, not above `max_scale`.
+        min_scale: None or 0 for none. Each bound holds in its own direction only.
+    """
+    if overflow:
+        shrunk = scale * backoff_factor
+        return (max(min_scale, shrunk) if min_scale else shrunk), 0
+    if good_steps + 1 != growth_interval:
+        return scale, good_steps + 1
+    return min(max_scale, scale * growth_factor), 0
+
+
+class DeviceLossScale:
+    """Loss scale, its inverse and the number of good steps in a row, as scalars of one device.
 
     Each keeps its storage and is updated in place, so that a CUDA graph that recorded an update can repeat it.
 
     Attributes:
         scale: fp32, what the loss is multiplied by; `copy` gives one that does not change.
         inverse: fp32, what gradients are multiplied by; at most the largest float.
-        tracker: int32, clean updates in a row.
+        tracker: int32, good steps in a row.
         repeated: updates are recorded and repeated, so each applies all bounds, even those out of reach so far.
     """
 
@@ -68,24 +93,30 @@ class DeviceScale:
         torch._foreach_copy_([initial_grad, self._flag], [self.scale, self._clear])
         return initial_grad
 
+    def scaled(self, loss: Tensor) -> Tensor:
+        """Return the loss times the scale, computed in fp32 and rounded to the dtype of the loss, as by a number."""
+        return loss * self.scale if loss.dtype is torch.float32 else (loss.float() * self.scale).to(loss.dtype)
+
     def copy(self) -> Tensor:
         """Return the scale as it is now, in a tensor that will not change."""
         return self.scale.clone()
 
-    def load(self, scale: float, unskipped: int) -> None:
+    def load(self, scale: float, good_steps: int) -> None:
         """Set the host's values; does not wait for the device."""
         self.scale.fill_(scale)
-        self.tracker.fill_(unskipped)
-        self._loaded, self._steps, self._halvings, self._window = scale, unskipped, 0, None
-        self._invert()
+        self.tracker.fill_(good_steps)
+        self._loaded, self._steps, self._halvings, self._window = scale, good_steps, 0, None
+        self._invert(None)
 
-    def update(self, flag: Tensor, window: int, min_scale: float | None, max_scale: float) -> None:
-        """Halve the scale if `flag` is set, else count, and double it after `window` clean updates in a row."""
-        torch._amp_update_scale_(self.scale, self.tracker, flag, 2.0, 0.5, window)
-        self._count(window)
-        if min_scale or self.repeated or self._may_exceed(max_scale, window):
+    def update(
+        self, flag: Tensor, growth_interval: int, min_scale: float | None = None, max_scale: float = math.inf
+    ) -> None:
+        """Move the scale by the rule of `moved_scale`: by the factor 2, down if `flag` is not 0."""
+        torch._amp_update_scale_(self.scale, self.tracker, flag, 2.0, 0.5, growth_interval)
+        self._count(growth_interval)
+        if min_scale or self.repeated or self._may_exceed(max_scale, growth_interval):
             self.scale.clamp_(min=min_scale or None, max=max_scale)
-        self._invert()
+        self._invert(min_scale)
 
     def _count(self, window: int) -> None:
         self._steps += 1
@@ -100,13 +131,13 @@ class DeviceScale:
         doublings = min(self._steps // max(window, 1), 256)
         return self._window == _SEVERAL_WINDOWS or math.ldexp(self._loaded, doublings) > max_scale
 
-    def _may_vanish(self) -> bool:
+    def _may_vanish(self, min_scale: float | None) -> bool:
         """Return whether the scale can be so small that its inverse is infinite."""
-        return math.ldexp(self._loaded, -min(self._halvings, 512)) < 1 / _MAX_EXACT
+        return max(math.ldexp(self._loaded, -min(self._halvings, 512)), min_scale or 0.0) < 1 / _MAX_EXACT
 
-    def _invert(self) -> None:
+    def _invert(self, min_scale: float | None) -> None:
         torch.reciprocal(self.scale, out=self.inverse)
-        if self.repeated or self._may_vanish():
+        if self.repeated or self._may_vanish(min_scale):
             self.inverse.clamp_(max=FLOAT32_MAX)
 
     def read(self) -> tuple[float, int]:
@@ -114,7 +145,7 @@ class DeviceScale:
         return self.scale.item(), int(self.tracker.item())
 
 
-def is_exact_on_device(scale: float, min_scale: float | None, max_scale: float | None) -> bool:
+def is_exact_on_device(scale: float, min_scale: float | None = None, max_scale: float | None = _MAX_EXACT) -> bool:
     """Return whether fp32 scalars of a device follow the host's arithmetic bit for bit.
 
     Powers of two have exact inverses, and bounds that hold at the start need no separate check later: the floor is for

@@ -1,0 +1,79 @@
+"""Check and rewrite source files: the commands `lint` and `migrate`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+from ampcompare.base.errors import ConfigError
+from ampcompare.lint.report import Report, Unread
+from ampcompare.lint.run import find_files, lint_files
+from ampcompare.lint.selection import read_selection
+from ampcompare.migrate.mistakes import find_mistakes
+from ampcompare.migrate.project import FileMigration, migrate_file
+
+__all__ = ["lint_paths", "migrate_script"]
+
+
+def lint_paths(*paths: str | Path, select: Sequence[str] = (), ignore: Sequence[str] = (), fix: bool = False) -> Report:
+    """Report mistakes in the use of Apex and torch.amp in files, folders and notebooks.
+
+    Args:
+        paths: what to examine; the working directory by default.
+        select: codes, or their beginnings, to report; by default those of pyproject.toml, or all that are on.
+        ignore: codes, or their beginnings, to leave out.
+        fix: correct in the files what surely can be; the report has what is left.
+
+    Returns:
+        Findings with their places, and what could not be read.
+
+    Raises:
+        ConfigError: a code that does not exist, or settings that cannot be read.
+    """
+    places = [Path(path) for path in paths] or [Path()]
+    selection = read_selection(places)
+    if select:
+        selection = replace(selection, select=tuple(select))
+    if ignore:
+        selection = replace(selection, ignore=(*selection.ignore, *ignore))
+    missing: list[Unread] = []
+    files = find_files(places, selection, unreadable=lambda path, reason: missing.append(Unread(path, reason)))
+    report = lint_files(files, selection, fix=fix, named=set(places))
+    report.unread[:0] = missing
+    return report
+
+
+def migrate_script(
+    path: str | Path, to: Literal["torch", "precision"] = "torch", *, write: bool = False
+) -> FileMigration:
+    """Rewrite an Apex script or notebook for torch.amp, or for ampcompare's precision contract.
+
+    Args:
+        path: the file.
+        to: "torch" for torch.amp; "precision" keeps O2 and O3.
+        write: change the file; otherwise the result has the patch, in `diff()`.
+
+    Returns:
+        The new text and what was found, line by line; a file that cannot be read or parsed has a `fault`.
+
+    Raises:
+        ConfigError: there is no such file, or the file has changed meanwhile.
+        EnvironmentUnfit: the file cannot be written.
+    """
+    file = Path(path)
+    if not file.is_file():
+        raise ConfigError(f"there is no file {file}; give the path of a script or notebook")
+    examine = find_mistakes if to == "torch" else _nothing
+    result = migrate_file(file, to, must_parse=True, examine=examine)
+    if write and result.changed:
+        try:
+            result.write()
+        except ValueError as fault:
+            raise ConfigError(f"{file}: not written: {fault}") from None
+    return result
+
+
+def _nothing(text: str) -> list[tuple[int, str, str]]:
+    return []

@@ -1,0 +1,30 @@
+"""End a process that was started in a session of its own, and all that it has started."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+
+import psutil
+
+__all__ = ["kill_group"]
+
+
+def kill_group(pid: int) -> None:
+    """Kill a process and its group at once; without process groups, as on Windows, its children one by one.
+
+    One that has ended already is no error.
+
+    Args:
+        pid: of the leader of the group.
+    """
+    if hasattr(os, "killpg"):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(pid, signal.SIGKILL)
+        return
+    with contextlib.suppress(psutil.NoSuchProcess):
+        leader = psutil.Process(pid)
+        for process in [*leader.children(recursive=True), leader]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()

@@ -1,0 +1,61 @@
+"""Marks in the output of several ranks that write into one pipe, so that its reader knows which rank wrote what.
+
+A text of rank 1 is written between `\\x1e1\\x1f` and `\\x1d`, in one call of the system, which the pipe keeps together.
+Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from typing import Any
+
+__all__ = ["CELL_FOLDER", "MARKED", "MAX_MARKED", "mark_output"]
+
+CELL_FOLDER = "AMPCOMPARE_CELL_DIR"  # set in the environment of a script's cell
+MARKED = re.compile(rb"\x1e(\d+)\x1f([^\x1d]*)\x1d")
+MAX_MARKED = 4096  # bytes that a pipe keeps together
+PIECE = 1000  # characters of at most four bytes
+
+
+def mark_output() -> None:
+    """Mark what this process and its forks print through Python while they are in a process group of several ranks."""
+    if os.environ.get(CELL_FOLDER) and not isinstance(sys.stdout, _Marked):
+        sys.stdout, sys.stderr = _Marked(sys.stdout), _Marked(sys.stderr)
+
+
+class _Marked:
+    """A text stream that marks what is written to it."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """Write a text."""
+        rank = _rank()
+        if rank is None or not isinstance(text, str):
+            return int(self._stream.write(text))
+        for begin in range(0, len(text), PIECE):
+            self._stream.write(f"\x1e{rank}\x1f{text[begin : begin + PIECE]}\x1d")
+        return len(text)
+
+    def writelines(self, lines: Any) -> None:
+        """Write several texts."""
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def __iter__(self) -> Any:
+        return iter(self._stream)
+
+
+def _rank() -> int | None:
+    """Return the rank of this process; None where it is the only one, or none of a group."""
+    torch_distributed: Any = sys.modules.get("torch.distributed")
+    if torch_distributed is not None and torch_distributed.is_available() and torch_distributed.is_initialized():
+        return int(torch_distributed.get_rank()) if torch_distributed.get_world_size() > 1 else None
+    rank, size = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "1")
+    return int(rank) if rank.isdigit() and size.isdigit() and int(size) > 1 else None

@@ -1,0 +1,297 @@
+"""Keep secrets out of files: find them among arguments and in the environment, and put a placeholder in their place.
+
+A secret is the value of an argument or variable whose name says so, or a text with the form of a token or of a URL with
+credentials. Its value stays in the memory of this process; what is written has a placeholder such as `$TOKEN`.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import html
+import json
+import os
+import re
+import shlex
+import urllib.parse
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from ampcompare.base.errors import ConfigError
+
+__all__ = [
+    "MASK",
+    "StreamMask",
+    "hidden",
+    "hide",
+    "hide_names",
+    "is_secret_name",
+    "learn_file",
+    "mask",
+    "mask_variable",
+    "restore",
+    "reveal",
+]
+
+MASK = "AMPCOMPARE_MASK"  # further names, for the processes that this one starts
+MIN_LITERAL = 4  # characters of a value that is looked for in the output of a script
+MIN_MIXED = 6  # of digits and others, which no ordinary word is
+MIN_SAFE_LITERAL = 8  # in all other files, where a shorter one may be an ordinary word
+MAX_FILE_BYTES = 2**16
+ALWAYS = (
+    *("password", "passwd", "passphrase", "secret", "secrets", "apikey", "credential", "credentials", "bearer"),
+    *("webhook", "authorization"),
+)
+KEYS = (
+    *("api", "access", "secret", "private", "auth", "account", "license", "encryption", "signing", "ssh", "wandb"),
+    *("openai", "hf", "huggingface", "comet", "neptune", "aws", "azure", "gcp", "google", "anthropic", "github"),
+    *("gitlab", "deploy", "storage", "service", "master", "session", "subscription", "admin", "root", "clearml"),
+    *("mlflow", "kaggle"),
+)
+# A token of text gives no access.
+TEXT = (
+    *("pad", "mask", "unk", "cls", "sep", "bos", "eos", "special", "start", "end", "image", "class", "prefix", "stop"),
+    *("blank", "space", "per", "num", "max", "min", "n", "first", "last", "new", "next", "text", "input", "output"),
+    *("word", "sub", "virtual", "prompt", "learnable", "register", "mean", "pos", "position", "drop", "query", "patch"),
+    *("empty", "forced", "decoder", "encoder", "begin", "separator"),
+)
+# `password_file` is no password.
+NOT_THE_SECRET = (
+    *("file", "path", "dir", "folder", "env", "name", "var", "length", "len", "policy", "type", "dim", "size"),
+    *("prompt", "required"),
+)
+ORDINARY = re.compile(r"(?i)[-+]?\d{1,4}(\.\d*)?|true|false|none|null|yes|no|on|off|\[\w+\]|<[/|]?\w+[|]?>")
+PLACEHOLDER = re.compile(r"\$[A-Z][A-Z0-9_]*")
+NAME = r"[A-Za-z_][\w.-]*"
+FLAG = re.compile(rf"[-+]*({NAME})")
+TOKENS = re.compile(
+    r"(?<![\w-])(?:hf_(?=[a-z]*[0-9A-Z])[A-Za-z0-9]{8,}|hf_[A-Za-z0-9]{20,}|sk-(?=[A-Za-z_-]*\d)[\w-]{12,}"
+    r"|gh[pousr]_[A-Za-z0-9]{16,}|github_pat_\w{20,}|glpat-[\w-]{16,}|xox[abprs]-[\w-]{10,}|AKIA[0-9A-Z]{12,}"
+    r"|AIza[\w-]{30,}|nvapi-[\w-]{16,}|eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*|npm_[A-Za-z0-9]{30,}|pypi-[\w-]{30,})"
+)
+CREDENTIALS = re.compile(r"(?<=://)([^/\s@:]*:[^/\s@]+|[^/\s@:]{20,})(?=@)")
+BEARER = re.compile(r"(?i)(?:bearer|basic|token)\s+(\S{6,})")
+PAIRS = re.compile(rf"(?<![\w.-])(?P<name>{NAME})(?P<is>=|[\"']\s*:\s*[\"']?)(?P<value>[^\s,;&\"']+)")
+LINES = re.compile(rf"^\s*[\"']?(?:export\s+)?({NAME})[\"']?\s*[:=]\s*[\"']?([^\s\"'#,]+)", re.MULTILINE)
+
+_names: list[str] = []
+_values: dict[str, str] = {}  # placeholder by value
+_placeholders: dict[str, str] = {}  # value by placeholder
+
+
+def hide_names(patterns: Iterable[str]) -> None:
+    """Take arguments and variables of these names for secrets too; `*` and `?` stand for any characters."""
+    _names.extend(pattern.lstrip("-").lower().replace("-", "_") for pattern in patterns if pattern)
+
+
+def mask_variable() -> str:
+    """Return the value of the variable by which a process that this one starts knows these names."""
+    given = os.environ.get(MASK, "").split(",")
+    return ",".join(dict.fromkeys(filter(None, [*given, *_names])))
+
+
+def is_secret_name(name: str) -> bool:
+    """Return whether the name of an argument or variable, such as `--hf-token` or `WANDB_API_KEY`, is of a secret."""
+    plain = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name.lstrip("-+")).lower().replace("-", "_")
+    if _is_named(plain):
+        return True
+    words = [word for word in re.split(r"[^a-z0-9]+", plain) if word]
+    if not words or words[-1] in NOT_THE_SECRET:
+        return False
+    before = words[-2] if len(words) > 1 else ""
+    if words[-1] in ("token", "tokens"):
+        return before not in TEXT and words[-1] == "token"
+    return any(word in ALWAYS for word in words) or (words[-1] == "key" and before in KEYS)
+
+
+def _is_named(plain: str) -> bool:
+    given = [*_names, *(one.lower().replace("-", "_") for one in os.environ.get(MASK, "").split(",") if one)]
+    return any(fnmatch.fnmatchcase(plain, pattern) for pattern in given)
+
+
+def _is_secret(name: str, value: str) -> bool:
+    if not value or PLACEHOLDER.fullmatch(value):
+        return False
+    if is_secret_name(name):
+        return not ORDINARY.fullmatch(value) or "passw" in name.lower() or _is_named(name.lower().replace("-", "_"))
+    is_key = re.split(r"[^a-z0-9]+", name.lower())[-1] == "key"
+    return is_key and re.fullmatch(r"(?=.*\d)(?=.*[A-Za-z])[\w+/=-]{16,}", value) is not None
+
+
+def hide(words: Sequence[str]) -> list[str]:
+    """Return the words of a command line with a placeholder for each secret, and keep the values in memory."""
+    shown: list[str] = []
+    used: dict[str, str] = {}
+    flag = ""
+    for word in words:
+        found = FLAG.fullmatch(word) if word.startswith("-") else None
+        if flag and found is None and _is_secret(flag, word):
+            shown.append(_kept(flag, word, used))
+        else:
+            shown.append(_hidden_inside(word, flag, used))
+        flag = found[1] if found else ""
+    return shown
+
+
+def _hidden_inside(word: str, flag: str, used: dict[str, str]) -> str:
+    whole = re.fullmatch(rf"(?s)([-+]*({NAME})=)(.+)", word)
+    if whole and _is_secret(whole[2], whole[3]):
+        return whole[1] + _kept(whole[2], whole[3], used)
+
+    def pair(match: re.Match[str]) -> str:
+        name, value = match["name"], match["value"]
+        return f"{name}{match['is']}{_kept(name, value, used)}" if _is_secret(name, value) else match[0]
+
+    word = PAIRS.sub(pair, word)
+    word = CREDENTIALS.sub(lambda match: _kept("credentials", match[0], used), word)
+    name = flag if is_secret_name(flag) else "secret"
+    word = TOKENS.sub(lambda match: _kept(name, match[0], used), word)
+    return BEARER.sub(
+        lambda match: match[0] if "$" in match[1] else match[0].replace(match[1], _kept("bearer", match[1], used)), word
+    )
+
+
+def _kept(name: str, value: str, used: dict[str, str]) -> str:
+    """Return the placeholder of a secret: that of its name, with a number where a command has several."""
+    if value in used:
+        return used[value]
+    base = "$" + (re.sub(r"[^A-Z0-9]+", "_", name.lstrip("-").upper()).strip("_") or "SECRET")
+    placeholder, number = base, 1
+    while placeholder in used.values():
+        number += 1
+        placeholder = f"{base}_{number}"
+    used[value] = placeholder
+    _learn(value, placeholder)
+    _placeholders[placeholder] = value
+    return placeholder
+
+
+def _learn(value: str, placeholder: str) -> None:
+    _values.setdefault(value, placeholder)
+
+
+def reveal(words: Sequence[str]) -> list[str]:
+    """Return the words of a command line as they were given.
+
+    Raises:
+        ConfigError: a placeholder has no value, such as one of a command that was pasted.
+    """
+    known = sorted(_placeholders, key=len, reverse=True)
+    real: list[str] = []
+    flag = ""
+    for word in words:
+        for placeholder in known:
+            word = word.replace(placeholder, _placeholders[placeholder])
+        name, _, value = word.partition("=") if word.startswith("-") and "=" in word else (flag, "", word)
+        if PLACEHOLDER.fullmatch(value) and is_secret_name(name):
+            given = os.environ.get(value[1:])
+            if given is None:
+                raise ConfigError(
+                    f"{value} stands for a secret that is not stored; give its value after {name}, or set "
+                    f"{value[1:]} in the environment"
+                )
+            _learn(given, value)
+            word = word.replace(value, given)
+        real.append(word)
+        flag = word if word.startswith("-") else ""
+    return real
+
+
+def hidden() -> dict[str, str]:
+    """Return what `restore` needs in another process."""
+    return dict(_placeholders)
+
+
+def restore(placeholders: Mapping[str, str]) -> None:
+    """Know the secrets of the process that called `hidden`."""
+    for placeholder, value in placeholders.items():
+        _placeholders[placeholder] = value
+        _learn(value, placeholder)
+
+
+def learn_file(path: Path) -> None:
+    """Know the secrets in a small file of settings, such as `api_key: ...`, which a script may print."""
+    try:
+        if path.stat().st_size > MAX_FILE_BYTES:
+            return
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return
+    for name, value in LINES.findall(text):
+        if _is_secret(name, value):
+            _learn(value, f"${re.sub(r'[^A-Z0-9]+', '_', name.upper())}")
+
+
+def mask(text: str, *, of_script: bool = False) -> str:
+    """Return a text with a placeholder for each known secret in it.
+
+    Args:
+        of_script: what a script has said, in which short values are looked for too.
+    """
+    least = MIN_LITERAL if of_script else MIN_SAFE_LITERAL
+    for value, placeholder in sorted(_known().items(), key=lambda item: -len(item[0])):
+        is_mixed = len(value) >= MIN_MIXED and re.search(r"\d", value) and re.search(r"\D", value)
+        if len(value) < least and not is_mixed:
+            continue
+        for form in dict.fromkeys(_forms(value)):
+            if len(value) >= MIN_SAFE_LITERAL:
+                text = text.replace(form, placeholder)
+            else:  # as a word of its own
+                parts = re.split(rf"(?<!\w){re.escape(form)}(?!\w)", text)
+                text = placeholder.join(parts)
+    return text
+
+
+def _known() -> dict[str, str]:
+    known = dict(_values)
+    for name, value in os.environ.items():
+        is_one = is_secret_name(name) and len(value) >= MIN_SAFE_LITERAL and _is_secret(name, value)
+        if is_one or TOKENS.fullmatch(value):
+            known.setdefault(value, f"${name}")
+        for part in CREDENTIALS.findall(value):
+            known.setdefault(part, "$CREDENTIALS")
+    return known
+
+
+def _forms(value: str) -> Iterator[str]:
+    """Yield how a value appears in files of several formats."""
+    yield value
+    yield json.dumps(value)[1:-1]
+    yield json.dumps(value, ensure_ascii=False)[1:-1]
+    yield html.escape(value)
+    yield repr(value)[1:-1]
+    yield shlex.quote(value).strip("'")
+    yield urllib.parse.quote(value, safe="")
+
+
+class StreamMask:
+    """Masks a stream of bytes that comes in blocks; a secret may lie across two of them."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+        values = [form.encode() for value in _known() if len(value) >= MIN_LITERAL for form in _forms(value)]
+        self._values = values
+
+    def feed(self, block: bytes) -> bytes:
+        """Return what can be written now."""
+        data = self._rest + block
+        keep = max((_overlap(data, value) for value in self._values), default=0)
+        self._rest = data[len(data) - keep :] if keep else b""
+        return self._masked(data[: len(data) - keep])
+
+    def end(self) -> bytes:
+        """Return what was held back."""
+        rest, self._rest = self._rest, b""
+        return self._masked(rest)
+
+    def _masked(self, data: bytes) -> bytes:
+        if not self._values or not data:
+            return data
+        return mask(data.decode("utf-8", errors="surrogateescape"), of_script=True).encode("utf-8", "surrogateescape")
+
+
+def _overlap(data: bytes, value: bytes) -> int:
+    """Return the length of the longest end of `data` with which `value` begins, but not all of it."""
+    for length in range(min(len(data), len(value) - 1), 0, -1):
+        if data.endswith(value[:length]):
+            return length
+    return 0

@@ -1,0 +1,79 @@
+"""Results that a notebook shows: as text, and as HTML where the packages for it are installed.
+
+IPython calls these methods by their names; neither it nor anything that draws is imported before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import ClassVar
+
+__all__ = ["Parts", "Shown", "ShownParts"]
+
+
+class Shown:
+    """Shows itself in a notebook.
+
+    A subclass names, as `module:function`, what makes a pair of itself: text, and HTML or None. It is named because
+    results are on a lower floor than what draws them.
+    """
+
+    _view: ClassVar[str]
+
+    def _repr_html_(self) -> str | None:
+        """Return HTML that needs no script and no file; None without jinja2."""
+        return self._views()[1]
+
+    def _repr_mimebundle_(
+        self, include: Collection[str] | None = None, exclude: Collection[str] | None = None
+    ) -> dict[str, str]:
+        """Return text and HTML by their media types.
+
+        Args:
+            include: types that are wanted; None for all.
+            exclude: types that are not.
+        """
+        text, html = self._views()
+        found = {"text/plain": text} if html is None else {"text/plain": text, "text/html": html}
+        return {
+            kind: view for kind, view in found.items() if kind not in (exclude or ()) and kind in (include or found)
+        }
+
+    def _views(self) -> tuple[str, str | None]:
+        module, _, function = self._view.partition(":")
+        text, html = getattr(import_module(module), function)(self)
+        return text, html
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a result consists of where it is drawn as tables, lists and code.
+
+    Attributes:
+        text: the whole, as a terminal shows it.
+        title: the conclusion.
+        subtitle: further facts, one word or sentence each.
+        warnings: what a reader must know first.
+        tables: title ("" for none), headers and rows.
+        lists: title and lines.
+        codes: title and text.
+    """
+
+    text: str
+    title: str
+    subtitle: Sequence[str] = ()
+    warnings: Sequence[str] = ()
+    tables: Sequence[tuple[str, Sequence[str], Sequence[Sequence[str]]]] = ()
+    lists: Sequence[tuple[str, Sequence[str]]] = ()
+    codes: Sequence[tuple[str, str]] = ()
+
+
+class ShownParts(Shown):
+    """Shows itself in a notebook as its parts."""
+
+    _view: ClassVar[str] = "ampcompare.report.html.notebook:parts_view"
+
+    def _parts(self) -> Parts:
+        raise NotImplementedError

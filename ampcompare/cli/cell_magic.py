@@ -1,0 +1,176 @@
+"""`%%ampcompare`: the cell of a notebook is a script, and `compare -- SCRIPT` trains it under each arm.
+
+The cell is written to a file of its own and runs in separate processes: it does not see the variables of the kernel,
+except those that `--with` copies into it.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import shlex
+from collections.abc import Mapping
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ampcompare.base.errors import AmpCompareError, ConfigError
+
+__all__ = ["load_ipython_extension", "run_cell", "script_of"]
+
+FOLDER = Path("runs", "cells")
+# The first line of the script stands where the cell has the line of the magic, so that line numbers agree. Modules of
+# the working directory can be imported, as in the notebook.
+FIRST = '__import__("sys").path.insert(0, "")'
+USAGE = "%%ampcompare --arm fp32,bf16 [--with NAME,...] [options of compare] [-- arguments of the script]"
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """Add the magic to a shell of IPython: `%load_ext ampcompare`."""
+
+    def ampcompare(line: str, cell: str) -> Any:
+        """Train the code of this cell under each arm and compare; options are those of `ampcompare compare`."""
+        try:
+            return run_cell(line, cell, shell.user_ns)
+        except (AmpCompareError, click.ClickException) as error:
+            text = error.format_message() if isinstance(error, click.ClickException) else str(error)
+            # One line, without a traceback.
+            raise import_module("IPython.core.error").UsageError(text) from None
+
+    shell.register_magic_function(ampcompare, magic_kind="cell", magic_name="ampcompare")
+
+
+def run_cell(line: str, cell: str, variables: Mapping[str, Any]) -> Any:
+    """Compare the arms of a line on the code of a cell.
+
+    Args:
+        line: options of `compare`, and `--with NAME,...`; what follows `--` are arguments of the script.
+        variables: of the kernel.
+
+    Returns:
+        The comparison; None for `--dry-run` and `--list-metrics`, which print.
+
+    Raises:
+        ConfigError: the cell is not Python, or an option or variable cannot be used.
+        GateFailed: an arm exceeds a limit of `--fail-on`; it has the results.
+        LaunchError: every cell failed.
+    """
+    from ampcompare.base.errors import GateFailed, LaunchError
+    from ampcompare.cli.compare_command import options_from
+    from ampcompare.cli.comparison_output import show_plan
+    from ampcompare.cli.group import cli
+    from ampcompare.cli.script_options import show_metrics
+    from ampcompare.experiment.compare import plan_comparison, run_comparison
+    from ampcompare.experiment.notebook_progress import NotebookProgress
+
+    try:
+        words = shlex.split(line)
+    except ValueError as error:
+        raise ConfigError(f"the line of the magic cannot be read: {error}; write {USAGE}") from None
+    place = words.index("--") if "--" in words else len(words)
+    names, own = _shared_names(words[:place])
+    path = _written(script_of(cell, {name: _value(name, variables) for name in names}))
+    typed = [*own, "--", str(path), *words[place + 1 :]]
+    group = click.Context(cli, info_name="ampcompare")
+    command = cli.get_command(group, "compare")
+    assert command is not None
+    with command.make_context("compare", typed, parent=group) as context:
+        options = replace(options_from(context.params), command=shlex.join(["ampcompare", "compare", *typed]))
+        if context.params["list_metrics"]:
+            show_metrics(plan_comparison(options).plan.cells[0])
+            return None
+        if context.params["dry_run"]:
+            show_plan(plan_comparison(options), as_json=False)
+            return None
+        outcome = run_comparison(options, observer=None if context.params["quiet"] else NotebookProgress())
+    outcome.write_junit()
+    if outcome.common_failure is not None:
+        raise LaunchError(f"every run failed: {outcome.common_failure.error}; the logs are in {outcome.folder}/cells")
+    failures = [f"{check.arm}: {check.failure}" for check in outcome.checks if check.failure]
+    if failures:
+        raise GateFailed("; ".join(failures), outcome.comparison)
+    return outcome.comparison
+
+
+def _shared_names(words: list[str]) -> tuple[list[str], list[str]]:
+    """Return the names after `--with`, and the other words."""
+    names: list[str] = []
+    rest: list[str] = []
+    at = 0
+    while at < len(words):
+        flag, equals, value = words[at].partition("=")
+        if flag != "--with":
+            rest.append(words[at])
+        else:
+            if not equals:
+                at += 1
+                value = words[at] if at < len(words) else ""
+            if not value:
+                raise ConfigError(f"--with names no variable; write {USAGE}")
+            names += [name.strip() for name in value.split(",") if name.strip()]
+        at += 1
+    return names, rest
+
+
+def _value(name: str, variables: Mapping[str, Any]) -> str:
+    """Return a variable of the kernel as code.
+
+    Raises:
+        ConfigError: there is none, or it is no plain value.
+    """
+    if name not in variables:
+        raise ConfigError(f"--with {name}: the notebook has no variable of this name")
+    text = repr(variables[name])
+    try:
+        same = ast.literal_eval(text) == variables[name]
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        same = False
+    if not same or "\n" in text:
+        kind = type(variables[name]).__name__
+        raise ConfigError(
+            f"--with {name}: a value of type {kind} cannot be written into the script; only numbers, texts, "
+            "None, and lists, tuples, sets and dictionaries of them can. Make it in the cell, or import it from a file"
+        )
+    return text
+
+
+def script_of(cell: str, values: Mapping[str, str]) -> str:
+    """Return the script: the cell below one line that sets the variables.
+
+    Args:
+        values: code of each variable.
+
+    Raises:
+        ConfigError: the cell is not Python.
+    """
+    try:
+        tree = ast.parse(f"\n{cell}")
+    except SyntaxError as error:
+        raise ConfigError(
+            f"the cell is not Python: line {error.lineno}: {error.msg}; lines with % or ! belong into another cell"
+        ) from None
+    if not tree.body:
+        raise ConfigError("the cell is empty; write a script that trains below the line of the magic")
+    first = "; ".join([FIRST, *(f"{name} = {text}" for name, text in values.items())])
+    lines = ["", *cell.splitlines()]
+    # A script must begin with its imports from __future__; the line that sets variables then comes behind them.
+    futures = [node for node in tree.body if isinstance(node, ast.ImportFrom) and node.module == "__future__"]
+    if futures:
+        lines.insert(futures[-1].end_lineno or 0, first)
+    else:
+        lines[0] = first
+    return "\n".join(lines) + "\n"
+
+
+def _written(script: str) -> Path:
+    """Return the file of a script; its name is that of its text, so that an unchanged cell resumes."""
+    from ampcompare.base.files.write import write_atomically
+
+    path = FOLDER / f"cell_{hashlib.sha256(script.encode()).hexdigest()[:8]}.py"
+    if not path.is_file():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, script)
+    return path

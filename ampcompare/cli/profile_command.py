@@ -1,0 +1,106 @@
+"""`ampcompare profile`: why an arm is faster or not, smaller or not."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ampcompare.backends.arm import Arm, parse_arms
+from ampcompare.cli.help import ARMS, OUTPUT, SCRIPT, option
+from ampcompare.cli.launching import ended_by_signals
+from ampcompare.cli.options import json_option, recipe_options
+from ampcompare.cli.script_options import ScriptCommand
+from ampcompare.cli.settings import request_from
+from ampcompare.cli.values import ARM, ARM_LIST, FOLDER
+from ampcompare.experiment.sources import collect_settings
+
+__all__ = ["command"]
+
+MAX_WIDTH = 120
+DEFAULT_ARMS = ("fp32", "native:bf16")
+
+
+@click.command(
+    "profile",
+    cls=ScriptCommand,
+    common=[
+        *("--arm", "--reference", "--steps", "--trials", "--arch", "--data", "--data-dir", "--batch-size"),
+        *("--lr", "--optimizer", "--recipe", "--device", "--output-dir", "--json"),
+    ],
+    examples=[
+        ("Why is bf16 not faster?", "ampcompare profile --arm fp32,bf16 --arch convnet"),
+        ("What holds memory under O2, with a page and a trace:", "ampcompare profile --arm fp32,O2 -o profile"),
+        ("Your own training script:", "ampcompare profile --arm fp32,bf16 --device cpu -- train.py --epochs 1"),
+    ],
+)
+@option(
+    "--arm", "arms", multiple=True, type=ARM_LIST, group=ARMS,
+    help="what to profile; repeatable, or comma-separated  [default: fp32,bf16]",
+)  # fmt: skip
+@option("--reference", type=ARM, group=ARMS, help="what the others are next to  [default: the first arm]")
+@option("--steps", type=int, metavar="N", default=10, show_default=True, group=OUTPUT, help="timed steps of each arm")
+@option(
+    "--profiled-steps", type=int, metavar="N", default=3, show_default=True, group=OUTPUT,
+    help="steps of each arm under torch.profiler",
+)  # fmt: skip
+@option("--trials/--no-trials", default=True, group=OUTPUT, help="train with switches that may help  [default: on]")
+@option(
+    "--seed",
+    type=int,
+    metavar="N",
+    group=OUTPUT,
+    help="random seed of weights and batches; for a script, set before it starts",
+)
+@option("--seed-arg", metavar="FLAG", group=SCRIPT, help="with -- SCRIPT: pass the seed as FLAG SEED")
+@option("--compat-torch", is_flag=True, group=SCRIPT, help="with -- SCRIPT: restore removed and changed APIs")
+@option("--nproc-per-node", type=click.IntRange(1), metavar="N", group=SCRIPT, help="with -- SCRIPT: ranks of torchrun")
+@recipe_options
+@option("--output-dir", "-o", type=FOLDER, group=OUTPUT, help="write profile.json, .md, .html and trace.json here")
+@json_option()
+def command(**parameters: Any) -> int:
+    """Find why an arm is faster or not, smaller or not.
+
+    Trains each arm for some steps: timed, then under torch.profiler, then one step that counts memory and FLOPs. Shows
+    one step and its peak of memory side by side, and the reasons that were measured. Exits with 0 whatever it finds.
+    """
+    from ampcompare.experiment.preflight import check_cells
+    from ampcompare.experiment.profile import ProfileOptions, profile
+    from ampcompare.records.run import dump_json
+    from ampcompare.report.profile import profile_text
+
+    configs = []
+    for arm in _arms(parameters):
+        derived = {"arm_text": arm, "processes": parameters["nproc_per_node"], "metric": ()}
+        configs.append(collect_settings(request_from({**parameters, **derived}), one_run=True).config)
+    options = ProfileOptions(
+        tuple(configs),
+        steps=parameters["steps"],
+        profiled=parameters["profiled_steps"],
+        trials=parameters["trials"],
+    )
+    options.check()
+    check_cells(configs)
+    with ended_by_signals():
+        folder = parameters["output_dir"]
+        found = profile(
+            options,
+            output_dir=Path(folder) if folder else None,
+            say=lambda line: click.echo(f"ampcompare: {line}", err=True),
+        )
+    if parameters["as_json"]:
+        click.echo(dump_json(found))
+        return 0
+    width = min(shutil.get_terminal_size((100, 24)).columns, MAX_WIDTH)
+    click.echo(profile_text(found, width=width), nl=False)
+    return 0
+
+
+def _arms(parameters: dict[str, Any]) -> list[str]:
+    """Return the arms in canonical form, the reference first."""
+    given = map(str, parse_arms(parameters["arms"] or DEFAULT_ARMS))
+    reference = parameters["reference"]
+    first = [] if reference is None else [str(Arm.parse(reference))]
+    return list(dict.fromkeys([*first, *given]))

@@ -1,0 +1,122 @@
+"""Profiles of several arms on a recipe, of a loop, or of a user's own script, side by side."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ampcompare.base.errors import AmpCompareError, ConfigError
+from ampcompare.base.files.write import write_atomically
+from ampcompare.experiment.profile_script import profile_script
+from ampcompare.profiling.chrome import merged_trace
+from ampcompare.profiling.in_child import profile_in_child
+from ampcompare.profiling.options import ProfileOptions
+from ampcompare.profiling.reasons import headline_of, with_reasons
+from ampcompare.records.profile import ArmProfile, Profile
+from ampcompare.report.profile_files import write_profile
+from ampcompare.settings.config import RunConfig
+
+if TYPE_CHECKING:
+    from ampcompare.profiling.measure import Loop
+
+__all__ = ["TRACE", "ProfileOptions", "profile"]
+
+TRACE = "trace.json"
+Say = Callable[[str], Any]
+
+
+def profile(
+    options: ProfileOptions,
+    loop: Loop | None = None,
+    *,
+    output_dir: Path | None = None,
+    say: Say = lambda line: None,
+) -> Profile:
+    """Profile each arm: a loop in this process, or else the recipe or script of the configurations, each in its own.
+
+    Args:
+        output_dir: folder of `profile.json`, `profile.md`, `trace.json` and, where the extra is installed,
+            `profile.html`; by default none.
+        say: called with a line before each arm, and with the files that are written.
+
+    Raises:
+        ConfigError: options that cannot be used.
+        EnvironmentUnfit: this machine lacks something that was requested.
+        LaunchError: the reference could not be trained.
+    """
+    options.check()
+    arms: list[ArmProfile] = []
+    traces: list[tuple[str, Mapping[str, Any]]] = []
+    for config in options.configs:
+        say(f"profiling {config.arm}")
+        try:
+            found, trace = _one(options, config, loop)
+        except AmpCompareError as error:
+            if not arms:
+                raise
+            found, trace = ArmProfile(arm=config.arm, failure=str(error)), {}
+        arms.append(found)
+        traces.append((config.arm, trace))
+    result = _compared(options, arms, loop)
+    if output_dir is not None:
+        for path in [*write_profile(result, output_dir), *_write_trace(traces, output_dir)]:
+            say(f"wrote {path}")
+    return result
+
+
+def _one(options: ProfileOptions, config: RunConfig, loop: Loop | None) -> tuple[ArmProfile, Mapping[str, Any]]:
+    if loop is not None:
+        from ampcompare.profiling.profile_loop import profile_loop
+
+        return profile_loop(loop, config, steps=options.steps, profiled=options.profiled)
+    with tempfile.TemporaryDirectory(prefix="ampcompare-profile-") as folder:
+        if config.script is not None:
+            return profile_script(config, Path(folder), steps=options.steps, profiled=options.profiled)
+        path = Path(folder) / TRACE
+        found = profile_in_child(
+            config, steps=options.steps, profiled=options.profiled, trials=options.trials, trace=path
+        )
+        return found, json.loads(path.read_text(encoding="utf-8"))
+
+
+def _compared(options: ProfileOptions, arms: Sequence[ArmProfile], loop: object) -> Profile:
+    config = options.reference
+    recipe = config.recipe
+    subject = f"{recipe.model.arch} on {recipe.data.name}, batch {recipe.batch_size}, {recipe.optimizer.name}"
+    if config.script is not None:
+        subject = config.script.name
+    elif loop is not None:
+        subject = ""
+    found = with_reasons(arms)
+    result = Profile(
+        reference=config.arm,
+        headline=[],
+        arms=found,
+        subject=subject,
+        device=found[0].device,
+        script=[] if config.script is None else list(config.script.command),
+        notes=list(dict.fromkeys(note for arm in found for note in arm.notes)),
+    )
+    return result.model_copy(update={"headline": headline_of(result)})
+
+
+def _write_trace(traces: Sequence[tuple[str, Mapping[str, Any]]], folder: Path) -> list[Path]:
+    merged = merged_trace(traces)
+    if not merged["traceEvents"]:
+        return []
+    path = folder / TRACE
+    write_atomically(path, json.dumps(merged) + "\n")
+    return [path]
+
+
+def require_arms(arms: Sequence[str]) -> None:
+    """Check that there is an arm to profile.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if not arms:
+        raise ConfigError("profile needs at least one arm; name one with --arm")

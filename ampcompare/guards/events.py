@@ -1,0 +1,242 @@
+"""What a training script does, as events: the functions of torch and Apex that every script passes, each replaced once.
+
+A subscriber wraps a point by `around(inner, *args, **kwargs)`, which calls `inner` or does something in its place.
+Several subscribers of one point lie around each other in the order of their layers, whichever came first. A point
+without subscribers is torch's own function object. What a subscriber raises reaches the script.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.amp import autocast_mode
+from torch.optim import Optimizer
+
+__all__ = [
+    "GRADIENT_READS",
+    "GradientReads",
+    "Layer",
+    "Points",
+    "Subscriptions",
+    "calling_frame",
+    "has_stand_in",
+    "without_subscribers",
+]
+
+Around = Callable[..., Any]
+_GRAD: Any = vars(torch._C.TensorBase)["grad"]
+
+
+class Layer(enum.IntEnum):
+    """Who subscribes, innermost first."""
+
+    STAND_IN = 0  # what an arm does in the place of torch or Apex
+    RECORD = 1
+    GUARDS = 2
+    WATCH = 3
+
+
+class Points:
+    """Points of torch, each by the module or class that has the function, and its name there."""
+
+    FORWARD = (nn.Module, "__call__")
+    BACKWARD = (torch.autograd, "backward")  # Tensor.backward calls it
+    GRAD = (torch.autograd, "grad")
+    MAKE_OPTIMIZER = (Optimizer, "__init__")
+    ADD_PARAM_GROUP = (Optimizer, "add_param_group")
+    MAKE_AUTOCAST = (autocast_mode.autocast, "__init__")
+    ENTER_AUTOCAST = (autocast_mode.autocast, "__enter__")
+    LEAVE_AUTOCAST = (autocast_mode.autocast, "__exit__")
+    MAKE_SCALER = (torch.amp.GradScaler, "__init__")
+
+
+class _Place:
+    """One function that is replaced at present."""
+
+    def __init__(self, owner: Any, name: str) -> None:
+        self._owner, self._name = owner, name
+        self._is_own = name in vars(owner)
+        self._original: Any = getattr(owner, name, None)
+        self._before = self._value = vars(owner).get(name)
+        self._inner: Any = None  # what the innermost subscriber calls
+        self._chain: Any = None  # what calls them all
+        self._replacement: Any = None
+        self.puts: list[Any] = []
+        self.arounds: list[tuple[Layer, Around]] = []
+
+    def set(self) -> None:
+        """Put in place what the present subscribers need; code that has wrapped it since calls them still."""
+        self._inner = self._chain = self.puts[-1] if self.puts else self._original
+        for _, around in sorted(self.arounds, key=lambda one: one[0]):
+            self._chain = functools.partial(around, self._chain)
+        if not self.arounds and not self.puts:
+            _places.pop((id(self._owner), self._name), None)
+        if vars(self._owner).get(self._name) is not self._value:
+            return
+        if self.arounds or self.puts or self._is_own:
+            self._value = self._replaced() if self.arounds else self.puts[-1] if self.puts else self._before
+            setattr(self._owner, self._name, self._value)
+        elif self._name in vars(self._owner):
+            self._value = None
+            delattr(self._owner, self._name)
+
+    def _replaced(self) -> Any:
+        if self._replacement is None:
+            compiler = torch.compiler
+
+            @functools.wraps(self._original)
+            def replacement(*args: Any, **kwargs: Any) -> Any:
+                # `is_compiling` in one call: torch.compile and torch.export must not trace subscribers.
+                if compiler._is_compiling_flag or compiler.is_dynamo_compiling():
+                    return self._inner(*args, **kwargs)
+                return self._chain(*args, **kwargs)
+
+            self._replacement = replacement
+        return self._replacement
+
+
+_places: dict[tuple[int, str], _Place] = {}  # of this process
+
+
+def _place(owner: Any, name: str) -> _Place:
+    return _places.setdefault((id(owner), name), _Place(owner, name))
+
+
+class Subscriptions:
+    """What one subscriber has replaced, and its end.
+
+    Attributes:
+        active: it has not ended.
+    """
+
+    def __init__(self, layer: Layer) -> None:
+        self._layer = layer
+        self._undo: list[Callable[[], None]] = []
+        self.active = True
+
+    def wrap(self, owner: Any, name: str, around: Around) -> None:
+        """Let calls of `owner.name` go to `around(inner, *args, **kwargs)`; those that torch.compile traces do not."""
+        place = _place(owner, name)
+        self._add(place, place.arounds, (self._layer, around))
+
+    def put(self, owner: Any, name: str, value: Any) -> None:
+        """Set what the subscribers of `owner.name` lie around: a function, or any other attribute."""
+        place = _place(owner, name)
+        self._add(place, place.puts, value)
+
+    def _add(self, place: _Place, entries: list[Any], entry: Any) -> None:
+        def undo() -> None:
+            entries.remove(entry)
+            place.set()
+
+        entries.append(entry)
+        place.set()
+        self._undo.append(undo)
+
+    def at_end(self, function: Callable[[], None]) -> None:
+        """Call a function at the end, such as `remove` of a hook of torch's own."""
+        self._undo.append(function)
+
+    def end(self) -> None:
+        """Undo everything, the last one first."""
+        self.active = False
+        while self._undo:
+            self._undo.pop()()
+
+
+def calling_frame() -> FrameType:
+    """Return the frame that called the replaced function whose subscriber calls this."""
+    frame: Any = sys._getframe(1)
+    while frame.f_globals is not globals() or frame.f_code.co_name != "replacement":
+        frame = frame.f_back
+    caller: FrameType = frame.f_back
+    return caller
+
+
+def has_stand_in(owner: Any, name: str) -> bool:
+    """Return whether an arm stands behind `owner.name`."""
+    place = _places.get((id(owner), name))
+    return place is not None and (bool(place.puts) or any(layer is Layer.STAND_IN for layer, _ in place.arounds))
+
+
+@contextmanager
+def without_subscribers(owner: Any, name: str) -> Iterator[None]:
+    """Run a block in which `owner.name` is what it is without subscribers."""
+    place = _place(owner, name)
+    arounds, puts = place.arounds[:], place.puts[:]
+    place.arounds.clear()
+    place.puts.clear()
+    place.set()
+    _places[id(owner), name] = place
+    try:
+        yield
+    finally:
+        place.arounds += arounds
+        place.puts += puts
+        place.set()
+
+
+class GradientReads:
+    """Reads of `tensor.grad`, which an arm waits for to unscale gradients, and where they lead.
+
+    Watching costs two assignments; while nobody wants it, `tensor.grad` is torch's own. `zero_grad` is no reader.
+    """
+
+    def __init__(self) -> None:
+        self._wanted_by: list[Callable[[Tensor], None]] = []
+        self._pauses = 0
+        self._watching = False
+        self._get: Callable[[Tensor], Any] = _GRAD.__get__
+        self._put: Callable[[Tensor, Any], None] = _GRAD.__set__
+        self._is_redirected = False
+        self._property = property(self._read, lambda tensor, grad: self._put(tensor, grad), _GRAD.__delete__)
+
+    def _read(self, tensor: Any) -> Any:
+        if self._wanted_by and not self._pauses and sys._getframe(1).f_code.co_name != "zero_grad":
+            for before in tuple(self._wanted_by):
+                before(tensor)
+        return self._get(tensor)
+
+    def redirect(self, get: Callable[[Tensor], Any] | None, put: Callable[[Tensor, Any], None] | None) -> None:
+        """Let reads and assignments go elsewhere, also while nobody wants to notice them; None ends that."""
+        self._get, self._put = get or _GRAD.__get__, put or _GRAD.__set__
+        self._is_redirected = get is not None
+        self._set()
+
+    def want(self, before: Callable[[Tensor], None], wanted: bool) -> None:
+        """Call a function with the tensor before each read from now on, or no longer."""
+        if wanted != (before in self._wanted_by):
+            (self._wanted_by.append if wanted else self._wanted_by.remove)(before)
+            self._set()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Run a block whose reads do not count; blocks nest."""
+        self._pauses += 1
+        self._set()
+        try:
+            yield
+        finally:
+            self._pauses -= 1
+            self._set()
+
+    def _set(self) -> None:
+        wanted = self._is_redirected or (bool(self._wanted_by) and not self._pauses)
+        if wanted == self._watching:
+            return
+        self._watching = wanted
+        if wanted:
+            Tensor.grad = self._property  # type: ignore[assignment]
+        elif vars(Tensor).get("grad") is self._property:
+            del Tensor.grad
+
+
+GRADIENT_READS = GradientReads()  # of this process

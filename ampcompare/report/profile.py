@@ -1,0 +1,224 @@
+"""A profile as text for a terminal and as Markdown: the sentences first, then one step of each arm side by side."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ampcompare.base.formatting import printable
+from ampcompare.records.profile import KINDS, PHASES, ArmProfile, Limits, Profile, Reason
+from ampcompare.report.markdown import escaped, pipe_table
+from ampcompare.report.tables import grid
+
+__all__ = ["Table", "profile_markdown", "profile_tables", "profile_text", "reason_lines"]
+
+MIN_SHARE = 0.001  # of a step: a row is left out where no arm reaches it
+MAX_LAYERS = 8
+MAX_OPERATIONS = 8
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table with a title."""
+
+    title: str
+    headers: list[str]
+    rows: list[list[str]]
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{1000 * seconds:.3f}" if seconds < 0.01 else f"{1000 * seconds:.2f}"
+
+
+def _mib(size: float | None) -> str:
+    return "-" if size is None else f"{size / 2**20:.2f}"
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{100 * share:.1f} %"
+
+
+def _cell(seconds: float, arm: ArmProfile) -> str:
+    return f"{_milliseconds(seconds)} ({100 * seconds / arm.seconds:.0f} %)" if seconds and arm.seconds else "-"
+
+
+def profile_tables(profile: Profile) -> list[Table]:
+    """Return the tables of a profile, with a column for each arm."""
+    arms = [arm for arm in profile.arms if not arm.failure]
+    names = [printable(arm.arm, 40) for arm in arms]
+    tables = [
+        Table("One step, ms", ["phase", *names], _rows_of(arms, PHASES, lambda arm, key: arm.of_phase(key))),
+        Table("The same by kind of work, "
+        "ms", ["kind", *names], _rows_of(arms, KINDS, lambda arm, key: arm.of_kind(key))),
+    ]  # fmt: skip
+    tables.append(Table("Limits", ["", *names], _limits(arms)))
+    if any(arm.memory for arm in arms):
+        tables.append(Table("Memory at the peak of a step, MiB", ["", *names], _memory(arms)))
+        tables.append(Table("Activations kept, by layer, MiB", ["layer", *names], _kept(arms)))
+    tables.append(Table("Layers, forward and backward, ms", ["layer", *names], _layers(arms)))
+    tables.append(Table("Operations, ms", ["operation", "phase", "type", *names], _operations(arms)))
+    trials = [[arm.arm, one.change, one.failure or f"{100 * one.gain:+.0f} %"] for arm in arms for one in arm.trials]
+    if trials:
+        tables.append(Table("Switches that were trained", ["arm", "change", "saves of the step"], trials))
+    ranks = [
+        [
+            arm.arm,
+            str(rank.rank),
+            _milliseconds(rank.seconds),
+            "-" if rank.communication is None else _milliseconds(rank.communication.seconds),
+            "-" if rank.communication is None else _percent(rank.communication.overlapped),
+        ]
+        for arm in arms
+        for rank in arm.ranks
+    ]
+    if ranks:
+        tables.append(Table("Ranks", ["arm", "rank", "step (ms)", "communication (ms)", "hidden"], ranks))
+    return [table for table in tables if table.rows]
+
+
+def _rows_of(
+    arms: Sequence[ArmProfile], names: Mapping[Any, str], value: Callable[[ArmProfile, str], float]
+) -> list[list[str]]:
+    rows = []
+    for key, title in names.items():
+        values = [value(arm, key) for arm in arms]
+        if any(seconds >= MIN_SHARE * arm.seconds > 0 for seconds, arm in zip(values, arms, strict=True)):
+            rows.append([title, *(_cell(seconds, arm) for seconds, arm in zip(values, arms, strict=True))])
+    rows.append(["step", *(_milliseconds(arm.seconds) for arm in arms)])
+    return rows
+
+
+def _limits(arms: Sequence[ArmProfile]) -> list[list[str]]:
+    def row(title: str, value: Callable[[Limits, ArmProfile], str]) -> list[str]:
+        return [title, *("-" if arm.limits is None else value(arm.limits, arm) for arm in arms)]
+
+    if not any(arm.limits for arm in arms):
+        return []
+    return [
+        row("GFLOP of a step", lambda one, _: f"{one.flops / 1e9:.3g}"),
+        row("MiB read and written", lambda one, _: _mib(one.bytes)),
+        row("of it by casts", lambda one, _: _percent(one.cast_bytes / one.bytes if one.bytes else None)),
+        row("FLOP for each byte", lambda one, _: f"{one.intensity or 0:.3g}"),
+        row("GFLOP/s", lambda one, arm: f"{one.flops / arm.seconds / 1e9:.3g}" if arm.seconds else "-"),
+        row("peak, GFLOP/s", lambda one, _: f"{one.peak_flops / 1e9:.3g}" if one.peak_flops else "-"),
+        row("MFU", lambda one, arm: _percent(one.utilization(arm.seconds))),
+        row("peak from", lambda one, _: one.source),
+    ]
+
+
+def _memory(arms: Sequence[ArmProfile]) -> list[list[str]]:
+    keys = list(
+        dict.fromkeys((held.kind, held.dtype) for arm in arms if arm.memory is not None for held in arm.memory.held)
+    )
+    rows = []
+    for kind, dtype in keys:
+        sizes = [
+            None
+            if arm.memory is None
+            else sum(held.bytes for held in arm.memory.held if (held.kind, held.dtype) == (kind, dtype))
+            for arm in arms
+        ]
+        if any(
+            size and arm.memory and size >= MIN_SHARE * arm.memory.measured_bytes
+            for size, arm in zip(sizes, arms, strict=True)
+        ):
+            rows.append([f"{kind}, {dtype}", *(_mib(size) if size else "-" for size in sizes)])
+    rest = ["workspace and others", *("-" if arm.memory is None else _mib(arm.memory.rest_bytes) for arm in arms)]
+    peak = ["peak", *("-" if arm.memory is None else _mib(arm.memory.measured_bytes) for arm in arms)]
+    reserved = ["reserved by the allocator", *(_mib(arm.memory.reserved_bytes) if arm.memory else "-" for arm in arms)]
+    return [*rows, rest, peak, *([reserved] if any(cell != "-" for cell in reserved[1:]) else [])]
+
+
+def _kept(arms: Sequence[ArmProfile]) -> list[list[str]]:
+    found: dict[str, list[str]] = {}
+    for place, arm in enumerate(arms):
+        for held in arm.memory.layers if arm.memory is not None else []:
+            row = found.setdefault(held.kind, [""] * len(arms))
+            text = f"{_mib(held.bytes)} {held.dtype}"
+            row[place] = f"{row[place]}, {text}" if row[place] else text
+    rows = [[printable(name or "outside of modules", 44, keep_end=16), *cells] for name, cells in found.items()]
+    return [[cell or "-" for cell in row] for row in rows[:MAX_LAYERS]]
+
+
+def _layers(arms: Sequence[ArmProfile]) -> list[list[str]]:
+    names = list(dict.fromkeys(layer.module for arm in arms for layer in arm.layers))[:MAX_LAYERS]
+    by_arm = [{layer.module: layer.seconds for layer in arm.layers} for arm in arms]
+    return [
+        [
+            printable(name or "outside of modules", 44, keep_end=16),
+            *(_cell(known.get(name, 0.0), arm) for known, arm in zip(by_arm, arms, strict=True)),
+        ]
+        for name in names
+    ]
+
+
+def _operations(arms: Sequence[ArmProfile]) -> list[list[str]]:
+    rows: dict[tuple[str, str, str], list[float]] = {}
+    for place, arm in enumerate(arms):
+        for one in arm.operations[:MAX_OPERATIONS]:
+            rows.setdefault((one.name, one.phase, one.dtype), [0.0] * len(arms))[place] += one.seconds
+    return [
+        [
+            printable(name, 44),
+            phase,
+            dtype or "-",
+            *(_cell(seconds, arm) for seconds, arm in zip(values, arms, strict=True)),
+        ]
+        for (name, phase, dtype), values in rows.items()
+    ]
+
+
+def reason_lines(reason: Reason) -> str:
+    """Return a reason with its gain in one line."""
+    gain = f"; gain: {reason.gain}" if reason.gain else ""
+    place = " [GPU]" if reason.on_gpu else ""
+    return printable(f"{reason.kind}{place}: {reason.text}{gain}", 1000)
+
+
+def profile_text(profile: Profile, *, width: int = 120) -> str:
+    """Return the text; it ends with a newline."""
+    lines: list[str] = []
+    for sentence in profile.headline:
+        lines += textwrap.wrap(printable(sentence, 1000), width, subsequent_indent="  ")
+    for arm in profile.arms:
+        if not arm.reasons:
+            continue
+        lines += ["", f"Reasons, {printable(arm.arm, 60)}"]
+        for reason in arm.reasons:
+            lines += textwrap.wrap(reason_lines(reason), width, initial_indent="  ", subsequent_indent="    ")
+            lines += [f"      {printable(text, width)}" for text in reason.evidence]
+    for table in profile_tables(profile):
+        lines += ["", table.title, grid(table.rows, table.headers, width)]
+    lines += ["", *(f"note: {printable(note, 500)}" for note in notes_of(profile))]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def profile_markdown(profile: Profile) -> str:
+    """Return the profile as Markdown."""
+    parts = ["# Profile", *(escaped(sentence) for sentence in profile.headline)]
+    for arm in profile.arms:
+        if arm.reasons:
+            rows = [f"* {escaped(reason_lines(reason))}" for reason in arm.reasons]
+            parts += [f"## Reasons, {escaped(arm.arm)}", "\n".join(rows)]
+    for table in profile_tables(profile):
+        parts += [f"## {escaped(table.title)}", pipe_table(table.rows, table.headers)]
+    parts += [f"* {escaped(note)}" for note in notes_of(profile)]
+    return "\n\n".join(parts) + "\n"
+
+
+def notes_of(profile: Profile) -> list[str]:
+    """Return the notes of a profile, with what its figures leave open."""
+    notes = list(profile.notes)
+    for arm in profile.arms:
+        memory = arm.memory
+        if memory is not None and abs(memory.rest_bytes) > 0.05 * memory.measured_bytes:
+            notes.append(
+                f"{arm.arm}: {100 * memory.rest_bytes / memory.measured_bytes:.0f} % of the peak of memory is "
+                "workspace of "
+                "operations, or held by something else than the training"
+            )
+        if arm.seconds and abs(arm.accounted - arm.seconds) > 0.03 * arm.seconds:
+            notes.append(f"{arm.arm}: the parts add up to {100 * arm.accounted / arm.seconds:.0f} % of the step")
+    return notes

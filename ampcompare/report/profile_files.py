@@ -1,0 +1,30 @@
+"""The files that a profile leaves in a folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ampcompare.base.files.write import write_atomically
+from ampcompare.records.profile import Profile
+from ampcompare.records.run import dump_json
+from ampcompare.report.formats import FORMATS
+from ampcompare.report.profile import profile_markdown
+
+__all__ = ["write_profile"]
+
+
+def write_profile(profile: Profile, folder: Path) -> list[Path]:
+    """Write `profile.json`, `profile.md`, and `profile.html` where the extra for it is installed; return the files.
+
+    Raises:
+        EnvironmentUnfit: the folder cannot be written.
+    """
+    written = [folder / "profile.json", folder / "profile.md"]
+    write_atomically(written[0], dump_json(profile) + "\n")
+    write_atomically(written[1], profile_markdown(profile))
+    if not FORMATS["html"].missing:
+        from ampcompare.report.html.profile_page import profile_page
+
+        written.append(folder / "profile.html")
+        write_atomically(written[-1], profile_page(profile))
+    return written

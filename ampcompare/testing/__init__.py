@@ -1,0 +1,37 @@
+"""Assertions for the test suites of other projects: a module, a loss or a training step holds under given arms.
+
+The names are imported when they are first used: pytest loads the plugin next to this file in each of its runs.
+"""
+
+from __future__ import annotations
+
+import importlib
+
+TYPE_CHECKING = False  # as in ampcompare/__init__.py
+if TYPE_CHECKING:
+    from typing import Any
+
+    from ampcompare.diagnosis.holds.holds import holds
+    from ampcompare.diagnosis.holds.result import DoesNotHold, Figure, Held
+
+__all__ = ["DoesNotHold", "Figure", "Held", "holds"]
+
+_HOMES = {
+    "DoesNotHold": "ampcompare.diagnosis.holds.result",
+    "Figure": "ampcompare.diagnosis.holds.result",
+    "Held": "ampcompare.diagnosis.holds.result",
+    "holds": "ampcompare.diagnosis.holds.holds",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name's module on first use.
+
+    Raises:
+        AttributeError: `name` is not public.
+    """
+    if name not in _HOMES:
+        raise AttributeError(f"module 'ampcompare.testing' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value

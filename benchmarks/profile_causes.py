@@ -1,0 +1,93 @@
+"""Whether `profile` names planted causes of lost time and memory, and gives no reason in healthy trainings.
+
+    python benchmarks/profile_causes.py [--only TEXT] [--note TEXT] [--out docs/benchmarks/profile]
+
+A training of `planted_causes.py` is right if the first reason is the planted one (the emulation of 16 bits on a CPU
+is no reason of the training, and is left out). A healthy one is right if there is none. Step off: by how much the parts
+of a step differ from its time. Workspace: share of the peak of memory that operations use inside, which no tensor of
+the training holds; the other parts are weights, gradients, activations and so on.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).resolve().parent), os.environ.get("PYTHONPATH", "")])
+
+import click
+import torch
+from planted_causes import HEALTHY, PLANTED, Training
+from results import write_results
+from tabulate import tabulate
+
+import ampcompare
+from ampcompare.records.profile import ArmProfile, Memory
+
+HEADERS = ("training", "arm", "planted", "first reason", "others", "step off %", "workspace %", "right")
+
+
+def profiled(training: Training) -> ArmProfile:
+    """Return the profile of the arm of a training."""
+    torch.manual_seed(0)
+    options: dict[str, Any] = {"device": "cpu", **training.settings}
+    found = ampcompare.profile(training.loop, arms=[training.arm], steps=6, profiled_steps=2, **options)
+    return found.arms[0]
+
+
+def workspace(memory: Memory) -> int:
+    """Return the bytes at the peak that no tensor of the training holds."""
+    return abs(memory.rest_bytes) + sum(held.bytes for held in memory.held if held.kind.startswith("workspace"))
+
+
+def row_of(training: Training) -> dict[str, Any]:
+    """Return what `profile` says of a training."""
+    found = profiled(training)
+    reasons = [reason for reason in found.reasons if reason.kind != "emulation"]
+    kinds = [reason.kind for reason in reasons]
+    memory = found.memory
+    return {
+        "training": training.name,
+        "arm": training.arm,
+        "planted": training.expected[0] if training.expected else "",
+        "first reason": kinds[0] if kinds else "",
+        "others": ", ".join(kinds[1:]),
+        "step off %": round(100 * abs(found.accounted / found.seconds - 1), 2),
+        "workspace %": None if memory is None else round(100 * workspace(memory) / memory.measured_bytes, 1),
+        "right": kinds[0] in training.expected if training.expected and kinds else kinds == list(training.expected),
+        "text": reasons[0].text if reasons else "",
+    }
+
+
+@click.command()
+@click.option("--only", default="", help="trainings with this text in their name")
+@click.option("--note", default="", help="about the machine")
+@click.option("--out", type=click.Path(path_type=Path), default=None, help="files without suffix")
+def main(only: str, note: str, out: Path | None) -> None:
+    """Profile the planted causes and the healthy trainings."""
+    torch.set_num_threads(1)
+    parts, rows = [], {}
+    for kind, trainings in (("planted", PLANTED), ("healthy", HEALTHY)):
+        found = []
+        for training in trainings:
+            if only in training.name:
+                found.append(row_of(training))
+                click.echo(f"{found[-1]}")
+        rows[kind] = found
+        right = sum(row["right"] for row in found)
+        parts.append(f"{kind}: {right} of {len(found)} right")
+        parts.append(tabulate([[row[name] for name in HEADERS] for row in found], headers=HEADERS, tablefmt="github"))
+    click.echo("\n\n".join(parts))
+    if out is not None:
+        machine = f"torch {torch.__version__}, one thread, {platform.machine()}{f', {note}' if note else ''}"
+        write_results(str(out), "Which causes profile finds", __doc__, machine, "\n\n".join(parts), rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,141 @@
+"""The code that a run loads: which files count, under which names, and what is found changed."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import runpy
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ampcompare.base.files import loaded_code
+from ampcompare.base.files.loaded_code import changed_code, differing, read_loaded, watch_code
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder with a package, as the working directory and the first entry of the search path."""
+    folder = tmp_path / "project"
+    (folder / "nets" / "deep").mkdir(parents=True)
+    (folder / "nets" / "deep" / "block.py").write_text("WIDTH = 8\n")  # namespace packages: no __init__.py
+    (folder / "late.py").write_text("X = 1\n")
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(str(folder))
+    known = set(sys.modules)
+    yield folder
+    loaded_code._current = None
+    for name in set(sys.modules) - known:
+        del sys.modules[name]
+
+
+def _cell(tmp_path: Path) -> Path:
+    cell = tmp_path / "cell"
+    cell.mkdir(exist_ok=True)
+    return cell
+
+
+def test_every_way_to_load_a_file_counts(project: Path, tmp_path: Path) -> None:
+    """Imports of submodules, `runpy`, `exec` of a text that was read, modules by path, started scripts and settings."""
+    for name in ("ran", "read", "by_path", "started"):
+        (project / f"{name}.py").write_text("Y = 2\n")
+    (project / "settings.yaml").write_text("lr: 0.1\n")
+    cell = _cell(tmp_path)
+    watch_code(cell, project)
+    importlib.import_module("nets.deep.block")
+    runpy.run_path("ran.py")
+    exec((project / "read.py").read_text(), {})
+    spec = importlib.util.spec_from_file_location("anything", project / "by_path.py")
+    assert spec is not None
+    assert spec.loader is not None
+    spec.loader.exec_module(importlib.util.module_from_spec(spec))
+    subprocess.run(["true", "started.py"], check=True)
+    (project / "settings.yaml").read_text()
+    expected = ["by_path.py", "nets/deep/block.py", "ran.py", "read.py", "settings.yaml", "started.py"]
+    assert list(read_loaded(cell).files) == expected
+
+
+def test_a_forked_child_adds_its_own(project: Path, tmp_path: Path) -> None:
+    """What a worker imports is on the list, though it ends without a word."""
+    cell = _cell(tmp_path)
+    watch_code(cell, project)
+    if (child := os.fork()) == 0:
+        importlib.import_module("late")
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert list(read_loaded(cell).files) == ["late.py"]
+
+
+def test_what_a_run_writes_is_none_of_its_code(project: Path, tmp_path: Path) -> None:
+    """Not before it is read, nor after, nor where it takes its name by a rename."""
+    cell = _cell(tmp_path)
+    watch_code(cell, project)
+    (project / "made.py").write_text("Z = 3\n")
+    runpy.run_path("made.py")
+    (project / "state.json").read_text() if (project / "state.json").exists() else None
+    (project / "other").write_text("{}")
+    os.replace("other", "state.json")
+    (project / "state.json").read_text()
+    (project / "late.py").read_text()
+    (project / "late.py").write_text("X = 2\n")
+    assert read_loaded(cell).files == {}
+
+
+def test_installed_packages_and_python_do_not_count(project: Path, tmp_path: Path) -> None:
+    """Of what `site-packages` and the standard library hold, only versions are kept."""
+    cell = _cell(tmp_path)
+    installed = project / "env" / "site-packages"
+    installed.mkdir(parents=True)
+    (installed / "library.py").write_text("")
+    watch_code(cell, project)
+    runpy.run_path(str(installed / "library.py"))
+    (Path(json.__file__)).read_text()
+    assert read_loaded(cell).files == {}
+
+
+def test_changed_gone_and_shadowed_files_are_found(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also a module that another entry of PYTHONPATH now provides; a copy of the project elsewhere is the same."""
+    for name, text in (("old", "A = 1\n"), ("new", "A = 2\n")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "helper.py").write_text(text)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "old"))
+    monkeypatch.syspath_prepend(str(tmp_path / "old"))
+    cell = _cell(tmp_path)
+    watch_code(cell, project)
+    importlib.import_module("helper")
+    importlib.import_module("nets.deep.block")
+    files = read_loaded(cell).files
+    assert list(files) == ["helper.py", "nets/deep/block.py"]
+    assert changed_code(files, project) == {}
+    copy = tmp_path / "copy"
+    (project).rename(copy)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if not entry.startswith(str(tmp_path))])
+    assert changed_code(files, copy) == {}
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "new"))
+    (copy / "nets" / "deep" / "block.py").unlink()
+    assert changed_code(files, copy) == {"helper.py": "changed", "nets/deep/block.py": "gone"}
+
+
+def test_a_file_that_changes_meanwhile_equals_neither_form(project: Path, tmp_path: Path) -> None:
+    """Two processes of a cell that loaded different contents leave a record that no file matches."""
+    cell = _cell(tmp_path)
+    for _ in range(2):
+        watch_code(cell, project)
+        runpy.run_path("late.py")
+        (project / "late.py").touch()
+        loaded_code._current = None
+        (project / "late.py").write_text("X = 22\n")
+    files = read_loaded(cell).files
+    assert files["late.py"].count("|") == 1
+    assert changed_code(files, project) == {"late.py": "changed"}
+
+
+def test_only_common_files_differ() -> None:
+    """An arm may load a file that another does not need."""
+    assert differing({"a": "1", "b": "2"}, {"b": "3", "c": "4"}) == ["b"]

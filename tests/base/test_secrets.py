@@ -1,0 +1,121 @@
+"""Secrets in arguments, texts and streams: what is hidden, what is not, and how it comes back."""
+
+from __future__ import annotations
+
+import html
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from ampcompare.base import secrets
+from ampcompare.base.errors import ConfigError
+from ampcompare.base.secrets import StreamMask, hide, hide_names, is_secret_name, learn_file, mask, reveal
+
+
+@pytest.fixture(autouse=True)
+def nothing_known() -> Iterator[None]:
+    """No secret of another test."""
+    yield
+    for known in (secrets._names, secrets._values, secrets._placeholders):
+        known.clear()
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        (["--token", "abc1"], ["--token", "$TOKEN"]),
+        (["--hf-token=abc"], ["--hf-token=$HF_TOKEN"]),
+        (["--password", "123"], ["--password", "$PASSWORD"]),
+        (["wandb.api_key=abcdef"], ["wandb.api_key=$WANDB_API_KEY"]),
+        (["--apiKey", "abcdef"], ["--apiKey", "$APIKEY"]),
+        (["hf_abcdefghijk123"], ["$SECRET"]),
+        (["--x", "sk-proj-abcdefgh12345"], ["--x", "$SECRET"]),
+        (["--data", "s3://me:pa55@host/d"], ["--data", "s3://$CREDENTIALS@host/d"]),
+        (["https://h/d?lr=1&access_token=abcd"], ["https://h/d?lr=1&access_token=$ACCESS_TOKEN"]),
+        (['{"api_key": "abcdef", "lr": 1}'], ['{"api_key": "$API_KEY", "lr": 1}']),
+        (["Authorization: Bearer abcdefgh"], ["Authorization: Bearer $BEARER"]),
+        (["--key", "a1b2c3d4e5f6a7b8c9"], ["--key", "$KEY"]),
+        (["--token", "a1", "--token", "b2"], ["--token", "$TOKEN", "--token", "$TOKEN_2"]),
+    ],
+)
+def test_secrets_are_hidden_and_come_back(words: list[str], shown: list[str]) -> None:
+    """Each by its name or its form; the process that has seen them gets them again."""
+    assert hide(words) == shown
+    assert reveal(shown) == words
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--tokenizer", "bert-base"],
+        ["--num-tokens", "512"],
+        ["--max_tokens=4096"],
+        ["--pad-token", "pad"],
+        ["--mask_token", "[MASK]"],
+        ["--token", "5"],
+        ["--use-token", "--lr", "0.1"],
+        ["--key-dim", "64"],
+        ["--sort-key", "loss"],
+        ["--password-file", "/run/pw"],
+        ["--secret-size", "12"],
+        ["--model", "sk-learn-linear-model"],
+        ["hf_transformers"],
+        ["--url", "https://host:8080/x"],
+        ["--lr=0.1"],
+    ],
+)
+def test_what_changes_results_is_not_hidden(words: list[str]) -> None:
+    """Two values of such an argument are two comparisons."""
+    assert hide(words) == words
+
+
+def test_names_can_be_added() -> None:
+    """Patterns hold for arguments with dashes and for variables alike."""
+    assert not is_secret_name("--pin-code")
+    hide_names(["--pin*", "MY_?"])
+    assert is_secret_name("--pin-code")
+    assert is_secret_name("my_x")
+    assert hide(["--pin-code", "77"]) == ["--pin-code", "$PIN_CODE"]
+
+
+def test_every_form_of_a_known_secret_is_masked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As JSON, HTML and a shell write it; those of the environment too; ordinary words stay in files."""
+    value = 'a"b<c>\u00e9&d1'
+    hide(["--token", value, "--password", "fp32"])
+    monkeypatch.setenv("MY_SERVICE_TOKEN", "env-secret-1")
+    text = f"{value} {json.dumps(value)} {html.escape(value)} env-secret-1"
+    assert mask(text) == '$TOKEN "$TOKEN" $TOKEN $MY_SERVICE_TOKEN'
+    assert mask("arm fp32") == "arm fp32"
+    assert mask("the password is fp32", of_script=True) == "the password is $PASSWORD"
+
+
+def test_a_stream_is_masked_across_its_blocks() -> None:
+    """However it is cut, nothing else is lost, and bytes that are no text stay as they are."""
+    hide(["--token", "hunter2x"])
+    data = b"\xff start hunter2x hunt hunter2xhunter2 end hunter"
+    expected = b"\xff start $TOKEN hunt $TOKENhunter2 end hunter"
+    for size in (1, 3, 7, 100):
+        stream = StreamMask()
+        parts = [stream.feed(data[at : at + size]) for at in range(0, len(data), size)]
+        assert b"".join([*parts, stream.end()]) == expected
+
+
+def test_a_pasted_placeholder_needs_its_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is read from the environment, and refused where that has none."""
+    monkeypatch.delenv("HUB_TOKEN", raising=False)
+    with pytest.raises(ConfigError, match=r"\$HUB_TOKEN stands for a secret that is not stored"):
+        reveal(hide(["--hub-token", "$HUB_TOKEN"]))
+    monkeypatch.setenv("HUB_TOKEN", "abcdef")
+    assert reveal(hide(["--hub-token", "$HUB_TOKEN"])) == ["--hub-token", "abcdef"]
+    assert reveal(["--out", "$HOME/x"]) == ["--out", "$HOME/x"]
+
+
+def test_secrets_in_a_file_of_settings_are_known(tmp_path: object) -> None:
+    """A script that prints its settings prints no secret into its log."""
+    from pathlib import Path
+
+    path = Path(str(tmp_path)) / "conf.yaml"
+    path.write_text("lr: 0.1\nwandb_api_key: 'abcd1234efgh'\n")
+    learn_file(path)
+    assert mask("{'lr': 0.1, 'wandb_api_key': 'abcd1234efgh'}") == "{'lr': 0.1, 'wandb_api_key': '$WANDB_API_KEY'}"

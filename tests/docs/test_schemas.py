@@ -1,0 +1,78 @@
+"""The published JSON Schemas: current, and true of the stored file of every schema number."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from ampcompare.records.comparison import read_comparison
+from ampcompare.records.document import SCHEMA, dump_json
+from ampcompare.records.step import StepRecord
+
+ROOT = Path(__file__).resolve().parents[2]
+STORED = ROOT / "tests" / "report"
+
+
+@pytest.fixture(scope="module")
+def hook() -> ModuleType:
+    """The program that writes the schemas."""
+    specification = importlib.util.spec_from_file_location("schemas", ROOT / "docs" / "hooks" / "schemas.py")
+    assert specification is not None
+    assert specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module
+
+
+def _errors(name: str, document: Any, hook: ModuleType) -> list[str]:
+    validator = pytest.importorskip("jsonschema").Draft202012Validator
+    schema = json.loads((hook.FOLDER / name).read_text(encoding="utf-8"))
+    validator.check_schema(schema)
+    return [f"{list(error.absolute_path)}: {error.message[:200]}" for error in validator(schema).iter_errors(document)]
+
+
+def test_schemas_are_current(hook: ModuleType) -> None:
+    """A changed model has its schema written again: `python docs/hooks/schemas.py`."""
+    for name, schema in hook.schemas().items():
+        assert (hook.FOLDER / name).read_text(encoding="utf-8") == hook.text(schema), name
+
+
+def test_every_number_has_its_schemas(hook: ModuleType) -> None:
+    """Older schemas stay published, and the page of stability names each."""
+    names = {path.name for path in hook.FOLDER.iterdir()}
+    kinds = ("report", "record", "step")
+    assert names >= {f"{kind}-{number}.json" for kind in kinds for number in range(1, SCHEMA + 1)}
+    page = (ROOT / "docs" / "stability.md").read_text(encoding="utf-8")
+    assert all(f"(schemas/{name})" in page for name in names)
+
+
+@pytest.mark.parametrize("number", range(1, SCHEMA + 1))
+def test_stored_files_keep_their_schema(number: int, hook: ModuleType) -> None:
+    """The stored report of each number, its records too, is valid by the schema of that number."""
+    document = json.loads((STORED / f"schema_{number}.json").read_text(encoding="utf-8"))
+    assert not _errors(f"report-{number}.json", document, hook)
+    assert not _errors(f"record-{number}.json", document["records"][0], hook)
+    broken = {**document, "arms": "none"}
+    assert _errors(f"report-{number}.json", broken, hook)
+    other = {**document, "schema": number + 1}
+    assert _errors(f"report-{number}.json", other, hook)
+
+
+@pytest.mark.parametrize("number", range(1, SCHEMA + 1))
+def test_what_is_read_is_written_by_the_present_schema(number: int, hook: ModuleType) -> None:
+    """A file of any number that is read and written again is valid by the present schema."""
+    written = json.loads(dump_json(read_comparison(STORED / f"schema_{number}.json")))
+    assert not _errors(f"report-{SCHEMA}.json", written, hook)
+
+
+def test_steps_have_a_schema(hook: ModuleType) -> None:
+    """A line of steps, with a loss that is not finite, is valid; one without its loss is not."""
+    step = StepRecord(0, 0, float("nan"), (1.0,), (1.0,), (True,), None, 0.1, 0.0)
+    line = json.loads(dump_json(step))
+    assert not _errors(f"step-{SCHEMA}.json", line, hook)
+    assert _errors(f"step-{SCHEMA}.json", {key: value for key, value in line.items() if key != "loss"}, hook)

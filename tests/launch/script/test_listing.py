@@ -1,0 +1,36 @@
+"""The metrics that a script prints are listed with a pattern that reads them again."""
+
+from __future__ import annotations
+
+import math
+import re
+import shlex
+
+import pytest
+
+from ampcompare.launch.script.listing import _printed
+from ampcompare.settings.script import parse_metric
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("loss 2.5E-3 acc 0.9", {"loss": 2.5e-3, "acc": 0.9}),
+        ("err=1.5e-05 mse 0.3", {"err": 1.5e-5, "mse": 0.3}),
+        ("f1: .87, val acc 93.2%, lr 1e-4", {"f1": 0.87, "val acc": 93.2, "lr": 1e-4}),
+        ("ppl nan x inf y=-inf", {"ppl": math.nan, "x": math.inf, "y": -math.inf}),
+        ("Acc@1 93.20 (93.10)", {"Acc@1": 93.2}),
+        ("epoch 3 of 1_000, nanometer, version 1.2.3", {}),
+        ("step 0.5s", {"step": 0.5}),
+    ],
+)
+def test_numbers_as_python_prints_them(line: str, found: dict[str, float]) -> None:
+    """Whole, with either exponent, without a digit before the point, and where they are none; not parts of words."""
+    listed = list(_printed([line]))
+    assert {one.name: repr(one.last) for one in listed} == {name: repr(value) for name, value in found.items()}
+    for one in listed:
+        pattern = parse_metric(shlex.split(one.option)[1]).pattern
+        assert pattern is not None
+        match = re.search(pattern, line)
+        assert match is not None
+        assert repr(float(match[1])) == repr(one.last)
