@@ -6,7 +6,7 @@ import copy
 import dataclasses
 import inspect
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any
 
 import torch
@@ -35,7 +35,8 @@ def to_type(dtype: torch.dtype, value: Tensor, *, expect_cuda: bool = False) -> 
 def applier(value: Any, fn: Callable[[Any], Any]) -> Any:
     """Apply `fn` to every tensor inside `value`, or to `value` itself if it has `.to`.
 
-    Mappings become plain dicts; other iterables keep their type. Strings, arrays and scalars stay as they are.
+    Mappings become plain dicts, unless they are dataclasses; other iterables keep their type. Strings, arrays and
+    scalars stay as they are.
 
     Source: Apex 25.05, `apex/amp/_initialize.py`; named tuples, ranges and iterators, which raise there, work here.
     """
@@ -47,6 +48,11 @@ def applier(value: Any, fn: Callable[[Any], Any]) -> Any:
     if hasattr(value, "to"):
         return fn(value)
     if isinstance(value, Mapping):
+        if dataclasses.is_dataclass(value) and not _amp_state.strict and isinstance(value, MutableMapping):
+            result = copy.copy(value)  # an output of transformers or diffusers, whose entries are attributes too
+            for key, entry in value.items():
+                result[key] = applier(entry, fn)
+            return result
         return {applier(key, fn): applier(entry, fn) for key, entry in value.items()}
     if isinstance(value, (range, bytes)):
         return value
