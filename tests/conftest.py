@@ -92,7 +92,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     waiting = {*others, *(item for item in items if _starts_processes(item.path))}
     reruns = config.pluginmanager.hasplugin("rerunfailures")
     for item in items:
-        if group := _group(item):
+        if item.get_closest_marker("xdist_group") is None and (group := _group(item)):
             item.add_marker(pytest.mark.xdist_group(group))
         if reruns and item in waiting:
             item.add_marker(pytest.mark.flaky(reruns=1))

@@ -56,6 +56,7 @@ class RayLauncher(Launcher):
 
     def __init__(self) -> None:
         require_ray()
+        _use_token()
         import ray
 
         self._ray: Any = ray
@@ -168,6 +169,16 @@ def _resources(config: RunConfig) -> dict[str, Any]:
         "max_retries": MAX_RETRIES,
         "max_calls": 1,
     }
+
+
+def _use_token() -> None:
+    """Let Ray show its token where there is one: `ray start` asks for it by default then, and a client does not know.
+
+    A cluster without tokens takes no notice. Must come before Ray is imported, which reads the variable once.
+    """
+    named = any(name in os.environ for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"))
+    if named or (Path.home() / ".ray" / "auth_token").is_file():
+        os.environ.setdefault("RAY_AUTH_MODE", "token")
 
 
 def train(settings: str, folder: str, token: str, secrets_: dict[str, str]) -> dict[str, bytes]:

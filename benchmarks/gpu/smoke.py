@@ -38,7 +38,8 @@ METHODS = (
     *("--ema-decay", "0.9", "--clip-grad", "1.0", "--grad-accum-steps", "2", "--prefetch", "2", "--channels-last"),
     *("--layerwise-lr", "larc", "--save-every-epochs", "1", "--save-apex-format"),
 )
-SCRIPT = Path(__file__).with_name("legacy_script.py")
+# In a folder of its own: next to it, `profile.py` would stand for the module of that name.
+SCRIPT = Path(__file__).parent / "legacy" / "train.py"
 OF_ONE_CPU = ("fp32:tf32",)
 
 
