@@ -1,7 +1,8 @@
 """Functions that are called at the events by which Python loads, opens and renames files and starts programs.
 
-Python calls a hook for every audited event, `id(x)` and each attribute of a frame among them, and cannot remove it. So a
-process has one hook for all functions, however many come and go, whose first statement ends it at other events.
+Python calls a hook for every audited event, such as `id(x)`, and cannot remove it. So a process has one hook for all
+functions, however many come and go, whose first statement ends it at other events: 0.25 us for a call of `id`, which
+takes 0.03 without; a second hook, which looked at its own state first, took 0.8 more (Python 3.11, a busy machine).
 """
 
 from __future__ import annotations
