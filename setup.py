@@ -19,6 +19,7 @@ EXTRAS = {
     "ray": ["ray>=2.40"],
     "accelerate": ["accelerate>=1.0"],
     "fabric": ["lightning-fabric>=2.4"],
+    "lightning": ["lightning>=2.4"],  # ampcompare.integrations.lightning
     "fp8": ["torchao>=0.14"],  # no dependencies of its own; one wheel for CPUs and GPUs
     "mmengine": ["mmengine>=0.10"],
     # ruff formats the signatures of the API page.
@@ -44,7 +45,8 @@ EXTRAS = {
     # Examples as notebooks, run in a kernel of their own.
     "notebook": ["ipykernel>=6.29", "nbclient>=0.10", "nbformat>=5.10"],
     "timm": ["timm>=1.0"],  # its models by name: --arch timm:resnet50
-    "hf": ["transformers>=4.48"],  # its causal models from a configuration: --task lm --arch hf:gpt2
+    # Its causal models from a configuration (--task lm --arch hf:gpt2), and ampcompare.integrations.transformers.
+    "hf": ["transformers>=4.48"],
     "triton": ["triton>=3"],  # torch's CUDA wheels bring it along
 }
 

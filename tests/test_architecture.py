@@ -19,6 +19,7 @@ FLOORS = {
     "api": 11,
     "experiment": 10,
     "launch": 9,
+    "integrations": 9,
     "migrate": 9,
     "script": 8,
     "testing": 8,

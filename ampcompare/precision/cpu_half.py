@@ -34,6 +34,13 @@ EMULATED = frozenset(
     }
 )
 
+# oneDNN has these in 16 bits on few processors only, and raises on the others.
+RECURRENT = frozenset({aten.mkldnn_rnn_layer.default, aten.mkldnn_rnn_layer_backward.default})
+
+
+def _is_half(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.dtype in (torch.float16, torch.bfloat16)
+
 
 class EmulatedHalf(TorchDispatchMode):
     """Run matrix products and convolutions of a 16-bit type in fp32, rounding every result once to that type.
@@ -54,6 +61,10 @@ class EmulatedHalf(TorchDispatchMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
+        if func in RECURRENT and (half := next((arg.dtype for arg in args if _is_half(arg)), None)) is not None:
+            # Of both types, with 32-bit states and a workspace of bytes among the arguments.
+            wide = func(*[arg.float() if _is_half(arg) else arg for arg in args], **kwargs)
+            return tuple(one.to(half) if isinstance(one, Tensor) and one.is_floating_point() else one for one in wide)
         # A subclass of tensors multiplies by itself; the products inside it come back here.
         if func not in EMULATED or types or any(arg.dtype is not self.dtype for arg in args if isinstance(arg, Tensor)):
             return func(*args, **kwargs)  # mixed dtypes too: they must raise as they do without the mode

@@ -54,8 +54,8 @@ def run_script(
     # A child process that trains past the arm refuses to.
     if status == 0 and not _stand_ins[-1].acted() and not child_processes.started():
         note(
-            f"the script ended without reaching {settings.arm}: it called neither amp.initialize nor torch.autocast, "
-            "and no module whose weights an optimizer has"
+            f"the script ended without reaching {settings.arm}: it has run no module whose weights an optimizer of "
+            "torch updates; does it train at all with these arguments?"
         )
         return 3
     return status

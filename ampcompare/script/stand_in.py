@@ -30,6 +30,7 @@ from ampcompare.script.torch_amp.autocast_and_scaler import TorchAmp
 from ampcompare.script.torch_amp.o1 import O1BehindTorch
 from ampcompare.script.torch_amp.plain_script import PlainScript
 from ampcompare.script.torch_amp.whole_model import WholeModel
+from ampcompare.script.trainers.follow import Trainers
 
 __all__ = ["StandIn", "check_arm", "half_dtype"]
 
@@ -104,6 +105,7 @@ class StandIn:
             names = self.torch_amp
             KeptAtFirstCall(self._keep, context, lambda: names.used).install(self._events)
         PlainBackward(self.amp, rows).install(self._events)
+        Trainers(arm, half_dtype(arm) if arm.backend == "native" else None, rows).install(self._events)
 
     def _stand_behind_levels(self, engine: str, rows: Rows | None) -> None:
         options = dict(self.arm.options)

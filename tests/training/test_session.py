@@ -260,3 +260,20 @@ def test_the_average_is_evaluated_beside_the_weights(arm: str) -> None:
     assert epochs[-1].ema_values is not None
     assert summary.ema_metric_final == epochs[-1].ema_counts["top-1"] / 64
     assert summary.ema_metric_best == max(epoch.ema_value for epoch in epochs if epoch.ema_value is not None)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_recurrent_layers_are_emulated(dtype: torch.dtype) -> None:
+    """An LSTM trains under autocast on a CPU whose oneDNN lacks it in 16 bits, close to fp32."""
+    layer, x = nn.LSTM(4, 8), torch.randn(3, 2, 4)
+    layer(x)[0].sum().backward()
+    weight = layer.weight_hh_l0
+    assert weight.grad is not None
+    exact = weight.grad.clone()
+    layer.zero_grad()
+    with EmulatedHalf(), torch.autocast("cpu", dtype=dtype):
+        out = layer(x)[0]
+    with EmulatedHalf():
+        out.float().sum().backward()
+    assert out.dtype is dtype
+    torch.testing.assert_close(weight.grad, exact, rtol=0.1, atol=0.02)

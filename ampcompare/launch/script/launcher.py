@@ -265,7 +265,7 @@ def _failure(script: ScriptConfig, code: int, rows: ScriptRows, folder: Path) ->
     if code != 0:
         return _last_words(code, folder)
     if not rows.steps:
-        return "the script ended with exit code 0, but made no optimizer step through apex.amp or torch.amp"
+        return "the script ended with exit code 0, but made no optimizer step"
     return "" if rows.ended else "the script's process ended before its record was complete"
 
 

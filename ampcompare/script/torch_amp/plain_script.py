@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import enum
 import functools
+import os
 import types
 import weakref
 from collections.abc import Iterator
@@ -35,6 +36,7 @@ from ampcompare.precision.base import owned_params
 from ampcompare.script.apex_amp.session import here
 from ampcompare.script.legacy.record.rows import Rows, value_of
 from ampcompare.script.recorded.acted import Acted
+from ampcompare.script.torch_amp.by_hand import UpdatesByHand
 from ampcompare.script.torch_amp.names import TorchNames
 
 __all__ = ["PlainScript"]
@@ -94,6 +96,7 @@ class PlainScript:
         self._true: list[Any] = []  # optimizers whose gradients are true
         self._stepped: list[Any] = []  # since the loss scale moved
         self._stepping = self._repeats = False
+        self._by_hand = UpdatesByHand()
         self._divided: dict[int, tuple[Any, int]] = {}  # gradients of other tensors that are true, by id
 
     def install(self, events: Subscriptions) -> None:
@@ -189,6 +192,8 @@ class PlainScript:
                 self._has_cast = self._names.casts_now()  # a block of the script may begin inside of its model
             return original(module, *args, **kwargs)
         if not self._is_trained(module):
+            if not self._optimizers and not self._backwards and self._by_hand.has_updated(module):
+                self._step_by_hand(module)
             return original(module, *args, **kwargs)
         mode = self._decide()
         if self._backwards:  # a checkpoint computes again what it did in the forward pass
@@ -199,12 +204,44 @@ class PlainScript:
         self._inside = True
         try:
             output = self._forward(mode, original, module, args, kwargs)
+        except RuntimeError as error:
+            self._explain(module, error)
+            raise
         finally:
             self._inside = False
             self._casting += self._has_cast
         if self._acted is not None and not self._backwards:
             self._acted.forward(output, cast=self._has_cast or (self._casts and self._names.is_by_apex()))
         return output
+
+    def _explain(self, module: nn.Module, error: RuntimeError) -> None:
+        """Say that a forward pass, which runs in fp32, makes fp32 tensors of its own for weights that the arm has cast.
+
+        Raises:
+            UnsupportedCombination: torch refused to mix types, and the arm has cast the weights.
+        """
+        casts_weights = any(param.dtype in HALF for param in module.parameters())
+        if self._casts and casts_weights and "dtype" in str(error) and not self._is_open:
+            line = _user_line(error.__traceback__)
+            raise UnsupportedCombination(
+                f"{line}: the forward pass makes fp32 tensors of its own, which do not fit the 16-bit weights of "
+                f"{self._arm} ({str(error).splitlines()[0]}); compare native:bf16, native:fp16 or apex:O1, or cast "
+                "what the script makes there to the type of its inputs"
+            ) from error
+
+    def _step_by_hand(self, module: nn.Module) -> None:
+        """Record an update that the script has made without an optimizer, if the arm lets it."""
+        if self._casts:
+            raise UnsupportedCombination(
+                here(
+                    f"the script updates weights of {type(module).__name__} itself, without an optimizer of torch, so "
+                    f"{self._arm} has no step to act on; let it use torch.optim, or compare script or fp32"
+                )
+            )
+        self._names.use()
+        self._names.used = True
+        if self._rows is not None and not self._rows.has_amp:
+            self._rows.add_step(self._rows.number(module)[0], True)
 
     def _forward(self, mode: _Mode, original: Any, module: nn.Module, args: Any, kwargs: Any) -> Any:
         half = self._names.input_type(module)
@@ -252,6 +289,8 @@ class PlainScript:
     def _backward(self, original: Any, tensors: Any, *args: Any, **kwargs: Any) -> Any:
         if self._backwards or self._decide() is _Mode.OWN:
             return original(tensors, *args, **kwargs)
+        if not self._optimizers:
+            self._by_hand.note_backward()
         self._backwards += 1
         try:
             is_scaled = self._names.needs_scaler and (self._casting or self._mode is _Mode.AUTOCAST)
@@ -464,6 +503,17 @@ class PlainScript:
 
 def _wide(half: torch.dtype, value: Any) -> Any:
     return value.float() if isinstance(value, Tensor) and value.dtype is half else value
+
+
+def _user_line(trace: types.TracebackType | None) -> str:
+    """Return the innermost line, as `train.py:12`, that is no library's."""
+    found = "the script"
+    while trace is not None:
+        file = trace.tb_frame.f_code.co_filename
+        if "site-packages" not in file and not trace.tb_frame.f_globals.get("__name__", "").startswith("ampcompare."):
+            found = f"{os.path.basename(file)}:{trace.tb_lineno}"
+        trace = trace.tb_next
+    return found
 
 
 def _to(dtype: torch.dtype, value: Any) -> Any:

@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ampcompare.base.errors import PreparationError, ScalingError, UnsupportedCombination
 from tests.script.small_script import batch, gan_loss, network, two_networks
+from tests.script.test_stand_in import Rows
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step:UserWarning"),
@@ -404,3 +405,71 @@ def test_two_optimizers_of_one_weight(behind: Any) -> None:
     with pytest.raises(PreparationError, match="two optimizers hold the same weights"):
         model(batch(0)[0])
     del optimizer, inner, outer
+
+
+@pytest.mark.parametrize("arm", ["apex:O1", "native:bf16"])
+def test_casts_stay_on_across_checkpoints(behind: Any, arm: str) -> None:
+    """What a checkpoint repeats in the backward pass does not end the casts of later forward passes."""
+    behind(arm)
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    class Checkpointed(nn.Module):
+        def forward(self, x: Tensor) -> Any:
+            kinds.append(model[0](x).dtype)
+            return checkpoint(model, x, use_reentrant=False)
+
+    kinds: list[torch.dtype] = []
+    whole = Checkpointed()
+    whole.model = model
+    for step in range(3):
+        x, y = batch(step)
+        nn.functional.cross_entropy(whole(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert kinds == [torch.float16 if arm == "apex:O1" else torch.bfloat16] * 3
+
+
+def test_updates_by_hand(behind: Any) -> None:
+    """A script that updates weights without an optimizer is refused at its second step, or recorded as written."""
+
+    def train(steps: int) -> list[Tensor]:
+        model = network()
+        for step in range(steps):
+            x, y = batch(step)
+            nn.functional.cross_entropy(model(x), y).backward()
+            for param in model.parameters():
+                assert param.grad is not None
+                param.data.add_(param.grad, alpha=-0.1)
+                param.grad = None
+        return list(model.parameters())
+
+    want = train(4)
+    behind("native:bf16")
+    with pytest.raises(UnsupportedCombination, match="updates weights of Sequential itself, without an optimizer"):
+        train(2)
+    behind.end()
+    rows = Rows()
+    stand_in = behind("script", rows)
+    assert all(map(torch.equal, train(4), want))
+    assert (rows.steps, len(rows.losses), stand_in.acted()) == (3, 4, True)  # the last has no pass after it
+
+
+@pytest.mark.filterwarnings("ignore::ampcompare.apex.DeprecatedFeatureWarning")
+def test_fp32_tensors_of_a_forward_pass_are_named(behind: Any) -> None:
+    """Under an arm that casts weights, a forward pass that makes fp32 tensors ends with its line and the way out."""
+
+    class Positions(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Any:
+            return self.layer(x * torch.arange(4.0))
+
+    behind("apex:O2")
+    model = Positions()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(UnsupportedCombination, match=r"test_plain_script.py:\d+: the forward pass makes fp32 tensors"):
+        model(torch.ones(3, 4)).sum().backward()
+    del optimizer

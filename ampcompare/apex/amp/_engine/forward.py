@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import inspect
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any
 
 import torch
@@ -35,7 +36,8 @@ def to_type(dtype: torch.dtype, value: Tensor, *, expect_cuda: bool = False) -> 
 def applier(value: Any, fn: Callable[[Any], Any], *, in_dataclasses: bool = False) -> Any:
     """Apply `fn` to every tensor inside `value`, or to `value` itself if it has `.to`.
 
-    Mappings become plain dicts; other iterables keep their type. Strings, arrays and scalars stay as they are.
+    Mappings become plain dicts, unless they are dataclasses; other iterables keep their type. Strings, arrays and
+    scalars stay as they are.
 
     Source: Apex 25.05, `apex/amp/_initialize.py`; named tuples, ranges and iterators, which raise there, work here.
     With `in_dataclasses`, so do tensors in the fields of a dataclass that is no mapping, which Apex leaves as they are.
@@ -52,6 +54,11 @@ def applier(value: Any, fn: Callable[[Any], Any], *, in_dataclasses: bool = Fals
         return applier(entry, fn, in_dataclasses=in_dataclasses)
 
     if isinstance(value, Mapping):
+        if dataclasses.is_dataclass(value) and not _amp_state.strict and isinstance(value, MutableMapping):
+            result = copy.copy(value)  # an output of transformers or diffusers, whose entries are attributes too
+            for key, entry in value.items():
+                result[key] = inside(entry)
+            return result
         return {inside(key): inside(entry) for key, entry in value.items()}
     if isinstance(value, (range, bytes)):
         return value

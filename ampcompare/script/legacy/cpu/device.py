@@ -96,7 +96,9 @@ def run_on_cpu(*, quiet: bool = False) -> None:
 
 def _replace_cuda_functions() -> None:
     for name, function in fake_cuda.FUNCTIONS.items():
-        setattr(torch.cuda, name, function)
+        for module in (torch.cuda, torch.cuda.random, torch.cuda.memory):  # libraries call them by either name
+            if module is torch.cuda or hasattr(module, name):
+                setattr(module, name, function)
     for name, function in fake_cuda.ACCELERATOR.items():
         if hasattr(torch.accelerator, name):  # each version has more of them
             setattr(torch.accelerator, name, function)

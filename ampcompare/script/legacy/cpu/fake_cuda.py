@@ -66,6 +66,10 @@ class Stream(Nothing):
         """Return True: all work is complete."""
         return True
 
+    def is_capturing(self) -> bool:
+        """Return False: there are no graphs."""
+        return False
+
     def record_event(self, event: Event | None = None) -> Event:
         """Return an event recorded now."""
         event = event or Event()

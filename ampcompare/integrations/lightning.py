@@ -1,0 +1,239 @@
+"""Lightning's `Trainer` under an arm, by a precision plugin; and a callback that watches any precision of Lightning.
+
+    from ampcompare.integrations.lightning import AmpCompareCallback, AmpComparePrecision
+
+    Trainer(plugins=[AmpComparePrecision("O2")], ...)
+    Trainer(precision="16-mixed", callbacks=[AmpCompareCallback()], ...)
+
+Both work with `lightning` and with `pytorch_lightning`: the one that the program has imported, `lightning` by default.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import LBFGS, Optimizer
+
+from ampcompare.backends.arm import Arm
+from ampcompare.base.errors import BackendUnavailable, CheckpointError, UnsupportedCombination
+from ampcompare.integrations.step_log import StepLog, begin_guards
+from ampcompare.precision.base import Precision
+from ampcompare.precision.factory import make_precision
+
+__all__ = ["AmpCompareCallback", "AmpComparePrecision"]
+
+PACKAGES = ("lightning.pytorch", "pytorch_lightning")
+
+
+def _package() -> Any:
+    """Import Lightning by the name that the program uses."""
+    names = [name for name in PACKAGES if name in sys.modules] or [
+        name for name in PACKAGES if importlib.util.find_spec(name.partition(".")[0]) is not None
+    ]
+    if not names:
+        raise BackendUnavailable("Lightning is not installed: pip install lightning")
+    return importlib.import_module(names[0])
+
+
+_lightning = _package()
+_PrecisionPlugin: Any = importlib.import_module(f"{_lightning.__name__}.plugins.precision").Precision
+_Callback: Any = _lightning.Callback
+
+
+class AmpComparePrecision(_PrecisionPlugin):  # type: ignore[misc]
+    """Trains under an arm of ampcompare, as its own loop does: casts, loss scale, master weights, skipped steps.
+
+    Clipping and accumulation of the `Trainer`, manual optimization, evaluation and checkpoints work. Batches get the
+    type of the weights where the arm casts those.
+
+    Args:
+        arm: such as "native:fp16", "native:bf16", "O1", "O2" or "half:bn_fp32".
+        guards: "warn" reports mistakes in the use of mixed precision, "strict" raises at them, "off" does not look.
+        record: a file for each step, which `ampcompare report` reads.
+
+    Attributes:
+        steps: those so far, with loss scales and skipped steps.
+
+    Raises:
+        ConfigError: there is no such arm.
+        UnsupportedCombination: the optimizer is LBFGS, whose closure runs several times in a step.
+        PreparationError: the arm cannot prepare the model or its optimizers, such as a model that DDP has wrapped.
+    """
+
+    precision = "32-true"  # of weights that Lightning itself makes; the arm casts them
+
+    def __init__(self, arm: str = "native:fp16", *, guards: str = "off", record: str | Path | None = None) -> None:
+        self.arm = Arm.parse(arm)
+        self.steps = StepLog()
+        self._mode, self._record = guards, record
+        self._guards: Any = None
+        self._arm_precision: Precision | None = None
+        self._optimizers: list[Optimizer] = []
+        self._loss: Tensor | None = None
+
+    def connect(
+        self, model: nn.Module, optimizers: list[Optimizer], lr_schedulers: list[Any]
+    ) -> tuple[nn.Module, list[Optimizer], list[Any]]:
+        """Prepare the model, on its device, and the optimizers."""
+        self.teardown()
+        self._guards = begin_guards(self._mode)
+        self.steps = StepLog(self._record)
+        device = next((param.device for param in model.parameters()), torch.device("cpu"))
+        self._arm_precision = make_precision(self.arm, device=str(device))
+        models, self._optimizers = self._arm_precision.prepare([model], optimizers)
+        return models[0], self._optimizers, lr_schedulers
+
+    def convert_input(self, data: Any) -> Any:
+        """Cast the floating-point tensors of a batch to the type of the weights."""
+        dtype = self._weights_type()
+        if dtype is None:
+            return data
+        move = importlib.import_module("lightning_utilities.core.apply_func").apply_to_collection
+        return move(data, Tensor, lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor)
+
+    def _weights_type(self) -> torch.dtype | None:
+        casts = self.arm.backend == "half" or self.arm.options.get("opt_level") in ("O2", "O3", "O5")
+        return self._arm_precision.half_dtype if casts and self._arm_precision is not None else None
+
+    @contextlib.contextmanager
+    def forward_context(self) -> Iterator[None]:
+        """Cast in a step of training, validation, test or prediction."""
+        if self._arm_precision is None:
+            yield
+            return
+        with self._arm_precision.autocast():
+            yield
+
+    def backward(self, tensor: Tensor, model: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
+        """Back-propagate the scaled loss."""
+        assert self._arm_precision is not None
+        self._loss = tensor.detach()
+        stepped = self._optimizers if optimizer is None else [getattr(optimizer, "optimizer", optimizer)]
+        waits = model.automatic_optimization and model.trainer.fit_loop._should_accumulate()
+        with self._arm_precision.scale_loss(tensor, stepped, delay_unscale=waits) as scaled:
+            model.backward(scaled, *args, **kwargs)
+
+    def optimizer_step(self, optimizer: Any, model: Any, closure: Callable[[], Any], **kwargs: Any) -> Any:
+        """Run the closure, unscale, let callbacks and clipping see the gradients, and step or skip."""
+        assert self._arm_precision is not None
+        if isinstance(optimizer, LBFGS):
+            raise UnsupportedCombination(
+                f"LBFGS runs its closure several times in one step, which {self.arm} does not support; take "
+                'precision="32-true" or "bf16-mixed" of Lightning'
+            )
+        result = closure()
+        if result is None and model.automatic_optimization:  # the module skipped this batch
+            return result
+        self._arm_precision.unscale(optimizer)
+        self._after_closure(model, optimizer)
+        outcome = self._arm_precision.step(optimizer)
+        self.steps.add(optimizer, applied=all(outcome.applied), loss_scales=tuple(outcome.loss_scales), loss=self._loss)
+        return result
+
+    def main_params(self, optimizer: Optimizer) -> Sequence[Tensor]:
+        """Return what is stepped, master weights if the arm has them, with true gradients."""
+        assert self._arm_precision is not None
+        return self._arm_precision.unscale(optimizer)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return arm and loss scales."""
+        state = {} if self._arm_precision is None else self._arm_precision.state_dict()
+        return {"arm": str(self.arm), "state": state}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Restore loss scales.
+
+        Raises:
+            CheckpointError: they are of another arm.
+        """
+        if state_dict.get("arm") != str(self.arm):
+            raise CheckpointError(f"the checkpoint is of {state_dict.get('arm')}, and this training of {self.arm}")
+        if self._arm_precision is not None:
+            self._arm_precision.load_state_dict(state_dict["state"])
+
+    def teardown(self) -> None:
+        """End the record, the guards, and O1's patches of torch."""
+        self.steps.close()
+        if self._arm_precision is not None and self.arm.backend == "apex":
+            importlib.import_module("ampcompare.apex.amp")._amp_state.close()
+        self._arm_precision = None
+        if self._guards is not None:
+            self._guards.remove()
+            self._guards = None
+
+
+class AmpCompareCallback(_Callback):  # type: ignore[misc]
+    """Watches a training in any precision of Lightning, and logs `loss_scale` and `skipped_steps`.
+
+    Args:
+        guards: "warn" reports mistakes in the use of mixed precision, "strict" raises at them, "off" does not look.
+        record: a file for each step, which `ampcompare report` reads.
+
+    Attributes:
+        steps: those so far; that of `AmpComparePrecision`, if that trains.
+
+    Raises:
+        ConfigError: `guards` is none of these; when training begins.
+    """
+
+    def __init__(self, guards: str = "warn", record: str | Path | None = None) -> None:
+        self.steps = StepLog()
+        self._mode, self._record = guards, record
+        self._guards: Any = None
+        self._hooks: list[Any] = []
+        self._tried: list[Optimizer] = []
+        self._applied: list[Optimizer] = []
+
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        """Begin to watch."""
+        self._end()
+        self._guards = begin_guards(self._mode)
+        if isinstance(trainer.precision_plugin, AmpComparePrecision):
+            self.steps = trainer.precision_plugin.steps
+            return
+        self.steps = StepLog(self._record if trainer.is_global_zero else None)
+        for optimizer in trainer.optimizers:
+            self._hooks.append(optimizer.register_step_post_hook(lambda one, *_: self._applied.append(one)))
+
+    def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
+        """Note that a step is tried, which a scaler may skip."""
+        self._tried.append(getattr(optimizer, "optimizer", optimizer))
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Note the steps of a batch, and log."""
+        tried, self._tried = self._tried, []
+        if not isinstance(trainer.precision_plugin, AmpComparePrecision):
+            scaler = getattr(trainer.precision_plugin, "scaler", None)
+            scales = () if scaler is None else (float(scaler.get_scale()),)
+            loss = outputs.get("loss") if isinstance(outputs, Mapping) else None
+            for optimizer in tried:
+                applied = any(optimizer is one for one in self._applied)
+                self.steps.add(optimizer, applied=applied, loss_scales=scales, loss=loss)
+            self._applied.clear()
+        for name, value in self.steps.figures().items():
+            pl_module.log(name, value)
+
+    def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
+        """End the record, and the guards."""
+        self._end()
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        """End the record, and the guards."""
+        self._end()
+
+    def _end(self) -> None:
+        self.steps.close()
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+        if self._guards is not None:
+            self._guards.remove()
+            self._guards = None

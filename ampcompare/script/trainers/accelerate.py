@@ -1,0 +1,66 @@
+"""Hugging Face Accelerate, which the `Trainer` of transformers trains by too.
+
+Its forward pass is a `torch.autocast` block, and its scaler a `GradScaler`, so the arm acts there. Only its optimizer
+keeps the `step` that the wrapped one had when it was prepared, and puts that back around each step.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from ampcompare.guards.events import Subscriptions
+from ampcompare.script.trainers.logged import log_numbers
+from ampcompare.script.trainers.told import Told
+
+__all__ = ["MODULES"]
+
+PLUGINS = {
+    "DEEPSPEED": ("DeepSpeed", "leave DeepSpeed out of the configuration"),
+    "FSDP": ("Accelerate's FSDP plugin", "leave FSDP out of the configuration"),
+    "MEGATRON_LM": ("Megatron-LM", "leave it out of the configuration"),
+    "TP": ("tensor parallelism", "leave it out of the configuration"),
+}
+
+
+def _follow_optimizer(name: str, told: Told, events: Subscriptions) -> None:
+    module: Any = sys.modules[name]
+
+    def step(original: Any, wrapper: Any, closure: Any = None) -> Any:
+        """Know the step of an arm that has prepared the optimizer since Accelerate wrapped it."""
+        inner = wrapper.optimizer
+        if wrapper.scaler is not None and inner.step is not wrapper._optimizer_original_step_method:
+            wrapper._optimizer_original_step_method = inner.step
+            wrapper._optimizer_patched_step_method = module.patch_optimizer_step(wrapper, inner.step)
+        return original(wrapper) if closure is None else original(wrapper, closure)
+
+    events.wrap(module.AcceleratedOptimizer, "step", step)
+
+
+def _follow_accelerator(name: str, told: Told, events: Subscriptions) -> None:
+    module: Any = sys.modules[name]
+
+    def init(original: Any, accelerator: Any, *args: Any, **kwargs: Any) -> None:
+        original(accelerator, *args, **kwargs)
+        kind = str(getattr(accelerator.distributed_type, "name", accelerator.distributed_type))
+        if kind in PLUGINS:
+            told.refuse(*PLUGINS[kind])
+        precision = accelerator.state.mixed_precision
+        if precision == "fp8":
+            told.refuse('mixed_precision="fp8"', 'take mixed_precision="bf16"')
+        if precision != "no":
+            told.replaces(f'mixed_precision="{precision}" of Accelerate')
+
+    def log(original: Any, accelerator: Any, values: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        log_numbers(values, "accelerator.log")
+        return original(accelerator, values, *args, **kwargs)
+
+    events.wrap(module.Accelerator, "__init__", init)
+    events.wrap(module.Accelerator, "log", log)
+
+
+MODULES: dict[str, Callable[[str, Told, Subscriptions], None]] = {
+    "accelerate.optimizer": _follow_optimizer,
+    "accelerate.accelerator": _follow_accelerator,
+}

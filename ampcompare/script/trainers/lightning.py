@@ -1,0 +1,118 @@
+"""Lightning and Lightning Fabric: their precision plugins, under both names of each package.
+
+| the plugin | what an arm makes of it |
+|---|---|
+| `32-true` | nothing |
+| `16-mixed`, `bf16-mixed` | autocast and GradScaler follow the arm, and inputs that it casts get the arm's type |
+| `16-true`, `bf16-true` | it casts nothing: weights and inputs stay in fp32, and the arm acts on them |
+| `64-true`, and those of other libraries | refused |
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from ampcompare.guards.events import Subscriptions
+from ampcompare.script.trainers.logged import log_numbers
+from ampcompare.script.trainers.told import Told
+
+__all__ = ["MODULES"]
+
+# Plugins and strategies by module, with what each is and what to take instead.
+MIXED = 'take precision="16-mixed" or "bf16-mixed"'
+FOREIGN = {
+    "plugins.precision.deepspeed": ("DeepSpeedPrecision", 'strategy="deepspeed"', 'take strategy="ddp"'),
+    "plugins.precision.fsdp": ("FSDPPrecision", 'strategy="fsdp"', 'take strategy="ddp"'),
+    "plugins.precision.transformer_engine": ("TransformerEnginePrecision", "the plugin of TransformerEngine", MIXED),
+    "plugins.precision.bitsandbytes": ("BitsandbytesPrecision", "the plugin of bitsandbytes", MIXED),
+    "plugins.precision.xla": ("XLAPrecision", "the plugin of XLA", MIXED),
+    "plugins.precision.double": ("DoublePrecision", 'precision="64-true"', MIXED),
+}
+FABRIC, TRAINER = ("lightning.fabric", "lightning_fabric"), ("lightning.pytorch", "pytorch_lightning")
+LOGGERS = {"TensorBoardLogger", "WandbLogger", "MLFlowLogger"}  # of libraries that are watched by themselves
+
+
+def _follow_mixed(name: str, told: Told, events: Subscriptions) -> None:
+    plugin: Any = sys.modules[name].MixedPrecision
+
+    def init(original: Any, self: Any, precision: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, precision, *args, **kwargs)
+        told.replaces(f'precision="{precision}" of Lightning')
+
+    def convert_input(original: Any, self: Any, data: Any) -> Any:
+        """Cast inputs to the type that the arm computes in, if autocast is what computes in it."""
+        if told.is_script:
+            return original(self, data)
+        return data if told.half is None else pytree.tree_map(functools.partial(_to, told.half), data)
+
+    events.wrap(plugin, "__init__", init)
+    if "convert_input" in vars(plugin):  # that of Fabric
+        events.wrap(plugin, "convert_input", convert_input)
+
+
+def _to(dtype: torch.dtype, value: Any) -> Any:
+    return value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
+
+
+def _follow_half(name: str, told: Told, events: Subscriptions) -> None:
+    plugin: Any = sys.modules[name].HalfPrecision
+
+    def init(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        told.replaces(f'precision="{self.precision}" of Lightning, whose weights stay in fp32 until the arm casts them')
+
+    def unchanged(original: Any, self: Any, value: Any) -> Any:
+        return original(self, value) if told.is_script else value
+
+    def context(original: Any, self: Any) -> Any:
+        return original(self) if told.is_script else contextlib.nullcontext()
+
+    events.wrap(plugin, "__init__", init)
+    for method in ("convert_module", "convert_input"):
+        events.wrap(plugin, method, unchanged)
+    for method in ("tensor_init_context", "module_init_context", "forward_context"):
+        events.wrap(plugin, method, context)
+
+
+def _follow_foreign(what: tuple[str, str, str], name: str, told: Told, events: Subscriptions) -> None:
+    plugin, setting, advice = what
+
+    def init(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
+        told.refuse(f"{setting} of Lightning", advice)
+        original(self, *args, **kwargs)
+
+    events.wrap(getattr(sys.modules[name], plugin), "__init__", init)
+
+
+def _follow_logs(name: str, told: Told, events: Subscriptions) -> None:
+    connector: Any = sys.modules[name]._LoggerConnector
+
+    def log_metrics(original: Any, self: Any, metrics: dict[str, Any], step: int | None = None) -> None:
+        if not LOGGERS & {type(one).__name__ for one in self.trainer.loggers}:
+            log_numbers(metrics, "LightningModule.log")
+        original(self, metrics, step)
+
+    events.wrap(connector, "log_metrics", log_metrics)
+
+
+def _modules() -> dict[str, Callable[[str, Told, Subscriptions], None]]:
+    found: dict[str, Callable[[str, Told, Subscriptions], None]] = {}
+    for package in (*FABRIC, *TRAINER):
+        found[f"{package}.plugins.precision.amp"] = _follow_mixed
+        found[f"{package}.plugins.precision.half"] = _follow_half
+        for module, what in FOREIGN.items():
+            found[f"{package}.{module}"] = functools.partial(_follow_foreign, what)
+    for package in TRAINER:
+        found[f"{package}.trainer.connectors.logger_connector.logger_connector"] = _follow_logs
+    return found
+
+
+MODULES = _modules()

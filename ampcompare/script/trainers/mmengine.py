@@ -1,0 +1,39 @@
+"""MMEngine: `AmpOptimWrapper` casts by `torch.autocast` and has a `GradScaler`, so the arm acts there."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from ampcompare.guards.events import Subscriptions
+from ampcompare.script.trainers.logged import log_numbers
+from ampcompare.script.trainers.told import Told
+
+__all__ = ["MODULES"]
+
+
+def _follow_amp(name: str, told: Told, events: Subscriptions) -> None:
+    module: Any = sys.modules[name]
+
+    def init(original: Any, wrapper: Any, *args: Any, **kwargs: Any) -> None:
+        original(wrapper, *args, **kwargs)
+        told.replaces("AmpOptimWrapper of MMEngine")
+
+    events.wrap(module.AmpOptimWrapper, "__init__", init)
+
+
+def _follow_hub(name: str, told: Told, events: Subscriptions) -> None:
+    module: Any = sys.modules[name]
+
+    def update(original: Any, hub: Any, key: str, value: Any, *args: Any, **kwargs: Any) -> None:
+        log_numbers({key: value}, "MessageHub.update_scalar")
+        original(hub, key, value, *args, **kwargs)
+
+    events.wrap(module.MessageHub, "update_scalar", update)
+
+
+MODULES: dict[str, Callable[[str, Told, Subscriptions], None]] = {
+    "mmengine.optim.optimizer.amp_optimizer_wrapper": _follow_amp,
+    "mmengine.logging.message_hub": _follow_hub,
+}

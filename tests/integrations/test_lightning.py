@@ -1,0 +1,105 @@
+"""Lightning's `Trainer` with a precision plugin of ampcompare, and the callback that watches."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ampcompare.base.errors import CheckpointError, ConfigError
+
+pytest.importorskip("lightning", reason="not installed: pip install lightning")
+
+import lightning
+from torch.utils.data import DataLoader, TensorDataset
+
+from ampcompare.integrations.lightning import AmpCompareCallback, AmpComparePrecision
+from ampcompare.precision.factory import make_precision
+from tests.script.small_script import network
+
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.filterwarnings("ignore"),  # Lightning's advice on loaders and loggers
+]
+
+
+class Module(lightning.LightningModule):
+    """The small network; the loss of batch 2 overflows fp16 where `overflows`."""
+
+    def __init__(self, *, overflows: bool = False) -> None:
+        super().__init__()
+        self.body, self.overflows = network(), overflows
+
+    def forward(self, x: Tensor) -> Any:
+        return self.body(x)
+
+    def training_step(self, batch: list[Tensor], number: int) -> Tensor:
+        loss = nn.functional.cross_entropy(self(batch[0]), batch[1])
+        return loss * float("inf") if self.overflows and number == 2 else loss
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
+
+
+def data() -> TensorDataset:
+    draws = torch.Generator().manual_seed(0)
+    return TensorDataset(torch.randn(16, 6, generator=draws), torch.randint(0, 3, (16,), generator=draws))
+
+
+def trained(tmp_path: Path, module: Module, *callbacks: Any, **options: Any) -> Any:
+    trainer = lightning.Trainer(
+        **{"accelerator": "cpu", "devices": 1, "max_epochs": 1, "logger": False, "enable_checkpointing": False},
+        **{"enable_progress_bar": False, "enable_model_summary": False, "gradient_clip_val": 1.0},
+        **{"default_root_dir": tmp_path, "callbacks": list(callbacks), **options},
+    )
+    trainer.fit(module, DataLoader(data(), batch_size=4))
+    return trainer
+
+
+@pytest.mark.parametrize("arm", ["native:bf16", "native:fp16", "apex:O2"])
+def test_plugin_trains_as_ampcompares_loop(tmp_path: Path, arm: str) -> None:
+    """Weights after an epoch with clipping and a skipped step equal those of a loop with the arm's precision."""
+    module, by_hand = Module(overflows=True), network()
+    plugin = AmpComparePrecision(arm, record=tmp_path / "steps.jsonl")
+    watcher = AmpCompareCallback(guards="off")
+    trainer = trained(tmp_path, module, watcher, plugins=[plugin])
+    precision = make_precision(arm, device="cpu")
+    (model,), (optimizer,) = precision.prepare([by_hand], [torch.optim.SGD(by_hand.parameters(), 0.1, momentum=0.9)])
+    for number, (x, y) in enumerate(DataLoader(data(), batch_size=4)):
+        with precision.autocast():
+            loss = nn.functional.cross_entropy(model(x), y)
+        precision.backward(loss * float("inf") if number == 2 else loss, [optimizer])
+        nn.utils.clip_grad_norm_(precision.unscale(optimizer), 1.0)
+        precision.step(optimizer)
+        optimizer.zero_grad()
+    pairs = zip(module.body.parameters(), by_hand.parameters(), strict=True)
+    if arm == "native:bf16":  # nothing is skipped: all is NaN in both
+        assert all(torch.equal(one.isnan(), other.isnan()) for one, other in pairs)
+    else:
+        assert all(torch.equal(one, other) for one, other in pairs)
+        assert (plugin.steps.total, plugin.steps.skipped) == (4, 1)
+        assert trainer.callback_metrics["loss_scale"] == 2.0**15
+        assert watcher.steps is plugin.steps
+    kinds = [json.loads(line).get("kind") for line in (tmp_path / "steps.jsonl").read_text().splitlines()]
+    assert kinds.count("step") == 4
+
+
+def test_state_is_of_one_arm() -> None:
+    """Loss scales of a checkpoint are refused by another arm."""
+    state = AmpComparePrecision("native:fp16").state_dict()
+    with pytest.raises(CheckpointError, match=r"of native:fp16, and this training of apex:O1"):
+        AmpComparePrecision("O1").load_state_dict(state)
+
+
+def test_callback_counts_steps_of_lightnings_own_precision(tmp_path: Path) -> None:
+    """In `32-true` every step counts and nothing is scaled; guards of no such name are refused."""
+    watcher = AmpCompareCallback(record=tmp_path / "steps.jsonl")
+    trainer = trained(tmp_path, Module(), watcher, precision="32-true")
+    assert (watcher.steps.total, watcher.steps.skipped, watcher.steps.loss_scales) == (4, 0, ())
+    assert trainer.callback_metrics["skipped_steps"] == 0
+    with pytest.raises(ConfigError, match="guards='loud' is none of"):
+        trained(tmp_path, Module(), AmpCompareCallback(guards="loud"))

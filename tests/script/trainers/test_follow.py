@@ -1,0 +1,95 @@
+"""Scripts that train by a library which has a precision of its own: the arm decides."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ampcompare.base.errors import UnsupportedCombination
+from ampcompare.base.metric_log import listen
+from ampcompare.script.trainers.logged import log_numbers
+from tests.script.small_script import batch, network
+from tests.script.test_stand_in import Rows
+
+pytestmark = pytest.mark.filterwarnings("ignore:The `srun` command is available")
+
+
+def fabric_weights(precision: str) -> list[Tensor]:
+    """Return the weights after three steps of a script for Fabric, with clipping."""
+    fabric_module = pytest.importorskip("lightning_fabric", reason="not installed: pip install lightning-fabric")
+    fabric = fabric_module.Fabric(accelerator="cpu", devices=1, precision=precision)
+    inner = network()
+    model, optimizer = fabric.setup(inner, torch.optim.SGD(inner.parameters(), lr=0.1, momentum=0.9))
+    for step in range(3):
+        x, y = batch(step)
+        fabric.backward(nn.functional.cross_entropy(model(x), y))
+        fabric.clip_gradients(model, optimizer, max_norm=1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+    return [param.detach().float().clone() for param in inner.parameters()]
+
+
+@pytest.mark.filterwarnings("ignore::ampcompare.apex.DeprecatedFeatureWarning")
+@pytest.mark.parametrize("arm", ["fp32", "native:bf16", "apex:O2"])
+@pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true"])
+def test_precision_of_fabric_makes_no_difference(behind: Any, arm: str, precision: str) -> None:
+    """Fabric's flag, whose plugin casts inputs or weights, leaves the bits of an arm as they are, and is noted."""
+    behind(arm)
+    want = fabric_weights("32-true")
+    behind.end()
+    rows = Rows()
+    behind(arm, rows)
+    assert all(map(torch.equal, fabric_weights(precision), want))
+    assert [note for note in rows.notes if precision in note]
+
+
+def test_as_written_keeps_precision_of_fabric(behind: Any) -> None:
+    """Under `script` the plugin trains as it does by itself."""
+    want = fabric_weights("bf16-mixed")
+    rows = Rows()
+    behind("script", rows)
+    assert all(map(torch.equal, fabric_weights("bf16-mixed"), want))
+    assert not [note for note in rows.notes if "in the place of" in note]
+
+
+def test_double_precision_is_refused(behind: Any) -> None:
+    """A plugin that no arm can replace ends the script when it is made, with what to take instead."""
+    behind("native:bf16")
+    with pytest.raises(UnsupportedCombination, match=r"64-true.*native:bf16.*16-mixed"):
+        fabric_weights("64-true")
+
+
+@pytest.mark.filterwarnings("ignore::ampcompare.apex.DeprecatedFeatureWarning")
+def test_optimizer_of_accelerate_steps_masters(behind: Any) -> None:
+    """Accelerate puts a saved `step` back around each step of its scaler, and O2 steps its masters all the same."""
+    accelerate = pytest.importorskip("accelerate", reason="not installed: pip install accelerate")
+    optimizers = pytest.importorskip("accelerate.optimizer")
+    behind("apex:O2")
+    accelerate.Accelerator(cpu=True)
+    model = network()
+    scaler = torch.amp.GradScaler("cpu")
+    optimizer = optimizers.AcceleratedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), scaler=scaler)
+    losses = []
+    for _ in range(4):
+        x, y = batch(0)
+        with torch.autocast("cpu"):
+            loss = nn.functional.cross_entropy(model(x), y)
+        optimizer.zero_grad()
+        scaler.scale(loss).backward()
+        optimizer.step()
+        losses.append(loss.item())
+        assert not optimizer.step_was_skipped
+    assert losses == sorted(losses, reverse=True)
+    assert losses[-1] < losses[0]
+
+
+def test_numbers_are_logged() -> None:
+    """What a library logs reaches the record by name: numbers and tensors of one element, no flags and no texts."""
+    seen: list[tuple[str, float, str]] = []
+    end = listen(lambda *metric: seen.append(metric))
+    log_numbers({"loss": torch.tensor(0.5), "lr": 1, "name": "x", "done": True, "all": torch.ones(2)}, "Trainer.log")
+    end()
+    assert seen == [("loss", 0.5, "Trainer.log"), ("lr", 1.0, "Trainer.log")]
