@@ -6,7 +6,7 @@ import copy
 import dataclasses
 import pickle
 import warnings
-from collections import OrderedDict, namedtuple
+from collections import OrderedDict, UserDict, namedtuple
 from collections.abc import Iterator
 from typing import Any
 
@@ -292,6 +292,20 @@ class Sample:
     late: Any = dataclasses.field(init=False, repr=False)
 
 
+@dataclasses.dataclass
+class Output(UserDict[str, Any]):
+    """Like the outputs of transformers: its entries are its attributes too."""
+
+    x: Any = None
+
+    def __post_init__(self) -> None:
+        super().__init__(x=self.x)
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        super().__setitem__(key, value)
+        self.__dict__[key] = value
+
+
 class Words:
     """An iterable that cannot be made from a list."""
 
@@ -367,6 +381,10 @@ def test_dataclasses_are_cast_wherever_they_hide() -> None:
     assert args[3] is Sample
     assert (sample.x.dtype, sample.rest[0].x["k"][0].dtype) == (torch.float32, torch.float32)
     assert given.x.dtype == torch.float16  # outputs that are no tensors stay as they are
+    model(Output([sample]))
+    (output,), _ = model.seen
+    assert output.x is output["x"]
+    assert (type(output), output.x[0].x.dtype) == (Output, torch.float16)
     amp._amp_state.strict = True
     model([sample])
     assert model.seen[0][0][0] is sample
