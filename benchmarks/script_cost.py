@@ -9,8 +9,8 @@ the CPU clock of the process with one thread: without a record, without it again
 random order. Each block makes its own model, optimizer and arm, so that no tensor keeps its place in memory; this,
 the first five steps, in which batches are hashed, and the end lie outside the time. A ratio is taken within a round;
 a row is the median over the rounds of all processes, with its 95 % interval. What stays in a block without a record
-is the audit hook that notes files, which Python cannot remove: 0.1 us for each call of `id`, about twenty of which
-are in a step.
+is the audit hook that notes files and code, which Python cannot remove: 0.25 us for each call of `id` on a busy
+machine, about twenty of which are in a step.
 """
 
 from __future__ import annotations

@@ -21,24 +21,40 @@ PIECE = 1000  # characters of at most four bytes
 
 def mark_output() -> None:
     """Mark what this process and its forks print through Python while they are in a process group of several ranks."""
-    if os.environ.get(CELL_FOLDER) and not isinstance(sys.stdout, _Marked):
-        sys.stdout, sys.stderr = _Marked(sys.stdout), _Marked(sys.stderr)
+    if not os.environ.get(CELL_FOLDER) or isinstance(sys.stdout, _Marked):
+        return
+    for name in ("stdout", "stderr"):
+        stream, first = getattr(sys, name), getattr(sys, f"__{name}__")
+        setattr(sys, name, _Marked(stream))
+        if first is not None:  # to which a script returns that has replaced the stream
+            setattr(sys, f"__{name}__", getattr(sys, name) if first is stream else _Marked(first))
 
 
 class _Marked:
-    """A text stream that marks what is written to it."""
+    """A stream of text, or of the bytes below one, that marks what is written to it."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
 
-    def write(self, text: str) -> int:
-        """Write a text."""
+    @property
+    def buffer(self) -> Any:
+        """The stream of bytes, into which a script may write past the text, such as with an encoding of its own."""
+        return _Marked(self._stream.buffer)
+
+    def write(self, text: Any) -> int:
+        """Write a text, or bytes to the stream of bytes."""
         rank = _rank()
-        if rank is None or not isinstance(text, str):
+        if rank is None:
             return int(self._stream.write(text))
-        for begin in range(0, len(text), PIECE):
-            self._stream.write(f"\x1e{rank}\x1f{text[begin : begin + PIECE]}\x1d")
-        return len(text)
+        begin, end = f"\x1e{rank}\x1f", "\x1d"
+        if isinstance(text, str):
+            for at in range(0, len(text), PIECE):
+                self._stream.write(begin + text[at : at + PIECE] + end)
+            return len(text)
+        data = bytes(text)
+        for at in range(0, len(data), PIECE):
+            self._stream.write(begin.encode() + data[at : at + PIECE] + end.encode())
+        return len(data)
 
     def writelines(self, lines: Any) -> None:
         """Write several texts."""

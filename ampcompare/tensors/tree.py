@@ -27,7 +27,8 @@ def mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         changed = copy.copy(value)
         for field in dataclasses.fields(value):
-            object.__setattr__(changed, field.name, mapped(getattr(value, field.name), change))  # it may be frozen
+            if hasattr(value, field.name):  # else one without a default, which was not set yet
+                object.__setattr__(changed, field.name, mapped(getattr(value, field.name), change))  # it may be frozen
         return changed
     return value
 
@@ -49,7 +50,7 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
             yield from tensors_in(item)
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         for field in dataclasses.fields(value):
-            yield from tensors_in(getattr(value, field.name))
+            yield from tensors_in(getattr(value, field.name, None))
 
 
 def first_floating_type(value: Any) -> torch.dtype | None:

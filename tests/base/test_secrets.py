@@ -5,12 +5,15 @@ from __future__ import annotations
 import html
 import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from ampcompare.base import secrets
 from ampcompare.base.errors import ConfigError
 from ampcompare.base.secrets import StreamMask, hide, hide_names, is_secret_name, learn_file, mask, reveal
+from ampcompare.settings.config import RunConfig
+from ampcompare.settings.script import script_config
 
 
 @pytest.fixture(autouse=True)
@@ -111,11 +114,22 @@ def test_a_pasted_placeholder_needs_its_value(monkeypatch: pytest.MonkeyPatch) -
     assert reveal(["--out", "$HOME/x"]) == ["--out", "$HOME/x"]
 
 
-def test_secrets_in_a_file_of_settings_are_known(tmp_path: object) -> None:
+def test_secrets_in_a_file_of_settings_are_known(tmp_path: Path) -> None:
     """A script that prints its settings prints no secret into its log."""
-    from pathlib import Path
-
-    path = Path(str(tmp_path)) / "conf.yaml"
+    path = tmp_path / "conf.yaml"
     path.write_text("lr: 0.1\nwandb_api_key: 'abcd1234efgh'\n")
     learn_file(path)
     assert mask("{'lr': 0.1, 'wandb_api_key': 'abcd1234efgh'}") == "{'lr': 0.1, 'wandb_api_key': '$WANDB_API_KEY'}"
+
+
+def test_another_secret_is_the_same_comparison(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its cells need not run again; with another learning rate they do."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").touch()
+
+    def digest(*words: str) -> str:
+        return RunConfig(script=script_config(["train.py", *words], mask=["pin"])).digest()
+
+    one = digest("--token", "hunter22", "--pin=pin-9876")
+    assert one == digest("--token", "other222", "--pin=pin-0000")
+    assert one != digest("--token", "hunter22", "--pin=pin-9876", "--lr=1")

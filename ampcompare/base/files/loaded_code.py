@@ -19,7 +19,7 @@ import sys
 import sysconfig
 import tempfile
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -27,6 +27,7 @@ from types import CodeType
 from typing import Any
 
 from ampcompare.base.environment.versions import installed_version
+from ampcompare.base.files.audit import on_file_events
 
 __all__ = [
     "DIGITS",
@@ -37,6 +38,7 @@ __all__ = [
     "changed_code",
     "differing",
     "digest_of",
+    "end_watch",
     "read_loaded",
     "watch_code",
 ]
@@ -49,7 +51,7 @@ CODE = (
 # Settings of a script count if they lie where it does, or where it runs.
 SETTINGS = (".yaml", ".yml", ".json", ".toml", ".ini", ".cfg", ".gin", ".jsonnet", ".libsonnet")
 MAX_SETTINGS_BYTES = 2**20
-EVENTS = frozenset({"exec", "open", "os.rename", "subprocess.Popen"})
+WATCHED = (*CODE, *SETTINGS)
 DIGITS = 16
 WRITING = os.O_WRONLY | os.O_RDWR
 MAX_UP = 2  # folders above that of the script which a copy of its project is taken to include
@@ -121,14 +123,14 @@ class CodeWatch:
             if not isinstance(path, str | bytes | os.PathLike):
                 return
             file = os.fsdecode(path)
-            if file.endswith((*CODE, *SETTINGS)):
+            if file.endswith(WATCHED):
                 writes = (isinstance(flags, int) and flags & WRITING) or (
                     isinstance(mode, str) and set(mode) & set("wax+")
                 )
                 self._generated(file) if writes else self._note(file)
         elif event == "os.rename":
             file = os.fsdecode(arguments[1])
-            if file.endswith((*CODE, *SETTINGS)):
+            if file.endswith(WATCHED):
                 self._generated(file)
         elif event == "subprocess.Popen":
             words = arguments[1]
@@ -237,20 +239,20 @@ def _plain(distribution: str) -> str:
 
 def watch_code(folder: Path, base: Path) -> CodeWatch:
     """Note from now on what this process loads for a cell, and no longer for an earlier one."""
-    global _current
-    if _current is None:
-        sys.addaudithook(_audit)  # there is no way to remove it
     _temporary()  # found now: a hook that looks for it would wait for the lock of the one who does
-    _current = CodeWatch(folder, base)
-    return _current
+    watch = CodeWatch(folder, base)
+    end_watch()
+    _ends.append(on_file_events(watch.audit))
+    return watch
 
 
-_current: CodeWatch | None = None
+def end_watch() -> None:
+    """Note no longer what this process loads."""
+    while _ends:
+        _ends.pop()()
 
 
-def _audit(event: str, arguments: tuple[Any, ...]) -> None:
-    if event in EVENTS and _current is not None:
-        _current.audit(event, arguments)
+_ends: list[Callable[[], None]] = []
 
 
 @functools.cache

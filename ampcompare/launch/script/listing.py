@@ -23,6 +23,11 @@ MAX_LINES = 2000
 NUMBER = r"[-+]?(?:(?:\d+\.\d*|\.\d+)(?:[eE][-+]?\d+)?|\d+[eE][-+]?\d+|(?i:nan|inf)\b)"
 WORD = r"[A-Za-z][\w@./-]*"
 PRINTED = re.compile(rf"(?<![\w.])({WORD}(?: {WORD})?)(?:\s*[:=]\s*|\s+)({NUMBER})(?!\.?\d)")
+# An entry of a dict or of JSON; its number may be a text, as HF's Trainer prints it, or a scalar of numpy or torch.
+ENTRY = re.compile(
+    rf"""(?P<quote>['"])(?P<name>[A-Za-z][\w@./ -]*)(?P=quote): ?"""
+    rf"""(?P<open>['"]|[\w.]+\()?(?P<number>{NUMBER})(?=['"),}}]|$)"""
+)
 VALUE = r"([-+]?[\d.]+(?:[eE][-+]?\d+)?|nan|[-+]?inf)"
 LOWER = re.compile(r"loss|err|perplexity|ppl|mse|mae", re.IGNORECASE)
 
@@ -70,14 +75,24 @@ def script_steps(config: RunConfig) -> int:
 
 
 def _printed(lines: list[str]) -> Iterator[SeenMetric]:
-    found: dict[str, list[float]] = {}
+    found: dict[tuple[str, str], list[float]] = {}
     for line in lines:
-        if not line.startswith("ampcompare"):
-            for words, number in PRINTED.findall(line):
-                found.setdefault(words, []).append(float(number))
-    for words, values in found.items():
-        pattern = rf"{re.escape(words)}(?:\s*[:=]\s*|\s+){VALUE}"
-        yield SeenMetric(words, "output", len(values), values[-1], _option(words, pattern))
+        if line.startswith("ampcompare"):
+            continue
+        for words, number in PRINTED.findall(line):
+            before = rf"{re.escape(words)}(?:\s*[:=]\s*|\s+)"
+            found.setdefault((words, before), []).append(float(number))
+        for entry in ENTRY.finditer(line):
+            quote, name, opening = entry["quote"], entry["name"], entry["open"] or ""
+            before = _without_apostrophe(f"{quote}{re.escape(name)}{quote}: ?{re.escape(opening)}")
+            found.setdefault((name, before), []).append(float(entry["number"]))
+    for (name, before), values in found.items():
+        yield SeenMetric(name, "output", len(values), values[-1], _option(name, before + VALUE))
+
+
+def _without_apostrophe(pattern: str) -> str:
+    """Return a pattern of the same meaning that needs no escape within a shell's apostrophes."""
+    return pattern.replace("'", r"\x27")
 
 
 def _option(name: str, pattern: str | None = None) -> str:

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch.jit._script import RecursiveScriptModule
 
+from ampcompare.base.files.audit import on_file_events
 from ampcompare.base.files.loaded_code import CODE, is_users_code
 from ampcompare.guards.events import Layer, Subscriptions
 from ampcompare.guards.import_hook import ImportHook
@@ -49,7 +50,6 @@ class WrittenFiles:
         self._files: dict[str, None] = {}
         self._read: set[str] = set()
         self._busy: set[int] = set()
-        self._ended = False
         self._own = os.path.join(os.environ[CELL_DIR], "") if CELL_DIR in os.environ else None
         self._started = float(os.environ.get(CELL_STARTED, time.time()))
         # Found now: a hook that looks for the folder of temporary files waits for the lock of who looks for it.
@@ -67,14 +67,13 @@ class WrittenFiles:
         hooks = {name: functools.partial(self._watch_safetensors, name) for name in SAFETENSORS}
         self._imports = ImportHook({"safetensors": self._watch_safe_open, **hooks})
         self._imports.begin()
-        sys.addaudithook(self._audit)
+        self._end_audit = on_file_events(self._audit)
 
     def end(self) -> list[str]:
         """Watch no longer, and return the full paths of those written, in the order of their first opening."""
-        if not self._ended:
-            self._ended = True
-            self._events.end()
-            self._imports.end()
+        self._end_audit()
+        self._events.end()
+        self._imports.end()
         return list(self._files)
 
     def _watch_safetensors(self, name: str) -> None:
@@ -98,7 +97,7 @@ class WrittenFiles:
 
         It runs inside any `open` of the process, so it takes no lock.
         """
-        if self._ended or threading.get_ident() in self._busy:
+        if threading.get_ident() in self._busy:
             return
         if event == "open":
             path, mode, flags = arguments

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import pickle
 import warnings
-from collections import OrderedDict, namedtuple
+from collections import OrderedDict, UserDict, namedtuple
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -281,6 +283,36 @@ def test_state_dict_with_extra_state() -> None:
 Pair = namedtuple("Pair", "a b")
 
 
+@dataclasses.dataclass(frozen=True)
+class Sample:
+    """A dataclass as an input; its last field is one that Apex's rules would not survive."""
+
+    x: Any
+    rest: Any
+    late: Any = dataclasses.field(init=False, repr=False)
+
+
+@dataclasses.dataclass
+class Output(UserDict[str, Any]):
+    """Like the outputs of transformers: its entries are its attributes too."""
+
+    x: Any = None
+
+    def __post_init__(self) -> None:
+        super().__init__(x=self.x)
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        super().__setitem__(key, value)
+        self.__dict__[key] = value
+
+
+class Words:
+    """An iterable that cannot be made from a list."""
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(["a"])
+
+
 class Echo(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -331,6 +363,31 @@ def test_named_tuples_ranges_and_iterators() -> None:
     assert args[0].a.dtype == torch.float16
     assert args[1] == range(3)
     assert [v.dtype for v in args[2]] == [torch.float16] * 2
+
+
+def test_dataclasses_are_cast_wherever_they_hide() -> None:
+    """In containers and in each other, in copies; what has no floating tensor is passed as it is; strict as in Apex."""
+    model = Echo()
+    amp.initialize(model, opt_level="O2", verbosity=0)
+    x, words = torch.ones(2), Words()
+    sample, settings = Sample(x, [Sample({"k": (x,)}, words)]), Sample(1, words)
+    given = model([sample], (sample, settings), {"k": sample}, Sample, key=sample, give=sample)
+    args, kwargs = model.seen
+    for seen in (args[0][0], args[1][0], args[2]["k"], kwargs["key"]):
+        assert type(seen) is Sample
+        assert (seen.x.dtype, seen.rest[0].x["k"][0].dtype) == (torch.float16, torch.float16)
+        assert seen.rest[0].rest is words
+    assert args[1][1] is settings
+    assert args[3] is Sample
+    assert (sample.x.dtype, sample.rest[0].x["k"][0].dtype) == (torch.float32, torch.float32)
+    assert given.x.dtype == torch.float16  # outputs that are no tensors stay as they are
+    model(Output([sample]))
+    (output,), _ = model.seen
+    assert output.x is output["x"]
+    assert (type(output), output.x[0].x.dtype) == (Output, torch.float16)
+    amp._amp_state.strict = True
+    model([sample])
+    assert model.seen[0][0][0] is sample
 
 
 @pytest.mark.parametrize("level", LEVELS)

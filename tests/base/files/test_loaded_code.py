@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from ampcompare.base.files import loaded_code
-from ampcompare.base.files.loaded_code import changed_code, differing, read_loaded, watch_code
+from ampcompare.base.files.loaded_code import changed_code, differing, end_watch, read_loaded, watch_code
 
 
 @pytest.fixture
@@ -28,7 +27,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.syspath_prepend(str(folder))
     known = set(sys.modules)
     yield folder
-    loaded_code._current = None
+    end_watch()
     for name in set(sys.modules) - known:
         del sys.modules[name]
 
@@ -129,7 +128,7 @@ def test_a_file_that_changes_meanwhile_equals_neither_form(project: Path, tmp_pa
         watch_code(cell, project)
         runpy.run_path("late.py")
         (project / "late.py").touch()
-        loaded_code._current = None
+        end_watch()
         (project / "late.py").write_text("X = 22\n")
     files = read_loaded(cell).files
     assert files["late.py"].count("|") == 1

@@ -56,9 +56,12 @@ FORK = "if not os.fork():\n    step()\n    os._exit(0)\nos.wait()\nstep()"
 
 
 @pytest.fixture(scope="module")
-def launcher() -> Iterator[ScriptLauncher]:
-    """One server for all cells."""
-    with ScriptLauncher() as one:
+def launcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ScriptLauncher]:
+    """One server for all cells, started in a folder with a file of the package's name."""
+    folder = tmp_path_factory.mktemp("here")
+    (folder / "ampcompare.py").write_text("raise SystemExit(99)")
+    with pytest.MonkeyPatch.context() as patch, ScriptLauncher() as one:
+        patch.chdir(folder)
         yield one
 
 
@@ -66,6 +69,14 @@ def cell(tmp_path: Path, body: str, arm: str = "bf16") -> RunConfig:
     script = tmp_path / "train.py"
     script.write_text(START + body)
     return RunConfig(arm=arm, warmup_steps=0, script=script_config([str(script)]))
+
+
+def test_a_script_lies_next_to_a_file_ampcompare(launcher: ScriptLauncher, tmp_path: Path) -> None:
+    """Neither the server, which was started next to one too, nor the script takes it for this package."""
+    (tmp_path / "ampcompare.py").write_text("raise SystemExit(99)")
+    config = cell(tmp_path, "step()\nimport ampcompare.api\nassert ampcompare.compare")
+    record = launcher.launch(config, tmp_path / "cell")
+    assert (record.status, record.error) == ("completed", None)
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-import re
 import shlex
 
 import pytest
 
 from ampcompare.launch.script.listing import _printed
+from ampcompare.launch.script.output import widened
 from ampcompare.settings.script import parse_metric
 
 
@@ -22,6 +22,14 @@ from ampcompare.settings.script import parse_metric
         ("Acc@1 93.20 (93.10)", {"Acc@1": 93.2}),
         ("epoch 3 of 1_000, nanometer, version 1.2.3", {}),
         ("step 0.5s", {"step": 0.5}),
+        ("{'loss': 0.25, 'grad_norm': 1.5, 'epoch': 1.0}", {"loss": 0.25, "grad_norm": 1.5, "epoch": 1.0}),
+        ("{'eval_loss': '1e-05', 'loss': '0.25'}", {"eval_loss": 1e-5, "loss": 0.25}),
+        ('{"eval/top-1": .91, "x": "0.5.2", "y": [0.5], "n": 3}', {"eval/top-1": 0.91}),
+        (
+            "{'f1': np.float64(-0.5), 'nll': tensor(nan), 'val acc': {'top 1': inf}}",
+            {"f1": -0.5, "nll": math.nan, "top 1": math.inf},
+        ),
+        ("{'lr': tensor(0.5, device='cuda:0')}", {"lr": 0.5}),
     ],
 )
 def test_numbers_as_python_prints_them(line: str, found: dict[str, float]) -> None:
@@ -31,6 +39,7 @@ def test_numbers_as_python_prints_them(line: str, found: dict[str, float]) -> No
     for one in listed:
         pattern = parse_metric(shlex.split(one.option)[1]).pattern
         assert pattern is not None
-        match = re.search(pattern, line)
+        assert "'" not in pattern  # it is pasted between apostrophes
+        match = widened(pattern).search(line)
         assert match is not None
         assert repr(float(match[1])) == repr(one.last)

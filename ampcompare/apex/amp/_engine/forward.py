@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ampcompare.apex.amp._amp_state import _amp_state
+from ampcompare.tensors.tree import first_floating_type, mapped
 
 __all__ = ["CastForward", "applier", "to_type"]
 
@@ -32,13 +33,14 @@ def to_type(dtype: torch.dtype, value: Tensor, *, expect_cuda: bool = False) -> 
     return value
 
 
-def applier(value: Any, fn: Callable[[Any], Any]) -> Any:
+def applier(value: Any, fn: Callable[[Any], Any], *, in_dataclasses: bool = False) -> Any:
     """Apply `fn` to every tensor inside `value`, or to `value` itself if it has `.to`.
 
     Mappings become plain dicts, unless they are dataclasses; other iterables keep their type. Strings, arrays and
     scalars stay as they are.
 
     Source: Apex 25.05, `apex/amp/_initialize.py`; named tuples, ranges and iterators, which raise there, work here.
+    With `in_dataclasses`, so do tensors in the fields of a dataclass that is no mapping, which Apex leaves as they are.
     """
     if isinstance(value, (Tensor, str)):
         return fn(value) if isinstance(value, Tensor) else value
@@ -47,19 +49,26 @@ def applier(value: Any, fn: Callable[[Any], Any]) -> Any:
         return value
     if hasattr(value, "to"):
         return fn(value)
+
+    def inside(entry: Any) -> Any:
+        return applier(entry, fn, in_dataclasses=in_dataclasses)
+
     if isinstance(value, Mapping):
         if dataclasses.is_dataclass(value) and not _amp_state.strict and isinstance(value, MutableMapping):
             result = copy.copy(value)  # an output of transformers or diffusers, whose entries are attributes too
             for key, entry in value.items():
-                result[key] = applier(entry, fn)
+                result[key] = inside(entry)
             return result
-        return {applier(key, fn): applier(entry, fn) for key, entry in value.items()}
+        return {inside(key): inside(entry) for key, entry in value.items()}
     if isinstance(value, (range, bytes)):
         return value
+    if in_dataclasses and dataclasses.is_dataclass(value) and not isinstance(value, type):
+        # What a field holds besides tensors and plain containers stays: no such object went through Apex's rules.
+        return value if first_floating_type(value) is None else mapped(value, fn)
     if isinstance(value, Iterator):
-        return (applier(entry, fn) for entry in value)
+        return (inside(entry) for entry in value)
     if hasattr(value, "__iter__"):
-        entries = [applier(entry, fn) for entry in value]
+        entries = [inside(entry) for entry in value]
         return kind(*entries) if hasattr(value, "_fields") else kind(entries)
     return value
 
@@ -150,16 +159,10 @@ class CastForward:
         return self._original()(*args, **kwargs)
 
     def _cast_input(self, value: Any, dtype: torch.dtype) -> Any:
-        """Cast what goes in; of a dataclass its fields, which Apex leaves as they are."""
-        if dataclasses.is_dataclass(value) and not hasattr(value, "to") and not _amp_state.strict:
-            fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-            value = copy.copy(value)
-            for name, entry in fields.items():
-                object.__setattr__(value, name, self._cast_input(entry, dtype))  # it may be frozen
-            return value
-        return self._cast(value, dtype)
+        """Cast what goes in, dataclasses in it too unless strict."""
+        return self._cast(value, dtype, in_dataclasses=not _amp_state.strict)
 
-    def _cast(self, value: Any, dtype: torch.dtype) -> Any:
+    def _cast(self, value: Any, dtype: torch.dtype, *, in_dataclasses: bool = False) -> Any:
         if value.__class__ is Tensor and (not self.expect_cuda or value.is_cuda):
             if value.dtype is dtype or not value.is_floating_point():
                 return value
@@ -167,7 +170,7 @@ class CastForward:
             if dtype is torch.float32:
                 return value.float()
             return value.half() if dtype is torch.float16 else value.to(dtype)
-        return applier(value, lambda entry: self._cast_entry(entry, dtype))
+        return applier(value, lambda entry: self._cast_entry(entry, dtype), in_dataclasses=in_dataclasses)
 
     def _cast_entry(self, value: Any, dtype: torch.dtype) -> Any:
         if isinstance(value, Tensor):
