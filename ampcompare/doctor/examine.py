@@ -77,6 +77,8 @@ EXTRAS: dict[str, tuple[tuple[str, ...], str]] = {
     "slurm": (("submitit",), "cells as jobs of Slurm"),
     "timm": (("timm",), "its models by name: --arch timm:resnet50"),
     "hf": (("transformers",), "its language models by name: --task lm --arch hf:gpt2"),
+    "lightning": (("lightning",), "arms and guards in its Trainer: ampcompare.integrations.lightning"),
+    "notebook": (("ipykernel", "nbclient", "nbformat"), "notebooks, run from the command line"),
     "triton": (("triton",), "unscaling and master copies of O2 in two kernels, on a GPU"),
     **{
         spec.library.extra: (spec.library.distributions[:1], f"the arms {name}:...")

@@ -163,19 +163,20 @@ def user_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def launcher(user_folder: Path, forking: types.SimpleNamespace) -> Iterator[ForkedLauncher]:
-    """A launcher whose server was started in the user's folder."""
-    before = Path.cwd()
-    os.chdir(user_folder)
-    try:
-        with ForkedLauncher() as launcher:
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr("ampcompare.launch.server_process.subprocess", forking)
-                launcher._ensure_server()
-            os.chdir(before)
-            yield launcher
-    finally:
-        os.chdir(before)
+def shared_launcher(forking: types.SimpleNamespace) -> Iterator[ForkedLauncher]:
+    """A launcher with a server."""
+    with ForkedLauncher() as launcher:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("ampcompare.launch.server_process.subprocess", forking)
+            launcher._ensure_server()
+        yield launcher
+
+
+@pytest.fixture
+def launcher(shared_launcher: ForkedLauncher, user_folder: Path, monkeypatch: pytest.MonkeyPatch) -> ForkedLauncher:
+    """A launcher whose cells run in the user's folder: in that of this process."""
+    monkeypatch.chdir(user_folder)
+    return shared_launcher
 
 
 @pytest.fixture
