@@ -44,21 +44,23 @@ def _run(folder: Path, *words: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)])
-def test_a_pool_that_is_stopped(tmp_path: Path, number: int, code: int) -> None:
+def test_a_pool_that_is_stopped(tmp_path: Path) -> None:
     """The two finished cells of the first call stay as they are, no process is left, and the same command resumes."""
     first = _run(tmp_path, "--seeds", "0", "--epochs", "2000", "--max-steps", "8")
     assert first.wait(PATIENCE) == 0
     done = {path: path.read_bytes() for path in tmp_path.glob("out/cells/*/record.json")}
     assert len(done) == 2
-    process = _run(tmp_path, "--seeds", "0-1", "--epochs", "9000", "--max-steps", "30000")
-    _wait_for(lambda: _training(tmp_path) == 2, process)
-    family = psutil.Process(process.pid).children(recursive=True)
-    assert len(family) >= 4, "two servers with a cell each"
-    process.send_signal(number)
-    assert process.wait(PATIENCE) == code
-    assert psutil.wait_procs(family, timeout=30)[1] == []
-    assert {path: path.read_bytes() for path in done} == done
+    for number, code in ((signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)):
+        steps = str(30000 + number)  # other cells for each signal
+        before = _training(tmp_path)
+        process = _run(tmp_path, "--seeds", "0-1", "--epochs", "9000", "--max-steps", steps)
+        _wait_for(lambda before=before: _training(tmp_path) == before + 2, process)
+        family = psutil.Process(process.pid).children(recursive=True)
+        assert len(family) >= 4, "two servers with a cell each"
+        process.send_signal(number)
+        assert process.wait(PATIENCE) == code
+        assert psutil.wait_procs(family, timeout=30)[1] == []
+        assert {path: path.read_bytes() for path in done} == done
     again = _run(tmp_path, "--seeds", "0-1", "--epochs", "2000", "--max-steps", "8")
     assert again.wait(PATIENCE) == 0
     assert {path: path.read_bytes() for path in done} == done, "cells that had ended ran again"
