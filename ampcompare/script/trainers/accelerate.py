@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
 from ampcompare.guards.events import Subscriptions
 from ampcompare.script.legacy.target import Target
@@ -70,18 +70,18 @@ def _follow_launch(name: str, told: Told, events: Subscriptions) -> None:
             os.environ.update(environment)
             is_module = command[1] == "-m"
             _run(Target(command[1 + is_module], command[2 + is_module :], is_module=is_module))
+            command = [sys.executable, "-c", ""]  # which is all that is left to start
         return command, environment
 
     events.wrap(sys.modules[name], "prepare_simple_launcher_cmd_env", prepare)
 
 
-def _run(target: Target) -> NoReturn:
+def _run(target: Target) -> None:
     """Run a script to its end as `__main__` of this process."""
     target.set_paths()
     code, main = target.load()
     sys.modules["__main__"] = main
     exec(code, main.__dict__)
-    sys.exit(0)
 
 
 MODULES: dict[str, Callable[[str, Told, Subscriptions], None]] = {

@@ -123,7 +123,5 @@ def test_a_launcher_runs_the_script_in_this_process(
     monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
     monkeypatch.setattr(os, "environ", os.environ.copy())
     arguments = ["--cpu", "--num_processes=1", "--num_machines=1", "--mixed_precision=bf16", "--dynamo_backend=no"]
-    with pytest.raises(SystemExit) as ended:
-        launch.launch_command(launch.launch_command_parser().parse_args([*arguments, str(script), "--epochs", "2"]))
-    assert ended.value.code == 0
+    launch.launch_command(launch.launch_command_parser().parse_args([*arguments, str(script), "--epochs", "2"]))
     assert capsys.readouterr().out == "ran __main__ ['--epochs', '2'] bf16\n"
