@@ -21,6 +21,7 @@ class ImportHook(MetaPathFinder):
 
     def __init__(self, awaited: dict[str, Callable[[], None]]) -> None:
         self._awaited = dict(awaited)
+        self._searching: set[str] = set()
 
     def begin(self) -> None:
         """Call for modules that are imported already, and wait for the others."""
@@ -40,13 +41,15 @@ class ImportHook(MetaPathFinder):
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """Return what the other finders return, whose loader then calls back."""
-        if fullname not in self._awaited:
+        if fullname not in self._awaited or fullname in self._searching:
             return None
-        for finder in sys.meta_path:
-            spec = None if finder is self else finder.find_spec(fullname, path, target)
-            if spec is not None:
-                break
-        else:
+        self._searching.add(fullname)  # another hook that awaits this name asks here again
+        try:
+            found = (finder.find_spec(fullname, path, target) for finder in sys.meta_path if finder is not self)
+            spec = next((one for one in found if one is not None), None)
+        finally:
+            self._searching.discard(fullname)
+        if spec is None:
             return None
         loader: Any = spec.loader
         # An alias of ampcompare's own module, which is awaited under its own name.
@@ -55,7 +58,7 @@ class ImportHook(MetaPathFinder):
         execute = loader.exec_module
 
         def exec_module(module: ModuleType) -> None:
-            del loader.exec_module
+            vars(loader).pop("exec_module", None)  # of this hook, or of another one around it
             execute(module)
             callback = self._awaited.pop(fullname, None)
             if callback is not None:

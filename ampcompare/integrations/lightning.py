@@ -76,6 +76,8 @@ class AmpComparePrecision(_PrecisionPlugin):  # type: ignore[misc]
         self._mode, self._record = guards, record
         self._guards: Any = None
         self._arm_precision: Precision | None = None
+        self._last_state: dict[str, Any] = {}
+        self._half_dtype: torch.dtype | None = None
         self._optimizers: list[Optimizer] = []
         self._loss: Tensor | None = None
 
@@ -84,11 +86,19 @@ class AmpComparePrecision(_PrecisionPlugin):  # type: ignore[misc]
     ) -> tuple[nn.Module, list[Optimizer], list[Any]]:
         """Prepare the model, on its device, and the optimizers."""
         self.teardown()
+        device = next((param.device for param in model.parameters()), torch.device("cpu"))
+        precision = make_precision(self.arm, device=str(device))
+        self._half_dtype = precision.half_dtype
+        if optimizers and all(any(one is known for known in self._optimizers) for one in optimizers):
+            # An evaluation after a training passes its optimizers again; weights that the arm has cast are cast.
+            if not self._casts_weights() or not any(param.dtype is self._half_dtype for param in model.parameters()):
+                (model,), _ = precision.prepare([model], [])
+                self._arm_precision = precision
+            return model, optimizers, lr_schedulers
         self._guards = begin_guards(self._mode)
         self.steps = StepLog(self._record)
-        device = next((param.device for param in model.parameters()), torch.device("cpu"))
-        self._arm_precision = make_precision(self.arm, device=str(device))
-        models, self._optimizers = self._arm_precision.prepare([model], optimizers)
+        self._arm_precision = precision
+        models, self._optimizers = precision.prepare([model], optimizers)
         return models[0], self._optimizers, lr_schedulers
 
     def convert_input(self, data: Any) -> Any:
@@ -100,8 +110,10 @@ class AmpComparePrecision(_PrecisionPlugin):  # type: ignore[misc]
         return move(data, Tensor, lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor)
 
     def _weights_type(self) -> torch.dtype | None:
-        casts = self.arm.backend == "half" or self.arm.options.get("opt_level") in ("O2", "O3", "O5")
-        return self._arm_precision.half_dtype if casts and self._arm_precision is not None else None
+        return self._half_dtype if self._casts_weights() else None
+
+    def _casts_weights(self) -> bool:
+        return self.arm.backend == "half" or self.arm.options.get("opt_level") in ("O2", "O3", "O5")
 
     @contextlib.contextmanager
     def forward_context(self) -> Iterator[None]:
@@ -144,8 +156,8 @@ class AmpComparePrecision(_PrecisionPlugin):  # type: ignore[misc]
         return self._arm_precision.unscale(optimizer)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return arm and loss scales."""
-        state = {} if self._arm_precision is None else self._arm_precision.state_dict()
+        """Return arm and loss scales, also after the training has ended."""
+        state = self._last_state if self._arm_precision is None else self._arm_precision.state_dict()
         return {"arm": str(self.arm), "state": state}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -162,6 +174,8 @@ class AmpComparePrecision(_PrecisionPlugin):  # type: ignore[misc]
     def teardown(self) -> None:
         """End the record, the guards, and O1's patches of torch."""
         self.steps.close()
+        if self._arm_precision is not None and self.steps.total:
+            self._last_state = self._arm_precision.state_dict()
         if self._arm_precision is not None and self.arm.backend == "apex":
             importlib.import_module("ampcompare.apex.amp")._amp_state.close()
         self._arm_precision = None

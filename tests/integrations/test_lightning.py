@@ -103,3 +103,20 @@ def test_callback_counts_steps_of_lightnings_own_precision(tmp_path: Path) -> No
     assert trainer.callback_metrics["skipped_steps"] == 0
     with pytest.raises(ConfigError, match="guards='loud' is none of"):
         trained(tmp_path, Module(), AmpCompareCallback(guards="loud"))
+
+
+@pytest.mark.parametrize("arm", ["native:fp16", "apex:O2"])
+def test_after_a_training(tmp_path: Path, arm: str) -> None:
+    """The trainer validates with the optimizers that are prepared; a checkpoint that it saves has the loss scale."""
+
+    class Validated(Module):
+        def validation_step(self, batch: list[Tensor], number: int) -> None:
+            self.log("val_loss", nn.functional.cross_entropy(self.body(batch[0]), batch[1]))
+
+    trainer = trained(tmp_path, Validated(overflows=True), plugins=[AmpComparePrecision(arm)])
+    trainer.validate(trainer.lightning_module, DataLoader(data(), batch_size=4), verbose=False)
+    assert trainer.callback_metrics["val_loss"].isfinite()
+    trainer.save_checkpoint(tmp_path / "last.ckpt")
+    saved = torch.load(tmp_path / "last.ckpt", weights_only=False)["AmpComparePrecision"]
+    assert saved["arm"] == arm
+    assert saved["state"]

@@ -99,11 +99,12 @@ class TorchAmp(TorchNames):
     def forget_unscaled(self, scaler: Any, optimizer: Any) -> None:
         scaler._per_optimizer_states.pop(id(optimizer), None)
 
-    def _note(self, enabled: bool, *, scaler: bool = False) -> None:
+    def _note(self, enabled: bool, scaler: Any = None) -> None:
         """Note that the script makes an object of `torch.amp`, which it may have switched off."""
-        if not self.driven:
-            self.has_scaler = self.has_scaler or scaler
-            self.has_autocast = self.has_autocast or (enabled and not scaler)
+        if scaler is not None:
+            self.note_scaler(scaler, enabled)
+        elif not self.driven:
+            self.has_autocast = self.has_autocast or enabled
         if enabled or self._arm.backend == "fp32":
             self.use()
         elif not self.used and self._off is None:
@@ -144,7 +145,7 @@ class TorchAmp(TorchNames):
         if not is_own():
             self._scalers[scaler] = False
             kwargs = scaler_settings(args, kwargs)
-            self._note(kwargs["enabled"], scaler=True)
+            self._note(kwargs["enabled"], scaler)
             kwargs.update({name: self._arm.options[name] for name in kwargs if name in self._arm.options})
             if kwargs["enabled"] and self._dtype is not torch.float16:
                 self._silenced[scaler] = {name: kwargs[name] for name in SETTINGS}
@@ -200,7 +201,7 @@ class TorchAmp(TorchNames):
     def _before_step(self, optimizer: Any, *_arguments: Any) -> None:
         if self._off is not None and not self.used and not self._initialized():
             raise UnsupportedCombination(self._off)
-        if self.used and self._given is not None:
+        if (self.used or self.is_driven) and self._given is not None:  # a closure computes inside of its step
             self._given([], [optimizer])
             self._given = None
         if self.is_driven:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +20,8 @@ class TorchNames:
     Attributes:
         used: the script, or what drives it, has entered an autocast block or made a GradScaler.
         has_autocast: the script itself has made an enabled autocast block.
-        has_scaler: the script itself has made a GradScaler.
+        has_scaler: the script itself has made a GradScaler that is on.
+        off_scalers: GradScalers that the script itself has made and switched off.
         driven: objects of `torch.amp` are made on behalf of the script at present.
         is_driven: the steps of the script are made and recorded on its behalf; what they lack is no fault of it.
 
@@ -30,6 +32,14 @@ class TorchNames:
     def __init__(self, initialized: Callable[[], bool]) -> None:
         self._initialized = initialized
         self.used = self.has_autocast = self.has_scaler = self.driven = self.is_driven = False
+        self.off_scalers: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def note_scaler(self, scaler: Any, enabled: bool) -> None:
+        """Note that a GradScaler is made, by the script or on its behalf."""
+        if not self.driven:
+            self.has_scaler = self.has_scaler or enabled
+            if not enabled:
+                self.off_scalers.add(scaler)
 
     def install(self, events: Subscriptions) -> None:
         """Begin."""

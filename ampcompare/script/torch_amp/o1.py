@@ -104,7 +104,7 @@ class O1BehindTorch(TorchNames):
 
     def _make_scaler(self, original: Any, scaler: Any, *args: Any, **kwargs: Any) -> None:
         settings = scaler_settings(args, kwargs)
-        self._note(settings["enabled"], scaler=True)
+        self._note(settings["enabled"], scaler)
         original(scaler, **{**settings, "enabled": True})  # a script in bf16 has one that is off
 
     def _casts_of_checkpoint(self, original: Any, *args: Any, **kwargs: Any) -> Any:
@@ -121,10 +121,11 @@ class O1BehindTorch(TorchNames):
     def forget_unscaled(self, scaler: Any, optimizer: Any) -> None:
         self._of(scaler).overflows.pop(id(optimizer), None)
 
-    def _note(self, enabled: bool, *, scaler: bool = False) -> None:
-        if not self.driven:
-            self.has_scaler = self.has_scaler or scaler
-            self.has_autocast = self.has_autocast or (enabled and not scaler)
+    def _note(self, enabled: bool, scaler: Any = None) -> None:
+        if scaler is not None:
+            self.note_scaler(scaler, enabled)
+        elif not self.driven:
+            self.has_autocast = self.has_autocast or enabled
         if not enabled and not self.used and self._off is None:
             self._off = switched_off(self._name)
 

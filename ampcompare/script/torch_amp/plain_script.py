@@ -11,7 +11,8 @@ which every training passes:
 | steps | `step`, which an overflow skips |
 | runs the next backward pass | `update`, after a step; right after it where there is one optimizer |
 
-A script that has made a GradScaler or called `amp.initialize` is left alone.
+A script that has made a GradScaler or called `amp.initialize` is left alone. One whose scalers and autocast blocks are
+all switched off has no mixed precision.
 """
 
 from __future__ import annotations
@@ -150,9 +151,11 @@ class PlainScript:
         """Return what the script needs, which a block or scaler of its own may still change."""
         if self._mode is _Mode.OWN:
             return self._mode
-        if self._names.is_by_apex() or self._names.has_scaler:
+        names = self._names
+        follows = self._mode is _Mode.UNKNOWN and bool(names.off_scalers) and (names.has_autocast or not self._casts)
+        if names.is_by_apex() or names.has_scaler or follows:
             if self._mode is _Mode.PLAIN:
-                self._names.used = self._names.has_scaler or self._names.has_autocast
+                names.used = names.has_scaler or names.has_autocast
             self._mode = _Mode.OWN
             GRADIENT_READS.want(self._before_read, False)
             self._names.is_driven = False
@@ -165,7 +168,17 @@ class PlainScript:
             self._refuse_half()
             if not self._casts:
                 self._names.use()
+        if self._mode is not _Mode.OWN and names.off_scalers:
+            self._leave_off()
         return self._mode
+
+    def _leave_off(self) -> None:
+        """Let the scalers that the script has switched off do nothing, since losses are scaled on its behalf."""
+        for scaler in self._names.off_scalers:
+            scaler._enabled = False  # the arm has made it one that is on
+            if self._rows is not None:
+                self._rows.ignored.add(scaler)
+        self._names.off_scalers.clear()
 
     def _refuse_half(self) -> None:
         """Refuse weights that the script itself holds in 16 bits, but under the arm that equals them."""
@@ -486,6 +499,7 @@ class PlainScript:
         def run() -> Any:
             with torch.enable_grad():
                 result = closure()
+            self._refuse_without_effect()
             self._repeats = True
             return result
 

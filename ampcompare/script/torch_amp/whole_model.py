@@ -150,7 +150,7 @@ class WholeModel(TorchAmp):
 
     def _make_scaler(self, original: Any, scaler: Any, *args: Any, **kwargs: Any) -> None:
         settings = scaler_settings(args, kwargs)
-        self._note(settings["enabled"], scaler=True)
+        self._note(settings["enabled"], scaler)
         original(scaler, **{**settings, "enabled": True})  # a script in bf16 has one that is off
 
     def _prepare(self, models: list[nn.Module], optimizers: list[Any]) -> None:
@@ -205,7 +205,7 @@ class WholeModel(TorchAmp):
         return held if any(module is part for model in self._models for part in model.modules()) else None
 
     def _call(self, name: str, original: Any, scaler: Any, *args: Any, **kwargs: Any) -> Any:
-        if self.is_by_apex():
+        if self.is_by_apex() or not scaler.is_enabled():
             return original(scaler, *args, **kwargs)
         window = self._windows.get(scaler)
         if window is None:

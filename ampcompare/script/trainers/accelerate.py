@@ -1,16 +1,19 @@
 """Hugging Face Accelerate, which the `Trainer` of transformers trains by too.
 
 Its forward pass is a `torch.autocast` block, and its scaler a `GradScaler`, so the arm acts there. Only its optimizer
-keeps the `step` that the wrapped one had when it was prepared, and puts that back around each step.
+keeps the `step` that the wrapped one had when it was prepared, and puts that back around each step. `accelerate launch`
+of one process sets variables of the environment and starts Python; the script runs in this process instead.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from typing import Any
 
 from ampcompare.guards.events import Subscriptions
+from ampcompare.script.legacy.target import Target
 from ampcompare.script.trainers.logged import log_numbers
 from ampcompare.script.trainers.told import Told
 
@@ -60,7 +63,29 @@ def _follow_accelerator(name: str, told: Told, events: Subscriptions) -> None:
     events.wrap(module.Accelerator, "log", log)
 
 
+def _follow_launch(name: str, told: Told, events: Subscriptions) -> None:
+    def prepare(original: Any, args: Any) -> tuple[list[str], dict[str, str]]:
+        command, environment = original(args)
+        if command[0] == sys.executable:  # otherwise by mpirun, or no Python
+            os.environ.update(environment)
+            is_module = command[1] == "-m"
+            _run(Target(command[1 + is_module], command[2 + is_module :], is_module=is_module))
+            command = [sys.executable, "-c", ""]  # which is all that is left to start
+        return command, environment
+
+    events.wrap(sys.modules[name], "prepare_simple_launcher_cmd_env", prepare)
+
+
+def _run(target: Target) -> None:
+    """Run a script to its end as `__main__` of this process."""
+    target.set_paths()
+    code, main = target.load()
+    sys.modules["__main__"] = main
+    exec(code, main.__dict__)
+
+
 MODULES: dict[str, Callable[[str, Told, Subscriptions], None]] = {
     "accelerate.optimizer": _follow_optimizer,
     "accelerate.accelerator": _follow_accelerator,
+    "accelerate.utils.launch": _follow_launch,
 }

@@ -16,6 +16,7 @@ from torch.nn.utils import clip_grad_norm_
 from torch.utils.checkpoint import checkpoint
 
 from ampcompare.base.errors import PreparationError, ScalingError, UnsupportedCombination
+from ampcompare.precision.base import owned_params
 from tests.script.small_script import batch, gan_loss, network, two_networks
 from tests.script.test_stand_in import Rows
 
@@ -320,6 +321,42 @@ def test_lbfgs_is_refused_where_steps_may_be_skipped(behind: Any) -> None:
     optimizer = torch.optim.LBFGS(model.parameters())
     with pytest.raises(ScalingError, match=r"test_plain_script\.py:\d+: LBFGS runs its closure several times"):
         optimizer.step(lambda: Program().loss(model, 0, 0))
+
+
+@pytest.mark.parametrize("arm", ["fp32", "native:bf16", "native:fp16", "O1"])
+def test_first_weights_of_a_step_with_a_closure(arm: str, behind: Any) -> None:
+    """Those before the step are noted, though the arm acts first inside of it."""
+    model = network()
+    first = [param.detach().clone() for param in model.parameters()]
+    noted: list[list[Tensor]] = []
+    stand_in = behind(arm)
+    stand_in.torch_amp._given = lambda _models, optimizers: noted.append(
+        [param for one in optimizers for param in map(torch.clone, owned_params(one))]
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def closure() -> Tensor:
+        loss = Program().loss(model, 0, 0)
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    assert len(noted) == 1
+    assert all(map(torch.equal, noted[0], first))
+
+
+def test_a_closure_without_effect_ends_at_the_first_step(behind: Any) -> None:
+    """An arm that scales nothing has to look behind the closure."""
+    behind("native:bf16")
+    weight = torch.ones(6, 3, requires_grad=True)
+
+    def closure() -> Tensor:
+        loss = (batch(0)[0] @ weight).square().mean()
+        loss.backward()
+        return loss
+
+    with pytest.raises(UnsupportedCombination, match="the first step comes before any"):
+        torch.optim.SGD([weight], lr=0.1).step(closure)
 
 
 @pytest.mark.parametrize("arm", ["native:bf16", "native:fp16", "O1", "O2", "half"])

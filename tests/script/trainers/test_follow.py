@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -93,3 +96,32 @@ def test_numbers_are_logged() -> None:
     log_numbers({"loss": torch.tensor(0.5), "lr": 1, "name": "x", "done": True, "all": torch.ones(2)}, "Trainer.log")
     end()
     assert seen == [("loss", 0.5, "Trainer.log"), ("lr", 1.0, "Trainer.log")]
+
+
+LAUNCHED = """
+import os, sys
+print("ran", __name__, sys.argv[1:], os.environ["ACCELERATE_MIXED_PRECISION"])
+"""
+
+
+def test_a_launcher_runs_the_script_in_this_process(
+    behind: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`accelerate launch` of one process would start a Python that knows of no arm."""
+    pytest.importorskip("accelerate", reason="not installed: pip install accelerate")
+    launch = pytest.importorskip("accelerate.commands.launch")
+    behind("native:bf16")
+    monkeypatch.setattr(
+        launch,
+        "prepare_simple_launcher_cmd_env",
+        sys.modules["accelerate.utils.launch"].prepare_simple_launcher_cmd_env,
+    )
+    script = tmp_path / "train.py"
+    script.write_text(LAUNCHED)
+    for name, value in (("argv", [*sys.argv]), ("path", [*sys.path])):
+        monkeypatch.setattr(sys, name, value)
+    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
+    monkeypatch.setattr(os, "environ", os.environ.copy())
+    arguments = ["--cpu", "--num_processes=1", "--num_machines=1", "--mixed_precision=bf16", "--dynamo_backend=no"]
+    launch.launch_command(launch.launch_command_parser().parse_args([*arguments, str(script), "--epochs", "2"]))
+    assert capsys.readouterr().out == "ran __main__ ['--epochs', '2'] bf16\n"

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from ampcompare.training.metrics.hashes import parameters_sha256, weights_sha256
+from ampcompare.training.metrics.hashes import inputs_sha256, parameters_sha256, weights_sha256
 
 
 def _model() -> nn.Module:
@@ -45,3 +45,13 @@ def test_memory_format_does_not_count() -> None:
     convolution = nn.Conv2d(2, 3, 3)
     usual = weights_sha256([convolution])
     assert weights_sha256([convolution.to(memory_format=torch.channels_last)]) == usual
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")
+@pytest.mark.parametrize("stored", ["to_sparse", "to_sparse_csr", "to_sparse_csc"])
+def test_sparse_inputs(stored: str) -> None:
+    """A sparse matrix, such as the edges of a graph, has a hash by its entries and their places."""
+    one, moved, changed = torch.eye(3), torch.eye(3).roll(1, 0), torch.eye(3) * 2
+    hashes = [inputs_sha256([getattr(matrix, stored)()]) for matrix in (one, one.clone(), moved, changed)]
+    assert hashes[0] == hashes[1]
+    assert len(set(hashes)) == 3

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from ampcompare.backends.apex_levels import apex_level
 from ampcompare.backends.arm import Arm
-from ampcompare.launch.script.refusals.files import read_files
+from ampcompare.launch.script.refusals.files import SourceFiles, read_files
+from ampcompare.launch.script.refusals.precisions import foreign_precision
 from ampcompare.launch.script.refusals.uses import Uses, find_uses
 from ampcompare.settings.script import ScriptConfig
 
@@ -19,14 +20,18 @@ __all__ = ["why_refused"]
 APEX = {"apex", "ampcompare", "fp16_utils", "FP16_Optimizer"}
 TORCH = {"autocast", "GradScaler"}
 ENTRIES = {"initialize", "init"}
+NO_SOURCE = SourceFiles((), complete=False)
 
 
 def why_refused(script: ScriptConfig, arm: Arm) -> str:
     """Return why an arm certainly cannot train a script, with its line; "" where that is not certain."""
     path = _path_of(script)
-    if path is None:
-        return ""
-    uses = _uses(path, Path() if script.is_module else path.parent, script.sha256)
+    source = None
+    if path is not None:
+        source = _source(path, Path() if script.is_module else path.parent, script.sha256)
+    if arm.backend != "script" and (why := foreign_precision(source or NO_SOURCE, script.arguments)):
+        return why
+    uses = _uses(source) if source is not None and source.complete else None
     if uses is None:
         return ""
     uses_apex, uses_torch = bool(uses.words & APEX), bool(uses.words & TORCH)
@@ -46,10 +51,13 @@ def _path_of(script: ScriptConfig) -> Path | None:
 
 
 @functools.lru_cache(maxsize=8)
-def _uses(path: Path, root: Path, _sha256: str | None) -> Uses | None:
-    """Return what a script uses; None if not all of its code is known."""
-    source = read_files(path, root)
-    return find_uses(source) if source.complete else None
+def _source(path: Path, root: Path, _sha256: str | None) -> SourceFiles:
+    return read_files(path, root)
+
+
+@functools.lru_cache(maxsize=8)
+def _uses(source: SourceFiles) -> Uses:
+    return find_uses(source)
 
 
 def _for_closures(uses: Uses, arm: Arm) -> str:

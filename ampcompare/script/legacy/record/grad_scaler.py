@@ -55,10 +55,13 @@ class _Hooks:
             window = self._windows[scaler] = _Window(self._rows.new_loss_id())
         return window
 
+    def _is_ignored(self, scaler: Any) -> bool:
+        return self._rows.has_amp or scaler in self._rows.ignored
+
     def scale(self, original: Any, scaler: Any, outputs: Any) -> Any:
         """Note losses."""
         result = original(scaler, outputs)
-        if self._rows.has_amp:
+        if self._is_ignored(scaler):
             return result
         window = self._window(scaler)
         if not window.losses:
@@ -69,7 +72,7 @@ class _Hooks:
 
     def step(self, original: Any, scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         """Note a step, and whether it was skipped."""
-        if self._rows.has_amp:
+        if self._is_ignored(scaler):
             return original(scaler, optimizer, *args, **kwargs)
         called: list[Any] = []
         hook = None
@@ -81,15 +84,16 @@ class _Hooks:
             if hook is not None:
                 hook.remove()
         number, _ = self._rows.number(optimizer)
-        certain = hook is not None and not getattr(optimizer, "_step_supports_amp_scaling", False)
-        applied = bool(called) if certain else not _found_inf(scaler, optimizer)
+        on_device = getattr(optimizer, "_step_supports_amp_scaling", False) and _found_infs(scaler, optimizer)
+        certain = hook is not None and not on_device
+        applied = bool(called) if certain else not any(map(bool, _found_infs(scaler, optimizer)))
         self._window(scaler).steps.append(self._rows.step_row(number, applied))
         return result
 
     def update(self, original: Any, scaler: Any, *args: Any, **kwargs: Any) -> Any:
         """Write what the scaler did since the last update."""
         result = original(scaler, *args, **kwargs)
-        if not self._rows.has_amp:
+        if not self._is_ignored(scaler):
             self._close(scaler, self._window(scaler), ended=True)
         return result
 
@@ -133,9 +137,12 @@ def _scale_of(scaler: Any) -> Any:
     return value_of(scaler.get_scale() if scale is None else scale)
 
 
-def _found_inf(scaler: Any, optimizer: Any) -> bool:
-    """Return whether a fused step was skipped, which the host does not see; it waits for the device."""
+def _found_infs(scaler: Any, optimizer: Any) -> list[Any]:
+    """Return what a fused step skips by, which the host does not see; none if an arm decides on the host.
+
+    To read one waits for the device.
+    """
     if not scaler.is_enabled():
-        return False
-    found_inf = scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"]
-    return any(bool(value) for value in found_inf.values())
+        return []
+    state = scaler._per_optimizer_states.get(id(optimizer), {})
+    return list(state.get("found_inf_per_device", {}).values())

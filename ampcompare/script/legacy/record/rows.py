@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +21,7 @@ class Rows:
         has_initialized: the script has called `amp.initialize`.
         blocks: of `scale_loss` that are open.
         has_amp: losses and steps come from what stands behind `apex.amp`; a GradScaler is a part of that.
+        ignored: GradScalers that are off, whose losses and steps are recorded elsewhere.
     """
 
     def __init__(self, recorder: Recorder) -> None:
@@ -28,6 +30,7 @@ class Rows:
         self.has_amp = False
         self.has_initialized = False
         self.blocks = 0
+        self.ignored: weakref.WeakSet[Any] = weakref.WeakSet()
         self._steps: list[int] = []
         self._last_step: list[float | None] = []
         self._backwards = 0

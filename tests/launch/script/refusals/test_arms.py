@@ -99,3 +99,68 @@ def test_modules_are_found_below_this_folder(tmp_path: Path, monkeypatch: pytest
     why = why_refused(script_config(["-m", "pkg.train"]), Arm.parse("O1"))
     assert why.startswith("pkg/train.py:4: LBFGS")
     assert why_refused(script_config(["-m", "torch.distributed.run"]), Arm.parse("O1")) == ""
+
+
+LIGHTNING = "import lightning as L\nif __name__ == '__main__':\n    L.Trainer(max_epochs=1, {}).fit(model)\n"
+ACCELERATE = "from accelerate import Accelerator\ndef main():\n    accelerator = Accelerator({})\nmain()\n"
+HF = "from transformers import TrainingArguments\nargs = TrainingArguments('out', {})\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (
+            LIGHTNING.format("strategy='deepspeed_stage_2'"),
+            "/train.py:3: strategy='deepspeed_stage_2' of lightning has",
+        ),
+        (LIGHTNING.format("strategy=FSDPStrategy()"), "/train.py:3: strategy=FSDPStrategy() of lightning has"),
+        (
+            LIGHTNING.format("precision='transformer-engine'"),
+            "/train.py:3: precision='transformer-engine' of lightning",
+        ),
+        (ACCELERATE.format("mixed_precision='fp8'"), "/train.py:3: mixed_precision='fp8' of accelerate has its own"),
+        (ACCELERATE.format("fsdp_plugin=FullyShardedDataParallelPlugin()"), "/train.py:3: fsdp_plugin="),
+        (HF.format("deepspeed='ds.json'"), "/train.py:2: deepspeed='ds.json' of transformers has its own"),
+        ("import deepspeed\nengine, *_ = deepspeed.initialize(model=model)\n", "/train.py:2: DeepSpeed has its own"),
+    ],
+)
+def test_precisions_that_no_arm_replaces_are_refused(tmp_path: Path, text: str, why: str) -> None:
+    """A literal that names one refuses all arms but `script`, with what to take instead."""
+    for arm in ("fp32", "bf16", "O2"):
+        assert refused(tmp_path, text, arm).startswith(why)
+    assert refused(tmp_path, text, "script") == ""
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        LIGHTNING.format("strategy='ddp', precision='16-mixed'"),
+        LIGHTNING.format("strategy=args.strategy"),
+        LIGHTNING.format("strategy='fsdp'").replace("'__main__'", "'other'"),  # in a branch
+        LIGHTNING.format("strategy='fsdp'") + "L.Trainer()\n",  # another one may train
+        ACCELERATE.format("mixed_precision='bf16', fsdp_plugin=None"),
+        HF.format("fsdp='', deepspeed=None"),
+    ],
+)
+def test_precisions_that_may_be_replaced_are_not(tmp_path: Path, text: str) -> None:
+    """What depends on a branch or a value is left to the cell."""
+    assert refused(tmp_path, text, "bf16") == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "refusal"),
+    [
+        (("--deepspeed", "ds.json"), "the argument --deepspeed has"),
+        (("--deepspeed=ds.json",), "the argument --deepspeed has"),
+        (("-m", "--mixed-precision", "fp8"), "the argument --mixed-precision fp8 has"),
+        (("--mixed_precision=fp8",), "the argument --mixed_precision fp8 has"),
+        (("--mixed_precision", "bf16", "--deepspeed_note"), ""),
+    ],
+)
+def test_arguments_name_precisions(tmp_path: Path, arguments: tuple[str, ...], refusal: str) -> None:
+    """Of `accelerate launch` and of transformers' examples, whose sources name none."""
+    script = tmp_path / "train.py"
+    script.write_text(PLAIN)
+    why = why_refused(script_config([str(script), *arguments]), Arm.parse("bf16"))
+    assert why.startswith(refusal)
+    assert bool(why) == bool(refusal)
