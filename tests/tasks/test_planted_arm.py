@@ -11,10 +11,10 @@ import ampcompare
 
 @pytest.mark.slow
 @pytest.mark.integration
-def test_a_loss_scale_that_is_too_small_is_worse_in_detection(tmp_path: Path) -> None:
-    """Under O2 with a loss scale of 1e-5 nearly all gradients are zero: the verdict says that it finds nothing."""
+def test_a_loss_scale_that_is_too_small_learns_nothing_in_detection(tmp_path: Path) -> None:
+    """Under O2 with a loss scale of 1e-7 the gradients are zero: the verdict says that the arm learned nothing."""
     comparison = ampcompare.compare(
-        ["fp32", "apex:O2,loss_scale=1e-5"],
+        ["fp32", "apex:O2,loss_scale=1e-7"],
         seeds=range(2),
         recipe=ampcompare.Recipe(
             task="detection",
@@ -28,4 +28,4 @@ def test_a_loss_scale_that_is_too_small_is_worse_in_detection(tmp_path: Path) ->
     assert good.metric_mean > 0.1
     assert bad.metric_mean < 0.01
     assert bad.accuracy_verdict is not None
-    assert bad.accuracy_verdict.startswith(("worse", "learned nothing"))  # the latter where all seeds are at zero
+    assert bad.accuracy_verdict.startswith(("worse", "learned nothing"))
