@@ -88,6 +88,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     Before the hook of pytest-xdist, which reads the groups. What is no unit test runs once more if it fails, since a
     busy machine can stop any of the processes that it waits for; the summary names it under RERUN.
     """
+    if not config.getoption("--extended"):
+        extended = [item for item in items if item.get_closest_marker("extended")]
+        items[:] = [item for item in items if item not in set(extended)]
+        config.hook.pytest_deselected(items=extended)
     others = [item for item in items if any(map(item.get_closest_marker, ("slow", "integration")))]
     waiting = {*others, *(item for item in items if _starts_processes(item.path))}
     reruns = config.pluginmanager.hasplugin("rerunfailures")
@@ -123,8 +127,9 @@ def _starts_processes(path: Path) -> bool:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add `--unit`, which `scripts/test unit` gives."""
+    """Add `--unit`, which `scripts/test unit` gives, and `--extended`."""
     parser.addoption("--unit", action="store_true", help="only tests that are not slow and start no process")
+    parser.addoption("--extended", action="store_true", help="also tests that repeat at length what others cover")
 
 
 def pytest_configure(config: pytest.Config) -> None:

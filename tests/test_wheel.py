@@ -78,6 +78,7 @@ def test_the_wheel_holds_recipes_data_and_templates(ampcompare: Path) -> None:
     assert json.loads(where)["title"] == "ampcompare settings"
 
 
+@pytest.mark.extended
 def test_the_wheel_trains_and_reports(ampcompare: Path) -> None:
     """A comparison runs from the wheel, and its page has its templates."""
     call(ampcompare, "compare", "--arm", "fp32,O2", "--seeds", "0", *TINY, "-o", "out")

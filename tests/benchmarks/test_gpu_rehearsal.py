@@ -41,6 +41,7 @@ def test_golden(rehearse: Rehearse) -> None:
     assert "not compared with genuine Apex" in done.out
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 def test_smoke(rehearse: Rehearse, monkeypatch: pytest.MonkeyPatch) -> None:
     """Arms, parallel kinds and commands run to their end; what each arm trains is tested elsewhere."""
@@ -51,6 +52,7 @@ def test_smoke(rehearse: Rehearse, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [row["arm"] for row in done.parts["smoke"]["figures"]["arms"]] == ["fp32", "apex:O2", "native:fp16"]
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 def test_tasks(rehearse: Rehearse, monkeypatch: pytest.MonkeyPatch) -> None:
     """A task trains with each arm, and further runs and a diagnosis end well."""
@@ -64,6 +66,7 @@ def test_tasks(rehearse: Rehearse, monkeypatch: pytest.MonkeyPatch) -> None:
     assert names[3:] == ["diagnose --task regression --arm native:fp16"]
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 def test_scripts(rehearse: Rehearse, monkeypatch: pytest.MonkeyPatch) -> None:
     """The example script and its migrated version go through their arms from equal weights."""
@@ -76,6 +79,7 @@ def test_scripts(rehearse: Rehearse, monkeypatch: pytest.MonkeyPatch) -> None:
     }
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="the pretended nvidia-smi is a shell script")
 def test_pool(rehearse: Rehearse) -> None:
@@ -88,6 +92,7 @@ def test_pool(rehearse: Rehearse) -> None:
     assert part["left_out"] == ["times and speed-up (a rehearsal judges none)"]
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 def test_profile(rehearse: Rehearse) -> None:
     """Each arm has a profile whose step and memory add up, and a trace is written."""

@@ -95,6 +95,7 @@ def test_an_estimate_before_and_after(call: Call, tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.extended
 def test_auto_runs_its_pilot(call: Call, tmp_path: Path) -> None:
     """`--seeds auto` runs three seeds at least, says what it goes by, and keeps to its budget."""
     words = [*PAIR, "--seeds", "auto", "--margin", "0.1", "--budget", "1s", "-o", str(tmp_path)]

@@ -44,6 +44,7 @@ def _run(folder: Path, *words: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
+@pytest.mark.extended
 def test_a_pool_that_is_stopped(tmp_path: Path) -> None:
     """The two finished cells of the first call stay as they are, no process is left, and the same command resumes."""
     first = _run(tmp_path, "--seeds", "0", "--epochs", "2000", "--max-steps", "8")

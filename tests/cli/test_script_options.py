@@ -126,6 +126,7 @@ def test_secrets_stay_out_of_all_files(call: Any, tmp_path: Path, monkeypatch: p
     assert list(record["code"]) == ["parts/net.py", "train.py"]
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 def test_the_script_of_the_readme(call: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The example script goes through the five arms of the README as it is, here with one seed and one epoch."""

@@ -104,6 +104,7 @@ def head() -> Iterator[tuple[str, psutil.Process]]:
                 psutil.wait_procs(family, timeout=30)
 
 
+@pytest.mark.extended
 def test_a_cluster_that_runs(
     head: tuple[str, psutil.Process], local: dict[str, tuple[Any, ...]], tmp_path: Path
 ) -> None:

@@ -96,6 +96,7 @@ def test_short_cells_share_a_job(tmp_path: Path) -> None:
     assert {(record.status, record.config.launcher) for record in records} == {("completed", "slurm")}
 
 
+@pytest.mark.extended
 def test_a_job_of_two_cells_that_is_queued_again(
     wait_until: WaitUntil, make_config: MakeConfig, tmp_path: Path
 ) -> None:
@@ -132,6 +133,7 @@ def test_a_cell_of_two_processes(make_config: MakeConfig, tmp_path: Path) -> Non
     assert told[-1] == 4
 
 
+@pytest.mark.extended
 def test_a_task_that_dies(make_config: MakeConfig, tmp_path: Path) -> None:
     """A rank that SIGKILL ends is named, with the last words of its own log; no task lives on."""
     config = make_config("launched:kills_rank_1", args={"tries": 2}, processes=2, launcher="slurm")
@@ -143,6 +145,7 @@ def test_a_task_that_dies(make_config: MakeConfig, tmp_path: Path) -> None:
     assert read_record(tmp_path / "record.json") == record
 
 
+@pytest.mark.extended
 def test_jobs_that_end_early(wait_until: WaitUntil, make_config: MakeConfig, tmp_path: Path) -> None:
     """A job that was cancelled, and one whose code raises, are failed records that say so; others are not disturbed."""
     waits = make_config("launched:waits_for", args={"file": str(tmp_path / "go")}, launcher="slurm")
@@ -161,6 +164,7 @@ def test_jobs_that_end_early(wait_until: WaitUntil, make_config: MakeConfig, tmp
     assert raised.error == "RuntimeError: the forward pass"
 
 
+@pytest.mark.extended
 def test_a_job_that_is_asked_to_stop(make_config: MakeConfig, tmp_path: Path) -> None:
     """Slurm's signal before a limit makes both tasks of a cell save, and the row says how to go on."""
     recipe = {"batch_size": 8, "epochs": 100_000}
@@ -184,6 +188,7 @@ def test_a_job_that_is_asked_to_stop(make_config: MakeConfig, tmp_path: Path) ->
     assert (tmp_path / "checkpoints" / f"step-{steps:08d}.pt").exists()
 
 
+@pytest.mark.extended
 def test_ctrl_c_leaves_jobs(wait_until: WaitUntil, tmp_path: Path) -> None:
     """Ctrl-C ends the command with 130 and says which jobs go on; the next call waits for them."""
     words = ["run", "--launcher", "slurm", *SMALL, "--arch", "launched:waits_for"]

@@ -9,6 +9,7 @@ import pytest
 import ampcompare
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 @pytest.mark.integration
 def test_a_loss_scale_that_is_too_small_learns_nothing_in_detection(tmp_path: Path) -> None:

@@ -54,6 +54,7 @@ def test_mixed_lists_go_one_by_one(launches: Any) -> None:
     assert launches.launches_of_lists([full, [torch.empty((), device="meta")] * 5], launches.LIMITS[4096]) == 5
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")
 def test_resnet50(launches: Any) -> None:

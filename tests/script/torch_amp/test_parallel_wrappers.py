@@ -75,7 +75,7 @@ def printed(folder: Path, words: dict[str, str], arm: str) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("arm", ["apex:O2", "half:bn_fp32"])
+@pytest.mark.parametrize("arm", ["apex:O2", pytest.param("half:bn_fp32", marks=pytest.mark.extended)])
 def test_two_ranks_train_as_a_script_for_apex(tmp_path: Path, arm: str) -> None:
     """Gradients are averaged in 16 bits, accumulated and clipped, to the same bits on both ranks."""
     ours = printed(tmp_path, TORCH, arm)
