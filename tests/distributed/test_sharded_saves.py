@@ -31,7 +31,14 @@ def files_of(folder: Path) -> list[str]:
     return sorted(os.listdir(folder))
 
 
-@pytest.mark.parametrize(("arm", "task"), [(ARM, "lm"), (FP16, "classification"), ("half:bf16", "classification")])
+@pytest.mark.parametrize(
+    ("arm", "task"),
+    [
+        (ARM, "lm"),
+        pytest.param(FP16, "classification", marks=pytest.mark.extended),
+        pytest.param("half:bf16", "classification", marks=pytest.mark.extended),
+    ],
+)
 def test_two_ranks_resume_to_the_last_bit(ranks: Run, arm: str, task: str, tmp_path: Path) -> None:
     """A stopped run that is resumed from shards ends as one that was neither stopped nor saved in shards."""
     options = {"arm": arm, "kind": "fsdp", "task": task, "arch": "gpt" if task == "lm" else "convnet"}

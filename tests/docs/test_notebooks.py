@@ -38,7 +38,10 @@ def _kinds(notebook: dict[str, Any]) -> list[list[tuple[str, list[str]]]]:
 
 @pytest.mark.slow
 @pytest.mark.integration
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=[path.stem for path in NOTEBOOKS])
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(path, id=path.stem, marks=[pytest.mark.extended] * (path is not NOTEBOOKS[0])) for path in NOTEBOOKS],
+)
 def test_notebooks_run_in_a_kernel(path: Path, hook: ModuleType, tmp_path: Path) -> None:
     """Every cell runs in a new kernel and has outputs of the kinds that are stored; none is an error."""
     for package in ("nbclient", "ipykernel", "jinja2"):
