@@ -281,7 +281,8 @@ def test_cpu_machine_gets_no_cuda(frame: Frame) -> None:
     pips = [call for call in frame.calls() if call.startswith("pip")]
     assert pips == [
         "pip install --retries 1 --no-deps torch==2.13.0+cpu",
-        "pip install --retries 1 -c constraints/cpu.txt -e .[dev,html,slurm,tensorboard,accelerate,fabric,fp8]",
+        "pip install --retries 1 -c constraints/cpu.txt -e "
+        ".[dev,html,slurm,tensorboard,accelerate,fabric,fp8,notebook]",
     ]
 
 
@@ -291,7 +292,8 @@ def test_gpu_machine_gets_the_cuda_pair(frame: Frame) -> None:
     frame.run("scripts/test")
     pips = [call for call in frame.calls() if call.startswith("pip")]
     assert pips == [
-        "pip install --retries 1 -c constraints/cuda.txt -e .[dev,html,slurm,tensorboard,accelerate,fabric,fp8]"
+        "pip install --retries 1 -c constraints/cuda.txt -e "
+        ".[dev,html,slurm,tensorboard,accelerate,fabric,fp8,notebook]"
     ]
 
 
@@ -304,7 +306,7 @@ def test_torch_of_a_gpu_image_is_used(frame: Frame) -> None:
     assert setup == [
         "venv --system-site-packages .venv",
         "pip install --retries 1 -e .[html]",
-        "pip install --retries 1 -e .[dev,html,slurm,tensorboard,accelerate,fabric,fp8]",
+        "pip install --retries 1 -e .[dev,html,slurm,tensorboard,accelerate,fabric,fp8,notebook]",
     ]
 
 
@@ -349,7 +351,7 @@ def test_ci_runs_check_and_tests(frame: Frame) -> None:
     asked = [call.split()[2] for call in frame.calls() if call.startswith("python")]
     assert sorted(asked) == ["mkdocs", "mypy", "pytest", "ruff", "ruff"]  # some of it at the same time
     assert frame.installations() == 1
-    tests = "python -m pytest --numprocesses auto --dist loadgroup threads=1"
+    tests = "python -m pytest --numprocesses auto --dist loadgroup -m not slow threads=1"
     for failing in ("ruff", "mypy", "mkdocs", "pytest"):
         before = len(frame.calls())
         assert frame.run(".ci/run", STUB_FAILING=failing).returncode != 0

@@ -355,13 +355,14 @@ def test_a_pilot_grows_with_the_number_of_arms(tmp_path: Path, arms: int, size: 
 
 def test_estimate_by_what_is_there(tmp_path: Path) -> None:
     """Cells without a record take what their arm took with other seeds; with none to go by it is unknown."""
+    folder = tmp_path / "here"  # the estimate looks at what lies next to it
     assert estimate(_make([0]), tmp_path / "none").unknown == ARMS
-    run_plan(_make([0, 1]), tmp_path, Pretend(seconds=10))
-    left = estimate(_make(range(4)), tmp_path)
+    run_plan(_make([0, 1]), folder, Pretend(seconds=10))
+    left = estimate(_make(range(4)), folder)
     assert (left.cells, left.seconds, left.peak_bytes, left.unknown) == (4, 40.0, 2**20, ())
     other = make_plan(RunConfig(workers=2), ARMS, [0])
-    assert estimate(other, tmp_path).seconds is None
-    assert estimate(_make([0, 1]), tmp_path).cells == 0
+    assert estimate(other, folder).seconds is None
+    assert estimate(_make([0, 1]), folder).cells == 0
 
 
 def test_an_estimate_looks_into_other_run_directories(tmp_path: Path) -> None:
