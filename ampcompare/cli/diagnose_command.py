@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +11,13 @@ from ampcompare.backends.arm import Arm
 from ampcompare.cli.help import ARMS, OUTPUT, SCRIPT, option
 from ampcompare.cli.launching import ended_by_signals, gpus_option
 from ampcompare.cli.options import json_option, recipe_options
+from ampcompare.cli.output import text_width
 from ampcompare.cli.script_options import ScriptCommand
 from ampcompare.cli.settings import request_from
 from ampcompare.cli.values import ARM, FOLDER, Choice
 from ampcompare.experiment.sources import collect_settings
 
 __all__ = ["command"]
-
-MAX_WIDTH = 120
 
 
 @click.command(
@@ -99,7 +97,7 @@ def command(**parameters: Any) -> int:
     if parameters["as_json"]:
         click.echo(dump_json(diagnosis))
         return 0
-    width = min(shutil.get_terminal_size((100, 24)).columns, MAX_WIDTH)
+    width = text_width()
     click.echo(diagnosis_text(diagnosis, width=width), nl=False)
     return 0
 

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import os
-import shutil
 
 import click
 
 from ampcompare.backends.arm import parse_arms
 from ampcompare.cli.help import Command, option
 from ampcompare.cli.options import json_option
+from ampcompare.cli.output import text_width
 from ampcompare.cli.values import ARM_LIST
 
 __all__ = ["command"]
 
-MAX_WIDTH = 120
 COLORS = {"ok": "green", "note": "cyan", "warning": "yellow", "problem": "red"}
 
 
@@ -57,7 +56,7 @@ def command(arms: tuple[str, ...], as_json: bool, time_limit: float) -> int:
     if as_json:
         click.echo(dump_json(examination.data()))
     else:
-        width = min(shutil.get_terminal_size((100, 24)).columns, MAX_WIDTH)
+        width = text_width()
         plain = bool(os.environ.get("NO_COLOR"))
         click.echo(
             render(

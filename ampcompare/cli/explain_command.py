@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from typing import Any
 
 import click
@@ -10,13 +9,12 @@ import click
 from ampcompare.backends.arm import Arm
 from ampcompare.cli.help import OUTPUT, Command, option
 from ampcompare.cli.options import json_option, recipe_options
+from ampcompare.cli.output import text_width
 from ampcompare.cli.settings import request_from
 from ampcompare.cli.values import ARM
 from ampcompare.experiment.sources import collect_settings
 
 __all__ = ["command"]
-
-MAX_WIDTH = 120
 
 
 @click.command(
@@ -55,7 +53,7 @@ def command(**parameters: Any) -> int:
     if parameters["as_json"]:
         click.echo(dump_json({**explanation.data(), "observed": observation}))
         return 0
-    width = min(shutil.get_terminal_size((100, 24)).columns, MAX_WIDTH)
+    width = text_width()
     click.echo(render_explanation(explanation, width=width), nl=False)
     if observation is not None:
         from ampcompare.diagnosis.explain.render_observation import render_observation

@@ -6,13 +6,28 @@ Nothing heavy is imported at the top, so that the first page of help comes at on
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 import sys
 
-__all__ = ["describe_unforeseen", "drop_output", "leave_closed_terminal", "open_standard_streams", "say"]
+__all__ = [
+    "describe_unforeseen",
+    "drop_output",
+    "leave_closed_terminal",
+    "open_standard_streams",
+    "say",
+    "text_width",
+]
+
+MAX_TEXT_WIDTH = 120
 
 # Writing results to a closed output is an error, as to a full disk; messages that no one wants to see are none.
 STREAMS = (("stdin", "r", os.O_RDONLY), ("stdout", "w", os.O_RDONLY), ("stderr", "w", os.O_WRONLY))
+
+
+def text_width() -> int:
+    """Return how many columns a text may have: those of the terminal, 100 without one, at most 120."""
+    return min(shutil.get_terminal_size((100, 24)).columns, MAX_TEXT_WIDTH)
 
 
 def say(text: str, *, nl: bool = True) -> None:

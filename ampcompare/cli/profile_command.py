@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from ampcompare.backends.arm import Arm, parse_arms
 from ampcompare.cli.help import ARMS, OUTPUT, SCRIPT, option
 from ampcompare.cli.launching import ended_by_signals
 from ampcompare.cli.options import json_option, recipe_options
+from ampcompare.cli.output import text_width
 from ampcompare.cli.script_options import ScriptCommand
 from ampcompare.cli.settings import request_from
 from ampcompare.cli.values import ARM, ARM_LIST, FOLDER
@@ -19,7 +19,6 @@ from ampcompare.experiment.sources import collect_settings
 
 __all__ = ["command"]
 
-MAX_WIDTH = 120
 DEFAULT_ARMS = ("fp32", "native:bf16")
 
 
@@ -93,7 +92,7 @@ def command(**parameters: Any) -> int:
     if parameters["as_json"]:
         click.echo(dump_json(found))
         return 0
-    width = min(shutil.get_terminal_size((100, 24)).columns, MAX_WIDTH)
+    width = text_width()
     click.echo(profile_text(found, width=width), nl=False)
     return 0
 

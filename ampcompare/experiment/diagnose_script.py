@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from ampcompare.backends.arm import Arm
 from ampcompare.base.environment.threads import THREAD_VARIABLES
@@ -27,7 +28,7 @@ from ampcompare.launch.script.rows import read_rows
 from ampcompare.records.diagnosis import Diagnosis
 from ampcompare.settings.config import RunConfig
 
-__all__ = ["ENDED", "ERRORS", "diagnose_script", "error_of", "failure_of", "run_watched"]
+__all__ = ["ENDED", "ERRORS", "diagnose_script", "error_of", "failure_of", "run_watched", "watched_settings"]
 
 MAX_RUNS = 12  # of candidates: each trains the script from its start
 TIME_LIMIT = 3600.0
@@ -114,19 +115,8 @@ class _Runs:
         options, config = self._options, self._options.config
         script = config.script
         assert script is not None
-        seed = config.recipe.seed
         return Request(
-            settings={
-                "engine": "nvidia" if arm.options.get("engine") == "nvidia" else "compat",
-                "arm": str(arm),
-                "seed": seed,
-                "record": str(folder / RECORD),
-                "device": "cpu" if config.device == "cpu" else None,
-                "compat_torch": script.compat_torch,
-                "guards": "off",
-                "name": script.name,
-                "arguments": script.arguments_for(seed, config.arm, folder),
-            },
+            settings=watched_settings(config, arm, folder),
             is_module=script.is_module,
             steps=options.steps,
             at=list(options.at),
@@ -136,6 +126,27 @@ class _Runs:
             answer=str(answer),
             ended=str(folder / ENDED),
         )
+
+
+def watched_settings(config: RunConfig, arm: Arm, folder: Path) -> dict[str, Any]:
+    """Return the fields of `ExecSettings` for a script that is watched under an arm, by their names.
+
+    Args:
+        folder: of the run, where the record of the script comes.
+    """
+    script, seed = config.script, config.recipe.seed
+    assert script is not None
+    return {
+        "engine": "nvidia" if arm.options.get("engine") == "nvidia" else "compat",
+        "arm": str(arm),
+        "seed": seed,
+        "record": str(folder / RECORD),
+        "device": "cpu" if config.device == "cpu" else None,
+        "compat_torch": script.compat_torch,
+        "guards": "off",
+        "name": script.name,
+        "arguments": script.arguments_for(seed, config.arm, folder),
+    }
 
 
 def run_watched(config: RunConfig, folder: Path, module: str, environment: Mapping[str, str] | None = None) -> int:

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ampcompare.base.errors import LaunchError
-from ampcompare.experiment.diagnose_script import ENDED, ERRORS, error_of, run_watched
-from ampcompare.launch.script.children import RECORD
+from ampcompare.experiment.diagnose_script import ENDED, ERRORS, error_of, run_watched, watched_settings
 from ampcompare.profiling.request import ProfileRequest
 from ampcompare.records.profile import ArmProfile, RankTimes
 from ampcompare.settings.config import RunConfig
@@ -34,19 +33,8 @@ def profile_script(config: RunConfig, folder: Path, *, steps: int, profiled: int
     """
     script = config.script
     assert script is not None
-    seed = config.recipe.seed
     request = ProfileRequest(
-        settings={
-            "engine": "nvidia" if config.parsed_arm.options.get("engine") == "nvidia" else "compat",
-            "arm": config.arm,
-            "seed": seed,
-            "record": str(folder / RECORD),
-            "device": "cpu" if config.device == "cpu" else None,
-            "compat_torch": script.compat_torch,
-            "guards": "off",
-            "name": script.name,
-            "arguments": script.arguments_for(seed, config.arm, folder),
-        },
+        settings=watched_settings(config, config.parsed_arm, folder),
         is_module=script.is_module,
         steps=steps,
         profiled=profiled,
