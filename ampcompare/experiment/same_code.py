@@ -5,13 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from ampcompare.base.errors import ConfigError
-from ampcompare.base.files.loaded_code import DIGITS, Names, changed_code, differing
+from ampcompare.base.files.loaded_code import CODE, DIGITS, SETTINGS, Names, changed_code, differing
 from ampcompare.records.run import RunRecord
 from ampcompare.settings.config import RunConfig
 
 __all__ = ["SameCode", "code_folder"]
-
-DATA = ".json"  # which a script often writes too, so that another cell reads another one
 
 
 def code_folder(config: RunConfig) -> Path:
@@ -51,7 +49,9 @@ class SameCode:
         Raises:
             ConfigError: it is not what earlier cells have loaded, or what lies on the disk.
         """
-        code = {name: digest for name, digest in (record.code or {}).items() if not name.endswith(DATA)}
+        # Files of data may change: a script often writes what another cell reads, and then the cells are no pairs.
+        found = (record.code or {}).items()
+        code = {name: digest for name, digest in found if name.endswith((*CODE, *SETTINGS))}
         for name in differing(code, self._known):
             self._refuse(name, f"was changed before {cell}")
         names = Names(self._folder)

@@ -118,7 +118,8 @@ class RunRecord(Shown, FrozenRecord):
     environment: dict[str, Any] = Field({})
     code: dict[str, str] | None = Field(
         None,
-        description="start of the SHA-256 of each of the user's files that the run loaded; None in old records",
+        description="start of the SHA-256 of each of the user's files that the run loaded, and of each variable "
+        "that its code asked for, as `$NAME`; None in old records",
     )
     packages: dict[str, str] = Field({}, description="versions of installed packages that the user's code imported")
     metrics: list[Metric] = Field(

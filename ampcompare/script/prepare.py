@@ -85,7 +85,8 @@ def prepare_script(settings: ExecSettings, *, child: str | None = None) -> Prepa
         watch, acted = None, None
         if rows is not None and settings.watch and (cell := os.environ.get(CELL_DIR)):
             # Of the environment: a process that the script starts may have another working directory.
-            rows.recorder.before_close(watch_code(Path(cell), Path(os.environ.get(CODE_FOLDER, "."))).end)
+            base = Path(os.environ.get(CODE_FOLDER, "."))
+            rows.recorder.before_close(watch_code(Path(cell), base, variables=child is None).end)
         if rows is not None:
             acted = Acted(rows.recorder, casts=_casts(arm))  # before the watch, which may end the script at a row
         if rows is not None and (settings.watch or settings.max_steps is not None):

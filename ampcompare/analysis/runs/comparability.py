@@ -252,8 +252,11 @@ def _switch_reason(arm: RunRecord, reference: RunRecord) -> str:
 def code_reason(arm: RunRecord, reference: RunRecord) -> str:
     """Return in which of the user's files, or of the packages that these import, two runs differ; "" if in none."""
     files = differing(arm.code or {}, reference.code or {})
+    variables, files = ([name for name in files if name.startswith("$") == is_one] for is_one in (True, False))
     if files:
         return f"of another version of {_joined(files, ', ')}"
+    if variables:
+        return f"with another {_joined(variables, ', ')}"
     packages = [name for name in differing(arm.packages, reference.packages) if name not in EVERYWHERE]
     return _joined([f"{name} {arm.packages[name]}, not {reference.packages[name]}" for name in packages])
 

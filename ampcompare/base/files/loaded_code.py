@@ -1,8 +1,9 @@
-"""The code that a run loads from the user's side: which files, with which contents, and which packages' versions.
+"""What a run loads from the user's side: files of code and data with their contents, variables, packages' versions.
 
 A process that runs such code appends a line for each file to a list in the folder of its cell, at the moment when it
 loads it, so that processes that it has started, forked or not, add theirs, and none is lost where one is killed. Files
-of Python, of installed packages and of ampcompare do not count; for packages their versions do.
+of Python, of installed packages, of the system, of caches and of ampcompare do not count; for packages their versions
+do. So do variables of the environment that a file of the user asks for by name, as `$NAME`, without their values.
 
 A file has a name that does not change when its project is copied elsewhere: its path below the folder of the script,
 or below the entry of the search path where it was found; else it starts with `..`, or is a full path.
@@ -15,19 +16,21 @@ import hashlib
 import json
 import os
 import re
+import stat
 import sys
 import sysconfig
 import tempfile
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
-from types import CodeType
+from types import CodeType, FrameType
 from typing import Any
 
 from ampcompare.base.environment.versions import installed_version
 from ampcompare.base.files.audit import on_file_events
+from ampcompare.base.secrets import is_secret_name, mask
 
 __all__ = [
     "DIGITS",
@@ -48,11 +51,23 @@ CODE = (
     *(".py", ".pyw", ".pyc", ".pyx", ".so", ".pyd"),
     *(".c", ".cc", ".cpp", ".cxx", ".cu", ".cuh", ".h", ".hpp"),  # extensions that torch compiles at the start
 )
-# Settings of a script count if they lie where it does, or where it runs.
-SETTINGS = (".yaml", ".yml", ".json", ".toml", ".ini", ".cfg", ".gin", ".jsonnet", ".libsonnet")
-MAX_SETTINGS_BYTES = 2**20
-WATCHED = (*CODE, *SETTINGS)
+SETTINGS = (".yaml", ".yml", ".toml", ".ini", ".cfg", ".gin", ".jsonnet", ".libsonnet")
 DIGITS = 16
+MAX_DATA = 1000  # files of data that a process notes
+MAX_GENERATED = 2000
+MIN_REMEMBERED_BYTES = 2**14  # a smaller file is read again faster than it is looked up
+MAX_WHOLE_BYTES = 2**28  # of a larger file, blocks of it are read
+BLOCK_BYTES = 2**20
+BLOCKS = 64
+SYSTEM = ("/etc/", "/usr/", "/bin/", "/sbin/", "/lib", "/sys/", "/run/", "/var/lib/", "/var/cache/", "/dev/", "/proc/")
+TRACKERS = ("mlruns", "wandb")  # folders of experiment trackers
+# Variables that say where and by whom a run is started, or that its launcher sets.
+ANYWHERE = re.compile(
+    r"AMPCOMPARE_\w+|(LOCAL_|GROUP_|ROLE_|NODE_)?(RANK|WORLD_SIZE)|\w*_RANK|\w*_WORLD_SIZE|MASTER_\w+|TORCHELASTIC_\w+"
+    r"|(OMP|MKL|OPENBLAS|NUMEXPR|VECLIB)_\w+|(CUDA|NVIDIA|HIP|ROCR|NCCL|GLOO|UCX)_\w+|(SLURM|PBS|LSB|OMPI|PMI|RAY)_\w+"
+    r"|PYTHON\w*|VIRTUAL_ENV|CONDA_\w+|PATH|HOME|USER|LOGNAME|HOST|HOSTNAME|PWD|OLDPWD|SHELL|SHLVL|TERM|COLUMNS|LINES|_"
+    r"|DISPLAY|LANG|LANGUAGE|LC_\w+|TZ|TMPDIR|TEMP|TMP|XDG_\w+|SSH_\w+|CI|GITHUB_\w+|(WANDB|MLFLOW|COMET|NEPTUNE)_\w+"
+)
 WRITING = os.O_WRONLY | os.O_RDWR
 MAX_UP = 2  # folders above that of the script which a copy of its project is taken to include
 GENERATED = ("torchinductor_", f"{os.sep}.triton{os.sep}", "__pycache__", "torch_extensions")
@@ -71,6 +86,7 @@ class LoadedCode:
 
     Attributes:
         files: the start of the SHA-256 of each file, by its name; several, joined by `|`, where it changed meanwhile.
+            Variables of the environment stand among them as `$NAME`.
         packages: versions of the installed packages that it imported, by distribution.
     """
 
@@ -79,20 +95,40 @@ class LoadedCode:
 
 
 def digest_of(path: str | Path) -> str | None:
-    """Return the start of the SHA-256 of a file; None if it cannot be read."""
+    """Return the start of the SHA-256 of a file, of a large one over its size and blocks of it; None if unreadable."""
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except OSError:
         return None
-    total = hashlib.sha256()
     try:
-        while block := os.read(descriptor, 2**20):
-            total.update(block)
+        found = os.fstat(descriptor)
+        key = (os.fspath(path), found.st_mtime_ns, found.st_size, found.st_ino)
+        if key in _digests:
+            return _digests[key]
+        total = hashlib.sha256()
+        if found.st_size <= MAX_WHOLE_BYTES:
+            while block := os.read(descriptor, BLOCK_BYTES):
+                total.update(block)
+        else:
+            total.update(str(found.st_size).encode())
+            for number in range(BLOCKS):
+                start = number * (found.st_size - BLOCK_BYTES) // (BLOCKS - 1)
+                total.update(os.pread(descriptor, BLOCK_BYTES, start))
     except OSError:
         return None
     finally:
         os.close(descriptor)
-    return total.hexdigest()[:DIGITS]
+    digest = total.hexdigest()[:DIGITS]
+    if found.st_size >= MIN_REMEMBERED_BYTES:
+        _digests[key] = digest
+    return digest
+
+
+_digests: dict[tuple[str, int, int, int], str] = {}  # of this process
+
+
+def _digest_of_variable(value: str | None) -> str:
+    return "unset" if value is None else hashlib.sha256(value.encode("utf-8", "surrogateescape")).hexdigest()[:DIGITS]
 
 
 class CodeWatch:
@@ -105,8 +141,14 @@ class CodeWatch:
 
     def __init__(self, folder: Path, base: Path) -> None:
         self._list = str(folder / LOADED)
-        self._own = os.path.join(os.path.realpath(folder), "")
+        own = os.path.realpath(folder)
+        cells = os.path.dirname(own)
+        self._own = os.path.join(cells if os.path.basename(cells) == "cells" else own, "")
         self._names = Names(base)
+        self._here = os.path.join(os.getcwd(), "")
+        self._environment = dict(os.environ)
+        self._variables: set[str] = set()
+        self._data = 0
         self._seen: set[str] = set()
         self._made: set[str] = set()
         self._busy: set[int] = set()  # threads inside of the hook: what it opens itself does not count
@@ -122,21 +164,24 @@ class CodeWatch:
             path, mode, flags = arguments
             if not isinstance(path, str | bytes | os.PathLike):
                 return
-            file = os.fsdecode(path)
-            if file.endswith(WATCHED):
-                writes = (isinstance(flags, int) and flags & WRITING) or (
-                    isinstance(mode, str) and set(mode) & set("wax+")
-                )
-                self._generated(file) if writes else self._note(file)
+            writes = (isinstance(flags, int) and flags & WRITING) or (isinstance(mode, str) and set(mode) & set("wax+"))
+            self._generated(os.fsdecode(path)) if writes else self._note(os.fsdecode(path))
         elif event == "os.rename":
-            file = os.fsdecode(arguments[1])
-            if file.endswith(WATCHED):
-                self._generated(file)
+            self._generated(os.fsdecode(arguments[1]))
         elif event == "subprocess.Popen":
             words = arguments[1]
             for word in words if isinstance(words, list | tuple) else ():
                 if isinstance(word, str) and word.endswith(".py"):
                     self._note(word)
+
+    def variable(self, name: str) -> None:
+        """Note a variable of the environment that the user's code asks for: the value that it had at the start."""
+        if name in self._variables or ANYWHERE.fullmatch(name) or is_secret_name(name):
+            return
+        self._variables.add(name)
+        value = self._environment.get(name)
+        if value is None or mask(value) == value:
+            self._add({"file": f"${name}", "sha256": _digest_of_variable(value)})
 
     def end(self) -> None:
         """Add the modules that are loaded, some by ways that no hook sees, and the versions of packages."""
@@ -150,9 +195,10 @@ class CodeWatch:
     def _note(self, file: str) -> None:
         path = os.path.abspath(file)
         thread = threading.get_ident()
-        if path in self._seen or thread in self._busy or not self._counts(path):
+        if path in self._seen or path in self._made or thread in self._busy or not self._counts(path):
             return
         self._seen.add(path)
+        self._data += not path.endswith(CODE)
         self._busy.add(thread)
         try:
             digest = digest_of(path)
@@ -169,6 +215,9 @@ class CodeWatch:
         thread = threading.get_ident()
         if path in self._made or thread in self._busy or not self._counts(path, exists=False):
             return
+        if len(self._made) >= MAX_GENERATED:  # what it reads may be what it wrote
+            self._data = MAX_DATA
+            return
         self._made.add(path)
         self._busy.add(thread)
         try:
@@ -179,17 +228,21 @@ class CodeWatch:
     def _counts(self, path: str, *, exists: bool = True) -> bool:
         if not is_users_code(path) or path.startswith(self._own):
             return False
-        here = self._names.is_below_base(path)
+        base = self._names.base
+        here = next((root for root in (base, self._here) if path.startswith(root)), "")
         if not here and path.startswith(_temporary()):
             return False
-        if path.endswith(SETTINGS):
-            if not here and not path.startswith(os.path.join(os.getcwd(), "")):
-                return False
-            try:
-                return not exists or os.stat(path).st_size <= MAX_SETTINGS_BYTES
-            except OSError:
-                return False
-        return True
+        if path.endswith(CODE):
+            return True
+        if not here and path.startswith(SYSTEM):
+            return False
+        folders = path[len(here) :].split(os.sep)
+        if any(name.startswith(".") or name in TRACKERS for name in folders) or (exists and self._data >= MAX_DATA):
+            return False
+        try:
+            return not exists or stat.S_ISREG(os.stat(path).st_mode)
+        except OSError:
+            return False
 
     def _add(self, line: dict[str, str]) -> None:
         data = json.dumps(line).encode() + b"\n"
@@ -237,12 +290,18 @@ def _plain(distribution: str) -> str:
     return re.sub(r"[-_.]+", "-", distribution).lower()
 
 
-def watch_code(folder: Path, base: Path) -> CodeWatch:
-    """Note from now on what this process loads for a cell, and no longer for an earlier one."""
+def watch_code(folder: Path, base: Path, *, variables: bool = True) -> CodeWatch:
+    """Note from now on what this process loads for a cell, and no longer for an earlier one.
+
+    Args:
+        variables: of the environment too; a process that the script starts may have others.
+    """
     _temporary()  # found now: a hook that looks for it would wait for the lock of the one who does
     watch = CodeWatch(folder, base)
     end_watch()
     _ends.append(on_file_events(watch.audit))
+    if variables:
+        _ends.append(_on_variables(watch.variable))
     return watch
 
 
@@ -253,6 +312,50 @@ def end_watch() -> None:
 
 
 _ends: list[Callable[[], None]] = []
+
+
+def _on_variables(listener: Callable[[str], None]) -> Callable[[], None]:
+    """Call `listener(name)` where the user's code asks `os.environ` for a variable; return a function that ends this.
+
+    Copies of the whole environment, and what libraries ask for, do not count.
+    """
+    kind: Any = type(os.environ)
+    get, names = kind.__getitem__, kind.__iter__
+    copied: dict[int, list[str]] = {}  # by thread, the names that it was given, in their order
+
+    def iterate(self: Any) -> Iterator[str]:
+        given = copied[threading.get_ident()] = []
+        for name in names(self):
+            given.append(name)
+            yield name
+
+    def __getitem__(self: Any, name: Any) -> Any:
+        given = copied.get(threading.get_ident())
+        if given and given[0] == name:
+            given.pop(0)
+        elif isinstance(name, str):
+            copied.pop(threading.get_ident(), None)
+            frame = sys._getframe(1)
+            while frame.f_back is not None and frame.f_code.co_name in ASKING and not _is_users(frame):
+                frame = frame.f_back
+            if _is_users(frame):
+                listener(name)
+        return get(self, name)
+
+    kind.__getitem__, kind.__iter__ = __getitem__, iterate
+
+    def end() -> None:
+        kind.__getitem__, kind.__iter__ = get, names
+
+    return end
+
+
+ASKING = ("get", "__contains__", "getenv", "setdefault", "pop")
+
+
+def _is_users(frame: FrameType) -> bool:
+    file = frame.f_code.co_filename
+    return not file.startswith("<") and is_users_code(os.path.abspath(file))
 
 
 @functools.cache
@@ -283,9 +386,10 @@ class Names:
         paths = [os.path.abspath(entry or os.getcwd()) for entry in found if isinstance(entry, str)]
         self._roots = [root for root in dict.fromkeys(paths) if is_users_code(os.path.join(root, ""))]
 
-    def is_below_base(self, path: str) -> bool:
-        """Return whether a file lies in the folder of the script or below."""
-        return path.startswith(os.path.join(self._base, ""))
+    @property
+    def base(self) -> str:
+        """The folder of the script, with a separator at its end."""
+        return os.path.join(self._base, "")
 
     def of(self, path: str) -> str:
         """Return the name of a file."""
@@ -337,7 +441,10 @@ def changed_code(files: Mapping[str, str], base: Path) -> dict[str, str]:
     changed = {}
     for name, digest in files.items():
         path = names.path(name)
-        if path is None:
+        if name.startswith("$"):
+            if _digest_of_variable(os.environ.get(name[1:])) != digest:
+                changed[name] = "changed"
+        elif path is None:
             changed[name] = "gone"
         elif digest_of(path) != digest:
             changed[name] = "changed"

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from ampcompare.base.environment.threads import THREAD_VARIABLES
 from ampcompare.base.errors import EnvironmentUnfit
+from ampcompare.base.files.loaded_code import Names
 from ampcompare.base.rank_marks import CELL_FOLDER
 from ampcompare.base.secrets import MASK, learn_file, mask_variable
 from ampcompare.launch.base import Launcher, Progress
@@ -108,7 +109,7 @@ class ScriptLauncher(Launcher):
             record = script_record(
                 config, rows, output.values, wall_seconds=wall, started=started, faults=output.part_faults()
             )
-        record = self._place.mark(_with_opened_files(with_code(record, folder), folder))
+        record = self._place.mark(_with_opened_files(with_code(record, folder), folder, config.script.folder))
         write_record(record, folder)
         return record
 
@@ -225,7 +226,7 @@ def script_command(config: RunConfig, script: ScriptConfig, folder: Path) -> lis
     return [*start, "ampcompare", "exec", *options, script.name, *arguments]
 
 
-def _with_opened_files(record: RunRecord, folder: Path) -> RunRecord:
+def _with_opened_files(record: RunRecord, folder: Path, code_folder: Path) -> RunRecord:
     opened = read_opened(folder)
     forget_reads(folder)
     if record.script is None:
@@ -235,7 +236,10 @@ def _with_opened_files(record: RunRecord, folder: Path) -> RunRecord:
         "inherited": opened.inherited,
         "resumed": opened.resumed,
     }
-    return record.model_copy(update={"script": record.script.model_copy(update=facts)})
+    names = Names(code_folder)
+    results = {names.of(file) for file in opened.inherited}  # of other cells, and no data that should stay as it is
+    code = {name: digest for name, digest in (record.code or {}).items() if name not in results}
+    return record.model_copy(update={"script": record.script.model_copy(update=facts), "code": code})
 
 
 def _our_code(code: int, rows: ScriptRows) -> int:

@@ -45,6 +45,7 @@ class Watch:
 
     def weights(self, models: list[Any], optimizers: list[Any]) -> None:
         """Record the weights as the script has made them, before an arm casts them."""
+        self._files.begin()
         held = [model for model in models if hasattr(model, "parameters")] or [
             one if isinstance(one, HashedWeights) else HashedWeights(one) for one in optimizers
         ]

@@ -3,7 +3,8 @@
 Most files are seen by an audit hook on `open`. `torch.save`, TorchScript and safetensors open theirs outside of Python.
 
 Where the process belongs to a cell, each file is also listed in the folder of the cell when it is first opened, so that
-processes that the script has started add theirs, and other cells can look there.
+processes that the script has started add theirs, and other cells can look there. What a process has written before its
+first forward pass is listed once more at that moment, with its content: that is data, on which no arm has acted.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ import torch
 from torch.jit._script import RecursiveScriptModule
 
 from ampcompare.base.files.audit import on_file_events
-from ampcompare.base.files.loaded_code import CODE, is_users_code
-from ampcompare.guards.events import Layer, Subscriptions
+from ampcompare.base.files.loaded_code import CODE, TRACKERS, digest_of, is_users_code
+from ampcompare.guards.events import Layer, Points, Subscriptions
 from ampcompare.guards.import_hook import ImportHook
 from ampcompare.records.opened_files import OPENED
 
@@ -40,7 +41,6 @@ SAFETENSORS = ("safetensors.torch", "safetensors.numpy")
 # Of other programs, which read and write them for themselves: compiled kernels, downloads, trackers of experiments.
 CACHES = ("XDG_CACHE_HOME", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "HF_HOME", "TORCH_HOME")
 IN_HOME = (".cache", ".triton", ".config", ".nv", ".keras", ".netrc")
-TRACKERS = (f"{os.sep}mlruns{os.sep}", f"{os.sep}wandb{os.sep}")
 
 
 class WrittenFiles:
@@ -67,11 +67,33 @@ class WrittenFiles:
         hooks = {name: functools.partial(self._watch_safetensors, name) for name in SAFETENSORS}
         self._imports = ImportHook({"safetensors": self._watch_safe_open, **hooks})
         self._imports.begin()
+        self._before = Subscriptions(Layer.RECORD)
+        self._before.wrap(*Points.FORWARD, self._called)
+        for point in (Points.ENTER_AUTOCAST, Points.BACKWARD):
+            self._before.wrap(*point, self._computed)
         self._end_audit = on_file_events(self._audit)
+
+    def begin(self) -> None:
+        """List with its content what this process has written before it computes, under an arm, what can be written."""
+        if self._before.active:
+            self._before.end()
+            for file in list(self._files):
+                if os.path.isfile(file) and (digest := digest_of(file)) is not None:
+                    self._list({"made": file, "sha256": digest})
+
+    def _called(self, original: Callable[..., Any], module: Any, *args: Any, **kwargs: Any) -> Any:
+        if next(module.parameters(), None) is not None:  # else it is a transform of data
+            self.begin()
+        return original(module, *args, **kwargs)
+
+    def _computed(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        self.begin()
+        return original(*args, **kwargs)
 
     def end(self) -> list[str]:
         """Watch no longer, and return the full paths of those written, in the order of their first opening."""
         self._end_audit()
+        self._before.end()
         self._events.end()
         self._imports.end()
         return list(self._files)
@@ -84,13 +106,19 @@ class WrittenFiles:
 
     def _save(self, keyword: str, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Note the file of a function whose second argument, of that name, says where to save the first."""
-        self._note(args[1] if len(args) > 1 else kwargs.get(keyword))
+        self._tell(args[1] if len(args) > 1 else kwargs.get(keyword), "wb", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         return original(*args, **kwargs)
 
     def _load(self, keyword: str, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Note the file of a function whose first argument, of that name, says what to load."""
-        self._note_read(args[0] if args else kwargs.get(keyword))
+        self._tell(args[0] if args else kwargs.get(keyword), "rb", os.O_RDONLY)
         return original(*args, **kwargs)
+
+    @staticmethod
+    def _tell(path: Any, mode: str, flags: int) -> None:
+        """Tell all that listen that a file is opened, which code outside of Python does without a word."""
+        if isinstance(path, str | bytes | os.PathLike):
+            sys.audit("open", path, mode, flags)
 
     def _audit(self, event: str, arguments: tuple[Any, ...]) -> None:
         """Note a file that is opened, or gets another's name.
@@ -130,7 +158,7 @@ class WrittenFiles:
             return
         if not is_own and (self._is_private(file) or file.startswith(self._caches) or not is_users_code(file)):
             return
-        if any(part in file for part in TRACKERS):
+        if any(part in file.split(os.sep) for part in TRACKERS):
             return
         try:
             found = os.stat(file)
@@ -141,7 +169,7 @@ class WrittenFiles:
         if is_own and found.st_mtime >= self._started:
             return
         self._read.add(file)
-        self._list({"resumed" if is_own else "read": file})
+        self._list({"resumed" if is_own else "read": file, "sha256": digest_of(file) or ""})
 
     def _is_private(self, file: str) -> bool:
         if file.startswith(("/dev/", "/proc/", "/sys/")) or (self._own is not None and file.startswith(self._own)):

@@ -8,12 +8,15 @@ import os
 import runpy
 import subprocess
 import sys
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from ampcompare.base.files.loaded_code import changed_code, differing, end_watch, read_loaded, watch_code
+from ampcompare.base.files import loaded_code
+from ampcompare.base.files.loaded_code import changed_code, differing, digest_of, end_watch, read_loaded, watch_code
 
 
 @pytest.fixture
@@ -138,3 +141,63 @@ def test_a_file_that_changes_meanwhile_equals_neither_form(project: Path, tmp_pa
 def test_only_common_files_differ() -> None:
     """An arm may load a file that another does not need."""
     assert differing({"a": "1", "b": "2"}, {"b": "3", "c": "4"}) == ["b"]
+
+
+def test_data_counts_wherever_it_lies_and_whatever_its_name(project: Path, tmp_path: Path) -> None:
+    """Arrays, archives that modules come from, and names without an ending; hidden files, trackers and pipes do not."""
+    outside = tmp_path / "sets" / "far" / "deep" / "points.bin"
+    outside.parent.mkdir(parents=True)
+    for path in (outside, project / "size", project / ".hidden" / "x", project / "wandb" / "x"):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("1")
+    np.save(project / "data.npy", np.zeros(3))
+    with zipfile.ZipFile(project / "lib.zip", "w") as archive:
+        archive.writestr("zipped_module.py", "Q = 1\n")
+    cell = _cell(tmp_path)
+    watch_code(cell, project)
+    np.load("data.npy")
+    sys.path.insert(0, str(project / "lib.zip"))
+    importlib.import_module("zipped_module")
+    sys.path.remove(str(project / "lib.zip"))
+    for name in (outside, "size", ".hidden/x", "wandb/x"):
+        Path(name).read_text()
+    files = read_loaded(cell).files
+    assert set(files) == {"data.npy", "lib.zip", "size", "../sets/far/deep/points.bin"}
+    np.save("data.npy", np.ones(3))
+    assert changed_code(files, project) == {"data.npy": "changed"}
+
+
+def test_a_large_file_is_sampled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its size and its blocks count, first and last byte among them."""
+    monkeypatch.setattr(loaded_code, "MAX_WHOLE_BYTES", 100)
+    monkeypatch.setattr(loaded_code, "BLOCK_BYTES", 10)
+    path, digests = tmp_path / "large", set()
+    for content in (b"a" * 999, b"b" + b"a" * 998, b"a" * 998 + b"b", b"a" * 1000):
+        path.write_bytes(content)
+        digests.add(digest_of(path))
+    assert len(digests) == 4
+
+
+def test_variables_that_the_code_asks_for_count(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By any way to ask, without their values; secrets, copies of all, the launcher's and what libraries ask do not."""
+    for name in ("ONE", "TWO", "HF_TOKEN", "RANK", "COPIED"):
+        monkeypatch.setenv(name, "1e-3")
+    (project / "asks.py").write_text(
+        "import os\n"
+        "os.environ['ONE'], os.environ.get('TWO'), os.getenv('UNSET'), 'THREE' in os.environ\n"
+        "os.environ.get('HF_TOKEN'), os.environ['RANK'], dict(os.environ), os.environ.copy(), {**os.environ}\n"
+    )
+    cell = _cell(tmp_path)
+    watch_code(cell, project)
+    runpy.run_path("asks.py")
+    os.path.expandvars("$COPIED")
+    end_watch()
+    runpy.run_path("asks.py")
+    files = read_loaded(cell).files
+    assert set(files) == {"$ONE", "$TWO", "$UNSET", "$THREE", "asks.py"}
+    assert files["$UNSET"] == files["$THREE"] == "unset"
+    assert "1e-3" not in (cell / "loaded.jsonl").read_text()
+    assert changed_code(files, project) == {}
+    monkeypatch.setenv("TWO", "2")
+    monkeypatch.setenv("UNSET", "")
+    assert changed_code(files, project) == {"$TWO": "changed", "$UNSET": "changed"}

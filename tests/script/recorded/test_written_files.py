@@ -158,3 +158,47 @@ def test_a_checkpoint_of_an_earlier_attempt_is_seen(cells: Path, monkeypatch: py
     (mine / "ck.pt").read_text()
     watched.end()
     assert read_opened(mine).resumed == []
+
+
+@pytest.mark.parametrize("then", ["forward", "autocast", "backward"])
+def test_what_a_cell_makes_before_it_computes_is_data_to_others(
+    cells: Path, monkeypatch: pytest.MonkeyPatch, then: str
+) -> None:
+    """As long as it has that content; a module without weights is a transform of data."""
+    watched = WrittenFiles()
+    torch.nn.ReLU()(torch.ones(2))
+    np.save("cache.npy", np.zeros(5))
+    np.save("rewritten.npy", np.zeros(5))
+    if then == "forward":
+        torch.nn.Linear(2, 2)(torch.ones(2))
+    elif then == "autocast":
+        torch.autocast("cpu", dtype=torch.bfloat16).__enter__().__exit__(None, None, None)
+    else:
+        torch.ones(1, requires_grad=True).sum().backward()
+    np.save("late.npy", np.zeros(5))
+    np.save("rewritten.npy", np.ones(5))
+    watched.end()
+    forget_reads(cells / "mine")
+    monkeypatch.setenv("AMPCOMPARE_CELL_DIR", str(cells / "other"))
+    watched = WrittenFiles()
+    for name in ("cache", "rewritten", "late"):
+        np.load(f"{name}.npy")
+    watched.end()
+    inherited = read_opened(cells / "other").inherited
+    assert [os.path.basename(one) for one in inherited] == ["late.npy", "rewritten.npy"]
+
+
+def test_what_a_cell_makes_of_another_ones_results_is_no_data(cells: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may have copied trained weights before its first forward pass."""
+    np.save("weights.npy", np.ones(2))
+    (cells / "other" / OPENED).write_text(json.dumps({"wrote": os.path.abspath("weights.npy")}) + "\n")
+    watched = WrittenFiles()
+    np.save("copy.npy", np.load("weights.npy"))
+    watched.begin()
+    watched.end()
+    forget_reads(cells / "mine")
+    monkeypatch.setenv("AMPCOMPARE_CELL_DIR", str(cells / "other"))
+    watched = WrittenFiles()
+    np.load("copy.npy")
+    watched.end()
+    assert [os.path.basename(one) for one in read_opened(cells / "other").inherited] == ["copy.npy"]
