@@ -22,8 +22,13 @@ from ampcompare.migrate.twins.twins import Twins
 
 __all__ = ["Migration", "may_use_apex", "migrate_text"]
 
-WORD = re.compile(r"\bapex\b|\bamp_C\b|\bapex_C\b")
+WORD = re.compile(r"\bapex\b|\bamp_C\b|\bapex_C\b|\bamp\.scale_loss\(")
 CORE = ("initialize", "scale_loss", "master_params", "state_dict", "load_state_dict")
+
+PROBE = (
+    "the answer is yes now, whether Apex is there or not, since migrated files ask it; a file that asks it and still "
+    "imports Apex fails without"
+)
 
 
 @dataclass(frozen=True)
@@ -62,8 +67,8 @@ def migrate_text(text: str, target: str = "torch", around: Around = ALONE) -> Mi
     if not may_use_apex(text):
         return Migration(text, [])
     tree = Tree(text)
-    names = Names(tree, around.helpers(tree.module))
-    if not names.imports:
+    names = Names(tree, around.helpers(tree.module), around.passed_on(tree.module))
+    if not names.imports and not names.uses:
         return Migration(text, [])
     edits, findings, unsure = Edits(tree), [], None
     torch, above = torch_name(tree, names, edits)
@@ -92,6 +97,7 @@ def migrate_text(text: str, target: str = "torch", around: Around = ALONE) -> Mi
             findings.append(_by_hand(error.node, str(error)))
     findings += twins.findings
     rewrite_imports(tree, names, edits, kept, twins.imports)
+    findings += _probes(tree, names, edits)
     if unsure is None:
         rewrite_texts(tree, edits, names)
         findings += cast_notes(tree, names)
@@ -142,12 +148,26 @@ def _for_precision(
     return Migration(edits.result() if edits else tree.text, findings, len(names.uses), left)
 
 
+def _probes(tree: Tree, names: Names, edits: Edits) -> list[Finding]:
+    """Return notes on a module that only says whether Apex is there, and says so always from now on."""
+    if names.uses:
+        return []
+    found = []
+    for statement in dict.fromkeys(each for each, _ in names.imports):
+        around = tree.parent(statement)
+        answers = (ast.Assign, ast.Return)
+        if isinstance(around, ast.Try) and any(isinstance(each, answers) for each in (*around.body, *around.orelse)):
+            if edits.is_removed(statement):
+                found.append(Finding(statement.lineno, statement.col_offset, NOTE, PROBE))
+    return found
+
+
 def _by_hand(node: ast.AST, message: str) -> Finding:
     return Finding(node.lineno, node.col_offset, BY_HAND, message)  # type: ignore[attr-defined]
 
 
 def _needs_torch(edits: Edits, torch: str) -> bool:
-    return f"{torch}." in edits.inserted()
+    return re.search(rf"(?<!from )(?<![\w.]){re.escape(torch)}\.", edits.inserted()) is not None
 
 
 def _mark(tree: Tree, edits: Edits, findings: list[Finding]) -> None:

@@ -10,6 +10,22 @@ from ampcompare.lint.selection import Selection
 from tests.lint.forms import codes_of_pair
 
 PAIRS = {
+    "a scaler of each step that scales nothing": (
+        """
+        def train(model, optimizer, loader):
+            for x, y in loader:
+                optimizer.zero_grad()
+                scaler = optimizer.grad_scaler if use_amp else torch.amp.GradScaler("cuda", enabled={good}{bad})
+                with torch.autocast("cuda", dtype=torch.float16, enabled=scaler.is_enabled()):
+                    loss = model(x, y)
+                scaler.scale(loss).backward()
+                scaler.step(optimizer)
+                scaler.update()
+        """,
+        "False",
+        "True",
+        ["AMP225"],
+    ),
     "a second amp.initialize": (
         """
         from apex import amp

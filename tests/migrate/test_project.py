@@ -138,3 +138,23 @@ def test_a_mistake_that_only_the_result_has_is_left_by_hand(tmp_path: Path, monk
     assert result.lines() == [
         f"{path}:9:1: by hand: line 8 of the result: AMP201: the gradients are still scaled by `scaler`"
     ]
+
+
+def test_a_name_of_apex_that_another_file_passes_on_is_found(tmp_path: Path) -> None:
+    """By a star import, or by name; the scaler that nobody around gives to the optimizer is named."""
+    (tmp_path / "shared.py").write_text("try:\n    from apex import amp as mixed, amp\nexcept ImportError:\n    pass\n")
+    loop = (
+        "with NAME.scale_loss(loss(x), optimizer) as scaled:\n            scaled.backward()\n        optimizer.step()\n"
+    )
+    for number, (line, name) in enumerate((("from shared import *", "amp"), ("from shared import mixed as m", "m"))):
+        path = tmp_path / f"train{number}.py"
+        text = f"{line}  # apex\n\n\ndef train(loss, optimizer, xs):\n    for x in xs:\n        {loop}"
+        path.write_text(text.replace("NAME", name))
+        result = migrate_file(path)
+        assert result.migration is not None
+        assert "optimizer.grad_scaler.step(optimizer)" in result.migration.text
+        assert [each.message for each in result.migration.findings if "no file that initializes" in each.message]
+    (tmp_path / "main.py").write_text("from train0 import train\nmodel, optimizer = amp.initialize(model, optimizer)\n")
+    given = migrate_file(tmp_path / "train0.py").migration
+    assert given is not None
+    assert not [each for each in given.findings if "no file that initializes" in each.message]

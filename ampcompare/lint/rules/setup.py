@@ -64,11 +64,18 @@ def scaler_in_loop(module: LintModule) -> Iterator[Finding]:
             if event.kind is not Kind.NEW_SCALER or not event.loops or (not event.target and not event.subject):
                 continue
             name = event.subject or event.target
+            if _is_off(event.call):
+                continue  # it scales nothing, so there is no scale that it could forget
             for other in trace[index + 1 :]:
                 if other.kind is Kind.BACKWARD and other.scaler == name and other.loops == event.loops:
                     if _is_batch_loop(event):
                         yield module.finding("AMP225", event.call, f"`{plain(name)}` is new for each step")
                     break
+
+
+def _is_off(call: ast.Call) -> bool:
+    enabled = keyword(call, "enabled")
+    return isinstance(enabled, ast.Constant) and enabled.value is False
 
 
 def _is_batch_loop(event: Event) -> bool:

@@ -42,8 +42,8 @@ def note_handed_on(core: Core) -> None:
         if any("loss" in each.rpartition(".")[2].lower() for each in given):
             core.note(
                 node,
-                f"{key} gets the loss and the optimizer, and is in another file; if it scales the loss, the forward "
-                "pass must run under torch.autocast here",
+                f"{key} gets the loss and the optimizer, and is no function of this file; if it scales the loss, the "
+                "forward pass must run under torch.autocast here, or in the model",
             )
 
 

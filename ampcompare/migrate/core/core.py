@@ -57,6 +57,13 @@ def rewrite_core(tree: Tree, names: Names, edits: Edits, torch: str, target: str
         return core.findings
     create_scalers(core)
     name_carried(core)
+    if scalers.home == "optimizer" and not sites.initializes and sites.backwards and not around.is_given(tree.text):
+        what = "scaler" if target == "torch" else "precision"
+        core.note(
+            sites.backwards[0].statement,
+            f"the optimizer carries the {what} here, as {scalers.attribute}; no file that initializes was found that "
+            "imports this one, so set that attribute where it is made",
+        )
     if target == "precision":
         if names.parameters:
             raise Unsure(names.parameters[0][1], "apex.amp is passed as a value; what is called on it cannot be seen")

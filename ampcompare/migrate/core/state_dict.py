@@ -6,6 +6,7 @@ import ast
 from typing import TYPE_CHECKING
 
 from ampcompare.migrate.read.sites import Unsure
+from ampcompare.migrate.read.tree import Function, Tree, walk
 from ampcompare.source.syntax import dotted
 
 if TYPE_CHECKING:
@@ -36,7 +37,8 @@ def optimizer_of_state(core: Core, call: ast.Call) -> str | None:
     names = [each.arg for each in function.args.args] if function is not None else []
     keys = [*core.sites.optimizers, *(each.optimizer for each in core.sites.steps)]
     if keys:
-        return next((key for key in keys if _is_in_reach(core, call, key)), None)
+        found = next((key for key in keys if _is_in_reach(core, call, key)), None)
+        return found or next(filter(None, (_other_name(core, call, key) for key in keys)), None)
     own = {key for node in ast.walk(function or core.tree.module) if (key := _attribute_of_self(node)) in OWN}
     return next((name for name in names if name in ("optimizer", "optim", "opt")), own.pop() if len(own) == 1 else None)
 
@@ -47,6 +49,8 @@ def _is_in_reach(core: Core, call: ast.Call, key: str) -> bool:
     users = {each.function for each in core.sites.backwards if key in each.optimizers}
     users |= {each.function for each in core.sites.steps if each.optimizer == key}
     if key.startswith("self."):
+        if "self" not in _parameters(tree, call) or key in _bound_in(function):
+            return False
         return tree.class_of(function) in {tree.class_of(each) for each in users} - {None}
     root = key.split(".")[0]
     scopes: list[ast.AST] = [tree.module, *([] if function is None else [function, *tree.ancestors(function)])]
@@ -57,6 +61,37 @@ def _is_in_reach(core: Core, call: ast.Call, key: str) -> bool:
             if (tree.function(node) or tree.module) in scopes:
                 return True
     return False
+
+
+def _parameters(tree: Tree, node: ast.AST) -> set[str]:
+    """Return the parameters of the functions around a node."""
+    functions = (each for each in tree.ancestors(node) if isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef)))
+    return {each.arg for function in functions for each in ast.walk(function.args) if isinstance(each, ast.arg)}
+
+
+def _bound_in(function: Function | None) -> dict[str, str | None]:
+    """Return what a function assigns: each target, and the name of its value, if it has one."""
+    found: dict[str, str | None] = {}
+    for node in walk(function) if function is not None else ():
+        if isinstance(node, ast.Assign):
+            for target in node.targets:
+                targets = target.elts if isinstance(target, ast.Tuple) else [target]
+                values = node.value.elts if isinstance(node.value, ast.Tuple) else [node.value]
+                pairs = zip(targets, values if len(values) == len(targets) else [None] * len(targets), strict=True)
+                found |= {key: value and dotted(value) for each, value in pairs if (key := dotted(each)) is not None}
+    return found
+
+
+def _other_name(core: Core, call: ast.Call, key: str) -> str | None:
+    """Return what a function calls an optimizer of `self` that it holds, or gets in a class method."""
+    if not key.startswith("self."):
+        return None
+    function = core.tree.function(call)
+    bound = _bound_in(function)
+    if (name := next((name for name, value in bound.items() if value == key and "." not in name), None)) is not None:
+        return name
+    own = key.rpartition(".")[2]
+    return own if own in _parameters(core.tree, call) and own not in bound else None
 
 
 def _attribute_of_self(node: ast.AST) -> str | None:

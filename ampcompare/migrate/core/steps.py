@@ -93,9 +93,8 @@ def _is_first(core: Core, step: Step) -> bool:
 
 
 def _is_scaled(core: Core, function: Function | None, optimizer: str) -> bool:
-    """Return whether a step uses scaled gradients: not in a function that has plain backward passes only."""
-    blocks = [each for each in core.sites.backwards if each.scales]
-    if any(each.function is function for each in blocks):
+    """Return whether a step uses scaled gradients: not where all backward passes of its function are plain ones."""
+    if any(each.function is function for each in core.sites.backwards):
         return True
     tree = core.tree
     inside = [node for node in tree.nodes if isinstance(node, ast.Call) and tree.function(node) is function]

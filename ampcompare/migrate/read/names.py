@@ -50,7 +50,12 @@ class Names:
         helpers: functions of other files that scale a loss, by what this file calls them.
     """
 
-    def __init__(self, tree: Tree, helpers: Mapping[str, Helper] = MappingProxyType({})) -> None:
+    def __init__(
+        self,
+        tree: Tree,
+        helpers: Mapping[str, Helper] = MappingProxyType({}),
+        passed_on: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         self.tree = tree
         self.helpers = helpers
         self.modules: set[str] = set()
@@ -61,6 +66,8 @@ class Names:
                 self._add_import(node)
             elif isinstance(node, ast.ImportFrom):
                 self._add_from(node)
+        for name, meaning in passed_on.items():
+            self._add(name, meaning)
         self._shadowing = self._find_shadowing()
         self.parameters = find_passed(tree, self.imported, self.meaning)
         self.passed = {id(each) for _, _, arguments in self.parameters for each in arguments}
@@ -123,6 +130,13 @@ class Names:
         functions = self._shadowing.get(node.id)
         return functions is not None and any(outer in functions for outer in self.tree.ancestors(node))
 
+    def _is_member(self, node: ast.AST) -> bool:
+        """Return whether a name is bound in the body of a class, such as a member of an enumeration."""
+        scopes = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+        return isinstance(
+            next((each for each in self.tree.ancestors(node) if isinstance(each, scopes)), None), ast.ClassDef
+        )
+
     def meaning(self, node: ast.AST | None) -> str | None:
         """Return the full name of an expression; None if it is not imported from Apex or torch, or ambiguous."""
         parts: list[str] = []
@@ -162,6 +176,8 @@ class Names:
                 continue
             if isinstance(self.tree.parent(node), ast.Attribute):
                 continue  # a part of a wider chain
+            if isinstance(node.ctx, ast.Store) and self._is_member(node):
+                continue
             chain: ast.AST = node
             while isinstance(chain, ast.Attribute) and self.meaning(chain) is None:
                 chain = chain.value  # such as `amp.master_params(x).y`, which goes through a call

@@ -64,6 +64,19 @@ class Around:
         """Whether modules import it and step something, and all that do use Apex, so that their steps are rewritten."""
         return self.path is not None and _is_stepped(self.path)
 
+    def is_given(self, text: str) -> bool:
+        """Return whether a module around that imports a module, or that it imports, initializes."""
+        if self.path is None:
+            return True
+        path = self.path
+        if any(INITIALIZES.search(_text(each)) for each in _imported(path, text)):
+            return True
+        for folder in (path.parent, path.parent.parent):
+            for other in folder.glob("*.py"):
+                if other != path and INITIALIZES.search(content := _text(other)) and path in _imported(other, content):
+                    return True
+        return False
+
     def helpers(self, module: ast.Module) -> dict[str, Helper]:
         """Return the functions of other files that scale a loss for a module, by what it calls them."""
         found: dict[str, Helper] = {}
@@ -75,8 +88,49 @@ class Around:
                     found |= _helpers_of(self.path, node, alias)
         return found
 
+    def passed_on(self, module: ast.Module) -> dict[str, str]:
+        """Return the names that a module imports from files around it which have them from Apex, with what they mean.
+
+        Such as `amp`, by `from utils import *` where `utils.py` says `from apex import amp`.
+        """
+        found: dict[str, str] = {}
+        for node in ast.walk(module) if self.path is not None else ():
+            if not isinstance(node, ast.ImportFrom):
+                continue
+            for alias in node.names:
+                text = f"from {'.' * node.level}{node.module or ''} import {alias.name}"
+                for place in _imported(Path(str(self.path)), text):
+                    if "apex" in (content := _text(place)) and place.stem != alias.name:
+                        held = _from_apex(content)
+                        found |= held if alias.name == "*" else {}
+                        if alias.name in held:
+                            found[alias.asname or alias.name] = held[alias.name]
+        return found
+
 
 ALONE = Around()
+
+
+def _from_apex(content: str) -> dict[str, str]:
+    """Return the names of a module that its imports of Apex bind outside of functions, with what they mean."""
+    try:
+        module = parse_tree(content)
+    except SourceInvalid:
+        return {}
+    found: dict[str, str] = {}
+    nodes: list[ast.AST] = [module]
+    while nodes:
+        node = nodes.pop()
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)):
+            continue
+        if isinstance(node, ast.ImportFrom) and not node.level and (node.module or "").split(".")[0] == "apex":
+            found |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.Import):
+            for alias in node.names:
+                if alias.name.split(".")[0] == "apex":
+                    found[alias.asname or "apex"] = alias.name if alias.asname else "apex"
+        nodes += ast.iter_child_nodes(node)
+    return {name: meaning for name, meaning in found.items() if name != "*"}
 
 
 def _helpers_of(path: Path, node: ast.Import | ast.ImportFrom, alias: ast.alias) -> dict[str, Helper]:

@@ -255,8 +255,13 @@ def _holds_another(key: str, known: set[str]) -> bool:
 
 
 def _add_plain_backwards(tree: Tree, sites: Sites, known: set[str], names: Names) -> None:
-    """Add each `loss.backward()` in a function that also has a block of `scale_loss`, for the same optimizers."""
+    """Add each `loss.backward()` in a function that also has a block of `scale_loss`, for the same optimizers.
+
+    So does one that calls a function with such a block, and steps itself.
+    """
     functions = {each.function for each in sites.backwards}
+    stepping = {each.function for each in sites.steps} - functions - {None}
+    functions |= {each for each in stepping if _called_in(tree, {each}) & functions}
     bodies = {each.statement: each.name for each in sites.backwards}
     for node in tree.nodes:
         if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "backward"):

@@ -58,6 +58,8 @@ class Twins:
         if meaning in IMPORTED:
             return self._imported(node, meaning, IMPORTED[meaning])
         parts = meaning.split(".")
+        if parts[-2:-1] == ["ReduceOp"] and isinstance(node, ast.Attribute):  # a member of the enumeration
+            return self.rewrite(node.value, ".".join(parts[:-1]))  # type: ignore[arg-type]
         if parts[:2] == ["apex", "optimizers"] and parts[-1] in OPTIMIZERS:
             fused = not uses_larc([each for _, each in self._names.uses])
             return rewrite_optimizer(self._tree, self._edits, self._torch, node, parts[-1], self._note, fused=fused)
