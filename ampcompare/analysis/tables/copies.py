@@ -5,7 +5,8 @@ A coarse metric ties by chance, so a tie alone is no copy. Rows count once
 * if all seeds have the same row, and arms differ in it: then nothing is known of the scatter over seeds;
 * if more rows repeat earlier ones than ties by chance would give in one of a hundred tables. The chance of a tie is
   that of the first arm times those of the differences to it, as arms of one seed rise and fall together; each is the
-  step of the values over their scatter, and 1 where they scatter over few steps;
+  step of the values over their scatter, and 1 where they scatter over few steps. Rows that differ by far less than the
+  others scatter repeat each other too: what ignores the seed and is not deterministic gives such rows;
 * if several arms repeat one sequence of rows, seed by seed, which ties would give in one of a hundred tables.
 
 The first test is made for the rows of all arms together, and then for each arm alone.
@@ -27,6 +28,8 @@ CHANCE = 0.01  # of ties by chance that are taken for copies
 FEW_STEPS = 2  # scatter in steps, at which ties are no sign of copies
 PER_QUARTILE = 8  # the chance that two normal values tie is a step over so many lower quartiles of their differences
 TICK = 1e-9  # values are compared in it, and tables print fewer digits
+NEAR = 1e-5  # of the median difference of two rows: closer ones are equal but for noise
+NEAR_ROWS = 200
 MAX_SEEDS = 2000  # the rows of which are compared with each other
 
 Key = tuple[str, tuple[str, ...]]  # an arm with its settings
@@ -107,6 +110,9 @@ def _copies(rows: Sequence[_Row], steps: Mapping[Key, float], chance: float = CH
         return {}
     copies: dict[str, str] = {}
     originals: list[_Row] = []
+    near = {key: _near([row.ticks[key] for row in rows if key in row.ticks]) for row in rows for key in row.ticks}
+    rows = [_Row(row.name, {key: _settled(rows, key, row.ticks[key], near[key]) for key in row.ticks}) for row in rows]
+    steps = {key: max(step, 2 * near.get(key, 0)) for key, step in steps.items()}
     for row in rows:
         original = next((one for one in originals if _equal(one, row)), None)
         if original is None:
@@ -124,6 +130,18 @@ def _copies(rows: Sequence[_Row], steps: Mapping[Key, float], chance: float = CH
     if gammainc(len(copies), by_chance) < chance:
         return copies
     return copies if len(whole) > 1 and _is_sequence(rows, len(originals), chance) else {}
+
+
+def _near(values: Sequence[int]) -> float:
+    apart = sorted(abs(a - b) for a, b in itertools.combinations(values[:NEAR_ROWS], 2))
+    return NEAR * apart[len(apart) // 2] if apart else 0.0
+
+
+def _settled(rows: Sequence[_Row], key: Key, value: int, near: float) -> int:
+    """Return the first value of an arm to which a value is near."""
+    if near < 1:
+        return value
+    return next(row.ticks[key] for row in rows if key in row.ticks and abs(row.ticks[key] - value) <= near)
 
 
 def _equal(one: _Row, other: _Row) -> bool:

@@ -195,7 +195,11 @@ def _run(cells: Sequence[str], columns: Columns, location: str) -> Run:
 
 
 def _seed(text: str) -> str:
-    """Return a seed as it is compared: 0, 00 and 0.0 are one."""
+    """Return a seed as it is compared: 0, 00, 0.0 and 0x0 are one; a float would join large ones."""
+    if text.isdecimal():
+        return str(int(text))
+    if re.fullmatch(r"0[xX][0-9a-fA-F]+", text):
+        return str(int(text, 16))
     number = parse_number(text)
     whole = number is not None and number.sd is None and not number.percent and number.mean.is_integer()
     return str(int(number.mean)) if number is not None and whole else text

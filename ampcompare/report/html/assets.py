@@ -94,6 +94,9 @@ def look(index: int, arm: str) -> dict[str, Any]:
     }
 
 
+CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
 def sense(text: str) -> str:
     """Return how a verdict or status is colored, by the fixed word that it begins with."""
     return next((sense for word, sense in FIXED_WORDS.items() if text.lower().startswith(word)), "")
@@ -106,11 +109,17 @@ def template(name: str) -> Any:
 
     loader = FunctionLoader(_text)
     environment = Environment(
-        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
+        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
+        finalize=_shown,
+    )  # fmt: skip
     environment.filters["numeric"] = _numeric
     environment.filters["sense"] = sense
     return environment.get_template(name)
+
+
+def _shown(value: Any) -> Any:
+    """Return a text without control characters, which names in a record may have."""
+    return CONTROLS.sub("", value) if type(value) is str else value
 
 
 def _numeric(rows: Sequence[Sequence[str]], count: int) -> list[bool]:

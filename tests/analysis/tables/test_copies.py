@@ -89,3 +89,11 @@ def test_a_seed_is_a_number() -> None:
         read_table(table(FP32, seeds=["1", "1.0", "2"]), "t")
     text = table(FP32, seeds=["0", "1", "2"]) + "\n" + table(["x"], HALF, seeds=["00", "01", "2.0"]).split("\n", 2)[2]
     assert judge(read_table(text, "t")).arms[1].pairs == 3
+
+
+def test_copies_with_noise_are_copies_and_close_values_among_scattered_ones_are_not() -> None:
+    """Noise far below the scatter, as of a seed that is ignored; values of ten seeds that lie as close as they may."""
+    noisy = [[f"{float(value) + 1e-8 * number:.9f}" for number, value in enumerate(arm * 4)] for arm in (FP32, HALF)]
+    assert len(judge(read_table(table(*noisy), "t")).seeds) == 3
+    real = [f"{value:.6f}" for value in np.random.default_rng(3).normal(76.2, 0.1, 40)]
+    assert without_copies(read_table(table(real), "t").runs)[1] == []

@@ -115,3 +115,11 @@ def test_numbers_stay_finite() -> None:
     """No reading ends in a time that is infinite or not a number."""
     run = read_table("arm,accuracy,time\na,3,nan\n", "t").runs[0]
     assert run.seconds is None or math.isfinite(run.seconds.mean)
+
+
+def test_forms_of_one_seed_are_one_and_large_seeds_stay_apart() -> None:
+    """Zeros, signs, fractions and hexadecimal digits; a float has no room for 64 bits."""
+    for first, second in (("0", "000"), ("16", "0x10"), ("1", "1.0"), ("7", "+7")):
+        with pytest.raises(RecordError, match="appears twice"):
+            read_table(f"arm,seed,accuracy\nfp32,{first},90.1\nfp32,{second},90.2\n", "t")
+    read_table("arm,seed,accuracy\nfp32,9007199254740992,90.1\nfp32,9007199254740993,90.2\n", "t")

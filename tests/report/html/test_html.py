@@ -17,6 +17,7 @@ from ampcompare.base.errors import BackendUnavailable
 from ampcompare.records.comparison import ArmSummary, Comparison, NextStep
 from ampcompare.report.files import log_links, write_reports
 from ampcompare.report.formats import FORMATS
+from ampcompare.report.html.assets import template
 from ampcompare.report.html.costs import step_time_plot
 from ampcompare.report.html.runs import arms_with_runs
 
@@ -462,3 +463,9 @@ def test_the_page_is_written_beside_the_other_reports(rich: Comparison, tmp_path
     assert path.read_text() == "young"
     write_reports(rich, tmp_path)
     assert path.read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
+
+
+def test_control_characters_of_names_are_left_out() -> None:
+    """Escapes of a terminal in a name reach no page; markup is escaped."""
+    text = template("report.html.j2").environment.from_string("{{ name }}").render(name="\x1b[31m<b>")
+    assert text == "[31m&lt;b&gt;"
