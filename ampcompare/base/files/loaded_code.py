@@ -7,6 +7,10 @@ do. So do variables of the environment that a file of the user asks for by name,
 
 A file has a name that does not change when its project is copied elsewhere: its path below the folder of the script,
 or below the entry of the search path where it was found; else it starts with `..`, or is a full path.
+
+Python calls a hook for every audited event, such as `id(x)`, and cannot remove it. So a process has one hook for all
+functions, however many come and go, whose first statement ends it at other events: 0.25 us for a call of `id`, which
+takes 0.03 without; a second hook, which looked at its own state first, took 0.8 more (Python 3.11, a busy machine).
 """
 
 from __future__ import annotations
@@ -26,10 +30,9 @@ from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, TypeAlias
 
 from ampcompare.base.environment.versions import installed_version
-from ampcompare.base.files.audit import on_file_events
 from ampcompare.base.secrets import is_secret_name, mask
 
 __all__ = [
@@ -42,6 +45,7 @@ __all__ = [
     "differing",
     "digest_of",
     "end_watch",
+    "on_file_events",
     "read_loaded",
     "watch_code",
 ]
@@ -454,3 +458,34 @@ def changed_code(files: Mapping[str, str], base: Path) -> dict[str, str]:
 def differing(one: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
     """Return the files that two runs both loaded, with other contents."""
     return [name for name, digest in one.items() if other.get(name, digest) != digest]
+
+
+Listener: TypeAlias = Callable[[str, tuple[Any, ...]], None]
+
+EVENTS = frozenset({"exec", "open", "os.rename", "subprocess.Popen"})
+_listeners: tuple[Listener, ...] = ()
+_is_installed = False
+
+
+def on_file_events(listener: Listener) -> Callable[[], None]:
+    """Call `listener(event, arguments)` at each event of `EVENTS` from now on; return a function that ends this.
+
+    It runs inside of what it listens to, in any thread, so it may neither take a lock nor raise.
+    """
+    global _is_installed, _listeners
+    _listeners = (*_listeners, listener)
+    if not _is_installed:
+        _is_installed = True
+        sys.addaudithook(_hook)
+
+    def end() -> None:
+        global _listeners
+        _listeners = tuple(one for one in _listeners if one is not listener)
+
+    return end
+
+
+def _hook(event: str, arguments: tuple[Any, ...]) -> None:
+    if event in EVENTS:
+        for listener in _listeners:
+            listener(event, arguments)
