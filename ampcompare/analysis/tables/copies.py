@@ -28,7 +28,7 @@ CHANCE = 0.01  # of ties by chance that are taken for copies
 FEW_STEPS = 2  # scatter in steps, at which ties are no sign of copies
 PER_QUARTILE = 8  # the chance that two normal values tie is a step over so many lower quartiles of their differences
 TICK = 1e-9  # values are compared in it, and tables print fewer digits
-NEAR = 1e-5  # of the median difference of two rows: closer ones are equal but for noise
+NEAR = 1e-5  # of the median difference of two rows: closer ones differ by noise alone
 NEAR_ROWS = 200
 MAX_SEEDS = 2000  # the rows of which are compared with each other
 

@@ -78,7 +78,9 @@ def _bound_in(function: Function | None) -> dict[str, str | None]:
                 targets = target.elts if isinstance(target, ast.Tuple) else [target]
                 values = node.value.elts if isinstance(node.value, ast.Tuple) else [node.value]
                 pairs = zip(targets, values if len(values) == len(targets) else [None] * len(targets), strict=True)
-                found |= {key: value and dotted(value) for each, value in pairs if (key := dotted(each)) is not None}
+                found |= {
+                    key: None if value is None else dotted(value) for each, value in pairs if (key := dotted(each))
+                }
     return found
 
 
