@@ -68,8 +68,8 @@ class WrittenFiles:
         self._imports.begin()
         self._before = Subscriptions(Layer.RECORD)
         self._before.wrap(*Points.FORWARD, self._called)
-        for point in (Points.ENTER_AUTOCAST, Points.BACKWARD):
-            self._before.wrap(*point, self._computed)
+        self._before.wrap(*Points.ENTER_AUTOCAST, self._computed)
+        self._before.wrap(*Points.BACKWARD, self._computed)
         self._end_audit = on_file_events(self._audit)
 
     def begin(self) -> None:
