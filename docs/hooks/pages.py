@@ -22,6 +22,7 @@ FOREIGN = re.compile(r'<(?:script|link|img|iframe)\b[^>]*\b(?:src|href)="((?:htt
 BOOSTS = (
     ("symptoms.md", 4.0),
     ("troubleshooting.md", 2.0),
+    ("install.md", 8.0),
     ("benchmarks/", 0.2),
     ("examples/", 0.3),
     ("contributing/", 0.3),
