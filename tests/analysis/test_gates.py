@@ -148,7 +148,7 @@ VERDICTS = [
 @pytest.mark.parametrize("measure", ["accuracy", "time"])
 @pytest.mark.parametrize(("verdict", "failing"), VERDICTS)
 def test_a_verdict_can_be_asked_for(make_record: MakeRecord, measure: str, verdict: str, failing: set[str]) -> None:
-    """`worse` fails what is shown to be worse and is skipped where nothing is known; other words fail what is not shown."""
+    """`worse` fails what is shown to be worse and is skipped where nothing is known; other words fail the rest."""
     comparison = _comparison(make_record, {})
     row = comparison.arms[1].model_copy(update={f"{measure}_verdict": verdict})
     comparison = comparison.model_copy(update={"arms": [comparison.arms[0], row]})
