@@ -215,6 +215,10 @@ def test_files_of_the_readme_are_examples() -> None:
             assert (ROOT / file).is_file(), file
         elif block.marker.startswith("file "):
             assert (ROOT / "examples" / block.marker[5:]).read_text(encoding="utf-8").endswith(block.text)
+    for path in re.findall(r"(?<![\w/])examples/[\w/]+\.\w+", README.read_text(encoding="utf-8")):
+        assert (ROOT / path).is_file(), path
+    (table,) = [block.text for block in blocks(ROOT / "docs" / "judge.md") if block.marker == "file gnmt.csv"]
+    assert (ROOT / "examples" / "gnmt.csv").read_text(encoding="utf-8") == table
 
 
 def test_a_task_of_ones_own_is_short() -> None:

@@ -41,6 +41,7 @@ SHOWN_BY = {
     "better": ("better",),
 }
 REFUSED = ("worse", "diverged", LEARNED_NOTHING)
+UNKNOWN = ("not comparable", "no verdict", "invalid measurement")
 SAME_RUNS = "the baseline holds these same runs, so nothing has run since; choose another --output-dir"
 Measured = tuple[float | None, str]  # a value, or why it is missing
 Runs = Sequence[RunRecord]
@@ -86,8 +87,9 @@ class Gate:
 class VerdictGate:
     """A verdict that an arm must have, or must not have.
 
-    `worse` fails an arm that is shown to be worse, diverged or learned nothing. Every other word fails an arm for
-    which it is not shown, so that too few seeds, an invalid time and a verdict on survivors alone fail too.
+    `worse` fails an arm that is shown to be worse, diverged or learned nothing, and is skipped where nothing could be
+    compared. Every other word fails an arm for which it is not shown, so that too few seeds, an invalid time and a
+    verdict on survivors alone fail too.
 
     Attributes:
         text: as the user wrote it.
@@ -285,7 +287,8 @@ def _verdicts(comparison: Comparison, baseline: Comparison | None) -> dict[str, 
 
 def _check_verdict(gate: VerdictGate, arm: str, verdict: str) -> Check:
     if not gate.fails(verdict):
-        return Check(arm, gate.text)
+        unknown = gate.word == "worse" and (not verdict or verdict.startswith(UNKNOWN))
+        return Check(arm, gate.text, skipped=f"{gate.measure} {verdict or 'has no verdict'}" if unknown else "")
     return Check(arm, gate.text, failure=f"{gate.measure} {verdict or 'has no verdict'}, and {gate.text} fails")
 
 

@@ -77,7 +77,7 @@ def _html(output: dict[str, Any]) -> str:
     if "text/html" in data:
         return "".join(data["text/html"])
     text = "".join(data.get("text/plain", output.get("text", "")))
-    return f"<pre>{escape(text)}</pre>"
+    return f"<pre><code>{escape(text)}</code></pre>"
 
 
 def run(path: Path) -> dict[str, Any]:

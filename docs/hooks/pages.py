@@ -18,6 +18,20 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 DOCS = ROOT / "docs"
 LINK = re.compile(r"\[([^\]]*)\]\((?!https?:|#)([^)#\s]+)(#[^)]*)?\)")
 FOREIGN = re.compile(r'<(?:script|link|img|iframe)\b[^>]*\b(?:src|href)="((?:https?:)?//[^"]+)"')
+# Rank of a page in the search: questions before references, and measurements last. The first prefix counts.
+BOOSTS = (
+    ("symptoms.md", 4.0),
+    ("troubleshooting.md", 2.0),
+    ("install.md", 8.0),
+    ("benchmarks/", 0.2),
+    ("examples/", 0.3),
+    ("contributing/", 0.3),
+    ("deviations", 0.3),
+    ("engine-cost.md", 0.3),
+    ("api.md", 0.3),
+    ("commands.md", 0.5),
+    ("settings.md", 0.5),
+)
 log = logging.getLogger("mkdocs.hooks.pages")
 
 
@@ -38,7 +52,11 @@ def on_config(config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
-    """Fill in tables generated from the program, and turn links that leave docs/ into plain text."""
+    """Fill in tables generated from the program, turn links that leave docs/ into plain text, and rank the page."""
+    for prefix, boost in BOOSTS:
+        if page.file.src_uri.startswith(prefix):
+            page.meta["search"] = {"boost": boost}
+            break
     for marker, make in (("commands", command_reference), ("settings", settings_reference)):
         comment = f"<!-- {marker} -->"
         if comment in markdown:

@@ -4,6 +4,11 @@
 //   words of an index with many numbers, "scale" among them, end a search with an error. In a frame that can be corrected.
 // The name must keep "iframe-worker", or the offline plugin adds a script of another host.
 "use strict";
+// A message of torch is pasted as it is, and words between double quotes would all have to be on the page.
+function asWords(message) {
+    return typeof message.data === "string" ? { ...message, data: message.data.replace(/"/g, " ") } : message;
+}
+
 window.Worker = class extends EventTarget {
     constructor(url) {
         super();
@@ -31,7 +36,7 @@ window.Worker = class extends EventTarget {
 
     postMessage(data) {
         if (this.waiting) this.waiting.push(data);
-        else this.frame.contentWindow.dispatchEvent(new MessageEvent("message", { data }));
+        else this.frame.contentWindow.dispatchEvent(new MessageEvent("message", { data: asWords(data) }));
     }
 
     terminate() {

@@ -22,6 +22,7 @@ AMPCOMPARE = """#!/usr/bin/env bash
 printf '%s\\n' "$@" >>"$CALLS"; echo --- >>"$CALLS"
 if [ "$1" = compare ]; then
     touch runs/ci/report.json
+    echo "note: fp16: metric:worse is not checked: metric not comparable (of another script)" >&2
     echo "failed: bf16: accuracy is worse" >&2
     exit "${RESULT:-0}"
 fi
@@ -112,6 +113,7 @@ def test_summary_and_comment_hold_the_table(step: Step, tmp_path: Path) -> None:
     summary = (tmp_path / "GITHUB_STEP_SUMMARY").read_text()
     assert "| arm | verdict |" in summary
     assert "more" not in summary
+    assert "\n* fp16: metric:worse is not checked: metric not comparable (of another script)\n" in summary
     assert summary.endswith("**Failed** with exit code 1.\n\n* bf16: accuracy is worse\n")
     assert step("comment").returncode == 0
     assert (tmp_path / "runs/ci/comment.md").read_text() == "<!-- ampcompare -->\n" + summary
@@ -122,6 +124,7 @@ def test_summary_and_comment_hold_the_table(step: Step, tmp_path: Path) -> None:
 
 def test_the_exit_code_of_the_comparison_is_that_of_the_job(step: Step) -> None:
     """The last step fails as the comparison did."""
+    assert ACTION["inputs"]["fail-on"]["default"].split() == ["metric:worse", "diverged>0", "failed>0"]  # of any task
     assert [step("result", {"steps.compare.outputs.exit-code": code}).returncode for code in ("0", "1", "3")] == [
         0,
         1,

@@ -73,7 +73,9 @@ def view(name: str, **parts: Any) -> str | None:
     """Return a template of a view filled in; None without the packages of the page."""
     if FORMATS["html"].missing:
         return None
-    filled: str = template(name).render(**{"warnings": [], "subtitle": [], **parts, "css": scoped_style()})
+    filled: str = template(name).render(
+        **{"warnings": [], "subtitle": [], "figures": True, **parts, "css": scoped_style()}
+    )
     return filled
 
 
@@ -121,6 +123,7 @@ def parts_view(result: ShownParts) -> tuple[str, str | None]:
     parts = result._parts()
     html = view(
         "table_view.html.j2",
+        figures=False,
         title=printable(parts.title, MAX_LINE),
         subtitle=[printable(text, 300) for text in parts.subtitle],
         warnings=[printable(text, 500) for text in parts.warnings],

@@ -96,6 +96,50 @@ def test_a_comparison_has_the_figures_of_the_page(comparison: Comparison) -> Non
     assert "--details" not in bundle["text/plain"]
 
 
+class _Sanitized(HTMLParser):
+    """The text that JupyterLab shows of an output that it does not trust.
+
+    Its sanitizer drops styles, drops the elements of SVG and leaves their text, and keeps the attribute `hidden`.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden: list[bool] = []
+        self.text = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag not in VOID:
+            self.hidden.append(tag == "style" or "hidden" in dict(attrs))
+        if tag in ("p", "td", "th", "h3", "figcaption"):
+            self.text += "\n"
+
+    def handle_endtag(self, tag: str) -> None:
+        self.hidden.pop()
+
+    def handle_data(self, data: str) -> None:
+        if not any(self.hidden):
+            self.text += data
+
+
+def test_an_output_that_is_not_trusted_stays_readable(comparison: Comparison) -> None:
+    """Without style and SVG no labels of figures are left behind, words stay apart, and a line says what is missing."""
+    shown = {}
+    for name, result in _results(comparison).items():
+        parser = _Sanitized()
+        parser.feed(result._repr_html_() or "")
+        shown[name] = parser.text
+    for name in ("comparison", "record", "diagnosis"):
+        assert "this notebook is not trusted" in shown[name], name
+    assert "not trusted" not in shown["lint"]
+    assert "seed 0:" not in shown["comparison"]
+    assert not re.search(
+        r"Training loss|bf16\s+fp16\s+-30|not finite\. Amber", shown["comparison"] + shown["diagnosis"]
+    )
+    assert " \u00b7 " in shown["comparison"]
+    assert "native:fp16 \u00b7 " in shown["explanation"]
+    assert comparison.arms[1].arm in shown["comparison"]
+
+
 def test_without_jinja2_the_text_remains(comparison: Comparison, monkeypatch: pytest.MonkeyPatch) -> None:
     """A plain installation shows text, and how to get figures; `_repr_html_` is then None, which IPython skips."""
     monkeypatch.setattr(Format, "missing", ["jinja2"])
