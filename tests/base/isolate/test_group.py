@@ -1,0 +1,39 @@
+"""A process that ends with the one that started it, whatever it is doing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "O_ASYNC"), reason="only POSIX has it")
+BUSY = """
+from ampcompare.base.isolate.group import ended_by_hangup
+with ended_by_hangup(0):
+    pass
+print("ready", flush=True)
+print(input(), flush=True)
+with ended_by_hangup(0):
+    print("busy", flush=True)
+    sum(range(10**18))  # no other Python code runs meanwhile
+"""
+
+
+@pytest.mark.parametrize("closed_before", [False, True])
+def test_a_hangup_ends_code_that_holds_the_interpreter(closed_before: bool) -> None:
+    """The end of the other side ends it, also if it came before; what was written outside the block is read as usual."""
+    command = [sys.executable, "-c", BUSY]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    if not closed_before:
+        assert process.stdout.readline() == "ready\n"
+        process.stdin.write("a request\n")
+        process.stdin.flush()
+        assert [process.stdout.readline() for _ in range(2)] == ["a request\n", "busy\n"]
+    process.stdin.close()
+    assert process.wait(20) in ((-signal.SIGKILL, -signal.SIGIO) if closed_before else (-signal.SIGIO,))
+    process.stdout.close()
