@@ -24,7 +24,7 @@ with ended_by_hangup(0):
 
 @pytest.mark.parametrize("closed_before", [False, True])
 def test_a_hangup_ends_code_that_holds_the_interpreter(closed_before: bool) -> None:
-    """The end of the other side ends it, also if it came before; what was written outside the block is read as usual."""
+    """The end of the other side ends it, also if it came before; outside the block input is read as usual."""
     command = [sys.executable, "-c", BUSY]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdin is not None
