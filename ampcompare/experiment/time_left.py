@@ -64,11 +64,12 @@ class TimeLeft:
 
     def __init__(self, outline: Outline) -> None:
         self.outline = outline
-        size = max(1, len(outline.arms))
         count = len(outline.cells)
+        size = max(1, count if outline.together else len(outline.arms))
         self._blocks = [range(start, min(start + size, count)) for start in range(0, count, size)]
         self._waiting = {index for index, record in enumerate(outline.cached) if record is None}
         self._running: dict[int, _Running] = {}
+        self._slots = outline.jobs  # a queue runs as many cells at a time as it likes
         self._work: dict[str, list[float]] = {}
         self._starts: list[float] = []
         self._report_seconds = 0.0  # from the last sign of the latest cell until its report was written
@@ -92,6 +93,7 @@ class TimeLeft:
                 self._rounds_left[number] = False
         self._waiting.discard(index)
         self._running[index] = _Running(now)
+        self._slots = max(self._slots, len(self._running))
 
     def report(self, index: int, progress: Progress, now: float) -> None:
         """Record the progress of a running cell."""
@@ -159,7 +161,7 @@ class TimeLeft:
             waiting = [
                 costs.get(self.outline.labels[index], typical) + start for index in block if index in self._waiting
             ]
-            total += _makespan(running, waiting, self.outline.jobs)
+            total += _makespan(running, waiting, self._slots)
             if self._rounds_left[number]:
                 total += self._rounds(now, is_running=not running and not waiting)
         return total + max(0.0, self._report_seconds - (0.0 if self._all_ended is None else now - self._all_ended))

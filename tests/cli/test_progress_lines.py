@@ -40,12 +40,12 @@ def test_a_cell_and_the_matrix_at_80_columns() -> None:
 
 
 def test_a_cell_and_the_matrix_at_40_columns() -> None:
-    """The same in more lines: nothing is lost but what has no room at all."""
+    """The same in more lines; what has no room at all is left out, the least important first."""
     assert drawn(cell(), size=(40, 24)) == [
         "native:fp16, seed 1  training",
         "━━━" + "─" * 23 + " 120/900  41s",
         "  loss 0.03413 · loss scale 65536",
-        "  4.12 ms/step · 3 skipped",
+        "  4.12 ms/step · about 12s left",
         "7/27 ━━─────── 1m12s · about 3m20s left",
     ]
 
