@@ -212,6 +212,8 @@ class RayLauncher(Launcher):
                     break
             if self._is_ours:
                 self._ray.shutdown()
+        for folder in self._tasks:
+            (folder / TOKEN).unlink(missing_ok=True)
         self._tasks.clear()
 
 
