@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import signal
 from collections.abc import Iterator
 
 import psutil
+
+from ampcompare.base.isolate.child import end_at_hangup
 
 __all__ = ["ended_by_hangup", "kill_group"]
 
@@ -34,18 +35,10 @@ def kill_group(pid: int) -> None:
 
 @contextlib.contextmanager
 def ended_by_hangup(descriptor: int) -> Iterator[None]:
-    """Let the system end this process when the other end of a pipe or socket is closed, even during an import.
+    """Let `end_at_hangup` hold in a block; needs POSIX."""
+    import fcntl
 
-    No thread could: an import of a large library holds the interpreter for seconds. What the other end writes
-    meanwhile ends this process as well.
-    """
-    import fcntl  # not on Windows
-
-    signal.signal(signal.SIGIO, signal.SIG_DFL)
     flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
-    fcntl.fcntl(descriptor, fcntl.F_SETOWN, os.getpid())
-    fcntl.fcntl(descriptor, fcntl.F_SETFL, flags | os.O_ASYNC)
-    if select.select([descriptor], [], [], 0.0)[0]:  # it was closed before
-        os.kill(os.getpid(), signal.SIGKILL)
+    end_at_hangup(descriptor)
     yield
     fcntl.fcntl(descriptor, fcntl.F_SETFL, flags)

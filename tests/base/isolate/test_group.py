@@ -6,7 +6,10 @@ import os
 import signal
 import subprocess
 import sys
+import time
+from pathlib import Path
 
+import psutil
 import pytest
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "O_ASYNC"), reason="only POSIX has it")
@@ -37,3 +40,30 @@ def test_a_hangup_ends_code_that_holds_the_interpreter(closed_before: bool) -> N
     process.stdin.close()
     assert process.wait(20) in ((-signal.SIGKILL, -signal.SIGIO) if closed_before else (-signal.SIGIO,))
     process.stdout.close()
+
+
+def test_a_call_in_a_child_ends_with_its_caller(tmp_path: Path) -> None:
+    """SIGKILL to the caller leaves no child, though it holds the interpreter; its standard input is empty."""
+    program, pid = tmp_path / "busy.py", tmp_path / "pid"
+    program.write_text(CHILD)
+    call = "import sys; from pathlib import Path; from ampcompare.base.isolate.call import call_in_child\n"
+    call += "call_in_child(Path(sys.argv[1]), options={'file': sys.argv[2]})"
+    caller = subprocess.Popen([sys.executable, "-c", call, str(program), str(pid)])
+    deadline = time.monotonic() + 20
+    while not (pid.exists() and pid.read_text()):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    child = psutil.Process(int(pid.read_text()))
+    caller.kill()
+    caller.wait()
+    assert psutil.wait_procs([child], timeout=20)[1] == []
+
+
+CHILD = """
+import os, pathlib, sys
+
+def busy(file):
+    assert sys.stdin.read() == ""
+    pathlib.Path(file).write_text(str(os.getpid()))
+    sum(range(10**18))
+"""
