@@ -38,7 +38,10 @@ class _Running:
             self.reported = now
         self.latest = now
         if progress.total_steps:
-            self.share = min(1.0, progress.steps / progress.total_steps)
+            share = min(1.0, progress.steps / progress.total_steps)
+            if share < self.share:  # its process was lost, and another one trains it again
+                self.reported, self.trained = now, None
+            self.share = share
             if self.trained is None:
                 self.trained, self.first_share = now, self.share  # above 0 in a resumed cell
 

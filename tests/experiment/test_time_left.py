@@ -209,3 +209,12 @@ def test_cells_of_all_seeds_in_a_queue() -> None:
         left.report(cell, Progress(STEPS // 2, STEPS, 0), 30.0)
     assert left.of_cell(1, 30.0) == pytest.approx(30.0)
     assert left.seconds(30.0) == pytest.approx(30.0 + 2 * 60.0)
+
+
+def test_a_cell_that_is_run_again() -> None:
+    """A cell whose node was lost is projected from its second start: earlier steps are not in what it has made."""
+    left = TimeLeft(outline(["fp32"], 1))
+    left.begin(0, 0.0)
+    for steps, now in ((0, 0.0), (40, 40.0), (0, 100.0), (10, 110.0)):
+        left.report(0, Progress(steps, STEPS, 0), now)
+    assert left.of_cell(0, 110.0) == pytest.approx(40.0)
