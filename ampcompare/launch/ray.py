@@ -215,6 +215,7 @@ class RayLauncher(Launcher):
         for folder in self._tasks:
             (folder / TOKEN).unlink(missing_ok=True)
         self._tasks.clear()
+        self._board = None  # it ends with its last handle
 
 
 def _resources(config: RunConfig) -> dict[str, Any]:
