@@ -26,7 +26,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ampcompare.base.isolate.group import ended_by_hangup
+from ampcompare.base.isolate.child import ended_by_hangup
 
 with ended_by_hangup(0) if __name__ == "__main__" else contextlib.nullcontext():
     import torch

@@ -22,7 +22,7 @@ import socket
 import sys
 from typing import Any
 
-from ampcompare.base.isolate.group import ended_by_hangup
+from ampcompare.base.isolate.child import ended_by_hangup
 
 with ended_by_hangup(int(sys.argv[1])) if __name__ == "__main__" else contextlib.nullcontext():
     import torch

@@ -5,6 +5,7 @@ It imports nothing of this package, so that a broken installation fails in the f
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -12,10 +13,11 @@ import select
 import signal
 import sys
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-__all__ = ["answer", "end_at_hangup"]
+__all__ = ["answer", "end_at_hangup", "ended_by_hangup"]
 
 
 def end_at_hangup(descriptor: int) -> None:
@@ -33,6 +35,17 @@ def end_at_hangup(descriptor: int) -> None:
     fcntl.fcntl(descriptor, fcntl.F_SETFL, fcntl.fcntl(descriptor, fcntl.F_GETFL) | os.O_ASYNC)
     if select.select([descriptor], [], [], 0.0)[0]:  # it was closed before
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def ended_by_hangup(descriptor: int) -> Iterator[None]:
+    """Let `end_at_hangup` hold in a block; needs POSIX."""
+    import fcntl
+
+    flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
+    end_at_hangup(descriptor)
+    yield
+    fcntl.fcntl(descriptor, fcntl.F_SETFL, flags)
 
 
 def answer(program: Path, request: dict[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import pytest
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "O_ASYNC"), reason="only POSIX has it")
 BUSY = """
-from ampcompare.base.isolate.group import ended_by_hangup
+from ampcompare.base.isolate.child import ended_by_hangup
 with ended_by_hangup(0):
     pass
 print("ready", flush=True)
