@@ -17,7 +17,7 @@ import click
 
 from ampcompare.base.formatting import printable
 from ampcompare.cli.output import leave_closed_terminal
-from ampcompare.cli.progress_lines import CellView, MatrixView, bar_lines, describe_outline, notice
+from ampcompare.cli.progress_lines import CellView, MatrixView, bar_lines, describe_outline, notices
 from ampcompare.doctor.gpu import has_nvidia_gpu
 from ampcompare.experiment.observer import Observer, Outline
 from ampcompare.experiment.time_left import TimeLeft
@@ -55,6 +55,7 @@ class _Running:
     config: RunConfig
     name: str
     began: float
+    place: str = ""
     progress: Progress | None = None
 
 
@@ -118,7 +119,7 @@ class Display(Observer):
     def place(self, number: int, name: str) -> None:
         with self._lock:
             if number in self._running:
-                self._running[number].name += f", {printable(name, 40)}"
+                self._running[number].place = printable(name, 40)
 
     @_unless_closed
     def progress(self, number: int, progress: Progress) -> None:
@@ -140,7 +141,8 @@ class Display(Observer):
             alone = total == 1
             if not self.quiet and not (alone and record.status == "failed"):  # whose error is said by the command
                 cached = " (cached)" if reused else ""
-                self._print(f"[{number}/{total}] {cell.name}: {_outcome(record)}{cached}")
+                where = f", {cell.place}" if cell.place else ""
+                self._print(f"[{number}/{total}] {cell.name}{where}: {_outcome(record)}{cached}")
             for finding in record.guards:
                 if not self.quiet and finding not in self._found:
                     self._found.add(finding)
@@ -213,10 +215,7 @@ class Display(Observer):
             return
         self.notified = now
         cells, matrix = self._views()
-        lines = [notice(cell, matrix) for cell in cells]
-        if not cells and self._idle:
-            lines.append(notice(None, matrix, idle=self._idle))
-        for line in lines:
+        for line in notices(cells, matrix, idle=self._idle):
             self._print(line)
 
     @property
@@ -224,6 +223,8 @@ class Display(Observer):
         """What happens while no cell runs."""
         if self._total > 1 and self._done == self._total:
             return "writing the report"
+        if self._outline is not None and any(cell.launcher in ("slurm", "ray") for cell in self._outline.cells):
+            return "waiting in the queue"
         has_rounds = self._outline is not None and self._outline.timing_rounds > 0 and self._done
         return "timing rounds" if has_rounds else ""
 
@@ -239,6 +240,7 @@ class Display(Observer):
                 now - cell.began,
                 None if left is None else left.of_cell(number - 1, now),
                 1 if cell.config.script else cell.config.recipe.epochs,  # how many a script makes is not known
+                cell.place,
             )
             for number, cell in sorted(self._running.items())
         ]

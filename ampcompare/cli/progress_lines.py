@@ -11,7 +11,7 @@ from ampcompare.experiment.observer import Outline
 from ampcompare.launch.base import Phase, Progress
 from ampcompare.settings.config import RunConfig
 
-__all__ = ["CellView", "MatrixView", "Segment", "Symbols", "bar_lines", "describe_outline", "notice", "span"]
+__all__ = ["CellView", "MatrixView", "Segment", "Symbols", "bar_lines", "describe_outline", "notice", "notices", "span"]
 
 Segment = tuple[str, str]
 """A piece of a line and its style, in the words of rich."""
@@ -22,6 +22,7 @@ MAX_BAR = 40
 MAX_NAME = 40
 MIN_BAR = 6
 MAX_NAMED = 3  # arms in the first line
+MAX_NOTICES = 16  # plain lines at a time
 PHASE_WIDTH = len("loading data")
 
 
@@ -48,6 +49,7 @@ class CellView:
         seconds: since the cell began.
         left: seconds that it will still take; None while that is unknown.
         epochs: of the whole run.
+        place: where it runs, such as "GPU 3" or "job 1234_5 on n1"; "" if it has no place of its own.
     """
 
     name: str
@@ -56,6 +58,12 @@ class CellView:
     seconds: float
     left: float | None
     epochs: int
+    place: str = ""
+
+    @property
+    def full_name(self) -> str:
+        """The name with the place."""
+        return f"{self.name}, {self.place}" if self.place else self.name
 
     @property
     def phase(self) -> Phase:
@@ -158,10 +166,9 @@ def bar_lines(
     width, rows = max(10, size[0] - 1), max(2, size[1] - 2)
     last = [_matrix_line(matrix, width, symbols)] if matrix.total > 1 else []
     longest = max((len(_short_name(cell, width)) for cell in cells), default=0)
-    whole = [_cell_lines(cell, width, symbols, longest) for cell in cells]
-    if sum(map(len, whole)) + len(last) > rows:
-        whole = [lines[:1] for lines in whole]
-    lines = [line for lines in whole for line in lines]
+    lines = [line for cell in cells for line in _cell_lines(cell, width, symbols, longest)]
+    if len(lines) + len(last) > rows:
+        lines = [_short_line(cell, width, symbols, longest) for cell in cells]
     room = rows - len(last)
     if len(lines) > room:
         lines = [*lines[: room - 1], [(f"and {len(lines) - room + 1} more", "dim")]]
@@ -170,60 +177,90 @@ def bar_lines(
     return [_cut(line, width) for line in [*lines, *last]]
 
 
+def _has_place_in_name(cell: CellView, width: int) -> bool:
+    """Return whether the name of a cell has room for its place; else that is the first of its figures."""
+    return len(cell.full_name) <= min(MAX_NAME, width)
+
+
 def _short_name(cell: CellView, width: int) -> str:
-    return printable(cell.name, min(MAX_NAME, width), keep_end=8)
+    name = cell.full_name if _has_place_in_name(cell, width) else cell.name
+    return printable(name, min(MAX_NAME, width), keep_end=8)
 
 
 def _cell_lines(cell: CellView, width: int, symbols: Symbols, name_width: int) -> list[Line]:
     """Return the lines of a cell; in a wide terminal its name is as wide as those of the others, for equal bars."""
-    name: Segment = (_short_name(cell, width), "bold")
-    progress = cell.progress
-    right = f"  {span(int(cell.seconds))}"
-    share = 0.0
-    if progress is not None and progress.total_steps:
-        total = str(progress.total_steps)
-        right = f" {progress.steps:>{len(total)}}/{total}{right}"
-        share = progress.steps / progress.total_steps
+    share, steps = _made(cell)
+    right = f"{steps}  {span(int(cell.seconds))}"
     if width < NARROW:
+        name = _short_name(cell, width)
         bar = _bar(share, width - len(right), symbols)
-        return [[name, ("  ", ""), (cell.phase, "cyan")], [*bar, (right, "")], *_figures(cell, width, symbols, 2)]
-    left: Line = [
-        name,
-        (" " * (name_width - len(name[0]) + 2), ""),
-        (f"{cell.phase:<{PHASE_WIDTH}}", "cyan"),
-        (" ", ""),
-    ]
+        first: Line = [(name, "bold"), ("  ", ""), (cell.phase, "cyan")]
+        return [first, [*bar, (right, "")], *_figures(cell, width, symbols, 2)]
+    left = _head(cell, width, name_width)
     room = width - sum(len(text) for text, _ in left) - len(right)
     return [[*left, *_bar(share, room, symbols), (right, "")], *_figures(cell, width, symbols, 1)]
 
 
+def _short_line(cell: CellView, width: int, symbols: Symbols, name_width: int) -> Line:
+    """Return a cell in one line: its name, its place, how far it is, and the time left if that is known."""
+    share, steps = _made(cell)
+    time = f"  {span(int(cell.seconds))}" if cell.left is None else f"  {span(cell.left)} left"
+    if width < NARROW:
+        room = width - len(time)
+        place = f", {cell.place}" if cell.place else ""
+        return [(printable(f"{cell.name}{place}", max(1, room), keep_end=8).ljust(room), "bold"), (time, "")]
+    left = _head(cell, width, name_width)
+    if cell.place and not _has_place_in_name(cell, width):
+        left = [*left[:-2], (f"{cell.place} ", "")]
+    right = f"{steps}{time}"
+    room = width - sum(len(text) for text, _ in left) - len(right)
+    return [*left, *_bar(share, room, symbols), (right, "")]
+
+
+def _made(cell: CellView) -> tuple[float, str]:
+    """Return the share of the steps that a cell has made, 0 to 1, and their number as text."""
+    progress = cell.progress
+    if progress is None or not progress.total_steps:
+        return 0.0, ""
+    total = str(progress.total_steps)
+    return progress.steps / progress.total_steps, f" {progress.steps:>{len(total)}}/{total}"
+
+
+def _head(cell: CellView, width: int, name_width: int) -> Line:
+    """Return name and phase of a cell, as wide as those of the others."""
+    name = _short_name(cell, width)
+    space = " " * (name_width - len(name) + 2)
+    return [(name, "bold"), (space, ""), (f"{cell.phase:<{PHASE_WIDTH}}", "cyan"), (" ", "")]
+
+
 def _figures(cell: CellView, width: int, symbols: Symbols, most: int) -> list[Line]:
     """Return the figures of a cell in at most some lines, and in one at least; what has no room is left out."""
-    parts = _cell_parts(cell, " left")
+    place = [] if not cell.place or _has_place_in_name(cell, width) else [(0, cell.place)]
+    parts = [*place, *_cell_parts(cell, " left")]
     while parts:
-        lines = _wrapped(parts, width - 2, symbols.between)
+        lines = _wrapped([text for _, text in parts], width - 2, symbols.between)
         if len(lines) <= most:
             return [[("  " + line, "dim")] for line in lines]
-        parts.pop()
+        parts.remove(max(parts))
     return [[("", "")]]  # so that what stands below keeps its place
 
 
-def _cell_parts(cell: CellView, left: str) -> list[str]:
-    """Return the figures of a cell, the most important first."""
+def _cell_parts(cell: CellView, left: str) -> list[tuple[int, str]]:
+    """Return the figures of a cell in their order, each with its rank: the lowest is the most important."""
     parts = []
     progress = cell.progress
     if progress is not None and progress.loss is not None:
-        parts.append(f"loss {progress.loss:.4g}")
+        parts.append((1, f"loss {progress.loss:.4g}"))
         if progress.loss_scale is not None:
-            parts.append(f"loss scale {_number(progress.loss_scale)}")
+            parts.append((3, f"loss scale {_number(progress.loss_scale)}"))
         if progress.step_seconds is not None:
-            parts.append(_step_time(progress.step_seconds))
+            parts.append((4, _step_time(progress.step_seconds)))
         if progress.skipped or progress.loss_scale is not None:
-            parts.append(f"{progress.skipped} skipped")
+            parts.append((5, f"{progress.skipped} skipped"))
     if cell.left is not None:
-        parts.append(f"about {span(cell.left)}{left}")
+        parts.append((2, f"about {span(cell.left)}{left}"))
     if progress is not None and progress.total_steps and cell.epochs > 1:
-        parts.append(f"epoch {progress.epoch + 1}/{cell.epochs}")
+        parts.append((6, f"epoch {progress.epoch + 1}/{cell.epochs}"))
     return parts
 
 
@@ -277,15 +314,24 @@ def _step_time(seconds: float) -> str:
     return f"{1000 * seconds:.3g} ms/step" if seconds < 1 else f"{seconds:.3g} s/step"
 
 
+def notices(cells: Sequence[CellView], matrix: MatrixView, *, idle: str = "") -> list[str]:
+    """Return plain lines on some running cells and the matrix, and in one more how many others run."""
+    if not cells:
+        return [notice(None, matrix, idle=idle)] if idle else []
+    shown = cells if len(cells) <= MAX_NOTICES else cells[: MAX_NOTICES - 1]
+    lines = [notice(cell, matrix) for cell in shown]
+    return lines if len(shown) == len(cells) else [*lines, f"and {len(cells) - len(shown)} more cells run"]
+
+
 def notice(cell: CellView | None, matrix: MatrixView, *, idle: str = "") -> str:
     """Return a plain line on a running cell and the matrix; without a cell, on the matrix alone."""
     if cell is None:
         parts = [f"{matrix.done} of {matrix.total} cells{': ' if idle else ''}{idle}"]
     else:
-        parts = [f"[{cell.number}/{matrix.total}] {cell.name}: {cell.phase}"]
+        parts = [f"[{cell.number}/{matrix.total}] {cell.full_name}: {cell.phase}"]
         if cell.progress is not None and cell.progress.total_steps:
             parts.append(f"step {cell.progress.steps} of {cell.progress.total_steps}")
         alone = matrix.total == 1
-        parts += _cell_parts(cell, " left" if alone else " for this cell")
+        parts += [text for _, text in _cell_parts(cell, " left" if alone else " for this cell")]
     line = f"{', '.join(parts)}; {span(int(matrix.seconds))} since the start"
     return line + (f", about {span(matrix.left)} left" if matrix.left is not None and matrix.total > 1 else "")

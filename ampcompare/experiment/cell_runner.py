@@ -51,7 +51,8 @@ class CellRunner:
     Attributes:
         folder: the run directory.
         jobs: cells that run at the same time; `launcher` must support that.
-        begin: is called with the index of a cell when it starts, and the name of its place in a pool.
+        begin: is called with the index of a cell when it starts.
+        place: is called with its number, from 1, and where it runs, if it has a place of its own.
         progress: is called with its number, from 1, and each progress.
         by_seed: whether cells of several seeds are run together.
     """
@@ -60,13 +61,17 @@ class CellRunner:
     folder: Path
     launcher: Launcher
     jobs: int
-    begin: Callable[[int, str], None]
+    begin: Callable[[int], None]
+    place: Callable[[int, str], None]
     progress: Callable[[int, Progress], None]
     by_seed: bool = False
 
     @contextlib.contextmanager
     def running(self, indices: Sequence[int]) -> Iterator[Iterator[FinishedCell]]:
         """Yield the cells of some indices as they end; `begin` and `progress` are called while the next is awaited."""
+        if indices and all(self.launcher.is_queue(self.plan.cells[index]) for index in indices):
+            yield self._from_queue(indices)
+            return
         if self.jobs == 1:
             yield self._one_by_one(indices)
             return
@@ -87,8 +92,30 @@ class CellRunner:
 
     def _one_by_one(self, indices: Sequence[int]) -> Iterator[FinishedCell]:
         for index in indices:
-            self.begin(index, "")
+            self.begin(index)
             yield self._run(index, functools.partial(self.progress, index + 1))
+
+    def _from_queue(self, indices: Sequence[int]) -> Iterator[FinishedCell]:
+        """Follow cells that a queue runs: one begins when it is seen at its place, or when it has ended."""
+        started: dict[int, str] = {}
+
+        def begin(index: int) -> None:
+            if index not in started:
+                started[index] = _now()
+                self.begin(index)
+
+        def place(number: int, name: str) -> None:
+            begin(indices[number])
+            self.place(indices[number] + 1, name)
+
+        def report(number: int, progress: Progress) -> None:
+            begin(indices[number])
+            self.progress(indices[number] + 1, progress)
+
+        cells = [(self.plan.cells[index], cell_folder(self.folder, self.plan.cells[index])) for index in indices]
+        for number, record in self.launcher.collect(cells, place, report):
+            begin(indices[number])
+            yield FinishedCell(indices[number], record, started[indices[number]])
 
     def _in_parallel(
         self, indices: Sequence[int], executor: ThreadPoolExecutor, stopped: threading.Event
@@ -98,7 +125,9 @@ class CellRunner:
 
         def run(index: int, device: int) -> None:
             name = self.launcher.names[device] if isinstance(self.launcher, LauncherPool) else ""
-            news.put(functools.partial(self.begin, index, name))
+            news.put(functools.partial(self.begin, index))
+            if name:
+                news.put(functools.partial(self.place, index + 1, name))
             report = functools.partial(self.progress, index + 1)
             cell = self._run(index, lambda progress: news.put(functools.partial(report, progress)), device)
             record = cell.record.model_copy(update={"jobs": self.jobs})
@@ -139,9 +168,13 @@ class CellRunner:
     def _run(self, index: int, on_progress: Callable[[Progress], None], device: int | None = None) -> FinishedCell:
         config = self.plan.cells[index]
         folder = cell_folder(self.folder, config)
-        started = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+        started = _now()
         if device is not None and isinstance(self.launcher, LauncherPool):
             record = self.launcher.launch_at(device, config, folder, on_progress)
         else:
             record = self.launcher.launch(config, folder, on_progress)
         return FinishedCell(index, record, started)
+
+
+def _now() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="milliseconds")

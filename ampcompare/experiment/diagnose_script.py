@@ -17,12 +17,13 @@ from typing import Any
 from ampcompare.backends.arm import Arm
 from ampcompare.base.environment.threads import THREAD_VARIABLES
 from ampcompare.base.errors import AmpCompareError, ConfigError, EnvironmentUnfit, LaunchError
-from ampcompare.base.isolate.start import kill_group
+from ampcompare.base.isolate.start import start_command
 from ampcompare.diagnosis.cures import Tested, verdict_of, with_cure
 from ampcompare.diagnosis.options import DiagnoseOptions, Request
 from ampcompare.launch.cell_files import log_tail
 from ampcompare.launch.script.children import RECORD
 from ampcompare.launch.script.rows import read_rows
+from ampcompare.launch.script.supervise import end_family
 from ampcompare.records.diagnosis import Diagnosis
 from ampcompare.settings.config import RunConfig
 
@@ -168,11 +169,11 @@ def run_watched(config: RunConfig, folder: Path, module: str, environment: Mappi
         "PYTHONWARNINGS": "ignore",
         "TORCHDYNAMO_DISABLE": "1",
     }
-    command = [*start, "-m", module, str(folder / "request.json")]
+    command = start_command("ampcompare.launch.script.supervise", *start, "-m", module, str(folder / "request.json"))
     with (folder / LOG).open("wb") as log:
         process = subprocess.Popen(
             command,
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,  # held open: the run ends with this process
             stdout=log,
             stderr=subprocess.STDOUT,
             env={**threads, **os.environ, **(environment or {}), **own},
@@ -182,15 +183,18 @@ def run_watched(config: RunConfig, folder: Path, module: str, environment: Mappi
             return _exit_code(process, folder / ENDED)
         finally:
             _end(process)
+            assert process.stdin is not None
+            process.stdin.close()
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
     """Stop all running processes; torchrun gets time to end its ranks, which are in their own sessions."""
     if process.poll() is None:
-        process.terminate()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(timeout=SECONDS_OF_TORCHRUN)
-    kill_group(process.pid)
+    end_family(process.pid)
     process.wait()
 
 

@@ -45,6 +45,7 @@ class NotebookProgress(Observer):
         self._outline: Outline | None = None
         self._left: TimeLeft | None = None
         self._running: dict[int, tuple[str, Progress | None]] = {}
+        self._places: dict[int, str] = {}
         self._numbers: dict[str, int] = {}  # of running cells, by digest
         self._ended: list[str] = []
         self._notes: list[str] = []
@@ -65,6 +66,9 @@ class NotebookProgress(Observer):
         self._numbers[config.digest()] = number
         self._left.begin(number - 1, time.monotonic())
         self._show()
+
+    def place(self, number: int, name: str) -> None:
+        self._places[number] = printable(name, 40)
 
     def progress(self, number: int, progress: Progress) -> None:
         if number in self._running and self._left is not None:
@@ -116,7 +120,8 @@ class NotebookProgress(Observer):
     def _rows(self) -> list[tuple[str, float, str]]:
         """Return each running cell: its name, the share of its steps that are made, and its figures."""
         rows = []
-        for _, (name, progress) in sorted(self._running.items()):
+        for number, (label, progress) in sorted(self._running.items()):
+            name = ", ".join(filter(None, [label, self._places.get(number, "")]))
             if progress is None:
                 rows.append((name, 0.0, "starting"))
                 continue
@@ -127,6 +132,9 @@ class NotebookProgress(Observer):
                 figures.append(f"loss {progress.loss:.4g}")
             if progress.loss_scale is not None:
                 figures.append(f"loss scale {progress.loss_scale:g}")
+            left = None if self._left is None else self._left.of_cell(number - 1, time.monotonic())
+            if left is not None:
+                figures.append(f"about {round(left)} s left")
             rows.append(
                 (name, progress.steps / progress.total_steps if progress.total_steps else 0.0, ", ".join(figures))
             )

@@ -24,6 +24,7 @@ class Outline:
         folder: the run directory.
         jobs: cells that run in parallel.
         timing_rounds: times that every arm of a seed is timed again after its runs.
+        together: whether cells of several seeds run at the same time.
     """
 
     cells: Sequence[RunConfig]
@@ -32,6 +33,7 @@ class Outline:
     folder: Path
     jobs: int = 1
     timing_rounds: int = 0
+    together: bool = False
 
     @property
     def arms(self) -> list[str]:
@@ -62,7 +64,7 @@ class Observer:
         """A cell starts."""
 
     def place(self, number: int, name: str) -> None:
-        """A cell that has started runs on a place of a pool, such as "GPU 3" or "cores 0-3"."""
+        """A cell that has started runs at a place, such as "GPU 3", "cores 0-3" or "job 12_3 on n1"; it may move."""
 
     def progress(self, number: int, progress: Progress) -> None:
         """A running cell has reported its progress."""

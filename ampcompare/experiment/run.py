@@ -179,7 +179,9 @@ def run_plan(
     records = [found.record for found in known]
     code = SameCode(plan.cells[0])
     starts = [None if record is None else record.started or "" for record in records]
-    observer.plan(Outline(plan.cells, plan.labels, tuple(records), folder, jobs, plan.timing_rounds))
+    is_pool = isinstance(launcher, LauncherPool) and launcher.are_equal
+    together = may_start is None and (is_pool or all(launcher.is_queue(cell) for cell in plan.cells))
+    observer.plan(Outline(plan.cells, plan.labels, tuple(records), folder, jobs, plan.timing_rounds, together=together))
 
     def done() -> list[RunRecord]:
         return [labeled(record, label) for record, label in zip(records, plan.labels, strict=True) if record]
@@ -207,7 +209,7 @@ def run_plan(
     def name(index: int) -> str:
         return f"{plan.labels[index]}, seed {plan.cells[index].recipe.seed}"
 
-    def begin(index: int, place: str = "") -> None:
+    def begin(index: int) -> None:
         config, found = plan.cells[index], known[index]
         if found.record is None:
             code.check()
@@ -216,8 +218,6 @@ def run_plan(
         if found.reason:
             observer.note(f"{name(index)}, runs again: {found.reason}")
         observer.begin(config, index + 1, len(plan.cells))
-        if place:
-            observer.place(index + 1, place)
 
     def keep(cell: FinishedCell) -> None:
         index, record = cell.index, cell.record
@@ -236,13 +236,14 @@ def run_plan(
     try:
         if may_start is None:
             expect(index for index, record in enumerate(records) if record is None)
-        is_pool = isinstance(launcher, LauncherPool) and launcher.are_equal and may_start is None
-        for block in [range(len(plan.cells))] if is_pool else plan.blocks():
+        for block in [range(len(plan.cells))] if together else plan.blocks():
             missing = [index for index in block if records[index] is None]
             if missing and may_start is not None and not may_start(done()):
                 break
             expect(missing)
-            runner = CellRunner(plan, folder, launcher, jobs, begin, observer.progress, by_seed=is_pool)
+            runner = CellRunner(
+                plan, folder, launcher, jobs, begin, observer.place, observer.progress, by_seed=together
+            )
             with runner.running(missing) as finished:
                 for index in block:
                     if (reused := known[index].record) is None:

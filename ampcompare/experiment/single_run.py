@@ -19,6 +19,7 @@ from ampcompare.experiment.run_folder import check_output_dir, check_output_name
 from ampcompare.experiment.verify_resume import Verification, verify_resume
 from ampcompare.launch.base import Launcher
 from ampcompare.records.run import RunRecord
+from ampcompare.settings.config import RunConfig
 
 __all__ = ["RunOutcome", "check_run", "run_single", "verify_single"]
 
@@ -131,6 +132,17 @@ def _train(options: RunOptions, launcher: Launcher, observer: Observer) -> RunRe
     reused = earlier.record if earlier is not None else None
     observer.plan(Outline([config], [config.arm], [reused], folder))
     observer.begin(config, 1, 1)
-    record = reused or launcher.launch(config, cell_folder(folder, config), partial(observer.progress, 1))
+    record = reused or _launch(config, cell_folder(folder, config), launcher, observer)
     observer.end(record, reused=reused is not None)
     return record
+
+
+def _launch(config: RunConfig, folder: Path, launcher: Launcher, observer: Observer) -> RunRecord:
+    if not launcher.is_queue(config):
+        return launcher.launch(config, folder, partial(observer.progress, 1))
+    cells = launcher.collect(
+        [(config, folder)],
+        lambda index, name: observer.place(1, name),
+        lambda index, progress: observer.progress(1, progress),
+    )
+    return next(cells)[1]

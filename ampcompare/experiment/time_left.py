@@ -38,7 +38,10 @@ class _Running:
             self.reported = now
         self.latest = now
         if progress.total_steps:
-            self.share = min(1.0, progress.steps / progress.total_steps)
+            share = min(1.0, progress.steps / progress.total_steps)
+            if share < self.share:  # its process was lost, and another one trains it again
+                self.reported, self.trained = now, None
+            self.share = share
             if self.trained is None:
                 self.trained, self.first_share = now, self.share  # above 0 in a resumed cell
 
@@ -64,11 +67,12 @@ class TimeLeft:
 
     def __init__(self, outline: Outline) -> None:
         self.outline = outline
-        size = max(1, len(outline.arms))
         count = len(outline.cells)
+        size = max(1, count if outline.together else len(outline.arms))
         self._blocks = [range(start, min(start + size, count)) for start in range(0, count, size)]
         self._waiting = {index for index, record in enumerate(outline.cached) if record is None}
         self._running: dict[int, _Running] = {}
+        self._slots = outline.jobs  # a queue runs as many cells at a time as it likes
         self._work: dict[str, list[float]] = {}
         self._starts: list[float] = []
         self._report_seconds = 0.0  # from the last sign of the latest cell until its report was written
@@ -92,6 +96,7 @@ class TimeLeft:
                 self._rounds_left[number] = False
         self._waiting.discard(index)
         self._running[index] = _Running(now)
+        self._slots = max(self._slots, len(self._running))
 
     def report(self, index: int, progress: Progress, now: float) -> None:
         """Record the progress of a running cell."""
@@ -159,7 +164,7 @@ class TimeLeft:
             waiting = [
                 costs.get(self.outline.labels[index], typical) + start for index in block if index in self._waiting
             ]
-            total += _makespan(running, waiting, self.outline.jobs)
+            total += _makespan(running, waiting, self._slots)
             if self._rounds_left[number]:
                 total += self._rounds(now, is_running=not running and not waiting)
         return total + max(0.0, self._report_seconds - (0.0 if self._all_ended is None else now - self._all_ended))

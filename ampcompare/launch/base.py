@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -72,6 +72,29 @@ class Launcher(abc.ABC):
         """Report a line to the user, if `on_note` is set."""
         if self.on_note is not None:
             self.on_note(text)
+
+    def is_queue(self, config: RunConfig) -> bool:
+        """Return whether announced cells like this one run before `launch` is called for them, several at a time."""
+        return False
+
+    def collect(
+        self,
+        cells: Sequence[tuple[RunConfig, Path]],
+        on_place: Callable[[int, str], None] = lambda index, place: None,
+        on_progress: Callable[[int, Progress], None] | None = None,
+    ) -> Iterator[tuple[int, RunRecord]]:
+        """Yield the record of each cell of a queue with its index, as it ends.
+
+        Args:
+            cells: with their folders.
+            on_place: is called with the index of a cell that runs and where, such as "job 1234_5 on n1"; again where
+                it was moved.
+            on_progress: is called with the index of a cell and each progress.
+
+        Raises:
+            LaunchError: as for `launch`.
+        """
+        raise NotImplementedError
 
     def submit_ahead(self, cells: Sequence[tuple[RunConfig, Path]]) -> None:  # noqa: B027 - most launchers have no queue
         """Announce the cells, with their folders, that `launch` is called for later; a queue takes them now."""

@@ -139,28 +139,47 @@ def archive_checkpoints(folder: Path) -> None:
         path.replace(previous)
 
 
-def progress_writer(folder: Path) -> Callable[[Progress], None]:
-    """Return a function that writes the progress of a cell to a file in its folder."""
+def progress_writer(folder: Path, place: str = "") -> Callable[[Progress], None]:
+    """Return a function that writes the progress of a cell to a file in its folder.
+
+    Args:
+        place: where the cell runs, for the reader; it is written at once.
+    """
 
     def write(progress: Progress) -> None:
-        write_atomically(folder / PROGRESS_FILE, json.dumps(progress))
+        write_atomically(folder / PROGRESS_FILE, json.dumps({"place": place, "progress": progress}))
 
+    if place:
+        write(Progress(0, 0, 0, "starting"))
     return write
 
 
-def progress_reader(folder: Path, on_progress: Callable[[Progress], None] | None) -> Callable[[], None]:
-    """Return a function that reads the file and calls `on_progress` if the progress is new."""
-    last = ""
+def progress_reader(
+    folder: Path,
+    on_progress: Callable[[Progress], None] | None,
+    on_place: Callable[[str], None] = lambda place: None,
+) -> Callable[[], None]:
+    """Return a function that reads the file, and calls `on_progress` if the progress is new.
+
+    Args:
+        on_place: is called before that with where the cell runs, if that is new.
+    """
+    last, last_place = "", ""
 
     def read() -> None:
-        nonlocal last
+        nonlocal last, last_place
         if on_progress is None:
             return
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             text = (folder / PROGRESS_FILE).read_text(encoding="utf-8")
             if text != last:  # compared as text: no NaN equals another
+                facts = json.loads(text)
+                place, progress = facts["place"], Progress(*facts["progress"])
                 last = text
-                on_progress(Progress(*json.loads(text)))
+                if place != last_place:
+                    last_place = place
+                    on_place(place)
+                on_progress(progress)
 
     return read
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +83,17 @@ class DispatchingLauncher(Launcher):
             record = self.place.mark(record)
             write_record(record, folder)
         return record
+
+    def is_queue(self, config: RunConfig) -> bool:
+        return self.launcher_of(config).is_queue(config)
+
+    def collect(
+        self,
+        cells: Sequence[tuple[RunConfig, Path]],
+        on_place: Callable[[int, str], None] = lambda index, place: None,
+        on_progress: Callable[[int, Progress], None] | None = None,
+    ) -> Iterator[tuple[int, RunRecord]]:
+        return self.launcher_of(cells[0][0]).collect(cells, on_place, on_progress)
 
     def submit_ahead(self, cells: Sequence[tuple[RunConfig, Path]]) -> None:
         by_launcher: dict[Launcher, list[tuple[RunConfig, Path]]] = {}

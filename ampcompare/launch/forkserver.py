@@ -26,15 +26,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-import torch
+from ampcompare.base.isolate.child import ended_by_hangup
 
-from ampcompare.launch.base import Progress
-from ampcompare.launch.cell_files import log_name, send_output_to
-from ampcompare.launch.stop_signal import end_signals
-from ampcompare.launch.worker.cell import run_cell
-from ampcompare.settings.config import RunConfig
-from ampcompare.tasks.catalog import TASKS, TORCHVISION_FILES
-from ampcompare.tasks.torchvision_loader import load_torchvision
+with ended_by_hangup(0) if __name__ == "__main__" else contextlib.nullcontext():
+    import torch
+
+    from ampcompare.launch.base import Progress
+    from ampcompare.launch.cell_files import log_name, send_output_to
+    from ampcompare.launch.stop_signal import end_signals
+    from ampcompare.launch.worker.cell import run_cell
+    from ampcompare.settings.config import RunConfig
+    from ampcompare.tasks.catalog import TASKS, TORCHVISION_FILES
+    from ampcompare.tasks.torchvision_loader import load_torchvision
 
 __all__ = ["main"]
 
@@ -105,7 +108,8 @@ def _serve(line: bytes, channel: int, signals: Sequence[int]) -> bool:
     """Run one cell to its end; return whether the parent still runs."""
     request = json.loads(line)
     recipe = request["config"]["recipe"]
-    _preload(recipe["data"]["name"], recipe["model"]["arch"])
+    with ended_by_hangup(0):
+        _preload(recipe["data"]["name"], recipe["model"]["arch"])
     child = os.fork()
     if child == 0:
         _run(request, channel, signals)
@@ -132,7 +136,8 @@ def _import_optimizers() -> None:
 
 def main() -> int:
     """Serve requests until standard input ends."""
-    _import_optimizers()
+    with ended_by_hangup(0):
+        _import_optimizers()
     warnings.filterwarnings("ignore", message=".*multi-threaded, use of fork.*", category=DeprecationWarning)
     # Slurm sends SIGTERM to all processes of a step: the cell saves and exits, and this one exits with its input.
     signals = end_signals()

@@ -7,12 +7,14 @@ else it works in a folder of its own machine, whose files come back through Ray'
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.util
 import os
 import secrets
+import socket
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +23,20 @@ from ampcompare.base.errors import BackendUnavailable, EnvironmentUnfit, LaunchE
 from ampcompare.base.files.write import write_atomically
 from ampcompare.base.secrets import hidden, restore
 from ampcompare.launch.base import Launcher, Progress, failed_record, interrupted_record
-from ampcompare.launch.cell_files import make_cell_folder, progress_reader, progress_writer, write_record
+from ampcompare.launch.cell_files import (
+    PROGRESS_FILE,
+    make_cell_folder,
+    progress_reader,
+    progress_writer,
+    write_record,
+)
 from ampcompare.launch.places import ANYWHERE, Place, find_places
 from ampcompare.records.run import RunRecord, read_record
 from ampcompare.settings.config import RunConfig
 
 __all__ = ["RayLauncher", "require_ray"]
 
-POLL_SECONDS = 0.2
+POLL_SECONDS = 0.5
 MAX_RETRIES = 3  # of a task whose machine or worker was lost
 TOKEN = "driver.token"  # a file by which a task recognizes the folder
 
@@ -63,6 +71,7 @@ class RayLauncher(Launcher):
         self._tasks: dict[Path, Any] = {}
         self._terminated = False
         self._announced = 0
+        self._board: Any = None
         self._is_ours = not ray.is_initialized()
         self._is_cluster = not self._is_ours
         if self._is_ours:
@@ -88,10 +97,12 @@ class RayLauncher(Launcher):
                 needs = _resources(config)
                 self._check(needs)
                 make_cell_folder(folder)
+                (folder / PROGRESS_FILE).unlink(missing_ok=True)
                 token = secrets.token_hex(16)
                 write_atomically(folder / TOKEN, token)
                 task = self._ray.remote(**needs)(train)
-                self._tasks[folder] = task.remote(config.model_dump_json(), str(folder), token, hidden())
+                board = self._ensure_board()
+                self._tasks[folder] = task.remote(config.model_dump_json(), str(folder), token, hidden(), board)
                 self._announced += 1
 
     def _check(self, needs: dict[str, Any]) -> None:
@@ -108,16 +119,61 @@ class RayLauncher(Launcher):
                     raise EnvironmentUnfit(f"{text}, but Ray has {there.get(name, 0):g} on this machine")
                 self.note(f"{text}, but the cluster has {there.get(name, 0):g} now; Ray waits for more")
 
+    def _ensure_board(self) -> Any:
+        """Return the actor by which tasks without the run directory report; None where all machines are this one."""
+        if self._is_cluster and self._board is None:
+            self._board = self._ray.remote(num_cpus=0, max_restarts=-1)(_Board).remote()
+        return self._board
+
     def launch(
         self, config: RunConfig, folder: Path, on_progress: Callable[[Progress], None] | None = None
     ) -> RunRecord:
-        self.submit_ahead([(config, folder)])
-        folder = folder.resolve()
-        task = self._tasks[folder]
-        report_progress = progress_reader(folder, on_progress)
-        while not self._ray.wait([task], timeout=POLL_SECONDS)[0]:
-            report_progress()
-        del self._tasks[folder]
+        report = None if on_progress is None else lambda index, progress: on_progress(progress)
+        return next(self.collect([(config, folder)], on_progress=report))[1]
+
+    def is_queue(self, config: RunConfig) -> bool:
+        return True
+
+    def collect(
+        self,
+        cells: Sequence[tuple[RunConfig, Path]],
+        on_place: Callable[[int, str], None] = lambda index, place: None,
+        on_progress: Callable[[int, Progress], None] | None = None,
+    ) -> Iterator[tuple[int, RunRecord]]:
+        cells = [(config, folder.resolve()) for config, folder in cells]
+        self.submit_ahead(cells)
+        left = dict(enumerate(cells))
+        readers = {}
+        for index, (_, folder) in left.items():
+            report = None if on_progress is None else functools.partial(on_progress, index)
+            readers[index] = progress_reader(folder, report, functools.partial(on_place, index))
+        answer: Any = None
+        while left:
+            ended = self._ray.wait([self._tasks[folder] for _, folder in left.values()], timeout=POLL_SECONDS)[0]
+            answer = self._read_board(answer)
+            for index, (config, folder) in list(left.items()):
+                readers[index]()
+                if self._tasks[folder] in ended:
+                    del left[index]
+                    yield index, self._result(config, folder)
+
+    def _read_board(self, answer: Any) -> Any:
+        """Write what tasks without the run directory have reported there, and ask again.
+
+        Args:
+            answer: to the last question; None before the first.
+        """
+        if self._board is None or (answer is not None and not self._ray.wait([answer], timeout=0)[0]):
+            return answer
+        with contextlib.suppress(self._ray.exceptions.RayError):  # its machine was lost, and it starts again
+            for folder, text in (self._ray.get(answer) if answer is not None else {}).items():
+                if Path(folder) in self._tasks:
+                    write_atomically(Path(folder) / PROGRESS_FILE, text)
+        return self._board.take.remote()
+
+    def _result(self, config: RunConfig, folder: Path) -> RunRecord:
+        """Return the record of a cell whose task has ended."""
+        task = self._tasks.pop(folder)
         try:
             files: dict[str, bytes] = self._ray.get(task)
         except self._ray.exceptions.RayError as error:
@@ -127,10 +183,7 @@ class RayLauncher(Launcher):
             record = interrupted_record(config) if self._terminated else record
             write_record(record, folder)
             return record
-        for name, content in files.items():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            (folder / name).write_bytes(content)
-        (folder / TOKEN).unlink(missing_ok=True)
+        _receive(files, folder)
         # Ray decides what runs next to a cell, so that none is known to have been alone.
         record = read_record(folder / "record.json").model_copy(update={"jobs": max(1, self._announced)})
         write_record(record, folder)
@@ -147,6 +200,10 @@ class RayLauncher(Launcher):
 
     def close(self) -> None:
         if self._ray.is_initialized():
+            for folder, task in self._tasks.items():  # cells that ended since the last look
+                with contextlib.suppress(self._ray.exceptions.RayError):
+                    if self._ray.wait([task], timeout=0)[0]:
+                        _receive(self._ray.get(task), folder)
             self._cancel()
             deadline = time.monotonic() + 10.0  # for tasks to end their cells
             while self._tasks and time.monotonic() < deadline:
@@ -155,7 +212,10 @@ class RayLauncher(Launcher):
                     break
             if self._is_ours:
                 self._ray.shutdown()
+        for folder in self._tasks:
+            (folder / TOKEN).unlink(missing_ok=True)
         self._tasks.clear()
+        self._board = None  # it ends with its last handle
 
 
 def _resources(config: RunConfig) -> dict[str, Any]:
@@ -171,6 +231,30 @@ def _resources(config: RunConfig) -> dict[str, Any]:
     }
 
 
+def _receive(files: dict[str, bytes], folder: Path) -> None:
+    """Write the files of a cell, if they came back through the object store; `record.json` last."""
+    for name in sorted(files, key=lambda name: name == "record.json"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(files[name])
+    (folder / TOKEN).unlink(missing_ok=True)
+
+
+class _Board:
+    """An actor that keeps the latest progress of each cell whose task does not see the run directory."""
+
+    def __init__(self) -> None:
+        self._texts: dict[str, str] = {}
+
+    def put(self, folder: str, text: str) -> None:
+        """Keep the progress of a cell, as in its file, by its folder."""
+        self._texts[folder] = text
+
+    def take(self) -> dict[str, str]:
+        """Return what was put since the last call."""
+        texts, self._texts = self._texts, {}
+        return texts
+
+
 def _use_token() -> None:
     """Let Ray show its token where there is one: `ray start` asks for it by default then, and a client does not know.
 
@@ -181,7 +265,7 @@ def _use_token() -> None:
         os.environ.setdefault("RAY_AUTH_MODE", "token")
 
 
-def train(settings: str, folder: str, token: str, secrets_: dict[str, str]) -> dict[str, bytes]:
+def train(settings: str, folder: str, token: str, secrets_: dict[str, str], board: Any = None) -> dict[str, bytes]:
     """Train a cell in processes of this machine; runs in a worker of Ray.
 
     Args:
@@ -189,6 +273,7 @@ def train(settings: str, folder: str, token: str, secrets_: dict[str, str]) -> d
         folder: of the cell, on the machine that submitted it.
         token: that lies in the folder, if this is the same one.
         secrets_: of the arguments of a script, by their placeholders.
+        board: handle of a `_Board` for progress, where there may be other machines.
 
     Returns:
         The files of the cell by their path in the folder; none where the folder is shared.
@@ -209,8 +294,30 @@ def train(settings: str, folder: str, token: str, secrets_: dict[str, str]) -> d
         place = Place(tuple(visible_gpus()), shared=True) if _resources(config)["num_gpus"] else ANYWHERE
         launcher = stack.enter_context(make_launcher(config.model_copy(update={"launcher": "auto"}), place=place))
         own = launcher.launcher_of(config.model_copy(update={"launcher": "auto"}))  # type: ignore[attr-defined]
-        own.launch(config, path, progress_writer(path) if shared else None)
+        if shared and (path / PROGRESS_FILE).exists():  # Ray starts the task again, whose machine or worker was lost
+            config = config.model_copy(update={"saving": config.saving.model_copy(update={"resume": "auto"})})
+        own.launch(config, path, _reporter(path, folder, place, None if shared else board))
         if shared:
             return {}
         files = [each for each in path.rglob("*") if each.is_file() and not each.is_symlink()]
         return {os.fspath(each.relative_to(path)): each.read_bytes() for each in files}
+
+
+def _reporter(path: Path, folder: str, place: Place, board: Any) -> Callable[[Progress], None]:
+    """Return a function that writes the progress of a cell with its node, and puts it on the board if there is one.
+
+    Args:
+        path: where the cell writes.
+        folder: of the cell, on the machine that submitted it.
+    """
+    where = ", ".join(filter(None, [f"node {socket.gethostname()}", str(place)]))
+    write = progress_writer(path, where)
+
+    def report(progress: Progress) -> None:
+        write(progress)
+        board.put.remote(folder, (path / PROGRESS_FILE).read_text(encoding="utf-8"))
+
+    if board is None:
+        return write
+    report(Progress(0, 0, 0, "starting"))
+    return report

@@ -5,6 +5,7 @@ Cells that need the same are tasks of one job array; several short ones can shar
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import json
 import math
@@ -15,7 +16,7 @@ import shlex
 import shutil
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -213,11 +214,38 @@ class SlurmLauncher(Launcher):
     def launch(
         self, config: RunConfig, folder: Path, on_progress: Callable[[Progress], None] | None = None
     ) -> RunRecord:
-        folder = folder.resolve()
-        self.submit_ahead([(config, folder)])
-        job = self._jobs[folder]
-        self._wait(job, folder, on_progress)
-        del self._jobs[folder]
+        report = None if on_progress is None else lambda index, progress: on_progress(progress)
+        return next(self.collect([(config, folder)], on_progress=report))[1]
+
+    def is_queue(self, config: RunConfig) -> bool:
+        return True
+
+    def collect(
+        self,
+        cells: Sequence[tuple[RunConfig, Path]],
+        on_place: Callable[[int, str], None] = lambda index, place: None,
+        on_progress: Callable[[int, Progress], None] | None = None,
+    ) -> Iterator[tuple[int, RunRecord]]:
+        cells = [(config, folder.resolve()) for config, folder in cells]
+        self.submit_ahead(cells)
+        waits = {}
+        for index, (_, folder) in enumerate(cells):
+            report = None if on_progress is None else functools.partial(on_progress, index)
+            read = progress_reader(folder, report, functools.partial(on_place, index))
+            waits[index] = _Wait(self._jobs[folder], folder, read, resolved=self._cells_per_job > 1)
+        queue = _Queue()
+        while waits:
+            is_new = queue.ask_if_due()
+            for index, wait in list(waits.items()):
+                if wait.is_over(queue, is_new=is_new):
+                    del waits[index]
+                    yield index, self._result(*cells[index])
+            if waits:
+                time.sleep(POLL_SECONDS)
+
+    def _result(self, config: RunConfig, folder: Path) -> RunRecord:
+        """Return the record of a cell that is not waited for any more."""
+        job = self._jobs.pop(folder)
         path = folder / "record.json"
         record = read_record(path) if path.exists() else None
         if record is None or (self._cells_per_job == 1 and _was_killed(job.job, record)):
@@ -302,29 +330,70 @@ class SlurmLauncher(Launcher):
             "additional_parameters": extra,
         }
 
-    def _wait(self, job: _Job, folder: Path, on_progress: Callable[[Progress], None] | None) -> None:
-        """Return once the cell has its record, or the job has ended without one."""
-        report_progress = progress_reader(folder, on_progress)
-        next_query = answered = time.monotonic()
-        ended = None
-        while not _is_done(folder, resolved=self._cells_per_job > 1):
-            now = time.monotonic()
-            if now >= next_query:
-                next_query = now + QUEUE_SECONDS
-                try:
-                    gone = job.job not in active_jobs()
-                    answered = now
-                except LaunchError:
-                    if now - answered > PATIENCE_SECONDS:
-                        raise
-                    gone = False
-                if gone and ended is None:
-                    ended = now
-            if ended is not None and ((folder / "record.json").exists() or now - ended > RECORD_SECONDS):
-                return
-            report_progress()
-            time.sleep(POLL_SECONDS)
-        report_progress()
+
+class _Queue:
+    """The jobs that are queued or run, asked for now and then; Slurm may be silent for a while."""
+
+    def __init__(self) -> None:
+        self.jobs: Collection[str] | None = None
+        self._asked = -math.inf
+        self._answered = time.monotonic()
+
+    def ask_if_due(self) -> bool:
+        """Ask Slurm, unless it was asked lately, and return whether there is an answer.
+
+        Raises:
+            LaunchError: it has not answered for long.
+        """
+        now = time.monotonic()
+        if now < self._asked + QUEUE_SECONDS:
+            return False
+        self._asked = now
+        try:
+            self.jobs = active_jobs()
+        except LaunchError:
+            if now - self._answered > PATIENCE_SECONDS:
+                raise
+            return False
+        self._answered = now
+        return True
+
+
+class _Wait:
+    """The wait for a cell to have its record, or for its job to end without one.
+
+    Args:
+        report: reads the progress of the cell.
+        resolved: whether the job itself finds out why a cell failed.
+    """
+
+    def __init__(self, job: _Job, folder: Path, report: Callable[[], None], *, resolved: bool) -> None:
+        self._job = job
+        self._folder = folder
+        self._report = report
+        self._resolved = resolved
+        self._started = False
+        self._ended: float | None = None
+
+    def is_over(self, queue: _Queue, *, is_new: bool) -> bool:
+        """Return whether the wait is over; else report the progress.
+
+        Args:
+            is_new: whether the queue was just asked.
+        """
+        if is_new and queue.jobs is not None:
+            if self._job.job in queue.jobs:
+                self._ended = None  # queued again, or missing in one answer only
+            else:
+                self._ended = self._ended or time.monotonic()
+        if not (self._started or is_new):  # cells that are queued may be many
+            return False
+        self._started = (self._folder / PROGRESS_FILE).exists() or self._ended is not None
+        over = _is_done(self._folder, resolved=self._resolved)
+        self._report()
+        if over or self._ended is None:
+            return over
+        return (self._folder / "record.json").exists() or time.monotonic() - self._ended > RECORD_SECONDS
 
 
 def _earlier_job(folder: Path, active: Mapping[str, str]) -> _Job | None:

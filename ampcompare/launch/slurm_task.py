@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,7 +33,7 @@ def train(folder: str) -> None:
     cell = Path(folder)
     world = world_of()
     rank = 0 if world is None else world.rank
-    on_progress = progress_writer(cell) if rank == 0 else None
+    on_progress = progress_writer(cell, _place()) if rank == 0 else None
     signal.signal(_warning(), lambda number, frame: os.kill(os.getpid(), signal.SIGTERM))
     with _output_to(cell / log_name(rank)):
         config = _config_of(cell)
@@ -67,12 +68,21 @@ def train_in_turn(folders: list[str]) -> None:
             if stopped or (path.exists() and read_record(path).status != "interrupted"):
                 continue
             config = _config_of(cell)
-            (alone if config.processes == 1 else together).launch(config, cell, progress_writer(cell))
+            (alone if config.processes == 1 else together).launch(config, cell, progress_writer(cell, _place()))
 
 
 def _warning() -> signal.Signals:
     """Return the signal that Slurm sends before it ends a job."""
     return signal.Signals[f"SIG{os.environ.get('SUBMITIT_PREEMPT_SIGNAL', 'USR2')}"]
+
+
+def _place() -> str:
+    """Return job, nodes and GPUs of this task, for progress."""
+    found = os.environ
+    job = f"{found['SLURM_ARRAY_JOB_ID']}_{found['SLURM_ARRAY_TASK_ID']}" if "SLURM_ARRAY_JOB_ID" in found else None
+    text = f"job {job or found.get('SLURM_JOB_ID', '')} on {found.get('SLURM_JOB_NODELIST', socket.gethostname())}"
+    gpus = found.get("SLURM_STEP_GPUS") or found.get("SLURM_JOB_GPUS")
+    return f"{text}, GPU {gpus}" if gpus else text
 
 
 def _config_of(cell: Path) -> RunConfig:

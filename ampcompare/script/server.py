@@ -22,7 +22,10 @@ import socket
 import sys
 from typing import Any
 
-import torch
+from ampcompare.base.isolate.child import ended_by_hangup
+
+with ended_by_hangup(int(sys.argv[1])) if __name__ == "__main__" else contextlib.nullcontext():
+    import torch
 
 __all__ = ["main"]
 
@@ -34,9 +37,10 @@ PRELOADED = ("ampcompare.script.prepare", "ampcompare.cli.exec_command", "ampcom
 def main() -> None:
     """Serve requests until the socket ends; in a fork, run the cell."""
     channel = socket.socket(fileno=int(sys.argv[1]))
-    for name in PRELOADED:
-        importlib.import_module(name)
-    torch.optim.SGD([torch.zeros(1)], lr=1.0)  # torch imports modules for more than a second here
+    with ended_by_hangup(channel.fileno()):
+        for name in PRELOADED:
+            importlib.import_module(name)
+        torch.optim.SGD([torch.zeros(1)], lr=1.0)  # torch imports modules for more than a second here
     gc.collect()
     gc.freeze()  # a collection in a fork does not copy the pages of what is there now
     channel.sendall(b'{"ready": true}\n')

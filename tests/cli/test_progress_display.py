@@ -186,6 +186,21 @@ def test_several_running_cells(terminal: Terminal) -> None:
     assert [line.split(",")[1][:7] for line in lines[2:6:2]] == [" seed 0", " seed 2"]
 
 
+def test_a_cell_of_a_queue_that_moves(terminal: Terminal) -> None:
+    """Until a cell runs the queue is named; a job that is queued again is seen at its new node, and ends there."""
+    config = RunConfig(arm="half", launcher="slurm")
+    with terminal.display() as display:
+        display.plan(Outline([config] * 2, ["half"] * 2, [None] * 2, Path("out"), together=True))
+        assert "waiting in the queue" in terminal.read(0.2)
+        display.begin(config, 2, 2)
+        for node in ("n1", "n2"):
+            display.place(2, f"job 7_1 on {node}")
+            display.progress(2, progress(10))
+            assert f"half, seed 0, job 7_1 on {node}  training " in terminal.read(0.2)
+        display.end(RunRecord(cell=config.digest(), arm="half", status="completed", config=config), reused=False)
+        assert terminal.read(0.2).splitlines()[1] == "[2/2] half, seed 0, job 7_1 on n2: completed"
+
+
 def test_no_color(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
     """With NO_COLOR no color is written, and the bar can still be read."""
     monkeypatch.setenv("NO_COLOR", "1")

@@ -7,7 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from ampcompare.cli.progress_lines import CellView, MatrixView, Segment, Symbols, bar_lines, describe_outline, notice
+from ampcompare.cli.progress_lines import (
+    CellView,
+    MatrixView,
+    Segment,
+    Symbols,
+    bar_lines,
+    describe_outline,
+    notice,
+    notices,
+)
 from ampcompare.experiment.observer import Outline
 from ampcompare.launch.base import Progress
 from ampcompare.records.run import RunRecord
@@ -40,12 +49,12 @@ def test_a_cell_and_the_matrix_at_80_columns() -> None:
 
 
 def test_a_cell_and_the_matrix_at_40_columns() -> None:
-    """The same in more lines: nothing is lost but what has no room at all."""
+    """The same in more lines; what has no room at all is left out, the least important first."""
     assert drawn(cell(), size=(40, 24)) == [
         "native:fp16, seed 1  training",
         "━━━" + "─" * 23 + " 120/900  41s",
         "  loss 0.03413 · loss scale 65536",
-        "  4.12 ms/step · 3 skipped",
+        "  4.12 ms/step · about 12s left",
         "7/27 ━━─────── 1m12s · about 3m20s left",
     ]
 
@@ -95,6 +104,43 @@ def test_several_cells_at_a_time() -> None:
     assert len(drawn(*cells)) == 9
     assert [line.split("  ")[0] for line in drawn(*cells, size=(80, 7))][:4] == [f"half, seed {n}" for n in range(4)]
     assert drawn(*cells, size=(80, 6))[2] == "and 2 more"
+
+
+def placed(place: str, number: int = 8, name: str = "apex:O2,loss_scale=128, seed 1") -> CellView:
+    return CellView(name, number, TRAINING, seconds=41.2, left=12.0, epochs=5, place=place)
+
+
+def test_a_place_is_in_the_name_or_before_the_figures() -> None:
+    """A short place belongs to the name; a long one comes first below it, and neither costs the time left."""
+    assert drawn(placed("GPU 3"))[0].startswith("apex:O2,loss_scale=128, seed 1, GPU 3  training ")
+    name, figures, _ = drawn(placed("job 1234567_12 on node017"))
+    assert name.startswith("apex:O2,loss_scale=128, seed 1  training ")
+    assert figures == "  job 1234567_12 on node017 · loss 0.03413 · loss scale 65536 · about 12s left"
+    narrow = drawn(placed("job 1234567_12 on node017"), size=(40, 24))
+    assert narrow[2:4] == ["  job 1234567_12 on node017", "  loss 0.03413 · about 12s left"]
+
+
+@pytest.mark.parametrize("width", [40, 80, 120])
+def test_many_cells_have_a_line_each_with_place_and_time_left(width: int) -> None:
+    """Where rows are few, a line says of each cell where it runs and how long it will still take."""
+    cells = [placed(f"job 1234567_{number} on n{number}", number, "half, seed 1") for number in range(5)]
+    lines = drawn(*cells, size=(width, 8))
+    assert len(lines) == 6
+    for number, line in enumerate(lines[:5]):
+        assert line.startswith("half, seed 1")
+        assert line.endswith(" 12s left")
+        assert f"_{number} on n{number}" in line
+        assert len(line) < width
+
+
+def test_plain_lines_of_many_cells() -> None:
+    """A log gets a line for each of a few cells, and a number instead of a page for the others."""
+    cells = [placed(f"job 7_{number} on n{number}", number) for number in range(100)]
+    lines = notices(cells, MATRIX)
+    assert lines[3].startswith("[3/27] apex:O2,loss_scale=128, seed 1, job 7_3 on n3: training, step 120 of 900, ")
+    assert (len(lines), lines[-1]) == (16, "and 85 more cells run")
+    assert len(notices(cells[:16], MATRIX)) == 16
+    assert notices([], MATRIX) == []
 
 
 def test_bars_of_several_cells_stand_below_each_other() -> None:

@@ -55,10 +55,11 @@ def test_progress_is_one_output(monkeypatch: pytest.MonkeyPatch) -> None:
     progress.plan(Outline(cells, ["fp32 <b>", "bf16"], [None, None], Path("runs/first")))
     monkeypatch.setattr("ampcompare.experiment.notebook_progress.SECONDS_BETWEEN", -1.0)
     progress.begin(cells[0], 1, 2)
+    progress.place(1, "GPU 3")
     progress.progress(1, Progress(phase="training", epoch=0, steps=3, total_steps=12, loss=0.5))
     text, html = (shown.bundles[-1][kind] for kind in ("text/plain", "text/html"))
     assert text.startswith("0 of 2 runs")
-    assert "fp32 <b>, seed 0: training, step 3 of 12, loss 0.5" in text
+    assert "fp32 <b>, seed 0, GPU 3: training, step 3 of 12, loss 0.5" in text
     assert 'value="0.250"' in html
     assert "fp32 &lt;b&gt;" in html
     progress.end(records[0].model_copy(update={"cell": cells[0].digest()}), reused=True)

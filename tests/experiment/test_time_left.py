@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -196,3 +196,25 @@ def test_the_last_report_counts() -> None:
     assert left.seconds(13.0) == pytest.approx(3.0)
     assert left.seconds(15.0) == pytest.approx(1.0)
     assert left.seconds(20.0) == 0.0
+
+
+def test_cells_of_all_seeds_in_a_queue() -> None:
+    """A queue that runs three cells at a time is expected to go on like that, and to wait for no seed."""
+    plan = replace(outline(["fp32"], 9), together=True)
+    left = TimeLeft(plan)
+    for cell in range(3):
+        left.begin(cell, 0.0)
+        left.report(cell, Progress(0, STEPS, 0), 0.0)
+    for cell in range(3):
+        left.report(cell, Progress(STEPS // 2, STEPS, 0), 30.0)
+    assert left.of_cell(1, 30.0) == pytest.approx(30.0)
+    assert left.seconds(30.0) == pytest.approx(30.0 + 2 * 60.0)
+
+
+def test_a_cell_that_is_run_again() -> None:
+    """A cell whose node was lost is projected from its second start: earlier steps are not in what it has made."""
+    left = TimeLeft(outline(["fp32"], 1))
+    left.begin(0, 0.0)
+    for steps, now in ((0, 0.0), (40, 40.0), (0, 100.0), (10, 110.0)):
+        left.report(0, Progress(steps, STEPS, 0), now)
+    assert left.of_cell(0, 110.0) == pytest.approx(40.0)

@@ -71,37 +71,50 @@ def test_arms_as_on_this_machine(local: dict[str, tuple[Any, ...]], tmp_path: Pa
     assert _compare(tmp_path / "ray", *SAME, "--launcher", "ray") == local
 
 
-@pytest.fixture
-def head() -> Iterator[tuple[str, psutil.Process]]:
-    """The address of a cluster of one machine, and the process that started it."""
+@contextlib.contextmanager
+def _node(*words: str) -> Iterator[psutil.Process]:
+    """Start a machine of a cluster, and kill it and all that it started."""
+    command = [sys.executable, "-c", "from ray.scripts.scripts import main; main()", "start", "--block", *words]
+    process = psutil.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        yield process
+    finally:
+        _kill(process)
+
+
+def _kill(process: psutil.Process) -> None:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        family = [process, *process.children(recursive=True)]
+        for member in reversed(family):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                member.kill()
+        psutil.wait_procs(family, timeout=30)
+
+
+@contextlib.contextmanager
+def _head(cores: int) -> Iterator[tuple[str, psutil.Process]]:
+    """Start the first machine of a cluster; yield the address, and the process that started it."""
     with socket.socket() as one, socket.socket() as other:
         for probe in (one, other):
             probe.bind(("127.0.0.1", 0))
         port, for_clients = one.getsockname()[1], other.getsockname()[1]
     with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder:  # short: sockets lie in it
-        words = ["start", "--head", "--block", f"--port={port}", "--node-ip-address=127.0.0.1", "--num-cpus=2"]
-        words += [
-            "--num-gpus=0",
-            "--include-dashboard=false",
-            f"--ray-client-server-port={for_clients}",
-            f"--temp-dir={folder}",
-        ]
-        command = [sys.executable, "-c", "from ray.scripts.scripts import main; main()", *words]
-        process = psutil.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        try:
+        words = ["--head", f"--port={port}", "--node-ip-address=127.0.0.1", f"--num-cpus={cores}", "--num-gpus=0"]
+        words += ["--include-dashboard=false", f"--ray-client-server-port={for_clients}", f"--temp-dir={folder}"]
+        with _node(*words) as process:
             deadline = time.monotonic() + PATIENCE
             while not list(Path(folder).glob("session_*/sockets/raylet")):
                 assert time.monotonic() < deadline
                 assert process.poll() is None
                 time.sleep(0.2)
             yield f"127.0.0.1:{port}", process
-        finally:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                family = [process, *process.children(recursive=True)]
-                for member in reversed(family):
-                    with contextlib.suppress(psutil.NoSuchProcess):
-                        member.kill()
-                psutil.wait_procs(family, timeout=30)
+
+
+@pytest.fixture
+def head() -> Iterator[tuple[str, psutil.Process]]:
+    """The address of a cluster of one machine, and the process that started it."""
+    with _head(2) as found:
+        yield found
 
 
 @pytest.mark.extended
@@ -142,3 +155,31 @@ def test_nothing_is_left_running(tmp_path: Path) -> None:
     process.communicate(timeout=PATIENCE)
     assert process.returncode == 130
     assert psutil.wait_procs(family, timeout=30)[1] == []
+
+
+@pytest.mark.extended
+def test_a_machine_that_is_lost(tmp_path: Path) -> None:
+    """The only machine with cores is killed while it trains: Ray starts the cell again on another one that has joined,
+    where it resumes from its checkpoint."""
+    saves = ("--epochs", "9000", "--max-steps", "3000", "--save-every-steps", "100")
+    with _head(0) as (address, _), contextlib.ExitStack() as machines:
+
+        def join() -> psutil.Process:
+            words = (f"--address={address}", "--node-ip-address=127.0.0.1", "--num-cpus=1", "--num-gpus=0")
+            return machines.enter_context(_node(*words))
+
+        first = join()
+        process = _start(tmp_path, *saves, "--arm", "fp32", "--launcher", "ray", "-o", "out", address=address)
+        deadline = time.monotonic() + PATIENCE
+        while not list(tmp_path.glob("out/cells/*/checkpoints/*.pt")):
+            assert time.monotonic() < deadline
+            assert process.poll() is None
+            time.sleep(0.1)
+        _kill(first)
+        join()
+        _, errors = process.communicate(timeout=PATIENCE)
+        assert process.returncode == 0, errors.decode()
+    (record,) = [read_record(path) for path in tmp_path.glob("out/cells/*/record.json")]
+    assert (record.status, record.summary.num_steps) == ("completed", 3000)
+    assert record.resumed[-1].step >= 100
+    assert f"fp32, seed 0, node {socket.gethostname()}: " in errors.decode()

@@ -82,7 +82,7 @@ def call_in_child(
         with (Path(folder) / "stderr").open("w+b") as errors:
             process = subprocess.Popen(
                 [sys.executable, str(CHILD), str(program), str(answer_file), request],
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE,  # held open: it ends with this process, and the function reads an empty one
                 stdout=subprocess.DEVNULL,  # packages print when they are imported; the answer goes to its file
                 stderr=errors,
                 env={**isolated_environment(), **(environment or {})},
@@ -96,6 +96,9 @@ def call_in_child(
             except BaseException:
                 _kill(process)
                 raise
+            finally:
+                assert process.stdin is not None
+                process.stdin.close()
             errors.seek(0)
             last = _last_line(errors.read())
         try:

@@ -5,15 +5,47 @@ It imports nothing of this package, so that a broken installation fails in the f
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
+import select
+import signal
 import sys
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-__all__ = ["answer"]
+__all__ = ["answer", "end_at_hangup", "ended_by_hangup"]
+
+
+def end_at_hangup(descriptor: int) -> None:
+    """Let the system end this process when the other end of a pipe or socket is closed, whatever it is doing.
+
+    No thread could: an import of a large library holds the interpreter for seconds. What the other end writes ends
+    this process as well. Windows cannot do it.
+    """
+    if not hasattr(os, "O_ASYNC"):
+        return
+    import fcntl
+
+    signal.signal(signal.SIGIO, signal.SIG_DFL)
+    fcntl.fcntl(descriptor, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(descriptor, fcntl.F_SETFL, fcntl.fcntl(descriptor, fcntl.F_GETFL) | os.O_ASYNC)
+    if select.select([descriptor], [], [], 0.0)[0]:  # it was closed before
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def ended_by_hangup(descriptor: int) -> Iterator[None]:
+    """Let `end_at_hangup` hold in a block; needs POSIX."""
+    import fcntl
+
+    flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
+    end_at_hangup(descriptor)
+    yield
+    fcntl.fcntl(descriptor, fcntl.F_SETFL, flags)
 
 
 def answer(program: Path, request: dict[str, Any]) -> dict[str, Any]:
@@ -39,6 +71,15 @@ def answer(program: Path, request: dict[str, Any]) -> dict[str, Any]:
     return {**result, "warnings": [" ".join(str(warning.message).split()) for warning in caught]}
 
 
+def _end_with_caller() -> None:
+    """End when the caller is gone, which holds the other end of standard input; the function reads an empty one."""
+    end_at_hangup(os.dup(0))
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+
+
 if __name__ == "__main__":
+    _end_with_caller()
     Path(sys.argv[2]).write_text(json.dumps(answer(Path(sys.argv[1]), json.loads(sys.argv[3]))), encoding="utf-8")
     os._exit(0)  # a crash or a hang while Python shuts down does not change the answer
