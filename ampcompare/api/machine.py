@@ -15,7 +15,7 @@ def examine_machine(arms: Sequence[Arm | str] = (), *, time_limit: float = 60.0)
 
     Args:
         arms: arms such as "apex:O1,engine=nvidia" to check one by one.
-        time_limit: seconds for each import.
+        time_limit: time limit for each import, in seconds.
 
     Returns:
         All checks with their verdicts; `data()` is the JSON document of the command `doctor`.

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import types
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import Any, Literal, TypeVar, get_args, get_origin
 
-from ampcompare.analysis.inference.criteria import Preference
 from ampcompare.cli.help import (
     CHECKPOINTS,
     COMPARISON,
@@ -18,7 +16,9 @@ from ampcompare.cli.help import (
     PROCESSES,
     SCHEDULE,
     SETTINGS,
+    OptionOf,
     option,
+    value_type,
 )
 from ampcompare.cli.values import (
     ARCH,
@@ -42,7 +42,6 @@ __all__ = [
     "callback_option",
     "json_option",
     "margin_options",
-    "objective_option",
     "output_options",
     "parameter_of",
     "printing_options",
@@ -158,25 +157,18 @@ def parameter_of(path: str) -> str:
     return path.replace(".", "__")
 
 
-def _value_type(annotation: Any) -> Any:
-    """Return what a field holds where it is set: the type inside of `Annotated` and of `... | None`."""
-    if get_origin(annotation) in (Union, types.UnionType):
-        (annotation,) = (part for part in get_args(annotation) if part is not type(None))
-    return annotation if get_origin(annotation) in (Literal, None) else get_args(annotation)[0]
-
-
 def _option(flags: str, path: str, group: str) -> Callable[[Function], Function]:
     """Return the option of a setting. Bounds are left to the field, whose message names the setting."""
     field = _field(path)
-    value_type = _value_type(field.annotation)
+    kind = value_type(field.annotation)
     names = flags.split()
-    settings: dict[str, Any] = {"metavar": METAVARS.get(path, METAVARS.get(value_type))}
-    if value_type is bool:
+    settings: dict[str, Any] = {"metavar": METAVARS.get(path, METAVARS.get(kind))}
+    if kind is bool:
         names[0] = f"{names[0]}/--no-{names[0].removeprefix('--')}"
-    elif get_origin(value_type) is Literal:
-        settings["type"] = Choice(get_args(value_type))
+    elif get_origin(kind) is Literal:
+        settings["type"] = Choice(get_args(kind))
     else:
-        settings["type"] = TEXTS.get(path, value_type)
+        settings["type"] = TEXTS.get(path, kind)
     return option(
         *names, parameter_of(path), group=group, default=None, help=_text(field.description, field.default), **settings
     )
@@ -269,8 +261,8 @@ def json_option() -> Callable[[Function], Function]:
     return option("--json", "as_json", is_flag=True, group=OUTPUT, help=text)
 
 
-def margin_options(function: Function) -> Function:
-    """Add the margins of the verdicts."""
+def margin_options(option_of: OptionOf) -> Callable[[Function], Function]:
+    """Return what adds the margins of the verdicts to a command; the default is that of the function called."""
     options = [
         option(
             "--margin",
@@ -281,17 +273,9 @@ def margin_options(function: Function) -> Function:
             "errors), 2sd (over seeds) or auto, the usual one of the metric and for top-1 the smaller of 0.5 and 10%; "
             "choose it before the runs  [default: auto]",
         ),
-        option(
-            "--time-margin",
-            type=float,
-            default=2.0,
-            show_default=True,
-            metavar="PERCENT",
-            group=COMPARISON,
-            help="equivalence margin of the step time",
-        ),
+        option_of("--time-margin", metavar="PERCENT", group=COMPARISON),
     ]
-    return _add(options, function)
+    return lambda function: _add(options, function)
 
 
 def number_or_text(value: str | None) -> float | str | None:
@@ -300,18 +284,6 @@ def number_or_text(value: str | None) -> float | str | None:
         return None if value is None else float(value)
     except ValueError:
         return value
-
-
-def objective_option(function: Function) -> Function:
-    """Add what the recommendation optimizes."""
-    return option(
-        "--objective",
-        type=Choice(get_args(Preference)),
-        default="time",
-        show_default=True,
-        group=COMPARISON,
-        help="what the recommended arm improves while it keeps the accuracy",
-    )(function)
 
 
 def _add(options: Sequence[Callable[[Function], Function]], function: Function) -> Function:
