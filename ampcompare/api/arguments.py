@@ -40,7 +40,7 @@ def takes(options: Callable[P, Options]) -> Callable[[Callable[[Options], Result
         made: Any = call
         for name in ("__module__", "__name__", "__qualname__"):
             setattr(made, name, getattr(function, name))
-        constructor: Any = options.__init__  # type: ignore[misc]  # of a class, which P does not say
+        constructor: Any = options.__init__  # of a class, which P does not say
         made.__wrapped__ = constructor  # in whose module the names of the types are known
         returns = function.__annotations__["return"]
         made.__annotations__ = {**constructor.__annotations__, "return": get_type_hints(function)["return"]}

@@ -26,9 +26,9 @@ def judge_table(
     settings: Sequence[str] | str = (),
     sd: float | None = None,
     runs: int | None = None,
-    margin: float | str = "auto",
-    time_margin: float = 2.0,
-    objective: Preference = "time",
+    margin: float | str = Criteria.margin,
+    time_margin: float = 100 * Criteria.time_margin,
+    objective: Preference = Criteria.prefer,
 ) -> Comparison:
     """Compare the arms of a table of results that were measured elsewhere.
 

@@ -32,6 +32,7 @@ __all__ = [
     "Command",
     "Option",
     "OptionOf",
+    "add_options",
     "default_of",
     "group_of",
     "option",
@@ -158,6 +159,13 @@ def value_type(annotation: Any) -> Any:
         held = [part for part in get_args(annotation) if part is not type(None)]
         annotation = held[0] if len(held) == 1 else None
     return annotation if get_origin(annotation) in (Literal, None) else get_args(annotation)[0]
+
+
+def add_options(options: Sequence[Callable[[Function], Function]], function: Function) -> Function:
+    """Add options to a command in the order in which they are given."""
+    for add in reversed(options):
+        function = add(function)
+    return function
 
 
 def group_of(parameter: click.Parameter) -> str:

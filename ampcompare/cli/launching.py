@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import click
 
 from ampcompare.base.errors import ConfigError, Ended
-from ampcompare.cli.help import MACHINE, PROCESSES, option, options_of
+from ampcompare.cli.help import MACHINE, PROCESSES, add_options, option, options_of
 from ampcompare.cli.output import leave_closed_terminal
 from ampcompare.cli.values import JOBS
 from ampcompare.cli.waiting import typed_command, wait_seconds
@@ -64,9 +64,7 @@ def launch_options(function: Function) -> Function:
         option_of("--cells-per-job", type=click.IntRange(min=1), metavar="N"),
         option_of("--dist-url", metavar="URL"),
     ]
-    for add in reversed(options):
-        function = add(function)
-    return function
+    return add_options(options, function)
 
 
 def gpus_option(function: Function) -> Function:

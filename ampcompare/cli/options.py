@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
 from ampcompare.cli.help import (
@@ -17,6 +17,7 @@ from ampcompare.cli.help import (
     SCHEDULE,
     SETTINGS,
     OptionOf,
+    add_options,
     option,
     value_type,
 )
@@ -219,7 +220,7 @@ def recipe_options(function: Function) -> Function:
             help="a setting by its path: recipe.optimizer.eps=1e-4; repeatable",
         ),
     ]
-    return _add(options, function)
+    return add_options(options, function)
 
 
 def output_options(function: Function) -> Function:
@@ -230,7 +231,7 @@ def output_options(function: Function) -> Function:
         wait_option(),
         option("--dry-run", is_flag=True, group=OUTPUT, help="print what would run, and exit"),
     ]
-    return _add(options, printing_options(function))
+    return add_options(options, printing_options(function))
 
 
 def callback_option() -> Callable[[Function], Function]:
@@ -252,7 +253,7 @@ def printing_options(function: Function) -> Function:
         option("--no-progress", is_flag=True, group=OUTPUT, help="no progress bars; a plain line each minute instead"),
         option("--quiet", "-q", is_flag=True, group=OUTPUT, help="no progress and no notes on stderr"),
     ]
-    return _add(options, function)
+    return add_options(options, function)
 
 
 def json_option() -> Callable[[Function], Function]:
@@ -275,7 +276,7 @@ def margin_options(option_of: OptionOf) -> Callable[[Function], Function]:
         ),
         option_of("--time-margin", metavar="PERCENT", group=COMPARISON),
     ]
-    return lambda function: _add(options, function)
+    return lambda function: add_options(options, function)
 
 
 def number_or_text(value: str | None) -> float | str | None:
@@ -284,9 +285,3 @@ def number_or_text(value: str | None) -> float | str | None:
         return None if value is None else float(value)
     except ValueError:
         return value
-
-
-def _add(options: Sequence[Callable[[Function], Function]], function: Function) -> Function:
-    for add in reversed(options):
-        function = add(function)
-    return function

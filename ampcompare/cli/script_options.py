@@ -9,7 +9,7 @@ import click
 
 from ampcompare.base.errors import ConfigError
 from ampcompare.base.formatting import printable
-from ampcompare.cli.help import OUTPUT, SCRIPT, Command, option
+from ampcompare.cli.help import OUTPUT, SCRIPT, Command, add_options, option
 from ampcompare.cli.options import RECIPE_OPTIONS, parameter_of
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.layers import Layer
@@ -78,9 +78,7 @@ def script_options(function: Function) -> Function:
             "all files, as those of --token, --password, *_KEY and others are; repeatable",
         ),
     ]
-    for add in reversed(options):
-        function = add(function)
-    return function
+    return add_options(options, function)
 
 
 def watched_script_options(function: Function) -> Function:
@@ -103,9 +101,7 @@ def watched_script_options(function: Function) -> Function:
             help="with -- SCRIPT: ranks of torchrun",
         ),
     ]
-    for add in reversed(options):
-        function = add(function)
-    return function
+    return add_options(options, function)
 
 
 def script_layer(parameters: Mapping[str, Any]) -> Layer | None:

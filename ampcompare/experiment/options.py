@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias
 
 from pydantic import BaseModel
 
-from ampcompare.analysis.inference.criteria import Preference
+from ampcompare.analysis.inference.criteria import Criteria, Preference
 from ampcompare.base.errors import ConfigError
 from ampcompare.experiment.claims.definition import study_name
 from ampcompare.experiment.follow import load_callback
@@ -250,12 +250,12 @@ class CompareOptions:
         output_dir: str | Path | None = None,
         force: bool = False,
         margin: float | str | None = None,
-        time_margin: float = 2.0,
-        loss_margin: float = 1.0,
-        looks: int | None = None,
-        objective: Preference = "time",
+        time_margin: float = 100 * Criteria.time_margin,
+        loss_margin: float = 100 * Criteria.loss_margin,
+        looks: int | None = Criteria.looks,
+        objective: Preference = Criteria.prefer,
         prefer: Preference | None = None,
-        tag: str = "",
+        tag: str = Criteria.tag,
         budget: float | str = "30m",
         jobs: int | Literal["auto"] | None = None,
         gpus: str | None = None,
