@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import ConfigError
 from ampcompare.diagnosis.options import DiagnoseOptions
-from ampcompare.experiment.options import settings_request, with_script
 from ampcompare.experiment.sources import collect_settings
 from ampcompare.records.diagnosis import Diagnosis
 from ampcompare.settings.recipe import Recipe
@@ -63,6 +62,7 @@ def diagnose(
         LaunchError: the model of a recipe raised, or no step of a script was watched.
     """
     from ampcompare.experiment.diagnose import diagnose as _diagnose
+    from ampcompare.experiment.options import settings_request, with_script
     from ampcompare.experiment.preflight import check_cells
 
     if loop is not None and script is not None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ampcompare.backends.arm import Arm, parse_arms
-from ampcompare.doctor.examine import TIME_LIMIT, Examination, examine
+from ampcompare.doctor.examine import Examination, examine
 
 __all__ = ["examine_machine"]
 
 
-def examine_machine(arms: Sequence[Arm | str] = (), *, time_limit: float = TIME_LIMIT) -> Examination:
+def examine_machine(arms: Sequence[Arm | str] = (), *, time_limit: float = 60.0) -> Examination:
     """Examine this machine and its libraries, each in a separate process.
 
     Args:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from ampcompare.backends.arm import Arm, parse_arms
 from ampcompare.base.errors import ConfigError
-from ampcompare.experiment.options import settings_request, with_script
 from ampcompare.experiment.sources import collect_settings
 from ampcompare.profiling.options import ProfileOptions
 from ampcompare.records.profile import Profile
@@ -55,6 +54,7 @@ def profile(
         EnvironmentUnfit: this machine lacks something that was requested.
         LaunchError: the reference could not be trained.
     """
+    from ampcompare.experiment.options import settings_request, with_script
     from ampcompare.experiment.preflight import check_cells
     from ampcompare.experiment.profile import profile as _profile
     from ampcompare.experiment.profile import require_arms

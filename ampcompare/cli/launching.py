@@ -16,9 +16,9 @@ from ampcompare.cli.help import MACHINE, PROCESSES, add_options, option, options
 from ampcompare.cli.output import leave_closed_terminal
 from ampcompare.cli.values import JOBS
 from ampcompare.cli.waiting import typed_command, wait_seconds
-from ampcompare.experiment.options import CompareOptions, LaunchOptions
 
 if TYPE_CHECKING:
+    from ampcompare.experiment.options import LaunchOptions
     from ampcompare.launch.base import Launcher
 
 __all__ = [
@@ -41,6 +41,8 @@ READ_ELSEWHERE = {"size", "config_file", "script", "mask", "slurm_options"}
 
 def launch_options(function: Function) -> Function:
     """Add how many processes train a cell, and who starts them."""
+    from ampcompare.experiment.options import LaunchOptions
+
     option_of = partial(options_of(LaunchOptions), group=PROCESSES)
     options = [
         option(
@@ -69,6 +71,8 @@ def launch_options(function: Function) -> Function:
 
 def gpus_option(function: Function) -> Function:
     """Add which GPUs are used."""
+    from ampcompare.experiment.options import CompareOptions
+
     decorated: Function = options_of(CompareOptions)("--gpus", metavar="LIST", group=MACHINE)(function)
     return decorated
 
@@ -114,6 +118,7 @@ def launch_from(parameters: Mapping[str, Any]) -> LaunchOptions:
     Raises:
         ConfigError: an option of Slurm that cannot be used.
     """
+    from ampcompare.experiment.options import LaunchOptions
     from ampcompare.launch.slurm import parse_slurm_options
 
     names = ("nnodes", "node_rank", "rdzv_endpoint", "max_restarts", "dist_url", "cells_per_job")
