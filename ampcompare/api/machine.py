@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ampcompare.backends.arm import Arm, parse_arms
+from ampcompare.base.isolate.call import TIME_LIMIT
 from ampcompare.doctor.examine import Examination, examine
 
 __all__ = ["examine_machine"]
 
 
-def examine_machine(arms: Sequence[Arm | str] = (), *, time_limit: float = 60.0) -> Examination:
+def examine_machine(arms: Sequence[Arm | str] = (), *, time_limit: float = TIME_LIMIT) -> Examination:
     """Examine this machine and its libraries, each in a separate process.
 
     Args:
