@@ -1,102 +1,63 @@
-"""Convert arguments of the Python functions into the options that the package uses."""
+"""Functions that take the parameters of an options class, and the text that its docstring has for each.
+
+An option is written once, as a parameter of the class: name, type, default, and a line below `Args:`. Python's function
+gets all of it by `takes`, the command line by `ampcompare.cli.help.options_of`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
+import inspect
+import re
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar, get_type_hints
 
-from pydantic import BaseModel
+__all__ = ["takes", "texts_of"]
 
-from ampcompare.base.errors import ConfigError
-from ampcompare.experiment.follow import load_callback
-from ampcompare.experiment.options import LaunchOptions, to_seconds
-from ampcompare.experiment.sources import SettingsRequest
-from ampcompare.records.callback import Callback
-from ampcompare.settings.layers import Layer
-from ampcompare.settings.recipe import Recipe
-from ampcompare.settings.script import script_config
+Options = TypeVar("Options")
+P = ParamSpec("P")
+Result = TypeVar("Result")
 
-__all__ = ["launch_options", "loaded_callbacks", "optional_path", "settings_request", "wait_seconds", "with_script"]
+SECTION = re.compile(r"^(Args|Attributes):\n((?:[ ].*\n?|\n(?=[ ]))*)", flags=re.MULTILINE)
 
 
-def settings_request(
-    recipe: Recipe | str | None, size: str | None, config_file: str | Path | None, settings: Mapping[str, Any]
-) -> SettingsRequest:
-    """Return where settings come from; of pydantic models only the fields that were set count as given.
+def takes(options: Callable[P, Options]) -> Callable[[Callable[[Options], Result]], Callable[P, Result]]:
+    """Return a decorator: a function of options becomes one of their parameters, with signature and docstring.
 
-    Raises:
-        ConfigError: a size together with a `Recipe` object.
+    Args:
+        options: a class whose constructor has the parameters, and whose docstring describes them below `Args:`.
     """
-    values = {
-        name: value.model_dump(exclude_unset=True) if isinstance(value, BaseModel) else value
-        for name, value in settings.items()
-    }
-    if isinstance(recipe, Recipe):
-        if size is not None:
-            raise ConfigError(f"size {size!r} is for a named recipe, and a Recipe object was given")
-        values["recipe"] = recipe.model_dump(exclude_unset=True)
-    return SettingsRequest(
-        recipe=recipe if isinstance(recipe, str) else None,
-        size=size,
-        file=None if config_file is None else str(config_file),
-        layers=(Layer("argument", values),) if values else (),
-    )
+
+    def with_parameters(function: Callable[[Options], Result]) -> Callable[P, Result]:
+        signature = inspect.signature(options)
+
+        def call(*args: P.args, **kwargs: P.kwargs) -> Result:
+            try:
+                signature.bind(*args, **kwargs)
+            except TypeError as error:  # that of the constructor would name the class
+                raise TypeError(f"{function.__name__}(): {error}") from None
+            return function(options(*args, **kwargs))
+
+        made: Any = call
+        for name in ("__module__", "__name__", "__qualname__"):
+            setattr(made, name, getattr(function, name))
+        constructor: Any = options.__init__  # of a class, which P does not say
+        made.__wrapped__ = constructor  # in whose module the names of the types are known
+        returns = function.__annotations__["return"]
+        made.__annotations__ = {**constructor.__annotations__, "return": get_type_hints(function)["return"]}
+        made.__signature__ = signature.replace(return_annotation=returns)
+        arguments = SECTION.search(inspect.getdoc(options) or "")
+        head, gap, rest = (inspect.getdoc(function) or "").partition("\n\n")
+        made.__doc__ = f"{head}{gap}{arguments[0].strip()}\n\n{rest}" if arguments else function.__doc__
+        return call
+
+    return with_parameters
 
 
-def with_script(
-    settings: Mapping[str, Any],
-    script: Sequence[str] | None,
-    metrics: Sequence[str] | str,
-    mask: Sequence[str] | str = (),
-) -> dict[str, Any]:
-    """Return the settings, including those of the script if there is one.
-
-    Raises:
-        ConfigError: metrics without a script, or a script or metric that cannot be used.
-    """
-    if script is None:
-        if mask:
-            raise ConfigError("mask needs a script; pass one, as in script=['train.py']")
-        if metrics:
-            raise ConfigError("metrics needs a script; pass one, as in script=['train.py']")
-        return dict(settings)
-    values = dict(settings)
-    max_steps = values.pop("recipe.max_steps", None)
-    named = (metrics,) if isinstance(metrics, str) else tuple(metrics)
-    names = (mask,) if isinstance(mask, str) else tuple(mask)
-    return {**values, "script": script_config(script, metrics=named, max_steps=max_steps, mask=names)}
-
-
-def launch_options(launch: LaunchOptions | None, slurm_options: Mapping[str, str] | None) -> LaunchOptions:
-    """Return how processes are started.
-
-    Raises:
-        ConfigError: Slurm's options are given twice.
-    """
-    if launch is not None and slurm_options is not None:
-        raise ConfigError("launch has slurm_options of its own; give only one of them")
-    return launch or LaunchOptions(slurm_options=slurm_options or {})
-
-
-def loaded_callbacks(callbacks: Sequence[Callback | str]) -> tuple[Callback, ...]:
-    """Return the callbacks, with each text that names a factory replaced by what the factory returns.
-
-    Raises:
-        ConfigError: a factory cannot be imported or called.
-    """
-    return tuple(load_callback(each) if isinstance(each, str) else each for each in callbacks)
-
-
-def wait_seconds(wait: float | str) -> float:
-    """Return the seconds of a number or a text such as "10m".
-
-    Raises:
-        ConfigError: no duration.
-    """
-    return to_seconds("wait", wait) if wait else 0.0
-
-
-def optional_path(path: str | Path | None) -> Path | None:
-    """Return a path for a text; None stays None."""
-    return None if path is None else Path(path)
+def texts_of(source: Callable[..., Any]) -> dict[str, str]:
+    """Return what the docstring of a function or class says of each parameter, in one line without its period."""
+    texts: dict[str, str] = {}
+    for _, section in SECTION.findall((inspect.getdoc(source) or "") + "\n"):
+        for entry in re.split(r"\n(?=    \S)", section.rstrip()):
+            names, _, text = " ".join(entry.split()).partition(": ")
+            texts |= {name: text.removesuffix(".") for name in names.split(", ") if name not in texts}
+    return texts

@@ -6,12 +6,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from ampcompare.api.arguments import settings_request, with_script
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import ConfigError
-from ampcompare.experiment.diagnose import DiagnoseOptions
-from ampcompare.experiment.diagnose import diagnose as _diagnose
-from ampcompare.experiment.preflight import check_cells
+from ampcompare.diagnosis.options import DiagnoseOptions
 from ampcompare.experiment.sources import collect_settings
 from ampcompare.records.diagnosis import Diagnosis
 from ampcompare.settings.recipe import Recipe
@@ -26,13 +23,13 @@ def diagnose(
     loop: Callable[[Precision], Any] | None = None,
     *,
     arm: Arm | str = "apex:O2",
-    steps: int = 8,
-    at: Sequence[int] = (),
-    reference: Literal["float32", "float64", "none"] = "float32",
-    cures: bool = True,
+    steps: int = DiagnoseOptions.steps,
+    at: Sequence[int] = DiagnoseOptions.at,
+    reference: Literal["float32", "float64", "none"] = DiagnoseOptions.reference,
+    cures: bool = DiagnoseOptions.cures,
     script: Sequence[str] | None = None,
-    rank: int = 0,
-    gpus: str | None = None,
+    rank: int = DiagnoseOptions.rank,
+    gpus: str | None = DiagnoseOptions.gpus,
     recipe: Recipe | str | None = None,
     size: str | None = None,
     config_file: str | Path | None = None,
@@ -46,17 +43,16 @@ def diagnose(
             `scale_loss`, and `step`, which ends the loop after the last step. It is called again for each candidate
             of a cure and must begin from the same weights and batches each time; torch is seeded before. It runs in
             this process and imports torch; of `settings` only `device`, `cpu_half` and the seed apply. By default the
-            recipe is trained, in a separate process.
+            recipe is trained, in a separate process. A loop chooses its GPU itself.
         arm: such as "apex:O2", or an `Arm`.
         steps: updates of each run; up to 20 skipped ones are added.
-        at: steps to watch, counted from 0; all by default.
-        reference: precision in which every operation is repeated; "none" watches only ranges.
-        cures: train with each candidate cure for some steps.
+        at: steps to watch, counted from 0; by default all.
+        reference: precision in which every operation is repeated to measure its error; none: watch only ranges.
+        cures: train with each candidate cure for some steps, to test it.
         script: a user's own script with its arguments, or "-m" and a module, as for `run`: it is started again for each
             candidate, in separate processes.
         rank: the process that is watched, of a script with several (`processes=2`).
-        gpus: numbers of the GPUs to choose from, such as "0,2-3"; all that nobody uses by default. A loop chooses
-            itself.
+        gpus: numbers of the GPUs to choose from, such as 0,2-3; by default all that are free.
         recipe, size, config_file, settings: as for `run`.
         output_dir: folder of `diagnosis.json` and, where the extra is installed, `diagnosis.html`; by default none.
 
@@ -65,6 +61,10 @@ def diagnose(
         EnvironmentUnfit: this machine lacks something that was requested.
         LaunchError: the model of a recipe raised, or no step of a script was watched.
     """
+    from ampcompare.experiment.diagnose import diagnose as _diagnose
+    from ampcompare.experiment.options import settings_request, with_script
+    from ampcompare.experiment.preflight import check_cells
+
     if loop is not None and script is not None:
         raise ConfigError("diagnose takes either a loop or a script, but both were given; leave one out")
     arm = Arm.parse(arm) if isinstance(arm, str) else arm

@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ampcompare.backends.arm import Arm, parse_arms
+from ampcompare.base.isolate.call import TIME_LIMIT
 from ampcompare.doctor.examine import Examination, examine
 
 __all__ = ["examine_machine"]
 
 
-def examine_machine(arms: Sequence[Arm | str] = (), *, time_limit: float = 60.0) -> Examination:
+def examine_machine(arms: Sequence[Arm | str] = (), *, time_limit: float = TIME_LIMIT) -> Examination:
     """Examine this machine and its libraries, each in a separate process.
 
     Args:
         arms: arms such as "apex:O1,engine=nvidia" to check one by one.
-        time_limit: seconds for each import.
+        time_limit: time limit for each import, in seconds.
 
     Returns:
         All checks with their verdicts; `data()` is the JSON document of the command `doctor`.

@@ -6,13 +6,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ampcompare.api.arguments import settings_request, with_script
 from ampcompare.backends.arm import Arm, parse_arms
 from ampcompare.base.errors import ConfigError
-from ampcompare.experiment.preflight import check_cells
-from ampcompare.experiment.profile import ProfileOptions, require_arms
-from ampcompare.experiment.profile import profile as _profile
 from ampcompare.experiment.sources import collect_settings
+from ampcompare.profiling.options import ProfileOptions
 from ampcompare.records.profile import Profile
 from ampcompare.settings.recipe import Recipe
 
@@ -26,9 +23,9 @@ def profile(
     loop: Callable[[Precision], Any] | None = None,
     *,
     arms: Sequence[Arm | str] = ("fp32", "native:bf16"),
-    steps: int = 10,
-    profiled_steps: int = 3,
-    trials: bool = True,
+    steps: int = ProfileOptions.steps,
+    profiled_steps: int = ProfileOptions.profiled,
+    trials: bool = ProfileOptions.trials,
     script: Sequence[str] | None = None,
     recipe: Recipe | str | None = None,
     size: str | None = None,
@@ -48,14 +45,20 @@ def profile(
         profiled_steps: steps of each arm under torch.profiler.
         trials: train a recipe with switches that may help, in turns with the arm as it is.
         script: a user's own script with its arguments, or "-m" and a module, as for `run`.
-        recipe, size, config_file, settings: as for `run`. output_dir: folder of `profile.json`, `profile.md`,
-            `trace.json` and, where the extra is installed, `profile.html`; by default none.
+        recipe, size, config_file, settings: as for `run`.
+        output_dir: folder of `profile.json`, `profile.md`, `trace.json` and, where the extra is installed,
+            `profile.html`; by default none.
 
     Raises:
         ConfigError: an option or setting that cannot be used, a loop and a script, or a loop of too few steps.
         EnvironmentUnfit: this machine lacks something that was requested.
         LaunchError: the reference could not be trained.
     """
+    from ampcompare.experiment.options import settings_request, with_script
+    from ampcompare.experiment.preflight import check_cells
+    from ampcompare.experiment.profile import profile as _profile
+    from ampcompare.experiment.profile import require_arms
+
     if loop is not None and script is not None:
         raise ConfigError("profile takes either a loop or a script, but both were given; leave one out")
     names = list(

@@ -26,9 +26,9 @@ def judge_table(
     settings: Sequence[str] | str = (),
     sd: float | None = None,
     runs: int | None = None,
-    margin: float | str = "auto",
-    time_margin: float = 2.0,
-    objective: Preference = "time",
+    margin: float | str = Criteria.margin,
+    time_margin: float = 100 * Criteria.time_margin,
+    objective: Preference = Criteria.prefer,
 ) -> Comparison:
     """Compare the arms of a table of results that were measured elsewhere.
 
@@ -36,15 +36,17 @@ def judge_table(
         table: a CSV or Markdown file with a line per run, or per mean of runs, and the columns arm, a metric such as
             accuracy and, if known, seed, sd, n, time or throughput, memory and diverged.
         reference: the arm that the others are compared with, in any case; by default fp32, or else the first.
-        metric: column of results; by default accuracy, or else a metric with a known name.
-        better: "higher" or "lower"; by default that of the metric.
+        metric: column that holds the results; by default accuracy, else a known metric.
+        better: direction of the metric; by default lower for error, loss, WER and the like, else higher.
         within: settings whose values divide the table into blocks; arms are compared within each block.
         settings: columns that runs must share, besides those with known names.
-        sd: standard deviation over seeds in the unit of the metric, for arms with fewer than three runs.
-        runs: number of runs averaged in each line that has a standard deviation but no number of runs.
+        sd: published standard deviation over seeds in the unit of the metric, for arms with fewer than three runs.
+        runs: number of runs averaged in each line that has a standard deviation, such as ± 0.16, but no number of
+            runs.
         margin: equivalence margin in the unit of the metric, or a rule as for `compare`; for metrics other than
-        accuracy, "auto" is the usual margin of the metric. time_margin: equivalence margin in percent of the time.
-        objective: what the recommended arm should improve while keeping the accuracy.
+            accuracy, "auto" is the usual margin of the metric.
+        time_margin: equivalence margin in percent of the time.
+        objective: what the recommended arm improves while it keeps the accuracy.
 
     Returns:
         A comparison without records; `judged` says what its figures are.

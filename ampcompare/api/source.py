@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from ampcompare.base.errors import ConfigError
-from ampcompare.lint.report import Report, Unread
-from ampcompare.lint.run import find_files, lint_files
-from ampcompare.lint.selection import read_selection
-from ampcompare.migrate.mistakes import find_mistakes
-from ampcompare.migrate.project import FileMigration, migrate_file
+
+if TYPE_CHECKING:
+    from ampcompare.lint.report import Report
+    from ampcompare.migrate.project import FileMigration
 
 __all__ = ["lint_paths", "migrate_script"]
 
@@ -24,7 +23,7 @@ def lint_paths(*paths: str | Path, select: Sequence[str] = (), ignore: Sequence[
         paths: what to examine; the working directory by default.
         select: codes, or their beginnings, to report; by default those of pyproject.toml, or all that are on.
         ignore: codes, or their beginnings, to leave out.
-        fix: correct in the files what surely can be; the report has what is left.
+        fix: fix in the files what can be fixed safely; report the rest.
 
     Returns:
         Findings with their places, and what could not be read.
@@ -32,6 +31,10 @@ def lint_paths(*paths: str | Path, select: Sequence[str] = (), ignore: Sequence[
     Raises:
         ConfigError: a code that does not exist, or settings that cannot be read.
     """
+    from ampcompare.lint.report import Unread
+    from ampcompare.lint.run import find_files, lint_files
+    from ampcompare.lint.selection import read_selection
+
     places = [Path(path) for path in paths] or [Path()]
     selection = read_selection(places)
     if select:
@@ -52,7 +55,7 @@ def migrate_script(
 
     Args:
         path: the file.
-        to: "torch" for torch.amp; "precision" keeps O2 and O3.
+        to: torch.amp, or ampcompare's precision contract, which keeps O2 and O3.
         write: change the file; otherwise the result has the patch, in `diff()`.
 
     Returns:
@@ -62,6 +65,9 @@ def migrate_script(
         ConfigError: there is no such file, or the file has changed meanwhile.
         EnvironmentUnfit: the file cannot be written.
     """
+    from ampcompare.migrate.mistakes import find_mistakes
+    from ampcompare.migrate.project import migrate_file
+
     file = Path(path)
     if not file.is_file():
         raise ConfigError(f"there is no file {file}; give the path of a script or notebook")

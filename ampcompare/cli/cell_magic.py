@@ -10,7 +10,6 @@ import ast
 import hashlib
 import shlex
 from collections.abc import Mapping
-from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -78,7 +77,8 @@ def run_cell(line: str, cell: str, variables: Mapping[str, Any]) -> Any:
     command = cli.get_command(group, "compare")
     assert command is not None
     with command.make_context("compare", typed, parent=group) as context:
-        options = replace(options_from(context.params), command=shlex.join(["ampcompare", "compare", *typed]))
+        options = options_from(context.params)
+        options.command = shlex.join(["ampcompare", "compare", *typed])
         if context.params["list_metrics"]:
             show_metrics(plan_comparison(options).plan.cells[0])
             return None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import click
@@ -10,19 +9,25 @@ import click
 from ampcompare.backends.arm import Arm
 from ampcompare.cli.arm_options import arm_from_flags, arm_options
 from ampcompare.cli.comparison_output import details_option, show_checks, show_comparison, show_plan
-from ampcompare.cli.help import ARMS, COMPARISON, MACHINE, OUTPUT, option
-from ampcompare.cli.launching import count_processes, launch_from, launch_options, pool_options, save_at_signals
-from ampcompare.cli.options import callback_option, margin_options, objective_option, output_options, recipe_options
+from ampcompare.cli.help import ARMS, COMPARISON, MACHINE, OUTPUT, option, options_of
+from ampcompare.cli.launching import (
+    count_processes,
+    launch_options,
+    options_by_name,
+    pool_options,
+    save_at_signals,
+)
+from ampcompare.cli.options import callback_option, margin_options, output_options, recipe_options
 from ampcompare.cli.script_options import ScriptCommand, script_options, show_metrics
 from ampcompare.cli.settings import request_from
 from ampcompare.cli.values import ARM, ARM_LIST, FILE, FOLDER
-from ampcompare.cli.waiting import typed_command, wait_seconds
-from ampcompare.experiment.follow import load_callback
 from ampcompare.experiment.options import CompareOptions, to_seconds
 from ampcompare.experiment.plan import parse_vary
 from ampcompare.settings.script import SCRIPT_ARMS
 
 __all__ = ["command", "options_from"]
+
+compare_option = options_of(CompareOptions)
 
 
 @click.command(
@@ -44,7 +49,7 @@ __all__ = ["command", "options_from"]
         ),
     ],
 )
-@option(
+@compare_option(
     "--arm",
     "arms",
     multiple=True,
@@ -52,38 +57,24 @@ __all__ = ["command", "options_from"]
     group=ARMS,
     help="arms such as fp32, bf16, O2 or apex:O2,loss_scale=128; repeatable, or comma-separated  [default: nine arms]",
 )
-@option(
+@compare_option(
     "--reference",
     type=ARM,
     group=ARMS,
     help="arm that the others are compared with; added if not listed  [default: script, else fp32, else the first]",
 )
 @arm_options
-@option(
+@compare_option(
     "--seeds",
     metavar="SEEDS",
     group=COMPARISON,
     help="such as 0-4 or 0,2,7; auto: as many as the margin needs  [default: 0-2]",
 )
-@margin_options
-@option(
-    "--loss-margin",
-    type=float,
-    default=1.0,
-    show_default=True,
-    metavar="PERCENT",
-    group=COMPARISON,
-    help="equivalence margin of the training loss over the last fifth of the steps",
-)
-@objective_option
-@option(
-    "--looks",
-    type=click.IntRange(1),
-    metavar="N",
-    group=COMPARISON,
-    help="number of tests planned as seeds are added; 1: test once  [default: open]",
-)
-@option(
+@margin_options(compare_option)
+@compare_option("--loss-margin", metavar="PERCENT", group=COMPARISON)
+@compare_option("--objective", group=COMPARISON)
+@compare_option("--looks", type=click.IntRange(1), metavar="N", group=COMPARISON)
+@compare_option(
     "--fail-on",
     multiple=True,
     metavar="LIMIT",
@@ -91,17 +82,10 @@ __all__ = ["command", "options_from"]
     help='exit with 1 if an arm exceeds it: "accuracy<-0.5", "time>1.10x", "memory>5%", "diverged>0", or if it lacks a '
     'verdict: "accuracy:non-inferior", "time:better"; repeatable',
 )
-@option("--baseline", type=FILE, group=COMPARISON, help="report.json or run directory: baseline for --fail-on")
+@compare_option("--baseline", type=FILE, group=COMPARISON)
 @option("--strict", is_flag=True, group=COMPARISON, help="exit with 3 if any arm failed")
-@option(
-    "--budget",
-    default="30m",
-    show_default=True,
-    metavar="TIME",
-    group=COMPARISON,
-    help="wall time limit of --seeds auto",
-)
-@option(
+@compare_option("--budget", metavar="TIME", group=COMPARISON, help="wall time limit of --seeds auto")
+@compare_option(
     "--sweep",
     multiple=True,
     metavar="SETTING=A,B",
@@ -114,24 +98,16 @@ __all__ = ["command", "options_from"]
     "cells to run in parallel, each on its own GPUs or cores; times are compared on equal GPUs only; under Slurm, "
     "at most so many jobs  [default: one per free GPU, or 1]"
 )
-@option(
-    "--timing-rounds",
-    type=click.IntRange(0),
-    default=0,
-    show_default=True,
-    metavar="N",
-    group=MACHINE,
-    help="after the runs of a seed, time its arms N more times, in turns",
-)
-@option("--profile", is_flag=True, group=OUTPUT, help="after the runs, profile each arm: why is it faster, or not")
+@compare_option("--timing-rounds", type=click.IntRange(0), metavar="N", group=MACHINE)
+@compare_option("--profile", group=OUTPUT)
 @launch_options
 @details_option
-@option("--tag", default="", metavar="NAME", group=OUTPUT, help="label of the report and its folder")
+@compare_option("--tag", metavar="NAME", group=OUTPUT)
 @output_options
 @option("--progress-interval", metavar="TIME", group=OUTPUT, help="log progress every TIME  [default: 1m without bars]")
-@option("--tensorboard", type=FOLDER, group=OUTPUT, help="write event files for TensorBoard after each cell")
+@compare_option("--tensorboard", type=FOLDER, group=OUTPUT)
 @callback_option()
-@option("--junit", type=FILE, group=OUTPUT, help="write the results of arms and limits as JUnit XML")
+@compare_option("--junit", type=FILE, group=OUTPUT)
 def command(**parameters: Any) -> int:
     """Train a matrix of arms and seeds and print them side by side.
 
@@ -164,38 +140,12 @@ def options_from(parameters: dict[str, Any]) -> CompareOptions:
     Raises:
         ConfigError: a value that cannot be read.
     """
-    paths: dict[str, Any] = {
-        name: Path(parameters[name]) for name in ("output_dir", "baseline", "tensorboard", "junit") if parameters[name]
-    }
-    same = (
-        "reference",
-        "seeds",
-        "margin",
-        "time_margin",
-        "loss_margin",
-        "looks",
-        "objective",
-        "tag",
-        "jobs",
-        "gpus",
-        "timing_rounds",
-        "profile",
-        "fail_on",
-        "strict",
-        "force",
-    )
-    return CompareOptions(
-        arms=_arms(parameters),
-        settings=request_from({**parameters, "processes": count_processes(parameters)}),
-        budget_seconds=to_seconds("--budget", parameters["budget"]),
-        sweep=tuple(map(parse_vary, parameters["sweep"])),
-        wait_seconds=wait_seconds(parameters["wait"]),
-        launch=launch_from(parameters),
-        callbacks=tuple(map(load_callback, parameters["callbacks"])),
-        command=typed_command(),
-        **paths,
-        **{name: parameters[name] for name in same},
-    )
+    request = request_from({**parameters, "processes": count_processes(parameters)})
+    arms, budget = _arms(parameters), to_seconds("--budget", parameters["budget"])
+    options = options_by_name(CompareOptions, parameters, arms=arms, budget=budget, sweep=None)
+    options.settings, options.sweep = request, tuple(map(parse_vary, parameters["sweep"]))
+    options.strict = parameters["strict"]
+    return options
 
 
 def _arms(parameters: dict[str, Any]) -> tuple[str, ...]:

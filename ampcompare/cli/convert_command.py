@@ -8,15 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ampcompare.api.checkpoint import convert_checkpoint
 from ampcompare.base.errors import ConfigError
-from ampcompare.cli.help import Command, option
+from ampcompare.cli.help import Command, option, options_of
 from ampcompare.cli.options import json_option
-from ampcompare.cli.values import FILE, LEVEL, Choice
+from ampcompare.cli.values import FILE, LEVEL
 
 if TYPE_CHECKING:
     from ampcompare.checkpoint.convert.convert import Target
 
 __all__ = ["command"]
+
+convert_option = options_of(convert_checkpoint)
 
 
 @click.command(
@@ -32,13 +35,11 @@ __all__ = ["command"]
 )
 @click.argument("source", metavar="IN", type=click.Path(path_type=Path))
 @click.argument("target", metavar="[OUT]", required=False, type=click.Path(path_type=Path))
-@option("--to", type=Choice(["native", "apex"]), help="target format of OUT: torch.amp or apex.amp")
-@option("--opt-level", type=LEVEL, help="level of the Apex side  [default: inferred from IN, else O1]")
-@option(
-    "--save-apex-format", is_flag=True, help="write exactly what an Apex script saves: model, optimizer, amp, epoch"
-)
+@convert_option("--to", help="target format of OUT: torch.amp or apex.amp")
+@convert_option("--opt-level", type=LEVEL, help="level of the Apex side  [default: inferred from IN, else O1]")
+@convert_option("--save-apex-format", help="write exactly what an Apex script saves: model, optimizer, amp, epoch")
 @option("--inspect", is_flag=True, help="show what IN contains, and write nothing")
-@option("--unsafe-load", is_flag=True, help="unpickle arbitrary objects in IN, which can run any code")
+@convert_option("--unsafe-load", help="unpickle arbitrary objects in IN, which can run any code")
 @option(
     "--verify",
     is_flag=True,

@@ -7,17 +7,20 @@ from typing import Any
 
 import click
 
+from ampcompare.api.diagnosis import diagnose as api_diagnose
 from ampcompare.backends.arm import Arm
-from ampcompare.cli.help import ARMS, OUTPUT, SCRIPT, option
-from ampcompare.cli.launching import ended_by_signals, gpus_option
+from ampcompare.cli.help import ARMS, MACHINE, OUTPUT, SCRIPT, option, options_of
+from ampcompare.cli.launching import ended_by_signals
 from ampcompare.cli.options import json_option, recipe_options
 from ampcompare.cli.output import text_width
-from ampcompare.cli.script_options import ScriptCommand
+from ampcompare.cli.script_options import ScriptCommand, watched_script_options
 from ampcompare.cli.settings import request_from
-from ampcompare.cli.values import ARM, FOLDER, Choice
+from ampcompare.cli.values import ARM, FOLDER
 from ampcompare.experiment.sources import collect_settings
 
 __all__ = ["command"]
+
+diagnose_option = options_of(api_diagnose)
 
 
 @click.command(
@@ -33,32 +36,14 @@ __all__ = ["command"]
         ("Your own training script:", "ampcompare diagnose --arm O2 --device cpu -- train.py --epochs 1"),
     ],
 )
-@option("--arm", "arm_text", type=ARM, group=ARMS, default="apex:O2", show_default=True, help="what to diagnose")
-@option("--steps", type=int, metavar="N", default=8, show_default=True, group=OUTPUT, help="updates of each run")
-@option("--at", metavar="STEP,...", help="watch only these steps, counted from 0", group=OUTPUT)
-@option(
-    "--reference",
-    type=Choice(("float32", "float64", "none")),
-    default="float32",
-    show_default=True,
-    group=OUTPUT,
-    help="precision in which every operation is repeated to measure its error",
-)
-@option(
-    "--cures/--no-cures", default=True, group=OUTPUT, help="train with each candidate cure to test it  [default: on]"
-)
-@option(
-    "--seed",
-    type=int,
-    metavar="N",
-    group=OUTPUT,
-    help="random seed of weights and batches; for a script, set before it starts",
-)
-@option("--seed-arg", metavar="FLAG", group=SCRIPT, help="with -- SCRIPT: pass the seed as FLAG SEED")
-@option("--compat-torch", is_flag=True, group=SCRIPT, help="with -- SCRIPT: restore removed and changed APIs")
-@option("--nproc-per-node", type=click.IntRange(1), metavar="N", group=SCRIPT, help="with -- SCRIPT: ranks of torchrun")
-@option("--rank", type=click.IntRange(0), metavar="N", default=0, group=SCRIPT, help="rank to watch  [default: 0]")
-@gpus_option
+@diagnose_option("--arm", "arm_text", parameter="arm", type=ARM, group=ARMS, help="what to diagnose")
+@diagnose_option("--steps", metavar="N", group=OUTPUT)
+@diagnose_option("--at", metavar="STEP,...", type=str, group=OUTPUT)
+@diagnose_option("--reference", group=OUTPUT)
+@diagnose_option("--cures/--no-cures", group=OUTPUT)
+@watched_script_options
+@diagnose_option("--rank", type=click.IntRange(0), metavar="N", group=SCRIPT, help="rank to watch")
+@diagnose_option("--gpus", metavar="LIST", group=MACHINE)
 @recipe_options
 @option("--output-dir", "-o", type=FOLDER, group=OUTPUT, help="write diagnosis.json and .html into this folder")
 @json_option()
@@ -78,12 +63,8 @@ def command(**parameters: Any) -> int:
     config = collect_settings(request_from({**parameters, **derived}), one_run=True).config
     options = DiagnoseOptions(
         config,
-        steps=parameters["steps"],
         at=_steps(parameters["at"]),
-        reference=parameters["reference"],
-        cures=parameters["cures"],
-        rank=parameters["rank"],
-        gpus=parameters["gpus"],
+        **{name: parameters[name] for name in ("steps", "reference", "cures", "rank", "gpus")},
     )
     options.check()
     check_cells([config])

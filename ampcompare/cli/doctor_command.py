@@ -6,8 +6,9 @@ import os
 
 import click
 
+from ampcompare.api.machine import examine_machine
 from ampcompare.backends.arm import parse_arms
-from ampcompare.cli.help import Command, option
+from ampcompare.cli.help import Command, option, options_of
 from ampcompare.cli.options import json_option
 from ampcompare.cli.output import text_width
 from ampcompare.cli.values import ARM_LIST
@@ -33,14 +34,7 @@ COLORS = {"ok": "green", "note": "cyan", "warning": "yellow", "problem": "red"}
     type=ARM_LIST,
     help="exit with 4 unless these arms can run here; repeatable, or comma-separated",
 )
-@option(
-    "--time-limit",
-    type=click.FloatRange(min=1),
-    default=60.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="time limit for each import",
-)
+@options_of(examine_machine)("--time-limit", type=click.FloatRange(min=1), metavar="SECONDS")
 @json_option()
 def command(arms: tuple[str, ...], as_json: bool, time_limit: float) -> int:
     """Check this machine and its libraries; report problems and fixes.

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import click
 
 from ampcompare.base.errors import ConfigError
-from ampcompare.cli.help import Command, option
+from ampcompare.cli.help import Command, option, options_of
 from ampcompare.cli.values import ARM, FILE, LEVEL, Choice
+from ampcompare.script.legacy.settings import ExecSettings
 
 __all__ = ["command"]
+
+exec_option = options_of(ExecSettings)
 
 
 @click.command(
@@ -23,39 +27,20 @@ __all__ = ["command"]
     context_settings={"allow_interspersed_args": False},
     epilog="Exit codes: the script's own; 2 no such script or module; 4 the environment cannot run these options.",
 )
-@option(
-    "--engine",
-    type=Choice(["compat", "nvidia"]),
-    default="compat",
-    show_default=True,
-    help="what `import apex` means: ampcompare's own engine, or the real Apex",
-)
-@option("--opt-level", type=LEVEL, help="override the script's opt level")
-@option("--arm", type=ARM, help="run the script under this arm: fp32, bf16, native:fp16, half, O2")
-@option("--seed", type=int, metavar="N", help="seed Python, NumPy and torch before the script starts; with --arm")
-@option("--max-steps", type=click.IntRange(1), metavar="N", help="end after N steps; with --arm and --record")
-@option("--record", type=FILE, help="record every backward pass and step, for `ampcompare report FILE`")
-@option("--device", type=Choice(["cpu"]), help="run the script's CUDA calls on the CPU: a smoke test")
-@option("--compat-torch", is_flag=True, help="restore removed and changed APIs of torch, numpy and Python")
+@exec_option("--engine", type=Choice(["compat", "nvidia"]))
+@exec_option("--opt-level", type=LEVEL)
+@exec_option("--arm", type=ARM)
+@exec_option("--seed", metavar="N")
+@exec_option("--max-steps", type=click.IntRange(1), metavar="N")
+@exec_option("--record", type=FILE)
+@exec_option("--device", type=Choice(["cpu"]))
+@exec_option("--compat-torch")
 @option("--strict-guards", "guards", flag_value="strict", help="treat mistakes in the use of amp as errors")
 @option("--no-guards", "guards", flag_value="off", help="do not check for mistakes in the use of amp")
 @option("--module", "-m", is_flag=True, help="SCRIPT is the name of a module, as with python -m")
 @click.argument("script", metavar="SCRIPT", type=FILE)
 @click.argument("arguments", metavar="[ARGS]...", nargs=-1, type=click.UNPROCESSED)
-def command(
-    engine: str,
-    opt_level: str | None,
-    arm: str | None,
-    seed: int | None,
-    max_steps: int | None,
-    record: str | None,
-    device: str | None,
-    compat_torch: bool,
-    guards: str | None,
-    module: bool,
-    script: str,
-    arguments: tuple[str, ...],
-) -> int:
+def command(module: bool, script: str, arguments: tuple[str, ...], **options: Any) -> int:
     """Run an unmodified Apex script on ampcompare.apex.
 
     Everything after SCRIPT is passed to the script. With several processes:
@@ -66,29 +51,20 @@ def command(
     local_rank = parent.params.get("local_rank") if parent is not None else None
     if local_rank is not None:
         arguments = (f"--local-rank={local_rank}", *arguments)
-    if arm is not None and opt_level is not None:
+    arm, record = options["arm"], options["record"]
+    if arm is not None and options["opt_level"] is not None:
         raise ConfigError(
-            f"--arm {arm} already sets the opt level, and --opt-level {opt_level} sets it too; give one of them"
+            f"--arm {arm} already sets the opt level, and --opt-level {options['opt_level']} sets it too; give one of "
+            "them"
         )
     from ampcompare.script.legacy.execute import execute
-    from ampcompare.script.legacy.settings import ExecSettings
     from ampcompare.script.legacy.target import Target, script_target
 
     target = Target(script, list(arguments), is_module=True) if module else script_target(script, list(arguments))
-    settings = ExecSettings(
-        engine=engine,
-        opt_level=opt_level,
-        arm=arm,
-        seed=seed,
-        max_steps=max_steps,
-        watch=arm is not None and record is not None,
-        record=None if record is None else os.path.abspath(record),  # the script may change its folder
-        device=device,
-        compat_torch=compat_torch,
-        guards=guards or "warn",
-        name=script,
-        arguments=arguments,
-    )
+    options["watch"] = arm is not None and record is not None
+    options["record"] = None if record is None else os.path.abspath(record)  # the script may change its folder
+    options["guards"] = options["guards"] or ExecSettings.guards
+    settings = ExecSettings(**options, name=script, arguments=arguments)
     if arm is None:
         return execute(target, settings)
     from ampcompare.script.prepare import run_script

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 import re
+import types
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import click
 
+from ampcompare.api.arguments import texts_of
 from ampcompare.cli.renamed import OLD_NAMES, RenamedOption
+from ampcompare.cli.values import Choice
 
 __all__ = [
     "ARMS",
@@ -27,8 +31,13 @@ __all__ = [
     "SETTINGS",
     "Command",
     "Option",
+    "OptionOf",
+    "add_options",
+    "default_of",
     "group_of",
     "option",
+    "options_of",
+    "value_type",
 ]
 
 ARMS = "Arms"
@@ -65,9 +74,11 @@ MAX_WIDTH = 100
 NO_BREAK = "\u00a0"
 BOUND = r"[\d.<=]*x[\d.<>=]*\]$"  # as click writes it
 BOUND_ALONE, BOUND_BEHIND = re.compile(rf"  \[{BOUND}"), re.compile(rf"; {BOUND}")
+BY_DEFAULT = re.compile(r"[;,.] by default (?=[^.]*$)", flags=re.IGNORECASE)
 DEFAULT = re.compile(r"\[default: [^\]]{1,30}\]")
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+OptionOf = Callable[..., Callable[[Any], Any]]  # of a parameter: what `options_of` returns
 
 
 class Option(RenamedOption):
@@ -99,6 +110,62 @@ class Option(RenamedOption):
 def option(*names: str, group: str = OTHER, **settings: Any) -> Callable[[Function], Function]:
     """Return the decorator of an option in a group."""
     return click.option(*names, cls=Option, group=group, **settings)
+
+
+def default_of(function: Callable[..., Any], parameter: str) -> Any:
+    """Return the default of a parameter."""
+    return inspect.signature(function).parameters[parameter].default
+
+
+def options_of(source: Callable[..., Any]) -> OptionOf:
+    """Return `option` for the parameters of a function or class: each brings its name, type, default and help.
+
+    The help is the line of the docstring; "; by default X" at its end becomes "[default: X]". What is passed to the
+    option wins, such as a help about how the value is written in a shell. `parameter` names one that the flag does not.
+    """
+    parameters, texts = inspect.signature(source).parameters, texts_of(source)
+    names_of_types = inspect.unwrap(source.__init__ if inspect.isclass(source) else source).__globals__
+
+    def option_of(*names: str, parameter: str = "", **settings: Any) -> Callable[[Function], Function]:
+        flag, _, off = names[0].partition("/")
+        name = parameter or next((each for each in names if each[0] != "-"), flag.lstrip("-").replace("-", "_"))
+        default = parameters[name].default
+        # One at a time: other parameters may have types that are imported for type checkers alone.
+        alone = type("", (), {"__annotations__": {name: parameters[name].annotation}})
+        kind = value_type(get_type_hints(alone, names_of_types)[name])
+        found: dict[str, Any] = {"help": BY_DEFAULT.sub("  [default: ", texts[name])}
+        if "[default: " in found["help"]:
+            found["help"] += "]"
+        if kind is bool:
+            found |= {"default": default} if off else {"is_flag": True}
+            found["help"] += "  [default: on]" if default else ""
+        elif isinstance(default, int | float | str):
+            found |= {"default": default, "show_default": default != ""}
+        if get_origin(kind) is Literal:
+            found["type"] = Choice(get_args(kind))
+        elif kind in (int, float):
+            found["type"] = kind
+        return option(*names, **{**found, **settings})
+
+    return option_of
+
+
+def value_type(annotation: Any) -> Any:
+    """Return what is held where something is given: the type inside of `Annotated` and of `... | None`.
+
+    None stands for several types.
+    """
+    if get_origin(annotation) in (Union, types.UnionType):
+        held = [part for part in get_args(annotation) if part is not type(None)]
+        annotation = held[0] if len(held) == 1 else None
+    return annotation if get_origin(annotation) in (Literal, None) else get_args(annotation)[0]
+
+
+def add_options(options: Sequence[Callable[[Function], Function]], function: Function) -> Function:
+    """Add options to a command in the order in which they are given."""
+    for add in reversed(options):
+        function = add(function)
+    return function
 
 
 def group_of(parameter: click.Parameter) -> str:

@@ -8,19 +8,22 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ampcompare.api.results_table import judge_table
 from ampcompare.backends.arm import same_arm
 from ampcompare.base.errors import ConfigError, RecordError
 from ampcompare.cli.comparison_output import details_option, terminal_text
-from ampcompare.cli.help import ARMS, COMPARISON, DATA, Command, option
-from ampcompare.cli.options import json_option, margin_options, objective_option
+from ampcompare.cli.help import ARMS, COMPARISON, DATA, Command, default_of, option, options_of
+from ampcompare.cli.options import json_option, margin_options
 from ampcompare.cli.output import say
-from ampcompare.cli.values import ARM, FILE, Choice
+from ampcompare.cli.values import ARM, FILE
 
 if TYPE_CHECKING:
     from ampcompare.analysis.tables.columns import TableOptions
     from ampcompare.analysis.tables.csv_table import ResultsTable
 
 __all__ = ["command"]
+
+judge_option = options_of(judge_table)
 
 
 @click.command(
@@ -40,18 +43,8 @@ __all__ = ["command"]
     group=ARMS,
     help="arm that the others are compared with  [default: fp32, else the first]",
 )
-@option(
-    "--metric",
-    metavar="COLUMN",
-    group=DATA,
-    help="column that holds the results  [default: accuracy, else a known metric]",
-)
-@option(
-    "--better",
-    type=Choice(["higher", "lower"]),
-    group=DATA,
-    help="direction of the metric  [default: lower for error, loss, WER and the like, else higher]",
-)
+@judge_option("--metric", metavar="COLUMN", group=DATA)
+@judge_option("--better", group=DATA)
 @option(
     "--within",
     metavar="COLUMN",
@@ -66,22 +59,10 @@ __all__ = ["command"]
     group=DATA,
     help="a column whose values must be equal for runs to be compared; repeatable",
 )
-@margin_options
-@option(
-    "--sd",
-    type=float,
-    metavar="NUMBER",
-    group=COMPARISON,
-    help="published standard deviation over seeds, for arms with fewer than three runs",
-)
-@option(
-    "--runs",
-    type=int,
-    metavar="N",
-    group=COMPARISON,
-    help="number of runs averaged in each line that has a standard deviation, such as ± 0.16",
-)
-@objective_option
+@margin_options(judge_option)
+@judge_option("--sd", metavar="NUMBER", group=COMPARISON)
+@judge_option("--runs", metavar="N", group=COMPARISON)
+@judge_option("--objective", group=COMPARISON)
 @details_option
 @json_option()
 def command(table: str | None, as_json: bool, **parameters: Any) -> int:
@@ -104,7 +85,7 @@ def command(table: str | None, as_json: bool, **parameters: Any) -> int:
         sd = EXAMPLE_SD
     options = TableOptions(parameters["metric"], parameters["better"], (*parameters["setting"], *within))
     results = example_table() if table is None else _read(table, options)
-    margin = "auto" if parameters["margin"] is None else parameters["margin"]
+    margin = default_of(judge_table, "margin") if parameters["margin"] is None else parameters["margin"]
     terms = Criteria(margin, parameters["time_margin"] / 100, parameters["objective"])
     reference = same_arm(parameters["reference"], [run.arm for run in results.runs])
     comparison = judge(results, reference=reference, sd=sd, terms=terms, within=within, runs=parameters["runs"])

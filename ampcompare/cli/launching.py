@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import signal
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
 from ampcompare.base.errors import ConfigError, Ended
-from ampcompare.cli.help import MACHINE, PROCESSES, option
+from ampcompare.cli.help import MACHINE, PROCESSES, add_options, option, options_of
 from ampcompare.cli.output import leave_closed_terminal
 from ampcompare.cli.values import JOBS
+from ampcompare.cli.waiting import typed_command, wait_seconds
 
 if TYPE_CHECKING:
     from ampcompare.experiment.options import LaunchOptions
@@ -24,85 +27,64 @@ __all__ = [
     "gpus_option",
     "launch_from",
     "launch_options",
+    "options_by_name",
     "pool_options",
     "save_at_signals",
 ]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+Options = TypeVar("Options")
+
+# Arguments in Python that are no options of the command, or settings, which `request_from` and `launch_from` read.
+READ_ELSEWHERE = {"size", "config_file", "script", "mask", "slurm_options"}
 
 
 def launch_options(function: Function) -> Function:
     """Add how many processes train a cell, and who starts them."""
+    from ampcompare.experiment.options import LaunchOptions
+
+    option_of = partial(options_of(LaunchOptions), group=PROCESSES)
     options = [
-        _option(
+        option(
             "--nproc-per-node",
             type=click.IntRange(min=1),
             metavar="N",
+            group=PROCESSES,
             help="processes per cell on each machine  [default: 1]",
         ),
-        _option("--nnodes", type=click.IntRange(min=1), default=1, show_default=True, metavar="N", help="machines"),
-        _option(
-            "--node-rank",
-            type=click.IntRange(min=0),
-            default=0,
-            show_default=True,
-            metavar="N",
-            help="number of this machine",
-        ),
-        _option("--rdzv-endpoint", metavar="HOST:PORT", help="address on node 0 at which several machines meet"),
-        _option(
-            "--max-restarts",
-            type=click.IntRange(min=0),
-            default=0,
-            show_default=True,
-            metavar="N",
-            help="how often all processes may be restarted after one fails",
-        ),
-        _option(
+        option_of("--nnodes", type=click.IntRange(min=1), metavar="N"),
+        option_of("--node-rank", type=click.IntRange(min=0), metavar="N"),
+        option_of("--rdzv-endpoint", metavar="HOST:PORT"),
+        option_of("--max-restarts", type=click.IntRange(min=0), metavar="N"),
+        option_of(
             "--slurm-option",
             "slurm_options",
             multiple=True,
             metavar="NAME=VALUE",
             help="sbatch option for --launcher slurm: partition=gpu, time=2:00:00; repeatable",
         ),
-        _option(
-            "--cells-per-job",
-            type=click.IntRange(min=1),
-            default=1,
-            show_default=True,
-            metavar="N",
-            help="cells that a job of --launcher slurm trains in turn",
-        ),
-        _option("--dist-url", metavar="URL", help="where processes meet: env://, tcp://HOST:PORT or file://PATH"),
+        option_of("--cells-per-job", type=click.IntRange(min=1), metavar="N"),
+        option_of("--dist-url", metavar="URL"),
     ]
-    for add in reversed(options):
-        function = add(function)
-    return function
+    return add_options(options, function)
 
 
 def gpus_option(function: Function) -> Function:
     """Add which GPUs are used."""
-    add = option(
-        "--gpus",
-        metavar="LIST",
-        group=MACHINE,
-        help="numbers of the GPUs to use, such as 0,2-3  [default: all that are free]",
-    )
-    return add(function)
+    from ampcompare.experiment.options import CompareOptions
+
+    decorated: Function = options_of(CompareOptions)("--gpus", metavar="LIST", group=MACHINE)(function)
+    return decorated
 
 
 def pool_options(help_of_jobs: str) -> Callable[[Function], Function]:
-    """Add how many cells run at the same time, and on which GPUs."""
+    """Return what adds how many cells run at the same time, and on which GPUs."""
 
     def add(function: Function) -> Function:
         jobs = option("--jobs", type=JOBS, metavar="N|auto", group=MACHINE, help=help_of_jobs)
         return jobs(gpus_option(function))
 
     return add
-
-
-def _option(*names: str, **settings: Any) -> Callable[[Function], Function]:
-    return option(*names, group=PROCESSES, **settings)
 
 
 def count_processes(parameters: Mapping[str, Any]) -> int | None:
@@ -143,6 +125,25 @@ def launch_from(parameters: Mapping[str, Any]) -> LaunchOptions:
     return LaunchOptions(
         slurm_options=parse_slurm_options(parameters["slurm_options"]), **{name: parameters[name] for name in names}
     )
+
+
+def options_by_name(kind: Callable[..., Options], parameters: Mapping[str, Any], **values: Any) -> Options:
+    """Return options of a run or comparison: each is the parameter of the present command that has its name.
+
+    Args:
+        kind: a class whose options are processes that train, and the wait for a run directory.
+        values: given in place of parameters of the same name.
+
+    Raises:
+        ConfigError: a value that cannot be used.
+    """
+    names = inspect.signature(kind).parameters.keys() & parameters.keys() - READ_ELSEWHERE
+    values["wait"] = wait_seconds(parameters["wait"])
+    if "launch" in inspect.signature(kind).parameters:
+        values["launch"] = launch_from(parameters)
+    options: Any = kind(**{**{name: parameters[name] for name in names}, **values})
+    options.command = typed_command()
+    return cast("Options", options)
 
 
 @contextlib.contextmanager

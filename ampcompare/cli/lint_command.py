@@ -8,7 +8,8 @@ from pathlib import Path
 
 import click
 
-from ampcompare.cli.help import Command, option
+from ampcompare.api.source import lint_paths
+from ampcompare.cli.help import Command, option, options_of
 from ampcompare.cli.values import FILE, Choice
 
 __all__ = ["command"]
@@ -27,7 +28,7 @@ MANY_FILES = 200
     epilog="Exit codes: 0 no findings; 1 findings; 2 usage, or a file that cannot be read, parsed or written. "
     "`# noqa: AMP201` on a line silences a code there.",
 )
-@option("--fix", is_flag=True, help="fix in the files what can be fixed safely; report the rest")
+@options_of(lint_paths)("--fix")
 @option(
     "--format",
     "form",

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import click
 
+from ampcompare.api.source import migrate_script
 from ampcompare.base.errors import ConfigError, EnvironmentUnfit
-from ampcompare.cli.help import Command, option
-from ampcompare.cli.values import FILE, Choice
+from ampcompare.cli.help import Command, option, options_of
+from ampcompare.cli.values import FILE
 
 __all__ = ["command"]
 
@@ -30,14 +31,7 @@ SECONDS_BETWEEN_LINES = 2.0
 )
 @option("--diff", "mode", flag_value="diff", default=True, help="print a patch and change no file  [default]")
 @option("--write", "mode", flag_value="write", help="change the files")
-@option(
-    "--to",
-    "target",
-    type=Choice(["torch", "precision"]),
-    default="torch",
-    show_default=True,
-    help="torch.amp, or ampcompare's precision contract, which keeps O2 and O3",
-)
+@options_of(migrate_script)("--to", "target", parameter="to")
 @option("--verify", is_flag=True, help="run the script before and after the rewrite on the CPU, and compare each step")
 @option("--steps", type=click.IntRange(min=1), default=20, show_default=True, help="of --verify")
 @click.argument("paths", metavar="PATHS...", nargs=-1, required=True, type=FILE)

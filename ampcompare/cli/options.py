@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import types
-from collections.abc import Callable, Sequence
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin
+from collections.abc import Callable
+from typing import Any, Literal, TypeVar, get_args, get_origin
 
-from ampcompare.analysis.inference.criteria import Preference
 from ampcompare.cli.help import (
     CHECKPOINTS,
     COMPARISON,
@@ -18,7 +16,10 @@ from ampcompare.cli.help import (
     PROCESSES,
     SCHEDULE,
     SETTINGS,
+    OptionOf,
+    add_options,
     option,
+    value_type,
 )
 from ampcompare.cli.values import (
     ARCH,
@@ -42,7 +43,6 @@ __all__ = [
     "callback_option",
     "json_option",
     "margin_options",
-    "objective_option",
     "output_options",
     "parameter_of",
     "printing_options",
@@ -158,25 +158,18 @@ def parameter_of(path: str) -> str:
     return path.replace(".", "__")
 
 
-def _value_type(annotation: Any) -> Any:
-    """Return what a field holds where it is set: the type inside of `Annotated` and of `... | None`."""
-    if get_origin(annotation) in (Union, types.UnionType):
-        (annotation,) = (part for part in get_args(annotation) if part is not type(None))
-    return annotation if get_origin(annotation) in (Literal, None) else get_args(annotation)[0]
-
-
 def _option(flags: str, path: str, group: str) -> Callable[[Function], Function]:
     """Return the option of a setting. Bounds are left to the field, whose message names the setting."""
     field = _field(path)
-    value_type = _value_type(field.annotation)
+    kind = value_type(field.annotation)
     names = flags.split()
-    settings: dict[str, Any] = {"metavar": METAVARS.get(path, METAVARS.get(value_type))}
-    if value_type is bool:
+    settings: dict[str, Any] = {"metavar": METAVARS.get(path, METAVARS.get(kind))}
+    if kind is bool:
         names[0] = f"{names[0]}/--no-{names[0].removeprefix('--')}"
-    elif get_origin(value_type) is Literal:
-        settings["type"] = Choice(get_args(value_type))
+    elif get_origin(kind) is Literal:
+        settings["type"] = Choice(get_args(kind))
     else:
-        settings["type"] = TEXTS.get(path, value_type)
+        settings["type"] = TEXTS.get(path, kind)
     return option(
         *names, parameter_of(path), group=group, default=None, help=_text(field.description, field.default), **settings
     )
@@ -227,7 +220,7 @@ def recipe_options(function: Function) -> Function:
             help="a setting by its path: recipe.optimizer.eps=1e-4; repeatable",
         ),
     ]
-    return _add(options, function)
+    return add_options(options, function)
 
 
 def output_options(function: Function) -> Function:
@@ -238,7 +231,7 @@ def output_options(function: Function) -> Function:
         wait_option(),
         option("--dry-run", is_flag=True, group=OUTPUT, help="print what would run, and exit"),
     ]
-    return _add(options, printing_options(function))
+    return add_options(options, printing_options(function))
 
 
 def callback_option() -> Callable[[Function], Function]:
@@ -260,7 +253,7 @@ def printing_options(function: Function) -> Function:
         option("--no-progress", is_flag=True, group=OUTPUT, help="no progress bars; a plain line each minute instead"),
         option("--quiet", "-q", is_flag=True, group=OUTPUT, help="no progress and no notes on stderr"),
     ]
-    return _add(options, function)
+    return add_options(options, function)
 
 
 def json_option() -> Callable[[Function], Function]:
@@ -269,8 +262,8 @@ def json_option() -> Callable[[Function], Function]:
     return option("--json", "as_json", is_flag=True, group=OUTPUT, help=text)
 
 
-def margin_options(function: Function) -> Function:
-    """Add the margins of the verdicts."""
+def margin_options(option_of: OptionOf) -> Callable[[Function], Function]:
+    """Return what adds the margins of the verdicts to a command; the default is that of the function called."""
     options = [
         option(
             "--margin",
@@ -281,17 +274,9 @@ def margin_options(function: Function) -> Function:
             "errors), 2sd (over seeds) or auto, the usual one of the metric and for top-1 the smaller of 0.5 and 10%; "
             "choose it before the runs  [default: auto]",
         ),
-        option(
-            "--time-margin",
-            type=float,
-            default=2.0,
-            show_default=True,
-            metavar="PERCENT",
-            group=COMPARISON,
-            help="equivalence margin of the step time",
-        ),
+        option_of("--time-margin", metavar="PERCENT", group=COMPARISON),
     ]
-    return _add(options, function)
+    return lambda function: add_options(options, function)
 
 
 def number_or_text(value: str | None) -> float | str | None:
@@ -300,21 +285,3 @@ def number_or_text(value: str | None) -> float | str | None:
         return None if value is None else float(value)
     except ValueError:
         return value
-
-
-def objective_option(function: Function) -> Function:
-    """Add what the recommendation optimizes."""
-    return option(
-        "--objective",
-        type=Choice(get_args(Preference)),
-        default="time",
-        show_default=True,
-        group=COMPARISON,
-        help="what the recommended arm improves while it keeps the accuracy",
-    )(function)
-
-
-def _add(options: Sequence[Callable[[Function], Function]], function: Function) -> Function:
-    for add in reversed(options):
-        function = add(function)
-    return function

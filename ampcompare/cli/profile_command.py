@@ -7,19 +7,20 @@ from typing import Any
 
 import click
 
+from ampcompare.api.profiling import profile as api_profile
 from ampcompare.backends.arm import Arm, parse_arms
-from ampcompare.cli.help import ARMS, OUTPUT, SCRIPT, option
+from ampcompare.cli.help import ARMS, OUTPUT, default_of, option, options_of
 from ampcompare.cli.launching import ended_by_signals
 from ampcompare.cli.options import json_option, recipe_options
 from ampcompare.cli.output import text_width
-from ampcompare.cli.script_options import ScriptCommand
+from ampcompare.cli.script_options import ScriptCommand, watched_script_options
 from ampcompare.cli.settings import request_from
 from ampcompare.cli.values import ARM, ARM_LIST, FOLDER
 from ampcompare.experiment.sources import collect_settings
 
 __all__ = ["command"]
 
-DEFAULT_ARMS = ("fp32", "native:bf16")
+profile_option = options_of(api_profile)
 
 
 @click.command(
@@ -35,27 +36,19 @@ DEFAULT_ARMS = ("fp32", "native:bf16")
         ("Your own training script:", "ampcompare profile --arm fp32,bf16 --device cpu -- train.py --epochs 1"),
     ],
 )
-@option(
-    "--arm", "arms", multiple=True, type=ARM_LIST, group=ARMS,
+@profile_option(
+    "--arm",
+    "arms",
+    multiple=True,
+    type=ARM_LIST,
+    group=ARMS,
     help="what to profile; repeatable, or comma-separated  [default: fp32,bf16]",
-)  # fmt: skip
-@option("--reference", type=ARM, group=ARMS, help="what the others are next to  [default: the first arm]")
-@option("--steps", type=int, metavar="N", default=10, show_default=True, group=OUTPUT, help="timed steps of each arm")
-@option(
-    "--profiled-steps", type=int, metavar="N", default=3, show_default=True, group=OUTPUT,
-    help="steps of each arm under torch.profiler",
-)  # fmt: skip
-@option("--trials/--no-trials", default=True, group=OUTPUT, help="train with switches that may help  [default: on]")
-@option(
-    "--seed",
-    type=int,
-    metavar="N",
-    group=OUTPUT,
-    help="random seed of weights and batches; for a script, set before it starts",
 )
-@option("--seed-arg", metavar="FLAG", group=SCRIPT, help="with -- SCRIPT: pass the seed as FLAG SEED")
-@option("--compat-torch", is_flag=True, group=SCRIPT, help="with -- SCRIPT: restore removed and changed APIs")
-@option("--nproc-per-node", type=click.IntRange(1), metavar="N", group=SCRIPT, help="with -- SCRIPT: ranks of torchrun")
+@option("--reference", type=ARM, group=ARMS, help="what the others are next to  [default: the first arm]")
+@profile_option("--steps", metavar="N", group=OUTPUT)
+@profile_option("--profiled-steps", metavar="N", group=OUTPUT)
+@profile_option("--trials/--no-trials", group=OUTPUT)
+@watched_script_options
 @recipe_options
 @option("--output-dir", "-o", type=FOLDER, group=OUTPUT, help="write profile.json, .md, .html and trace.json here")
 @json_option()
@@ -99,7 +92,7 @@ def command(**parameters: Any) -> int:
 
 def _arms(parameters: dict[str, Any]) -> list[str]:
     """Return the arms in canonical form, the reference first."""
-    given = map(str, parse_arms(parameters["arms"] or DEFAULT_ARMS))
+    given = map(str, parse_arms(parameters["arms"] or default_of(api_profile, "arms")))
     reference = parameters["reference"]
     first = [] if reference is None else [str(Arm.parse(reference))]
     return list(dict.fromkeys([*first, *given]))

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import click
 
-from ampcompare.cli.help import OUTPUT, Command, option
-from ampcompare.cli.launching import pool_options, save_at_signals
+from ampcompare.cli.help import OUTPUT, Command, option, options_of
+from ampcompare.cli.launching import options_by_name, pool_options, save_at_signals
 from ampcompare.cli.options import printing_options
 from ampcompare.cli.values import CLAIM, FOLDER, Choice
-from ampcompare.cli.waiting import typed_command, wait_option, wait_seconds
+from ampcompare.cli.waiting import wait_option
 from ampcompare.experiment.claims.definition import OLD_STUDIES, STUDIES
-from ampcompare.experiment.options import to_seconds
+from ampcompare.experiment.options import StudyOptions, to_seconds
 
 __all__ = ["command"]
 
@@ -29,7 +28,7 @@ __all__ = ["command"]
 @click.argument("study", metavar="articles", type=Choice(STUDIES, OLD_STUDIES))
 @click.argument("names", metavar="[CLAIM]...", nargs=-1, type=CLAIM)
 @option("--list", "only_list", is_flag=True, help="list the claims, and run nothing")
-@option("--budget", default="15m", show_default=True, metavar="TIME", help="wall time limit: no seed begins after it")
+@options_of(StudyOptions)("--budget", metavar="TIME", help="wall time limit: no seed begins after it")
 @pool_options(
     "cells to run in parallel, each on its own GPUs or cores; times are judged on equal GPUs only  [default: one per "
     "free GPU, or 1]"
@@ -54,23 +53,15 @@ def command(study: str, names: tuple[str, ...], **parameters: Any) -> int:
     from ampcompare.experiment.claims.definition import load_study, study_name
     from ampcompare.experiment.claims.report import claim_table, findings_data, render_text
     from ampcompare.experiment.claims.reproduce import select_claims
-    from ampcompare.experiment.claims.study import StudyOptions, run_study
+    from ampcompare.experiment.claims.study import run_study
     from ampcompare.records.run import dump_json
 
     claims = select_claims(load_study(study), names)
     if parameters["only_list"]:
         click.echo(claim_table(claims), nl=False)
         return 0
-    options = StudyOptions(
-        study=study_name(study),
-        claims=names,
-        output_dir=Path(parameters["output_dir"]) if parameters["output_dir"] else None,
-        budget_seconds=to_seconds("--budget", parameters["budget"]),
-        jobs=parameters["jobs"],
-        gpus=parameters["gpus"],
-        wait_seconds=wait_seconds(parameters["wait"]),
-        command=typed_command(),
-    )
+    budget = to_seconds("--budget", parameters["budget"])
+    options = options_by_name(StudyOptions, parameters, study=study_name(study), claims=names, budget=budget)
     with Display(quiet=parameters["quiet"], bar=not parameters["no_progress"]) as display:
         result = run_study(options, observer=display, while_running=save_at_signals)
     click.echo(

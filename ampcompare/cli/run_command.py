@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -15,14 +14,12 @@ from ampcompare.base.formatting import printable
 from ampcompare.cli.arm_options import arm_from_flags, arm_options
 from ampcompare.cli.comparison_output import details_option, terminal_text
 from ampcompare.cli.help import ARMS, CHECKPOINTS, DATA, option
-from ampcompare.cli.launching import count_processes, launch_from, launch_options, save_at_signals
+from ampcompare.cli.launching import count_processes, launch_options, options_by_name, save_at_signals
 from ampcompare.cli.options import callback_option, output_options, recipe_options
 from ampcompare.cli.output import say
 from ampcompare.cli.script_options import ScriptCommand, script_options, show_metrics
 from ampcompare.cli.settings import request_from
 from ampcompare.cli.values import ARM
-from ampcompare.cli.waiting import typed_command, wait_seconds
-from ampcompare.experiment.follow import load_callback
 from ampcompare.experiment.options import RunOptions
 from ampcompare.experiment.sources import SettingsSources, collect_settings, published_for_run
 
@@ -84,15 +81,7 @@ def command(**parameters: Any) -> int:
 
     as_json, quiet = parameters["as_json"], parameters["quiet"]
     sources = sources_from(parameters)
-    options = RunOptions(
-        config=sources.config,
-        output_dir=Path(parameters["output_dir"]) if parameters["output_dir"] else None,
-        force=parameters["force"],
-        wait_seconds=wait_seconds(parameters["wait"]),
-        launch=launch_from(parameters),
-        callbacks=tuple(map(load_callback, parameters["callbacks"])),
-        command=typed_command(),
-    )
+    options = options_by_name(RunOptions, parameters, config=sources.config)
     if parameters["list_metrics"]:
         return show_metrics(options.config)
     if parameters["dry_run"]:

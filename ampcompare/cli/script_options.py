@@ -9,13 +9,13 @@ import click
 
 from ampcompare.base.errors import ConfigError
 from ampcompare.base.formatting import printable
-from ampcompare.cli.help import SCRIPT, Command, option
+from ampcompare.cli.help import OUTPUT, SCRIPT, Command, add_options, option
 from ampcompare.cli.options import RECIPE_OPTIONS, parameter_of
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.layers import Layer
 from ampcompare.settings.script import ScriptConfig, script_config
 
-__all__ = ["ScriptCommand", "script_layer", "script_options", "show_metrics"]
+__all__ = ["ScriptCommand", "script_layer", "script_options", "show_metrics", "watched_script_options"]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -78,9 +78,30 @@ def script_options(function: Function) -> Function:
             "all files, as those of --token, --password, *_KEY and others are; repeatable",
         ),
     ]
-    for add in reversed(options):
-        function = add(function)
-    return function
+    return add_options(options, function)
+
+
+def watched_script_options(function: Function) -> Function:
+    """Add the seed, and the options of a script that is watched as it trains."""
+    options = [
+        option(
+            "--seed",
+            type=int,
+            metavar="N",
+            group=OUTPUT,
+            help="random seed of weights and batches; for a script, set before it starts",
+        ),
+        option("--seed-arg", metavar="FLAG", group=SCRIPT, help="with -- SCRIPT: pass the seed as FLAG SEED"),
+        option("--compat-torch", is_flag=True, group=SCRIPT, help="with -- SCRIPT: restore removed and changed APIs"),
+        option(
+            "--nproc-per-node",
+            type=click.IntRange(1),
+            metavar="N",
+            group=SCRIPT,
+            help="with -- SCRIPT: ranks of torchrun",
+        ),
+    ]
+    return add_options(options, function)
 
 
 def script_layer(parameters: Mapping[str, Any]) -> Layer | None:

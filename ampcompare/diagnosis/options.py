@@ -15,17 +15,7 @@ __all__ = ["DiagnoseOptions", "Request"]
 
 @dataclass(frozen=True)
 class DiagnoseOptions:
-    """What to diagnose and how.
-
-    Attributes:
-        config: arm and recipe.
-        steps: updates of each run.
-        at: steps to watch; empty for all.
-        reference: type of the run alongside; "none" watches ranges alone.
-        cures: test candidates of a cure.
-        rank: the process that is watched, of a script with several.
-        gpus: numbers of the GPUs to choose from, such as "0,2-3"; all that nobody uses by default.
-    """
+    """What to diagnose, an arm and recipe, and how: the fields are described at `ampcompare.diagnose`."""
 
     config: RunConfig
     steps: int = 8

@@ -1,15 +1,22 @@
-"""Frozen options of `run` and `compare`, shared by Python and the command line."""
+"""Options of `run` and `compare`: name, type, default and text of each, for Python and for the command line."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import warnings
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from ampcompare.analysis.inference.criteria import Preference
+from pydantic import BaseModel
+
+from ampcompare.analysis.inference.criteria import Criteria, Preference
 from ampcompare.base.errors import ConfigError
-from ampcompare.experiment.sources import SettingsRequest
+from ampcompare.experiment.claims.definition import study_name
+from ampcompare.experiment.follow import load_callback
+from ampcompare.experiment.matrix import find_setting
+from ampcompare.experiment.observer import Observer
+from ampcompare.experiment.sources import SettingsRequest, collect_settings
 from ampcompare.launch.base import Launcher
 from ampcompare.launch.dispatch import make_launcher
 from ampcompare.launch.places import Places
@@ -17,8 +24,21 @@ from ampcompare.launch.pool import launcher_at
 from ampcompare.records.callback import Callback
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.durations import parse_duration
+from ampcompare.settings.layers import Layer
+from ampcompare.settings.recipe import Recipe
+from ampcompare.settings.script import SCRIPT_ARMS, script_config
 
-__all__ = ["CompareOptions", "Jobs", "LaunchOptions", "RunOptions", "check_jobs", "to_seconds"]
+__all__ = [
+    "CompareOptions",
+    "Jobs",
+    "LaunchOptions",
+    "RunOptions",
+    "StudyOptions",
+    "check_jobs",
+    "settings_request",
+    "to_seconds",
+    "with_script",
+]
 
 Jobs: TypeAlias = int | Literal["auto"] | None
 
@@ -29,12 +49,12 @@ class LaunchOptions:
 
     Attributes:
         nnodes: machines.
-        node_rank: which of them this is.
-        rdzv_endpoint: HOST:PORT address on node 0 at which several machines meet.
-        max_restarts: how often all processes of a cell are restarted after one fails.
+        node_rank: number of this machine.
+        rdzv_endpoint: address on node 0 at which several machines meet, such as node0:29500.
+        max_restarts: how often all processes may be restarted after one fails.
         dist_url: where processes meet: env://, tcp://HOST:PORT or file://PATH.
         slurm_options: sbatch options for cells whose launcher is slurm, as in {"partition": "gpu", "exclusive": ""}.
-        cells_per_job: cells that a Slurm job trains in turn.
+        cells_per_job: cells that a job of the launcher slurm trains in turn.
     """
 
     nnodes: int = 1
@@ -91,26 +111,67 @@ class LaunchOptions:
         }
 
 
-@dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """All options of `run`.
+    """All options of `run`: the parameters are those of `ampcompare.run`.
 
-    Attributes:
-        config: what to train.
+    Args:
+        config: the complete configuration; or leave it out and describe it by the next arguments. The defaults train
+            fp32 on the bundled digits.
+        recipe: a recipe, its name, or a YAML file with one; of several rows the first is trained.
+        size: a smaller size of a named recipe, such as "small".
+        config_file: YAML file of settings, which win over those of the recipe.
         output_dir: run directory, by default `runs/run-<digest of config>`.
         force: ignore records of earlier calls and run again.
-        wait_seconds: how long to wait for another command that uses the run directory.
-        callbacks: called while the arm trains.
+        wait: seconds, or a text such as "10m", to wait for another command that uses the run directory.
+        script: a user's own script with its arguments, or "-m" and a module: it trains instead of the recipe.
+        metrics: numbers that it prints or logs, as for `--metric`; verdicts use the first one.
+        mask: names of further arguments of the script, and of variables of the environment, whose values are kept out
+            of all files, such as "pin" or "my_*".
+        slurm_options: sbatch options, for the launcher slurm: {"partition": "gpu", "exclusive": ""}.
+        launch: how processes are started, over several nodes for example.
+        callbacks: called for each step, epoch and end of a run; a text is a factory, `package.module:factory`.
+        observer: receives progress and notes; in a notebook a display of the progress by default.
+        settings: further fields of `RunConfig`, which win over the file: `arm="apex:O2"`, `device="cpu"`; or paths of
+            settings, as in `**{"recipe.epochs": 3}`.
+
+    Attributes:
         command: shown to other commands that wait for the run directory.
+
+    Raises:
+        ConfigError: an option that cannot be used.
     """
 
-    config: RunConfig
-    output_dir: Path | None = None
-    force: bool = False
-    wait_seconds: float = 0.0
-    launch: LaunchOptions = LaunchOptions()
-    callbacks: tuple[Callback, ...] = ()
-    command: str = ""
+    command = ""
+
+    def __init__(
+        self,
+        config: RunConfig | None = None,
+        *,
+        recipe: Recipe | str | None = None,
+        size: str | None = None,
+        config_file: str | Path | None = None,
+        output_dir: str | Path | None = None,
+        force: bool = False,
+        wait: float | str = 0,
+        script: Sequence[str] | None = None,
+        metrics: Sequence[str] | str = (),
+        mask: Sequence[str] | str = (),
+        slurm_options: Mapping[str, str] | None = None,
+        launch: LaunchOptions | None = None,
+        callbacks: Sequence[Callback | str] = (),
+        observer: Observer | None = None,
+        **settings: Any,
+    ) -> None:
+        request = settings_request(recipe, size, config_file, with_script(settings, script, metrics, mask))
+        if config is not None and request != SettingsRequest():
+            raise ConfigError(
+                "run takes either a complete config, or a recipe, file and settings, but both were given; leave one out"
+            )
+        self.config = config or collect_settings(request, one_run=True).config
+        self.output_dir, self.force, self.observer = _path(output_dir), force, observer
+        self.wait_seconds = _wait_seconds(wait)
+        self.launch = _launch(launch, slurm_options)
+        self.callbacks = _loaded(callbacks)
 
     @property
     def folder(self) -> Path:
@@ -118,75 +179,173 @@ class RunOptions:
         return self.output_dir or Path("runs") / f"run-{self.config.digest()}"
 
 
-@dataclass(frozen=True, kw_only=True)
 class CompareOptions:
-    """All options of `compare`.
+    """All options of `compare`: the parameters are those of `ampcompare.compare`.
+
+    Args:
+        arms: texts such as "fp32", "bf16" or "apex:O2", or one text with several, as in "fp32,bf16". By default the
+            arms of the recipe or file, or else nine.
+        reference: the arm that the others are compared with; added if it is not listed. By default fp32, or else the
+            first.
+        seeds: each is one pair of runs between any two arms: integers, a text such as "0-4", or "auto" for as many as
+            the margin needs. By default those of the recipe or file, or else 0, 1 and 2.
+        recipe: what all arms train: a recipe, its name, or a YAML file with one.
+        size: a smaller size of a named recipe, such as "small".
+        config_file: YAML file of settings, which win over those of the recipe.
+        sweep: settings with values to cross with the arms: {"workers": [0, 2]}.
+        output_dir: run directory, by default `runs/compare-<digest of the plan>`.
+        force: ignore records of earlier calls and run again.
+        margin: equivalence margin of top-1, chosen before the runs: percentage points, or "10%" of the reference's
+            errors, "2sd" (standard deviations over seeds) or "auto", the smaller of 0.5 points and 10 % of the errors.
+            By default that of the recipe or file, or else "auto".
+        time_margin: equivalence margin in percent of the step time.
+        loss_margin: equivalence margin in percent of the training loss over the last fifth of the steps.
+        looks: number of tests planned as seeds are added; 1: test once; by default open.
+        objective: what the recommended arm improves while it keeps the accuracy.
+        prefer: the former name of `objective`.
+        tag: label of the report and its folder.
+        budget: wall time limit of seeds "auto": seconds, or a text such as "30m".
+        jobs: cells that run in parallel; "auto": as many as there are GPUs, or cores for the threads of a cell;
+            by default "auto" where several GPUs are visible, else one. Step times of cells that run in parallel are
+            compared on equal GPUs only.
+        gpus: numbers of the GPUs to use, such as 0,2-3; by default all that are free.
+        timing_rounds: how often the arms of a seed are timed again after their runs, in turns of a few steps.
+        profile: after the runs, profile each arm with the first seed into the run directory: why is it faster, or not.
+        fail_on: limits such as "accuracy<-0.5" or "time>1.10x", checked for every arm.
+        baseline: report.json or run directory that the limits compare with; by default the reference arm.
+        wait: seconds, or a text such as "10m", to wait for another command that uses the run directory.
+        tensorboard: folder for event files of TensorBoard, one for each arm and seed.
+        junit: file for the results of arms and limits as JUnit XML.
+        script: a user's own script, as for `run`; by default its arms are script, fp32, O1, fp16 and bf16.
+        metrics: as for `run`.
+        mask: as for `run`.
+        slurm_options: as for `run`.
+        launch: how processes are started, over several nodes for example.
+        callbacks: as for `run`.
+        observer: receives progress and notes; in a notebook a display of the progress by default.
+        settings: further fields of `RunConfig`, or paths of settings, as for `run`.
 
     Attributes:
         settings: of all cells, and the rows that a recipe or file describes.
-        arms: such as "fp32" or "bf16,apex:O2"; by default those of recipe and file, or else nine.
-        reference: the arm that the others are compared with, added if it is none of them; by default fp32, or else the
-            first.
-        seeds: such as "0-4", or "auto": as many as the margin needs; by default those of recipe and file, or else
-            three.
-        budget_seconds: wall time limit of seeds "auto".
-        sweep: settings with the values that are crossed with the arms; see `ampcompare.experiment.plan.parse_vary`.
-        margin: equivalence margin of the metric as in `Criteria`; by default that of recipe and file, or else "auto".
-        time_margin: equivalence margin in percent of the step time.
-        loss_margin: equivalence margin in percent of the training loss over the last fifth of the steps.
-        looks: number of planned looks at the runs; None leaves it open.
-        objective: what the recommended arm should improve while keeping the accuracy.
-        tag: label of the report and its folder.
-        jobs: cells that run in parallel; "auto": as many as there are GPUs, or cores for the threads of a cell; None:
-            "auto" where several GPUs are visible, else one. Step times of cells that run in parallel are compared on
-            equal GPUs only.
-        gpus: numbers of the GPUs to use, such as "0,2-3"; all that nobody uses by default.
-        profile: profile each arm after all runs, with the first seed.
-        timing_rounds: times that the arms of a seed are timed again after their runs, in turns.
-        fail_on: limits such as "accuracy<-0.5" or "time>1.10x".
-        baseline: report.json or run directory that the limits compare with; by default the reference arm.
-        strict: a failed arm is a failure of the comparison.
-        output_dir: run directory, by default `runs/compare-<digest of the plan>`.
-        force: ignore records of earlier calls and run again.
-        wait_seconds: how long to wait for another command that uses the run directory.
-        tensorboard: folder for an event file per arm and seed.
-        junit: file for the results of arms and limits as JUnit XML.
-        callbacks: called while cells train.
+        strict: a failed arm is a failure of the comparison; for the exit code of the command.
         command: stored in the plan and the report.
+
+    Raises:
+        ConfigError: an option that cannot be used.
     """
 
-    settings: SettingsRequest = field(default_factory=SettingsRequest)
-    arms: tuple[str, ...] = ()
-    reference: str | None = None
-    seeds: str | None = None
-    budget_seconds: float = 1800.0
-    sweep: tuple[tuple[str, Sequence[Any]], ...] = ()
-    margin: float | str | None = None
-    time_margin: float = 2.0
-    loss_margin: float = 1.0
-    looks: int | None = None
-    objective: Preference = "time"
-    tag: str = ""
-    jobs: Jobs = None
-    gpus: str | None = None
-    timing_rounds: int = 0
-    profile: bool = False
-    fail_on: tuple[str, ...] = ()
-    baseline: Path | None = None
-    strict: bool = False
-    output_dir: Path | None = None
-    force: bool = False
-    wait_seconds: float = 0.0
-    launch: LaunchOptions = LaunchOptions()
-    tensorboard: Path | None = None
-    junit: Path | None = None
-    callbacks: tuple[Callback, ...] = ()
-    command: str = ""
+    strict = False
+    command = ""
 
-    def __post_init__(self) -> None:
-        check_jobs(self.jobs)
-        if self.timing_rounds < 0:
-            raise ConfigError(f"timing rounds are {self.timing_rounds}; give how often arms are timed again, or 0")
+    def __init__(
+        self,
+        arms: Sequence[str] | str = (),
+        *,
+        reference: str | None = None,
+        seeds: Iterable[int] | str | None = None,
+        recipe: Recipe | str | None = None,
+        size: str | None = None,
+        config_file: str | Path | None = None,
+        sweep: Mapping[str, Sequence[Any]] | None = None,
+        output_dir: str | Path | None = None,
+        force: bool = False,
+        margin: float | str | None = None,
+        time_margin: float = 100 * Criteria.time_margin,
+        loss_margin: float = 100 * Criteria.loss_margin,
+        looks: int | None = Criteria.looks,
+        objective: Preference = Criteria.prefer,
+        prefer: Preference | None = None,
+        tag: str = Criteria.tag,
+        budget: float | str = "30m",
+        jobs: int | Literal["auto"] | None = None,
+        gpus: str | None = None,
+        timing_rounds: int = 0,
+        profile: bool = False,
+        fail_on: Sequence[str] | str = (),
+        baseline: str | Path | None = None,
+        wait: float | str = 0,
+        tensorboard: str | Path | None = None,
+        junit: str | Path | None = None,
+        script: Sequence[str] | None = None,
+        metrics: Sequence[str] | str = (),
+        mask: Sequence[str] | str = (),
+        slurm_options: Mapping[str, str] | None = None,
+        launch: LaunchOptions | None = None,
+        callbacks: Sequence[Callback | str] = (),
+        observer: Observer | None = None,
+        **settings: Any,
+    ) -> None:
+        if prefer is not None:
+            warnings.warn(
+                "prefer is now called objective, and ampcompare 0.3 removes the old name; pass objective=",
+                DeprecationWarning,
+                stacklevel=3,  # the caller of `ampcompare.compare`
+            )
+        check_jobs(jobs)
+        if timing_rounds < 0:
+            raise ConfigError(f"timing rounds are {timing_rounds}; give how often arms are timed again, or 0")
+        self.settings = settings_request(recipe, size, config_file, with_script(settings, script, metrics, mask))
+        self.arms = _texts(arms) or (SCRIPT_ARMS if script is not None else ())
+        self.reference, self.tag = reference, tag
+        self.seeds = seeds if isinstance(seeds, str) or seeds is None else ",".join(map(str, seeds))
+        self.budget_seconds = to_seconds("budget", budget)
+        self.sweep = tuple((find_setting(name, "sweep"), list(values)) for name, values in (sweep or {}).items())
+        self.margin, self.time_margin, self.loss_margin = margin, time_margin, loss_margin
+        self.looks, self.objective = looks, prefer or objective
+        self.jobs, self.gpus, self.timing_rounds, self.profile = jobs, gpus, timing_rounds, profile
+        self.fail_on, self.baseline = _texts(fail_on), _path(baseline)
+        self.output_dir, self.force, self.observer = _path(output_dir), force, observer
+        self.tensorboard, self.junit = _path(tensorboard), _path(junit)
+        self.wait_seconds = _wait_seconds(wait)
+        self.launch = _launch(launch, slurm_options)
+        self.callbacks = _loaded(callbacks)
+
+
+class StudyOptions:
+    """All options of `reproduce`: the parameters are those of `ampcompare.reproduce_claims`.
+
+    Args:
+        claims: names; all of the study by default.
+        study: which claims.
+        output_dir: folder of records and reports, by default `runs/reproduce-<study>`.
+        budget: wall time limit, as seconds or a text such as "15m"; no seed begins after it.
+        jobs: cells that run in parallel; "auto": as many as there are GPUs, or cores for the threads of a cell;
+            by default "auto" where several GPUs are visible, else one. Step times of cells that run in parallel are
+            compared on equal GPUs only.
+        gpus: numbers of the GPUs to use, such as 0,2-3; by default all that are free.
+        wait: seconds, or a text such as "10m", to wait for another command that uses the folder.
+        observer: receives progress and notes; in a notebook a display of the progress by default.
+
+    Attributes:
+        command: printed in the report.
+
+    Raises:
+        ConfigError: an option that cannot be used.
+    """
+
+    command = ""
+
+    def __init__(
+        self,
+        claims: Sequence[str] = (),
+        *,
+        study: str = "articles",
+        output_dir: str | Path | None = None,
+        budget: float | str = "15m",
+        jobs: int | Literal["auto"] | None = None,
+        gpus: str | None = None,
+        wait: float | str = 0,
+        observer: Observer | None = None,
+    ) -> None:
+        self.study, self.claims = study, tuple(claims)
+        self.output_dir, self.observer = _path(output_dir), observer
+        self.budget_seconds, self.wait_seconds = to_seconds("budget", budget), _wait_seconds(wait)
+        self.jobs, self.gpus = jobs, gpus
+
+    @property
+    def folder(self) -> Path:
+        """Where records and reports go."""
+        return self.output_dir or Path("runs") / f"reproduce-{study_name(self.study)}"
 
 
 def check_jobs(jobs: Jobs) -> None:
@@ -212,3 +371,89 @@ def to_seconds(name: str, value: float | str) -> float:
     if not seconds or not seconds > 0:
         raise ConfigError(f"{name} {value!r} is not a time such as 30m, 1h30m or 90s")
     return seconds
+
+
+def settings_request(
+    recipe: Recipe | str | None, size: str | None, config_file: str | Path | None, settings: Mapping[str, Any]
+) -> SettingsRequest:
+    """Return where settings come from; of pydantic models only the fields that were set count as given.
+
+    Raises:
+        ConfigError: a size together with a `Recipe` object.
+    """
+    values = {
+        name: value.model_dump(exclude_unset=True) if isinstance(value, BaseModel) else value
+        for name, value in settings.items()
+    }
+    if isinstance(recipe, Recipe):
+        if size is not None:
+            raise ConfigError(f"size {size!r} is for a named recipe, and a Recipe object was given")
+        values["recipe"] = recipe.model_dump(exclude_unset=True)
+    return SettingsRequest(
+        recipe=recipe if isinstance(recipe, str) else None,
+        size=size,
+        file=None if config_file is None else str(config_file),
+        layers=(Layer("argument", values),) if values else (),
+    )
+
+
+def with_script(
+    settings: Mapping[str, Any],
+    script: Sequence[str] | None,
+    metrics: Sequence[str] | str,
+    mask: Sequence[str] | str = (),
+) -> dict[str, Any]:
+    """Return the settings, including those of the script if there is one.
+
+    Raises:
+        ConfigError: metrics without a script, or a script or metric that cannot be used.
+    """
+    if script is None:
+        if mask:
+            raise ConfigError("mask needs a script; pass one, as in script=['train.py']")
+        if metrics:
+            raise ConfigError("metrics needs a script; pass one, as in script=['train.py']")
+        return dict(settings)
+    values = dict(settings)
+    max_steps = values.pop("recipe.max_steps", None)
+    config = script_config(script, metrics=_texts(metrics), max_steps=max_steps, mask=_texts(mask))
+    return {**values, "script": config}
+
+
+def _launch(launch: LaunchOptions | None, slurm_options: Mapping[str, str] | None) -> LaunchOptions:
+    """Return how processes are started.
+
+    Raises:
+        ConfigError: Slurm's options are given twice.
+    """
+    if launch is not None and slurm_options is not None:
+        raise ConfigError("launch has slurm_options of its own; give only one of them")
+    return launch or LaunchOptions(slurm_options=slurm_options or {})
+
+
+def _loaded(callbacks: Sequence[Callback | str]) -> tuple[Callback, ...]:
+    """Return the callbacks, with each text that names a factory replaced by what the factory returns.
+
+    Raises:
+        ConfigError: a factory cannot be imported or called.
+    """
+    return tuple(load_callback(each) if isinstance(each, str) else each for each in callbacks)
+
+
+def _wait_seconds(wait: float | str) -> float:
+    """Return the seconds of a number or a text such as "10m".
+
+    Raises:
+        ConfigError: no duration.
+    """
+    return to_seconds("wait", wait) if wait else 0.0
+
+
+def _path(path: str | Path | None) -> Path | None:
+    """Return a path for a text; None for none, and for an empty text."""
+    return Path(path) if path else None
+
+
+def _texts(given: Sequence[str] | str) -> tuple[str, ...]:
+    """Return several texts, or one, as a tuple."""
+    return (given,) if isinstance(given, str) else tuple(given)

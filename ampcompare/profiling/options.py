@@ -17,14 +17,7 @@ __all__ = ["ProfileOptions", "ProfileRequest", "profile_in_child"]
 
 @dataclass(frozen=True)
 class ProfileOptions:
-    """What to profile and how.
-
-    Attributes:
-        configs: an arm with its recipe each, the reference first.
-        steps: timed steps of each arm, without the profiler.
-        profiled: steps under it.
-        trials: train with switches that may help.
-    """
+    """What to profile, arms with their recipes and the reference first, and how: see `ampcompare.profile`."""
 
     configs: tuple[RunConfig, ...]
     steps: int = 10

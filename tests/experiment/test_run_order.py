@@ -14,9 +14,7 @@ from ampcompare.experiment.options import CompareOptions, LaunchOptions
 from ampcompare.experiment.plan import Plan, make_plan
 from ampcompare.experiment.recorded_order import order_as_run, with_recorded_order
 from ampcompare.experiment.run_order import balanced_rows, device_of_cells, position_sums
-from ampcompare.experiment.sources import SettingsRequest
 from ampcompare.settings.config import RunConfig
-from ampcompare.settings.layers import Layer
 
 ARMS = ("fp32", "apex:O1", "apex:O2", "native:bf16", "half")
 
@@ -97,11 +95,11 @@ def test_the_nodes_of_a_command_have_one_order(tmp_path: Path) -> None:
     nodes = [
         plan_comparison(
             CompareOptions(
-                settings=SettingsRequest(layers=(Layer("test", {"processes": 2, "parallel": {"kind": "ddp"}}),)),
-                arms=ARMS,
+                ARMS,
                 seeds="0-2",
                 output_dir=tmp_path / "run",
                 launch=LaunchOptions(nnodes=2, node_rank=rank, rdzv_endpoint="node0:29500"),
+                **{"processes": 2, "parallel.kind": "ddp"},
             )
         )
         for rank in (0, 1)

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from dataclasses import dataclass
-from pathlib import Path
 
 from ampcompare.base.files.write import write_atomically
-from ampcompare.experiment.claims.definition import load_study, study_name
+from ampcompare.experiment.claims.definition import load_study
 from ampcompare.experiment.claims.report import findings_data, render_markdown
 from ampcompare.experiment.claims.reproduce import Reproduction, reproduce, sees_gpu, select_claims
 from ampcompare.experiment.observer import Observer
-from ampcompare.experiment.options import Jobs
+from ampcompare.experiment.options import StudyOptions
 from ampcompare.experiment.ownership import owned
 from ampcompare.experiment.single_run import WhileRunning
 from ampcompare.launch.places import find_places
@@ -20,35 +18,7 @@ from ampcompare.records.run import dump_json
 from ampcompare.report.base import write_reports
 from ampcompare.settings.config import RunConfig
 
-__all__ = ["StudyOptions", "run_study"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class StudyOptions:
-    """All options of `reproduce`.
-
-    Attributes:
-        claims: names; all of the study if empty.
-        output_dir: folder of records and reports, by default `runs/reproduce-<study>`.
-        budget_seconds: wall time; no seed begins after it.
-        jobs, gpus: as for `CompareOptions`.
-        wait_seconds: how long to wait for another command that uses the folder.
-        command: printed in the report.
-    """
-
-    study: str = "articles"
-    claims: tuple[str, ...] = ()
-    output_dir: Path | None = None
-    budget_seconds: float = 900.0
-    jobs: Jobs = None
-    gpus: str | None = None
-    wait_seconds: float = 0.0
-    command: str = ""
-
-    @property
-    def folder(self) -> Path:
-        """Where records and reports go."""
-        return self.output_dir or Path("runs") / f"reproduce-{study_name(self.study)}"
+__all__ = ["run_study"]
 
 
 def run_study(

@@ -12,15 +12,15 @@ class ExecSettings:
     """How a script is run.
 
     Attributes:
-        engine: what `apex` means: compat (`ampcompare.apex`) or nvidia (the real one, untouched).
-        opt_level: overrides the one that the script passes to `amp.initialize`.
-        arm: what stands behind `apex.amp` and `torch.amp`; None leaves the script's own choice.
-        seed: of Python, NumPy and torch when the script starts; None leaves them as they are.
-        max_steps: after which the script ends, with exit code 0.
+        engine: what `import apex` means: ampcompare's own engine, or the real Apex.
+        opt_level: override the script's opt level.
+        arm: run the script under this arm: fp32, bf16, native:fp16, half, O2.
+        seed: seed Python, NumPy and torch before the script starts; with --arm.
+        max_steps: end after N steps; with --arm and --record.
         watch: record also first weights and batches, scalars, memory and the files that the script writes.
-        record: file for what every backward pass and step did.
-        device: "cpu" sends what the script does on CUDA to the CPU.
-        compat_torch: restore what has changed in torch and Python since the script was written.
+        record: record every backward pass and step, for `ampcompare report FILE`.
+        device: run the script's CUDA calls on the CPU: a smoke test.
+        compat_torch: restore removed and changed APIs of torch, numpy and Python.
         guards: what happens on mistakes in the use of mixed precision: "warn", "strict" (an error) or "off".
         name: the script or module, for the record, like the next.
         arguments: of the script.
