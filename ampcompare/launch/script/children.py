@@ -11,11 +11,12 @@ __all__ = ["RECORD", "RECORDS", "of_training_process", "training_children"]
 
 RECORD = "script.jsonl"
 RECORDS = "script*.jsonl"  # those of child processes included
+RANKS = "script.rank*.jsonl"  # of ranks that ampcompare has started
 
 
 def training_children(folder: Path) -> list[ScriptRows]:
     """Return what the processes that the script has started, spawned or forked, have recorded, if they made a step."""
-    paths = [path for path in sorted(folder.glob(RECORDS)) if path.name != RECORD and ".rank" not in path.name]
+    paths = [path for path in sorted(folder.glob(RECORDS)) if path.name != RECORD and not path.match(RANKS)]
     return [rows for rows in map(read_rows, paths) if rows.steps]
 
 

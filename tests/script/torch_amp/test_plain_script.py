@@ -490,23 +490,3 @@ def test_updates_by_hand(behind: Any) -> None:
     stand_in = behind("script", rows)
     assert all(map(torch.equal, train(4), want))
     assert (rows.steps, len(rows.losses), stand_in.acted()) == (3, 4, True)  # the last has no pass after it
-
-
-@pytest.mark.filterwarnings("ignore::ampcompare.apex.DeprecatedFeatureWarning")
-def test_fp32_tensors_of_a_forward_pass_are_named(behind: Any) -> None:
-    """Under an arm that casts weights, a forward pass that makes fp32 tensors ends with its line and the way out."""
-
-    class Positions(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(4, 2)
-
-        def forward(self, x: Tensor) -> Any:
-            return self.layer(x * torch.arange(4.0))
-
-    behind("apex:O2")
-    model = Positions()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with pytest.raises(UnsupportedCombination, match=r"test_plain_script.py:\d+: the forward pass makes fp32 tensors"):
-        model(torch.ones(3, 4)).sum().backward()
-    del optimizer
