@@ -101,7 +101,8 @@ class StandIn:
         else:
             self._stand_behind_amp(rows)
         self.torch_amp.install(self._events)
-        PlainScript(arm, self.torch_amp, for_cuda=for_cuda, rows=rows, acted=acted).install(self._events)
+        plain = PlainScript(arm, self.torch_amp, for_cuda=for_cuda, rows=rows, acted=acted)
+        plain.install(self._events)
         if self._keep and not isinstance(self.torch_amp, WholeModel):
             context = without_autocast("cuda" if torch.cuda.is_available() else "cpu")
             if arm.backend == "apex":
@@ -109,7 +110,8 @@ class StandIn:
             names = self.torch_amp
             KeptAtFirstCall(self._keep, context, lambda: names.used).install(self._events)
         PlainBackward(self.amp, rows).install(self._events)
-        Trainers(arm, half_dtype(arm) if arm.backend == "native" else None, rows).install(self._events)
+        half = half_dtype(arm) if arm.backend == "native" else None
+        Trainers(arm, half, rows, plain.through).install(self._events)
 
     def _stand_behind_levels(self, engine: str, rows: Rows | None) -> None:
         options = dict(self.arm.options)

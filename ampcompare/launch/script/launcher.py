@@ -21,7 +21,13 @@ from ampcompare.base.secrets import MASK, learn_file, mask_variable
 from ampcompare.launch.base import Launcher, Progress
 from ampcompare.launch.cell_files import last_lines, make_cell_folder, with_code, write_config, write_record
 from ampcompare.launch.places import ANYWHERE, Place
-from ampcompare.launch.script.children import RECORD, RECORDS, of_training_process, training_children
+from ampcompare.launch.script.children import (
+    RECORD,
+    RECORDS,
+    error_of_children,
+    of_training_process,
+    training_children,
+)
 from ampcompare.launch.script.output import OutputReader
 from ampcompare.launch.script.processes import (
     PYTHON,
@@ -252,6 +258,8 @@ def _failure(script: ScriptConfig, code: int, rows: ScriptRows, folder: Path) ->
     if str(ended.get("error")).startswith("EOFError: EOF when reading"):
         return "the script reads from standard input, but a cell has none; pass the answer as an option of the script"
     if code != 0 and (error := ended.get("error")):
+        if str(error).startswith("ChildFailedError"):  # of torchrun, which quotes no rank
+            error = error_of_children(folder) or error
         hint = f". {COMPAT_HINT[0].upper()}{COMPAT_HINT[1:]}"
         return f"{error}{hint if not script.compat_torch and is_of_old_script(str(error)) else ''}"
     if not rows.steps and (children := len(training_children(folder))):

@@ -86,6 +86,7 @@ class PlainScript:
         self._owners: dict[int, weakref.ref[Any]] = {}  # optimizers by the id of a parameter
         self._trained: dict[int, tuple[weakref.ref[nn.Module], bool]] = {}  # by the id of a module
         self._inside = False  # of a module that is trained
+        self._shells: tuple[nn.Module, ...] = ()  # modules whose call is that of a method with the parts of its own
         self._outermost: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # that were called so
         self._has_cast = False  # in this forward pass, or any earlier one of `_casting`
         self._casting = 0  # forward passes with casts
@@ -205,6 +206,8 @@ class PlainScript:
             if not self._has_cast and self._casts:
                 self._has_cast = self._names.casts_now()  # a block of the script may begin inside of its model
             return original(module, *args, **kwargs)
+        if any(module is shell for shell in self._shells):
+            return original(module, *args, **kwargs)
         if not self._is_trained(module):
             if not self._optimizers and not self._backwards and self._by_hand.has_updated(module):
                 self._step_by_hand(module)
@@ -224,6 +227,21 @@ class PlainScript:
         if self._acted is not None and not self._backwards:
             self._acted.forward(output, cast=self._has_cast or (self._casts and self._names.is_by_apex()))
         return output
+
+    @contextlib.contextmanager
+    def through(self, *modules: nn.Module) -> Iterator[None]:
+        """Let calls of modules in a block count as calls of what they call: a library runs a method of one by them.
+
+        Args:
+            modules: the outermost first, such as `DistributedDataParallel`.
+        """
+        if self._is_trained(modules[0]) and self._decide() is not _Mode.OWN:
+            self._names.input_type(modules[0])  # prepares a model before the library sets another `forward`
+        before, self._shells = self._shells, modules
+        try:
+            yield
+        finally:
+            self._shells = before
 
     def _called_with(self, original: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         """Know and prepare a module before `functional_call` puts other weights in the place of its own."""

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
 from torch.nn.utils import clip_grad_norm_
 from torch.utils.checkpoint import checkpoint
 
@@ -490,3 +491,40 @@ def test_updates_by_hand(behind: Any) -> None:
     stand_in = behind("script", rows)
     assert all(map(torch.equal, train(4), want))
     assert (rows.steps, len(rows.losses), stand_in.acted()) == (3, 4, True)  # the last has no pass after it
+
+
+@pytest.mark.parametrize("arm", ["fp32", "native:bf16", "native:fp16", "apex:O1"])
+def test_gradients_of_each_sample(behind: Any, arm: str) -> None:
+    """`functional_call` under `vmap(grad(...))` trains under an arm, which acts, and its losses are recorded."""
+    rows = Rows()
+    stand_in = behind(arm, rows)
+    torch.manual_seed(0)
+    model = nn.Linear(6, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    kinds: set[torch.dtype] = set()
+    model.register_forward_hook(lambda _module, _inputs, output: kinds.add(output.dtype))
+
+    def loss_of(weights: Any, x: Tensor, y: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(functional_call(model, weights, (x[None],)), y[None])
+
+    for step in range(2):
+        x, y = batch(step)
+        weights = {name: param.detach() for name, param in model.named_parameters()}
+        grads = vmap(grad(loss_of), in_dims=(None, 0, 0))(weights, x, y)
+        for name, param in model.named_parameters():
+            param.grad = grads[name].float().mean(0)
+        optimizer.step()
+    half = {"native:bf16": torch.bfloat16, "fp32": torch.float32}.get(arm, torch.float16)
+    assert (kinds, rows.steps, stand_in.acted()) == ({half}, 2, True)
+    assert len(rows.losses) == 2
+    assert all(0.5 < float(loss) < 2.5 for loss in rows.losses)
+
+
+def test_a_functional_call_prepares_its_model(behind: Any) -> None:
+    """Weights are cast before others stand in their place, as in the inner loop of meta-learning."""
+    behind("apex:O2")
+    model = nn.Linear(6, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    functional_call(model, {"bias": torch.zeros(3).half()}, (batch(0)[0],))
+    assert model.weight.dtype is torch.float16
+    del optimizer
