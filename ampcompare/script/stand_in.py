@@ -197,7 +197,8 @@ class StandIn:
             why = "torch cannot compute this in 16 bits on this device"
         line = _user_line(error.__traceback__)
         return UnsupportedCombination(
-            f"{line}: under {self.arm} {why} ({said}); {advice}, or cast what the script makes there to the type it meets"
+            f"{line}: under {self.arm} {why} ({said}); {advice}, or cast what the script makes there to the type that "
+            "it meets"
         )
 
     def _initialized(self) -> bool:

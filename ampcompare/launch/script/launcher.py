@@ -196,7 +196,10 @@ class ScriptLauncher(Launcher):
 
 
 def _environment(config: RunConfig, folder: Path) -> dict[str, str]:
-    """Return the environment of a script: that of this process, with as many threads per pool as cells have."""
+    """Return the environment of a script: that of this process, with as many threads per pool as cells have.
+
+    Strings hash alike in all cells, also those of another server: a script may number its classes by a set of names.
+    """
     assert config.script is not None
     threads = dict.fromkeys(THREAD_VARIABLES, str(config.threads))
     own = {
@@ -205,7 +208,7 @@ def _environment(config: RunConfig, folder: Path) -> dict[str, str]:
         "AMPCOMPARE_CODE_FOLDER": str(config.script.folder),
         MASK: mask_variable(),
     }
-    return {**threads, **os.environ, **own, "PYTHONUNBUFFERED": "1"}
+    return {"PYTHONHASHSEED": "0", **threads, **os.environ, **own, "PYTHONUNBUFFERED": "1"}
 
 
 def script_command(config: RunConfig, script: ScriptConfig, folder: Path) -> list[str]:

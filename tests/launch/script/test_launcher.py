@@ -97,6 +97,7 @@ def test_a_script_lies_next_to_a_file_ampcompare(launcher: ScriptLauncher, tmp_p
         ("os.kill(os.getpid(), 9)", "failed", "the script was killed by SIGKILL"),
         ("optimizer.step(lambda: 0)", "failed", "optimizer.step is called with a closure"),
         ("step(); os._exit(0)", "completed", None),
+        ("step(); assert os.environ['PYTHONHASHSEED']", "completed", None),
         (FORK, "completed", None),
     ],
 )

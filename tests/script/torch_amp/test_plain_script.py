@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
+from torch.func import functional_call, vmap
 from torch.nn.utils import clip_grad_norm_
 from torch.utils.checkpoint import checkpoint
 
@@ -510,7 +510,7 @@ def test_gradients_of_each_sample(behind: Any, arm: str) -> None:
     for step in range(2):
         x, y = batch(step)
         weights = {name: param.detach() for name, param in model.named_parameters()}
-        grads = vmap(grad(loss_of), in_dims=(None, 0, 0))(weights, x, y)
+        grads = vmap(torch.func.grad(loss_of), in_dims=(None, 0, 0))(weights, x, y)
         for name, param in model.named_parameters():
             param.grad = grads[name].float().mean(0)
         optimizer.step()
@@ -528,3 +528,22 @@ def test_a_functional_call_prepares_its_model(behind: Any) -> None:
     functional_call(model, {"bias": torch.zeros(3).half()}, (batch(0)[0],))
     assert model.weight.dtype is torch.float16
     del optimizer
+
+
+def test_weights_that_thaw_have_masters(behind: Any) -> None:
+    """A network that is frozen while the other one takes the first step trains later, and a frozen one stays."""
+    behind("apex:O2")
+    (maker, judge), (first, second) = two_networks()
+    start = judge.weight.detach().clone()
+    for step in range(2):
+        x, _ = batch(step)
+        judge.requires_grad_(False)
+        judge(maker(x)).square().mean().backward()
+        first.step()
+        first.zero_grad()
+        assert torch.equal(judge.weight.detach().float(), start.half().float()) == (step == 0)
+        judge.requires_grad_(True)
+        judge(maker(x).detach()).square().mean().backward()
+        second.step()
+        second.zero_grad()
+    assert not torch.equal(judge.weight.detach().float(), start.half().float())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -97,6 +98,21 @@ def test_a_step_through_a_wrapper_is_that_of_one_device(behind: Any, arm: str) -
         behind.end()
         del wrapper, module, optimizer
     assert all(map(torch.equal, *weights))
+
+
+def test_weights_that_lightning_froze_thaw(behind: Any) -> None:
+    """`untoggle_optimizer` finds only what optimizers hold; masters may have taken the places of what it froze."""
+    lightning = pytest.importorskip("lightning.pytorch", reason="needs lightning")
+    module = lightning.LightningModule()
+    module._trainer = SimpleNamespace(optimizers=[])
+    param = nn.Parameter(torch.zeros(1), requires_grad=False)
+    for arm, thaws in ((None, False), ("apex:O2", True)):
+        if arm is not None:
+            behind(arm)
+        param.requires_grad = False
+        module._param_requires_grad_state = {param: True}
+        module.untoggle_optimizer(None)
+        assert param.requires_grad is thaws
 
 
 def test_double_precision_is_refused(behind: Any) -> None:
