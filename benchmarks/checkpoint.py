@@ -33,9 +33,8 @@ from results import write_results
 from tabulate import tabulate
 from torch import nn
 
-from ampcompare.checkpoint.store.async_folder import BackgroundFolder, snapshot
 from ampcompare.checkpoint.store.file import read_checkpoint, verify_file, write_checkpoint
-from ampcompare.checkpoint.store.folder import CheckpointFolder
+from ampcompare.checkpoint.store.folder import BackgroundFolder, CheckpointFolder, snapshot
 from ampcompare.tasks.models import build_model
 
 GOAL = 1.3

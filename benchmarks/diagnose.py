@@ -42,8 +42,8 @@ from written_faults import WRITTEN_HEALTHY, WRITTEN_PLANTED
 
 import ampcompare
 from ampcompare import Precision
+from ampcompare.diagnosis.measure import Observed
 from ampcompare.diagnosis.observation import Observation
-from ampcompare.diagnosis.observed import Observed
 from ampcompare.diagnosis.step_watch import StepWatch
 from ampcompare.precision.cpu_half import cpu_half
 

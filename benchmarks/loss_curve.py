@@ -42,8 +42,8 @@ from ampcompare.analysis.inference.verdict import decide
 from ampcompare.analysis.summary import summarize
 from ampcompare.analysis.verdicts.loss_tail import tail_loss
 from ampcompare.launch.worker.cell import run_cell
-from ampcompare.records.loss_tail import loss_tail
 from ampcompare.records.run import RunRecord
+from ampcompare.records.summary import loss_tail
 from ampcompare.settings.config import RunConfig
 
 STEPS = 500

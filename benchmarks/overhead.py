@@ -37,9 +37,9 @@ from torch.nn import functional as F
 from workloads import WORKLOADS, sgd
 
 from ampcompare.precision.factory import make_precision
-from ampcompare.settings.parallel import ParallelConfig
+from ampcompare.settings.config import ParallelConfig
+from ampcompare.training.assemble import make_parallel
 from ampcompare.training.loop import Loop
-from ampcompare.training.make_parallel import make_parallel
 from ampcompare.training.metrics.clock import HostClock
 
 BLOCK = 20

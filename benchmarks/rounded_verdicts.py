@@ -14,8 +14,8 @@ from ampcompare.analysis.tables.csv_table import read_table
 from ampcompare.analysis.tables.external import judge
 from ampcompare.analysis.verdicts.accuracy import accuracy_effect, accuracy_margin
 from ampcompare.records.evaluation import EpochResult
+from ampcompare.records.metric import metrics_of
 from ampcompare.records.run import RunRecord, RunSummary, ScriptFacts
-from ampcompare.records.script_metrics import metrics_of
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.recipe import Recipe
 from ampcompare.settings.script import ScriptConfig, ScriptMetric

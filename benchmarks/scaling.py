@@ -44,9 +44,9 @@ from ampcompare.launch.distributed_env import DistributedEnv
 from ampcompare.launch.worker.process_group import process_group
 from ampcompare.precision.cpu_half import cpu_half
 from ampcompare.precision.factory import make_precision
-from ampcompare.settings.parallel import ParallelConfig
+from ampcompare.settings.config import ParallelConfig
+from ampcompare.training.assemble import make_parallel
 from ampcompare.training.loop import update
-from ampcompare.training.make_parallel import make_parallel
 
 STEPS = 10
 WARMUP = 3

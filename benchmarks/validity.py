@@ -25,10 +25,9 @@ from results import write_results
 from tabulate import tabulate
 
 from ampcompare.analysis.runs.time_validity import invalid_reason
-from ampcompare.records.readings import SystemReadings
-from ampcompare.records.run import RunRecord, RunSummary
+from ampcompare.records.run import RunRecord, RunSummary, SystemReadings
 from ampcompare.settings.config import RunConfig
-from ampcompare.training.metrics.step_spread import halves, outlier_share
+from ampcompare.training.metrics.run_summary import halves, outlier_share
 
 Floats = NDArray[np.float64]
 STEPS = (45, 100, 500)

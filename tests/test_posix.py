@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from ampcompare.base.errors import EnvironmentUnfit
-from ampcompare.base.isolate.group import kill_group
+from ampcompare.base.isolate.start import kill_group
 from ampcompare.experiment.preflight import check_cells
 from ampcompare.settings.config import RunConfig
 

@@ -11,17 +11,15 @@ from __future__ import annotations
 import torch
 
 from ampcompare.apex.multi_tensor_apply.arithmetic import update_scale_with_hysteresis
-from ampcompare.apex.multi_tensor_apply.lamb_ops import (
-    multi_tensor_lamb,
-    multi_tensor_lamb_mp,
-    multi_tensor_lamb_stage1_cuda,
-    multi_tensor_lamb_stage2_cuda,
-)
 from ampcompare.apex.multi_tensor_apply.optimizer_ops import (
     multi_tensor_adagrad,
     multi_tensor_adam,
     multi_tensor_adam_capturable,
     multi_tensor_adam_capturable_master,
+    multi_tensor_lamb,
+    multi_tensor_lamb_mp,
+    multi_tensor_lamb_stage1_cuda,
+    multi_tensor_lamb_stage2_cuda,
     multi_tensor_novograd,
     multi_tensor_sgd,
 )

@@ -1,14 +1,269 @@
-"""The backend `apex`: `apex.amp` at an opt level, from the real Apex or from ampcompare's own engine."""
+"""The backend `apex`: `apex.amp` at an opt level, from the real Apex or from ampcompare's own engine.
+
+Source: Apex 25.05, `apex/amp`; `docs/deviations.md` for where our engine departs from it.
+"""
 
 from __future__ import annotations
 
-from ampcompare.backends.apex_explanation import explain_apex
-from ampcompare.backends.apex_levels import LEVELS, ROCM_LEVELS, apex_level
-from ampcompare.backends.explanation import FP32_BYTES, HALF_BYTES, MASTER_WEIGHT_BYTES, BytesPerParameter
-from ampcompare.backends.options import choice, flag, float_dtype, loss_scale, module_patterns, positive
+from ampcompare.backends.apex_levels import (
+    FIRST_SCALE,
+    GROWTH_INTERVAL,
+    LEVELS,
+    O1_TO_FP16,
+    O1_TO_FP32,
+    O1_WIDEST,
+    OTHERWISE_IN_AUTOCAST,
+    ROCM_LEVELS,
+    Level,
+    apex_level,
+)
+from ampcompare.backends.explanation import (
+    FP32_BYTES,
+    HALF_BYTES,
+    MASTER_WEIGHT_BYTES,
+    ArmExplanation,
+    BytesPerParameter,
+    kept_modules,
+)
+from ampcompare.backends.options import DTYPE_NAMES, choice, flag, float_dtype, loss_scale, module_patterns, positive
+from ampcompare.backends.scripts import apex_script, fp32_script, half_script, native_script
 from ampcompare.backends.spec import BackendSpec, CheckpointState, ContractArm, Options
 
 __all__ = ["SPEC"]
+
+O4_DIFFERS = "O4 patches torch for the life of the process, evaluation included; autocast casts inside its `with`"
+NOT_COMPARED = (
+    "the options of this level and the resulting types follow ROCm's Apex; its numbers were never recorded, and "
+    "nothing here was compared with it"
+)
+
+
+def _explain_apex(options: Options) -> ArmExplanation:
+    """Explain an `apex` arm with its options."""
+    level = apex_level(options)
+    name = str(options.get("opt_level", "O1"))
+    keep = str(options.get("keep_fp32", ""))
+    twin, twin_is = _twin(name, level)
+    if keep:
+        twin += f"{',' if ':' in twin else ':'}keep_fp32={keep}"
+    return ArmExplanation(
+        summary=_summary(level),
+        does=(
+            ("weights", _weights(level)),
+            *_casts(level),
+            *kept_modules(keep, rounds_to=level.half_name if level.is_half else None),
+            ("inputs, outputs", _borders(level)),
+            ("batch norm", _batch_norm(level)),
+            ("master weights", _masters(level)),
+            ("optimizer", _optimizer(level)),
+            ("loss scale", _loss_scale(level)),
+            ("checkpoint", _checkpoint(level)),
+        ),
+        twin=twin,
+        twin_is=twin_is,
+        differs=_differs(level, twin),
+        script=apex_script({"opt_level": name, **options}),
+        twin_script=_twin_script(twin, level),
+    )
+
+
+def _summary(level: Level) -> str:
+    if level.patch_torch_functions:
+        return "fp32 weights; every torch function casts its inputs to the type that suits it"
+    if not level.is_half:
+        return "everything in fp32, through Apex's code"
+    norm = ", fp32 batch norm" if level.keep_batchnorm_fp32 else ""
+    masters = " and fp32 master weights" if level.master_weights else ", with no fp32 copy"
+    article = "an fp16" if level.half_name == "fp16" else "a bf16"
+    return f"{article} model{norm}{masters}"
+
+
+def _weights(level: Level) -> str:
+    if not level.is_half:
+        return "stay fp32"
+    but = " but those of batch norm" if level.keep_batchnorm_fp32 else ""
+    return f"become {level.half_name} at amp.initialize, all{but}; buffers of floating point too"
+
+
+def _casts(level: Level) -> tuple[tuple[str, str], ...]:
+    if not level.patch_torch_functions:
+        return (("casts", "none inside the model: an operation runs in the type of its inputs"),)
+    half = level.half_name
+    return (
+        (f"cast to {half}", f"{_listed(O1_TO_FP16)}; {half} copies of weights are kept until scale_loss ends"),
+        ("cast to fp32", _listed(O1_TO_FP32)),
+        ("to the widest", f"{', '.join(O1_WIDEST)}: {half} and fp32 inputs give fp32"),
+        (
+            "not cast",
+            f"all else, such as batch norm, pooling, relu and dropout; F.binary_cross_entropy raises on {half}",
+        ),
+    )
+
+
+def _listed(table: dict[str, tuple[str, ...]]) -> str:
+    """Return the groups of a table, each with its first few names."""
+    parts = []
+    for group, names in table.items():
+        shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+        parts.append(f"{group} ({shown})")
+    return ", ".join(parts)
+
+
+def _borders(level: Level) -> str:
+    outputs = DTYPE_NAMES.get(level.cast_model_outputs or "", level.cast_model_outputs)
+    if level.cast_model_type is None:
+        if outputs:
+            return f"inputs are unchanged; outputs of the model become {outputs}"
+        return f"unchanged: a model that ends in a linear layer returns {level.half_name}; its loss is cast to fp32"
+    kind = level.half_name if level.is_half else "fp32"
+    outside = "" if outputs else ", so a loss outside is in fp32"
+    return f"floating inputs of model.forward become {kind}, its outputs {outputs or 'fp32'}{outside}"
+
+
+def _batch_norm(level: Level) -> str:
+    if not level.is_half:
+        return "fp32 weights and statistics" + (
+            "; runs in the type of its input" if level.patch_torch_functions else ""
+        )
+    if level.keep_batchnorm_fp32:
+        return (
+            f"fp32 weights and statistics, {level.half_name} in and out; layer, group and instance norms become "
+            f"{level.half_name}, and so does a batch norm with affine=False"
+        )
+    return f"{level.half_name} weights and statistics"
+
+
+def _masters(level: Level) -> str:
+    if not level.is_half:
+        return "none needed: the weights are fp32"
+    if level.master_weights:
+        return (
+            f"an fp32 copy of each {level.half_name} weight, made from the rounded weights at the first backward pass, "
+            "never saved"
+        )
+    return f"none: an update below half a unit in the last place of a {level.half_name} weight is lost"
+
+
+def _optimizer(level: Level) -> str:
+    if not level.is_half:
+        return "steps the fp32 weights"
+    if level.master_weights:
+        return "steps the masters with fp32 gradients and state, then copies them to the model"
+    half = level.half_name
+    return f"steps {half} weights with {half} gradients and state" + (
+        "; Adam's eps of 1e-8 is 0 there" if half == "fp16" else ""
+    )
+
+
+def _loss_scale(level: Level) -> str:
+    if level.loss_scale == "dynamic":
+        floor = f", never below {level.min_loss_scale:g}" if level.min_loss_scale else ""
+        return (
+            f"dynamic: begins at {FIRST_SCALE:.0f}, halves and skips the step at an overflow{floor}, doubles after "
+            f"{GROWTH_INTERVAL} steps without one, up to {level.max_loss_scale:.0f}"
+        )
+    if level.loss_scale == 1.0:
+        return "1: none, and overflows are not checked"
+    return f"static at {level.loss_scale:g}: overflows are not checked, and infinities reach the weights"
+
+
+def _checkpoint(level: Level) -> str:
+    scaler = "amp.state_dict() holds loss scale and count of steps since the last overflow"
+    if level.is_half:
+        masters = ", masters are not in it" if level.master_weights else ""
+        return f"model.state_dict() gives {level.half_name} weights as fp32{masters}; {scaler}"
+    return scaler
+
+
+def _twin(name: str, level: Level) -> tuple[str, str]:
+    if level.half_name == "bf16":
+        return _twin_in_bf16(level)
+    if level.patch_torch_functions:
+        scale = "" if level.loss_scale == "dynamic" else f",init_scale={level.loss_scale:g}"
+        return f"native:fp16{scale}", "the same idea, function by function; the model for torch.amp"
+    if not level.is_half:
+        if name == "O1":
+            return "native:fp16", "close: this arm only scales the loss"
+        return "fp32", "equal to the last bit, unless part of the model is fp64"
+    if level.master_weights:
+        return "native:fp16", "the nearest: torch.amp has no fp16 model with master weights"
+    words = [
+        *(["bn_fp32"] if level.keep_batchnorm_fp32 else []),
+        *(["dynamic"] if level.loss_scale == "dynamic" else []),
+        *(
+            [f"loss_scale={level.loss_scale:g}"]
+            if isinstance(level.loss_scale, float) and level.loss_scale != 1
+            else []
+        ),
+    ]
+    return "half" + (f":{','.join(words)}" if words else ""), "the same numbers, without Apex"
+
+
+def _twin_in_bf16(level: Level) -> tuple[str, str]:
+    if level.patch_torch_functions:
+        return "native:bf16", "the same idea, function by function"
+    words = ["bf16", *(["bn_fp32"] if level.keep_batchnorm_fp32 else [])]
+    words += ["masters=fp32"] if level.master_weights else []
+    words += ["dynamic"] if level.loss_scale == "dynamic" else []
+    words += (
+        [f"loss_scale={level.loss_scale:g}"] if isinstance(level.loss_scale, float) and level.loss_scale != 1 else []
+    )
+    return f"half:{','.join(words)}", "the same numbers, without Apex"
+
+
+def _differs(level: Level, twin: str) -> tuple[str, ...]:
+    if twin == "fp32":
+        return (
+            "amp.initialize replaces model.forward to cast inputs to fp32, and adds hooks to state_dict()",
+            "fp64 weights become fp32",
+        )
+    if twin.startswith("half"):
+        return (
+            *((NOT_COMPARED,) if level.half_name == "bf16" else ()),
+            "amp.initialize casts inputs and outputs; manually, call .half() and one of .float()",
+            "Apex divides the gradients by a static scale after each backward pass, .half() once per step",
+            *(
+                ("Apex's dynamic scale doubles after 2000 good steps, up to a ceiling; that of half after 1000",)
+                if level.loss_scale == "dynamic"
+                else ()
+            ),
+        )
+    scaling = (
+        "Apex checks and moves the scale at every backward pass, GradScaler at every update()",
+        "at an overflow Apex skips all optimizers of that backward pass, GradScaler only those that overflowed; "
+        "several losses share one GradScaler, where Apex can give each its own (num_losses)",
+        f"its scale stops at {level.max_loss_scale:.0f} and may have a floor (min_loss_scale), GradScaler has neither",
+        "gradients are unscaled when scale_loss ends; with GradScaler call scaler.unscale_(optimizer) before clipping",
+        "in a checkpoint, loss_scale and unskipped of amp.state_dict() are scale and _growth_tracker of GradScaler's",
+    )
+    if level.patch_torch_functions:
+        if level.half_name == "bf16":
+            return (O4_DIFFERS, NOT_COMPARED)
+        lists = "; ".join(f"{name}: {o1} under O1, {other} there" for name, o1, other in OTHERWISE_IN_AUTOCAST)
+        return (
+            "O1 patches torch for the life of the process, evaluation included; autocast casts inside its `with`",
+            f"the lists are not quite those of autocast on CUDA: {lists}",
+            *scaling,
+        )
+    if not level.is_half:
+        return ("nothing is cast here; autocast runs products in fp16", *scaling)
+    return (
+        "here all weights are fp16 and rounded once; there they stay fp32 and are rounded again for each product",
+        "here softmax, layer norm and other sensitive functions inside the model run in fp16; autocast gives them fp32",
+        "here the optimizer trains fp32 masters: clip amp.master_params(optimizer), not model.parameters()",
+        *scaling,
+    )
+
+
+def _twin_script(twin: str, level: Level) -> tuple[str, ...]:
+    if twin == "fp32":
+        return fp32_script()
+    if twin.startswith("half"):
+        scale = None if level.loss_scale == 1.0 else level.loss_scale
+        masters = bool(level.master_weights)
+        return half_script(level.half_dtype, bool(level.keep_batchnorm_fp32), scale, master_weights=masters)
+    scaled = level.patch_torch_functions and level.loss_scale != "dynamic"
+    return native_script(level.half_dtype, {"init_scale": level.loss_scale} if scaled else {})
 
 
 def _opt_level(text: str) -> str:
@@ -52,7 +307,7 @@ SPEC = BackendSpec(
     unsharded=lambda options: "Apex keeps masters and fp16 gradients in whole tensors; fsdp is the successor of O2",
     summary="apex.amp at an opt level: O0 to O3, and O4 and O5 of ROCm's Apex, in bf16",
     implementation="ampcompare.precision.apex:make_apex",
-    explain=explain_apex,
+    explain=_explain_apex,
     memory=_memory,
     parsers={
         "opt_level": _opt_level,

@@ -2,15 +2,34 @@
 
 Source: Apex 25.05, `apex/amp/frontend.py`; for O4 and O5 that of ROCm's Apex. A test holds the table against our
 engine's.
+
+Source: Apex 25.05, `apex/amp/lists`; torch's documentation of autocast on CUDA.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
-__all__ = ["FIRST_SCALE", "GROWTH_INTERVAL", "LEVELS", "MAX_SCALE", "ROCM_LEVELS", "Level", "apex_level"]
+from ampcompare.base.environment.apex import ApexInstall, probe_apex
+from ampcompare.base.errors import BackendUnavailable
+
+__all__ = [
+    "FIRST_SCALE",
+    "GROWTH_INTERVAL",
+    "LEVELS",
+    "MAX_SCALE",
+    "O1_TO_FP16",
+    "O1_TO_FP32",
+    "O1_WIDEST",
+    "OTHERWISE_IN_AUTOCAST",
+    "ROCM_LEVELS",
+    "Level",
+    "apex_level",
+    "require_real_apex",
+    "select_engine",
+]
 
 FIRST_SCALE = 2.0**16
 GROWTH_INTERVAL = 2000
@@ -65,3 +84,126 @@ def apex_level(options: Mapping[str, Any]) -> Level:
     settled = dict(LEVELS[options.get("opt_level", "O1")].__dict__)
     settled.update({name: value for name, value in options.items() if name in settled})
     return Level(**settled)
+
+
+# Group: names; a name without a prefix is of torch, of torch.nn.functional or of both.
+O1_TO_FP16: dict[str, tuple[str, ...]] = {
+    "convolutions": (
+        *("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "conv_tbc"),
+    ),
+    "matrix products": (
+        *("linear", "matmul", "mm", "mv", "bmm", "addmm", "addmv", "addr", "addbmm", "baddbmm", "__matmul__"),
+    ),
+    "activations": ("prelu",),
+}
+O1_TO_FP32: dict[str, tuple[str, ...]] = {
+    "softmax and the like": ("softmax", "log_softmax", "softmin", "softplus", "gelu"),
+    "norms": ("layer_norm", "group_norm", "local_response_norm", "normalize", "cosine_similarity"),
+    "resampling": ("interpolate", "grid_sample"),
+    "losses": (
+        *("cross_entropy", "nll_loss", "mse_loss", "l1_loss", "smooth_l1_loss", "kl_div", "ctc_loss"),
+        *("binary_cross_entropy_with_logits", "cosine_embedding_loss", "hinge_embedding_loss", "margin_ranking_loss"),
+        *("multi_margin_loss", "multilabel_margin_loss", "multilabel_soft_margin_loss", "poisson_nll_loss"),
+        *("soft_margin_loss", "triplet_margin_loss"),
+    ),
+    "functions": (
+        *("exp", "expm1", "log", "log2", "log10", "pow", "reciprocal", "rsqrt", "acos", "asin", "cosh", "sinh", "tan"),
+        *("erfinv", "renorm", "__pow__", "__rpow__", "__ipow__"),
+    ),
+    "reductions": ("sum", "prod", "cumsum", "cumprod", "norm", "dist", "std", "var"),
+    "moves": ("cpu",),
+}
+O1_WIDEST: dict[str, tuple[str, ...]] = {
+    "arithmetic": (
+        *("add", "mul", "div", "addcmul", "addcdiv", "atan2", "bilinear", "cross", "dot"),
+        *("__add__", "__radd__", "__iadd__", "__sub__", "__rsub__", "__isub__", "__mul__", "__rmul__", "__imul__"),
+        *("__truediv__", "__rtruediv__", "__itruediv__", "__div__", "__rdiv__", "__idiv__"),
+    ),
+    "comparisons": (
+        *("eq", "ne", "lt", "le", "gt", "ge", "equal", "__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__"),
+    ),
+    "joins": ("cat", "stack"),
+}
+# Visible differences: name, type under O1, type under autocast on CUDA.
+OTHERWISE_IN_AUTOCAST: tuple[tuple[str, str, str], ...] = (
+    ("F.gelu", "fp32", "as its input"),
+    ("std, var", "fp32", "as their input"),
+    ("x.softmax(), torch.softmax", "as their input", "fp32"),
+    ("log1p, logsumexp, cdist", "as their input", "fp32"),
+    ("x.cpu()", "fp32", "as its input"),
+    ("products of fp64", "fp16", "fp64"),
+)
+
+
+@dataclass(frozen=True)
+class _EngineChoice:
+    """The implementation that was chosen.
+
+    Attributes:
+        reason: one sentence.
+        version: of the real Apex; empty for ampcompare's own engine.
+        caution: what can go wrong with it, if anything.
+    """
+
+    name: Literal["nvidia", "compat"]
+    reason: str
+    version: str = ""
+    caution: str = ""
+
+
+def require_real_apex(device: str) -> ApexInstall:
+    """Return the installed Apex.
+
+    Args:
+        device: where it is to run, such as "cpu" or "cuda:0".
+
+    Raises:
+        BackendUnavailable: it has no `apex.amp`, or the device is not a GPU.
+    """
+    installed = probe_apex()
+    if not installed.has_amp:
+        raise BackendUnavailable(installed.reason)
+    if not _is_cuda(device):
+        raise BackendUnavailable(f"the real Apex runs on CUDA only, and the device is {device}: use --engine compat")
+    return installed
+
+
+def select_engine(engine: str, opt_level: str, device: str, *, torch_version: str) -> _EngineChoice:
+    """Return the implementation that "nvidia", "compat" or "auto" stands for; "auto" is the real Apex if it can work.
+
+    Raises:
+        BackendUnavailable: "nvidia" was asked for and is not usable here.
+    """
+    o1_raises = f"O1 of the real Apex can raise on torch {torch_version}" if opt_level == "O1" else ""
+    if opt_level in ROCM_LEVELS:
+        if engine == "nvidia":
+            raise BackendUnavailable(
+                f"{opt_level} is a level of ROCm's Apex, which NVIDIA's does not have: use --engine compat"
+            )
+        return _EngineChoice("compat", f"{opt_level} is a level of ROCm's Apex, which NVIDIA's does not have")
+    if engine == "nvidia":
+        return _real(require_real_apex(device), o1_raises)
+    if engine == "compat":
+        return _EngineChoice("compat", "asked for")
+    installed = probe_apex()
+    if not installed.has_amp:
+        return _EngineChoice("compat", installed.reason.partition(";")[0])
+    if not _is_cuda(device):
+        return _EngineChoice("compat", f"the real Apex runs on CUDA only, and the device is {device}")
+    # Without its CUDA extensions the real Apex waits for the device at each parameter, which is not how it was used.
+    if installed.kind != "full":
+        return _EngineChoice("compat", f"{installed.reason}; --engine nvidia uses it anyway")
+    return _EngineChoice("compat", o1_raises) if o1_raises else _real(installed, "")
+
+
+def _real(installed: ApexInstall, o1_raises: str) -> _EngineChoice:
+    version = installed.version if installed.kind == "full" else f"{installed.version}, Python only"
+    caution = (
+        f"{o1_raises} (a weight used twice, a second forward, RNN modules, evaluation without no_grad); "
+        "--engine compat does not"
+    )
+    return _EngineChoice("nvidia", installed.reason, version, caution if o1_raises else "")
+
+
+def _is_cuda(device: str) -> bool:
+    return device.partition(":")[0] == "cuda"

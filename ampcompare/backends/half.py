@@ -13,7 +13,6 @@ from ampcompare.backends.explanation import (
     BytesPerParameter,
     kept_modules,
 )
-from ampcompare.backends.number_types import type_rows, with_state
 from ampcompare.backends.options import (
     DTYPE_NAMES,
     choice,
@@ -25,6 +24,8 @@ from ampcompare.backends.options import (
     loss_scale,
     module_patterns,
     positive,
+    type_rows,
+    with_state,
 )
 from ampcompare.backends.scripts import apex_script, half_script
 from ampcompare.backends.spec import BackendSpec, CheckpointState, ContractArm, Options

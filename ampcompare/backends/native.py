@@ -10,7 +10,6 @@ from ampcompare.backends.explanation import (
     BytesPerParameter,
     kept_modules,
 )
-from ampcompare.backends.number_types import type_rows, with_state
 from ampcompare.backends.options import (
     DTYPE_NAMES,
     above_one,
@@ -22,6 +21,8 @@ from ampcompare.backends.options import (
     half_dtype,
     module_patterns,
     positive,
+    type_rows,
+    with_state,
 )
 from ampcompare.backends.scripts import apex_script, native_script
 from ampcompare.backends.spec import BackendSpec, CheckpointState, ContractArm, Options

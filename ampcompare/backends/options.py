@@ -5,6 +5,10 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
+from dataclasses import replace
+
+from ampcompare.backends.explanation import BytesPerParameter
+from ampcompare.backends.spec import Options
 
 __all__ = [
     "DTYPE_NAMES",
@@ -21,6 +25,8 @@ __all__ = [
     "loss_scale",
     "module_patterns",
     "positive",
+    "type_rows",
+    "with_state",
 ]
 
 DTYPES = {
@@ -140,3 +146,31 @@ def module_patterns(text: str) -> str:
 def INNER_ARM(text: str) -> str:
     """Mark an option whose value is an arm with its options joined by `+`; `Arm` reads it instead of this function."""
     return text
+
+
+_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+
+
+def type_rows(options: Options) -> tuple[tuple[str, str], ...]:
+    """Return what an explanation says of `state`, `grads` and `reduce`; nothing of those that are not given."""
+    rows = []
+    if "grads" in options:
+        rows.append(
+            (
+                "gradients",
+                "gradients of a step's micro-batches are accumulated in fp32, in the gradients of the masters",
+            )
+        )
+    if "reduce" in options:
+        name = DTYPE_NAMES[str(options["reduce"])]
+        rows.append(("reduction", f"gradients are averaged over ranks in {name}; with one process there is none"))
+    if "state" in options:
+        name = DTYPE_NAMES[str(options["state"])]
+        small = "; second moments below 2**-25 become 0 there" if name == "fp16" else ""
+        rows.append(("optimizer state", f"held in {name} between steps, and widened to fp32 for a step{small}"))
+    return tuple(rows)
+
+
+def with_state(held: BytesPerParameter, options: Options) -> BytesPerParameter:
+    """Return `held` with the bytes of optimizer state that an arm chooses."""
+    return replace(held, state=_BYTES[str(options["state"])]) if "state" in options else held

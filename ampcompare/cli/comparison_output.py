@@ -33,9 +33,8 @@ def terminal_text(
 ) -> str:
     """Return the report for stdout, in the width and the colors that it has; for a file in whole lines."""
     from ampcompare.report.color import has_color
-    from ampcompare.report.external import Judged
     from ampcompare.report.tables import room
-    from ampcompare.report.terminal import Terminal
+    from ampcompare.report.terminal import Judged, Terminal
 
     kind = Judged if comparison.judged else Terminal
     reporter = kind(details=details) if to_file else kind(room(), color=has_color(sys.stdout), details=details)
@@ -45,7 +44,7 @@ def terminal_text(
 
 def show_comparison(outcome: ComparisonOutcome, *, as_json: bool, quiet: bool, details: bool = False) -> None:
     """Print the table or the JSON document; if all cells failed with one error, that error instead of the table."""
-    from ampcompare.report.formats import FORMATS
+    from ampcompare.report.base import FORMATS
 
     failure = outcome.common_failure
     if as_json:

@@ -91,7 +91,7 @@ def command(
         raise click.UsageError("give OUT and --to native or --to apex, or --inspect")
     from ampcompare.checkpoint.convert.convert import convert_file
     from ampcompare.checkpoint.convert.load import objects_of
-    from ampcompare.checkpoint.render import continued_lines, conversion_lines
+    from ampcompare.checkpoint.inspect import continued_lines, conversion_lines
 
     if unsafe_load:
         for place in objects_of(source):
@@ -149,8 +149,7 @@ def _files_in(folder: Path) -> str:
 
 
 def _inspect(source: Path, as_json: bool) -> int:
-    from ampcompare.checkpoint.inspect import inspect_file
-    from ampcompare.checkpoint.render import inspection_lines
+    from ampcompare.checkpoint.inspect import inspect_file, inspection_lines
 
     inspection = inspect_file(source)
     _show(inspection.data(), inspection_lines(inspection), as_json)

@@ -36,8 +36,7 @@ def command(**parameters: Any) -> int:
     ARM is an opt level such as O2, or any arm: bf16, half:bn_fp32, apex:O2,loss_scale=128. With --arch (or --config)
     the model is prepared, and one step shows the type of each module's weights, inputs and outputs.
     """
-    from ampcompare.diagnosis.explain.explain import explain_arm
-    from ampcompare.diagnosis.explain.render import render_explanation
+    from ampcompare.diagnosis.explain.explain import explain_arm, render_explanation
     from ampcompare.records.run import dump_json
 
     arm = Arm.parse(parameters["arm_text"])
@@ -56,7 +55,7 @@ def command(**parameters: Any) -> int:
     width = text_width()
     click.echo(render_explanation(explanation, width=width), nl=False)
     if observation is not None:
-        from ampcompare.diagnosis.explain.render_observation import render_observation
+        from ampcompare.diagnosis.explain.observation import render_observation
 
         click.echo(
             "\n" + render_observation(observation, width=width, every_module=parameters["all_modules"]), nl=False

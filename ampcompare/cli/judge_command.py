@@ -95,7 +95,7 @@ def command(table: str | None, as_json: bool, **parameters: Any) -> int:
     from ampcompare.analysis.inference.criteria import Criteria
     from ampcompare.analysis.tables.columns import TableOptions
     from ampcompare.analysis.tables.external import EXAMPLE_SD, example_table, judge
-    from ampcompare.report.formats import FORMATS
+    from ampcompare.report.base import FORMATS
 
     example, sd, within = parameters["example"], parameters["sd"], parameters["within"]
     if example == (table is not None):

@@ -13,7 +13,7 @@ from ampcompare.cli.comparison_output import details_option, terminal_text
 from ampcompare.cli.help import ARMS, OUTPUT, Command, option
 from ampcompare.cli.report_output import ReportTarget, give_report, target_from
 from ampcompare.cli.values import ARM, FILE, Choice, Place
-from ampcompare.report.formats import FORMATS
+from ampcompare.report.base import FORMATS
 
 __all__ = ["command"]
 
@@ -126,7 +126,7 @@ def _report(
     from ampcompare.analysis.forest import make_forest
     from ampcompare.experiment.load import reload_comparison
     from ampcompare.experiment.load_several import reload_experiments
-    from ampcompare.report.files import log_links
+    from ampcompare.report.base import log_links
     from ampcompare.report.forest import render_forest
 
     several = reload_experiments(paths) if len(paths) > 1 else None

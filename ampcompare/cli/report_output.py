@@ -13,8 +13,7 @@ import click
 from ampcompare.base.errors import ConfigError
 from ampcompare.base.formatting import printable
 from ampcompare.cli.output import say
-from ampcompare.report.files import write_report
-from ampcompare.report.formats import FORMATS
+from ampcompare.report.base import FORMATS, write_report
 from ampcompare.report.tables import room
 
 __all__ = ["ReportTarget", "give_report", "target_from"]

@@ -154,8 +154,8 @@ def _plain(word: str) -> str:
 
 
 def _arms() -> Sequence[str]:
+    from ampcompare.backends.arm import SHORTHANDS
     from ampcompare.backends.catalog import described_backends
-    from ampcompare.backends.shorthand import SHORTHANDS
     from ampcompare.experiment.matrix import DEFAULT_ARMS
 
     return list(dict.fromkeys([*DEFAULT_ARMS, *map(_shown, SHORTHANDS), *described_backends()]))

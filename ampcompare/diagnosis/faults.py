@@ -12,7 +12,6 @@ import torch
 from ampcompare.diagnosis.observation import Observation, StepFacts, error_of, place_of
 from ampcompare.diagnosis.ranges import counts_of, make_range
 from ampcompare.diagnosis.shadow import HALF
-from ampcompare.diagnosis.walks import walked_back
 from ampcompare.diagnosis.watch import FP16_LARGEST, FP16_ZERO, Event
 from ampcompare.records.diagnosis import Fault, FaultKind, Place, Range
 
@@ -41,7 +40,7 @@ def reason_of(events: Sequence[Event], origin: int) -> Reason | None:
     def before(at: int) -> list[int]:
         return [source for source in events[at].sources if source < at and lost_share(events[source])]
 
-    zeros = sorted(set(walked_back([origin], before)) - {origin})
+    zeros = sorted(set(_walked_back([origin], before)) - {origin})
     if not zeros:
         return None
     small = [at for at in zeros if 0 < abs(events[at].number) <= FP16_ZERO]
@@ -251,7 +250,7 @@ def _origins(events: Sequence[Event], ends: Iterable[int]) -> list[int]:
     def before(at: int) -> list[int]:
         return [source for source in events[at].sources if source < at and _nonfinite(events[source])]
 
-    return [at for at in walked_back(ends, before) if not before(at)]
+    return [at for at in _walked_back(ends, before) if not before(at)]
 
 
 def _deciding_origin(events: Sequence[Event], end: int) -> int | None:
@@ -263,7 +262,7 @@ def _deciding_origin(events: Sequence[Event], end: int) -> int | None:
     def before(at: int) -> list[int]:
         return [source for source in (*events[at].sources, *events[at].decided) if source < at]
 
-    behind = walked_back([end], before)
+    behind = _walked_back([end], before)
     deciding = {one for at in behind for one in events[at].decided if _nonfinite(events[one])}
     return min((one for one in _origins(events, deciding) if _is_narrow(events[one])), default=None)
 
@@ -274,7 +273,7 @@ def _first_wrong(events: Sequence[Event], end: int) -> int:
     def before(at: int) -> list[int]:
         return [source for source in events[at].sources if source < at and error_of(events[source]) > HARM / 2]
 
-    return min(walked_back([end], before))
+    return min(_walked_back([end], before))
 
 
 def _lost_share(events: Sequence[Event], origin: int, end: int) -> float:
@@ -289,7 +288,7 @@ def _onward(events: Sequence[Event], origin: int, end: int) -> list[str]:
         if any(source in reached for source in events[at].sources):
             reached.add(at)
     ends = [end] if end in reached else []
-    back = walked_back(ends, lambda at: [source for source in events[at].sources if source < at and source in reached])
+    back = _walked_back(ends, lambda at: [source for source in events[at].sources if source < at and source in reached])
     names = list(dict.fromkeys(place_of(events[at].key).name for at in sorted(back)))
     return names if len(names) <= MAX_CHAIN else [*names[: MAX_CHAIN - 2], "...", names[-1]]
 
@@ -359,3 +358,15 @@ def _spread(values: Range) -> str:
     if values.largest is None:
         return "zeros" if not values.nonfinite else "not finite"
     return f"{values.smallest:.3g} to {values.largest:.3g}"
+
+
+def _walked_back(ends: Iterable[int], before: Callable[[int], Iterable[int]]) -> Iterator[int]:
+    """Yield each place that is reached from `ends` by going to the places before it, once, in no order."""
+    seen: set[int] = set()
+    todo = list(ends)
+    while todo:
+        at = todo.pop()
+        if at not in seen:
+            seen.add(at)
+            yield at
+            todo += before(at)

@@ -7,14 +7,15 @@ and that no line of a script shows.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from ampcompare.backends.arm import Arm
 from ampcompare.backends.catalog import BUILT_IN
-from ampcompare.base.environment.accelerators import ACCELERATORS, accelerator_of, why_no_accelerator
+from ampcompare.base.environment.gpus import ACCELERATORS, accelerator_of, why_no_accelerator
 from ampcompare.base.environment.versions import installed_version
 from ampcompare.base.isolate.call import TIME_LIMIT, Answer
 from ampcompare.base.version import __version__
@@ -22,10 +23,16 @@ from ampcompare.doctor.apex import examine_apex
 from ampcompare.doctor.ask import ask
 from ampcompare.doctor.finding import Check, Verdict, worst
 from ampcompare.doctor.gpu import driver_version, examine_gpus, has_nvidia_gpu
-from ampcompare.doctor.machine import examine_machine
+from ampcompare.doctor.machine import (
+    cpu_flags,
+    examine_collectives,
+    examine_machine,
+    examine_processor,
+    examine_python,
+    examine_torch,
+    examine_vision,
+)
 from ampcompare.doctor.needs import ArmNeeds, MachineFacts, examine_arm
-from ampcompare.doctor.processor import cpu_flags, examine_processor
-from ampcompare.doctor.software import examine_collectives, examine_python, examine_torch, examine_vision
 
 __all__ = [
     "EXTRAS",
@@ -36,6 +43,7 @@ __all__ = [
     "examine_extras",
     "examine_numerics",
     "kinds_to_ask_for",
+    "render",
 ]
 
 
@@ -247,3 +255,76 @@ def _vision(seconds: float) -> Answer:
     if installed_version("torchvision") is None:
         return Answer({}, "raised", "not installed")
     return ask("vision", seconds=seconds)
+
+
+MARKS: dict[Verdict, str] = {"ok": "ok", "note": "note", "warning": "WARNING", "problem": "PROBLEM"}
+PLURALS: dict[Verdict, str] = {"problem": "problems", "warning": "warnings"}
+NAMED = 18  # columns of a name
+
+
+def render(examination: Examination, *, width: int, style: Callable[[str, Verdict], str]) -> str:
+    """Return the report, wrapped to `width` columns; a line to be pasted is never wrapped.
+
+    Args:
+        style: gives a word the color of its verdict.
+    """
+    lines: list[str] = []
+    group = None
+    for finding in examination.findings:
+        if finding.group != group:
+            lines += ["", finding.group]
+            group = finding.group
+        lines += _finding(finding, width, style)
+    if examination.arms:
+        lines += ["", "Arms"]
+        for arm in examination.arms:
+            lines += _arm(arm, width, style)
+    return "\n".join([*lines[1:], "", *_summary(examination, width, style), ""])
+
+
+def _finding(finding: Check, width: int, style: Callable[[str, Verdict], str]) -> list[str]:
+    text = _sentence(finding.value, finding.reason)
+    return _entry(finding.name, finding.verdict, text, finding.remedy, width, style)
+
+
+def _arm(arm: ArmNeeds, width: int, style: Callable[[str, Verdict], str]) -> list[str]:
+    verdict: Verdict = "ok" if arm.fits else "problem"
+    said = _sentence(
+        f"runs on {arm.device}" if arm.fits else "cannot run here", ". ".join(arm.notes if arm.fits else arm.missing)
+    )
+    return _entry(arm.arm, verdict, said, arm.remedy, width, style)
+
+
+def _sentence(value: str, reason: str) -> str:
+    return f"{value}; {reason}" if reason else value
+
+
+def _entry(
+    name: str,
+    verdict: Verdict,
+    text: str,
+    remedy: tuple[str, ...],
+    width: int,
+    style: Callable[[str, Verdict], str],
+) -> list[str]:
+    indent = " " * (2 + 8 + NAMED)
+    wrapped = textwrap.wrap(
+        " ".join(text.split()), max(width - len(indent), 30), break_long_words=False, break_on_hyphens=False
+    )
+    if len(name) >= NAMED:
+        wrapped.insert(0, "")
+    mark = style(MARKS[verdict], verdict) + " " * (8 - len(MARKS[verdict]))
+    first = f"  {mark}{name:<{NAMED}}{wrapped[0]}".rstrip()
+    return [first, *(indent + line for line in wrapped[1:]), *(f"{indent}$ {line}" for line in remedy)]
+
+
+def _summary(examination: Examination, width: int, style: Callable[[str, Verdict], str]) -> list[str]:
+    lines = []
+    for verdict, plural in PLURALS.items():
+        names = [finding.name for finding in examination.findings if finding.verdict == verdict]
+        if verdict == "problem":
+            names += [arm.arm for arm in examination.arms if not arm.fits]
+        if names:
+            count = style(f"{len(names)} {plural if len(names) > 1 else verdict}", verdict)
+            lines += textwrap.wrap(f"{count}: {', '.join(names)}", width)
+    return lines or ["No problems found."]

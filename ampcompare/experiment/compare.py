@@ -38,10 +38,9 @@ from ampcompare.experiment.sources import (
 )
 from ampcompare.launch.places import find_places
 from ampcompare.records.comparison import Comparison
-from ampcompare.records.metric import Metric
+from ampcompare.records.metric import Metric, metrics_of
 from ampcompare.records.run import RunRecord
-from ampcompare.records.script_metrics import metrics_of
-from ampcompare.report.files import write_reports
+from ampcompare.report.base import write_reports
 from ampcompare.report.junit import JUnit
 from ampcompare.report.tensorboard import EventFiles
 from ampcompare.tasks.catalog import TASKS

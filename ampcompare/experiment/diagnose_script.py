@@ -17,11 +17,9 @@ from typing import Any
 from ampcompare.backends.arm import Arm
 from ampcompare.base.environment.threads import THREAD_VARIABLES
 from ampcompare.base.errors import AmpCompareError, ConfigError, EnvironmentUnfit, LaunchError
-from ampcompare.base.isolate.group import kill_group
-from ampcompare.diagnosis.cures import verdict_of, with_cure
-from ampcompare.diagnosis.options import DiagnoseOptions
-from ampcompare.diagnosis.request import Request
-from ampcompare.diagnosis.search import Tested
+from ampcompare.base.isolate.start import kill_group
+from ampcompare.diagnosis.cures import Tested, verdict_of, with_cure
+from ampcompare.diagnosis.options import DiagnoseOptions, Request
 from ampcompare.launch.cell_files import log_tail
 from ampcompare.launch.script.children import RECORD
 from ampcompare.launch.script.rows import read_rows

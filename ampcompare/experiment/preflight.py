@@ -7,11 +7,10 @@ import platform
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from ampcompare.backends.apex_engine import require_real_apex
+from ampcompare.backends.apex_levels import require_real_apex
 from ampcompare.backends.arm import Arm
 from ampcompare.backends.catalog import BUILT_IN, SCRIPT_BACKENDS
-from ampcompare.base.environment.accelerators import ACCELERATORS, accelerator_of, why_no_accelerator
-from ampcompare.base.environment.cuda import why_no_cuda
+from ampcompare.base.environment.gpus import ACCELERATORS, accelerator_of, why_no_accelerator, why_no_cuda
 from ampcompare.base.errors import BackendUnavailable, EnvironmentUnfit, UnsupportedCombination
 from ampcompare.base.files.find_module import find_module
 from ampcompare.checkpoint.store.frame import require_checkpoint
@@ -20,7 +19,7 @@ from ampcompare.launch.script.refusals.arms import why_refused
 from ampcompare.launch.slurm import require_slurm
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.optimizers import require_optimizer
-from ampcompare.tasks.names import check_task
+from ampcompare.tasks.catalog import check_task
 
 __all__ = ["check_cells", "grouped_refusals", "refused_arms"]
 

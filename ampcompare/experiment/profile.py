@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 from ampcompare.base.errors import AmpCompareError, ConfigError
 from ampcompare.base.files.write import write_atomically
 from ampcompare.experiment.profile_script import profile_script
-from ampcompare.profiling.chrome import merged_trace
-from ampcompare.profiling.in_child import profile_in_child
-from ampcompare.profiling.options import ProfileOptions
+from ampcompare.profiling.options import ProfileOptions, profile_in_child
 from ampcompare.profiling.reasons import headline_of, with_reasons
+from ampcompare.profiling.trace import merged_trace
 from ampcompare.records.profile import ArmProfile, Profile
 from ampcompare.report.profile_files import write_profile
 from ampcompare.settings.config import RunConfig
@@ -70,7 +69,7 @@ def profile(
 
 def _one(options: ProfileOptions, config: RunConfig, loop: Loop | None) -> tuple[ArmProfile, Mapping[str, Any]]:
     if loop is not None:
-        from ampcompare.profiling.profile_loop import profile_loop
+        from ampcompare.profiling.measure import profile_loop
 
         return profile_loop(loop, config, steps=options.steps, profiled=options.profiled)
     with tempfile.TemporaryDirectory(prefix="ampcompare-profile-") as folder:

@@ -9,7 +9,7 @@ from typing import Any
 
 from ampcompare.base.errors import LaunchError
 from ampcompare.experiment.diagnose_script import ENDED, ERRORS, error_of, run_watched, watched_settings
-from ampcompare.profiling.request import ProfileRequest
+from ampcompare.profiling.options import ProfileRequest
 from ampcompare.records.profile import ArmProfile, RankTimes
 from ampcompare.settings.config import RunConfig
 

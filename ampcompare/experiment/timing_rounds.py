@@ -16,10 +16,8 @@ from ampcompare.experiment.plan import Plan
 from ampcompare.experiment.run_order import balanced_rows
 from ampcompare.launch.base import Launcher
 from ampcompare.launch.cell_files import CHECKPOINTS, write_record
-from ampcompare.records.readings import TimingRound
-from ampcompare.records.run import RunRecord
-from ampcompare.settings.config import RunConfig
-from ampcompare.settings.saving import SavingConfig
+from ampcompare.records.run import RunRecord, TimingRound
+from ampcompare.settings.config import RunConfig, SavingConfig
 
 __all__ = ["TIMED_STEPS", "round_config", "run_timing_rounds"]
 

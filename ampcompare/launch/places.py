@@ -11,8 +11,7 @@ from pathlib import Path
 
 from ampcompare.base.environment.gpus import Gpu, local_cores, visible_gpus
 from ampcompare.base.errors import ConfigError, EnvironmentUnfit
-from ampcompare.records.placement import Placement
-from ampcompare.records.run import RunRecord
+from ampcompare.records.run import Placement, RunRecord
 from ampcompare.settings.config import RunConfig
 
 __all__ = ["ANYWHERE", "VARIABLE", "Place", "Places", "find_places", "with_place"]

@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 from ampcompare.backends.arm import Arm
 from ampcompare.base.version import __version__
 from ampcompare.precision.factory import make_precision
-from ampcompare.precision.rounding import step_seed
+from ampcompare.precision.half_optimizer import step_seed
 from ampcompare.precision.wrapper import PrecisionWrapper
 from ampcompare.records.run import Effective
 

@@ -18,7 +18,7 @@ from ampcompare.precision.base import Precision, StepOutcome, all_applied, owned
 from ampcompare.precision.half_cast import cast_model, cast_state
 from ampcompare.precision.half_optimizer import HalfOptimizer
 from ampcompare.precision.keep_fp32 import kept_in_fp32
-from ampcompare.precision.unscale_once import UnscaleOnce
+from ampcompare.precision.library_precision import UnscaleOnce
 from ampcompare.tensors.lists import by_type
 
 __all__ = ["Half", "make_half"]

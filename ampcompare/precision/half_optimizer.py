@@ -7,6 +7,7 @@ rounded into the model. Without them a step may run on fp32 copies that do not o
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -18,21 +19,96 @@ from torch import Tensor, distributed, nn
 from torch.optim import Optimizer
 
 from ampcompare.precision.base import FixedOutcome, Precision, StepOutcome, owned_params
-from ampcompare.precision.half_cast import cast_model
-from ampcompare.precision.held_state import cast_entries, hold_state_in
+from ampcompare.precision.half_cast import cast_model, cast_state
 from ampcompare.precision.keep_fp32 import kept_in_fp32
 from ampcompare.precision.late import LateOutcomes
-from ampcompare.precision.optimizer_weights import Masters, OptimizerWeights
-from ampcompare.precision.rounding import StochasticRounding
 from ampcompare.tensors.lists import by_type, copy_by_dtype
 from ampcompare.tensors.loss_scale import DeviceLossScale, is_exact_on_device, moved_scale
 from ampcompare.tensors.reduction import average_in, note_reduction_type
 from ampcompare.tensors.skippable_step import obeys_flag
 
-__all__ = ["COMPENSATION", "Fp32Gradients", "HalfOptimizer", "WideStep"]
+__all__ = [
+    "COMPENSATION",
+    "Fp32Gradients",
+    "HalfOptimizer",
+    "StochasticRounding",
+    "WideStep",
+    "hold_state_in",
+    "round_stochastically",
+    "step_seed",
+]
 
 
-class Fp32Gradients(Masters):
+class _OptimizerWeights:
+    """The weights of the model as they are; what stands in their place overrides these methods."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        cast_state(optimizer)
+
+    def collect(self) -> None:
+        """Add up the gradients so far, before those of another backward pass come."""
+
+    def take_gradients(self) -> None:
+        """Give what the optimizer steps the gradients of the model."""
+
+    def give_weights(self) -> None:
+        """Give the model the weights of a step."""
+
+    def drop(self) -> None:
+        """End an update whose step is skipped."""
+
+
+class _Masters(_OptimizerWeights):
+    """fp32 master weights that replace the 16-bit parameters of an optimizer, and the copies between the two.
+
+    Parameters of groups that are added later get masters at the next step.
+    """
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self._optimizer = optimizer
+        self._params: list[Tensor] = []
+        self._masters: list[Tensor] = []
+        self._num_groups = 0
+        self._make_masters()
+
+    @torch.no_grad()
+    def _make_masters(self) -> None:
+        optimizer = self._optimizer
+        for group in optimizer.param_groups[self._num_groups :]:
+            for index, param in enumerate(group["params"]):
+                if param.dtype is torch.float32:
+                    continue
+                master = param.detach().float().requires_grad_(param.requires_grad)
+                self._params.append(param)
+                self._masters.append(master)
+                group["params"][index] = master
+                if param in optimizer.state:
+                    optimizer.state[master] = optimizer.state.pop(param)
+        self._num_groups = len(optimizer.param_groups)
+
+    def pairs(self) -> list[tuple[Tensor, Tensor]]:
+        """Return each 16-bit weight with its master."""
+        return list(zip(self._params, self._masters, strict=True))
+
+    @torch.no_grad()
+    def take_gradients(self) -> None:
+        if len(self._optimizer.param_groups) != self._num_groups:
+            self._make_masters()
+        narrow: list[Tensor] = []
+        wide: list[Tensor] = []
+        for param, master in zip(self._params, self._masters, strict=True):
+            if param.grad is not None:
+                narrow.append(param.grad)
+                wide.append(torch.empty_like(param.grad, dtype=torch.float32))
+                master.grad, param.grad = wide[-1], None
+        copy_by_dtype(wide, narrow)
+
+    @torch.no_grad()
+    def give_weights(self) -> None:
+        copy_by_dtype(self._params, self._masters)
+
+
+class Fp32Gradients(_Masters):
     """Masters whose gradients are sums in fp32: that of each micro-batch is added before the next one comes.
 
     A wrapper for several processes reduces the gradients of the last micro-batch. The sum of the earlier ones, which it
@@ -67,7 +143,7 @@ class Fp32Gradients(Masters):
 COMPENSATION = "compensation"
 
 
-class WideStep(OptimizerWeights):
+class WideStep(_OptimizerWeights):
     """fp32 copies of an optimizer's 16-bit weights, made for each step.
 
     Args:
@@ -95,7 +171,7 @@ class WideStep(OptimizerWeights):
         self._compensations: list[Tensor | None] = []
         for group in optimizer.param_groups:
             for param in group["params"]:
-                cast_entries(optimizer, param, state_dtype or param.dtype)
+                _cast_entries(optimizer, param, state_dtype or param.dtype)
 
     @torch.no_grad()
     def take_gradients(self) -> None:
@@ -114,7 +190,7 @@ class WideStep(OptimizerWeights):
             copy.add_(compensation)
         if entries:
             self._optimizer.state[copy] = entries
-            cast_entries(self._optimizer, copy, torch.float32)
+            _cast_entries(self._optimizer, copy, torch.float32)
         if param.grad is not None:
             copy.grad, param.grad = param.grad.float(), None
         held[index] = copy.requires_grad_()
@@ -139,7 +215,7 @@ class WideStep(OptimizerWeights):
         rows = zip(self._places, self._params, self._copies, self._compensations, strict=True)
         for (held, index), param, copy, compensation in rows:
             held[index] = param
-            cast_entries(self._optimizer, copy, self._state_dtype or param.dtype)
+            _cast_entries(self._optimizer, copy, self._state_dtype or param.dtype)
             entries = self._optimizer.state.pop(copy, {})
             if compensation is not None:
                 entries[COMPENSATION] = compensation
@@ -210,7 +286,7 @@ class HalfOptimizer(Precision):
         self._outcomes = LateOutcomes()
         self._inverses: dict[torch.device, tuple[float, Tensor]] = {}
         self._optimizers: list[Optimizer] = []
-        self._weights: dict[int, OptimizerWeights] = {}
+        self._weights: dict[int, _OptimizerWeights] = {}
         self._flags: dict[int, list[Tensor]] = {}  # overflow flags of the optimizers whose gradients are unscaled
 
     def _prepare(
@@ -235,14 +311,14 @@ class HalfOptimizer(Precision):
             for model in models:
                 cast_model(model, self.half_dtype, bn_fp32=self.bn_fp32)
 
-    def _weights_of(self, optimizer: Optimizer) -> OptimizerWeights:
+    def _weights_of(self, optimizer: Optimizer) -> _OptimizerWeights:
         if self._collects:
             return Fp32Gradients(optimizer, self._reduce)
         if self.master_weights:
-            return Masters(optimizer)
+            return _Masters(optimizer)
         if self._is_wide:
             return WideStep(optimizer, state_dtype=self.state_dtype, stochastic=self._stochastic, kahan=self._kahan)
-        return OptimizerWeights(optimizer)
+        return _OptimizerWeights(optimizer)
 
     def scale_loss(
         self, loss: Tensor, optimizers: Sequence[Optimizer], *, loss_id: int = 0, delay_unscale: bool = False
@@ -262,7 +338,7 @@ class HalfOptimizer(Precision):
     def masters(self, optimizer: Optimizer) -> list[tuple[Tensor, Tensor]]:
         """Return each 16-bit weight that `optimizer` steps a master of, with that master."""
         weights = self._weights[id(optimizer)]
-        return weights.pairs() if isinstance(weights, Masters) else []
+        return weights.pairs() if isinstance(weights, _Masters) else []
 
     def _device_scale(self, device: torch.device) -> DeviceLossScale | None:
         """Return the scale that lives on `device`; None if the host has it."""
@@ -436,3 +512,83 @@ def _check_and_unscale(grads: list[Tensor], inverse: float | Tensor) -> Tensor:
     assert isinstance(inverse, Tensor), "a number is for bfloat16"
     torch._amp_foreach_non_finite_check_and_unscale_(grads, flag, inverse.to(device))
     return flag
+
+
+LOW_BITS = 16  # of an fp32 number, which its bfloat16 lacks
+
+
+def step_seed(purpose: str, seed: int, step: int) -> int:
+    """Hash to a seed of 63 bits, the same on every machine.
+
+    Every bit depends on `seed` and on `step`: torch's generator for CPUs uses the lower 32 bits and drops the others.
+    """
+    return int.from_bytes(hashlib.blake2b(f"{purpose}:{seed}:{step}".encode(), digest_size=8).digest(), "little") >> 1
+
+
+def round_stochastically(value: Tensor, generator: torch.Generator) -> Tensor:
+    """Return fp32 values in bfloat16, each rounded up or down with the probability that keeps its mean.
+
+    A number between two of bfloat16 becomes the upper one with the probability of its distance from the lower one, in
+    units of their gap. The bits that bfloat16 lacks count that distance: a random 16-bit number is added to them, and
+    the carry decides. Numbers that bfloat16 has, infinities and NaN stay what they are.
+    """
+    noise = torch.randint(0, 1 << LOW_BITS, value.shape, dtype=torch.int32, device=value.device, generator=generator)
+    bits = value.contiguous().view(torch.int32)
+    rounded = ((bits + noise) >> LOW_BITS << LOW_BITS).view(torch.float32).reshape(value.shape)
+    return torch.where(value.isfinite(), rounded, value).to(torch.bfloat16)
+
+
+class StochasticRounding:
+    """Rounds lists of weights with its own generators, so that dropout draws the same numbers as without it.
+
+    Ranks of the default process group round alike, whatever their own seeds: the first call takes the state of rank 0.
+
+    Attributes:
+        seed, rounds: with which the next call seeds its generators; both together are the state.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.rounds = 0
+        self._generators: dict[torch.device, torch.Generator] = {}
+        self._agreed = False
+
+    def into(self, targets: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+        """Round each fp32 value into its bfloat16 target."""
+        if not self._agreed and targets:
+            self._agree(targets[0].device)
+        self.rounds += 1
+        for device in {target.device for target in targets}:
+            generator = self._generators.setdefault(device, torch.Generator(device))
+            generator.manual_seed(step_seed("stochastic rounding", self.seed, self.rounds))
+        for target, value in zip(targets, values, strict=True):
+            target.copy_(round_stochastically(value, self._generators[target.device]))
+
+    def _agree(self, device: torch.device) -> None:
+        """Take seed and count of rank 0: weights that are rounded apart would drift apart under equal gradients."""
+        self._agreed = True
+        if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
+            of_first = torch.tensor([self.seed, self.rounds], device=device)
+            distributed.broadcast(of_first, src=0)
+            self.seed, self.rounds = of_first.tolist()
+
+
+def hold_state_in(optimizer: Optimizer, dtype: torch.dtype) -> None:
+    """Hold the state of `optimizer` in `dtype` between steps; a step widens it to fp32, and rounds what it leaves."""
+
+    def cast_all(target: torch.dtype) -> None:
+        for param in owned_params(optimizer):
+            if param.is_floating_point():
+                _cast_entries(optimizer, param, target)
+
+    optimizer.register_step_pre_hook(lambda *_: cast_all(torch.float32))
+    optimizer.register_step_post_hook(lambda *_: cast_all(dtype))
+    cast_all(dtype)
+
+
+def _cast_entries(optimizer: Optimizer, param: Tensor, dtype: torch.dtype) -> None:
+    """Cast the state of a parameter, if any: the floating tensors of its shape, not counts of steps."""
+    state: dict[str, Any] = optimizer.state.get(param, {})
+    for name, value in state.items():
+        if isinstance(value, Tensor) and value.is_floating_point() and value.shape == param.shape and name != "step":
+            state[name] = value.to(dtype)

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from ampcompare.backends.horovod import LIBRARY
 from ampcompare.base.errors import UnsupportedCombination
 from ampcompare.precision.base import StepOutcome, all_applied, owned_params
-from ampcompare.precision.unscale_once import UnscaleOnce
+from ampcompare.precision.library_precision import UnscaleOnce
 from ampcompare.records.run import Effective
 
 __all__ = ["Horovod"]

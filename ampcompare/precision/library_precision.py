@@ -12,12 +12,36 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ampcompare.base.errors import UnsupportedCombination
-from ampcompare.precision.base import FixedOutcome, StepOutcome, all_applied
+from ampcompare.precision.base import FixedOutcome, Precision, StepOutcome, all_applied, owned_params
 from ampcompare.precision.late import LateOutcomes
-from ampcompare.precision.unscale_once import UnscaleOnce
 from ampcompare.records.run import Effective
 
-__all__ = ["LibraryPrecision"]
+__all__ = ["LibraryPrecision", "UnscaleOnce"]
+
+
+class UnscaleOnce(Precision, abc.ABC):
+    """A precision whose `unscale` changes gradients: the first call of a step does, the others return the parameters.
+
+    `step` of a subclass ends with `_forget`.
+    """
+
+    def __init__(self) -> None:
+        self._unscaled: set[int] = set()
+
+    @abc.abstractmethod
+    def _unscale(self, optimizer: Optimizer) -> None:
+        """Bring the gradients of `optimizer` to their true size."""
+
+    def _forget(self, optimizers: Sequence[Optimizer]) -> None:
+        """Note that these optimizers were stepped: their next gradients are not unscaled."""
+        self._unscaled.difference_update(map(id, optimizers))
+
+    def unscale(self, optimizer: Optimizer) -> list[Tensor]:
+        if id(optimizer) not in self._unscaled:
+            self._unscale(optimizer)
+            self._unscaled.add(id(optimizer))
+        return owned_params(optimizer)
+
 
 HALF_DTYPES = {
     "fp32": None,

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ampcompare.precision.base import Precision, StepOutcome, all_applied
-from ampcompare.precision.held_state import hold_state_in
+from ampcompare.precision.half_cast import cast_weights
+from ampcompare.precision.half_optimizer import HalfOptimizer, hold_state_in
 from ampcompare.precision.keep_fp32 import kept_in_fp32, without_autocast
 from ampcompare.precision.late import LateOutcomes
-from ampcompare.precision.native_weights import NativeWeights
-from ampcompare.precision.unscale_once import UnscaleOnce
+from ampcompare.precision.library_precision import UnscaleOnce
 from ampcompare.tensors.loss_scale import FLOAT32_MAX, moved_scale
 from ampcompare.tensors.reduction import note_reduction_type
 from ampcompare.tensors.skippable_step import obeys_flag
@@ -217,4 +217,27 @@ def make_native(
     """
     if weights == "float32":
         return Native(device=device, dtype=dtype, **options)
-    return NativeWeights(device=device, master_weights=masters == "float32", **options)
+    return _NativeWeights(device=device, master_weights=masters == "float32", **options)
+
+
+class _NativeWeights(HalfOptimizer):
+    """`torch.autocast` in bfloat16 over weights that are stored in it, except those of batch norm.
+
+    Args:
+        device: the device type to autocast for, with or without an index.
+        options: those of `HalfOptimizer`.
+    """
+
+    key = "scaler"
+
+    def __init__(self, *, device: str = "cpu", **options: Any) -> None:
+        super().__init__(dtype="bfloat16", bn_fp32=True, **options)
+        self.device_type = torch.device(device).type
+
+    def _cast(self, models: Sequence[nn.Module]) -> None:
+        with kept_in_fp32(models, self.keep_fp32, None, without_autocast(self.device_type)) as self.kept_fp32:
+            for model in models:
+                cast_weights(model, self.half_dtype, bn_fp32=self.bn_fp32)
+
+    def autocast(self) -> AbstractContextManager[None]:
+        return torch.autocast(self.device_type, dtype=self.half_dtype)

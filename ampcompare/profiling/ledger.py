@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ampcompare.profiling.kinds import SHORT
 from ampcompare.profiling.marks import Marks
+from ampcompare.profiling.trace import SHORT
 from ampcompare.records.profile import Held, Memory
 
 __all__ = ["Block", "Ledger"]

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import json
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
 
-from ampcompare.base.errors import ConfigError
+from ampcompare.base.errors import AmpCompareError, ConfigError, EnvironmentUnfit, LaunchError
+from ampcompare.base.isolate.call import call_in_child
+from ampcompare.records.profile import ArmProfile
 from ampcompare.settings.config import RunConfig
 
-__all__ = ["ProfileOptions"]
+__all__ = ["ProfileOptions", "ProfileRequest", "profile_in_child"]
 
 
 @dataclass(frozen=True)
@@ -55,3 +60,83 @@ class ProfileOptions:
             raise ConfigError(
                 "profile follows the phases of a step, but --cuda-graph replays it as one piece; leave it out"
             )
+
+
+@dataclass(frozen=True)
+class ProfileRequest:
+    """What to run, and how many steps of it to profile.
+
+    Attributes:
+        settings: the fields of `ExecSettings`.
+        is_module: the script is the name of a module.
+        steps, profiled: timed steps, and those under torch.profiler.
+        answers: folder for the profile of each rank, and for the trace of rank 0.
+        ended: file for the exit code of rank 0, written when it ends.
+    """
+
+    settings: dict[str, Any]
+    is_module: bool
+    steps: int
+    profiled: int
+    answers: str
+    ended: str
+
+    def answer(self, rank: int) -> Path:
+        """Return the file for the profile of a rank."""
+        return Path(self.answers) / f"profile-{rank}.json"
+
+    @property
+    def trace(self) -> Path:
+        """The file for the trace of rank 0."""
+        return Path(self.answers) / "trace.json"
+
+    def write(self, path: Path) -> None:
+        """Write the request for the processes."""
+        path.write_text(json.dumps(asdict(self)), encoding="utf-8")
+
+    @classmethod
+    def read(cls, path: Path) -> ProfileRequest:
+        """Return the request of a file."""
+        return cls(**json.loads(path.read_text(encoding="utf-8")))
+
+
+TIME_LIMIT = 3600.0
+PROGRAM = Path(__file__).resolve().parent / "profile_recipe.py"
+ERRORS: dict[int, type[AmpCompareError]] = {2: ConfigError, 4: EnvironmentUnfit}
+
+
+def profile_in_child(
+    config: RunConfig,
+    *,
+    steps: int,
+    profiled: int,
+    trials: bool,
+    trace: Path | None = None,
+    seconds: float = TIME_LIMIT,
+) -> ArmProfile:
+    """Profile an arm on a recipe in a separate process.
+
+    Args:
+        trace: file for the trace.
+
+    Raises:
+        ConfigError: a name, a file or an option that cannot be used.
+        EnvironmentUnfit: this machine lacks something that the arm or the data need.
+        LaunchError: the model raised, or the process died or did not end in time.
+    """
+    answer = call_in_child(
+        PROGRAM,
+        seconds=seconds,
+        options={
+            "config": config.model_dump(mode="json"),
+            "steps": steps,
+            "profiled": profiled,
+            "trials": trials,
+            "trace": "" if trace is None else str(trace),
+        },
+    )
+    if not answer.done:
+        raise LaunchError(f"{config.arm} cannot be profiled: {answer.failure}")
+    if "error" in answer.value:
+        raise ERRORS.get(answer.value["exit_code"], LaunchError)(answer.value["error"])
+    return ArmProfile.model_validate(answer.value)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from ampcompare.profiling.kinds import is_half
+from ampcompare.profiling.trace import is_half
 from ampcompare.records.profile import ArmProfile, Profile, Reason, Trial
 
 __all__ = ["BATCH", "deciding", "find_reasons", "headline_of", "with_reasons"]

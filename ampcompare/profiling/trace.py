@@ -8,15 +8,28 @@ gap, to what the host does meanwhile. So the parts add up to the step.
 from __future__ import annotations
 
 import bisect
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ampcompare.profiling.kinds import SYNC_CALLS, is_half, kind_of, kind_of_kernel, type_of
 from ampcompare.records.profile import PHASES, Phase, WorkKind
 
-__all__ = ["MODULE", "PHASE", "STEP", "Account", "Event", "LayerTime", "OperationTime", "read_trace"]
+__all__ = [
+    "MODULE",
+    "PHASE",
+    "SHORT",
+    "STEP",
+    "Account",
+    "Event",
+    "LayerTime",
+    "OperationTime",
+    "is_half",
+    "kind_of",
+    "merged_trace",
+    "read_trace",
+]
 
 STEP = "ampcompare:step"
 PHASE = "ampcompare:phase:"
@@ -226,11 +239,11 @@ class _Place:
 
 def _is_emulated(event: Event) -> bool:
     """Return whether an event is a product of 16-bit inputs that computes an fp32 product inside."""
-    if kind_of(event.name) != "product" or not is_half(type_of(event.args.get("Input type", ()))):
+    if kind_of(event.name) != "product" or not is_half(_type_of(event.args.get("Input type", ()))):
         return False
     inner = list(_calls_of(event))
     return any(kind_of(one.name) == "cast" for one in inner) and any(
-        kind_of(one.name) == "product" and type_of(one.args.get("Input type", ())) == "fp32" for one in inner
+        kind_of(one.name) == "product" and _type_of(one.args.get("Input type", ())) == "fp32" for one in inner
     )
 
 
@@ -256,7 +269,7 @@ def _account_of_host(
         here = place.inside(event, modules)
         own = (event.end - event.start) - sum(one.end - one.start for one in event.inside)
         is_range = event.category != "cpu_op" or event.name.startswith(BACKWARD)
-        dtype = type_of(event.args.get("Input type", ()))
+        dtype = _type_of(event.args.get("Input type", ()))
         kind: WorkKind
         if here.emulated:
             if not place.emulated:
@@ -320,9 +333,9 @@ def _account_of_device(
             correlation = event.args.get("correlation")
             if correlation is not None:
                 name = operation.name if operation is not None else ""
-                dtype = type_of(operation.args.get("Input type", ())) if operation is not None else ""
+                dtype = _type_of(operation.args.get("Input type", ())) if operation is not None else ""
                 launches[int(correlation)] = _Launch(here, name, dtype)
-            if event.name in SYNC_CALLS and in_step:
+            if event.name in _SYNC_CALLS and in_step:
                 waits.append(((event.start, event.end), operation.name if operation is not None else event.name))
         elif event.category == "cpu_op" and not event.name.startswith(BACKWARD):
             operation = event
@@ -359,7 +372,7 @@ def _account_of_device(
         if _is_collective(event):
             continue
         launch = launches.get(int(event.get("args", {}).get("correlation", -1)), _Launch(_Place(), "", ""))
-        kind = kind_of_kernel(str(event["name"]), launch.operation)
+        kind = _kind_of_kernel(str(event["name"]), launch.operation)
         own = max(0.0, stop - max(start, reached))
         account.add((launch.place.phase, kind), launch.operation or str(event["name"]), launch.dtype,
                     launch.place.module, own)  # fmt: skip
@@ -376,7 +389,7 @@ def _account_of_device(
 
 
 def _is_collective(event: Mapping[str, Any]) -> bool:
-    return kind_of_kernel(str(event["name"]), "") == "communication"
+    return _kind_of_kernel(str(event["name"]), "") == "communication"
 
 
 def _add_gap(account: Account, start: float, end: float, phases: Sequence[tuple[float, float, Phase]]) -> None:
@@ -419,3 +432,111 @@ def _without(spans: Sequence[Span], removed: Sequence[Span]) -> Iterator[Span]:
 
 def _overlap(span: Span, others: Sequence[Span]) -> float:
     return sum(max(0.0, min(span[1], end) - max(span[0], start)) for start, end in others)
+
+
+_TYPES = {  # as a trace writes them
+    "float": "fp32",
+    "double": "fp64",
+    "c10::Half": "fp16",
+    "c10::BFloat16": "bf16",
+    "c10::Float8_e4m3fn": "fp8",
+    "c10::Float8_e5m2": "fp8",
+}
+SHORT = {"float32": "fp32", "float64": "fp64", "float16": "fp16", "bfloat16": "bf16"}
+PRODUCTS = re.compile(
+    r"^(mm|bmm|addmm|baddbmm|addbmm|mv|addmv|dot|_?convolution|.*_conv\w*|conv\w*|.*convolution\w*|linear|matmul|"
+    r"_scaled_mm|_scaled_dot_product\w*|.*flash_attention\w*|.*efficient_attention\w*|einsum|_addmm_activation|"
+    r"mkldnn_linear\w*|lstm\w*|gru\w*|mkldnn_rnn\w*)$"
+)
+NORMS = re.compile(r".*(norm|softmax)(?!.*foreach).*")
+COPIES = re.compile(
+    r"^(copy_?|clone|contiguous|fill_|zero_|zeros\w*|ones\w*|full\w*|empty\w*|cat|stack|_foreach_zero_|"
+    r"_foreach_copy_|resize\w*|pin_memory|_pin_memory|new_\w+|index_select|gather|_pad\w*|constant_pad_nd)$"
+)
+SYNCS = ("item", "_local_scalar_dense", "is_nonzero", "equal", "nonzero", "_assert_async")
+_SYNC_CALLS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize", "hipStreamSynchronize")
+CASTS = ("_to_copy", "to", "float", "half", "bfloat16", "type_as", "_autocast_to_full_precision")
+COMMUNICATION = re.compile(r"^(c10d::|gloo:|nccl:|_c10d_functional|record_param_comms|.*(all_?reduce|all_?gather))")
+VIEWS = re.compile(
+    r"^(view|reshape|t|transpose|permute|expand|as_strided|detach|slice|select|unsqueeze|squeeze|alias)$"
+)
+
+
+def _type_of(names: Sequence[object]) -> str:
+    """Return the floating-point type of the inputs of an operation in a trace, the narrowest first; "" if none."""
+    found = {_TYPES[name] for name in names if isinstance(name, str) and name in _TYPES}
+    return next((name for name in ("fp8", "fp16", "bf16", "fp32", "fp64") if name in found), "")
+
+
+def is_half(dtype: str) -> bool:
+    """Return whether a type has 16 bits or fewer."""
+    return dtype in ("fp16", "bf16", "fp8")
+
+
+def kind_of(name: str) -> WorkKind:
+    """Return the kind of an operation such as aten::addmm or gloo:all_reduce."""
+    if COMMUNICATION.match(name):
+        return "communication"
+    bare = name.rpartition("::")[2].removesuffix("_backward").removesuffix("_forward")
+    if bare in CASTS:
+        return "cast"
+    if bare in SYNCS:
+        return "sync"
+    if PRODUCTS.match(bare):
+        return "product"
+    if NORMS.match(bare) and not bare.startswith(("_foreach_norm", "linalg")):
+        return "normalization"
+    if COPIES.match(bare):
+        return "copy"
+    if VIEWS.match(bare):
+        return "other"
+    return "pointwise" if name.startswith(("aten::", "torch::")) else "other"
+
+
+def _kind_of_kernel(kernel: str, operation: str) -> WorkKind:
+    """Return the kind of a kernel on a GPU, from its name and the operation that launched it."""
+    text = kernel.lower()
+    if "nccl" in text or "rccl" in text:
+        return "communication"
+    if any(word in text for word in ("gemm", "cutlass", "cudnn::cnn", "winograd", "implicit_conv", "fmha", "flash")):
+        return "product"
+    kind = kind_of(operation) if operation else "other"
+    return "pointwise" if kind == "sync" else kind
+
+
+STRIDE = 1_000_000  # between the process numbers of two arms
+
+
+def merged_trace(traces: Sequence[tuple[str, Mapping[str, Any]]]) -> dict[str, Any]:
+    """Return the events of some traces in one, each with an arm's name on its processes.
+
+    Args:
+        traces: name of the arm, and its trace; those without a step are left out.
+    """
+    merged: list[dict[str, Any]] = []
+    for place, (name, trace) in enumerate(traces):
+        events = trace.get("traceEvents", [])
+        starts = [float(event["ts"]) for event in events if event.get("name") == STEP and event.get("ph") == "X"]
+        if not starts:
+            continue
+        begin = min(starts)
+        numbers: dict[Any, int] = {}
+        for event in events:
+            if event.get("ph") == "M" and event.get("name") in ("process_name", "process_labels", "process_sort_index"):
+                continue
+            number = numbers.setdefault(event.get("pid"), place * STRIDE + len(numbers))
+            moved = {**event, "pid": number}
+            if "ts" in event:
+                moved["ts"] = float(event["ts"]) - begin
+            if "id" in event:  # arrows between host and device would join two arms
+                moved["id"] = f"{place}:{event['id']}"
+            merged.append(moved)
+        for old, number in numbers.items():
+            what = f"GPU {old}" if isinstance(old, int) and old < 64 else f"{old}"
+            for kind, args in (
+                ("process_name", {"name": f"{name}"}),
+                ("process_labels", {"labels": what}),
+                ("process_sort_index", {"sort_index": number}),
+            ):
+                merged.append({"ph": "M", "name": kind, "pid": number, "tid": 0, "args": args})
+    return {"schemaVersion": 1, "displayTimeUnit": "ms", "traceEvents": merged}

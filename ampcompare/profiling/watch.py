@@ -21,9 +21,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from ampcompare.profiling.kinds import SHORT, is_half, kind_of
 from ampcompare.profiling.ledger import Ledger
 from ampcompare.profiling.marks import Marks
+from ampcompare.profiling.trace import SHORT, is_half, kind_of
 
 __all__ = ["ProductShape", "Seen", "StepSight", "missed_sizes", "repeated_casts", "tensors_in"]
 

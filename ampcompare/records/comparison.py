@@ -13,10 +13,10 @@ from pydantic import Field, model_validator
 
 from ampcompare.base.shown import Shown
 from ampcompare.records.document import SCHEMA, SchemaNumber, read_model
+from ampcompare.records.evaluation import PrecisionRow
 from ampcompare.records.fields import FrozenRecord, Number
 from ampcompare.records.look import LOSS_MARGIN, Look
 from ampcompare.records.metric import MAX_NAME, TOP1, Metric
-from ampcompare.records.other_precisions import PrecisionRow
 from ampcompare.records.published import Published
 from ampcompare.records.run import RunRecord
 

@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
+import hashlib
+import math
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, model_validator
 
-from ampcompare.records.fields import Count, Finite, FrozenRecord, Number
+from ampcompare.base.errors import RecordError
+from ampcompare.records.fields import Count, Finite, FrozenRecord, Number, Share
 from ampcompare.records.metric import TOP1, TOP5
 
-__all__ = ["EpochResult", "SampleResults"]
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = [
+    "EpochResult",
+    "PrecisionResult",
+    "PrecisionRow",
+    "SampleResults",
+    "pack_right",
+    "pack_values",
+    "unpack_samples",
+]
 
 
 class SampleResults(FrozenRecord):
@@ -96,3 +112,128 @@ def _share(count: Any, samples: Any) -> Any:
     """Return a share; anything else is returned as it is, for the field to refuse."""
     valid = isinstance(count, int) and isinstance(samples, int) and samples > 0
     return count / samples if valid else count
+
+
+ROUNDING = 1e-4  # relative, of a mean of float32
+
+
+def pack_right(right: NDArray[Any], labels: NDArray[Any]) -> SampleResults:
+    """Return which samples were right, in the form that records keep.
+
+    Args:
+        right: (samples,), bool, in the order of the data set.
+        labels: (samples,), whole numbers, in the same order.
+    """
+    import numpy as np
+
+    packed = np.packbits(right).tobytes()
+    return SampleResults(bits=base64.b64encode(packed).decode(), sha256=_hash(packed), labels_sha256=_of_labels(labels))
+
+
+def pack_values(values: NDArray[Any], labels: NDArray[Any]) -> SampleResults:
+    """Return the value of the first metric for each sample, in the form that records keep.
+
+    Args:
+        values: (samples,), numbers, in the order of the data set; kept as float32.
+        labels: (samples,), whole numbers that tell the samples apart, in the same order.
+    """
+    packed = values.astype("<f4").tobytes()
+    return SampleResults(
+        values=base64.b64encode(packed).decode(), sha256=_hash(packed), labels_sha256=_of_labels(labels)
+    )
+
+
+def unpack_samples(result: EpochResult) -> NDArray[Any] | None:
+    """Return what an evaluation found for each sample: (samples,) bool where that is right or wrong, else float64.
+
+    Returns:
+        None where it kept nothing.
+
+    Raises:
+        RecordError: the text is not what `pack_right` or `pack_values` wrote, or contradicts the evaluation.
+    """
+    kept = result.per_sample
+    if kept is None:
+        return None
+    return _numbers(result, kept) if kept.bits is None else _right(result, kept, kept.bits)
+
+
+def _right(result: EpochResult, kept: SampleResults, text: str) -> NDArray[Any]:
+    import numpy as np
+
+    packed = _decoded(text, -(-result.samples // 8), kept.sha256, result.samples)
+    right = np.unpackbits(np.frombuffer(packed, dtype=np.uint8), count=result.samples).astype(bool)
+    counted = next(iter(result.counts.values()), None)
+    if int(right.sum()) != counted:
+        raise RecordError(f"they count {int(right.sum())} correct samples, and the evaluation {counted}")
+    return right
+
+
+def _numbers(result: EpochResult, kept: SampleResults) -> NDArray[Any]:
+    import numpy as np
+
+    packed = _decoded(kept.values or "", 4 * result.samples, kept.sha256, result.samples)
+    values: NDArray[Any] = np.frombuffer(packed, dtype="<f4").astype(np.float64)
+    mean = float(values.mean())
+    if not math.isclose(mean, result.value, rel_tol=ROUNDING, abs_tol=ROUNDING * float(np.abs(values).mean())):
+        raise RecordError(f"their mean is {mean:.6g}, and the evaluation has {result.value:.6g}")
+    return values
+
+
+def _decoded(text: str, size: int, digest: str, samples: int) -> bytes:
+    try:
+        packed = base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise RecordError(f"they are not base64 ({error})") from None
+    if len(packed) != size:
+        raise RecordError(f"they have {len(packed)} bytes, and {samples} samples take {size}")
+    if _hash(packed) != digest:
+        raise RecordError("their hash is another than the recorded one")
+    return packed
+
+
+def _hash(packed: bytes) -> str:
+    return hashlib.sha256(packed).hexdigest()
+
+
+def _of_labels(labels: NDArray[Any]) -> str:
+    return _hash(labels.astype("<i8").tobytes())
+
+
+class PrecisionResult(FrozenRecord):
+    """The weights of one run in one precision, next to the arm's own evaluation of the same samples.
+
+    An answer is what a model decides: the class of an image, the next byte, the class of a pixel. A task without any
+    has whether a sample is right, if its metric is a share of samples, and else none.
+    """
+
+    precision: str = Field(description="as --eval-precision takes it")
+    averaged: bool = Field(False, description="whether the weights are the averaged ones (EMA)")
+    half: str | None = Field(None, description="how 16-bit arithmetic was computed: native or emulated")
+    samples: Count = 0
+    values: dict[str, Number] = Field({}, description="by name of the metric; empty where the evaluation failed")
+    loss: Number | None = None
+    answers: Count | None = Field(None, description="answers that were compared; None for a task without any")
+    differing: Count | None = Field(None, description="answers that are not those of the arm's own evaluation")
+    sample_difference: Number | None = Field(
+        None, description="mean over samples of how far the first metric of each moved, where that metric is a mean"
+    )
+    error: str | None = Field(None, description="why there is no result")
+
+
+class PrecisionRow(FrozenRecord):
+    """An arm over its seeds, evaluated in one precision; differences are to its own evaluation."""
+
+    arm: str
+    precision: str
+    averaged: bool = False
+    half: str | None = None
+    runs: Count = Field(0, description="completed runs that were evaluated so")
+    own_mean: float | None = Field(None, description="of the first metric, in the arm's own evaluation of these runs")
+    metric_mean: Number | None = None
+    difference: Number | None = Field(None, description="mean over runs, as `Metric.differ` gives it")
+    low: float | None = Field(None, description="of the 95 % interval over seeds; None with fewer than three runs")
+    high: float | None = None
+    disagreement: Share | None = Field(None, description="share of answers that differ, over runs")
+    sample_difference: Number | None = None
+    error: str = Field("", description="why runs have no result")

@@ -11,8 +11,9 @@ from pydantic import Field
 
 from ampcompare.base.formatting import format_decimal
 from ampcompare.records.fields import FrozenRecord
+from ampcompare.settings.script import LOSS, ScriptConfig
 
-__all__ = ["MAX_NAME", "TOP1", "TOP5", "Metric"]
+__all__ = ["MAX_NAME", "TOP1", "TOP5", "Metric", "metrics_of"]
 
 MAX_NAME = 40
 
@@ -172,3 +173,19 @@ class Metric(FrozenRecord):
 
 TOP1 = Metric(name="top-1", unit="%", factor=100.0, margin=0.5, over_samples="share", highest=1.0)
 TOP5 = Metric(name="top-5", unit="%", factor=100.0, margin=0.5, over_samples="share", highest=1.0)
+
+
+def metrics_of(script: ScriptConfig) -> list[Metric]:
+    """Return the metrics of a script's cells, as records describe them."""
+    if not script.metrics:
+        return [Metric(name=LOSS, better="lower", decimals=4, difference="ratio", margin=0.02)]
+    return [
+        Metric(
+            name=one.name,
+            better="higher" if one.goal == "max" else "lower",
+            decimals=4,
+            difference=one.difference,
+            margin=0.02 if one.difference == "ratio" else None,
+        )
+        for one in script.metrics
+    ]

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
 from ampcompare.base.shown import Shown
 from ampcompare.records.document import SCHEMA, SchemaNumber, dump_json, read_model
-from ampcompare.records.fields import FrozenRecord
+from ampcompare.records.fields import Finite, FrozenRecord
 from ampcompare.records.metric import TOP1, TOP5, Metric
-from ampcompare.records.placement import Placement
-from ampcompare.records.readings import SystemReadings, TimingRound
 from ampcompare.records.step import StepRecord
 from ampcompare.records.summary import RunSummary, Trace
 from ampcompare.settings.config import RunConfig
@@ -20,15 +18,62 @@ from ampcompare.settings.config import RunConfig
 __all__ = [
     "Effective",
     "EngineInfo",
+    "Placement",
     "ProcessFacts",
     "Resumption",
     "RunRecord",
     "RunSummary",
     "ScriptFacts",
     "StepRecord",
+    "SystemReadings",
+    "TimingRound",
     "dump_json",
     "read_record",
 ]
+
+
+class Placement(FrozenRecord):
+    """The GPUs and cores that a pool gave to a cell."""
+
+    gpus: list[str] = Field([], description="as CUDA_VISIBLE_DEVICES names them; none where the pool chose none")
+    gpu_names: list[str] = Field([])
+    cores: list[int] = Field([], description="that its processes ran on; none where the system chose")
+    alone: bool = Field(False, description="whether no other cell of the command used these GPUs, which are whole ones")
+
+
+class SystemReadings(FrozenRecord):
+    """What the machine did while steps were timed; None where it cannot be read. Shares are 0 to 1."""
+
+    timed_steps: int
+    outlier_share: float | None = Field(
+        None, description="timed steps more than 3 scaled MADs, and more than 1 %, from the median"
+    )
+    first_half_seconds: float | None = Field(None, description="median of the first half of the timed steps")
+    second_half_seconds: float | None = None
+    halves_error: float | None = Field(None, description="standard error of the logarithm of the ratio of the two")
+    cpu_share: float | None = Field(None, description="CPU: processor time of the process over wall time")
+    waiting_share: float | None = Field(
+        None, description="time for which the training thread was ready but had no core, over wall time"
+    )
+    load_average: float | None = Field(None, description="highest one-minute load average")
+    cores: int | None = None
+    clock_low_mhz: float | None = None
+    clock_high_mhz: float | None = None
+    throttled: list[str] = Field([], description="reasons for which the GPU lowered its clock")
+    joules_per_unit: float | None = Field(
+        None, description="energy of the GPU over timed steps for each image, token, ..., by NVML's counter; of rank 0"
+    )
+    other_processes: int | None = Field(None, description="largest number of other compute processes on the GPU")
+
+
+class TimingRound(FrozenRecord):
+    """One more timing of a cell: a median over some steps of a separate process, in turn with the other arms."""
+
+    number: Annotated[int, Field(ge=1)]
+    started: str | None = Field(None, description="ISO 8601, UTC")
+    step_seconds_median: Finite | None = None
+    data_seconds_median: Finite | None = None
+    readings: SystemReadings | None = None
 
 
 class EngineInfo(FrozenRecord):

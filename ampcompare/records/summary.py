@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import statistics
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import Field, model_validator
 
-from ampcompare.records.evaluation import EpochResult
+from ampcompare.records.evaluation import EpochResult, PrecisionResult
 from ampcompare.records.fields import Count, Finite, FrozenRecord, Number
 from ampcompare.records.metric import TOP5
-from ampcompare.records.other_precisions import PrecisionResult
 
-__all__ = ["RunSummary", "Trace"]
+__all__ = ["RunSummary", "Trace", "loss_tail"]
 
 # Fields of a summary in records that knew only the classification of images.
 OLDER_FIELDS = {
@@ -89,3 +89,18 @@ class Trace(FrozenRecord):
     loss_scales: list[Number] = Field([], description="after the update; empty where nothing is scaled")
     skipped: list[int] = Field([], description="skipped steps up to and with this one")
     step_seconds: list[float] = Field([], description="quantiles of step times after the warm-up, 0, 5, ... 100 %")
+
+
+PARTS = 5  # the tail is the last of so many
+
+
+def loss_tail(losses: Sequence[float]) -> dict[str, float | int | None]:
+    """Return the fields `loss_tail` and `loss_tail_steps` of a summary; no loss for a run without steps.
+
+    Args:
+        losses: of each step, in order.
+    """
+    if not losses:
+        return {"loss_tail": None, "loss_tail_steps": 0}
+    tail = losses[-max(1, len(losses) // PARTS) :]
+    return {"loss_tail": statistics.fmean(tail), "loss_tail_steps": len(tail)}

@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Mapping, Sequence
+import math
+import os
+import re
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from urllib.parse import quote
 
+from ampcompare.base.files.write import write_atomically
 from ampcompare.records.comparison import Comparison
 
-__all__ = ["MAX_LINE", "Reporter"]
+__all__ = ["FORMATS", "MAX_LINE", "Format", "Reporter", "log_links", "write_report", "write_reports"]
 
 MAX_LINE = 100_000  # a conclusion names every arm, and there may be hundreds
 
@@ -32,3 +42,106 @@ class Reporter(abc.ABC):
     @abc.abstractmethod
     def render(self, comparison: Comparison) -> str:
         """Return the report; it ends with a newline."""
+
+
+@dataclass(frozen=True)
+class Format:
+    """A format.
+
+    Attributes:
+        implementation: module and class of its `Reporter`, as `module:Class`.
+        file: name that it has in a run directory, where every `compare` writes it; None for formats that only
+            `report --format` makes.
+        packages: that it needs beyond those of a plain installation; without them no file is written.
+        seconds: age below which the file is not replaced while cells are missing, for formats that take long to write.
+    """
+
+    implementation: str
+    file: str | None = None
+    packages: tuple[str, ...] = ()
+    seconds: float = 0.0
+
+    @property
+    def missing(self) -> list[str]:
+        """The packages that it needs and that are not installed."""
+        return [package for package in self.packages if find_spec(package) is None]
+
+    def reporter(
+        self, width: int | None = None, logs: Mapping[str, str] | None = None, columns: Sequence[str] = ()
+    ) -> Reporter:
+        """Return a new reporter.
+
+        Args:
+            width: as for `Reporter`.
+            logs: as for `Reporter`, and so are `columns`.
+        """
+        module, _, name = self.implementation.partition(":")
+        reporter: Reporter = getattr(import_module(module), name)(width)
+        reporter.logs = logs or {}
+        reporter.columns = columns
+        return reporter
+
+
+FORMATS: dict[str, Format] = {
+    "table": Format("ampcompare.report.terminal:Terminal"),
+    "md": Format("ampcompare.report.markdown:Markdown", "report.md"),
+    "csv": Format("ampcompare.report.csv:Csv", "report.csv"),
+    "json": Format("ampcompare.report.json:Json", "report.json"),
+    "html": Format("ampcompare.report.html.page:Html", "report.html", packages=("jinja2",), seconds=10.0),
+    "latex": Format("ampcompare.report.latex:Latex"),
+}
+"""By the name that `report --format` takes. A new line here is a new format."""
+
+
+LOG = "log.txt"
+CELL = re.compile("[0-9a-f]{12}")  # the name of a folder that this program made
+
+
+def write_reports(comparison: Comparison, folder: Path) -> None:
+    """Write each format that has a file, such as `report.md`, in one move, if its packages are installed.
+
+    While cells are missing, a young file of a format that takes long to write is left as it is: cells can be short.
+    """
+    is_unfinished = len(comparison.records) < len(comparison.order)
+    for form in FORMATS.values():
+        if form.file is None or form.missing:
+            continue
+        path = folder / form.file
+        if not (is_unfinished and _age(path) < form.seconds):
+            write_atomically(path, form.reporter(logs=log_links(comparison, [folder], folder)).render(comparison))
+
+
+def write_report(text: str, file: Path) -> None:
+    """Write one report to a file of any name, in one move.
+
+    Raises:
+        EnvironmentUnfit: the file cannot be written.
+    """
+    write_atomically(file, text)
+
+
+def log_links(comparison: Comparison, runs: Iterable[Path], folder: Path) -> dict[str, str]:
+    """Return the address of each log that exists, relative to the folder of a page, by the name of the cell.
+
+    Args:
+        runs: run directories that the records may be from.
+        folder: where the page is.
+    """
+    links = {}
+    for run in runs:
+        try:
+            start = os.path.relpath(run.resolve(), folder.resolve())
+        except ValueError:  # on another drive
+            continue
+        for cell in {record.cell for record in comparison.records if CELL.fullmatch(record.cell)}:
+            if (run / "cells" / cell / LOG).is_file():
+                links[cell] = quote(Path(start, "cells", cell, LOG).as_posix())
+    return links
+
+
+def _age(path: Path) -> float:
+    """Return the seconds since a file was written; infinity if there is none."""
+    try:
+        return time.time() - path.stat().st_mtime
+    except FileNotFoundError:
+        return math.inf

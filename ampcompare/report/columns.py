@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -14,8 +15,7 @@ from ampcompare.base.formatting import MIB, format_decimal, format_mebibytes, fo
 from ampcompare.records.comparison import ArmSummary, Comparison
 from ampcompare.records.metric import TOP5, Metric
 from ampcompare.records.run import RunRecord
-from ampcompare.report.intervals import format_interval
-from ampcompare.report.verdict_words import is_emulated
+from ampcompare.report.color import Tone
 
 __all__ = [
     "COLUMNS",
@@ -25,6 +25,9 @@ __all__ = [
     "asked_columns",
     "columns",
     "difference_interval",
+    "format_interval",
+    "is_emulated",
+    "is_invalid",
     "loss_interval",
     "margin_limits",
     "metric_interval",
@@ -34,8 +37,12 @@ __all__ = [
     "records_by_arm",
     "step_milliseconds",
     "table_rows",
+    "time_tone",
+    "time_words",
+    "tone_of",
     "verdict_columns",
     "verdict_rows",
+    "word_and_detail",
 ]
 
 
@@ -369,3 +376,118 @@ def records_by_arm(comparison: Comparison) -> dict[str, list[RunRecord]]:
     for record in comparison.records:
         records.setdefault(record.arm, []).append(record)
     return records
+
+
+_MORE_DIGITS = 10
+
+
+def format_interval(
+    value: float,
+    low: float | None,
+    high: float | None,
+    limits: Sequence[float],
+    *,
+    decimals: int = 2,
+    sign: str = "",
+) -> str:
+    """Return `+0.09 [-0.73, +0.91]`, or the value alone where there is no interval.
+
+    A verdict says on which side of a limit each bound lies: of 0, or of the equivalence margin. Rounding must not say
+    otherwise, as "-0.50" would of a bound of -0.4996 that is inside a margin of 0.5. So a bound gets as many digits
+    as that takes; from the second one more on, it may also be rounded away from the limit.
+
+    Args:
+        limits: which the verdict compares the bounds with, in the unit of the value.
+        decimals: as far as no limit is near.
+        sign: "+" to write it for positive numbers.
+    """
+    if low is None or high is None:
+        return format_decimal(value, decimals, sign)
+    shown = [_bound(bound, limits, decimals, sign) for bound in (low, high)]
+    return f"{format_decimal(value, decimals, sign)} [{shown[0]}, {shown[1]}]"
+
+
+def _bound(bound: float, limits: Sequence[float], decimals: int, sign: str) -> str:
+    """Return the text of a bound that lies on the same side of all limits as the bound."""
+    for more in range(_MORE_DIGITS + 1):
+        texts = [format_decimal(bound, decimals + more, sign)]
+        if more > 1 and math.isfinite(bound):
+            step = 10.0 ** -(decimals + more)
+            texts += [format_decimal(float(texts[0]) + move, decimals + more, sign) for move in (step, -step)]
+        for text in texts:
+            if all(_side(float(text), _shown(limit)) == _side(bound, limit) for limit in limits):
+                return text
+    return repr(bound)
+
+
+def _shown(limit: float) -> float:
+    """Return a limit as sentences print it, such as `±0.5`."""
+    return float(f"{limit:g}")
+
+
+def _side(value: float, limit: float) -> int:
+    return (value > limit) - (value < limit)
+
+
+TONES: dict[str, Tone] = {
+    "identical": "good",
+    "equivalent": "good",
+    "non-inferior": "good",
+    "better": "good",
+    "worse": "bad",
+    "diverged": "bad",
+    "failed": "bad",
+    "learned nothing": "bad",
+    "inconclusive": "open",
+    "conditional": "open",
+    "not comparable": "muted",
+    "no verdict": "muted",
+}
+CONDITIONAL = re.compile(r"conditional on (?P<share>.*) seeds \((?P<inner>.*)\)")
+IN_THE_LEGEND = ("equivalent", "non-inferior")  # whose detail is the margin
+
+
+def word_and_detail(verdict: str) -> tuple[str, str]:
+    """Return a verdict on accuracy as a word and its reason: `inconclusive` and `≤24 more seeds`; each may be ""."""
+    text = printable(verdict, 200)
+    conditional = CONDITIONAL.fullmatch(text)
+    if conditional:
+        return "conditional", f"{conditional['inner']} on {conditional['share']} seeds"
+    word, _, detail = text.partition(" (")
+    if word in IN_THE_LEGEND:
+        return word, ""
+    return word, detail.removesuffix(")")
+
+
+def tone_of(word: str) -> Tone:
+    """Return the color of a verdict."""
+    return next((tone for start, tone in TONES.items() if word.startswith(start)), "")
+
+
+def time_words(verdict: str, margin: float) -> str:
+    """Return what a verdict on the step time says; "" where it decides nothing.
+
+    Args:
+        margin: as a share of the step time.
+    """
+    word, detail = word_and_detail(verdict)
+    said = {
+        "better": "faster",
+        "worse": "slower",
+        "equivalent": "equally fast",
+        "non-inferior": f"step time at most {100 * margin:g} % longer",
+    }
+    return said.get(word, f"speed {word} ({detail})" if word == "conditional" else "")
+
+
+def time_tone(verdict: str) -> Tone:
+    return "" if verdict.startswith("inconclusive") else tone_of(word_and_detail(verdict)[0])
+
+
+def is_emulated(row: ArmSummary) -> bool:
+    """Return whether an arm's 16-bit arithmetic was computed in fp32 and rounded, so that its times say nothing."""
+    return bool(row.half and row.half.endswith("emulated"))
+
+
+def is_invalid(row: ArmSummary) -> bool:
+    return bool(row.invalid_time) or row.time_verdict.startswith("invalid")

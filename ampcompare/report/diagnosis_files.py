@@ -7,7 +7,7 @@ from pathlib import Path
 from ampcompare.base.files.write import write_atomically
 from ampcompare.records.diagnosis import Diagnosis
 from ampcompare.records.run import dump_json
-from ampcompare.report.formats import FORMATS
+from ampcompare.report.base import FORMATS
 
 __all__ = ["write_diagnosis"]
 

@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 
 from ampcompare.base.formatting import MIB, printable
 from ampcompare.records.comparison import ArmSummary, Comparison
-from ampcompare.report.columns import arm_engine
-from ampcompare.report.verdict_words import is_emulated, time_words, word_and_detail
+from ampcompare.report.columns import arm_engine, is_emulated, time_words, word_and_detail
 
 __all__ = ["fact_lines", "few", "row_notes"]
 

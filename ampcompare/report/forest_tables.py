@@ -6,8 +6,7 @@ from ampcompare.analysis.answer.phrases import sentence_start
 from ampcompare.base.formatting import printable
 from ampcompare.records.forest import ExperimentEffect, Forest, Measure, PooledEffect
 from ampcompare.records.metric import Metric
-from ampcompare.report.columns import metric_interval
-from ampcompare.report.intervals import format_interval
+from ampcompare.report.columns import format_interval, metric_interval
 
 __all__ = ["MEASURES", "forest_legend", "forest_rows", "headers", "title"]
 

@@ -10,11 +10,10 @@ from ampcompare.base.formatting import printable
 from ampcompare.records.comparison import Comparison
 from ampcompare.report.base import MAX_LINE, Reporter
 from ampcompare.report.columns import columns, table_rows, verdict_columns, verdict_rows
-from ampcompare.report.legends import legend, overview_legend, verdict_legend
+from ampcompare.report.legends import legend, overview_legend, sample_tables, verdict_legend
 from ampcompare.report.other_precisions import precision_table
 from ampcompare.report.overview import make_overview
 from ampcompare.report.published import published_legend, published_table
-from ampcompare.report.samples import sample_tables
 
 __all__ = ["Markdown", "escaped", "pipe_table"]
 

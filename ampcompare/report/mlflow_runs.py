@@ -12,8 +12,7 @@ from typing import Any
 from ampcompare.base.errors import EnvironmentUnfit, RecordError
 from ampcompare.records.comparison import Comparison
 from ampcompare.records.run import RunRecord
-from ampcompare.report.export import Exporter
-from ampcompare.report.scalars import Point, points_of
+from ampcompare.report.export import Exporter, Point, points_of
 
 __all__ = ["MlflowRuns"]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from ampcompare.base.formatting import printable
 from ampcompare.records.comparison import Comparison
+from ampcompare.records.evaluation import PrecisionRow
 from ampcompare.records.metric import Metric
-from ampcompare.records.other_precisions import PrecisionRow
 from ampcompare.records.run import RunRecord
 from ampcompare.report.columns import metric_interval, metric_text
 from ampcompare.report.tables import NamedTable

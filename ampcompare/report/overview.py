@@ -16,13 +16,17 @@ from ampcompare.report.columns import (
     asked_columns,
     columns,
     difference_interval,
+    is_emulated,
+    is_invalid,
     metric_text,
     ratio_interval,
     records_by_arm,
     step_milliseconds,
+    time_tone,
+    tone_of,
+    word_and_detail,
 )
 from ampcompare.report.facts import fact_lines, row_notes
-from ampcompare.report.verdict_words import is_emulated, is_invalid, time_tone, tone_of, word_and_detail
 
 __all__ = ["Cell", "Overview", "OverviewColumn", "make_overview"]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from ampcompare.base.files.write import write_atomically
 from ampcompare.records.profile import Profile
 from ampcompare.records.run import dump_json
-from ampcompare.report.formats import FORMATS
+from ampcompare.report.base import FORMATS
 from ampcompare.report.profile import profile_markdown
 
 __all__ = ["PROFILE", "write_profile"]

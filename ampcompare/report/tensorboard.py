@@ -18,8 +18,7 @@ from ampcompare.base.errors import ConfigError, EnvironmentUnfit, RecordError
 from ampcompare.base.files.write import write_file
 from ampcompare.records.comparison import Comparison
 from ampcompare.records.run import RunRecord
-from ampcompare.report.export import Exporter
-from ampcompare.report.scalars import Point, points_of
+from ampcompare.report.export import Exporter, Point, points_of
 
 __all__ = ["EventFiles", "run_name"]
 

@@ -10,8 +10,7 @@ from pathlib import Path
 from ampcompare.base.errors import EnvironmentUnfit, RecordError
 from ampcompare.records.comparison import Comparison
 from ampcompare.records.run import RunRecord
-from ampcompare.report.export import Exporter
-from ampcompare.report.scalars import points_of
+from ampcompare.report.export import Exporter, points_of
 
 __all__ = ["WandbRuns"]
 

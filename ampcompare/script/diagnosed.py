@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ampcompare.diagnosis.request import Request
+    from ampcompare.diagnosis.options import Request
 
 __all__ = ["main"]
 
 
 def main(path: str) -> int:
     """Run the script of a request and return its exit code."""
-    from ampcompare.diagnosis.request import Request
+    from ampcompare.diagnosis.options import Request
 
     request = Request.read(Path(path))
     is_watched = int(os.environ.get("RANK", "0")) == request.rank

@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ampcompare.profiling.request import ProfileRequest
+    from ampcompare.profiling.options import ProfileRequest
 
 __all__ = ["main"]
 
 
 def main(path: str) -> int:
     """Run the script of a request and return its exit code."""
-    from ampcompare.profiling.request import ProfileRequest
+    from ampcompare.profiling.options import ProfileRequest
 
     request = ProfileRequest.read(Path(path))
     rank = int(os.environ.get("RANK", "0"))

@@ -5,24 +5,84 @@ A `RunConfig` is a recipe, an arm, and how and where to run them. Nothing here i
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeGuard
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import BaseModel, Field, field_validator, model_validator
 
 from ampcompare.backends.arm import Arm
-from ampcompare.base.environment.accelerators import ACCELERATORS, accelerator_of
-from ampcompare.base.errors import ConfigError
-from ampcompare.settings.derived import with_derived
+from ampcompare.base.environment.gpus import ACCELERATORS, accelerator_of
+from ampcompare.base.errors import AmpCompareError, ConfigError
 from ampcompare.settings.digest import settings_digest
-from ampcompare.settings.parallel import ParallelConfig
 from ampcompare.settings.paths import flatten
-from ampcompare.settings.recipe import Frozen, Positive, PositiveInt, Recipe
-from ampcompare.settings.saving import SavingConfig
+from ampcompare.settings.recipe import Frozen, Positive, PositiveInt, Recipe, with_task_defaults
 from ampcompare.settings.script import ScriptConfig
 
-__all__ = ["AUTOCAST", "EVAL_PRECISIONS", "RunConfig", "parse_eval_precisions"]
+__all__ = ["AUTOCAST", "EVAL_PRECISIONS", "ParallelConfig", "RunConfig", "SavingConfig", "parse_eval_precisions"]
+
+
+class SavingConfig(Frozen):
+    """When a run is saved, and what it resumes from. Only a resume into another arm changes results, and the digest."""
+
+    every_steps: PositiveInt | None = Field(None, description="save every this many updates, at the next log interval")
+    every_epochs: PositiveInt | None = Field(None, description="save every this many epochs, after the evaluation")
+    keep_last: PositiveInt = Field(2, description="checkpoints kept besides the best one")
+    in_background: bool = Field(False, description="write from a snapshot while training continues")
+    format: Literal["file", "sharded"] = Field(
+        "file", description="sharded, with parallel kind fsdp: a folder into which every rank writes its own shards"
+    )
+    apex_layout: bool = Field(False, description="also write what a legacy Apex script would save")
+    weights_format: Literal["checkpoint", "safetensors"] = Field(
+        "checkpoint", description="safetensors: also write the weights alone to a file next to it"
+    )
+    resume: str | None = Field(None, description="a checkpoint or its folder; auto: the newest one of this run, if any")
+    resume_into_other_arm: bool = Field(False, description="convert a checkpoint that another arm has written")
+    stop_at_step: PositiveInt | None = Field(
+        None, description="stop at the first log interval at or after this update, as SIGTERM would"
+    )
+
+
+class ParallelConfig(Frozen):
+    """How replicas of the model work together."""
+
+    kind: Literal["none", "ddp", "apex-ddp", "dp", "fsdp"] = Field(
+        "none",
+        description="DDP of torch or of Apex; fsdp: weights in shards; dp: one process with many GPUs. ddp by default "
+        "with several processes, fsdp for arms of that name",
+    )
+    sync_bn: Literal["none", "torch", "apex"] = Field(
+        "none", description="SyncBatchNorm implementation that replaces batch norm"
+    )
+    bucket_cap_mb: Positive | None = Field(None, description="ddp, apex-ddp: MiB of gradients reduced together")
+    delay_allreduce: bool = Field(False, description="apex-ddp: reduce once, at the end of the backward pass")
+    find_unused_parameters: bool = Field(False, description="ddp: some parameters may get no gradient")
+    backend: Literal["auto", "gloo", "nccl", "mpi"] = Field(
+        "auto", description="torch.distributed backend; auto: nccl on GPUs and gloo on CPUs"
+    )
+
+    @property
+    def needs_group(self) -> bool:
+        """Whether a process group must exist, even with one process."""
+        return self.kind in ("ddp", "apex-ddp", "fsdp")
+
+    @model_validator(mode="after")
+    def _options_have_a_kind(self) -> ParallelConfig:
+        kinds = {
+            "sync_bn": (self.sync_bn != "none", ("ddp", "apex-ddp")),
+            "bucket_cap_mb": (self.bucket_cap_mb is not None, ("ddp", "apex-ddp")),
+            "delay_allreduce": (self.delay_allreduce, ("apex-ddp",)),
+            "find_unused_parameters": (self.find_unused_parameters, ("ddp",)),
+        }
+        for name, (given, fitting) in kinds.items():
+            if given and self.kind not in fitting:
+                raise ValueError(f"{name} is for kind {' and '.join(fitting)}, but the kind is {self.kind}")
+        if self.delay_allreduce and self.bucket_cap_mb is not None:
+            raise ValueError(
+                "delay_allreduce reduces all gradients at once, so bucket_cap_mb has no effect; leave one of them out"
+            )
+        return self
 
 
 AUTOCAST = "autocast:"
@@ -122,7 +182,7 @@ class RunConfig(Frozen):
     @classmethod
     def _derive(cls, values: Any) -> Any:
         """Fill in settings that follow from others: parallel kind, batch size of a process, learning rate."""
-        return with_derived(values) if isinstance(values, Mapping) else values
+        return _with_derived(values) if isinstance(values, Mapping) else values
 
     @model_validator(mode="after")
     def _kind_fits_processes(self) -> RunConfig:
@@ -299,3 +359,71 @@ class RunConfig(Frozen):
     def digest(self) -> str:
         """Return the name of this cell: 12 hexadecimal digits that change with any setting that can change a number."""
         return settings_digest(self.model_dump(mode="json"))
+
+
+def _with_derived(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a `RunConfig` with those that follow from others filled in; the model fills in the rest.
+
+    Raises:
+        ValueError: two settings that determine each other have contradictory values.
+    """
+    values = dict(values)
+    processes = values.get("processes", 1)
+    recipe = _given(values.get("recipe"))
+    if not isinstance(processes, int) or processes < 1 or recipe is None:
+        return values
+    recipe = with_task_defaults(recipe)
+    kind = _parallel_of(values.get("arm")) or ("ddp" if processes > 1 else "")
+    parallel = _given(values.get("parallel"))
+    if kind and parallel is not None:
+        values["parallel"] = {"kind": kind, **parallel}
+    total = recipe.get("global_batch_size")
+    if isinstance(total, int) and total > 0:
+        if total % processes:
+            raise ValueError(f"a total batch of {total} cannot be split over {processes} processes")
+        if recipe.setdefault("batch_size", total // processes) != total // processes:
+            raise ValueError(
+                f"a total batch of {total} on {processes} processes is {total // processes} for each, but batch_size "
+                f"is {recipe['batch_size']}; give only one of them"
+            )
+    batch_size = recipe.get("batch_size", Recipe.model_fields["batch_size"].default)
+    given_optimizer = _given(recipe.get("optimizer"))
+    optimizer: dict[str, Any] = {} if given_optimizer is None else given_optimizer
+    base: Any = optimizer.get("lr_base")
+    base_batch: Any = optimizer.get("lr_base_batch", 256)
+    if _is_positive(base) and _is_positive(base_batch) and _is_positive(batch_size):
+        ratio = batch_size * processes / base_batch
+        lr = base * (math.sqrt(ratio) if optimizer.get("lr_rule") == "sqrt" else ratio)
+        given = optimizer.setdefault("lr", lr)
+        if isinstance(given, (int, float)) and not math.isclose(given, lr, rel_tol=1e-9):
+            raise ValueError(
+                f"lr_base {base} gives lr {lr:g} for a total batch of {batch_size * processes}, but lr is {given}; "
+                f"give only one of them"
+            )
+        recipe["optimizer"] = optimizer
+    if recipe:
+        values["recipe"] = recipe
+    return values
+
+
+def _parallel_of(arm: Any) -> str:
+    """Return the parallel kind that an arm implies; "" if none, or if it is not an arm."""
+    if arm is None:
+        return ""
+    try:
+        return (arm if isinstance(arm, Arm) else Arm.parse(str(arm))).spec.parallel
+    except AmpCompareError:  # reported where the arm is checked
+        return ""
+
+
+def _is_positive(value: Any) -> TypeGuard[float]:
+    return isinstance(value, (int, float)) and value > 0
+
+
+def _given(group: Any) -> dict[str, Any] | None:
+    """Return what was given of a group of settings, as a copy; None where it is not a group."""
+    if group is None:
+        return {}
+    if isinstance(group, BaseModel):
+        return {name: getattr(group, name) for name in group.model_fields_set}
+    return dict(group) if isinstance(group, Mapping) else None

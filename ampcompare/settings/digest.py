@@ -7,8 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from ampcompare.settings.recipe import OLDER_TARGET
-from ampcompare.settings.task_defaults import DEFAULT_TASK
+from ampcompare.settings.recipe import DEFAULT_TASK, OLDER_TARGET
 
 __all__ = ["NON_NUMERIC_SETTINGS", "settings_digest"]
 

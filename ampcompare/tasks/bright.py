@@ -10,8 +10,8 @@ from dataclasses import replace
 
 import torch
 
-from ampcompare.tasks.builtin import digits
 from ampcompare.tasks.in_memory import MemoryData
+from ampcompare.tasks.load import digits
 from ampcompare.tasks.randomness import generator
 
 __all__ = ["bright_digits"]

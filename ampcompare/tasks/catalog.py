@@ -1,27 +1,52 @@
-"""The names of data sets and models, and whether each can be used on this machine; needs no torch."""
+"""The names of data sets and models, and whether each can be used on this machine; needs no torch.
+
+What files alone cannot decide passes; the process that builds the model and reads the data checks it.
+"""
 
 from __future__ import annotations
 
+import ast
+import math
+import os
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
 from ampcompare.base.environment.entry_points import entry_points
-from ampcompare.base.errors import ConfigError, did_you_mean
-from ampcompare.records.metric import Metric
-from ampcompare.settings.task_defaults import DEFAULT_TASK
-from ampcompare.tasks.metrics import CLASSIFICATION, DETECTION, GAN, LANGUAGE_MODELING, REGRESSION, SEGMENTATION
+from ampcompare.base.errors import BackendUnavailable, ConfigError, did_you_mean
+from ampcompare.base.files.find_module import find_module
+from ampcompare.records.metric import TOP1, TOP5, Metric
+from ampcompare.settings.recipe import DEFAULT_TASK, DataConfig, Recipe
 
 __all__ = [
+    "AP50",
+    "AP75",
+    "BITS_PER_BYTE",
     "BUILTIN_MODELS",
+    "CLASSIFICATION",
     "DATA_SETS",
     "DEFAULT_DATA_DIR",
+    "DETECTION",
+    "DISTANCE",
+    "GAN",
+    "LANGUAGE_MODELING",
+    "MEAN_IOU",
     "MODEL_LIBRARIES",
+    "PERPLEXITY",
+    "PIXEL_ACCURACY",
+    "REGRESSION",
+    "RMSE",
+    "SEGMENTATION",
     "TASKS",
     "TORCHVISION_FILES",
     "TaskSpec",
+    "check_data",
+    "check_layout",
+    "check_model",
+    "check_task",
     "list_data",
     "list_models",
     "list_tasks",
@@ -30,6 +55,28 @@ __all__ = [
     "task_path",
     "torchvision_models",
 ]
+
+CLASSIFICATION = (TOP1, TOP5)
+
+MEAN_IOU = Metric(name="mean IoU", unit="%", factor=100.0, margin=1.0)
+PIXEL_ACCURACY = Metric(name="pixel accuracy", unit="%", factor=100.0, margin=0.5, over_samples="mean")
+SEGMENTATION = (MEAN_IOU, PIXEL_ACCURACY)
+
+AP50 = Metric(name="AP50", unit="%", factor=100.0, margin=2.0)
+AP75 = Metric(name="AP75", unit="%", factor=100.0, margin=2.0)
+DETECTION = (AP50, AP75)
+
+DISTANCE = Metric(name="total variation", better="lower", unit="%", factor=100.0, margin=5.0)
+GAN = (DISTANCE,)
+
+BITS_PER_BYTE = Metric(name="bits per byte", better="lower", decimals=3, margin=0.02, over_samples="mean")
+# A difference of 0.02 bits is this log ratio of perplexities.
+PERPLEXITY = Metric(name="perplexity", better="lower", decimals=3, difference="log ratio", margin=0.02 * math.log(2))
+LANGUAGE_MODELING = (BITS_PER_BYTE, PERPLEXITY)
+
+RMSE = Metric(name="RMSE", better="lower", decimals=3, difference="ratio", margin=0.02)
+REGRESSION = (RMSE,)
+
 
 DEFAULT_DATA_DIR = "data"
 # A function under torchvision's decorator, which may give it another name; further decorators may stand between.
@@ -308,3 +355,196 @@ def _available(name: str, data_dir: Path) -> tuple[bool, str]:
             f"not in {data_dir / TORCHVISION_FILES[name][0]}: pass --download, or --data-dir with its folder",
         )
     return True, ""
+
+
+PACKAGES = {
+    "digits": ("sklearn", "scikit-learn"),
+    **dict.fromkeys([*TORCHVISION_FILES, "imagefolder"], ("PIL", "pillow")),
+}
+ANY_NAME = re.compile(r"import \*|__getattr__|globals\(|setattr\(|exec\(|vars\(|__dict__|sys\.modules")
+
+
+def check_task(recipe: Recipe, *, look: bool = True) -> None:
+    """Check that task, model and data of a recipe can exist, and that the task uses the settings that are given.
+
+    Args:
+        look: whether files of the data must be on this machine.
+
+    Raises:
+        ConfigError: there is no such task, model or data set, or its files are missing.
+        BackendUnavailable: a package that one of them needs is not installed.
+    """
+    path, ships = task_path(recipe.task)
+    if not ships:
+        _check_factory(path)
+        return
+    _check_settings(recipe)
+    data = recipe.data
+    check_model(recipe.model.arch, recipe.task)
+    if recipe.task == DEFAULT_TASK:
+        check_data(data.name, data_dir=data.dir, download=data.download, look=look)
+    else:
+        _check_data_of(recipe.task, data.name, look=look)
+
+
+def _check_data_of(task: str, name: str, *, look: bool) -> None:
+    """Check that a task other than the default can have data of this name."""
+    known = TASKS[task].data_sets
+    kind, colon, path = name.partition(":")
+    if name in known:
+        return
+    if colon and f"{kind}:PATH" in known:
+        if look and not Path(path).is_file():
+            raise ConfigError(f"--data {name}: there is no file {path!r}")
+    elif colon and "module:factory" in known:
+        _check_factory(name)
+    else:
+        raise ConfigError(f"the task {task} has no data set {name!r}; {did_you_mean(name, known)}")
+
+
+def _check_settings(recipe: Recipe) -> None:
+    """Check that no setting of data, labels or evaluation is given that the task ignores."""
+    uses = TASKS[recipe.task].uses
+    for name, field in DataConfig.model_fields.items():
+        if name not in ("name", *uses) and getattr(recipe.data, name) != field.default:
+            raise ConfigError(f"the task {recipe.task} does not use the setting recipe.data.{name}; leave it out")
+    for name in ("label_smoothing", "tta"):
+        if name not in uses and getattr(recipe, name) != Recipe.model_fields[name].default:
+            raise ConfigError(f"the task {recipe.task} does not use the setting recipe.{name}; leave it out")
+
+
+def check_model(arch: str, task: str = DEFAULT_TASK) -> None:
+    """Check that a task can have a model of this name.
+
+    Raises:
+        ConfigError: there is none.
+        BackendUnavailable: it needs a package that is not installed.
+    """
+    spec = TASKS[task]
+    prefix, colon, name = arch.partition(":")
+    if colon and prefix in MODEL_LIBRARIES:
+        _check_library(prefix, name, task)
+    elif colon:
+        _check_factory(arch)
+    elif arch not in spec.models:
+        _check_torchvision_model(arch, task)
+
+
+def check_data(name: str, *, data_dir: str | None, download: bool, look: bool = True) -> None:
+    """Check that a data set of this name can exist, and that its files do.
+
+    Args:
+        look: whether the files must be on this machine.
+
+    Raises:
+        ConfigError: there is none, or its files are missing.
+        BackendUnavailable: a package that it needs is not installed.
+    """
+    kind, colon, path = name.partition(":")
+    if kind == "imagefolder" or not colon:
+        if name not in DATA_SETS and kind != "imagefolder":
+            raise ConfigError(f"there is no data set {name!r}; {did_you_mean(name, DATA_SETS)}")
+        module, package = PACKAGES.get(kind, ("", ""))
+        if module and find_spec(module) is None:
+            raise BackendUnavailable(f"--data {name} needs {package}, which is not installed: pip install {package}")
+        if kind == "imagefolder" and look:
+            check_layout(path or data_dir or "")
+        elif name in TORCHVISION_FILES and look and not download:
+            require_files(name, Path(data_dir or DEFAULT_DATA_DIR))
+        return
+    _check_factory(name)
+
+
+def _check_library(prefix: str, name: str, task: str) -> None:
+    module, package, example, what = MODEL_LIBRARIES[prefix]
+    if prefix not in TASKS[task].libraries:
+        tasks = [other for other, spec in TASKS.items() if prefix in spec.libraries]
+        raise ConfigError(
+            f"--arch {prefix}:{name}: these are {what}, for --task {' or '.join(tasks)}; the task is {task}"
+        )
+    if not name:
+        raise ConfigError(f"--arch {prefix}: names no model; write it as {example}")
+    if find_spec(module) is None:
+        raise BackendUnavailable(
+            f"--arch {prefix}:{name} needs {package}, which is not installed: pip install {package}"
+        )
+
+
+def _check_torchvision_model(arch: str, task: str) -> None:
+    spec = TASKS[task]
+    own = [*spec.models, *(MODEL_LIBRARIES[prefix][2] for prefix in spec.libraries)]
+    if spec.torchvision is None:
+        raise ConfigError(f"the task {task} has no model {arch!r}; {did_you_mean(arch, own)}")
+    if find_spec("torchvision") is None:
+        raise BackendUnavailable(
+            f"{arch} is none of {', '.join(spec.models)}, and torchvision is not installed: pip install torchvision"
+        )
+    known = torchvision_models()
+    if known is None or known.get(arch) == spec.torchvision:
+        return
+    suggestion = did_you_mean(arch, [*own, *(name for name, kind in known.items() if kind == spec.torchvision)])
+    if arch in known:
+        raise ConfigError(f"{arch} is a torchvision model for {known[arch]}, not for {spec.torchvision}; {suggestion}")
+    raise ConfigError(f"there is no model {arch!r}; {suggestion}")
+
+
+def _check_factory(path: str) -> None:
+    module, _, attribute = path.partition(":")
+    if not module or not attribute:
+        raise ConfigError(f"{path!r} does not name a factory; write it as package.module:function")
+    if module in sys.modules:
+        return
+    may_exist, spec = find_module(module)
+    if not may_exist:
+        raise ConfigError(
+            f"factory {path}: there is no module {module!r}; it was looked for in {os.getcwd()} and on sys.path"
+        )
+    if spec is not None and spec.origin is not None and spec.submodule_search_locations is None:
+        _check_attribute(path, attribute.partition(".")[0], Path(spec.origin))
+
+
+def _check_attribute(path: str, name: str, file: Path) -> None:
+    """Check that a module can have an attribute: its source mentions the name, or defines names dynamically."""
+    try:
+        source = file.read_text(encoding="utf-8")
+        if file.suffix != ".py" or ANY_NAME.search(source) or re.search(rf"\b{re.escape(name)}\b", source):
+            return
+        body = ast.parse(source).body
+    except (OSError, ValueError, SyntaxError, RecursionError, MemoryError):
+        return
+    names = [node.name for node in body if isinstance(node, (ast.FunctionDef, ast.ClassDef))]
+    raise ConfigError(f"factory {path}: there is no {name!r} in it; {did_you_mean(name, names)}")
+
+
+def check_layout(root: str) -> None:
+    """Check that a folder has `train` and `val`, with the same classes.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    folder = Path(root)
+    if not root or not folder.is_dir():
+        raise ConfigError(
+            f"imagefolder: there is no folder {root!r} that has train and val; write imagefolder:PATH, or imagefolder "
+            "and --data-dir PATH"
+        )
+    missing = [part for part in ("train", "val") if not (folder / part).is_dir()]
+    if missing:
+        entries = sorted(entry.name for entry in folder.iterdir())[:5]
+        raise ConfigError(
+            f"{root} has no folder {' and no folder '.join(missing)}; it contains {', '.join(entries) or 'nothing'}"
+        )
+    train, val = ({entry.name for entry in (folder / part).iterdir() if entry.is_dir()} for part in ("train", "val"))
+    for part, classes in (("train", train), ("val", val)):
+        if not classes:
+            raise ConfigError(f"{folder / part} has no folders; make one for each class, with its images inside")
+    if train != val:
+        differences = [
+            f"only in {part}: {', '.join(sorted(names)[:5])}"
+            for part, names in (("train", train - val), ("val", val - train))
+            if names
+        ]
+        raise ConfigError(
+            f"{root} has {len(train)} classes in train and {len(val)} in val that differ ({'; '.join(differences)}); "
+            "both need the same folders"
+        )

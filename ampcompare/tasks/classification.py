@@ -12,9 +12,9 @@ from torch.nn import functional as F
 from ampcompare.base.errors import ConfigError, UnsupportedCombination
 from ampcompare.records.metric import TOP1, TOP5
 from ampcompare.settings.recipe import ModelConfig, Recipe
+from ampcompare.tasks.catalog import CLASSIFICATION
 from ampcompare.tasks.data import LabeledData
 from ampcompare.tasks.load import load_data
-from ampcompare.tasks.metrics import CLASSIFICATION
 from ampcompare.tasks.models import build_model, fixed_channels
 from ampcompare.tasks.task import Sums, Task
 

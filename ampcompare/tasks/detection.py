@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import pad_sequence
 from ampcompare.base.errors import ConfigError
 from ampcompare.settings.recipe import ModelConfig, Recipe
 from ampcompare.tasks.boxes import average_precision, right_detections
-from ampcompare.tasks.metrics import AP50, AP75, DETECTION
+from ampcompare.tasks.catalog import AP50, AP75, DETECTION
 from ampcompare.tasks.models import build_detector, fixed_channels
 from ampcompare.tasks.shapes import CLASSES, boxed_shapes
 from ampcompare.tasks.task import Sums, Task, require_no_views

@@ -14,8 +14,8 @@ from torch.nn import functional as F
 
 from ampcompare.base.errors import ConfigError
 from ampcompare.settings.recipe import ModelConfig, Recipe
+from ampcompare.tasks.catalog import DISTANCE, GAN
 from ampcompare.tasks.factory import blamed, named_by, resolve_factory
-from ampcompare.tasks.metrics import DISTANCE, GAN
 from ampcompare.tasks.randomness import generator
 from ampcompare.tasks.task import Phase, Sums, Task, require_no_views
 from ampcompare.tasks.tensor_data import TensorData

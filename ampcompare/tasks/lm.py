@@ -1,24 +1,39 @@
-"""Language modelling: the next byte of a text, cross entropy, bits per byte and perplexity."""
+"""Language modelling: the next byte of a text, cross entropy, bits per byte and perplexity.
+
+Without a file it is generated: sentences of a small made-up language with grammar, the same on every machine.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import inspect
 import math
-from collections.abc import Mapping, Sequence
+import os
+import random
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ampcompare.base.errors import ConfigError
+from ampcompare.base.errors import BackendUnavailable, ConfigError, did_you_mean
 from ampcompare.settings.recipe import ModelConfig, Recipe
-from ampcompare.tasks.language_models import build_language_model, repeated_blocks
-from ampcompare.tasks.metrics import BITS_PER_BYTE, LANGUAGE_MODELING, PERPLEXITY
+from ampcompare.tasks.catalog import BITS_PER_BYTE, LANGUAGE_MODELING, PERPLEXITY
+from ampcompare.tasks.data import spread
+from ampcompare.tasks.factory import blamed, named_by, resolve_factory
+from ampcompare.tasks.models import check_arguments, user_model
+from ampcompare.tasks.networks import AttentionBlock, require_positive
+from ampcompare.tasks.packages import needs_package
+from ampcompare.tasks.randomness import derive
 from ampcompare.tasks.task import Sums, Task, require_no_views
 from ampcompare.tasks.tensor_data import TensorData
-from ampcompare.tasks.text import BYTES, text_data
+from ampcompare.tasks.torchvision_loader import load_torchvision
 
-__all__ = ["LanguageModeling", "lm"]
+__all__ = ["Gpt", "LanguageModeling", "build_language_model", "lm", "repeated_blocks", "sentences", "text_data"]
 
 WITH_FLOAT64 = ("cpu", "cuda")  # types of devices that all compute in it
 
@@ -83,7 +98,7 @@ class LanguageModeling(Task):
         return [
             build_language_model(
                 self._model.arch,
-                vocabulary=BYTES,
+                vocabulary=_BYTES,
                 sequence_length=self._sequence_length,
                 model_args=self._model.args,
             )
@@ -106,7 +121,7 @@ class LanguageModeling(Task):
         if not isinstance(logits, Tensor) or logits.dim() != 3:
             shape = f" of shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else ""
             raise ConfigError(
-                f"the model returned a {type(logits).__name__}{shape}; lm needs one tensor (batch, length, {BYTES})"
+                f"the model returned a {type(logits).__name__}{shape}; lm needs one tensor (batch, length, {_BYTES})"
             )
         return logits
 
@@ -116,7 +131,7 @@ class LanguageModeling(Task):
         # Over the average length, so that the mean over samples is the mean over bytes.
         loss = nats.sum(1, dtype=torch.float64) / self._val_length
         read = targets != IGNORED
-        counts = torch.zeros(len(targets), BYTES, device=targets.device)
+        counts = torch.zeros(len(targets), _BYTES, device=targets.device)
         return {
             "loss": loss,
             BITS_PER_BYTE.name: loss / math.log(2),
@@ -158,3 +173,383 @@ def _mean_length(samples: Mapping[str, Tensor]) -> float:
     tokens = samples["tokens"]
     counted = int(samples["mask"].sum()) if "mask" in samples else len(tokens) * (tokens.shape[1] - 1)
     return counted / len(tokens)
+
+
+POSITIONS = ("rotary", "learned")
+INIT_STD = 0.02
+ROTARY_BASE = 10_000.0
+
+
+class Gpt(nn.Module):
+    """Maps tokens (batch, length), whole numbers, to logits (batch, length, vocabulary) of the token after each.
+
+    Attention is written with `matmul` and `softmax`, so that each arm's casts reach it; a fused kernel would hide them.
+    Weights begin as those of GPT-2 (Radford et al., 2019): normal of standard deviation 0.02, divided by
+    sqrt(2 * depth) where a branch ends. Rotary positions: Su et al., arXiv 2104.09864.
+
+    Args:
+        vocabulary: number of tokens.
+        sequence_length: the longest sequence, for learned positions.
+        width: of a token; a multiple of `heads`, and with rotary positions of twice the heads.
+        depth: number of blocks.
+        heads: attention heads.
+        positions: rotary or learned.
+    """
+
+    def __init__(
+        self,
+        vocabulary: int,
+        sequence_length: int,
+        *,
+        width: int = 64,
+        depth: int = 2,
+        heads: int = 4,
+        positions: str = "rotary",
+    ) -> None:
+        super().__init__()
+        require_positive(width=width, depth=depth, heads=heads)
+        if positions not in POSITIONS:
+            raise ConfigError(f"gpt has no positions {positions!r}; {did_you_mean(str(positions), POSITIONS)}")
+        parts = 2 * heads if positions == "rotary" else heads
+        if width % parts:
+            raise ConfigError(
+                f"gpt has width {width}, {heads} heads and {positions} positions; the width must be a multiple of "
+                f"{parts}"
+            )
+        self.embed = nn.Embedding(vocabulary, width)
+        self.positions = nn.Parameter(torch.zeros(sequence_length, width)) if positions == "learned" else None
+        self.blocks = nn.ModuleList(_CausalBlock(width, heads, rotary=positions == "rotary") for _ in range(depth))
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, vocabulary, bias=False)
+        self._initialize(depth)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        hidden = self.embed(tokens)
+        if self.positions is not None:
+            hidden = hidden + self.positions[: tokens.shape[1]]
+        for block in self.blocks:
+            hidden = block(hidden)
+        return self.head(self.norm(hidden))  # type: ignore[no-any-return]
+
+    def _initialize(self, depth: int) -> None:
+        for name, parameter in self.named_parameters():
+            if parameter.dim() == 2:
+                ends_branch = name.endswith(("project.weight", "narrow.weight"))
+                nn.init.normal_(parameter, std=INIT_STD / (math.sqrt(2 * depth) if ends_branch else 1))
+            elif name.endswith("bias"):
+                nn.init.zeros_(parameter)
+
+
+class _CausalBlock(AttentionBlock):
+    def __init__(self, width: int, heads: int, *, rotary: bool) -> None:
+        super().__init__(width, heads)
+        self.rotary = rotary
+
+    def scores(self, query: Tensor, key: Tensor) -> Tensor:
+        if self.rotary:
+            query, key = _rotated(query, key)
+        length = query.shape[-2]
+        later = torch.ones(length, length, dtype=torch.bool, device=query.device).triu(1)
+        return super().scores(query, key).masked_fill(later, -math.inf)
+
+
+def _rotated(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+    """Rotate each pair of features (i, i + features / 2) by an angle that grows with the position.
+
+    Args:
+        query, key: (batch, heads, length, features). Angles are computed in float32 whatever their dtype: fp16 could
+            not tell late positions apart.
+    """
+    length, features = query.shape[-2:]
+    steps = torch.arange(0, features, 2, device=query.device, dtype=torch.float32) / features
+    angles = torch.arange(length, device=query.device, dtype=torch.float32)[:, None] * ROTARY_BASE**-steps
+    cosine, sine = angles.cos().to(query.dtype), angles.sin().to(query.dtype)
+
+    def rotate(part: Tensor) -> Tensor:
+        first, second = part.chunk(2, dim=-1)
+        return torch.cat([first * cosine - second * sine, first * sine + second * cosine], dim=-1)
+
+    return rotate(query), rotate(key)
+
+
+def _causal_model(name: str, *, vocabulary: int, sequence_length: int, arguments: Mapping[str, Any]) -> nn.Module:
+    """Build a model of Transformers that gives logits, with weights from torch's global generator.
+
+    Attention is Transformers' "eager" one, written in matrix products and softmax, so that each arm's casts reach it.
+
+    Args:
+        name: type of model as Transformers has it, such as gpt2.
+        vocabulary: number of tokens.
+        sequence_length: the longest sequence.
+        arguments: of the configuration, such as n_layer of gpt2; they override those above.
+
+    Raises:
+        ConfigError: unknown name, or arguments that its configuration does not take.
+        BackendUnavailable: Transformers is not installed.
+    """
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when Transformers is imported
+    with contextlib.suppress(BackendUnavailable):
+        load_torchvision()  # transformers imports it, and could not where its operators do not fit torch
+    with needs_package(f"--arch hf:{name} needs", "transformers"):
+        import transformers
+    known = transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    if name not in known:
+        raise ConfigError(f"Transformers has no causal language model {name!r}; {did_you_mean(name, known)}")
+    options = {
+        "vocab_size": vocabulary,
+        "max_position_embeddings": sequence_length,
+        **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), None),
+        "use_cache": False,
+    }
+    try:
+        config = transformers.AutoConfig.for_model(name, **options)
+        _check_arguments(name, config, arguments)
+        config = transformers.AutoConfig.for_model(name, **{**options, **arguments})
+        model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    except ConfigError:
+        raise
+    except Exception as error:  # each architecture checks its arguments in its own way
+        text = " ".join(str(error).split())
+        raise ConfigError(
+            f"hf:{name} cannot be built ({type(error).__name__}: {text}); change its --model-arg, or choose another"
+        ) from error
+    return _Logits(model)
+
+
+def _check_arguments(name: str, config: Any, arguments: Mapping[str, Any]) -> None:
+    """Check that a configuration has these arguments: Transformers keeps unknown ones silently."""
+    known = [*config.to_dict(), *config.attribute_map]
+    for argument in arguments:
+        if argument not in known:
+            raise ConfigError(f"hf:{name} has no argument {argument!r}; {did_you_mean(argument, known)}")
+
+
+class _Logits(nn.Module):
+    """Maps tokens (batch, length), int64, to logits (batch, length, vocabulary) by a model of Transformers."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.model(input_ids=tokens).logits  # type: ignore[no-any-return]
+
+
+def build_language_model(
+    arch: str, *, vocabulary: int, sequence_length: int, model_args: Mapping[str, Any] | None = None
+) -> nn.Module:
+    """Build the causal model called `arch`, in fp32 on the CPU, with weights from torch's global generator.
+
+    Args:
+        arch: `gpt`, `hf:NAME` for a causal model of Transformers, or `package.module:factory`. A user's factory is
+            called with those of `vocabulary` and `sequence_length` that it names as parameters.
+        vocabulary: number of tokens.
+        sequence_length: the longest sequence.
+        model_args: further keyword arguments; they override those above.
+
+    Raises:
+        ConfigError: unknown name, or unknown arguments.
+        BackendUnavailable: Transformers is not installed.
+    """
+    arguments = dict(model_args or {})
+    if arch == "gpt":
+        check_arguments(arch, Gpt, arguments)
+        return Gpt(vocabulary, sequence_length, **arguments)
+    library, _, name = arch.partition(":")
+    if library == "hf":
+        return _causal_model(name, vocabulary=vocabulary, sequence_length=sequence_length, arguments=arguments)
+    if ":" in arch:
+        return user_model(arch, {"vocabulary": vocabulary, "sequence_length": sequence_length}, arguments)
+    raise ConfigError(
+        f"there is no language model {arch!r}; {did_you_mean(arch, ['gpt', 'hf:gpt2'])}; your own is module:factory"
+    )
+
+
+def repeated_blocks(model: nn.Module) -> Sequence[nn.Module]:
+    """Return the members of the longest list of modules of one class in a model; none if it has no list."""
+    lists = [list(module) for module in model.modules() if isinstance(module, nn.ModuleList | nn.Sequential)]
+    alike = [blocks for blocks in lists if blocks and len({type(block) for block in blocks}) == 1]
+    return max(alike, key=len, default=[])
+
+
+CONSONANTS = "bdfgklmnprstvz"
+VOWELS = "aeiou"
+NOUNS, VERBS, ADJECTIVES = 120, 60, 40
+DETERMINERS = (("ta", "una", "so"), ("tai", "unai", "soi"))  # singular, plural
+NOUN_ENDINGS = ("", "x")
+VERB_ENDINGS = ("h", "w")
+SINGULAR, PLURAL = 0, 1
+
+
+def sentences(count: int) -> list[str]:
+    """Return `count` sentences of 20 to 90 letters, in ASCII.
+
+    Words follow Zipf's law. Determiner, noun and verb agree in number, also over a relative clause that stands
+    between them, so that a model of more context predicts better.
+    """
+    language = _Language()
+    return [language.sentence() for _ in range(count)]
+
+
+class _Language:
+    """Draws from its own generator by `random.random`, whose numbers Python promises not to change."""
+
+    def __init__(self) -> None:
+        self._random = random.Random(derive("grammar")).random
+        self._nouns, self._verbs, self._adjectives = map(self._words, (NOUNS, VERBS, ADJECTIVES))
+
+    def sentence(self) -> str:
+        number = self._number()
+        words = [*self._noun_phrase(number)]
+        if self._random() < 0.25:
+            words += ["ke", self._verb(number), *self._noun_phrase(self._number())]
+        words += [self._verb(number), *self._noun_phrase(self._number())]
+        if self._random() < 0.3:
+            words += ["po", *self._noun_phrase(self._number())]
+        return " ".join(words).capitalize() + ("?" if self._random() < 0.15 else ".")
+
+    def _noun_phrase(self, number: int) -> Sequence[str]:
+        adjectives = [self._pick(self._adjectives)] if self._random() < 0.3 else []
+        return self._pick(DETERMINERS[number]), *adjectives, self._pick(self._nouns) + NOUN_ENDINGS[number]
+
+    def _verb(self, number: int) -> str:
+        return self._pick(self._verbs) + VERB_ENDINGS[number]
+
+    def _number(self) -> int:
+        return PLURAL if self._random() < 0.4 else SINGULAR
+
+    def _words(self, count: int) -> Sequence[str]:
+        words: dict[str, None] = {}
+        while len(words) < count:
+            syllables = 2 + (self._random() < 0.5)
+            words["".join(self._letter(CONSONANTS) + self._letter(VOWELS) for _ in range(syllables))] = None
+        return list(words)
+
+    def _letter(self, letters: str) -> str:
+        return letters[int(self._random() * len(letters))]
+
+    def _pick(self, words: Sequence[str]) -> str:
+        # The whole part of a power of uniform exponent is k with probability log((k + 1) / k) / log(n + 1): Zipf's law.
+        return words[int((len(words) + 1) ** self._random()) - 1]
+
+
+_BYTES = 256
+SENTENCES = 4000  # 160 kB
+HOLDOUT = 10  # the last tenth is for validation
+NEWLINE = 10
+
+
+def text_data(
+    name: str, *, seed: int, sequence_length: int, train_size: int | None = None, val_size: int | None = None
+) -> TensorData:
+    """Load text by its name. The last tenth is for validation, whatever the seed.
+
+    Args:
+        name: `grammar`, `python`, `text:PATH` or `module:factory` are cut into windows that overlap by one byte;
+            `sentences` and `lines:PATH` have one line a sample, and longer lines are cut.
+        seed: of the order of each epoch.
+        sequence_length: bytes of a sample that are predicted, or the most of them.
+        train_size: use this many samples, spread evenly over the text; `val_size` likewise.
+
+    Returns:
+        Batches of a dict with `tokens`, uint8 (batch, length + 1), whose first byte is only read. For lines there is
+        `mask`, bool (batch, length), too: which of the bytes to predict are not padding. A line begins after a newline
+        and ends with one.
+
+    Raises:
+        ConfigError: unknown name, a file that cannot be read, or too little text for a sample of each part.
+        BackendUnavailable: this Python came without its help texts.
+    """
+    train, val, cut = _read(name)
+    parts: list[Any] = []
+    for text, size, word in ((train, train_size, "training"), (val, val_size, "validation")):
+        samples = cut(text, sequence_length)
+        count = len(samples["tokens"])
+        if not count:
+            raise ConfigError(
+                f"the {word} part of {name} has {len(text)} bytes, too few for one sample of {sequence_length}; use a "
+                "smaller --sequence-length or more text"
+            )
+        chosen = spread(count, size, what=f"the {word} part of {name}")
+        parts.append({key: tensor[chosen] for key, tensor in samples.items()})
+    return TensorData.of(name, *parts, seed=seed)
+
+
+def _read(name: str) -> tuple[bytes, bytes, Callable[[bytes, int], dict[str, Tensor]]]:
+    """Return the text of both parts, and what cuts it into samples."""
+    kind, colon, path = name.partition(":")
+    if name in _BUNDLED:
+        source, cut = _BUNDLED[name]
+        return *_parts(source(), cut), cut
+    if kind in _FILES and colon:
+        cut = _FILES[kind]
+        try:
+            return *_parts(Path(path).read_bytes(), cut), cut
+        except OSError as error:
+            raise ConfigError(f"--data {name}: {path!r} cannot be read: {error.strerror or error}") from error
+    if colon:
+        return *_from_factory(name), _windows
+    known = [*_BUNDLED, *(f"{kind}:PATH" for kind in _FILES)]
+    raise ConfigError(f"there is no text {name!r}; {did_you_mean(name, known)}")
+
+
+def _parts(text: bytes, cut: Callable[[bytes, int], Any]) -> tuple[bytes, bytes]:
+    """Cut a text in two, between two lines if its samples are lines."""
+    at = len(text) - len(text) // HOLDOUT
+    if cut is _lines:
+        at = text.rfind(b"\n", 0, at) + 1
+    return text[:at], text[at:]
+
+
+def _from_factory(path: str) -> tuple[bytes, bytes]:
+    factory = resolve_factory(path)
+    with blamed(path, "calling it"):
+        texts = factory(**named_by(factory, {}))
+    if not isinstance(texts, Sequence) or len(texts) != 2 or not all(isinstance(text, bytes | str) for text in texts):
+        raise ConfigError(f"factory {path} must return two texts, for training and validation, as bytes or str")
+    train, val = (text.encode() if isinstance(text, str) else text for text in texts)
+    return train, val
+
+
+@functools.cache
+def _grammar() -> bytes:
+    return "\n".join(sentences(SENTENCES)).encode()
+
+
+def _python() -> bytes:
+    """Return what Python's `help()` knows of its language: half a megabyte, which differs between versions."""
+    try:
+        from pydoc_data.topics import topics
+    except ImportError as error:
+        raise BackendUnavailable(
+            f"--data python reads the texts of help(), which this Python came without ({error}); use --data grammar"
+        ) from error
+    return "\n".join(inspect.cleandoc(topics[name]) for name in sorted(topics)).encode()
+
+
+def _windows(text: bytes, length: int) -> dict[str, Tensor]:
+    """Return windows of `length + 1` bytes, each beginning with the last byte of the one before."""
+    if len(text) <= length:
+        return {"tokens": torch.empty(0, length + 1, dtype=torch.uint8)}
+    # A copy: a tensor of the windows' view would not be the data set's own.
+    return {"tokens": torch.frombuffer(bytearray(text), dtype=torch.uint8).unfold(0, length + 1, length).contiguous()}
+
+
+def _lines(text: bytes, length: int) -> dict[str, Tensor]:
+    """Return each line that is not blank between two newlines, cut to `length` bytes to predict, and masks."""
+    lines = [(b"\n" + line + b"\n")[: length + 1] for line in text.splitlines() if line.strip()]
+    longest = max(map(len, lines), default=1)
+    tokens = np.zeros((len(lines), longest), dtype=np.uint8)
+    for row, line in zip(tokens, lines, strict=True):
+        row[: len(line)] = np.frombuffer(line, dtype=np.uint8)
+    lengths = torch.tensor([len(line) for line in lines])
+    mask = torch.arange(1, longest) < lengths[:, None]
+    return {"tokens": torch.from_numpy(tokens), "mask": mask}
+
+
+_BUNDLED: dict[str, tuple[Callable[[], bytes], Callable[[bytes, int], dict[str, Tensor]]]] = {
+    "grammar": (_grammar, _windows),
+    "sentences": (_grammar, _lines),
+    "python": (_python, _windows),
+}
+_FILES = {"text": _windows, "lines": _lines}

@@ -6,32 +6,36 @@ import contextlib
 import os
 import socket
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from filelock import FileLock
 from torch import Tensor
 from torch.nn import functional as F
+from torch.utils.data import DataLoader, Dataset
 
-from ampcompare.base.errors import ConfigError, EnvironmentUnfit, did_you_mean
+from ampcompare.base.errors import AmpCompareError, ConfigError, EnvironmentUnfit, did_you_mean
 from ampcompare.base.files.read import FileFault, open_regular
-from ampcompare.tasks.builtin import digits, synthetic
-from ampcompare.tasks.catalog import DATA_SETS, DEFAULT_DATA_DIR, TORCHVISION_FILES, missing_files, require_files
-from ampcompare.tasks.data import LabeledData, spread
-from ampcompare.tasks.dataloader import KeyedSamples, StreamData
+from ampcompare.tasks.catalog import (
+    DATA_SETS,
+    DEFAULT_DATA_DIR,
+    TORCHVISION_FILES,
+    check_layout,
+    missing_files,
+    require_files,
+)
+from ampcompare.tasks.data import LabeledData, Part, spread
 from ampcompare.tasks.factory import blamed, named_by, resolve_factory
-from ampcompare.tasks.in_memory import resize_images
-from ampcompare.tasks.layout import check_layout
+from ampcompare.tasks.in_memory import MemoryData, memory_data, resize_images
 from ampcompare.tasks.packages import needs_package
-from ampcompare.tasks.randomness import derive, isolated_globals, seed_globals
+from ampcompare.tasks.randomness import derive, generator, isolated_globals, seed_globals
 from ampcompare.tasks.torchvision_loader import load_torchvision
 
-__all__ = ["SmallImages", "downloaded", "imagefolder", "load_data", "user_data"]
-
+__all__ = ["SmallImages", "digits", "downloaded", "imagefolder", "load_data", "user_data"]
 
 _DEFAULT_SIZE = 224
 # What ImageNet's usual validation resizes to before it crops 224.
@@ -51,7 +55,7 @@ def imagefolder(
     train_size: int | None,
     val_size: int | None,
     augment: bool,
-) -> StreamData:
+) -> _StreamData:
     """Read color images below `root`, one folder for each class, the same classes in `train` and `val`.
 
     Training images are random crops, resized and randomly flipped; validation images, and training
@@ -80,9 +84,9 @@ def imagefolder(
                 f"{Path(root) / part} has folders without images: {' '.join(str(error).split())}"
             ) from error
         chosen = spread(len(images), count, what=f"the {part} folder of {root}", labels=torch.tensor(images.targets))
-        parts[part] = KeyedSamples(images, chosen, name=name, purpose=part, seed=seed, num_classes=len(images.classes))
+        parts[part] = _KeyedSamples(images, chosen, name=name, purpose=part, seed=seed, num_classes=len(images.classes))
     classes = len(parts["train"].samples.classes)
-    return StreamData(
+    return _StreamData(
         name,
         num_train=len(parts["train"]),
         num_val=len(parts["val"]),
@@ -180,7 +184,7 @@ def downloaded(
     train_size: int | None,
     val_size: int | None,
     augment: bool,
-) -> StreamData:
+) -> _StreamData:
     """Load one of torchvision's small sets from `data_dir`, downloading it first if `download` is set.
 
     Raises:
@@ -202,12 +206,12 @@ def downloaded(
         images, labels = _read(name, dataset, folder, train=part == "train")
         chosen = spread(len(labels), size, what=f"the {part} part of {name}", labels=labels)
         samples = SmallImages(images, labels, kind, image_size=image_size, augment=augment and part == "train")
-        parts[part] = KeyedSamples(
+        parts[part] = _KeyedSamples(
             samples, chosen, name=name, purpose=part, seed=seed, num_classes=kind.num_classes, channels=channels
         )
     height, width = (image_size, image_size) if image_size is not None else images.shape[2:]
     shape = (channels or len(kind.mean), height, width)
-    return StreamData(
+    return _StreamData(
         name,
         num_train=len(parts["train"]),
         num_val=len(parts["val"]),
@@ -323,11 +327,11 @@ def user_data(
     for part, samples, name in (("train", train, "train_size"), ("val", val, "val_size")):
         size = None if name in taken else sizes[name]
         positions = spread(len(samples), size, what=f"the {part} data set of factory {path}")
-        parts[part] = KeyedSamples(
+        parts[part] = _KeyedSamples(
             samples, positions, name=path, purpose=part, seed=seed, num_classes=classes, channels=channels
         )
     shape = tuple(sample.shape) if channels is None or sample.shape[0] != 1 else (channels, *sample.shape[1:])
-    return StreamData(
+    return _StreamData(
         path,
         num_train=len(parts["train"]),
         num_val=len(parts["val"]),
@@ -438,7 +442,7 @@ def _loader(name: str, *, data_dir: str | None, download: bool) -> Callable[...,
         ConfigError: there is none.
     """
     if name in ("digits", "synthetic"):
-        return digits if name == "digits" else synthetic
+        return digits if name == "digits" else _synthetic
     if name in TORCHVISION_FILES:
         return partial(downloaded, name, data_dir=data_dir, download=download)
     kind, colon, path = name.partition(":")
@@ -447,3 +451,250 @@ def _loader(name: str, *, data_dir: str | None, download: bool) -> Callable[...,
     if colon:
         return partial(user_data, name, data_dir=data_dir, download=download)
     raise ConfigError(f"there is no data set {name!r}; {did_you_mean(name, DATA_SETS)}")
+
+
+Key: TypeAlias = tuple[int, int]
+
+
+class _KeyedSamples(Dataset[tuple[Tensor, int]]):
+    """A data set whose keys are (epoch, position): the epoch travels with each request, so workers can outlive it.
+
+    Args:
+        samples: map-style, gives (float tensor, int).
+        positions: which of the samples to use, int64.
+        name: of the data set, for errors.
+        purpose: part of every sample's seed; keeps training and validation apart.
+        seed: of the run.
+        num_classes: labels must lie below it.
+        channels: repeat gray images this many times; None does not change samples.
+    """
+
+    def __init__(
+        self,
+        samples: Any,
+        positions: Tensor,
+        *,
+        name: str,
+        purpose: str,
+        seed: int,
+        num_classes: int,
+        channels: int | None = None,
+    ) -> None:
+        self.samples = samples
+        self.positions = positions
+        self.name = name
+        self.purpose = purpose
+        self.seed = seed
+        self.num_classes = num_classes
+        self.channels = channels
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+    def __getitem__(self, key: Key) -> tuple[Tensor, int]:
+        return self.__getitems__([key])[0]
+
+    def __getitems__(self, keys: Sequence[Key]) -> list[tuple[Tensor, int]]:
+        """Return the samples of one batch, seeding the global generators before each; torch's loader calls this.
+
+        Raises:
+            ConfigError: a label is not one of the classes; on a GPU that would abort the process.
+        """
+        batch = []
+        with isolated_globals():
+            for epoch, position in keys:
+                index = int(self.positions[position])
+                seed_globals(derive(self.purpose, self.seed, epoch, index))
+                sample, label = self.samples[index]
+                if self.channels is not None and sample.shape[0] == 1:
+                    sample = sample.expand(self.channels, *sample.shape[1:])
+                if not 0 <= label < self.num_classes:
+                    raise ConfigError(
+                        f"{self.name}: sample {index} of {self.purpose} has the label {label}, "
+                        f"and labels of {self.num_classes} classes are 0 to {self.num_classes - 1}"
+                    )
+                batch.append((sample, int(label)))
+        return batch
+
+
+class _Batches:
+    """The batch sampler of a loader that is kept between epochs; the batches of an epoch are set from outside."""
+
+    def __init__(self) -> None:
+        self.epoch = 0
+        self.batches: Sequence[Tensor] = []
+
+    def __iter__(self) -> Iterator[list[Key]]:
+        epoch = self.epoch
+        return ([(epoch, position) for position in batch.tolist()] for batch in self.batches)
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+
+@dataclass
+class _Loader:
+    """A DataLoader that is kept with its worker processes, and the number of passes that were begun on it."""
+
+    batches: _Batches
+    loader: DataLoader[tuple[Tensor, int]]
+    passes: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class _StreamData(LabeledData):
+    """Samples prepared by a DataLoader.
+
+    Worker processes are kept between epochs, and beginning an epoch ends an unfinished one.
+    """
+
+    train: _KeyedSamples = field(repr=False)
+    val: _KeyedSamples = field(repr=False)
+    _loaders: dict[tuple[Part, int, bool], _Loader] = field(default_factory=dict, repr=False)
+
+    def _read(
+        self,
+        part: Part,
+        epoch: int,
+        batches: Sequence[Tensor],
+        device: torch.device,
+        workers: int,
+        pin_memory: bool | None,
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        kept = self._loader(part, workers, pin=device.type == "cuda" and pin_memory is not False)
+        kept.batches.epoch, kept.batches.batches = epoch, batches
+        kept.passes += 1
+        number = kept.passes
+        for samples, labels in _unwrapped(iter(kept.loader)):
+            if kept.passes != number:
+                # Persistent workers serve one pass: this iterator would yield batches of the newer one.
+                raise RuntimeError(
+                    f"an epoch of {self.name} was read after a later one had started; read one epoch at a time"
+                )
+            yield samples.to(device, non_blocking=True), labels.to(device, non_blocking=True)
+
+    def _loader(self, part: Part, workers: int, *, pin: bool) -> _Loader:
+        key = part, workers, pin
+        if key not in self._loaders:
+            batches = _Batches()
+            loader = DataLoader(
+                self.train if part == "train" else self.val,
+                batch_sampler=batches,
+                num_workers=workers,
+                pin_memory=pin,
+                persistent_workers=workers > 0,
+                # A loader draws a base seed at each pass, and would draw it from the global generator.
+                generator=torch.Generator(),
+            )
+            self._loaders[key] = _Loader(batches, loader)
+        return self._loaders[key]
+
+
+def _unwrapped(batches: Iterator[tuple[Tensor, Tensor]]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield the batches; raise an error of a worker with its own one-line message."""
+    while True:
+        try:
+            batch = next(batches)
+        except StopIteration:
+            return
+        except AmpCompareError as error:
+            # The loader puts the worker's whole traceback into the message; its last line is the error.
+            text = str(error).strip().rpartition("\n")[2]
+            kind = type(error)
+            raise kind(text.removeprefix(f"{kind.__module__}.{kind.__qualname__}: ")) from error
+        yield batch
+
+
+_DIGITS_HOLDOUT = 5
+_DIGITS_MEAN = 4.88  # of pixel values from 0 to 16
+_DIGITS_STD = 6.02
+_DIGITS_MOVED_SHARE = 0.1
+_SYNTHETIC_CLASSES = 10
+_SYNTHETIC_SIZE = 32
+_SYNTHETIC_TRAIN = 2048
+_SYNTHETIC_VAL = 512
+_SYNTHETIC_CONTRAST = 0.5
+
+
+def digits(
+    *,
+    seed: int,
+    image_size: int | None = None,
+    channels: int | None = None,
+    train_size: int | None = None,
+    val_size: int | None = None,
+    augment: bool = True,
+) -> MemoryData:
+    """Load scikit-learn's digits: 1,437 for training, 360 for validation, of mean 0 and standard deviation 1.
+
+    Every fifth digit of each class is for validation, whatever the seed. Augmentation shifts one in ten images by up
+    to one pixel: the digits fill their frame, and shifting all of them cuts off so much that accuracy stays below 97 %.
+
+    Raises:
+        BackendUnavailable: scikit-learn is not installed.
+    """
+    with needs_package("digits need", "scikit-learn"):
+        from sklearn.datasets import load_digits
+    bunch = load_digits()
+    images = torch.from_numpy(bunch.images).to(torch.float32)[:, None]
+    images = (images - _DIGITS_MEAN) / _DIGITS_STD
+    labels = torch.from_numpy(bunch.target).to(torch.int64)
+    held_out = torch.zeros(len(labels), dtype=torch.bool)
+    held_out[torch.argsort(labels, stable=True)[::_DIGITS_HOLDOUT]] = True
+    return memory_data(
+        "digits",
+        (images[~held_out], labels[~held_out]),
+        (images[held_out], labels[held_out]),
+        num_classes=10,
+        seed=seed,
+        image_size=image_size,
+        channels=channels,
+        train_size=train_size,
+        val_size=val_size,
+        moved_share=_DIGITS_MOVED_SHARE if augment else 0.0,
+        background=-_DIGITS_MEAN / _DIGITS_STD,
+    )
+
+
+def _synthetic(
+    *,
+    seed: int,
+    image_size: int | None = None,
+    channels: int | None = None,
+    train_size: int | None = None,
+    val_size: int | None = None,
+    augment: bool = True,
+) -> MemoryData:
+    """Generate noisy images of ten smooth patterns, the same ones for every seed.
+
+    Args:
+        seed: of order and augmentation.
+        image_size: height and width, 32 by default.
+        channels: 3 by default.
+        train_size: number of training images, 2048 by default; `val_size`: 512 by default.
+        augment: shift training images by up to one pixel.
+    """
+    size = image_size or _SYNTHETIC_SIZE
+    planes = channels or 3
+    draws = generator("synthetic patterns", planes)
+    patterns = resize_images(torch.randn(_SYNTHETIC_CLASSES, planes, 4, 4, generator=draws), size)
+    return memory_data(
+        "synthetic",
+        _noisy(patterns, "training", train_size or _SYNTHETIC_TRAIN),
+        _noisy(patterns, "validation", val_size or _SYNTHETIC_VAL),
+        num_classes=_SYNTHETIC_CLASSES,
+        seed=seed,
+        image_size=None,
+        channels=None,
+        train_size=None,
+        val_size=None,
+        moved_share=1.0 if augment else 0.0,
+        background=0.0,
+    )
+
+
+def _noisy(patterns: Tensor, part: str, count: int) -> tuple[Tensor, Tensor]:
+    """Return `count` images of the patterns, classes in turn, with unit noise; float32 and int64."""
+    labels = torch.arange(count) % len(patterns)
+    noise = torch.randn(count, *patterns.shape[1:], generator=generator(f"synthetic {part}", *patterns.shape[1:]))
+    return noise.add_(patterns[labels], alpha=_SYNTHETIC_CONTRAST), labels

@@ -14,9 +14,9 @@ from torch.nn import functional as F
 
 from ampcompare.base.errors import ConfigError
 from ampcompare.settings.recipe import ModelConfig, Recipe
+from ampcompare.tasks.catalog import REGRESSION, RMSE
 from ampcompare.tasks.data import spread
 from ampcompare.tasks.factory import blamed, resolve_factory
-from ampcompare.tasks.metrics import REGRESSION, RMSE
 from ampcompare.tasks.models import build_model
 from ampcompare.tasks.packages import needs_package
 from ampcompare.tasks.task import Sums, Task

@@ -15,8 +15,7 @@ from torch.optim import Optimizer
 from ampcompare.base.errors import UnsupportedCombination
 from ampcompare.records.metric import Metric
 from ampcompare.settings.recipe import Recipe
-from ampcompare.tasks.batches import channels_last, split
-from ampcompare.tasks.data import Data
+from ampcompare.tasks.data import Data, channels_last, split
 
 __all__ = ["LossOf", "Phase", "Sums", "Task", "require_no_views"]
 

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from ampcompare.base.errors import ConfigError
-from ampcompare.tasks.batches import map_tensors, tensors_of
-from ampcompare.tasks.data import Data, Part
+from ampcompare.tasks.data import Data, Part, map_tensors, tensors_of
 
 __all__ = ["TensorData"]
 

@@ -8,31 +8,50 @@ it, shards after the casts of a backend and before state exists, and DDP last be
 from __future__ import annotations
 
 import functools
+import importlib
+import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.checkpoint import checkpoint
 
-from ampcompare.base.errors import UnsupportedCombination
+from ampcompare.base.environment.quiet_import import quiet_import
+from ampcompare.base.errors import BackendUnavailable, ConfigError, UnsupportedCombination, did_you_mean
 from ampcompare.parallel.ranks import Communicator, SingleProcess, model_facts, require_equal
-from ampcompare.parallel.replication import Parallel, Single
+from ampcompare.parallel.replication import DDP, DP, FSDP, ApexDDP, Parallel, Single
+from ampcompare.parallel.syncbn import apex_parallel, make_converter
 from ampcompare.precision.base import Precision, owned_params
-from ampcompare.settings.recipe import Recipe, ScheduleConfig
+from ampcompare.settings.config import ParallelConfig
+from ampcompare.settings.optimizers import APEX, LIBRARIES, OWN_APEX, optimizer_path, require_optimizer
+from ampcompare.settings.recipe import OWN_SETTINGS, OptimizerConfig, Recipe, ScheduleConfig
+from ampcompare.tasks.factory import resolve_factory
 from ampcompare.tasks.randomness import seed_globals
 from ampcompare.tasks.task import Task
+from ampcompare.tensors.skippable_step import skip_on_device
 from ampcompare.training.compile import compiled, ready_compiler
 from ampcompare.training.ema import ModelEma
-from ampcompare.training.optimizers import make_optimizer
 from ampcompare.training.state.capture import restore_training
 from ampcompare.training.state.check_checkpoint import Owned, owned_by
 from ampcompare.training.state.schema import require_position
 
-__all__ = ["Assembly", "assemble", "assemble_single", "checkpoint_activations", "make_schedule"]
+__all__ = [
+    "Assembly",
+    "assemble",
+    "assemble_single",
+    "checkpoint_activations",
+    "load_optimizer",
+    "make_optimizer",
+    "make_parallel",
+    "make_schedule",
+    "optimizer_arguments",
+    "param_groups",
+]
 
 
 def checkpoint_activations(task: Task, models: Sequence[nn.Module]) -> None:
@@ -189,4 +208,330 @@ def assemble(
         average=average,
         owned=owned,
         workers=workers,
+    )
+
+
+def load_optimizer(name: str, engine: str | None = None) -> Callable[..., Any]:
+    """Import the class or function that builds an optimizer.
+
+    Args:
+        name: as `canonical_name` returns it.
+        engine: of an `apex` arm; "nvidia" takes the optimizers of Apex from Apex itself.
+
+    Raises:
+        BackendUnavailable: its package is not installed, or cannot be imported.
+        ConfigError: there is nothing of that name.
+    """
+    require_optimizer(name)
+    module, _, attribute = optimizer_path(name).partition(":")
+    if module == OWN_APEX and engine == "nvidia":
+        module = APEX
+    package = module.partition(".")[0]
+    if package not in ("torch", "apex", *LIBRARIES):
+        return resolve_factory(f"{module}:{attribute}")
+    try:
+        with quiet_import():
+            found = importlib.import_module(module)
+    except Exception as error:  # a package built for another torch may raise anything
+        raise BackendUnavailable(
+            f"optimizer {name}: importing {module} failed: {type(error).__name__}: {error}"
+        ) from error
+    kinds = {key: value for key, value in vars(found).items() if _is_optimizer(value)}
+    if attribute not in kinds:
+        version = f"torch {torch.__version__}" if package == "torch" else f"this {package}"
+        raise ConfigError(f"{version} has no optimizer {module}.{attribute}; {did_you_mean(attribute, kinds)}")
+    kind: Callable[..., Any] = kinds[attribute]
+    return kind
+
+
+def _is_optimizer(value: object) -> bool:
+    return isinstance(value, type) and issubclass(value, torch.optim.Optimizer) and value is not torch.optim.Optimizer
+
+
+SETTINGS = ("momentum", "nesterov", "betas", "eps", "weight_decay")
+DECAYS = ("norm_weight_decay", "bias_weight_decay")
+
+
+def optimizer_arguments(config: OptimizerConfig, factory: Callable[..., Any]) -> dict[str, Any]:
+    """Return the arguments to call `factory` with, besides the parameters.
+
+    A setting at its default is passed if the optimizer takes it, and left out otherwise.
+
+    Raises:
+        ConfigError: a setting or an argument was given that the optimizer does not take.
+        UnsupportedCombination: it has no implementation of that kind.
+    """
+    parameters = _parameters(config.name, factory)
+    given = {name for name in SETTINGS if _differs(config, name)}
+    arguments: dict[str, Any] = {"lr": config.lr}
+    for name in SETTINGS:
+        value = getattr(config, name)
+        if name in config.args:
+            if name in given:
+                raise ConfigError(f"recipe.optimizer.{name} and args.{name} are the same; give only one of them")
+        elif name in parameters and _fits(value, parameters[name].default):
+            arguments[name] = value
+        elif name in given:
+            _refuse_setting(config.name, name, value, parameters)
+    if "weight_decay" not in arguments:
+        for name in DECAYS:
+            if getattr(config, name):
+                _refuse_setting(config.name, name, getattr(config, name), parameters)
+        if any(group.weight_decay for group in config.groups):
+            _refuse_setting(config.name, "groups.weight_decay", "set", parameters)
+    if config.implementation != "default":
+        is_loop = config.implementation == "for-loop"
+        argument = "foreach" if is_loop else config.implementation
+        if argument not in parameters:
+            raise UnsupportedCombination(
+                f"optimizer {config.name} has no implementation {config.implementation}; leave out "
+                "--optimizer-implementation"
+            )
+        arguments[argument] = not is_loop
+    open_ended = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
+    known = [name for name in parameters if name not in ("self", *OWN_SETTINGS)]
+    for name, value in config.args.items():
+        if name not in known and not open_ended:
+            raise ConfigError(f"optimizer {config.name} has no argument {name!r}; {did_you_mean(name, known)}")
+        arguments[name] = value
+    return arguments
+
+
+def _parameters(name: str, factory: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    # Of a class its constructor: a `__new__` that passes everything on would hide it.
+    called = factory.__init__ if isinstance(factory, type) else factory  # type: ignore[misc]
+    try:
+        parameters = inspect.signature(called).parameters
+    except (TypeError, ValueError):  # a compiled callable: it is called with the rate alone
+        return {}
+    kinds = {parameter.kind for parameter in parameters.values()}
+    if "lr" not in parameters and inspect.Parameter.VAR_KEYWORD not in kinds:
+        raise ConfigError(f"optimizer {name} takes no lr, which every run sets; name a function with an lr argument")
+    return parameters
+
+
+def _differs(config: OptimizerConfig, name: str) -> bool:
+    return bool(getattr(config, name) != OptimizerConfig.model_fields[name].default)
+
+
+def _fits(value: Any, default: Any) -> bool:
+    """Return whether an argument means the same as the setting: its default is of the same kind."""
+    if default is inspect.Parameter.empty:
+        return True
+    if isinstance(value, tuple):
+        return isinstance(default, tuple | list) and len(default) == len(value)
+    if isinstance(value, bool) or isinstance(default, bool):
+        return isinstance(value, bool) and isinstance(default, bool)
+    return isinstance(default, int | float)
+
+
+def _refuse_setting(optimizer: str, name: str, value: Any, parameters: Mapping[str, Any]) -> None:
+    takes = ", ".join(name for name in SETTINGS if name in parameters) or "none of them"
+    shown = list(value) if isinstance(value, tuple) else value
+    raise ConfigError(
+        f"recipe.optimizer.{name} is {shown}, but optimizer {optimizer} does not take it; leave it out. Of "
+        f"{', '.join(SETTINGS)} it takes {takes}"
+    )
+
+
+class _LayerRates:
+    """LARC or LARS on an optimizer with weight decay, by hooks: they adapt gradients in its step, after unscaling.
+
+    A step that an overflow skips adapts nothing. Under O2 the hooks adapt the gradients of the fp32 masters.
+    """
+
+    def __init__(self, trust_coefficient: float, *, clip: bool) -> None:
+        self._trust_coefficient = trust_coefficient
+        self._clip = clip
+        self._decays: list[float] = []
+
+    def attach(self, optimizer: Optimizer) -> None:
+        """Adapt the gradients of every step of `optimizer`."""
+        larc = importlib.import_module("ampcompare.apex.parallel.LARC").LARC
+        self._rates = larc(optimizer, trust_coefficient=self._trust_coefficient, clip=self._clip)
+        optimizer.register_step_pre_hook(self._adapt)
+        optimizer.register_step_post_hook(self._restore_decays)
+
+    @torch.no_grad()
+    def _adapt(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        self._decays = [group["weight_decay"] for group in optimizer.param_groups]
+        for group, decay in zip(optimizer.param_groups, self._decays, strict=True):
+            self._rates.adapt(group, decay)
+            group["weight_decay"] = 0.0  # already part of the adapted gradients
+
+    def _restore_decays(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        for group, decay in zip(optimizer.param_groups, self._decays, strict=True):
+            group["weight_decay"] = decay
+
+
+MAX_NAMED = 3
+
+
+def make_optimizer(config: OptimizerConfig, model: nn.Module, *, engine: str | None = None) -> Optimizer:
+    """Build an optimizer over all parameters of `model`.
+
+    Args:
+        engine: the implementation of `apex.amp` that runs, if any; "nvidia" makes the optimizers of Apex genuine.
+
+    Raises:
+        BackendUnavailable: the package of the optimizer is not installed, or cannot be imported.
+        ConfigError: a group that no parameter belongs to, or an argument that the optimizer does not take.
+        UnsupportedCombination: the optimizer, or torch's fused kernels, do not support a parameter.
+    """
+    factory = load_optimizer(config.name, engine)
+    arguments = optimizer_arguments(config, factory)
+    groups = param_groups(config, model)
+    if "weight_decay" not in arguments:
+        groups = [{name: value for name, value in group.items() if name != "weight_decay"} for group in groups]
+    if config.implementation == "fused":  # torch would raise at the first step only
+        for name, param in model.named_parameters():
+            if not param.is_floating_point():
+                raise UnsupportedCombination(
+                    f"a fused optimizer needs floating-point parameters, and {name} is {param.dtype}; use "
+                    "--optimizer-implementation foreach"
+                )
+    optimizer = _built(config.name, factory, groups, arguments, model)
+    if config.skip_on_device:
+        try:
+            skip_on_device(optimizer)
+        except TypeError as error:
+            raise UnsupportedCombination(f"{error}; leave out skip_on_device") from None
+    if config.layer_lr != "none":
+        if not all("weight_decay" in group for group in optimizer.param_groups):
+            raise UnsupportedCombination(
+                f"layer_lr {config.layer_lr} applies the weight decay itself, but {config.name} has none; use another "
+                f"optimizer"
+            )
+        _LayerRates(config.trust_coefficient, clip=config.layer_lr == "larc").attach(optimizer)
+    return optimizer
+
+
+def _built(
+    name: str,
+    factory: Callable[..., Any],
+    groups: list[dict[str, Any]],
+    arguments: dict[str, Any],
+    model: nn.Module,
+) -> Optimizer:
+    """Call the factory.
+
+    Raises:
+        ConfigError: it refuses an argument, or returns something else than an optimizer.
+        UnsupportedCombination: it refuses parameters; the message names them.
+    """
+    try:
+        optimizer = factory(groups, **arguments)
+    except (ValueError, TypeError, RuntimeError) as error:
+        text = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        refused = [
+            f"{param_name} of shape {list(param.shape)}"
+            for param_name, param in model.named_parameters()
+            if not _takes(factory, param, arguments)
+        ]
+        if refused and len(refused) < len(list(model.parameters())):
+            more = f" and {len(refused) - MAX_NAMED} more" if len(refused) > MAX_NAMED else ""
+            raise UnsupportedCombination(
+                f"optimizer {name} does not support {', '.join(refused[:MAX_NAMED])}{more} ({text}); use another "
+                f"optimizer, or your own that passes these parameters to another one"
+            ) from error
+        raise ConfigError(f"optimizer {name} cannot be built: {text}") from error
+    if not isinstance(optimizer, Optimizer):
+        raise ConfigError(f"optimizer {name} is a {type(optimizer).__name__}; it must be a torch.optim.Optimizer")
+    return optimizer
+
+
+def _takes(factory: Callable[..., Any], param: Tensor, arguments: dict[str, Any]) -> bool:
+    try:
+        factory([torch.nn.Parameter(torch.empty_like(param))], **arguments)
+    except (ValueError, TypeError, RuntimeError):
+        return False
+    return True
+
+
+def param_groups(config: OptimizerConfig, model: nn.Module) -> list[dict[str, Any]]:
+    """Return the parameters of `model` by learning rate and weight decay, in the model's order; one group by default.
+
+    A parameter belongs to the first of `config.groups` whose pattern matches its name. If that group sets no weight
+    decay, norms and biases have the decay that is set for them, if any.
+
+    Raises:
+        ConfigError: a pattern matches no name.
+    """
+    norms = {id(param) for module in model.modules() if _is_norm(module) for param in module.parameters(recurse=False)}
+    unmatched = set(range(len(config.groups)))
+    groups: dict[tuple[float, float], list[Tensor]] = {}
+    for name, param in model.named_parameters():
+        decay = config.weight_decay
+        if id(param) in norms and config.norm_weight_decay is not None:
+            decay = config.norm_weight_decay
+        elif name.endswith("bias") and config.bias_weight_decay is not None:
+            decay = config.bias_weight_decay
+        factor = 1.0
+        for index, group in enumerate(config.groups):
+            if fnmatchcase(name, group.match):
+                unmatched.discard(index)
+                factor = group.lr_factor
+                decay = decay if group.weight_decay is None else group.weight_decay
+                break
+        groups.setdefault((config.lr * factor, decay), []).append(param)
+    for index in sorted(unmatched):
+        raise ConfigError(
+            f"recipe.optimizer.groups[{index}] matches no parameter left to it: {config.groups[index].match!r}; "
+            f"names look like {', '.join(_some_names(model))}"
+        )
+    return [{"params": params, "lr": lr, "weight_decay": decay} for (lr, decay), params in groups.items()]
+
+
+def _is_norm(module: nn.Module) -> bool:
+    return "Norm" in type(module).__name__  # norms of torch, Apex and models share this word, but no base class
+
+
+def _some_names(model: nn.Module) -> Iterator[str]:
+    names = [name for name, _ in model.named_parameters()]
+    yield from dict.fromkeys((names[0], names[len(names) // 2], names[-1]))
+
+
+def make_parallel(config: ParallelConfig, device: torch.device, engine: str | None = None) -> Parallel:
+    """Build what a configuration names; the caller initializes the process group, except for none and dp.
+
+    Args:
+        device: of this process.
+        engine: of the arm: "nvidia", "compat", or None for arms without Apex.
+
+    Raises:
+        UnsupportedCombination: names what cannot work together, and why.
+    """
+    if config.kind == "none":
+        return Single()
+    if config.kind == "dp":
+        if device.type != "cuda":
+            raise UnsupportedCombination(
+                f"dp splits a batch over the GPUs of one process, but the device is {device}, where it has no effect; "
+                f"use --parallel ddp with --nproc-per-node"
+            )
+        if engine == "nvidia":
+            raise UnsupportedCombination(
+                "the real Apex replaces the forward of the one model that it was given, so that all replicas of dp "
+                "would run the first one's weights; use --parallel ddp, or --engine compat"
+            )
+        return DP()
+    if config.kind == "fsdp":
+        return FSDP()
+    convert = make_converter(config.sync_bn, device, engine)
+    if config.kind == "ddp":
+        return DDP(
+            device,
+            convert=convert,
+            bucket_cap_mb=config.bucket_cap_mb,
+            find_unused_parameters=config.find_unused_parameters,
+        )
+    if engine == "nvidia" and device.type != "cuda":
+        raise UnsupportedCombination(
+            f"the DistributedDataParallel of the real Apex needs a GPU, but the device is {device}; use --engine compat"
+        )
+    return ApexDDP(
+        apex_parallel(engine).DistributedDataParallel,
+        convert=convert,
+        bucket_cap_mb=config.bucket_cap_mb,
+        delay_allreduce=config.delay_allreduce,
     )

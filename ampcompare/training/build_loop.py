@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
-from ampcompare.base.errors import UnsupportedCombination
-from ampcompare.precision.base import Precision
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ampcompare.base.errors import EnvironmentUnfit, UnsupportedCombination
+from ampcompare.parallel.replication import Parallel
+from ampcompare.precision.base import Precision, StepOutcome
 from ampcompare.settings.recipe import Recipe
-from ampcompare.tasks.task import Phase
+from ampcompare.tasks.data import map_tensors, tensors_of
+from ampcompare.tasks.task import LossOf, Phase
 from ampcompare.training.assemble import Assembly
-from ampcompare.training.cuda_graph import CudaRecorder, StepGraph, rates_on_device, refuse_unrecordable
 from ampcompare.training.loop import Loop, update
 from ampcompare.training.metrics.clock import make_clock
-from ampcompare.training.phases import PhasedUpdate
 
-__all__ = ["build_loop"]
+__all__ = ["StepGraph", "build_loop", "rates_on_device", "refuse_unrecordable"]
 
 
 def build_loop(recipe: Recipe, assembly: Assembly, precision: Precision, *, drain_every: int) -> Loop:
@@ -59,9 +63,220 @@ def _update_of(phases: Sequence[Phase], assembly: Assembly, *, recorded: bool) -
             raise UnsupportedCombination(
                 f"cuda_graph captures one step, but this task makes {len(phases)} in an update; leave out --cuda-graph"
             )
-        return PhasedUpdate(phases)
+        return _PhasedUpdate(phases)
     if not recorded:
         return update
     refuse_unrecordable(assembly.device, assembly.precision, assembly.optimizers)
     rates_on_device(assembly.optimizers, assembly.device)
-    return StepGraph(update, CudaRecorder(assembly.device))
+    return StepGraph(update, _CudaRecorder(assembly.device))
+
+
+WARM_UP = 3  # updates: the first ones create lazy state and choose kernels
+
+Result = tuple[list[Tensor], Tensor | None, StepOutcome]
+Update = Callable[..., Result]
+T = TypeVar("T")
+
+
+class _Recorder(Protocol):
+    """Records the kernels of a piece of code, and launches them again on the same memory."""
+
+    def warm_up(self, code: Callable[[], T]) -> T:
+        """Run `code` as it will be recorded."""
+
+    def record(self, code: Callable[[], T]) -> T:
+        """Record the kernels of `code`, which need not run; return what it returned."""
+
+    def replay(self) -> None:
+        """Launch what was recorded."""
+
+
+class _CudaRecorder:
+    """`torch.cuda.CUDAGraph` with a separate stream, which capturing requires."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device)
+        self._graph = torch.cuda.CUDAGraph()
+
+    def warm_up(self, code: Callable[[], T]) -> T:
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            result = code()
+        torch.cuda.current_stream().wait_stream(self._stream)
+        return result
+
+    def record(self, code: Callable[[], T]) -> T:
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph, stream=self._stream):
+            return code()
+
+    def replay(self) -> None:
+        self._graph.replay()
+
+
+class StepGraph:
+    """Replaces `update`: runs a few updates eagerly, records one, and replays it from then on.
+
+    A batch of another shape, such as the last one of an epoch, is trained on without the graph. Losses, norms and
+    outcomes are copied out of the memory of the graph, because the next launch overwrites it.
+
+    Args:
+        update: what is recorded.
+        recorder: records it.
+    """
+
+    def __init__(self, update: Update, recorder: _Recorder) -> None:
+        self._update = update
+        self._recorder = recorder
+        self._warm_ups = 0
+        self._shapes: list[Any] = []
+        self._inputs: Any = None
+        self._losses: list[Tensor] = []
+        self._norm: Tensor | None = None
+
+    def __call__(
+        self,
+        models: Sequence[nn.Module],
+        optimizers: Sequence[Optimizer],
+        precision: Precision,
+        parallel: Parallel,
+        loss_of: LossOf,
+        microbatches: Sequence[Any],
+        clip_norm: float | None = None,
+    ) -> Result:
+        """Make one update; see `ampcompare.training.loop.update`."""
+        shapes = [(part.shape, part.stride(), part.dtype) for part in tensors_of(list(microbatches))]
+        arguments = (models, optimizers, precision, parallel, loss_of)
+        if self._inputs is None:
+            self._shapes = self._shapes or shapes
+            if self._warm_ups < WARM_UP or shapes != self._shapes:
+                self._warm_ups += shapes == self._shapes
+                return self._recorder.warm_up(lambda: self._update(*arguments, microbatches, clip_norm))
+            self._record(models, optimizers, precision, parallel, loss_of, microbatches, clip_norm)
+        elif shapes != self._shapes:
+            return self._update(*arguments, microbatches, clip_norm)
+        assert self._inputs is not None
+        for target, part in zip(tensors_of(self._inputs), tensors_of(list(microbatches)), strict=True):
+            target.copy_(part, non_blocking=True)
+        self._recorder.replay()
+        norm = None if self._norm is None else self._norm.clone()
+        return [loss.clone() for loss in self._losses], norm, precision.repeated()
+
+    def _record(
+        self,
+        models: Sequence[nn.Module],
+        optimizers: Sequence[Optimizer],
+        precision: Precision,
+        parallel: Parallel,
+        loss_of: LossOf,
+        microbatches: Sequence[Any],
+        clip_norm: float | None,
+    ) -> None:
+        self._inputs = map_tensors(Tensor.clone, list(microbatches))
+        # A gradient that exists now would be read by every replay, from memory that is freed.
+        for optimizer in optimizers:
+            optimizer.zero_grad(set_to_none=True)
+        inputs = self._inputs
+
+        def code() -> tuple[list[Tensor], Tensor | None]:
+            with precision.recording():
+                losses, norm, _ = self._update(models, optimizers, precision, parallel, loss_of, inputs, clip_norm)
+            return losses, norm
+
+        try:
+            self._losses, self._norm = self._recorder.record(code)
+        except RuntimeError as error:
+            first = str(error).strip().partition("\n")[0]
+            raise UnsupportedCombination(
+                f"cuda_graph: this step cannot be captured, because something in it waits for the device: {first}; "
+                "leave out --cuda-graph"
+            ) from error
+
+
+def refuse_unrecordable(device: torch.device, precision: Precision, optimizers: Sequence[Optimizer]) -> None:
+    """Raise if a step cannot be recorded as a CUDA graph.
+
+    Raises:
+        EnvironmentUnfit: the device is not a CUDA device.
+        UnsupportedCombination: an optimizer keeps numbers on the host, or the arm reads its overflow flag there.
+    """
+    if device.type != "cuda":
+        raise EnvironmentUnfit(
+            f"--cuda-graph captures kernels of a CUDA device, but this run is on {device}; leave it out"
+        )
+    for optimizer in optimizers:
+        if not all(group.get("fused") for group in optimizer.param_groups):
+            raise UnsupportedCombination(
+                f"cuda_graph: {type(optimizer).__name__} keeps the learning rate and step counts on the host, "
+                "where a graph cannot read them; use --optimizer-implementation fused"
+            )
+    reason = precision.unrecordable(optimizers)
+    if reason is not None:
+        raise UnsupportedCombination(f"cuda_graph: {reason}; leave out --cuda-graph")
+
+
+def rates_on_device(optimizers: Sequence[Optimizer], device: torch.device) -> None:
+    """Put the learning rate of each group into an fp32 tensor, which a schedule fills and a graph reads."""
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = torch.full((), float(group["lr"]), dtype=torch.float32, device=device)
+
+
+class _PhasedUpdate:
+    """Replaces `update` for a task with several phases. The loss of each phase has a loss scaler, where the arm has
+    one for each loss.
+
+    Args:
+        phases: in their order.
+    """
+
+    def __init__(self, phases: Sequence[Phase]) -> None:
+        self.phases = phases
+
+    def __call__(
+        self,
+        models: Sequence[nn.Module],
+        optimizers: Sequence[Optimizer],
+        precision: Precision,
+        parallel: Parallel,
+        loss_of: LossOf,
+        microbatches: Sequence[Any],
+        clip_norm: float | None = None,
+    ) -> tuple[list[Tensor], Tensor | None, StepOutcome]:
+        """Make one update; see `ampcompare.training.loop.update`. `loss_of` is not used: each phase has its own."""
+        losses, norms, outcomes = [], [], []
+        for loss_id, phase in enumerate(self.phases):
+            stepped = [optimizers[place] for place in phase.optimizers]
+            some, norm, outcome = update(
+                models, stepped, precision, parallel, phase.loss, microbatches, clip_norm, loss_id
+            )
+            # A loss may reach the models of other phases too; what it leaves there is not for their optimizers.
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            losses += some
+            norms += [] if norm is None else [norm]
+            outcomes.append(outcome)
+        return losses, torch.stack(norms).amax() if norms else None, _Outcomes(outcomes, self.phases, len(optimizers))
+
+
+class _Outcomes(StepOutcome):
+    """The outcome of an update in phases."""
+
+    __slots__ = ("_count", "_outcomes", "_phases")
+
+    def __init__(self, outcomes: Sequence[StepOutcome], phases: Sequence[Phase], count: int) -> None:
+        self._outcomes = outcomes
+        self._phases = phases
+        self._count = count
+
+    @property
+    def applied(self) -> tuple[bool, ...]:
+        applied = [True] * self._count
+        for outcome, phase in zip(self._outcomes, self._phases, strict=True):
+            for place, one in zip(phase.optimizers, outcome.applied, strict=True):
+                applied[place] = applied[place] and one
+        return tuple(applied)
+
+    @property
+    def loss_scales(self) -> tuple[float, ...]:
+        return self._outcomes[-1].loss_scales

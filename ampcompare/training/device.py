@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ampcompare.base.environment.accelerators import ACCELERATORS, accelerator_of
+from ampcompare.base.environment.gpus import ACCELERATORS, accelerator_of
 from ampcompare.base.errors import EnvironmentUnfit
 
 __all__ = ["resolve_device"]

@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ampcompare.precision.base import Precision
-from ampcompare.records.evaluation import SampleResults
-from ampcompare.records.per_sample import pack_right, pack_values
-from ampcompare.tasks.batches import in_fp32, map_tensors
+from ampcompare.records.evaluation import SampleResults, pack_right, pack_values
+from ampcompare.tasks.data import in_fp32, map_tensors
 from ampcompare.tasks.task import Sums, Task
 from ampcompare.tensors.accelerator import has_float64
 

@@ -16,8 +16,8 @@ from torch.optim import Optimizer
 from ampcompare.parallel.replication import Parallel
 from ampcompare.precision.base import Precision, StepOutcome
 from ampcompare.records.run import StepRecord
-from ampcompare.tasks.batches import channels_last as to_channels_last
-from ampcompare.tasks.batches import split as split_batch
+from ampcompare.tasks.data import channels_last as to_channels_last
+from ampcompare.tasks.data import split as split_batch
 from ampcompare.tasks.task import LossOf
 from ampcompare.tensors.sharded import whole
 from ampcompare.training.metrics.clock import Clock

@@ -15,13 +15,13 @@ from torch import Tensor, nn
 
 from ampcompare.precision.base import Precision
 from ampcompare.precision.evaluation import EvaluationPrecision
-from ampcompare.records.other_precisions import PrecisionResult
-from ampcompare.tasks.batches import in_fp32
+from ampcompare.records.evaluation import PrecisionResult
+from ampcompare.tasks.data import in_fp32
 from ampcompare.tasks.task import Task
 from ampcompare.tensors.sharded import whole_tree
 from ampcompare.training.evaluate import Evaluation, Extra
 from ampcompare.training.session import Session
-from ampcompare.training.state.generators import kept_random_states
+from ampcompare.training.state.capture import kept_random_states
 
 __all__ = ["evaluate_in_others"]
 

@@ -76,12 +76,12 @@ def _arm(
 ) -> Loop:
     from ampcompare.precision.base import owned_params
     from ampcompare.precision.factory import make_precision
-    from ampcompare.settings.parallel import ParallelConfig
+    from ampcompare.settings.config import ParallelConfig
     from ampcompare.tensors.skippable_step import skip_on_device
+    from ampcompare.training.assemble import make_parallel
     from ampcompare.training.ema import ModelEma
     from ampcompare.training.loop import Loop as TrainingLoop
     from ampcompare.training.loop import update
-    from ampcompare.training.make_parallel import make_parallel
     from ampcompare.training.metrics.clock import make_clock
 
     if "skip" in extras:

@@ -12,8 +12,7 @@ from ampcompare.analysis.inference.criteria import Criteria
 from ampcompare.analysis.inference.looks import Design
 from ampcompare.analysis.summary import summarize
 from ampcompare.records.comparison import ArmSummary, Comparison
-from ampcompare.records.readings import TimingRound
-from ampcompare.records.run import Effective, RunRecord
+from ampcompare.records.run import Effective, RunRecord, TimingRound
 
 MakeRecord = Callable[..., RunRecord]
 CORRECT = {"fp32": [500, 520, 490, 510, 505], "half": [501, 519, 491, 509, 506]}  # of 1,000, by seed

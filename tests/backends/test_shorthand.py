@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ampcompare.backends.arm import Arm, parse_arms, same_arm
+from ampcompare.backends.arm import SHORTHANDS, Arm, full_name, parse_arms, same_arm
 from ampcompare.backends.catalog import BUILT_IN
-from ampcompare.backends.shorthand import SHORTHANDS, full_name
 from ampcompare.base.errors import ConfigError
 
 SPELLINGS = {

@@ -21,8 +21,7 @@ from safetensors.torch import save
 from ampcompare.apex.fp16_utils import FP16_Optimizer
 from ampcompare.base.errors import AmpCompareError, CheckpointError
 from ampcompare.checkpoint.convert.convert import convert_file
-from ampcompare.checkpoint.inspect import inspect_file
-from ampcompare.checkpoint.render import inspection_lines
+from ampcompare.checkpoint.inspect import inspect_file, inspection_lines
 from ampcompare.checkpoint.store.file import read_checkpoint, write_checkpoint
 from ampcompare.checkpoint.store.frame import COMMENT, COMMENT_SIZE
 from ampcompare.cli import main

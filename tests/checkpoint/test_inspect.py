@@ -11,8 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from ampcompare.checkpoint.inspect import inspect_file
-from ampcompare.checkpoint.render import inspection_lines
+from ampcompare.checkpoint.inspect import inspect_file, inspection_lines
 from ampcompare.checkpoint.store.file import write_checkpoint
 from ampcompare.cli import main
 

@@ -26,7 +26,7 @@ from ampcompare.launch.cell_files import write_config, write_record
 from ampcompare.records.evaluation import EpochResult
 from ampcompare.records.run import EngineInfo, RunRecord, RunSummary, StepRecord, dump_json
 from ampcompare.records.summary import Trace
-from ampcompare.report.files import write_reports
+from ampcompare.report.base import write_reports
 from ampcompare.settings.config import RunConfig
 
 ROUNDS = 12

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from ampcompare.base.environment.apex import probe_apex
-from ampcompare.base.environment.cuda import torch_build, why_no_cuda
+from ampcompare.base.environment.gpus import torch_build, why_no_cuda
 
 # Calls the command line once per line of input, and tells whether torch was imported.
 WITHOUT_TORCH = """

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from ampcompare.records.comparison import read_comparison
-from ampcompare.report.formats import FORMATS
+from ampcompare.report.base import FORMATS
 
 COMMAND = [sys.executable, "-m", "ampcompare"]
 SMALL = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ampcompare.diagnosis.promises import in_fp32, in_half
+from ampcompare.diagnosis.diagnose import in_fp32, in_half
 
 
 def test_products_are_in_half() -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from ampcompare.diagnosis.faults import reason_of
 from ampcompare.diagnosis.shadow import Shadows
 from ampcompare.diagnosis.sites import Sites
-from ampcompare.diagnosis.updates import UpdateCounter
+from ampcompare.diagnosis.step_watch import UpdateCounter
 from ampcompare.diagnosis.watch import Step, Watch
 
 TINY = 1e-6

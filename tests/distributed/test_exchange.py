@@ -15,8 +15,7 @@ from ampcompare.parallel.ranks import ProcessGroup
 from ampcompare.precision.factory import make_precision
 from ampcompare.settings.config import RunConfig
 from ampcompare.tasks.registry import make_task
-from ampcompare.training.assemble import assemble
-from ampcompare.training.make_parallel import make_parallel
+from ampcompare.training.assemble import assemble, make_parallel
 from ampcompare.training.metrics.allreduce import MAX_PAIRS, allreduce_share
 from ampcompare.training.session import Session
 

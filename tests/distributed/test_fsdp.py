@@ -25,8 +25,7 @@ from ampcompare.records.evaluation import EpochResult
 from ampcompare.records.run import StepRecord
 from ampcompare.settings.config import RunConfig
 from ampcompare.tasks.registry import make_task
-from ampcompare.training.assemble import assemble
-from ampcompare.training.make_parallel import make_parallel
+from ampcompare.training.assemble import assemble, make_parallel
 from ampcompare.training.metrics.hashes import weights_sha256
 from ampcompare.training.metrics.run_summary import RunMetrics
 from ampcompare.training.other_precisions import evaluate_in_others

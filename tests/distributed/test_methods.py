@@ -15,8 +15,7 @@ from ampcompare.precision.factory import make_precision
 from ampcompare.records.evaluation import EpochResult
 from ampcompare.settings.config import RunConfig
 from ampcompare.tasks.registry import make_task
-from ampcompare.training.assemble import assemble
-from ampcompare.training.make_parallel import make_parallel
+from ampcompare.training.assemble import assemble, make_parallel
 from ampcompare.training.session import Session
 
 CPU = torch.device("cpu")

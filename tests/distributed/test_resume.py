@@ -21,8 +21,7 @@ from ampcompare.precision.factory import make_precision
 from ampcompare.records.evaluation import EpochResult
 from ampcompare.settings.config import RunConfig
 from ampcompare.tasks.registry import make_task
-from ampcompare.training.assemble import assemble
-from ampcompare.training.make_parallel import make_parallel
+from ampcompare.training.assemble import assemble, make_parallel
 from ampcompare.training.metrics.run_summary import RunMetrics
 from ampcompare.training.session import Session
 from ampcompare.training.state.resume import find_checkpoint, validate_resume

@@ -22,9 +22,8 @@ from ampcompare.settings.config import RunConfig
 from ampcompare.tasks.classification import Classification
 from ampcompare.tasks.in_memory import memory_data
 from ampcompare.tasks.registry import make_task
-from ampcompare.training.assemble import assemble
+from ampcompare.training.assemble import assemble, make_parallel
 from ampcompare.training.evaluate import evaluate
-from ampcompare.training.make_parallel import make_parallel
 from ampcompare.training.session import Session
 
 CPU = torch.device("cpu")

@@ -150,7 +150,7 @@ def test_commands_of_compose_are_valid(service: str, monkeypatch: pytest.MonkeyP
     """The command of a service is one that ampcompare accepts where there are a GPU and the real Apex."""
     monkeypatch.setattr("ampcompare.experiment.preflight.why_no_cuda", lambda here: None)
     apex = ApexInstall("full", Path("/apex"), "25.05", "")
-    monkeypatch.setattr("ampcompare.backends.apex_engine.probe_apex", lambda: apex)
+    monkeypatch.setattr("ampcompare.backends.apex_levels.probe_apex", lambda: apex)
     from click.testing import CliRunner
 
     from ampcompare.cli import cli

@@ -150,7 +150,7 @@ def test_a_new_task_is_listed_and_trained(checkout: Checkout) -> None:
     """A file, an entry of `TASKS` and one of the defaults make a task that trains by its name."""
     (checkout.package / "tasks" / "halving.py").write_text(TASK, encoding="utf-8")
     checkout.insert("tasks/catalog.py", '    "segmentation": TaskSpec(', TASK_SPEC)
-    checkout.insert("settings/task_defaults.py", '    "segmentation": {', TASK_DEFAULTS)
+    checkout.insert("settings/recipe.py", '    "segmentation": {', TASK_DEFAULTS)
 
     assert "half of a number; RMSE" in checkout.run("list", "tasks")
     assert "numbers from 0 to 1; --task halving" in checkout.run("list", "data")
@@ -219,7 +219,7 @@ TASK = '''
 import torch
 from torch import nn
 
-from ampcompare.tasks.metrics import REGRESSION, RMSE
+from ampcompare.tasks.catalog import REGRESSION, RMSE
 from ampcompare.tasks.task import Task
 from ampcompare.tasks.tensor_data import TensorData
 

@@ -235,13 +235,13 @@ RAISED: dict[str, Callable[[], Any]] = {
 
 def _refused_on_cpu() -> None:
     """The message where the real Apex is there and the device is a CPU; else the one for its absence is raised."""
-    from ampcompare.backends import apex_engine
+    from ampcompare.backends import apex_levels
     from ampcompare.base.environment.apex import ApexInstall
     from ampcompare.precision.apex import choose_engine
 
     there = ApexInstall("full", Path("apex"), "0.1", "NVIDIA Apex 0.1")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(apex_engine, "probe_apex", lambda: there)
+        patch.setattr(apex_levels, "probe_apex", lambda: there)
         choose_engine("nvidia", "O2", "cpu")
 
 

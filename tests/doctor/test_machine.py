@@ -12,8 +12,7 @@ import pytest
 
 from ampcompare.doctor import machine
 from ampcompare.doctor.examine import EXTRAS, examine_extras, examine_numerics
-from ampcompare.doctor.machine import examine_machine
-from ampcompare.doctor.processor import cpu_flags, examine_processor
+from ampcompare.doctor.machine import cpu_flags, examine_machine, examine_processor
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD: dict[str, Any] = {"cuda": None, "capability": "AVX512", "fp16_products": False, "bf16_products": True}

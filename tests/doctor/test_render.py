@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from ampcompare.doctor.examine import Examination
+from ampcompare.doctor.examine import Examination, render
 from ampcompare.doctor.finding import Check, worst
 from ampcompare.doctor.needs import ArmNeeds
-from ampcompare.doctor.render import render
 
 LONG = "pip install " + "x" * 150
 FINDINGS = (

@@ -9,7 +9,7 @@ import pytest
 
 from ampcompare.base.isolate.call import Answer
 from ampcompare.doctor.ask import ask
-from ampcompare.doctor.software import examine_collectives, examine_python, examine_torch
+from ampcompare.doctor.machine import examine_collectives, examine_python, examine_torch
 
 BUILD = {"version": "2.13.0", "cuda": "13.0", "hip": None, "cudnn": 91301, "distributed": True}
 BUILD |= {"nccl": True, "gloo": True, "mpi": False}

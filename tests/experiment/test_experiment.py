@@ -35,12 +35,9 @@ from ampcompare.launch.base import Launcher, Progress, failed_record
 from ampcompare.launch.cell_files import write_record
 from ampcompare.launch.pool import LauncherPool
 from ampcompare.records.evaluation import EpochResult
-from ampcompare.records.placement import Placement
 from ampcompare.records.profile import ArmProfile, Part, Profile, Reason
-from ampcompare.records.readings import SystemReadings
-from ampcompare.records.run import RunRecord, RunSummary
-from ampcompare.report.files import write_reports
-from ampcompare.report.formats import FORMATS
+from ampcompare.records.run import Placement, RunRecord, RunSummary, SystemReadings
+from ampcompare.report.base import FORMATS, write_reports
 from ampcompare.report.profile_files import write_profile
 from ampcompare.settings.config import RunConfig
 

@@ -25,8 +25,7 @@ from ampcompare.launch.cell_files import write_record
 from ampcompare.records.comparison import ArmSummary, Comparison
 from ampcompare.records.evaluation import EpochResult
 from ampcompare.records.run import RunRecord, RunSummary, read_record
-from ampcompare.report.files import write_reports
-from ampcompare.report.formats import FORMATS
+from ampcompare.report.base import FORMATS, write_reports
 from ampcompare.settings.config import RunConfig
 
 ARMS = ("fp32", "half")

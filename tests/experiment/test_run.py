@@ -22,8 +22,7 @@ from ampcompare.launch.forked import ForkedLauncher
 from ampcompare.records.comparison import Comparison
 from ampcompare.records.document import sealed_json
 from ampcompare.records.run import RunRecord
-from ampcompare.report.files import write_reports
-from ampcompare.report.formats import FORMATS
+from ampcompare.report.base import FORMATS, write_reports
 from ampcompare.settings.config import RunConfig
 
 pytestmark = pytest.mark.integration

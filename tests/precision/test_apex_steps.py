@@ -14,8 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampcompare.apex.amp._engine import device_skip
 from ampcompare.base.environment.apex import ApexInstall
-from ampcompare.precision.apex import Apex, choose_engine, make_apex
-from ampcompare.precision.apex_steps import ApexModuleEngine
+from ampcompare.precision.apex import Apex, ApexModuleEngine, choose_engine, make_apex
 from ampcompare.precision.base import StepOutcome
 
 Change = Callable[[Apex, Any], None]
@@ -105,7 +104,7 @@ def test_a_loss_that_is_no_scalar(level: str) -> None:
 def test_auto_takes_the_real_apex_with_its_kernels_only(kind: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A Python-only Apex, which waits for the device at each parameter, is taken where it is asked for by name."""
     found = ApexInstall(kind, None, "0.1", f"an apex that is {kind}; remedy")
-    monkeypatch.setattr("ampcompare.backends.apex_engine.probe_apex", lambda: found)
+    monkeypatch.setattr("ampcompare.backends.apex_levels.probe_apex", lambda: found)
     monkeypatch.setitem(sys.modules, "apex", ModuleType("apex"))
     monkeypatch.setitem(sys.modules, "apex.amp", ModuleType("apex.amp"))
     engine = choose_engine("auto", "O2", "cuda:0")[1]

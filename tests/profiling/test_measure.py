@@ -15,8 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import ampcompare
 from ampcompare.base.errors import ConfigError
-from ampcompare.profiling.build import build_profile
-from ampcompare.profiling.measure import measure_loop
+from ampcompare.profiling.measure import build_profile, measure_loop
 from ampcompare.profiling.step_profiler import Steps
 from ampcompare.records.profile import ArmProfile
 

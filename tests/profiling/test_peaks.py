@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ampcompare.profiling.peaks import _rows, known_peak, measured_peak
+from ampcompare.profiling.measure import _rows, known_peak, measured_peak
 
 
 @pytest.mark.parametrize(

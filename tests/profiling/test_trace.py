@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from ampcompare.profiling.chrome import merged_trace
-from ampcompare.profiling.trace import MODULE, PHASE, STEP, Account, read_trace
+from ampcompare.profiling.trace import MODULE, PHASE, STEP, Account, merged_trace, read_trace
 
 
 def _event(name: str, start: float, duration: float, category: str = "cpu_op", **args: Any) -> dict[str, Any]:

@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from ampcompare.base.errors import UnsupportedCombination
-from ampcompare.profiling.profile_recipe import profile_config
+from ampcompare.profiling.profile_recipe import memory_variants, profile_config, run_memory_trials
 from ampcompare.profiling.step_profiler import Steps
-from ampcompare.profiling.trials import memory_variants, run_memory_trials
 from ampcompare.records.profile import ArmProfile, Held, Memory
 from ampcompare.report.profile import memory_sentences
 from ampcompare.settings.config import RunConfig
@@ -63,7 +62,7 @@ def test_a_trial_of_memory_has_both_peaks(steps: tuple[float, float], seconds: f
 @pytest.mark.integration
 def test_changes_are_trained(monkeypatch: pytest.MonkeyPatch) -> None:
     """A transformer with many activations has a smaller peak with checkpoints, and with half the batch."""
-    monkeypatch.setattr("ampcompare.profiling.trials.ROUNDS", 1)
+    monkeypatch.setattr("ampcompare.profiling.profile_recipe.ROUNDS", 1)
     monkeypatch.setattr("ampcompare.profiling.profile_recipe.run_trials", lambda *_: [])
     recipe = {
         "task": "lm",

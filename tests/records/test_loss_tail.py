@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from array import array
 
-from ampcompare.records.loss_tail import loss_tail
+from ampcompare.records.summary import loss_tail
 
 
 def test_the_tail_is_the_last_fifth() -> None:

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from ampcompare.base.errors import RecordError
-from ampcompare.records.evaluation import EpochResult
-from ampcompare.records.per_sample import pack_right, unpack_samples
+from ampcompare.records.evaluation import EpochResult, pack_right, unpack_samples
 
 
 def result(correct: Any, **changes: Any) -> EpochResult:

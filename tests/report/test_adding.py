@@ -13,10 +13,8 @@ import pytest
 from click.testing import CliRunner
 
 from ampcompare.records.comparison import Comparison
-from ampcompare.report.base import Reporter
+from ampcompare.report.base import FORMATS, Format, Reporter, write_reports
 from ampcompare.report.columns import COLUMNS, over_runs
-from ampcompare.report.files import write_reports
-from ampcompare.report.formats import FORMATS, Format
 from ampcompare.report.markdown import Markdown
 from ampcompare.report.terminal import Terminal
 

@@ -15,12 +15,9 @@ import pytest
 
 from ampcompare.base.formatting import printable
 from ampcompare.records.comparison import ArmSummary, Comparison, NextStep, read_comparison
-from ampcompare.records.readings import SystemReadings
-from ampcompare.records.run import EngineInfo, ProcessFacts, RunRecord
-from ampcompare.report.base import MAX_LINE
+from ampcompare.records.run import EngineInfo, ProcessFacts, RunRecord, SystemReadings
+from ampcompare.report.base import FORMATS, MAX_LINE, write_reports
 from ampcompare.report.columns import COLUMNS, columns, table_rows, verdict_columns
-from ampcompare.report.files import write_reports
-from ampcompare.report.formats import FORMATS
 from ampcompare.report.markdown import escaped
 from ampcompare.report.overview import make_overview
 from ampcompare.report.terminal import Terminal

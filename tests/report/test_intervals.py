@@ -19,7 +19,7 @@ from ampcompare.analysis.verdicts.step_time import ratio_of
 from ampcompare.records.comparison import ArmSummary, Comparison
 from ampcompare.records.run import RunRecord
 from ampcompare.report.color import has_color, paint
-from ampcompare.report.intervals import format_interval
+from ampcompare.report.columns import format_interval
 from ampcompare.report.markdown import Markdown
 from ampcompare.report.terminal import Terminal
 

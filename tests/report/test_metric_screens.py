@@ -17,11 +17,10 @@ from ampcompare.analysis.inference.criteria import Criteria
 from ampcompare.analysis.summary import summarize
 from ampcompare.base.errors import ConfigError
 from ampcompare.records.comparison import Comparison
-from ampcompare.records.evaluation import EpochResult
+from ampcompare.records.evaluation import EpochResult, pack_values
 from ampcompare.records.metric import Metric
-from ampcompare.records.per_sample import pack_values
 from ampcompare.records.run import RunRecord, RunSummary
-from ampcompare.report.formats import FORMATS
+from ampcompare.report.base import FORMATS
 from ampcompare.report.terminal import Terminal
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.recipe import Recipe

@@ -12,7 +12,7 @@ import pytest
 from ampcompare.experiment.load import reload_comparison
 from ampcompare.records.document import SCHEMA
 from ampcompare.records.run import dump_json
-from ampcompare.report.formats import FORMATS
+from ampcompare.report.base import FORMATS
 
 HERE = Path(__file__).parent
 

@@ -9,7 +9,7 @@ import pytest
 
 from ampcompare.records.comparison import Comparison
 from ampcompare.records.published import Published, PublishedRow
-from ampcompare.report.formats import FORMATS
+from ampcompare.report.base import FORMATS
 from ampcompare.report.published import published_legend, published_table
 
 MakeComparison = Callable[..., Comparison]

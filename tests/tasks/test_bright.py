@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 
 from ampcompare.tasks.bright import BRIGHTNESS, bright_digits
-from ampcompare.tasks.builtin import digits
-from ampcompare.tasks.load import load_data
+from ampcompare.tasks.load import digits, load_data
 
 
 def test_a_few_training_images_have_one_bright_pixel() -> None:

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from ampcompare.base.errors import ConfigError
 from ampcompare.settings.recipe import ModelConfig, Recipe
-from ampcompare.tasks.centernet import CenterNet
 from ampcompare.tasks.detection import Detection, detection
 from ampcompare.tasks.models import build_detector
+from ampcompare.tasks.networks import CenterNet
 from ampcompare.tasks.shapes import CLASSES, boxed_shapes, shapes
 
 

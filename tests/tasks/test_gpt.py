@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ampcompare.base.errors import ConfigError
-from ampcompare.tasks.language_models import Gpt
+from ampcompare.tasks.lm import Gpt
 
 
 def make(**options: object) -> Gpt:
@@ -45,7 +45,7 @@ def test_the_order_of_tokens_counts(positions: str) -> None:
 
 def test_rotary_scores_depend_on_the_distance() -> None:
     """The product of a rotated query and key is a function of how far apart they are."""
-    from ampcompare.tasks.language_models import _rotated
+    from ampcompare.tasks.lm import _rotated
 
     query, key = torch.randn(2, 1, 1, 1, 8, generator=torch.Generator().manual_seed(1)).double()
     rotated = _rotated(query.expand(1, 1, 9, 8), key.expand(1, 1, 9, 8))

@@ -6,7 +6,7 @@ import hashlib
 import math
 from collections import Counter
 
-from ampcompare.tasks.text import DETERMINERS, sentences
+from ampcompare.tasks.lm import DETERMINERS, sentences
 
 
 def test_the_text_never_changes() -> None:

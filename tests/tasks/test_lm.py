@@ -16,9 +16,8 @@ from ampcompare.base.errors import ConfigError
 from ampcompare.precision.factory import make_precision
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.recipe import ModelConfig, Recipe
-from ampcompare.tasks.language_models import Gpt
-from ampcompare.tasks.lm import LanguageModeling, lm
-from ampcompare.tasks.metrics import BITS_PER_BYTE, PERPLEXITY
+from ampcompare.tasks.catalog import BITS_PER_BYTE, PERPLEXITY
+from ampcompare.tasks.lm import Gpt, LanguageModeling, lm
 from ampcompare.tasks.tensor_data import TensorData
 from ampcompare.training.evaluate import Evaluation, evaluate
 

@@ -13,10 +13,9 @@ import pytest
 from ampcompare.base.errors import BackendUnavailable, ConfigError
 from ampcompare.base.files.find_module import find_module
 from ampcompare.settings.recipe import Recipe
-from ampcompare.tasks import names
-from ampcompare.tasks.catalog import torchvision_models
+from ampcompare.tasks import catalog
+from ampcompare.tasks.catalog import check_data, check_model, check_task, torchvision_models
 from ampcompare.tasks.load import _open
-from ampcompare.tasks.names import check_data, check_model, check_task
 from ampcompare.tasks.torchvision_loader import load_torchvision
 
 
@@ -103,7 +102,7 @@ def test_models_that_a_task_has(monkeypatch: pytest.MonkeyPatch) -> None:
     """torchvision's are for the task of their kind; a library that is missing is named with its command."""
     check_model("deeplabv3_resnet50", "segmentation")
     check_model("gpt", "lm")
-    monkeypatch.setattr(names, "find_spec", lambda name: None)
+    monkeypatch.setattr(catalog, "find_spec", lambda name: None)
     for task, arch, package in (("classification", "timm:resnet50", "timm"), ("lm", "hf:gpt2", "transformers")):
         with pytest.raises(BackendUnavailable, match=f"pip install {package}"):
             check_model(arch, task)

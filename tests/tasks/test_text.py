@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from ampcompare.base.errors import BackendUnavailable, ConfigError
-from ampcompare.tasks.text import text_data
+from ampcompare.tasks.lm import text_data
 
 
 def test_windows_predict_each_byte_once(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ampcompare.base.errors import BackendUnavailable, ConfigError
-from ampcompare.tasks.language_models import build_language_model
+from ampcompare.tasks.lm import build_language_model
 
 
 class Configuration:

@@ -11,9 +11,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampcompare.apex.fp16_utils import FP16_Optimizer, master_params_to_model_params, network_to_half, prep_param_lists
-from ampcompare.apex.multi_tensor_apply import lamb, optimizer_math
-from ampcompare.apex.multi_tensor_apply.arithmetic import axpby, scale
-from ampcompare.apex.multi_tensor_apply.fp32_views import to_fp32, write_back
+from ampcompare.apex.multi_tensor_apply import optimizer_math
+from ampcompare.apex.multi_tensor_apply.arithmetic import axpby, scale, to_fp32, write_back
 from ampcompare.precision.factory import make_precision
 from ampcompare.tensors.lists import by_type, copies_on_host, copy_by_dtype
 from ampcompare.training.policies.divergence import weights_finite
@@ -76,7 +75,7 @@ def _lamb() -> None:
     hyper: dict[str, Any] = {"lr": 0.1, "beta1": 0.9, "beta2": 0.99, "eps": 1e-6, "step": 1, "bias_correction": True}
     hyper |= {"weight_decay": 0.1, "grad_averaging": True, "adam_w": True, "use_nvlamb": False}
     args = (tensors(*MIXED), tensors(*WIDE), tensors(*WIDE), tensors(*WIDE))
-    lamb.lamb(*args, divisor=torch.ones(()), copies=tensors(*MIXED), **hyper)
+    optimizer_math.lamb(*args, divisor=torch.ones(()), copies=tensors(*MIXED), **hyper)
 
 
 def _fp16_optimizer() -> None:

@@ -14,7 +14,7 @@ from ampcompare.precision.factory import make_precision
 from ampcompare.records.evaluation import EpochResult
 from ampcompare.records.run import StepRecord
 from ampcompare.settings.config import RunConfig
-from ampcompare.tasks.language_models import repeated_blocks
+from ampcompare.tasks.lm import repeated_blocks
 from ampcompare.tasks.registry import make_task
 from ampcompare.training.assemble import assemble_single
 from ampcompare.training.session import Session

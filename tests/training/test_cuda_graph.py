@@ -17,7 +17,7 @@ from ampcompare.base.errors import EnvironmentUnfit, UnsupportedCombination
 from ampcompare.parallel.replication import Single
 from ampcompare.precision.factory import make_precision
 from ampcompare.settings.config import RunConfig
-from ampcompare.training.cuda_graph import WARM_UP, StepGraph, rates_on_device, refuse_unrecordable
+from ampcompare.training.build_loop import WARM_UP, StepGraph, rates_on_device, refuse_unrecordable
 from ampcompare.training.loop import update
 
 CPU = torch.device("cpu")

@@ -18,8 +18,8 @@ from ampcompare.precision.factory import make_precision
 from ampcompare.records.evaluation import EpochResult
 from ampcompare.records.run import Resumption, StepRecord
 from ampcompare.settings.config import RunConfig
-from ampcompare.tasks.batches import tensors_of
 from ampcompare.tasks.catalog import TASKS
+from ampcompare.tasks.data import tensors_of
 from ampcompare.tasks.registry import make_task
 from ampcompare.training.assemble import assemble_single
 from ampcompare.training.session import Session

@@ -12,8 +12,8 @@ from torch import nn
 from ampcompare.apex.parallel import SyncBatchNorm
 from ampcompare.base.errors import UnsupportedCombination
 from ampcompare.parallel.replication import DDP, DP, ApexDDP, Single
-from ampcompare.settings.parallel import ParallelConfig
-from ampcompare.training.make_parallel import make_parallel
+from ampcompare.settings.config import ParallelConfig
+from ampcompare.training.assemble import make_parallel
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 

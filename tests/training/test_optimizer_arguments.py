@@ -11,7 +11,7 @@ from ampcompare.apex.optimizers import FusedAdam, FusedSGD
 from ampcompare.base.errors import ConfigError, UnsupportedCombination
 from ampcompare.settings.recipe import OptimizerConfig
 from ampcompare.settings.validation import validated
-from ampcompare.training.optimizers import optimizer_arguments
+from ampcompare.training.assemble import optimizer_arguments
 
 
 def arguments(factory: Any, **settings: Any) -> dict[str, Any]:

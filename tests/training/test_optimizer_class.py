@@ -11,7 +11,7 @@ import torch
 from ampcompare.apex.optimizers import FusedAdam
 from ampcompare.base.errors import BackendUnavailable, ConfigError
 from ampcompare.settings.optimizers import BUILT_IN
-from ampcompare.training.optimizers import load_optimizer
+from ampcompare.training.assemble import load_optimizer
 
 
 @pytest.mark.parametrize("name", BUILT_IN)
@@ -47,7 +47,7 @@ def test_a_class_that_torch_lacks_is_named_with_the_nearest() -> None:
 
 def test_a_package_that_cannot_be_imported_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """A package built for another torch ends in exit code 4 with its own reason."""
-    monkeypatch.setattr("ampcompare.training.optimizers.require_optimizer", lambda name: None)
+    monkeypatch.setattr("ampcompare.training.assemble.require_optimizer", lambda name: None)
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)
     with pytest.raises(BackendUnavailable, match=r"importing bitsandbytes.optim failed: ModuleNotFoundError"):
         load_optimizer("bitsandbytes.optim:AdamW8bit")

@@ -16,7 +16,7 @@ from ampcompare.settings.config import RunConfig
 from ampcompare.settings.recipe import OptimizerConfig
 from ampcompare.settings.validation import validated
 from ampcompare.tensors.skippable_step import obeys_flag
-from ampcompare.training.optimizers import make_optimizer, param_groups
+from ampcompare.training.assemble import make_optimizer, param_groups
 
 X = torch.linspace(-1, 1, 24).reshape(6, 4)
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from ampcompare.precision.base import Precision
 from ampcompare.precision.cpu_half import cpu_half
 from ampcompare.precision.factory import make_precision
-from ampcompare.records.other_precisions import PrecisionResult
+from ampcompare.records.evaluation import PrecisionResult
 from ampcompare.settings.config import EVAL_PRECISIONS, RunConfig
 from ampcompare.tasks.registry import make_task
 from ampcompare.training.assemble import assemble_single

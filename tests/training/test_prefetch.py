@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from ampcompare.training.prefetch import CopyStream, CudaCopyStream, prefetch
+from ampcompare.training.session import CopyStream, CudaCopyStream, prefetch
 
 
 class Noted(CopyStream):

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from ampcompare.precision.cpu_half import EmulatedHalf, cpu_half
 from ampcompare.precision.factory import make_precision
-from ampcompare.records.evaluation import EpochResult
-from ampcompare.records.per_sample import pack_right, unpack_samples
+from ampcompare.records.evaluation import EpochResult, pack_right, unpack_samples
 from ampcompare.records.run import StepRecord
 from ampcompare.settings.config import RunConfig
 from ampcompare.tasks.classification import Classification

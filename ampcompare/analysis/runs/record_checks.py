@@ -17,13 +17,11 @@ from typing import Any
 from ampcompare.base.errors import RecordError
 from ampcompare.base.files.read import FileFault, read_json
 from ampcompare.records.document import record_checksum
-from ampcompare.records.evaluation import EpochResult
-from ampcompare.records.loss_tail import loss_tail
+from ampcompare.records.evaluation import EpochResult, PrecisionResult
 from ampcompare.records.metric import TOP1, TOP5, Metric
-from ampcompare.records.other_precisions import PrecisionResult
 from ampcompare.records.run import RunRecord, read_record
 from ampcompare.records.step import iter_steps
-from ampcompare.records.summary import Trace
+from ampcompare.records.summary import Trace, loss_tail
 from ampcompare.settings.digest import settings_digest
 
 __all__ = ["SEEDS_ITSELF", "contradiction", "implausible", "read_checked", "unique_runs"]

@@ -7,8 +7,7 @@ import statistics
 from collections.abc import Sequence
 
 from ampcompare.analysis.inference.effect import MIN_PAIRS
-from ampcompare.records.readings import SystemReadings
-from ampcompare.records.run import RunRecord
+from ampcompare.records.run import RunRecord, SystemReadings
 
 __all__ = ["invalid_reason", "invalid_reason_of_arm"]
 

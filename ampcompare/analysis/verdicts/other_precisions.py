@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from ampcompare.analysis.inference.effect import ERROR_RATE, interval, paired
 from ampcompare.analysis.runs.scores import has_score, spread_floor
+from ampcompare.records.evaluation import PrecisionResult, PrecisionRow
 from ampcompare.records.metric import Metric
-from ampcompare.records.other_precisions import PrecisionResult, PrecisionRow
 from ampcompare.records.run import RunRecord
 
 __all__ = ["precision_rows"]

@@ -16,8 +16,8 @@ from ampcompare.analysis.runs.pairs import Pair
 from ampcompare.analysis.runs.scores import metric_of, spread_floor
 from ampcompare.base.errors import RecordError
 from ampcompare.records.comparison import ArmSummary, ModelPair, SampleComparison
+from ampcompare.records.evaluation import unpack_samples
 from ampcompare.records.metric import Metric
-from ampcompare.records.per_sample import unpack_samples
 from ampcompare.records.run import RunRecord
 
 if TYPE_CHECKING:

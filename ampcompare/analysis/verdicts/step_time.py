@@ -19,8 +19,7 @@ from ampcompare.analysis.inference.verdict import Verdict, decide
 from ampcompare.analysis.runs.comparability import time_reason
 from ampcompare.analysis.runs.pairs import Pair, divergence_verdict
 from ampcompare.analysis.runs.time_validity import invalid_reason
-from ampcompare.records.readings import TimingRound
-from ampcompare.records.run import RunRecord
+from ampcompare.records.run import RunRecord, TimingRound
 
 __all__ = ["TIME_FLOOR", "StepTimes", "ratio_of", "rounds_sentence", "step_times", "time_verdicts"]
 

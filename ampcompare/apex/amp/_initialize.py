@@ -1,11 +1,14 @@
 """Prepare models and optimizers for an opt level, once its options are resolved.
 
 Source: Apex 25.05, `apex/amp/_initialize.py`.
+
+Apex does not, so its next step overwrites the loaded weights.
 """
 
 from __future__ import annotations
 
 import types
+import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ._amp_state import _amp_state, warn_or_err
-from ._engine import device_skip, sync_masters
+from ._engine import device_skip
 from ._engine.errors import AmpPreparationError, AmpPreparationTypeError
 from ._engine.forward import CastForward
 from ._engine.optimizer_state import cast_state, recast_through_state_dict
@@ -163,7 +166,7 @@ def _initialize(
     for index, optimizer in enumerate(optimizer_list):
         optimizer_list[index] = _process_optimizer(optimizer, properties)
     if properties.master_weights and not _amp_state.strict:
-        sync_masters.watch_loads(model_list, optimizer_list)
+        _watch_loads(model_list, optimizer_list)
 
     _amp_state.loss_scalers = [
         LossScaler(
@@ -225,3 +228,30 @@ def _step_without_casts(optimizer: Any) -> None:
 
     _mark_like(step, inner)
     optimizer.step = types.MethodType(step, optimizer)
+
+
+def _watch_loads(models: list[nn.Module], optimizers: list[Any]) -> None:
+    """Refresh masters whenever one of the models, or a part of one, loads a state dict."""
+    _amp_state.master_optimizers += [weakref.ref(optimizer) for optimizer in optimizers]
+    for model in models:
+        for module in model.modules():
+            if _refresh_masters not in module._load_state_dict_post_hooks.values():
+                module.register_load_state_dict_post_hook(_refresh_masters)
+
+
+def _refresh_masters(module: nn.Module, incompatible_keys: Any) -> None:
+    """Copy a module's own half parameters into their masters; a load-state-dict post hook."""
+    types = (torch.float16, torch.bfloat16)
+    half = [param for param in module._parameters.values() if param is not None and param.dtype in types]
+    if not half:
+        return
+    for reference in _amp_state.master_optimizers:
+        optimizer = reference()
+        if optimizer is None or not optimizer._amp_stash.lazy_init_called:
+            continue
+        stash = optimizer._amp_stash
+        for param in half:
+            index = stash.index_of_half.get(id(param))
+            if index is not None:
+                with torch.no_grad():
+                    stash.all_fp32_from_fp16_params[index].copy_(param)

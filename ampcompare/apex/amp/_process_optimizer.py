@@ -3,23 +3,33 @@
 Everything is set on the instance, so `copy.deepcopy(optimizer)` loses it, as with Apex.
 
 Source: Apex 25.05, `apex/amp/_process_optimizer.py`.
+
+The optimizer's kernel divides by `most_recent_scale` itself; masters never get gradients.
+
+Source: Apex 25.05, the FusedSGD paths of `apex/amp/_process_optimizer.py`.
 """
 
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from ampcompare.apex.amp.scaler import LossScaler
+
 from ._amp_state import _amp_state
-from ._engine import backward, device_skip, fused_sgd
-from ._engine.autograd import GradientsOff
+from ._engine import backward, device_skip
+from ._engine.backward import GradientsOff, drop_leftovers, take_grads
 from ._engine.errors import AmpPreparationError, AmpScalingError, ParameterTypeError
-from ._engine.optimizer_stash import AmpOptimizerState
-from ._engine.optimizer_state import cast_state, load_state_keeping_precision, recast_through_state_dict
+from ._engine.optimizer_state import (
+    AmpOptimizerState,
+    cast_state,
+    load_state_keeping_precision,
+    recast_through_state_dict,
+)
 
 if TYPE_CHECKING:
     from ._engine.properties import Properties
@@ -59,9 +69,9 @@ def _process_optimizer(optimizer: Any, properties: Properties) -> Any:
     if master_weights:
         _bind(optimizer, "_lazy_init_maybe_master_weights", lazy_init_with_master_weights)
         _bind(optimizer, "_master_params_to_model_params", _master_params_to_model_params)
-        if fused_sgd.keeps_half_grads(optimizer):
-            _bind(optimizer, "_prepare_amp_backward", fused_sgd.prepare_backward)
-            _bind(optimizer, "_post_amp_backward", fused_sgd.post_backward)
+        if _keeps_half_grads(optimizer):
+            _bind(optimizer, "_prepare_amp_backward", _prepare_backward)
+            _bind(optimizer, "_post_amp_backward", _post_backward)
         else:
             _bind(optimizer, "_prepare_amp_backward", backward.prepare_backward_with_master_weights)
             _bind(optimizer, "_post_amp_backward", backward.post_backward_with_master_weights)
@@ -197,7 +207,7 @@ def _master_params_to_model_params(optimizer: Any) -> None:
 
 def _replace_step(optimizer: Any) -> None:
     inner = optimizer.step
-    writes_model = fused_sgd.is_fused_sgd(optimizer)
+    writes_model = _is_fused_sgd(optimizer)
 
     def step(self: Any, closure: Callable[[], Any] | None = None) -> Any:
         if closure is not None:
@@ -291,3 +301,69 @@ def _replace_add_param_group(optimizer: Any) -> None:
         inner(group)
 
     _bind(optimizer, "add_param_group", add_param_group)
+
+
+def _is_fused_sgd(optimizer: Any) -> bool:
+    """Return whether this is Apex's FusedSGD (by name), which writes the model's half parameters itself."""
+    return any(cls.__name__ == "FusedSGD" for cls in type(optimizer).__mro__)
+
+
+def _keeps_half_grads(optimizer: Any) -> bool:
+    """Return whether master gradients are never created."""
+    return _is_fused_sgd(optimizer) and not optimizer.materialize_master_grads
+
+
+def _prepare_backward(optimizer: Any) -> None:
+    """Stash the gradients of the model's parameters, including half ones."""
+    optimizer._amp_lazy_init()
+    stash: AmpOptimizerState = optimizer._amp_stash
+    drop_leftovers(stash)
+    half = take_grads(stash.all_fp16_params, stash.all_fp16_grad_stash)
+    stash.stashed = take_grads(stash.all_fp32_from_fp32_params, stash.all_fp32_from_fp32_grad_stash) or half
+
+
+def _post_backward(optimizer: Any, scaler: LossScaler) -> None:
+    """Bring new and stashed gradients to one scale, the smaller of theirs, and add them."""
+    optimizer._amp_lazy_init()
+    stash: AmpOptimizerState = optimizer._amp_stash
+    grad_scale = scaler.loss_scale()
+    stash_scale = optimizer.most_recent_scale
+    out_scale = grad_scale
+    if optimizer.scale_set_by_backward:
+        out_scale = min(grad_scale, stash_scale)
+    scales = (grad_scale, stash_scale, out_scale)
+    pairs = (
+        (stash.all_fp16_params, stash.all_fp16_grad_stash),
+        (stash.all_fp32_from_fp32_params, stash.all_fp32_from_fp32_grad_stash),
+    )
+    with torch.no_grad():
+        for params, kept in pairs:
+            _combine(params, kept, scaler, scales)
+    stash.stashed = False
+    optimizer.most_recent_scale = out_scale
+    optimizer.scale_set_by_backward = True
+
+
+def _combine(
+    params: Sequence[Tensor], kept: list[Tensor | None], scaler: LossScaler, scales: tuple[float, float, float]
+) -> None:
+    grad_scale, stash_scale, out_scale = scales
+    fresh: list[Tensor] = []
+    both: list[Tensor] = []
+    stashed: list[Tensor] = []
+    for index, param in enumerate(params):
+        grad, old = param.grad, kept[index]
+        kept[index] = None
+        if grad is None:
+            param.grad = old
+            if old is not None and out_scale != stash_scale and not _amp_state.strict:
+                old.mul_(out_scale / stash_scale)
+        elif old is None:
+            fresh.append(grad)
+        else:
+            both.append(grad)
+            stashed.append(old)
+    if fresh:
+        scaler.unscale(fresh, fresh, grad_scale, models_are_masters=True, scale_override=grad_scale / out_scale)
+    if both:
+        scaler.unscale_with_stashed(both, stashed, both, scale_override=scales)

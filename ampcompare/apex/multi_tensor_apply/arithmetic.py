@@ -1,17 +1,38 @@
-"""Scaling, sums and norms of lists of tensors; overflow flags stay on the device."""
+"""Scaling, sums and norms of lists of tensors; overflow flags stay on the device.
+
+For `torch._foreach_mul(tensors, scalars)` torch has no multi-tensor kernel: on CUDA it launches one kernel for each
+tensor. Here the small tensors share one product over a flat copy. A large tensor keeps its own launch, which fills the
+device and needs no copy. Each element is computed by the same operation in the same dtype, so the bits are the same.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import struct
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ampcompare.apex.multi_tensor_apply.fp32_views import to_fp32, write_back
 from ampcompare.tensors.lists import by_type, copy_by_dtype
 
-__all__ = ["axpby", "global_norm", "non_finite", "per_tensor_norms", "scale", "update_scale_with_hysteresis"]
+__all__ = [
+    "as_fp32",
+    "axpby",
+    "divide_each",
+    "flat_fp32_lists",
+    "global_norm",
+    "multiply_each",
+    "multiply_each_",
+    "non_finite",
+    "per_tensor_norms",
+    "scale",
+    "to_fp32",
+    "update_scale_with_hysteresis",
+    "write_back",
+]
 
 _CHUNK = 65536
 
@@ -119,3 +140,137 @@ def update_scale_with_hysteresis(
     renewed = torch.where(overflow, remaining, torch.full_like(remaining, hysteresis))
     hysteresis_tracker.copy_(renewed.reshape(hysteresis_tracker.shape))
     return current_scale
+
+
+def as_fp32(value: float) -> float:
+    """Return `value` rounded to fp32, as Apex's kernels receive their numbers.
+
+    It matters for a beta near 1: the kernels compute `1 - 0.999f`, which is 1.3e-5 below 0.001.
+    """
+    rounded: float = struct.unpack("f", struct.pack("f", value))[0]
+    return rounded
+
+
+def to_fp32(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Return each tensor itself where it is fp32, else an fp32 copy of it; shapes and order are kept."""
+    work = list(tensors)
+    _replace(work, [i for i, tensor in enumerate(tensors) if tensor.dtype is not torch.float32])
+    return work
+
+
+def flat_fp32_lists(*lists: Sequence[Tensor]) -> list[list[Tensor]]:
+    """Return the lists as fp32 tensors whose storages can be iterated together.
+
+    torch's fused kernels read the n-th element in memory of all tensors of a row, so a row of different strides (a
+    channels-last weight with a contiguous gradient) or with gaps would be silently mixed up on CPU. Such rows get
+    contiguous copies; anything that is fp32 and laid out alike is returned as it is.
+    """
+    work = [list(tensors) for tensors in lists]
+    copied: list[list[int]] = [[] for _ in lists]
+    reshaped: list[list[int]] = [[] for _ in lists]
+    for index, row in enumerate(zip(*lists, strict=True)):
+        alike = _laid_out_alike(row)
+        for column, tensor in enumerate(row):
+            if not alike:
+                reshaped[column].append(index)
+            elif tensor.dtype is not torch.float32:
+                copied[column].append(index)
+    for tensors, plain, strided in zip(work, copied, reshaped, strict=True):
+        _replace(tensors, plain)
+        _replace(tensors, strided, memory_format=torch.contiguous_format)
+    return work
+
+
+def write_back(targets: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+    """Copy each value into its target, rounding to the target's dtype; pairs that are one object are left alone."""
+    pairs = [(target, value) for target, value in zip(targets, values, strict=True) if target is not value]
+    if pairs:
+        copy_by_dtype([target for target, _ in pairs], [value for _, value in pairs])
+
+
+def _replace(
+    tensors: list[Tensor], indices: Sequence[int], memory_format: torch.memory_format = torch.preserve_format
+) -> None:
+    if not indices:
+        return
+    sources = [tensors[i] for i in indices]
+    copies = [torch.empty_like(source, dtype=torch.float32, memory_format=memory_format) for source in sources]
+    copy_by_dtype(copies, sources)
+    for i, copy in zip(indices, copies, strict=True):
+        tensors[i] = copy
+
+
+def _laid_out_alike(row: Sequence[Tensor]) -> bool:
+    if all(tensor.is_contiguous() for tensor in row):
+        return True
+    channels_last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(row[0].ndim)
+    return channels_last is not None and all(tensor.is_contiguous(memory_format=channels_last) for tensor in row)
+
+
+# Where a launch costs more than the copies.
+_DEVICE_TYPES = frozenset({"cuda"})
+_MAX_SHARED_ELEMENTS = 2**18
+_MIN_SHARED_TENSORS = 8
+
+
+def multiply_each(tensors: Sequence[Tensor], factors: Tensor) -> list[Tensor]:
+    """Return the product of each tensor and its element of `factors`, shape (n,)."""
+    return _apply_each(torch.mul, torch._foreach_mul, tensors, factors)
+
+
+def divide_each(tensors: Sequence[Tensor], divisors: Tensor) -> list[Tensor]:
+    """Return the quotient of each tensor and its element of `divisors`, shape (n,)."""
+    return _apply_each(torch.div, torch._foreach_div, tensors, divisors)
+
+
+def multiply_each_(tensors: Sequence[Tensor], factors: Tensor) -> None:
+    """Multiply each tensor by its element of `factors`, shape (n,), in place."""
+    scalars = list(factors.unbind())
+    shared, others = _split(tensors, factors)
+    if shared:
+        targets = [tensors[index] for index in shared]
+        torch._foreach_copy_(targets, _apply_flat(torch.mul, targets, [scalars[index] for index in shared]))
+    if others:
+        torch._foreach_mul_([tensors[index] for index in others], [scalars[index] for index in others])
+
+
+def _apply_each(single: Any, listed: Callable[..., Any], tensors: Sequence[Tensor], scalars: Tensor) -> list[Tensor]:
+    shared, others = _split(tensors, scalars)
+    each = scalars.unbind()
+    results: dict[int, Tensor] = {}
+    for operation, indices in ((partial(_apply_flat, single), shared), (listed, others)):
+        if indices:
+            chosen_tensors, chosen_scalars = [tensors[i] for i in indices], [each[i] for i in indices]
+            results.update(zip(indices, operation(chosen_tensors, chosen_scalars), strict=True))
+    return [results[index] for index in range(len(tensors))]
+
+
+def _split(tensors: Sequence[Tensor], scalars: Tensor) -> tuple[list[int], list[int]]:
+    """Return the indices of the tensors that share one product, and those of the others."""
+    shared: list[int] = []
+    others: list[int] = []
+    on_device = scalars.device.type in _DEVICE_TYPES
+    for index, tensor in enumerate(tensors):
+        # Another dtype would be promoted by the flat product, but not by a product with a scalar.
+        fits = on_device and tensor.numel() <= _MAX_SHARED_ELEMENTS and tensor.dtype is scalars.dtype
+        (shared if fits and _is_dense(tensor) else others).append(index)
+    return (shared, others) if len(shared) >= _MIN_SHARED_TENSORS else ([], list(range(len(tensors))))
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    return tensor.layout is torch.strided and (
+        tensor.is_contiguous() or tensor.is_contiguous(memory_format=torch.channels_last)
+    )
+
+
+def _apply_flat(single: Any, tensors: Sequence[Tensor], scalars: Sequence[Tensor]) -> list[Tensor]:
+    # In the order of memory, so that results have the strides of their tensors, as multi-tensor kernels require.
+    flat = torch.cat([tensor.as_strided((tensor.numel(),), (1,)) for tensor in tensors])
+    # `repeat_interleave` would need the sizes on the device, and the copy would wait for it.
+    expanded = torch.cat([scalar.expand(tensor.numel()) for tensor, scalar in zip(tensors, scalars, strict=True)])
+    single(flat, expanded, out=flat)
+    parts = flat.split([tensor.numel() for tensor in tensors])
+    return [
+        part.as_strided(tensor.shape, tensor.stride(), part.storage_offset())
+        for part, tensor in zip(parts, tensors, strict=True)
+    ]

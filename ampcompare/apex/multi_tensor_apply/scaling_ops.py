@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from ampcompare.apex.multi_tensor_apply import arithmetic
-from ampcompare.apex.multi_tensor_apply.validate import TensorLists, checked, raise_flag
 
 __all__ = [
+    "TensorLists",
+    "checked",
     "multi_tensor_axpby",
     "multi_tensor_l2norm",
     "multi_tensor_l2norm_mp",
@@ -24,7 +25,7 @@ __all__ = [
 def multi_tensor_scale(chunk_size: int, noop_flag: Tensor, tensor_lists: TensorLists, scale: float) -> None:
     """[in, out]: write `in * scale`; the flag is set if any input is not finite, all outputs are written anyway."""
     inputs, outputs = checked(tensor_lists, noop_flag, 2)
-    raise_flag(noop_flag, arithmetic.scale(inputs, outputs, scale))
+    _raise_flag(noop_flag, arithmetic.scale(inputs, outputs, scale))
 
 
 @torch.no_grad()
@@ -36,7 +37,7 @@ def multi_tensor_axpby(
     if arg_to_check not in (-1, 0, 1):
         raise RuntimeError(f"arg_to_check is {arg_to_check}; it must be -1 (check both), 0 (check x) or 1 (check y)")
     watched = {-1: [*xs, *ys], 0: xs, 1: ys}[arg_to_check]
-    raise_flag(noop_flag, arithmetic.non_finite(watched))
+    _raise_flag(noop_flag, arithmetic.non_finite(watched))
     arithmetic.axpby(xs, ys, outputs, a, b)
 
 
@@ -85,5 +86,40 @@ def multi_tensor_unscale_l2norm(
 def _norms(noop_flag: Tensor, tensors: Sequence[Tensor], per_tensor: bool | None) -> tuple[Tensor, Tensor]:
     each = arithmetic.per_tensor_norms(tensors)
     total = torch.linalg.vector_norm(each).reshape(1)
-    raise_flag(noop_flag, ~torch.isfinite(total))
+    _raise_flag(noop_flag, ~torch.isfinite(total))
     return total, each if per_tensor else each.new_empty(0)
+
+
+TensorLists = Sequence[Sequence[Tensor]]
+
+
+def checked(lists: TensorLists, noop_flag: Tensor, *counts: int) -> list[list[Tensor]]:
+    """Return the lists of an operation that takes one of `counts` lists.
+
+    Raises:
+        RuntimeError: another number of lists, empty or unequal ones, unequal shapes, a dtype that is not floating, or
+            a tensor that is not on the device of the flag.
+    """
+    if len(lists) not in counts:
+        raise RuntimeError(f"got {len(lists)} tensor lists; this operation takes {' or '.join(map(str, counts))}")
+    lengths = [len(tensors) for tensors in lists]
+    if not lengths[0] or len(set(lengths)) != 1:
+        raise RuntimeError(f"tensor lists have lengths {lengths}; they must be equal and not zero")
+    for index, row in enumerate(zip(*lists, strict=True)):
+        if any(tensor.shape != row[0].shape for tensor in row):
+            raise RuntimeError(
+                f"tensors at index {index} have shapes {[tuple(t.shape) for t in row]}; they must be equal"
+            )
+        for tensor in row:
+            if not tensor.is_floating_point():
+                raise RuntimeError(f"tensor at index {index} has dtype {tensor.dtype}; a floating dtype is needed")
+            if tensor.device != noop_flag.device:
+                raise RuntimeError(
+                    f"tensor at index {index} is on {tensor.device}, the flag on {noop_flag.device}; use one device"
+                )
+    return [list(tensors) for tensors in lists]
+
+
+def _raise_flag(noop_flag: Tensor, condition: Tensor) -> None:
+    """Set the flag to 1 where `condition`, of one element, is true; nothing waits for the device."""
+    noop_flag.masked_fill_(condition.reshape(noop_flag.shape) != 0, 1)

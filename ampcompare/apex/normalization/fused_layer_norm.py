@@ -1,4 +1,8 @@
-"""Modules for layer and RMS normalization, and (for imports written for Apex) the functions they call."""
+"""Modules for layer and RMS normalization, and (for imports written for Apex) the functions they call.
+
+They have the arithmetic and dtypes of `functional`, without the memory-efficient form: TorchScript has no autograd
+functions. Autocast is left to TorchScript's own pass.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +11,17 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ampcompare.apex import fused_layer_norm_cuda
-from ampcompare.apex.normalization.autograd import (
+from ampcompare.apex.normalization.functional import (
     FusedLayerNormAffineFunction,
     FusedLayerNormAffineMixedDtypesFunction,
     FusedLayerNormFunction,
     FusedRMSNormAffineFunction,
     FusedRMSNormAffineMixedDtypesFunction,
     FusedRMSNormFunction,
-)
-from ampcompare.apex.normalization.functional import (
     fused_layer_norm,
     fused_layer_norm_affine,
     fused_rms_norm,
@@ -27,7 +30,6 @@ from ampcompare.apex.normalization.functional import (
     mixed_dtype_fused_layer_norm_affine,
     mixed_dtype_fused_rms_norm_affine,
 )
-from ampcompare.apex.normalization.scripted import scripted_layer_norm, scripted_rms_norm
 
 __all__ = [
     "FusedLayerNorm",
@@ -108,7 +110,7 @@ class FusedLayerNorm(_Norm):
     def forward(self, input: Tensor) -> Tensor:
         """Return the normalized input, in its dtype."""
         if torch.jit.is_scripting():  # type: ignore[attr-defined]
-            return scripted_layer_norm(input, self.weight, self.bias, self.normalized_shape, self.eps, False)
+            return _scripted_layer_norm(input, self.weight, self.bias, self.normalized_shape, self.eps, False)
         else:  # the compiler leaves out this branch, and only this form of it
             if self.weight is None or self.bias is None:
                 return fused_layer_norm(input, self.normalized_shape, self.eps, self.memory_efficient)
@@ -123,7 +125,7 @@ class FusedRMSNorm(_Norm):
     def forward(self, input: Tensor) -> Tensor:
         """Return the normalized input, in its dtype."""
         if torch.jit.is_scripting():  # type: ignore[attr-defined]
-            return scripted_rms_norm(input, self.weight, self.normalized_shape, self.eps, False)
+            return _scripted_rms_norm(input, self.weight, self.normalized_shape, self.eps, False)
         else:
             if self.weight is None:
                 return fused_rms_norm(input, self.normalized_shape, self.eps, self.memory_efficient)
@@ -151,7 +153,7 @@ class MixedFusedLayerNorm(FusedLayerNorm):
     def forward(self, input: Tensor) -> Tensor:
         """Return the normalized input, in the dtype of `weight`."""
         if torch.jit.is_scripting():  # type: ignore[attr-defined]
-            return scripted_layer_norm(input, self.weight, self.bias, self.normalized_shape, self.eps, True)
+            return _scripted_layer_norm(input, self.weight, self.bias, self.normalized_shape, self.eps, True)
         else:
             assert self.weight is not None
             assert self.bias is not None
@@ -177,7 +179,7 @@ class MixedFusedRMSNorm(FusedRMSNorm):
     def forward(self, input: Tensor) -> Tensor:
         """Return the normalized input, in the dtype of `weight`."""
         if torch.jit.is_scripting():  # type: ignore[attr-defined]
-            return scripted_rms_norm(input, self.weight, self.normalized_shape, self.eps, True)
+            return _scripted_rms_norm(input, self.weight, self.normalized_shape, self.eps, True)
         else:
             assert self.weight is not None
             return mixed_dtype_fused_rms_norm_affine(
@@ -191,3 +193,31 @@ def _refuse_non_affine(name: str, kwargs: dict[str, Any]) -> None:
     warnings.warn(f"{name} is always affine: leave elementwise_affine out", stacklevel=3)
     if not kwargs["elementwise_affine"]:
         raise RuntimeError(f"{name} got elementwise_affine=False, but it is always affine; use the class without Mixed")
+
+
+def _scripted_layer_norm(
+    input: Tensor, weight: Tensor | None, bias: Tensor | None, normalized_shape: list[int], eps: float, mixed: bool
+) -> Tensor:
+    """Return the layer norm of `input` in its dtype, or with `mixed` in the dtype of `weight`."""
+    wide = torch.float64 if input.dtype == torch.float64 else torch.float32
+    result = input.dtype
+    if weight is not None:
+        if mixed:
+            result = weight.dtype
+        weight = weight.to(wide)
+    if bias is not None:
+        bias = bias.to(wide)
+    return F.layer_norm(input.to(wide), normalized_shape, weight, bias, eps).to(result)
+
+
+def _scripted_rms_norm(
+    input: Tensor, weight: Tensor | None, normalized_shape: list[int], eps: float, mixed: bool
+) -> Tensor:
+    """Return the RMS norm of `input` in its dtype, or with `mixed` in the dtype of `weight`."""
+    wide = torch.float64 if input.dtype == torch.float64 else torch.float32
+    result = input.dtype
+    if weight is not None:
+        if mixed:
+            result = weight.dtype
+        weight = weight.to(wide)
+    return torch.rms_norm(input.to(wide), normalized_shape, weight, eps).to(result)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ampcompare.apex.multi_tensor_apply.arithmetic import global_norm
-from ampcompare.apex.multi_tensor_apply.lamb import clip_divisor, lamb
+from ampcompare.apex.multi_tensor_apply.optimizer_math import clip_divisor, lamb
 from ampcompare.apex.optimizers.fused_optimizer import FusedOptimizer
 
 __all__ = ["FusedLAMB"]

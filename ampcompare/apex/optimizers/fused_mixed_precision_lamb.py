@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ampcompare.apex.multi_tensor_apply.arithmetic import global_norm
-from ampcompare.apex.multi_tensor_apply.lamb import clip_divisor, lamb
+from ampcompare.apex.multi_tensor_apply.optimizer_math import clip_divisor, lamb
 from ampcompare.apex.optimizers.fused_optimizer import FusedOptimizer, GradientScaling
 
 __all__ = ["FusedMixedPrecisionLamb"]

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ampcompare.apex.multi_tensor_apply.arithmetic import per_tensor_norms
-from ampcompare.apex.multi_tensor_apply.per_tensor_scalars import multiply_each, multiply_each_
+from ampcompare.apex.multi_tensor_apply.arithmetic import multiply_each, multiply_each_, per_tensor_norms
 
 __all__ = ["LARC"]
 

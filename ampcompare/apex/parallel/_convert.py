@@ -11,7 +11,7 @@ from ampcompare.apex import deprecated_warning
 from ampcompare.apex.amp._amp_state import strict_from_environment
 
 from ._errors import ParallelArgumentError
-from ._replicas import require_group
+from ._synchronizer import require_group
 from .optimized_sync_batchnorm import SyncBatchNorm
 
 __all__ = ["convert_syncbn_model", "create_syncbn_process_group"]

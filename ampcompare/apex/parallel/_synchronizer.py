@@ -8,7 +8,8 @@ order, so that every rank issues its collectives in the same order.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+import zlib
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -16,13 +17,152 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
-from ._buckets import Bucket, Reduction
-from ._errors import GradientNotPlanned, GradientReductionError, NoForwardPass
-from ._plan import agree, plan_by_arrival, plan_by_type
-from ._replicas import message_device
+from ampcompare.tensors.lists import by_type
 
-__all__ = ["Options", "Synchronizer"]
+from ._errors import (
+    GradientNotPlanned,
+    GradientReductionError,
+    NoForwardPass,
+    ParallelPreparationError,
+    ProcessGroupMissing,
+)
+
+__all__ = [
+    "Bucket",
+    "Options",
+    "Reduction",
+    "Synchronizer",
+    "broadcast_from_first",
+    "check_equal_models",
+    "flat_dist_call",
+    "plan_by_type",
+    "require_group",
+]
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """How a bucket is summed: the factors before and after, the dtype on the wire, and whether it is kept."""
+
+    before: float = 1.0
+    after: float = 1.0
+    always_fp32: bool = False
+    retain: bool = False
+
+    def wire_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        """Return the dtype in which gradients of `dtype` are summed; never narrower than theirs."""
+        return torch.promote_types(dtype, torch.float32) if self.always_fp32 else dtype
+
+
+def _pieces(flat: Tensor, params: Sequence[nn.Parameter]) -> list[Tensor]:
+    """Return views into `flat`, one per parameter, with its shape and where possible its memory format."""
+    views, offset = [], 0
+    for param in params:
+        piece = flat[offset : offset + param.numel()]
+        offset += param.numel()
+        # foreach kernels are fast only where source and destination have equal strides.
+        if not param.is_contiguous() and (
+            (param.dim() == 4 and param.is_contiguous(memory_format=torch.channels_last))
+            or (param.dim() == 5 and param.is_contiguous(memory_format=torch.channels_last_3d))
+        ):
+            views.append(piece.as_strided(param.size(), param.stride()))
+        else:
+            views.append(piece.view(param.shape))
+    return views
+
+
+class Bucket:
+    """Parameters whose gradients travel together, and the flat buffer in which they do.
+
+    The buffer ends in one number per parameter: how many ranks had a gradient for it. So ranks may use different
+    parameters: a rank without one sends zeros, and receives the reduced gradient if any rank had one, else none.
+
+    Call in this order: `reserve`, `fill`, sum `flat` over the ranks, `scatter`, `adopt`.
+    """
+
+    def __init__(self, params: Sequence[nn.Parameter], reduction: Reduction) -> None:
+        self.params = list(params)
+        self.size = sum(param.numel() for param in params)
+        self.dtype = self.params[0].dtype
+        self.pending = len(self.params)
+        self.flat: Tensor | None = None
+        self._reduction = reduction
+        self._wire_views: list[Tensor] = []
+        self._grads: list[Tensor | None] = []
+        self.reduced: Tensor | None = None
+
+    def reserve(self) -> Tensor:
+        """Return the buffer, allocated on the stream that will use the gradients later."""
+        if self.flat is not None and not self._reduction.retain:
+            return self.flat
+        wire = self._reduction.wire_dtype(self.dtype)
+        # Gradients become views of a retained buffer, so that each pass needs its own.
+        self.flat = torch.empty(self.size + len(self.params), dtype=wire, device=self.params[0].device)
+        self._wire_views = _pieces(self.flat, self.params)
+        if self._reduction.retain:
+            body = self.flat[: self.size]
+            self.reduced = body if wire is self.dtype else torch.empty_like(body, dtype=self.dtype)
+        return self.flat
+
+    @torch.no_grad()
+    def fill(self) -> None:
+        """Copy the current gradients into the buffer, and apply the factor before the sum."""
+        assert self.flat is not None
+        self._grads = grads = [param.grad for param in self.params]
+        present = [grad for grad in grads if grad is not None]
+        if any(grad.layout is not torch.strided for grad in present):
+            raise GradientReductionError(
+                f"A gradient has the layout {next(g.layout for g in present if g.layout is not torch.strided)}; Apex's "
+                "DistributedDataParallel reduces dense gradients only. Build the embedding with sparse=False, or use "
+                "torch.nn.parallel.DistributedDataParallel."
+            )
+        if len(present) == len(grads):
+            torch._foreach_copy_(self._wire_views, present)
+            self.flat[self.size :].fill_(1)
+        else:
+            used = torch.tensor([grad is not None for grad in grads])
+            self.flat.zero_()
+            self.flat[self.size :].copy_(used)
+            if present:
+                torch._foreach_copy_(
+                    [view for view, grad in zip(self._wire_views, grads, strict=True) if grad is not None], present
+                )
+        if self._reduction.before != 1:
+            self.flat[: self.size].mul_(self._reduction.before)
+
+    @torch.no_grad()
+    def scatter(self) -> None:
+        """Apply the factor after the sum and give each gradient its reduced values."""
+        assert self.flat is not None
+        body = self.flat[: self.size]
+        if self._reduction.after != 1:
+            body.mul_(self._reduction.after)
+        if self.reduced is None:
+            pairs = [(g, v) for g, v in zip(self._grads, self._wire_views, strict=True) if g is not None]
+            if pairs:
+                torch._foreach_copy_([grad for grad, _ in pairs], [view for _, view in pairs])
+        elif self.reduced.dtype is not body.dtype:
+            self.reduced.copy_(body)
+
+    @torch.no_grad()
+    def adopt(self) -> None:
+        """Set what `scatter` could not copy into: retained views, and gradients that only other ranks had."""
+        assert self.flat is not None
+        absent = any(grad is None for grad in self._grads)
+        # Read from the device only where this rank lacks something.
+        users = self.flat[self.size :].tolist() if absent else []
+        if self.reduced is not None:
+            for i, view in enumerate(_pieces(self.reduced, self.params)):
+                if self._grads[i] is not None or users[i] > 0:
+                    self.params[i].grad = view
+        elif absent:
+            for i, view in enumerate(self._wire_views):
+                if self._grads[i] is None and users[i] > 0:
+                    self.params[i].grad = view.to(self.dtype, copy=True)
+        self._grads = []
+
 
 LEGACY_DTYPES = frozenset({torch.float16, torch.float32, torch.float64})
 
@@ -282,7 +422,7 @@ class Synchronizer:
         if options.delay:
             plan = plan_by_type(self.params, self.active)
         else:
-            local = plan_by_arrival(
+            local = _plan_by_arrival(
                 self.params,
                 self.active,
                 self._arrivals,
@@ -290,9 +430,181 @@ class Synchronizer:
                 triggers=options.triggers,
                 complete=not options.strict,
             )
-            device = message_device(options.group)
-            plan = agree(local, self.active, len(self.params), device, options.group, complete=not options.strict)
+            device = _message_device(options.group)
+            plan = _agree(local, self.active, len(self.params), device, options.group, complete=not options.strict)
         self._delayed = plan.delayed
         buckets = [Bucket([self.params[i] for i in indices], options.reduction) for indices in plan.buckets]
         self._bucket_of = {i: buckets[place] for place, indices in enumerate(plan.buckets) for i in indices}
         return buckets
+
+
+_TYPE_ORDER = (torch.float16, torch.float32, torch.float64)
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """Buckets as indices into the module's parameters, in the order in which they are reduced.
+
+    `delayed`: no bucket may be reduced before the end of a backward pass.
+    """
+
+    buckets: tuple[tuple[int, ...], ...]
+    delayed: bool = False
+
+
+def _kind(param: nn.Parameter) -> tuple[int, str, str]:
+    """Order dtypes as Apex does: half, float, double, then those that Apex does not support."""
+    rank = _TYPE_ORDER.index(param.dtype) if param.dtype in _TYPE_ORDER else len(_TYPE_ORDER)
+    return rank, str(param.dtype), str(param.device)
+
+
+def plan_by_type(params: Sequence[nn.Parameter], active: Iterable[int]) -> _Plan:
+    """Return one bucket for each dtype and device."""
+    kinds: dict[tuple[int, str, str], list[int]] = {}
+    for index in active:
+        kinds.setdefault(_kind(params[index]), []).append(index)
+    return _Plan(tuple(tuple(kinds[kind]) for kind in sorted(kinds)), delayed=True)
+
+
+def _plan_by_arrival(
+    params: Sequence[nn.Parameter],
+    active: Sequence[int],
+    arrivals: Sequence[int],
+    *,
+    message_size: int,
+    triggers: frozenset[int],
+    complete: bool,
+) -> _Plan:
+    """Return the buckets that close as gradients arrive.
+
+    Args:
+        params: all parameters of the module.
+        active: indices of those that take gradients.
+        arrivals: indices in the order in which gradients came; an index that came twice (a weight used in two
+            reentrant checkpoints) makes the plan delayed, since its first gradient is not its last.
+        message_size: number of elements from which on a bucket is closed.
+        triggers: indices that close a bucket; with any, `message_size` is ignored.
+        complete: put those that never came into buckets of their own at the end.
+    """
+    if len(set(arrivals)) < len(arrivals):
+        return plan_by_type(params, active)
+    closed: list[tuple[int, ...]] = []
+    running: dict[tuple[int, str, str], list[int]] = {}
+    sizes: dict[tuple[int, str, str], int] = {}
+    for index in arrivals:
+        kind = _kind(params[index])
+        running.setdefault(kind, []).append(index)
+        sizes[kind] = sizes.get(kind, 0) + params[index].numel()
+        if index in triggers or (not triggers and sizes[kind] >= message_size):
+            closed.append(tuple(running.pop(kind)))
+            sizes.pop(kind)
+    closed += [tuple(running[kind]) for kind in sorted(running)]
+    if complete:
+        came = set(arrivals)
+        closed += plan_by_type(params, [index for index in active if index not in came]).buckets
+    return _Plan(tuple(closed))
+
+
+def _agree(
+    plan: _Plan,
+    active: Sequence[int],
+    total: int,
+    device: torch.device,
+    group: dist.ProcessGroup | None,
+    *,
+    complete: bool,
+) -> _Plan:
+    """Return rank 0's plan on every rank of `group`; a collective call.
+
+    Args:
+        total: number of parameters of the module, which is equal on all ranks.
+        device: the device of tensors for the backend of `group`.
+
+    Raises:
+        GradientReductionError: with `complete`, where rank 0 reduces other parameters than this rank can.
+    """
+    numbers = [int(plan.delayed)]
+    for bucket_index, bucket in enumerate(plan.buckets):
+        for index in bucket:
+            numbers += [index, bucket_index]
+    numbers += [-1] * (2 * total + 1 - len(numbers))
+    message = torch.tensor(numbers, dtype=torch.int64, device=device)
+    dist.broadcast(message, src=0 if group is None else dist.get_global_rank(group, 0), group=group)
+    delayed, *rest = message.tolist()
+    buckets: dict[int, list[int]] = {}
+    for index, bucket_index in zip(rest[::2], rest[1::2], strict=True):
+        if index >= 0:
+            buckets.setdefault(bucket_index, []).append(index)
+    agreed = _Plan(tuple(tuple(buckets[bucket_index]) for bucket_index in sorted(buckets)), bool(delayed))
+    different = set(active).symmetric_difference(index for bucket in agreed.buckets for index in bucket)
+    if complete and different:
+        raise GradientReductionError(
+            f"Rank {dist.get_rank(group)} and rank 0 train different parameters (numbers {sorted(different)[:10]} of "
+            f"{total}). Set requires_grad alike on all ranks before the forward pass."
+        )
+    return agreed
+
+
+def require_group(what: str) -> None:
+    """Raise `ProcessGroupMissing` unless a default process group exists."""
+    if not dist.is_initialized():
+        raise ProcessGroupMissing(
+            f"{what} needs a process group and there is none. Call torch.distributed.init_process_group first (for one "
+            "CPU process: backend='gloo', init_method='tcp://127.0.0.1:29500', rank=0, world_size=1)."
+        )
+
+
+def _message_device(group: dist.ProcessGroup | None) -> torch.device:
+    """Return where small tensors must lie for the backend of `group`."""
+    if dist.get_backend(group) == "nccl":
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
+
+
+@torch.no_grad()
+def flat_dist_call(
+    tensors: Iterable[Tensor], call: Callable[..., Any], extra_args: Sequence[Any] | None = None
+) -> None:
+    """Run a collective on `tensors` in place, flattened by dtype; an all-reduce becomes an average.
+
+    Args:
+        call: a function of `torch.distributed` that works in place on one tensor.
+        extra_args: what `call` takes after the tensor.
+
+    Source: Apex 25.05, `apex.parallel.distributed`; training scripts import it.
+    """
+    for alike in by_type(tensors):
+        flat = _flatten_dense_tensors(alike)
+        call(flat, *(extra_args or ()))
+        if call is dist.all_reduce:
+            flat /= dist.get_world_size()
+        torch._foreach_copy_(alike, list(_unflatten_dense_tensors(flat, alike)))
+
+
+@torch.no_grad()
+def broadcast_from_first(tensors: Iterable[Tensor], group: dist.ProcessGroup | None) -> None:
+    """Overwrite `tensors` with those of the first rank of `group`."""
+    source = 0 if group is None else dist.get_global_rank(group, 0)
+    for alike in by_type(tensor.detach() for tensor in tensors if tensor.numel()):
+        flat = _flatten_dense_tensors(alike)
+        # Bytes, because backends lack some dtypes (gloo: bool, fp8).
+        dist.broadcast(flat.view(torch.uint8), src=source, group=group)
+        torch._foreach_copy_(alike, list(_unflatten_dense_tensors(flat, alike)))
+
+
+def check_equal_models(module: nn.Module, group: dist.ProcessGroup | None) -> None:
+    """Raise `ParallelPreparationError` on every rank if parameters differ in name, shape, dtype or `requires_grad`."""
+    facts = [(name, tuple(p.shape), str(p.dtype), p.requires_grad) for name, p in module.named_parameters()]
+    elements = sum(p.numel() for p in module.parameters())
+    local_digest = torch.tensor([zlib.crc32(repr(facts).encode()), len(facts), elements], device=_message_device(group))
+    everybody = [torch.empty_like(local_digest) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(everybody, local_digest, group=group)
+    reports = [report.tolist() for report in everybody]
+    different = [rank for rank, report in enumerate(reports) if report != reports[0]]
+    if different:
+        rank = different[0]
+        raise ParallelPreparationError(
+            f"Rank(s) {different} hold another model than rank 0: {reports[rank][1]} parameters with "
+            f"{reports[rank][2]} elements on rank {rank}, {reports[0][1]} with {reports[0][2]} on rank 0; names, "
+            "shapes, dtypes and requires_grad must be equal. Build the same model on every rank."
+        )

@@ -1,12 +1,15 @@
 """`DistributedDataParallel`: average gradients over processes, in buckets, while the backward pass still runs.
 
 Source: Apex 25.05, `apex.parallel.DistributedDataParallel`; what differs is in `docs/deviations-parallel.md`.
+
+Source: Apex 25.05, `apex.parallel.distributed`.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,22 +19,23 @@ from torch import Tensor, nn
 
 from ampcompare.apex import deprecated_warning
 from ampcompare.apex.amp._amp_state import strict_from_environment
+from ampcompare.apex.apex_C import flatten, unflatten
 from ampcompare.base.errors import PreparationError
 from ampcompare.tensors.tree import tensors_in
 
-from ._buckets import Reduction
 from ._errors import ParallelArgumentError, ParallelOptionError, ParallelPreparationError
-from ._replicas import broadcast_from_first, check_equal_models, flat_dist_call, require_group
-from ._synchronizer import Options, Synchronizer, facts
-from .flat import (
-    apply_flat_dist_call,
-    extract_tensors,
-    flatten,
-    split_by_type,
-    split_half_float_double,
-    unflatten,
+from ._synchronizer import (
+    Bucket,
+    Options,
+    Reduction,
+    Synchronizer,
+    broadcast_from_first,
+    check_equal_models,
+    facts,
+    flat_dist_call,
+    plan_by_type,
+    require_group,
 )
-from .reducer import Reducer
 
 __all__ = [
     "DistributedDataParallel",
@@ -307,3 +311,86 @@ def _check_on_gpu(module: nn.Module) -> None:
             f"NCCL reduces CUDA tensors only; {len(elsewhere)} parameters are not on a GPU (first: {elsewhere[0]}). "
             "Call model.cuda() before DistributedDataParallel, or use the gloo backend."
         )
+
+
+def apply_flat_dist_call(
+    bucket: Sequence[Tensor], call: Callable[..., Any], extra_args: Sequence[Any] | None = None
+) -> None:
+    """Run a collective on `bucket`, tensors of one type, in place as one vector; an all-reduce becomes an average."""
+    flat_dist_call(bucket, call, extra_args)
+
+
+def extract_tensors(maybe_tensor: Any, tensor_list: list[Tensor]) -> None:
+    """Append the tensors in `maybe_tensor`, a tensor or nested iterables of tensors, to `tensor_list`."""
+    if isinstance(maybe_tensor, Tensor):
+        tensor_list.append(maybe_tensor)
+        return
+    if not isinstance(maybe_tensor, (str, bytes)):
+        try:
+            items = iter(maybe_tensor)
+        except TypeError:
+            return
+        for item in items:
+            extract_tensors(item, tensor_list)
+
+
+def split_by_type(tensors: Iterable[Tensor]) -> OrderedDict[str, list[Tensor]]:
+    """Group tensors by their type string, in the order of first appearance."""
+    groups: OrderedDict[str, list[Tensor]] = OrderedDict()
+    for tensor in tensors:
+        groups.setdefault(tensor.type(), []).append(tensor)
+    return groups
+
+
+def split_half_float_double(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
+    """Return the fp16, the fp32 and the fp64 tensors, on any device; kinds that are missing are left out."""
+    tensor_list = list(tensors)
+    groups = [[t for t in tensor_list if t.dtype is kind] for kind in (torch.float16, torch.float32, torch.float64)]
+    return [group for group in groups if group]
+
+
+def _extract(values: Any) -> Iterator[Tensor]:
+    if isinstance(values, Tensor):
+        yield values
+    else:
+        for value in values:
+            yield from _extract(value)
+
+
+class Reducer:
+    """Average the gradients of a module, or given tensors, over all ranks at each call of `reduce`.
+
+    Args:
+        module_or_grads_list: a module, whose parameters are broadcast from rank 0 here and whose gradients `reduce`
+            averages; or tensors in nested lists, which `reduce` averages in place.
+
+    Source: Apex 25.05, `apex.parallel.Reducer`.
+    """
+
+    def __init__(self, module_or_grads_list: nn.Module | Iterable[Any]) -> None:
+        require_group("Reducer")
+        self.module: nn.Module | None = None
+        self.grads: list[Tensor] = []
+        if isinstance(module_or_grads_list, nn.Module):
+            self.module = module_or_grads_list
+            broadcast_from_first(self.module.parameters(), None)
+        else:
+            self.grads = list(_extract(module_or_grads_list))
+
+    def reduce(self) -> None:
+        """Average over all ranks, flattened by dtype; a collective call.
+
+        A parameter with a gradient on some ranks only gets the average everywhere, in which the others count as zero.
+        """
+        if self.module is None:
+            flat_dist_call(self.grads, dist.all_reduce)
+            return
+        params = [param for param in self.module.parameters() if param.requires_grad or param.grad is not None]
+        reduction = Reduction(after=1.0 / dist.get_world_size())
+        for indices in plan_by_type(params, range(len(params))).buckets:
+            bucket = Bucket([params[i] for i in indices], reduction)
+            flat = bucket.reserve()
+            bucket.fill()
+            dist.all_reduce(flat)
+            bucket.scatter()
+            bucket.adopt()

@@ -10,12 +10,12 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
-from . import _batchnorm_function
+from . import optimized_sync_batchnorm
 
 __all__ = ["SyncBatchnormFunction"]
 
 
-class SyncBatchnormFunction(_batchnorm_function.SyncBatchnormFunction):
+class SyncBatchnormFunction(optimized_sync_batchnorm.SyncBatchnormFunction):
     """Normalize by statistics that all ranks agree on already, called by `apply`."""
 
     @classmethod
@@ -38,8 +38,8 @@ class SyncBatchnormFunction(_batchnorm_function.SyncBatchnormFunction):
         """
         ranks = world_size if dist.is_available() and dist.is_initialized() else 1
         count = input.numel() // input.size(1) * ranks
-        mean = running_mean.to(_batchnorm_function.statistics_dtype(input.dtype))
-        statistics = _batchnorm_function.GlobalStatistics(
+        mean = running_mean.to(optimized_sync_batchnorm.statistics_dtype(input.dtype))
+        statistics = optimized_sync_batchnorm.GlobalStatistics(
             mean, running_variance.to(mean.dtype), mean.new_full((1,), count)
         )
         return super().apply(input, None, weight, bias, statistics, eps, False, process_group, ranks)  # type: ignore[no-untyped-call]

@@ -1,16 +1,31 @@
-"""The NVIDIA GPUs that torch will see, and who uses them, from nvidia-smi: torch and the driver are not loaded."""
+"""The GPUs and other accelerators of this machine, as files and nvidia-smi tell: torch and the driver are not loaded.
+
+They train what needs nothing but torch: one process, in fp32, under `torch.autocast` or in 16-bit weights.
+"""
 
 from __future__ import annotations
 
+import ctypes.util
+import importlib.util
 import os
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Gpu", "local_cores", "visible_gpus"]
+__all__ = [
+    "ACCELERATORS",
+    "Gpu",
+    "accelerator_of",
+    "local_cores",
+    "torch_build",
+    "visible_gpus",
+    "why_no_accelerator",
+    "why_no_cuda",
+]
 
 QUERY = ("index", "uuid", "name", "pci.bus_id", "memory.used")
 LISTED = re.compile(r"^(?P<mig>\s+MIG (?P<profile>\S+)\s+Device\s+\d+:|GPU (?P<index>\d+):).*\(UUID: (?P<uuid>[^)]+)\)")
@@ -139,3 +154,102 @@ def local_cores(bus: str, root: Path = Path("/sys/bus/pci/devices")) -> set[int]
         first, _, last = part.partition("-")
         cores.update(range(int(first), int(last or first) + 1))
     return cores
+
+
+# NVIDIA's driver, that of Jetson boards, and the one of WSL leave at least one of these.
+DRIVER_FILES = ("dev/nvidia*", "dev/nvhost*", "dev/nvmap", "dev/dxg", "proc/driver/nvidia")
+FACT = re.compile(r"""^(cuda|hip|xpu)\b[^=\n]*=\s*(None|'[^']*'|"[^"]*")\s*$""", flags=re.MULTILINE)
+
+
+def torch_build(folder: Path | None = None) -> dict[str, str | None] | None:
+    """Return the versions of CUDA (`cuda`), ROCm (`hip`) and XPU (`xpu`) that torch is built for; None where not known.
+
+    Args:
+        folder: of the package torch; by default where an import would find it.
+    """
+    if folder is None:
+        spec = importlib.util.find_spec("torch")
+        folders = list(spec.submodule_search_locations or []) if spec is not None else []
+        if not folders:
+            return None
+        folder = Path(folders[0])
+    try:
+        text = (folder / "version.py").read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return None
+    facts = {name: None if value == "None" else value[1:-1] for name, value in FACT.findall(text)}
+    return facts if "cuda" in facts else None
+
+
+def why_no_cuda(
+    *,
+    here: bool = True,
+    build: Mapping[str, str | None] | None = None,
+    root: Path = Path("/"),
+    environment: Mapping[str, str] | None = None,
+) -> str:
+    """Return why torch certainly cannot use CUDA; "" where it may.
+
+    Args:
+        here: whether it would run on this machine, and not on one that a queue chooses.
+        build: as `torch_build` returns it, which is asked by default.
+        root: of the file system.
+        environment: variables; those of this process by default.
+    """
+    build = torch_build() if build is None else build
+    if build is None or build.get("hip") is not None:
+        return ""
+    if build["cuda"] is None:
+        return "this torch is built without CUDA"
+    if not here:
+        return ""
+    visible = (os.environ if environment is None else environment).get("CUDA_VISIBLE_DEVICES")
+    if visible is not None and (not visible.strip() or visible.strip().startswith("-1")):
+        return f"CUDA_VISIBLE_DEVICES={visible} hides all GPUs"
+    if sys.platform != "linux" or any(next(root.glob(name), None) is not None for name in DRIVER_FILES):
+        return ""
+    return "" if ctypes.util.find_library("cuda") else "this machine has no NVIDIA driver"
+
+
+@dataclass(frozen=True)
+class _Accelerator:
+    """A type of device.
+
+    Attributes:
+        title: what it is, for messages.
+        numbered: whether there may be several, as `xpu:1`.
+        counts_peak: whether torch counts the peak of its memory.
+        remedy: what to do where torch has none.
+    """
+
+    title: str
+    numbered: bool
+    counts_peak: bool
+    remedy: str
+
+
+ACCELERATORS = {
+    "mps": _Accelerator("an Apple GPU", False, False, "torch supports it on macOS 14 and later"),
+    "xpu": _Accelerator("an Intel GPU", True, True, "install torch for XPU and Intel's driver"),
+}
+"""By the name of torch's device type. No arm was ever run on one by ampcompare's own tests, which have none."""
+
+
+def accelerator_of(device: str) -> str:
+    """Return the type of a device that is one of `ACCELERATORS`; "" for a CPU or a GPU of CUDA."""
+    kind = device.partition(":")[0]
+    return kind if kind in ACCELERATORS else ""
+
+
+def why_no_accelerator(kind: str, *, here: bool = True, platform: str = sys.platform) -> str:
+    """Return why torch certainly has no accelerator of this type; "" where it may.
+
+    Args:
+        here: whether it would be on this machine, and not on one that a queue chooses.
+    """
+    if not here:
+        return ""
+    if kind == "mps":
+        return "" if platform == "darwin" else "this is not a Mac"
+    build = torch_build()
+    return "" if build is None or build.get("xpu") is not None else "this torch is built without XPU"

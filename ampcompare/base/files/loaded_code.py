@@ -6,6 +6,10 @@ of Python, of installed packages and of ampcompare do not count; for packages th
 
 A file has a name that does not change when its project is copied elsewhere: its path below the folder of the script,
 or below the entry of the search path where it was found; else it starts with `..`, or is a full path.
+
+Python calls a hook for every audited event, such as `id(x)`, and cannot remove it. So a process has one hook for all
+functions, however many come and go, whose first statement ends it at other events: 0.25 us for a call of `id`, which
+takes 0.03 without; a second hook, which looked at its own state first, took 0.8 more (Python 3.11, a busy machine).
 """
 
 from __future__ import annotations
@@ -24,10 +28,9 @@ from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 from types import CodeType
-from typing import Any
+from typing import Any, TypeAlias
 
 from ampcompare.base.environment.versions import installed_version
-from ampcompare.base.files.audit import on_file_events
 
 __all__ = [
     "DIGITS",
@@ -39,6 +42,7 @@ __all__ = [
     "differing",
     "digest_of",
     "end_watch",
+    "on_file_events",
     "read_loaded",
     "watch_code",
 ]
@@ -347,3 +351,34 @@ def changed_code(files: Mapping[str, str], base: Path) -> dict[str, str]:
 def differing(one: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
     """Return the files that two runs both loaded, with other contents."""
     return [name for name, digest in one.items() if other.get(name, digest) != digest]
+
+
+Listener: TypeAlias = Callable[[str, tuple[Any, ...]], None]
+
+EVENTS = frozenset({"exec", "open", "os.rename", "subprocess.Popen"})
+_listeners: tuple[Listener, ...] = ()
+_is_installed = False
+
+
+def on_file_events(listener: Listener) -> Callable[[], None]:
+    """Call `listener(event, arguments)` at each event of `EVENTS` from now on; return a function that ends this.
+
+    It runs inside of what it listens to, in any thread, so it may neither take a lock nor raise.
+    """
+    global _is_installed, _listeners
+    _listeners = (*_listeners, listener)
+    if not _is_installed:
+        _is_installed = True
+        sys.addaudithook(_hook)
+
+    def end() -> None:
+        global _listeners
+        _listeners = tuple(one for one in _listeners if one is not listener)
+
+    return end
+
+
+def _hook(event: str, arguments: tuple[Any, ...]) -> None:
+    if event in EVENTS:
+        for listener in _listeners:
+            listener(event, arguments)

@@ -5,17 +5,23 @@ file of the working directory with the name of a library, such as `json.py`, is 
 found in a checkout, whose folder comes last.
 """
 
+from __future__ import annotations
+
+import contextlib
+import os
+import runpy
+import signal
 import sys
+from collections.abc import Mapping
+
+import psutil
+
+__all__ = ["isolated_environment", "kill_group", "start_command"]
 
 # Before any other import: Python puts the folder of a script first, and this one holds `call.py`.
 if __name__ == "__main__" and not getattr(sys.flags, "safe_path", False):
     del sys.path[0]
 
-import os
-import runpy
-from collections.abc import Mapping
-
-__all__ = ["isolated_environment", "start_command"]
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
@@ -51,3 +57,22 @@ def _main() -> None:
 
 if __name__ == "__main__":
     _main()
+
+
+def kill_group(pid: int) -> None:
+    """Kill a process and its group at once; without process groups, as on Windows, its children one by one.
+
+    One that has ended already is no error.
+
+    Args:
+        pid: of the leader of the group.
+    """
+    if hasattr(os, "killpg"):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(pid, signal.SIGKILL)
+        return
+    with contextlib.suppress(psutil.NoSuchProcess):
+        leader = psutil.Process(pid)
+        for process in [*leader.children(recursive=True), leader]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()

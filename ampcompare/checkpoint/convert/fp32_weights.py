@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ampcompare.checkpoint.convert.detect import CheckpointContents
-from ampcompare.checkpoint.reader.entry import reading
+from ampcompare.checkpoint.reader.placeholders import reading
 
 __all__ = [
     "Conversion",

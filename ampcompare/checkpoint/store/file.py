@@ -20,14 +20,21 @@ import xxhash
 
 from ampcompare.base.errors import CheckpointError, EnvironmentUnfit
 from ampcompare.base.files.write import write_atomically, write_file
-from ampcompare.checkpoint.reader.archive import open_archive
-from ampcompare.checkpoint.reader.budget import Budget
+from ampcompare.checkpoint.reader.budget import Budget, open_archive
 from ampcompare.checkpoint.reader.foreign import Contents, explained, open_members, open_regular
-from ampcompare.checkpoint.store.checksum import hash_bytes
 from ampcompare.checkpoint.store.frame import COMMENT, COMMENT_SIZE, read_frame
 from ampcompare.checkpoint.store.layout import SCHEMA, require_plain
 
-__all__ = ["moved", "read_checkpoint", "verify_file", "write_checkpoint", "write_pickle", "write_weights"]
+__all__ = [
+    "checksum",
+    "hash_bytes",
+    "moved",
+    "read_checkpoint",
+    "verify_file",
+    "write_checkpoint",
+    "write_pickle",
+    "write_weights",
+]
 
 LOCAL_HEADER_SIZE = 30
 
@@ -210,3 +217,27 @@ def _compare(path: Path, right: str, end: bytes) -> None:
             f"{path} is damaged: its bytes have the checksum {right[:8]}..., and its end says "
             f"{end[-32:-24].decode()}...; take the checkpoint before it"
         )
+
+
+CHUNK = 1 << 20
+
+
+def checksum(path: Path) -> str:
+    """Return the checksum of a whole file, in hexadecimal.
+
+    Raises:
+        CheckpointError: it is no regular file.
+        OSError: it cannot be read.
+    """
+    with open_regular(path) as file:
+        return hash_bytes(file, os.fstat(file.fileno()).st_size).hexdigest()
+
+
+def hash_bytes(file: BufferedReader, size: int) -> xxhash.xxh3_128:
+    """Return the hash of the next `size` bytes of a file, or of fewer where it ends before; more can be added."""
+    hashed = xxhash.xxh3_128()
+    buffer = memoryview(bytearray(CHUNK))
+    while size > 0 and (count := file.readinto(buffer[: min(CHUNK, size)])):
+        hashed.update(buffer[:count])
+        size -= count
+    return hashed

@@ -18,11 +18,9 @@ import torch
 from torch import Tensor
 
 from ampcompare.base.errors import CheckpointError
-from ampcompare.checkpoint.reader.archive import open_archive
-from ampcompare.checkpoint.reader.budget import Budget
+from ampcompare.checkpoint.reader.budget import Budget, open_archive
 from ampcompare.checkpoint.reader.foreign import as_tensor, explained, open_members, open_regular
-from ampcompare.checkpoint.store.checksum import checksum
-from ampcompare.checkpoint.store.file import moved, read_checkpoint
+from ampcompare.checkpoint.store.file import checksum, moved, read_checkpoint
 
 __all__ = ["FILES", "PARTS", "STATE_FILE", "SUFFIX", "is_sharded_folder", "read_saved"]
 

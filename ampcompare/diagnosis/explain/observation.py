@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ from ampcompare.base.errors import AmpCompareError, ConfigError, EnvironmentUnfi
 from ampcompare.base.isolate.call import call_in_child
 from ampcompare.settings.config import RunConfig
 
-__all__ = ["MAX_SAMPLES", "observe_in_child"]
+__all__ = ["MAX_SAMPLES", "observe_in_child", "render_observation"]
 
 MAX_SAMPLES = 8
 TIME_LIMIT = 600.0
@@ -36,3 +37,112 @@ def observe_in_child(config: RunConfig, *, seconds: float = TIME_LIMIT) -> dict[
     if "error" in answer.value:
         raise ERRORS.get(answer.value["exit_code"], LaunchError)(answer.value["error"])
     return answer.value
+
+
+MAX_ROWS = 40
+UNITS = {"KiB": 2**10, "MiB": 2**20}
+NAMES = {
+    "parameters": "weights",
+    "buffers": "buffers",
+    "gradients": "gradients",
+    "master_weights": "master weights",
+    "master_gradients": "their gradients",
+    "optimizer_state": "optimizer state",
+}
+
+
+def render_observation(observation: dict[str, Any], *, width: int, every_module: bool) -> str:
+    """Return tables of modules, operations and bytes.
+
+    Args:
+        every_module: a row for each, where modules of like types otherwise share one.
+    """
+    from tabulate import tabulate
+
+    rows = observation["modules"]
+    if len(rows) > MAX_ROWS and not every_module:
+        headers, table = ["module", "type", "modules", *HEADERS[2:]], _grouped(rows)
+    else:
+        headers, table = [*HEADERS], [[row["module"], row["type"], *_cells(row)] for row in rows]
+    unit = "KiB" if observation["bytes"]["total"] < 10 * UNITS["MiB"] else "MiB"
+    aligned = ["right" if header in ("parameters", "modules") else "left" for header in headers]
+    parts = [
+        "\n".join(textwrap.wrap(_heading(observation), width)),
+        tabulate(table, headers=headers, tablefmt="simple", colalign=aligned, disable_numparse=True),
+        tabulate(
+            [[row["operation"], _types(row["inputs"]), row["count"]] for row in observation["operations"]],
+            headers=["op (forward)", "input dtypes", "calls"],
+            tablefmt="simple",
+        ),
+        tabulate(
+            _bytes(observation, unit),
+            headers=["memory per step", "dtype", "tensors", "elements", unit],
+            tablefmt="simple",
+            colalign=["left", "left", "right", "right", "right"],
+            disable_numparse=True,
+        ),
+        "\n".join(textwrap.wrap(_total(observation, unit), width)),
+        *("\n".join(textwrap.wrap(f"{note}.", width)) for note in observation["notes"]),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+HEADERS = ("module", "type", "parameters", "weights", "inputs", "outputs")
+
+
+def _heading(observation: dict[str, Any]) -> str:
+    shape = "x".join(map(str, observation["batch_shape"]))
+    how = f", {observation['half']}" if observation["half"] else ""
+    engine = f", engine {observation['engine']}" if observation["engine"] else ""
+    kept = f"; kept in fp32: {', '.join(observation['kept_fp32'])}" if observation["kept_fp32"] else ""
+    return (
+        f"Seen in one step of {observation['arch']} on {observation['data']} (batch {shape}, {observation['device']}"
+        f"{how}{engine}){kept}"
+    )
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    if not row["ran"]:
+        return [f"{row['parameters']:,}", _types(row["weights"]), "not called", ""]
+    return [f"{row['parameters']:,}", *(_types(row[name]) for name in ("weights", "inputs", "outputs"))]
+
+
+def _types(names: list[str]) -> str:
+    return ", ".join(names) or "-"
+
+
+def _grouped(rows: list[dict[str, Any]]) -> list[list[str]]:
+    """Return a row for all modules of one type with equal dtypes, named by the first of them."""
+    groups: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault((row["type"], *_cells(row)[1:]), []).append(row)
+    table = []
+    for (kind, *types), members in groups.items():
+        name = members[0]["module"] + (", ..." if len(members) > 1 else "")
+        parameters = sum(row["parameters"] for row in members)
+        table.append([name, kind, str(len(members)), f"{parameters:,}", *types])
+    return table
+
+
+def _bytes(observation: dict[str, Any], unit: str) -> list[list[str]]:
+    return [
+        [name, dtype, f"{part['tensors']}", f"{part['elements']:,}", f"{part['bytes'] / UNITS[unit]:,.1f}"]
+        for key, name in NAMES.items()
+        for dtype, part in observation["counts"][key].items()
+    ]
+
+
+def _total(observation: dict[str, Any], unit: str) -> str:
+    scale = observation["loss_scale"]
+    each = observation["bytes_per_parameter"]
+    per_parameter = "" if each is None else f", {each:.1f} bytes per parameter"
+    total = f"In all {observation['bytes']['total'] / UNITS[unit]:,.1f} {unit}{per_parameter}"
+    loss = observation["loss"]
+    text = (
+        f"{total} with {observation['optimizer']}, without activations and kept casts. Loss {loss['value']:.4g} in "
+        f"{loss['dtype']}"
+    )
+    if scale["before"]:
+        skipped = f", {scale['skipped_steps']} skipped first" if scale["skipped_steps"] else ""
+        text += f", loss scale {scale['before'][0]:.0f} before and {scale['after'][0]:.0f} after the step{skipped}"
+    return f"{text}."

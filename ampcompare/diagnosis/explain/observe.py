@@ -18,7 +18,7 @@ from ampcompare.precision.cpu_half import cpu_half
 from ampcompare.precision.factory import make_precision
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.validation import validated
-from ampcompare.tasks.batches import tensors_of
+from ampcompare.tasks.data import tensors_of
 from ampcompare.tasks.registry import make_task
 from ampcompare.training.assemble import Assembly, assemble_single
 from ampcompare.training.device import resolve_device

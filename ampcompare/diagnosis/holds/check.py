@@ -2,33 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+import copy
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
 from tabulate import tabulate
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves, tree_map
 
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import AmpCompareError, ConfigError
 from ampcompare.base.formatting import printable
-from ampcompare.diagnosis.cures import verdict_of, with_cure
+from ampcompare.diagnosis.cures import Tested, verdict_of, with_cure
 from ampcompare.diagnosis.diagnose import report_of
-from ampcompare.diagnosis.faults import find_faults
-from ampcompare.diagnosis.holds.capture import Capture, Rounding
+from ampcompare.diagnosis.faults import HARM, HARM_IN_BF16, NEGLIGIBLE, find_faults
 from ampcompare.diagnosis.holds.result import DoesNotHold, Figure, Held
-from ampcompare.diagnosis.holds.subject import loop_of
-from ampcompare.diagnosis.holds.tolerance import errors_of, rounding_unit, tolerances
-from ampcompare.diagnosis.measure import Conditions, Loop, measure, trained_under
+from ampcompare.diagnosis.measure import Conditions, Enough, Loop, measure, trained_under
 from ampcompare.diagnosis.observation import Observation
-from ampcompare.diagnosis.observed import Enough
-from ampcompare.diagnosis.search import Tested
 from ampcompare.diagnosis.sites import calling_line
+from ampcompare.diagnosis.step_watch import MAX_SKIPPED
+from ampcompare.precision.base import Precision, StepOutcome
+from ampcompare.precision.wrapper import PrecisionWrapper
 from ampcompare.records.diagnosis import Diagnosis, Fault, PlaceReport
 from ampcompare.training.device import resolve_device
 
-__all__ = ["Check"]
+__all__ = ["Check", "tolerances"]
 
 FP32 = Arm.parse("fp32")
 DRAWS = 3
@@ -63,7 +65,7 @@ class Check:
         if inputs is None and loss is not None:
             raise ConfigError("loss is of a module or function with inputs; a training loop has its own")
         on = str(resolve_device(device))
-        self._loop: Loop = subject if inputs is None else loop_of(subject, inputs, loss, on)
+        self._loop: Loop = subject if inputs is None else _loop_of(subject, inputs, loss, on)
         self._shown = [] if inputs is None or loss is not None else ["loss"]  # the default loss is no result
         self._has_steps = inputs is None
         self._name = "" if inputs is None or loss is not None else _name_of(subject)
@@ -122,14 +124,14 @@ class Check:
             self._reference = {name: value for name, value in found.items() if name not in self._shown}
         return self._reference
 
-    def _captured(self, arm: Arm) -> Capture:
+    def _captured(self, arm: Arm) -> _Capture:
         """Return what an arm gives.
 
         Raises:
             DoesNotHold: its step raised, or applied no update.
         """
         __tracebackhide__ = True
-        kept: list[Capture] = []
+        kept: list[_Capture] = []
         try:
             captured = self._run(arm, kept=kept)
         except AmpCompareError:
@@ -142,7 +144,7 @@ class Check:
             raise DoesNotHold(f"{arm} does not hold: the step raises {place}: {text}", str(arm)) from error
         return captured
 
-    def _run(self, arm: Arm, rounding: Rounding | None = None, kept: list[Capture] | None = None) -> Capture:
+    def _run(self, arm: Arm, rounding: _Rounding | None = None, kept: list[_Capture] | None = None) -> _Capture:
         """Return the figures of a run.
 
         Args:
@@ -150,24 +152,24 @@ class Check:
         """
         __tracebackhide__ = True
         with trained_under(arm, self._conditions) as precision:
-            captured = Capture(precision, self._conditions.steps, rounding)
+            captured = _Capture(precision, self._conditions.steps, rounding)
             if kept is not None:
                 kept.append(captured)
             with suppress(Enough):
                 self._loop(captured)
         return captured
 
-    def _figures(self, captured: Capture, reference: Mapping[str, Tensor]) -> list[Figure]:
+    def _figures(self, captured: _Capture, reference: Mapping[str, Tensor]) -> list[Figure]:
         half = captured.half_dtype
         if self._rtol == "auto":
-            unit = rounding_unit(half)
+            unit = _rounding_unit(half)
             if unit not in self._rounded:
-                draws = (Rounding(unit, seed) for seed in range(DRAWS))
+                draws = (_Rounding(unit, seed) for seed in range(DRAWS))
                 self._rounded[unit] = [self._run(FP32, rounding).figures for rounding in draws]
             allowed = tolerances(self._rounded[unit], reference, half)
         else:
             allowed = dict.fromkeys(reference, float(self._rtol))
-        errors = errors_of(captured.figures, reference)
+        errors = _errors_of(captured.figures, reference)
         return [Figure(name, errors[name], allowed[name], captured.dtypes.get(name, "none")) for name in reference]
 
     def _diagnosed(self, arm: Arm) -> Diagnosis:
@@ -257,3 +259,298 @@ def _where(diagnosis: Diagnosis, figure: Figure) -> str:
         return ""
     call = f" ({found.place.where})" if found.place.where else ""
     return f"; the first result that far is that of {found.place.name}{call}, {found.error:.2g}"
+
+
+class _Rounding:
+    """Changes weights, inputs and the result of each module by one unit of rounding, up or down at random.
+
+    What a step then deviates from itself is what rounding explains: the error of a perfect implementation of each
+    module in a type of this precision and of any range.
+
+    Args:
+        unit: largest relative error of one rounding.
+        seed: of the directions; torch's own random numbers are not used.
+    """
+
+    def __init__(self, unit: float, seed: int) -> None:
+        self._unit = unit
+        self._draws = torch.Generator().manual_seed(seed)
+
+    def apply(self, value: Any) -> Any:
+        """Return a value with its floating tensors changed."""
+        return tree_map(self._changed, value)
+
+    def _changed(self, value: Any) -> Any:
+        if not isinstance(value, Tensor) or not value.is_floating_point():
+            return value
+        up = torch.randint(2, value.shape, generator=self._draws).to(value.device) * 2 - 1
+        return value * (1 + self._unit * up).to(value.dtype)
+
+    def install(self, models: Sequence[nn.Module]) -> None:
+        """Change the weights of models, and from now on their inputs and the results of their innermost modules."""
+        with torch.no_grad():
+            for model in models:
+                for param in model.parameters():
+                    if param.is_floating_point():
+                        param.copy_(self._changed(param))
+                model.register_forward_pre_hook(lambda _, args, kwargs: self.apply((args, kwargs)), with_kwargs=True)
+                for module in model.modules():
+                    if not any(module.children()):
+                        module.register_forward_hook(lambda _, args, output: self.apply(output))
+
+
+class _Capture(PrecisionWrapper):
+    """Keeps loss, outputs and gradients of the first applied update, and raises `Enough` after the last one.
+
+    Args:
+        inner: the arm.
+        steps: updates to make; up to 20 skipped ones are added.
+        rounding: that is added to the models.
+
+    Attributes:
+        figures: fp32 tensors on the CPU, by name; empty until an update is applied.
+        dtypes: that they had.
+        modules: names of the modules that are running, the innermost last; where a step raised, those it was in.
+    """
+
+    def __init__(self, inner: Precision, steps: int, rounding: _Rounding | None = None) -> None:
+        super().__init__(inner)
+        self.figures: dict[str, Tensor] = {}
+        self.dtypes: dict[str, str] = {}
+        self.modules: list[str] = []
+        self.skipped = 0
+        self._steps = steps
+        self._rounding = rounding
+        self._made = 0
+        self._found: dict[str, Tensor] = {}  # of the present step
+        self._names: dict[int, str] = {}
+        self._params: list[list[str]] = []
+        self._optimizers: list[Optimizer] = []
+
+    def _prepare(
+        self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]
+    ) -> tuple[list[nn.Module], list[Optimizer]]:
+        prefixes = ["" if len(models) == 1 else f"{type(model).__name__}:" for model in models]
+        for prefix, model in zip(prefixes, models, strict=True):
+            self._names |= {id(param): f"{prefix}{name}" for name, param in model.named_parameters()}
+        for number, optimizer in enumerate(optimizers):
+            params = [param for group in optimizer.param_groups for param in group["params"]]
+            self._params.append(
+                [self._names.get(id(one), f"parameter {at} of optimizer {number}") for at, one in enumerate(params)]
+            )
+        if self._rounding is not None:
+            self._rounding.install(models)
+        prepared, stepped = super()._prepare(models, optimizers)
+        for prefix, model in zip(prefixes, prepared, strict=True):
+            self._follow(prefix, model)
+        self._optimizers = list(stepped)
+        return prepared, stepped
+
+    def _follow(self, prefix: str, model: nn.Module) -> None:
+        def entered(name: str) -> Any:
+            return lambda module, args: self.modules.append(name)
+
+        def left(module: nn.Module, args: Any, output: Any) -> None:
+            self.modules.pop()
+
+        def returned(module: nn.Module, args: Any, output: Any) -> None:
+            for path, value in tree_flatten_with_path(output)[0]:
+                if isinstance(value, Tensor) and value.is_floating_point():
+                    self._found[f"{prefix}output{keystr(path)}"] = value.detach()
+
+        for name, module in model.named_modules():
+            module.register_forward_pre_hook(entered(f"{prefix}{name}"), prepend=True)
+            module.register_forward_hook(left)
+        model.register_forward_hook(returned)
+
+    @contextmanager
+    def scale_loss(
+        self, loss: Tensor, optimizers: Sequence[Optimizer], *, loss_id: int = 0, delay_unscale: bool = False
+    ) -> Iterator[Tensor]:
+        self._keep_loss(loss, loss_id)
+        inner = self.inner.scale_loss(loss, optimizers, loss_id=loss_id, delay_unscale=delay_unscale)
+        with inner as scaled:
+            yield scaled
+
+    def backward(
+        self, loss: Tensor, optimizers: Sequence[Optimizer], *, loss_id: int = 0, delay_unscale: bool = False
+    ) -> None:
+        self._keep_loss(loss, loss_id)
+        self.inner.backward(loss, optimizers, loss_id=loss_id, delay_unscale=delay_unscale)
+
+    def _keep_loss(self, loss: Tensor, loss_id: int) -> None:
+        self._found[f"loss {loss_id}" if loss_id else "loss"] = loss.detach()
+
+    def step(self, *optimizers: Optimizer) -> StepOutcome:
+        if not self.figures:
+            for optimizer in optimizers:
+                self._keep_gradients(optimizer)
+        outcome = self.inner.step(*optimizers)
+        applied = all(outcome.applied)
+        if applied and not self.figures:
+            self.dtypes = {name: str(value.dtype).removeprefix("torch.") for name, value in self._found.items()}
+            self.figures = {name: value.float().cpu() for name, value in self._found.items()}
+        self._found = {}
+        self._made += applied
+        self.skipped += not applied
+        if self._made >= self._steps or self.skipped > MAX_SKIPPED:
+            raise Enough
+        return outcome
+
+    def _keep_gradients(self, optimizer: Optimizer) -> None:
+        """Keep the gradients that an optimizer is about to use, divided by the loss scale."""
+        place = next(at for at, one in enumerate(self._optimizers) if one is optimizer)
+        params = self.inner.unscale(optimizer)
+        for name, param in zip(self._params[place], params, strict=True):
+            if param.grad is not None:
+                grad = param.grad.to_dense() if param.grad.is_sparse else param.grad
+                self._found[f"gradient of {name}"] = grad.detach().clone()
+
+
+Inputs = Sequence[Any] | Mapping[str, Any]
+
+
+def _loop_of(subject: Callable[..., Any], inputs: Inputs, loss: Callable[[Any], Any] | None, device: str) -> Loop:
+    """Return a loop that trains a copy of a module, or the inputs of a function, and leaves the weights as they are.
+
+    Args:
+        inputs: positional or keyword arguments; tensors are moved to the device and passed as copies.
+        loss: of the output; None for a fixed random weighting.
+    """
+    given: Any = dict(inputs) if isinstance(inputs, Mapping) else tuple(inputs)
+
+    def train(precision: Precision) -> None:
+        values = tree_map(lambda value: _fresh(value, device), given)
+        if isinstance(subject, nn.Module):
+            model: nn.Module = copy.deepcopy(subject).to(device)
+        else:
+            model, values = _Function(subject, values, precision.half_dtype).to(device), ()
+        params = [param for param in model.parameters() if param.requires_grad]
+        # Without parameters there is nothing to update; an optimizer must have one all the same.
+        if not params:
+            model.register_parameter("_unused", nn.Parameter(torch.zeros(1, device=device)))
+            params = list(model.parameters())
+        # The weights stay, so that steps that a loss scale skips change nothing.
+        (model,), (optimizer,) = precision.prepare([model], [torch.optim.SGD(params, lr=0.0)])
+        while True:
+            with precision.autocast():
+                output = model(**values) if isinstance(values, dict) else model(*values)
+                result = weighted(output) if loss is None else loss(output)
+            precision.backward(result, [optimizer])
+            precision.step(optimizer)
+            optimizer.zero_grad()
+
+    return train
+
+
+def _fresh(value: Any, device: str) -> Any:
+    return value.detach().clone().to(device) if isinstance(value, Tensor) else value
+
+
+def weighted(output: Any) -> Tensor:
+    """Return the mean of the floating results, each element with a random weight that is always the same."""
+    draws = torch.Generator().manual_seed(0)
+    total: Tensor | None = None
+    for value in tree_leaves(output):
+        if isinstance(value, Tensor) and value.is_floating_point():
+            weights = torch.randn(value.shape, generator=draws).to(value.device)
+            part = (value.float() * weights).mean()
+            total = part if total is None else total + part
+    if total is None:
+        raise TypeError("the output has no floating tensor; pass loss=, a function of it")
+    return total
+
+
+class _Function(nn.Module):
+    """A function whose floating arguments are parameters, cast as the results of a layer are.
+
+    Args:
+        dtype: 16-bit type of the arm; None for none.
+    """
+
+    def __init__(self, function: Callable[..., Any], values: Any, dtype: torch.dtype | None) -> None:
+        super().__init__()
+        self._function = function
+        self._dtype = dtype
+        self._values = values
+        for name, value in self._named():
+            if isinstance(value, Tensor) and value.is_floating_point():
+                self.register_parameter(name, nn.Parameter(value))
+
+    def _named(self) -> list[tuple[str, Any]]:
+        if isinstance(self._values, dict):
+            return [(f"input_{name}", value) for name, value in self._values.items()]
+        return [(f"input_{place}", value) for place, value in enumerate(self._values)]
+
+    def forward(self) -> Any:
+        values = [
+            self._cast(self._parameters[name]) if name in self._parameters else one for name, one in self._named()
+        ]
+        if isinstance(self._values, dict):
+            return self._function(**dict(zip(self._values, values, strict=True)))
+        return self._function(*values)
+
+    def _cast(self, value: Any) -> Any:
+        return value if self._dtype is None else value.to(self._dtype)
+
+
+FACTOR = 4.0  # times the largest deviation that one rounding of each weight and each module's result makes
+FLOOR = 8.0  # roundings at least
+LEAST = 1e-6  # share of the largest gradient below which one counts as zero
+GRADIENT = "gradient of "
+
+
+def _rounding_unit(half: torch.dtype | None) -> float:
+    """Return the largest relative error of one rounding to a type; that of fp32 for none."""
+    return torch.finfo(torch.float32 if half is None else half).eps / 2
+
+
+def _errors_of(figures: Mapping[str, Tensor], reference: Mapping[str, Tensor]) -> dict[str, float]:
+    """Return the norm of the difference of each figure, relative to its norm in the reference.
+
+    A gradient that is small within its module is measured against a tenth of the largest there: what sums that cancel
+    leave is noise in any precision. A figure that is missing, not finite, or has another shape is infinitely far.
+    """
+    sizes = {name: _rms(value) for name, value in reference.items()}
+    gradients = {name: size for name, size in sizes.items() if name.startswith(GRADIENT)}
+    least = LEAST * max(gradients.values(), default=0.0)
+    errors = {}
+    for name, exact in reference.items():
+        size = sizes[name]
+        if name in gradients:
+            siblings = (other for of, other in gradients.items() if _module(of) == _module(name))
+            size = max(size, NEGLIGIBLE * max(siblings), least)
+        value = figures.get(name)
+        errors[name] = math.inf if value is None or value.shape != exact.shape else _ratio(_rms(value - exact), size)
+    return errors
+
+
+def tolerances(
+    rounded: Iterable[Mapping[str, Tensor]], reference: Mapping[str, Tensor], half: torch.dtype | None
+) -> dict[str, float]:
+    """Return the tolerance of each figure under "auto".
+
+    Args:
+        rounded: figures of fp32 runs with `Rounding`, each of another seed.
+        half: 16-bit type of the arm.
+
+    An error of half the size, or nine tenths in bf16, is never within it: there `diagnose` calls a gradient wrong.
+    """
+    found: Sequence[dict[str, float]] = [_errors_of(figures, reference) for figures in rounded]
+    most = HARM_IN_BF16 if half is torch.bfloat16 else HARM
+    unit = _rounding_unit(half)
+    return {name: min(most, FLOOR * unit + FACTOR * max(one[name] for one in found)) for name in reference}
+
+
+def _module(name: str) -> str:
+    return name.rpartition(".")[0]
+
+
+def _rms(value: Tensor) -> float:
+    return float(value.double().square().mean().sqrt()) if value.numel() else 0.0
+
+
+def _ratio(difference: float, size: float) -> float:
+    if not math.isfinite(difference):
+        return math.inf
+    return difference / size if size else (math.inf if difference else 0.0)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ampcompare.base.environment.cuda import why_no_cuda
+from ampcompare.base.environment.gpus import why_no_cuda
 from ampcompare.base.environment.versions import fingerprint
 from ampcompare.base.errors import ConfigError, LaunchError, did_you_mean
 from ampcompare.base.files.write import write_atomically

@@ -17,7 +17,7 @@ from ampcompare.experiment.single_run import WhileRunning
 from ampcompare.launch.places import find_places
 from ampcompare.launch.pool import launcher_at
 from ampcompare.records.run import dump_json
-from ampcompare.report.files import write_reports
+from ampcompare.report.base import write_reports
 from ampcompare.settings.config import RunConfig
 
 __all__ = ["StudyOptions", "run_study"]

@@ -14,12 +14,12 @@ from ampcompare.base.secrets import mask
 from ampcompare.launch.script.output import Printed
 from ampcompare.launch.script.rows import ScriptRows
 from ampcompare.records.evaluation import EpochResult
-from ampcompare.records.loss_tail import loss_tail
+from ampcompare.records.metric import metrics_of
 from ampcompare.records.run import EngineInfo, RunRecord, RunSummary, StepRecord
-from ampcompare.records.script_metrics import metrics_of
+from ampcompare.records.summary import loss_tail
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.script import LOSS, ScriptMetric
-from ampcompare.training.metrics.loss_curve import Tracer
+from ampcompare.training.metrics.run_summary import Tracer
 
 __all__ = ["failed_script", "picked", "script_record"]
 

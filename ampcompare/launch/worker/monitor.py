@@ -14,8 +14,8 @@ import torch
 
 from ampcompare.launch.worker.energy import EnergyMeter
 from ampcompare.launch.worker.gpu_monitor import GpuMonitor
-from ampcompare.records.readings import SystemReadings
-from ampcompare.training.metrics.step_spread import halves, outlier_share
+from ampcompare.records.run import SystemReadings
+from ampcompare.training.metrics.run_summary import halves, outlier_share
 
 __all__ = ["SystemMonitor"]
 

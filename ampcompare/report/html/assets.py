@@ -14,7 +14,7 @@ from typing import Any
 from ampcompare.base.errors import BackendUnavailable
 from ampcompare.base.formatting import printable
 from ampcompare.base.version import __version__
-from ampcompare.report.formats import FORMATS
+from ampcompare.report.base import FORMATS
 from ampcompare.report.html.charts import Chart, chart_data
 
 __all__ = ["SHOWN_AT_FIRST", "check_packages", "look", "page_parts", "sense", "style", "template"]

@@ -10,8 +10,17 @@ from ampcompare.analysis.answer.phrases import sentence_start
 from ampcompare.base.formatting import MIB, format_seconds, printable
 from ampcompare.records.metric import Metric
 from ampcompare.records.run import RunRecord
-from ampcompare.report.html.charts import Chart, FigureTable, Series, View, band_series, point
-from ampcompare.report.html.curves import Band, make_curve, over_seeds
+from ampcompare.report.html.charts import (
+    Band,
+    Chart,
+    FigureTable,
+    Series,
+    View,
+    band_series,
+    make_curve,
+    over_seeds,
+    point,
+)
 from ampcompare.report.html.learning_curves import metric_by_epoch, metric_of_arms
 from ampcompare.report.html.runs import ArmRuns, not_drawn, rounded, time_marks
 from ampcompare.report.html.tracks import Track, TrackPlot, make_scale

@@ -12,8 +12,7 @@ from ampcompare.records.comparison import Comparison
 from ampcompare.records.metric import Metric
 from ampcompare.records.run import RunRecord
 from ampcompare.report.columns import difference_interval, margin_limits, ratio_interval
-from ampcompare.report.html.runs import ArmRuns
-from ampcompare.report.html.shared_settings import listed
+from ampcompare.report.html.runs import ArmRuns, listed
 from ampcompare.report.html.tracks import Track, TrackPlot, make_scale
 
 __all__ = ["accuracy_effects", "signed", "tick_text", "time_effects"]

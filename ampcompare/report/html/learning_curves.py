@@ -11,10 +11,20 @@ from ampcompare.base.formatting import printable
 from ampcompare.records.evaluation import EpochResult
 from ampcompare.records.metric import Metric
 from ampcompare.records.run import RunRecord
-from ampcompare.report.html.charts import Chart, FigureTable, Series, View, band_series, stops_of
-from ampcompare.report.html.curves import Band, Curve, differences, make_curve, over_seeds
-from ampcompare.report.html.runs import ArmRuns, not_drawn
-from ampcompare.report.html.shared_settings import listed
+from ampcompare.report.html.charts import (
+    Band,
+    Chart,
+    Curve,
+    FigureTable,
+    Series,
+    View,
+    band_series,
+    differences,
+    make_curve,
+    over_seeds,
+    stops_of,
+)
+from ampcompare.report.html.runs import ArmRuns, listed, not_drawn
 
 __all__ = ["NO_TRACE", "epochs_of", "learning_charts", "metric_by_epoch", "metric_of_arms", "traced", "why_no_epoch"]
 

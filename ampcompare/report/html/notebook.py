@@ -13,19 +13,17 @@ from ampcompare.base.shown import ShownParts
 from ampcompare.records.comparison import Comparison
 from ampcompare.records.diagnosis import Diagnosis
 from ampcompare.records.run import RunRecord
-from ampcompare.report.base import MAX_LINE
+from ampcompare.report.base import FORMATS, MAX_LINE
 from ampcompare.report.diagnosis import diagnosis_text
-from ampcompare.report.external import Judged
-from ampcompare.report.formats import FORMATS
 from ampcompare.report.html.assets import look, style, template
+from ampcompare.report.html.charts import HEIGHT, WIDTH, make_picture
 from ampcompare.report.html.costs import memory_plot, step_time_plot
 from ampcompare.report.html.diagnosis_page import diagnosis_parts
 from ampcompare.report.html.effects import accuracy_effects, time_effects
 from ampcompare.report.html.learning_curves import learning_charts
 from ampcompare.report.html.page import comparison_parts
 from ampcompare.report.html.runs import arms_with_runs
-from ampcompare.report.html.static_charts import HEIGHT, WIDTH, make_picture
-from ampcompare.report.terminal import Terminal
+from ampcompare.report.terminal import Judged, Terminal
 
 __all__ = ["comparison_view", "diagnosis_view", "parts_view", "record_view", "scoped_style", "view"]
 

@@ -22,8 +22,7 @@ from typing import Any
 import torch
 from torch.jit._script import RecursiveScriptModule
 
-from ampcompare.base.files.audit import on_file_events
-from ampcompare.base.files.loaded_code import CODE, is_users_code
+from ampcompare.base.files.loaded_code import CODE, is_users_code, on_file_events
 from ampcompare.guards.events import Layer, Subscriptions
 from ampcompare.guards.import_hook import ImportHook
 from ampcompare.records.opened_files import OPENED

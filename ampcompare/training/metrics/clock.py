@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from ampcompare.base.environment.accelerators import ACCELERATORS
+from ampcompare.base.environment.gpus import ACCELERATORS
 
 __all__ = ["Clock", "HostClock", "make_clock"]
 

@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import torch
 
-from ampcompare.base.environment.accelerators import ACCELERATORS
+from ampcompare.base.environment.gpus import ACCELERATORS
 
 __all__ = ["MemoryMeter", "PeakMemory", "make_memory_meter"]
 

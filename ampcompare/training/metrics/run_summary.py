@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import statistics
 import sys
 from array import array
@@ -13,14 +14,70 @@ from typing import Any
 import torch
 
 from ampcompare.records.evaluation import EpochResult
-from ampcompare.records.loss_tail import loss_tail
 from ampcompare.records.metric import TOP1, Metric
 from ampcompare.records.run import RunSummary, StepRecord
-from ampcompare.training.metrics.loss_curve import Tracer
+from ampcompare.records.summary import Trace, loss_tail
 from ampcompare.training.metrics.memory import PeakMemory
 from ampcompare.training.policies.divergence import DivergenceDetector
 
-__all__ = ["RunMetrics"]
+__all__ = ["RunMetrics", "Tracer", "halves", "outlier_share"]
+
+MAX_LENGTH = 100
+QUANTILES = 20
+
+
+@dataclass
+class Tracer:
+    """Keeps every n-th step while steps pass; n doubles when there are too many, so that memory stays bounded.
+
+    Steps kept are multiples of n, so that runs of one length keep the same ones and can be averaged point by point.
+    """
+
+    stride: int = 1
+    points: list[tuple[int, float, float | None, int]] = field(default_factory=list)
+    last: tuple[int, float, float | None, int] | None = None
+
+    def add(self, record: StepRecord, skipped: int) -> None:
+        """Add a step, and the number of steps skipped so far, this one included."""
+        self.last = (record.step, record.loss, record.loss_scales[0] if record.loss_scales else None, skipped)
+        if record.step % self.stride == 0:
+            self.points.append(self.last)
+            if len(self.points) >= MAX_LENGTH:
+                self.points = self.points[::2]
+                self.stride *= 2
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the points: plain values."""
+        return {"stride": self.stride, "points": list(self.points), "last": self.last}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        self.stride = int(state["stride"])
+        self.points = [tuple(point) for point in state["points"]]
+        self.last = None if state["last"] is None else tuple(state["last"])
+
+    def trace(self, seconds: Sequence[float]) -> Trace | None:
+        """Return the points with the last step, and quantiles of step times; None before the first step."""
+        if self.last is None:
+            return None
+        points = self.points if self.points and self.points[-1][0] == self.last[0] else [*self.points, self.last]
+        scales = [scale for _, _, scale, _ in points if scale is not None]
+        return Trace(
+            steps=[step for step, *_ in points],
+            losses=[float(f"{loss:.6g}") for _, loss, _, _ in points],
+            loss_scales=scales if len(scales) == len(points) else [],
+            skipped=[skipped for *_, skipped in points],
+            step_seconds=_quantiles(seconds),
+        )
+
+
+def _quantiles(seconds: Sequence[float]) -> list[float]:
+    """Return the 0, 5, ... 100 % quantiles, to four digits."""
+    if len(seconds) < 2:
+        return []
+    inner = statistics.quantiles(seconds, n=QUANTILES, method="inclusive")
+    return [float(f"{value:.4g}") for value in (min(seconds), *inner, max(seconds))]
+
 
 LAST_EPOCHS = 3
 
@@ -147,3 +204,53 @@ def _sha256(values: array[float]) -> str:
         values = array("d", values)
         values.byteswap()
     return hashlib.sha256(values.tobytes()).hexdigest()
+
+
+OUTLIER_MADS = 3
+MIN_OUTLIER = 0.01  # of the median: what is nearer to it cannot move a verdict with a margin of 2 %
+MAD_TO_SD = 1.4826  # of a normal distribution
+MEDIAN_TO_MEAN_ERROR = math.sqrt(math.pi / 2)  # standard error of a median over that of a mean, likewise
+
+
+@dataclass(frozen=True)
+class _Halves:
+    """The median step time of the first and of the second half of a run, in seconds.
+
+    Attributes:
+        error: standard error of the logarithm of their ratio, by the MAD of each half about its own median.
+    """
+
+    first: float
+    second: float
+    error: float
+
+
+def outlier_share(seconds: Sequence[float]) -> float | None:
+    """Return the share of step times that are far from the median: 3 scaled MADs, and at least a hundredth of it.
+
+    None without step times.
+    """
+    if not seconds:
+        return None
+    median = statistics.median(seconds)
+    limit = max(OUTLIER_MADS * MAD_TO_SD * _mad(seconds, median), MIN_OUTLIER * median)
+    return sum(abs(value - median) > limit for value in seconds) / len(seconds)
+
+
+def halves(seconds: Sequence[float]) -> _Halves | None:
+    """Return the medians of the first and the second half, or None where one of them has no positive one."""
+    parts = seconds[: len(seconds) // 2], seconds[len(seconds) // 2 :]
+    if not parts[0]:
+        return None
+    medians = [statistics.median(part) for part in parts]
+    if min(medians) <= 0:
+        return None
+    errors = [
+        MEDIAN_TO_MEAN_ERROR * MAD_TO_SD * _mad(part, median) / (median * math.sqrt(len(part)))
+        for part, median in zip(parts, medians, strict=True)
+    ]
+    return _Halves(medians[0], medians[1], math.hypot(*errors))
+
+
+def _mad(values: Sequence[float], median: float) -> float:
+    return statistics.median(abs(value - median) for value in values)

@@ -18,12 +18,11 @@ from torch import Tensor
 from ampcompare.base.errors import CheckpointError, RecordError
 from ampcompare.checkpoint.convert.scaler_numbers import parse_scale
 from ampcompare.checkpoint.store.layout import CONVERTED, PRECISION_KEYS
-from ampcompare.records.evaluation import EpochResult
+from ampcompare.records.evaluation import EpochResult, unpack_samples
 from ampcompare.records.metric import TOP1, TOP5, Metric
-from ampcompare.records.per_sample import unpack_samples
 from ampcompare.records.run import Resumption
 from ampcompare.training.policies.early_stop import NO_VALUE
-from ampcompare.training.state.generators import require_random_states
+from ampcompare.training.state.capture import require_random_states
 
 __all__ = ["Saved", "require_plain_parts", "require_position"]
 

@@ -16,9 +16,8 @@ from ampcompare.analysis.inference.criteria import Criteria
 from ampcompare.analysis.summary import summarize
 from ampcompare.base.errors import ConfigError
 from ampcompare.records.comparison import ArmSummary, Comparison
-from ampcompare.records.evaluation import EpochResult
+from ampcompare.records.evaluation import EpochResult, pack_values
 from ampcompare.records.metric import Metric
-from ampcompare.records.per_sample import pack_values
 from ampcompare.records.run import RunRecord
 
 BITS = Metric(

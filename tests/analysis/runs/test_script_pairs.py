@@ -12,8 +12,8 @@ from ampcompare.analysis.runs.record_checks import unique_runs
 from ampcompare.analysis.runs.script_pairs import are_pairs, began_apart, script_sentences
 from ampcompare.analysis.summary import summarize
 from ampcompare.records.evaluation import EpochResult
+from ampcompare.records.metric import metrics_of
 from ampcompare.records.run import RunRecord, ScriptFacts
-from ampcompare.records.script_metrics import metrics_of
 from ampcompare.records.summary import RunSummary
 from ampcompare.report.legends import verdict_legend
 from ampcompare.settings.config import RunConfig

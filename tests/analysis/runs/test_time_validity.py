@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from ampcompare.analysis.runs.time_validity import invalid_reason
-from ampcompare.records.readings import SystemReadings
-from ampcompare.records.run import RunRecord
+from ampcompare.records.run import RunRecord, SystemReadings
 
 MakeRecord = Callable[..., RunRecord]
 

@@ -15,10 +15,10 @@ from scipy.stats import ttest_1samp
 from ampcompare.analysis.summary import summarize
 from ampcompare.analysis.verdicts.other_precisions import precision_rows
 from ampcompare.records.comparison import Comparison
-from ampcompare.records.other_precisions import PrecisionResult
+from ampcompare.records.evaluation import PrecisionResult
 from ampcompare.records.run import RunRecord, dump_json
+from ampcompare.report.base import FORMATS
 from ampcompare.report.csv import Csv
-from ampcompare.report.formats import FORMATS
 from ampcompare.report.markdown import Markdown
 from ampcompare.report.other_precisions import precision_table
 from ampcompare.report.terminal import Terminal

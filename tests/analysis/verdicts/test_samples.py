@@ -15,7 +15,7 @@ from ampcompare.analysis.inference.crossed_effects import mean_squares, new_samp
 from ampcompare.analysis.summary import summarize
 from ampcompare.analysis.verdicts.samples import mcnemar, two_digits
 from ampcompare.records.comparison import ArmSummary, Comparison
-from ampcompare.records.per_sample import pack_right
+from ampcompare.records.evaluation import pack_right
 from ampcompare.records.run import RunRecord
 from ampcompare.report.html.page import Html
 from ampcompare.report.json import Json

@@ -17,10 +17,9 @@ from ampcompare.analysis.inference.looks import Design
 from ampcompare.analysis.summary import summarize
 from ampcompare.analysis.verdicts.step_time import rounds_sentence, step_times, time_verdicts
 from ampcompare.records.comparison import ArmSummary, Comparison
-from ampcompare.records.readings import SystemReadings, TimingRound
-from ampcompare.records.run import RunRecord
+from ampcompare.records.run import RunRecord, SystemReadings, TimingRound
+from ampcompare.report.base import FORMATS
 from ampcompare.report.columns import columns, table_rows, verdict_columns
-from ampcompare.report.formats import FORMATS
 from ampcompare.report.terminal import Terminal
 
 MakeRecord = Callable[..., RunRecord]

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampcompare.apex import amp, amp_C
-from ampcompare.apex.amp._engine import device_skip, forward, optimizer_stash
-from ampcompare.apex.amp._engine.cast_groups import CastGroups
+from ampcompare.apex.amp._engine import device_skip, forward, optimizer_state
+from ampcompare.apex.amp.handle import CastGroups
 from ampcompare.apex.optimizers import FusedAdam
 from ampcompare.tensors.loss_scale import DeviceLossScale
 
@@ -193,7 +193,7 @@ def test_a_gradient_that_is_the_seed(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("kind", ["step", "skip"])
 def test_master_gradients_are_released(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where an allocator keeps memory, buffers of master gradients are gone after a step, and after a skipped one."""
-    monkeypatch.setattr(optimizer_stash, "_CACHED_DEVICES", frozenset({"cpu"}))
+    monkeypatch.setattr(optimizer_state, "_CACHED_DEVICES", frozenset({"cpu"}))
     model, optimizer = start("O2")
     with amp.scale_loss(loss_of(model) * (1 if kind == "step" else float("inf")), optimizer) as scaled:
         scaled.backward()

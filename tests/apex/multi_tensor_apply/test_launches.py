@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from ampcompare.apex.multi_tensor_apply import per_tensor_scalars
+from ampcompare.apex.multi_tensor_apply import arithmetic
 from ampcompare.apex.parallel.LARC import LARC
 
 PROGRAM = Path(__file__).resolve().parents[3] / "benchmarks" / "launches.py"
@@ -86,7 +86,7 @@ def test_adam_reads_late_once_a_step(launches: Any) -> None:
 @pytest.mark.parametrize(("shared", "limit"), [(True, 80), (False, 350)])
 def test_larc_launches(launches: Any, monkeypatch: pytest.MonkeyPatch, shared: bool, limit: int) -> None:
     """LARC adapts the 161 gradients of ResNet-50 with at most this many kernels besides the norms, and no wait."""
-    monkeypatch.setattr(per_tensor_scalars, "_DEVICE_TYPES", frozenset({"cpu"} if shared else ()))
+    monkeypatch.setattr(arithmetic, "_DEVICE_TYPES", frozenset({"cpu"} if shared else ()))
     with FakeTensorMode():
         params = list(launches.build_model("resnet50", num_classes=1000, sample_shape=(3, 64, 64)).parameters())
         for param in params:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ampcompare.apex import amp_C
-from ampcompare.apex.multi_tensor_apply import MultiTensorApply, multi_tensor_applier, per_tensor_scalars
+from ampcompare.apex.multi_tensor_apply import MultiTensorApply, arithmetic, multi_tensor_applier
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 SIZES = [(1, 1), (33, 7), (777, 555), (5, 0)]
@@ -398,11 +398,11 @@ def test_shared_products_have_the_same_bits(monkeypatch: pytest.MonkeyPatch, dty
     ]
     expected_in_place = [tensor.clone() for tensor in tensors]
     torch._foreach_mul_(expected_in_place, list(scalars.unbind()))
-    monkeypatch.setattr(per_tensor_scalars, "_DEVICE_TYPES", frozenset({"cpu"}))
-    monkeypatch.setattr(per_tensor_scalars, "_MIN_SHARED_TENSORS", 1)
+    monkeypatch.setattr(arithmetic, "_DEVICE_TYPES", frozenset({"cpu"}))
+    monkeypatch.setattr(arithmetic, "_MIN_SHARED_TENSORS", 1)
     in_place = [tensor.clone() for tensor in tensors]
-    per_tensor_scalars.multiply_each_(in_place, scalars)
-    results = [per_tensor_scalars.multiply_each(tensors, scalars), per_tensor_scalars.divide_each(tensors, scalars)]
+    arithmetic.multiply_each_(in_place, scalars)
+    results = [arithmetic.multiply_each(tensors, scalars), arithmetic.divide_each(tensors, scalars)]
     for ours, theirs in zip([*results, in_place], [*expected, expected_in_place], strict=True):
         for ours_one, theirs_one in zip(ours, theirs, strict=True):
             assert ours_one.dtype is theirs_one.dtype

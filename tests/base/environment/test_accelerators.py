@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ampcompare.base.environment import accelerators
-from ampcompare.base.environment.accelerators import accelerator_of, why_no_accelerator
+from ampcompare.base.environment import gpus
+from ampcompare.base.environment.gpus import accelerator_of, why_no_accelerator
 
 
 def test_the_type_of_a_device() -> None:
@@ -23,5 +23,5 @@ def test_what_the_machine_or_the_build_rules_out(monkeypatch: pytest.MonkeyPatch
         ({"xpu": "2025"}, ""),
         (None, ""),
     ):
-        monkeypatch.setattr(accelerators, "torch_build", lambda build=build: build)
+        monkeypatch.setattr(gpus, "torch_build", lambda build=build: build)
         assert why_no_accelerator("xpu") == why

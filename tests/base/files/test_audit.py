@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from ampcompare.base.files import audit
-from ampcompare.base.files.audit import on_file_events
+from ampcompare.base.files import loaded_code
+from ampcompare.base.files.loaded_code import on_file_events
 
 
 def test_listeners_share_one_hook_and_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Python cannot remove a hook, so a second is never added; other events reach nobody."""
     hooks: list[Any] = []
     monkeypatch.setattr(sys, "addaudithook", hooks.append)
-    monkeypatch.setattr(audit, "_is_installed", False)
-    monkeypatch.setattr(audit, "_listeners", ())
+    monkeypatch.setattr(loaded_code, "_is_installed", False)
+    monkeypatch.setattr(loaded_code, "_listeners", ())
     seen: dict[str, list[str]] = {"a": [], "b": []}
     ends = {name: on_file_events(lambda event, _, name=name: seen[name].append(event)) for name in seen}
     (hook,) = hooks

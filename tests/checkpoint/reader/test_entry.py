@@ -11,7 +11,7 @@ import torch
 from ampcompare.base.errors import CheckpointError, ConversionError
 from ampcompare.checkpoint.convert.convert import convert_file
 from ampcompare.checkpoint.inspect import inspect_file
-from ampcompare.checkpoint.reader.entry import reading
+from ampcompare.checkpoint.reader.placeholders import reading
 from ampcompare.checkpoint.store.file import write_checkpoint
 
 WEIGHTS = {"weight": torch.ones(2, dtype=torch.float16)}

@@ -9,7 +9,7 @@ import pytest
 import xxhash
 
 from ampcompare.base.errors import CheckpointError
-from ampcompare.checkpoint.store.checksum import CHUNK, checksum, hash_bytes
+from ampcompare.checkpoint.store.file import CHUNK, checksum, hash_bytes
 
 
 @pytest.mark.parametrize("size", [0, 1, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK + 7])

@@ -13,9 +13,8 @@ import torch
 
 from ampcompare.base.errors import CheckpointError, EnvironmentUnfit
 from ampcompare.checkpoint.store import folder as folder_module
-from ampcompare.checkpoint.store.async_folder import BackgroundFolder, snapshot
 from ampcompare.checkpoint.store.file import read_checkpoint, write_checkpoint
-from ampcompare.checkpoint.store.folder import CheckpointFolder
+from ampcompare.checkpoint.store.folder import BackgroundFolder, CheckpointFolder, snapshot
 
 Make = Callable[..., dict[str, Any]]
 

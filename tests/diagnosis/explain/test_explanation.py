@@ -13,8 +13,7 @@ import torch
 
 from ampcompare.backends.arm import Arm
 from ampcompare.backends.catalog import BUILT_IN
-from ampcompare.diagnosis.explain.explain import bytes_per_parameter, explain_arm
-from ampcompare.diagnosis.explain.render import render_explanation
+from ampcompare.diagnosis.explain.explain import bytes_per_parameter, explain_arm, render_explanation
 
 ARMS = [
     *("fp32", "apex:O0", "apex:O1", "apex:O2", "apex:O3", "native:fp16", "native:bf16", "half", "half:bn_fp32"),

@@ -13,9 +13,8 @@ from ampcompare.base.environment.apex import ApexInstall
 from ampcompare.base.errors import AmpCompareError, LaunchError
 from ampcompare.base.isolate.call import Answer
 from ampcompare.diagnosis.explain.explain import bytes_per_parameter
-from ampcompare.diagnosis.explain.observation import observe_in_child
+from ampcompare.diagnosis.explain.observation import observe_in_child, render_observation
 from ampcompare.diagnosis.explain.observe import observe
-from ampcompare.diagnosis.explain.render_observation import render_observation
 from ampcompare.settings.config import RunConfig
 
 DATA = {"name": "synthetic", "train_size": 32, "val_size": 16, "image_size": 8}
@@ -186,7 +185,7 @@ def test_errors_of_users(arm: str, arch: str, exit_code: int, text: str, monkeyp
     """What a user can mend is the same error as in a run, also when it comes from the child."""
     if "nvidia" in arm:
         usable = ApexInstall("full", Path("apex"), "0.1", "there")
-        monkeypatch.setattr("ampcompare.backends.apex_engine.probe_apex", lambda: usable)
+        monkeypatch.setattr("ampcompare.backends.apex_levels.probe_apex", lambda: usable)
     config = _config(arm, arch)
     told = observe(config.model_dump(mode="json"))
     assert told["exit_code"] == exit_code

@@ -12,8 +12,16 @@ import torch
 from ampcompare.apex.amp.frontend import Properties, opt_levels
 from ampcompare.apex.amp.lists import functional_overrides, tensor_overrides, torch_overrides
 from ampcompare.apex.amp.scaler import LossScaler
-from ampcompare.backends.apex_casts import O1_TO_FP16, O1_TO_FP32, O1_WIDEST
-from ampcompare.backends.apex_levels import FIRST_SCALE, LEVELS, MAX_SCALE, Level, apex_level
+from ampcompare.backends.apex_levels import (
+    FIRST_SCALE,
+    LEVELS,
+    MAX_SCALE,
+    O1_TO_FP16,
+    O1_TO_FP32,
+    O1_WIDEST,
+    Level,
+    apex_level,
+)
 
 
 def _names(table: dict[str, tuple[str, ...]]) -> list[str]:

@@ -8,7 +8,7 @@ import pytest
 
 from ampcompare.base.isolate.call import Answer
 from ampcompare.doctor.ask import ask
-from ampcompare.doctor.software import examine_vision, fitting_torchvision
+from ampcompare.doctor.machine import examine_vision, fitting_torchvision
 
 
 @pytest.mark.parametrize(

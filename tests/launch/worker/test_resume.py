@@ -17,8 +17,7 @@ from ampcompare.launch.forked import ForkedLauncher
 from ampcompare.launch.worker.cell import run_cell
 from ampcompare.records.run import RunRecord, read_record
 from ampcompare.records.step import iter_steps
-from ampcompare.settings.config import RunConfig
-from ampcompare.settings.saving import SavingConfig
+from ampcompare.settings.config import RunConfig, SavingConfig
 
 MakeConfig = Callable[..., RunConfig]
 

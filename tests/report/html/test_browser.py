@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ampcompare.records.comparison import Comparison
-from ampcompare.report.formats import FORMATS
+from ampcompare.report.base import FORMATS
 
 pytestmark = pytest.mark.integration  # a browser is started
 

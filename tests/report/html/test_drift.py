@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from ampcompare.records.comparison import Comparison
-from ampcompare.records.readings import SystemReadings, TimingRound
-from ampcompare.records.run import RunRecord
-from ampcompare.report.html.drift import drift_chart, order_with_starts
+from ampcompare.records.run import RunRecord, SystemReadings, TimingRound
+from ampcompare.report.html.page import drift_chart, order_with_starts
 from ampcompare.report.html.runs import ArmRuns, arms_with_runs
 
 MakeRich = Callable[..., Comparison]

@@ -15,8 +15,7 @@ import pytest
 
 from ampcompare.base.errors import BackendUnavailable
 from ampcompare.records.comparison import ArmSummary, Comparison, NextStep
-from ampcompare.report.files import log_links, write_reports
-from ampcompare.report.formats import FORMATS
+from ampcompare.report.base import FORMATS, log_links, write_reports
 from ampcompare.report.html.costs import step_time_plot
 from ampcompare.report.html.runs import arms_with_runs
 
@@ -443,7 +442,7 @@ def test_without_the_extra_there_is_one_clear_line(
     rich: Comparison, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without jinja2 the format says what to install, and a run directory goes without the page."""
-    monkeypatch.setattr("ampcompare.report.formats.find_spec", lambda name: None if name == "jinja2" else object())
+    monkeypatch.setattr("ampcompare.report.base.find_spec", lambda name: None if name == "jinja2" else object())
     with pytest.raises(BackendUnavailable, match=r"needs jinja2, .*pip install \"ampcompare\[html\]\"") as caught:
         FORMATS["html"].reporter().render(rich)
     assert (caught.value.exit_code, str(caught.value).count("\n")) == (4, 0)

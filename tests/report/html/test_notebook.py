@@ -16,10 +16,9 @@ import ampcompare
 from ampcompare.base.shown import Shown
 from ampcompare.records.comparison import Comparison, read_comparison
 from ampcompare.records.diagnosis import Diagnosis, Fault, Place
-from ampcompare.report.formats import Format
-from ampcompare.report.html.charts import Chart, View
+from ampcompare.report.base import Format
+from ampcompare.report.html.charts import BOTTOM, LEFT, RIGHT, TOP, Chart, View, make_picture
 from ampcompare.report.html.notebook import scoped_style
-from ampcompare.report.html.static_charts import BOTTOM, LEFT, RIGHT, TOP, make_picture
 
 pytest.importorskip("jinja2")
 STORED = Path(__file__).parent.parent / "schema_2.json"

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ampcompare.records.evaluation import EpochResult
-from ampcompare.records.per_sample import pack_right
+from ampcompare.records.evaluation import EpochResult, pack_right
 from ampcompare.records.run import StepRecord
 from ampcompare.training.metrics.memory import PeakMemory
 from ampcompare.training.metrics.run_summary import RunMetrics

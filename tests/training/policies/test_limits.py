@@ -9,7 +9,7 @@ from ampcompare.records.metric import TOP1, Metric
 from ampcompare.records.run import StepRecord
 from ampcompare.training.policies.divergence import DivergenceDetector
 from ampcompare.training.policies.early_stop import EarlyStop
-from ampcompare.training.policies.factory import ScaleLimits
+from ampcompare.training.session import ScaleLimits
 
 
 def steps(scales: list[float], applied: list[bool]) -> list[StepRecord]:

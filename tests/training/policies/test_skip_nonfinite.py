@@ -15,7 +15,7 @@ from ampcompare.precision.factory import make_precision
 from ampcompare.records.run import StepRecord
 from ampcompare.training.loop import Loop
 from ampcompare.training.metrics.clock import HostClock
-from ampcompare.training.policies.factory import SkippingPrecision
+from ampcompare.training.session import SkippingPrecision
 
 ARMS = [
     "fp32",

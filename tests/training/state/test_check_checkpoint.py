@@ -18,8 +18,7 @@ from ampcompare.apex.amp import _amp_state
 from ampcompare.base.errors import AmpCompareError, CheckpointError
 from ampcompare.checkpoint.convert.convert import convert_file
 from ampcompare.checkpoint.convert.load import load_ours
-from ampcompare.checkpoint.inspect import inspect_file
-from ampcompare.checkpoint.render import inspection_lines
+from ampcompare.checkpoint.inspect import inspect_file, inspection_lines
 from ampcompare.checkpoint.store.difference import first_difference
 from ampcompare.checkpoint.store.file import write_checkpoint
 from ampcompare.precision.cpu_half import cpu_half

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from ampcompare.apex.optimizers import FusedAdam
-from ampcompare.training.state.probe import StateProbe
+from ampcompare.training.state.check_checkpoint import StateProbe
 
 SHAPE = torch.Size([4, 6])
 

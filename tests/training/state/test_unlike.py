@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from ampcompare.training.state.unlike import unlike
+from ampcompare.training.state.check_checkpoint import unlike
 
 
 def moment(**changes: Any) -> dict[str, Any]:

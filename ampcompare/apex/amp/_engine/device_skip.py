@@ -24,7 +24,7 @@ from ampcompare.tensors.skippable_step import obeys_flag
 
 from .async_messages import DeferredMessages
 from .errors import AmpScalingError
-from .optimizer_stash import Flag
+from .optimizer_state import Flag
 
 if TYPE_CHECKING:
     from ampcompare.apex.amp.scaler import LossScaler

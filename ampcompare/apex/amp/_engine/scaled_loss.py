@@ -1,26 +1,28 @@
 """Scale a loss around its backward pass, then unscale and check the gradients.
 
 Source: Apex 25.05, `apex/amp/handle.py`.
+
+Source: Apex 25.05, `apex/amp/handle.py`; scripts parse the overflow line.
 """
 
 from __future__ import annotations
 
 import sys
+import types
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ampcompare.apex.amp._amp_state import _amp_state
+from ampcompare.apex.amp._amp_state import _amp_state, maybe_print, overflow_message
 from ampcompare.apex.amp.scaler import LossScaler
 
 from . import device_skip
-from .autograd import run_from
-from .backward import abandon_backward
-from .errors import AmpNotInitialized, UnknownLossId, UnknownOptimizer
-from .optimizer_stash import AmpOptimizerState
-from .skip_step import skip_next_step
+from .backward import abandon_backward, run_from
+from .errors import AmpNotInitialized, AmpScalingError, UnknownLossId, UnknownOptimizer
+from .optimizer_state import AmpOptimizerState
 
 __all__ = ["ScaledLoss", "backward", "scale_loss"]
 
@@ -231,7 +233,7 @@ class ScaledLoss(AbstractContextManager[Any]):
                     optimizer._amp_stash.params_have_scaled_gradients = False
                 if not self._delay_check and scaler.update_scale():
                     for optimizer in self._optimizers:
-                        skip_next_step(optimizer, scaler, self._loss_id)
+                        _skip_next_step(optimizer, scaler, self._loss_id)
         handle = _amp_state.__dict__.get("handle")
         if handle is not None:
             _clear_cast_cache(handle)
@@ -297,3 +299,46 @@ def backward(loss: Any, optimizers: Any, loss_id: int = 0, delay_unscale: bool =
         block.__exit__(*sys.exc_info())
         raise
     block.__exit__(None, None, None)
+
+
+def _skip_next_step(optimizer: Any, scaler: LossScaler, loss_id: int) -> None:
+    """Make the next `optimizer.step()` a skip.
+
+    The replacement is a bound method, so that LR schedulers can wrap it; such a scheduler keeps its
+    wrapper, and later steps pass through to the original.
+    """
+    stash = optimizer._amp_stash
+    if stash.already_patched:
+        return
+    inner: Callable[..., Any] = optimizer.step
+    had_instance_step = "step" in optimizer.__dict__
+    spent = False
+
+    def skip_step(self: Any, closure: Callable[[], Any] | None = None, **kwargs: Any) -> Any:
+        nonlocal spent
+        if spent:
+            return inner(**kwargs) if closure is None else inner(closure, **kwargs)
+        if closure is not None:
+            raise AmpScalingError("optimizer.step(closure) does not work with amp: call step() without a closure.")
+        maybe_print(overflow_message(loss_id, scaler.loss_scale()))
+        stash.flags = []
+        for master in getattr(stash, "all_fp32_from_fp16_params", ()):
+            master.grad = None
+        stash.release_buffers()
+        if hasattr(self, "most_recent_scale"):
+            self.most_recent_scale = 1.0
+            self.scale_set_by_backward = False
+        spent = True
+        stash.already_patched = False
+        if getattr(self.__dict__.get("step"), "__func__", None) is skip_step:
+            if had_instance_step:
+                self.step = inner
+            else:
+                del self.step
+        if not _amp_state.strict:
+            # The user called step: prevents a warning of torch's schedulers about the order of calls.
+            self._opt_called = True
+        return None
+
+    optimizer.step = types.MethodType(skip_step, optimizer)
+    stash.already_patched = True

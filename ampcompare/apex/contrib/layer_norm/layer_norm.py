@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ampcompare.apex.normalization.autograd import FusedLayerNormAffineFunction
-from ampcompare.apex.normalization.functional import fused_layer_norm_affine
+from ampcompare.apex.normalization.functional import FusedLayerNormAffineFunction, fused_layer_norm_affine
 
 __all__ = ["FastLayerNorm", "FastLayerNormFN"]
 

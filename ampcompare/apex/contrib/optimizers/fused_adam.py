@@ -11,8 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ampcompare.apex.contrib.optimizers.groups import TensorGroups, per_group
-from ampcompare.apex.multi_tensor_apply.arithmetic import global_norm
-from ampcompare.apex.multi_tensor_apply.fp32_views import as_fp32, to_fp32, write_back
+from ampcompare.apex.multi_tensor_apply.arithmetic import as_fp32, global_norm, to_fp32, write_back
 from ampcompare.tensors.lists import copy_by_dtype
 
 __all__ = ["FusedAdam"]

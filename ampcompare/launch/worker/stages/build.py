@@ -21,9 +21,8 @@ from ampcompare.precision.cpu_half import cpu_half
 from ampcompare.precision.factory import make_precision
 from ampcompare.settings.config import RunConfig
 from ampcompare.tasks.registry import make_task
-from ampcompare.training.assemble import assemble
+from ampcompare.training.assemble import assemble, make_parallel
 from ampcompare.training.compile import cpu_half_of
-from ampcompare.training.make_parallel import make_parallel
 from ampcompare.training.metrics.hashes import parameters_sha256
 from ampcompare.training.metrics.memory import MemoryMeter, make_memory_meter
 from ampcompare.training.metrics.run_summary import RunMetrics

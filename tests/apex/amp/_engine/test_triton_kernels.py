@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ampcompare.apex import amp
 from ampcompare.apex.amp._engine.errors import AmpOptionError
-from ampcompare.apex.amp._engine.kernels import KERNELS_VARIABLE, load_kernels
+from ampcompare.apex.amp.frontend import KERNELS_VARIABLE, load_kernels
 from ampcompare.base.errors import BackendUnavailable
 
 # NumPy, by which the interpreter computes, warns of the overflows that are wanted here.
