@@ -81,7 +81,7 @@ def pass_on_to_ranks(settings: ExecSettings) -> None:
             _started += 1
         start(process, args, *rest, **options)
 
-    subprocess.Popen.__init__ = init  # type: ignore[method-assign]
+    subprocess.Popen.__init__ = init  # type: ignore[assignment, method-assign]
 
 
 def _rank_command(args: Any, environment: Mapping[str, str], settings: ExecSettings) -> list[str]:
