@@ -3,7 +3,7 @@
 Source: Apex 25.05, `apex/amp/frontend.py`; for O4 and O5 that of ROCm's Apex. A test holds the table against our
 engine's.
 
-Source: Apex 25.05, `apex/amp/lists`; torch's documentation of autocast on CUDA.
+Which functions O1 and autocast cast: Apex 25.05, `apex/amp/lists`; torch's documentation of autocast on CUDA.
 """
 
 from __future__ import annotations

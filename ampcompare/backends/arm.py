@@ -1,7 +1,5 @@
 """The text of an arm, `backend[:option[,option...]]`, parsed, checked and written back in one canonical form.
 
-Short ways to write one, such as `bf16` or `o2`, are in `ampcompare.backends.arm`.
-
 Needs neither torch nor pydantic, so that a mistyped arm is refused before anything heavy is imported.
 """
 

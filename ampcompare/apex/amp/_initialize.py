@@ -1,8 +1,6 @@
 """Prepare models and optimizers for an opt level, once its options are resolved.
 
 Source: Apex 25.05, `apex/amp/_initialize.py`.
-
-Apex does not, so its next step overwrites the loaded weights.
 """
 
 from __future__ import annotations

@@ -2,11 +2,9 @@
 
 Everything is set on the instance, so `copy.deepcopy(optimizer)` loses it, as with Apex.
 
-Source: Apex 25.05, `apex/amp/_process_optimizer.py`.
+FusedSGD's kernel divides by `most_recent_scale` itself; its masters never get gradients.
 
-The optimizer's kernel divides by `most_recent_scale` itself; masters never get gradients.
-
-Source: Apex 25.05, the FusedSGD paths of `apex/amp/_process_optimizer.py`.
+Source: Apex 25.05, `apex/amp/_process_optimizer.py`, with its FusedSGD paths.
 """
 
 from __future__ import annotations

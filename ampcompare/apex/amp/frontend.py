@@ -2,7 +2,7 @@
 
 Source: Apex 25.05, `apex/amp/frontend.py`; scripts parse the printed lines.
 
-Triton's are off by default: they have been tested in Triton's interpreter on a CPU, and on no GPU yet.
+Kernels of Triton are off by default: they have been tested in Triton's interpreter on a CPU, and on no GPU yet.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Source: Apex 25.05, `apex/amp/handle.py`.
 
-O1 casts a weight on first use. Later iterations cast weights ahead in that order, in groups of eight;
-a group is small enough for gradients to arrive while the backward pass runs, as gradient reduction needs it.
+O1 casts a weight on first use. Later iterations cast weights ahead in that order, in groups of eight; a group is
+small enough for gradients to arrive while the backward pass runs, as gradient reduction needs it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
-"""Optimizer steps over lists of tensors: Adam, SGD, Adagrad and NovoGrad, computed in fp32 whatever the dtypes.
+"""Optimizer steps over lists of tensors: Adam, SGD, Adagrad, NovoGrad and LAMB, computed in fp32 whatever the dtypes.
 
 Parameters, state and (where said) gradients are updated in place and rounded to their own dtypes at the end.
 Source: Apex 25.05, the mathematics of its `amp_C` kernels.
-
-Source: Apex 25.05, the mathematics of its `amp_C` LAMB kernels.
 """
 
 from __future__ import annotations

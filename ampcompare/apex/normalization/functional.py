@@ -1,12 +1,9 @@
 """Layer and RMS normalization of tensors: statistics in fp32 (fp64 for fp64 input), result in a dtype of choice.
 
-Source: Apex 25.05, the functions of `apex.normalization.fused_layer_norm`.
+An autograd function takes the arguments of the function that has its name, without casting for autocast. Its backward
+pass keeps the input, or with `memory_efficient` the output, so that the memory of the input can be freed.
 
-Each takes the arguments of the function of `ampcompare.apex.normalization.functional` that has its name, without
-casting for autocast. Its backward pass keeps the input, or with `memory_efficient` the output, so that the memory of
-the input can be freed.
-
-Source: Apex 25.05, the classes of `apex.normalization.fused_layer_norm`.
+Source: Apex 25.05, `apex.normalization.fused_layer_norm`.
 """
 
 from __future__ import annotations

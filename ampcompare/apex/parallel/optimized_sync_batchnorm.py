@@ -2,8 +2,8 @@
 
 Source: Apex 25.05, `apex.parallel.optimized_sync_batchnorm`; what differs is in `docs/deviations-parallel.md`.
 
-Kernels are those of torch's own batch norm, which exist for CPU and CUDA alike. They are called as `torch.ops.aten`,
-which no casting policy patches.
+Its kernels are those of torch's own batch norm, which exist for CPU and CUDA alike. They are called as
+`torch.ops.aten`, which no casting policy patches.
 """
 
 from __future__ import annotations

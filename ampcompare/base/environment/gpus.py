@@ -1,6 +1,7 @@
 """The GPUs and other accelerators of this machine, as files and nvidia-smi tell: torch and the driver are not loaded.
 
-They train what needs nothing but torch: one process, in fp32, under `torch.autocast` or in 16-bit weights.
+Accelerators besides CUDA and ROCm train what needs nothing but torch: one process, in fp32, under `torch.autocast` or
+in 16-bit weights.
 """
 
 from __future__ import annotations

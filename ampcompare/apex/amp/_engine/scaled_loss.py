@@ -1,7 +1,5 @@
 """Scale a loss around its backward pass, then unscale and check the gradients.
 
-Source: Apex 25.05, `apex/amp/handle.py`.
-
 Source: Apex 25.05, `apex/amp/handle.py`; scripts parse the overflow line.
 """
 
