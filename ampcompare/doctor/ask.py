@@ -1,4 +1,4 @@
-"""Run a probe of `doctor/probes` in a child process."""
+"""Run a probe of `doctor/probes.py` in a child process."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ampcompare.base.isolate.call import TIME_LIMIT, Answer, call_in_child
 
 __all__ = ["ask"]
 
-PROBES = Path(__file__).resolve().parent / "probes"
+PROBES = Path(__file__).resolve().parent / "probes.py"
 
 
 def ask(
@@ -23,7 +23,7 @@ def ask(
     """Return the answer of a probe.
 
     Args:
-        probe: name of a file in `probes`.
+        probe: name of a function in `probes.py`.
         path, seconds, options: as for `call_in_child`.
     """
-    return call_in_child(PROBES / f"{probe}.py", path=path, seconds=seconds, options=options)
+    return call_in_child(PROBES, probe, path=path, seconds=seconds, options=options)

@@ -108,7 +108,7 @@ def test_a_new_model_and_data_set_are_listed_and_trained(checkout: Checkout) -> 
 @pytest.mark.slow
 def test_a_new_probe_is_asked_in_a_child_and_its_crash_is_an_answer(checkout: Checkout) -> None:
     """A probe with its `Check` is a line of `doctor`, and one that aborts does not end `doctor`."""
-    (checkout.package / "doctor" / "probes" / "dummy.py").write_text(PROBE, encoding="utf-8")
+    checkout.insert("doctor/probes.py", "def torch_build(", PROBE)
     checkout.insert("doctor/examine.py", "    findings += examine_extras()", CHECK.lstrip("\n"))
 
     examination = json.loads(checkout.run("doctor", "--json"))
@@ -172,7 +172,7 @@ NARROW = """
 
 """
 STRIPES = """    if name == "stripes":
-        return synthetic
+        return _synthetic
 """
 BACKEND = """
 from ampcompare.backends.explanation import FP32_BYTES, ArmExplanation

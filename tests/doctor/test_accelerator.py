@@ -9,7 +9,7 @@ import torch
 
 from ampcompare.base.isolate.call import Answer
 from ampcompare.doctor.examine import examine_accelerators
-from ampcompare.doctor.probes.accelerators import accelerators
+from ampcompare.doctor.probes import accelerators
 
 
 def test_each_accelerator_is_named_with_the_arms_that_train_on_it() -> None:

@@ -58,6 +58,7 @@ def search_path() -> list[str]:
 
 def call_in_child(
     program: Path,
+    function: str = "",
     *,
     path: Sequence[str] | None = None,
     seconds: float = TIME_LIMIT,
@@ -67,14 +68,15 @@ def call_in_child(
     """Run one function in a fresh process and return its answer.
 
     Args:
-        program: a file that defines a function of the file's name; the function returns a dict of plain data.
+        program: a file that defines the function, which returns a dict of plain data.
+        function: its name; by default the file's.
         path: folders to import from; `search_path()` by default.
         seconds: time limit; after it the process and its children are killed.
         options: keyword arguments of the function, plain data.
         environment: variables that the process gets in addition to those of this one.
     """
     folders = [*(search_path() if path is None else path), PACKAGE_ROOT]
-    request = json.dumps({"path": folders, "options": options or {}})
+    request = json.dumps({"path": folders, "function": function or program.stem, "options": options or {}})
     with tempfile.TemporaryDirectory(prefix="ampcompare-child-") as folder:
         answer_file = Path(folder) / "answer.json"
         with (Path(folder) / "stderr").open("w+b") as errors:

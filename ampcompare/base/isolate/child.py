@@ -1,4 +1,4 @@
-"""The child process: `child.py PROGRAM FILE REQUEST` calls the function of PROGRAM and writes its answer into FILE.
+"""The child process: `child.py PROGRAM FILE REQUEST` calls a function of PROGRAM and writes its answer into FILE.
 
 It imports nothing of this package, so that a broken installation fails in the function that is asked, not before.
 """
@@ -20,8 +20,8 @@ def answer(program: Path, request: dict[str, Any]) -> dict[str, Any]:
     """Return the value of a program's function or what it raised, and the warnings that were given.
 
     Args:
-        program: a file with a function of its name.
-        request: `path` to import from, and `options` of the function.
+        program: a file with the function.
+        request: `path` to import from, name of the `function`, and its `options`.
     """
     sys.path[:] = request["path"]
     spec = importlib.util.spec_from_file_location(program.stem, program)
@@ -32,7 +32,7 @@ def answer(program: Path, request: dict[str, Any]) -> dict[str, Any]:
         warnings.simplefilter("always")
         try:
             spec.loader.exec_module(module)
-            result: dict[str, Any] = {"value": getattr(module, program.stem)(**request["options"])}
+            result: dict[str, Any] = {"value": getattr(module, request["function"])(**request["options"])}
         except BaseException as error:  # a package may raise anything when it is imported, SystemExit too
             text = " ".join(str(error).split())
             result = {"failure": f"{type(error).__name__}: {text}" if text else type(error).__name__}
