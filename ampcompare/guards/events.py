@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.amp import autocast_mode
+from torch.nn.utils import stateless
 from torch.optim import Optimizer
 
 __all__ = [
@@ -48,6 +49,7 @@ class Points:
     """Points of torch, each by the module or class that has the function, and its name there."""
 
     FORWARD = (nn.Module, "__call__")
+    FUNCTIONAL_CALL = (stateless, "_functional_call")  # torch.func.functional_call calls it
     BACKWARD = (torch.autograd, "backward")  # Tensor.backward calls it
     GRAD = (torch.autograd, "grad")
     MAKE_OPTIMIZER = (Optimizer, "__init__")

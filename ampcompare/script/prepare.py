@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ampcompare.backends.arm import Arm
+from ampcompare.base.errors import AmpCompareError
 from ampcompare.base.files.loaded_code import watch_code
 from ampcompare.base.rank_marks import mark_output
 from ampcompare.precision.cpu_half import cpu_half
@@ -50,7 +51,7 @@ def run_script(
     """
     if CELL_DIR in os.environ:
         _end_with_parent()
-    status = execute(target, settings, prepare=prepare or prepare_script)
+    status = execute(target, settings, prepare=prepare or prepare_script, explain=_explain)
     # A child process that trains past the arm refuses to.
     if status == 0 and not _stand_ins[-1].acted() and not child_processes.started():
         note(
@@ -59,6 +60,10 @@ def run_script(
         )
         return 3
     return status
+
+
+def _explain(error: BaseException) -> AmpCompareError | None:
+    return _stand_ins[-1].explain(error) if _stand_ins else None
 
 
 def _end_with_parent() -> None:

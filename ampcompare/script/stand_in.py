@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import sys
+import types
 from typing import Any
 
 import torch
@@ -33,6 +35,8 @@ from ampcompare.script.torch_amp.whole_model import WholeModel
 from ampcompare.script.trainers.follow import Trainers
 
 __all__ = ["StandIn", "check_arm", "half_dtype"]
+
+TYPES = re.compile(r"dtype|scalar type|[^a-z](Half|BFloat16)\b|should be the same", re.IGNORECASE)
 
 
 def check_arm(arm: Arm) -> None:
@@ -97,7 +101,8 @@ class StandIn:
         else:
             self._stand_behind_amp(rows)
         self.torch_amp.install(self._events)
-        PlainScript(arm, self.torch_amp, for_cuda=for_cuda, rows=rows, acted=acted).install(self._events)
+        plain = PlainScript(arm, self.torch_amp, for_cuda=for_cuda, rows=rows, acted=acted)
+        plain.install(self._events)
         if self._keep and not isinstance(self.torch_amp, WholeModel):
             context = without_autocast("cuda" if torch.cuda.is_available() else "cpu")
             if arm.backend == "apex":
@@ -105,7 +110,8 @@ class StandIn:
             names = self.torch_amp
             KeptAtFirstCall(self._keep, context, lambda: names.used).install(self._events)
         PlainBackward(self.amp, rows).install(self._events)
-        Trainers(arm, half_dtype(arm) if arm.backend == "native" else None, rows).install(self._events)
+        half = half_dtype(arm) if arm.backend == "native" else None
+        Trainers(arm, half, rows, plain.through).install(self._events)
 
     def _stand_behind_levels(self, engine: str, rows: Rows | None) -> None:
         options = dict(self.arm.options)
@@ -173,6 +179,28 @@ class StandIn:
         """Return whether the script has reached the arm."""
         return self._initialized() or self.torch_amp.used
 
+    def explain(self, error: BaseException) -> UnsupportedCombination | None:
+        """Return that the types of this arm do not fit what the script computes, if that is what torch has raised."""
+        casts = half_dtype(self.arm) is not None and self.acted()
+        if not casts or not isinstance(error, RuntimeError) or not TYPES.search(said := str(error).splitlines()[0]):
+            return None
+        if isinstance(self.torch_amp, WholeModel):
+            why = "the script makes or keeps fp32 tensors of its own, which do not fit the 16-bit weights"
+            advice = "compare native:bf16, native:fp16 or apex:O1"
+        elif isinstance(self.torch_amp, O1BehindTorch):
+            why = "an operation gets tensors of both types, and Apex's lists of functions to cast lack it"
+            advice = "compare native:fp16 or apex:O2"
+        else:
+            why = "an operation gets tensors of both types, and torch.autocast does not cast it"
+            advice = "compare fp32"
+        if "not implemented for" in said:
+            why = "torch cannot compute this in 16 bits on this device"
+        line = _user_line(error.__traceback__)
+        return UnsupportedCombination(
+            f"{line}: under {self.arm} {why} ({said}); {advice}, or cast what the script makes there to the type that "
+            "it meets"
+        )
+
     def _initialized(self) -> bool:
         """Return whether the script has called `amp.initialize`."""
         if self.arm.backend not in ("apex", "script"):
@@ -187,6 +215,17 @@ class StandIn:
         if self.amp is not None:
             self.amp.end()
         torch.clear_autocast_cache()
+
+
+def _user_line(trace: types.TracebackType | None) -> str:
+    """Return the innermost line, as `train.py:12`, that is no library's."""
+    found = "the script"
+    while trace is not None:
+        file = trace.tb_frame.f_code.co_filename
+        if "site-packages" not in file and not trace.tb_frame.f_globals.get("__name__", "").startswith("ampcompare."):
+            found = f"{os.path.basename(file)}:{trace.tb_lineno}"
+        trace = trace.tb_next
+    return found
 
 
 def _listed(value: Any) -> list[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import nullcontext
 from typing import Any
 
@@ -403,3 +404,47 @@ def test_a_closure_is_refused_where_a_step_may_be_skipped(behind: Any, arm: str)
     optimizer, scaler = torch.optim.LBFGS(model.parameters()), torch.amp.GradScaler("cpu")
     with pytest.raises(ScalingError, match=r"test_stand_in\.py:\d+: scaler\.step is called with a closure"):
         scaler.step(optimizer, lambda: 0.0)
+
+
+class Positions(nn.Module):
+    """Multiplies by fp32 numbers that it makes itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.layer(x * torch.arange(4.0))
+
+
+class Graph(nn.Module):
+    """Multiplies by a sparse matrix, which no list of Apex names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Any:
+        return torch.sparse.mm(torch.eye(3).to_sparse(), self.layer(x))
+
+
+@pytest.mark.filterwarnings("ignore::ampcompare.apex.DeprecatedFeatureWarning")
+@pytest.mark.parametrize(
+    ("arm", "kind", "why"),
+    [
+        ("apex:O2", Positions, r"test_stand_in.py:\d+: under apex:O2 the script makes or keeps fp32 tensors .*native"),
+        ("apex:O1", Graph, r"test_stand_in.py:\d+: under apex:O1 .* Apex's lists of functions to cast lack it .*fp16"),
+    ],
+)
+def test_types_that_do_not_fit_are_explained(behind: Any, arm: str, kind: type[nn.Module], why: str) -> None:
+    """What torch raises on mixed types names the line, the arm and the way out; other errors and fp32 are as raised."""
+    stand_in = behind(arm)
+    model = kind()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(RuntimeError) as raised:
+        model(torch.ones(3, 4)).sum().backward()
+    assert re.match(why, str(stand_in.explain(raised.value)))
+    assert stand_in.explain(RuntimeError("out of memory")) is None
+    behind.end()
+    assert behind("fp32").explain(raised.value) is None
+    del optimizer

@@ -7,16 +7,27 @@ from pathlib import Path
 
 from ampcompare.launch.script.rows import ScriptRows, read_rows
 
-__all__ = ["RECORD", "RECORDS", "of_training_process", "training_children"]
+__all__ = ["RECORD", "RECORDS", "error_of_children", "of_training_process", "training_children"]
 
 RECORD = "script.jsonl"
 RECORDS = "script*.jsonl"  # those of child processes included
+RANKS = "script.rank*.jsonl"  # of ranks that ampcompare has started
 
 
 def training_children(folder: Path) -> list[ScriptRows]:
     """Return what the processes that the script has started, spawned or forked, have recorded, if they made a step."""
-    paths = [path for path in sorted(folder.glob(RECORDS)) if path.name != RECORD and ".rank" not in path.name]
-    return [rows for rows in map(read_rows, paths) if rows.steps]
+    return [rows for rows in _children(folder) if rows.steps]
+
+
+def error_of_children(folder: Path) -> str:
+    """Return why the first of these processes failed that says so; "" if none does."""
+    errors = [str(rows.ended["error"]) for rows in _children(folder) if rows.ended and rows.ended.get("error")]
+    return errors[0] if errors else ""
+
+
+def _children(folder: Path) -> list[ScriptRows]:
+    paths = [path for path in sorted(folder.glob(RECORDS)) if path.name != RECORD and not path.match(RANKS)]
+    return [read_rows(path) for path in paths]
 
 
 def of_training_process(folder: Path) -> ScriptRows:

@@ -22,7 +22,13 @@ from ampcompare.base.secrets import MASK, learn_file, mask_variable
 from ampcompare.launch.base import Launcher, Progress
 from ampcompare.launch.cell_files import last_lines, make_cell_folder, with_code, write_config, write_record
 from ampcompare.launch.places import ANYWHERE, Place
-from ampcompare.launch.script.children import RECORD, RECORDS, of_training_process, training_children
+from ampcompare.launch.script.children import (
+    RECORD,
+    RECORDS,
+    error_of_children,
+    of_training_process,
+    training_children,
+)
 from ampcompare.launch.script.output import OutputReader
 from ampcompare.launch.script.processes import (
     PYTHON,
@@ -191,7 +197,10 @@ class ScriptLauncher(Launcher):
 
 
 def _environment(config: RunConfig, folder: Path) -> dict[str, str]:
-    """Return the environment of a script: that of this process, with as many threads per pool as cells have."""
+    """Return the environment of a script: that of this process, with as many threads per pool as cells have.
+
+    Strings hash alike in all cells, also those of another server: a script may number its classes by a set of names.
+    """
     assert config.script is not None
     threads = dict.fromkeys(THREAD_VARIABLES, str(config.threads))
     own = {
@@ -200,7 +209,7 @@ def _environment(config: RunConfig, folder: Path) -> dict[str, str]:
         "AMPCOMPARE_CODE_FOLDER": str(config.script.folder),
         MASK: mask_variable(),
     }
-    return {**threads, **os.environ, **own, "PYTHONUNBUFFERED": "1"}
+    return {"PYTHONHASHSEED": "0", **threads, **os.environ, **own, "PYTHONUNBUFFERED": "1"}
 
 
 def script_command(config: RunConfig, script: ScriptConfig, folder: Path) -> list[str]:
@@ -256,6 +265,8 @@ def _failure(script: ScriptConfig, code: int, rows: ScriptRows, folder: Path) ->
     if str(ended.get("error")).startswith("EOFError: EOF when reading"):
         return "the script reads from standard input, but a cell has none; pass the answer as an option of the script"
     if code != 0 and (error := ended.get("error")):
+        if str(error).startswith("ChildFailedError"):  # of torchrun, which quotes no rank
+            error = error_of_children(folder) or error
         hint = f". {COMPAT_HINT[0].upper()}{COMPAT_HINT[1:]}"
         return f"{error}{hint if not script.compat_torch and is_of_old_script(str(error)) else ''}"
     if not rows.steps and (children := len(training_children(folder))):

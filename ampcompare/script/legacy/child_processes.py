@@ -1,19 +1,27 @@
-"""Prepare the processes that a script starts by multiprocessing (spawn, forkserver) as their parent was prepared.
+"""Prepare the processes that a script starts as their parent was prepared.
 
-A forked child inherits everything. A spawned one first unpickles a message of its parent and then imports the script;
-the message carries the settings, so that `import apex` is resolved before the script is imported.
+A forked child inherits everything. One that multiprocessing spawns first unpickles a message of its parent and then
+imports the script; the message carries the settings, so that `import apex` is resolved before the script is imported.
+A rank that a launcher in this process starts by a command of Python, as Lightning, `accelerate launch` and torchrun do,
+gets `ampcompare exec` into its command.
 """
 
 from __future__ import annotations
 
+import functools
 import multiprocessing
 import multiprocessing.process
 import multiprocessing.spawn
-from collections.abc import Callable
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["count_starts", "pass_on", "started"]
+from ampcompare.script.legacy.settings import ExecSettings
+
+__all__ = ["count_starts", "pass_on", "pass_on_to_ranks", "started"]
 
 ROOT = str(Path(__file__).resolve().parents[3])
 # The child's own sys.path may not contain a checkout that is not installed.
@@ -58,6 +66,72 @@ def pass_on(values: dict[str, Any], target: str) -> None:
         return data
 
     multiprocessing.spawn.get_preparation_data = get_preparation_data
+
+
+def pass_on_to_ranks(settings: ExecSettings) -> None:
+    """Let every rank that is started by a command of Python from now on run under the settings."""
+    start: Any = subprocess.Popen.__init__
+
+    @functools.wraps(start)
+    def init(process: Any, args: Any, *rest: Any, **options: Any) -> None:
+        global _started
+        environment = options.get("env")
+        if environment is not None and (command := _rank_command(args, environment, settings)):
+            args = command
+            _started += 1
+        start(process, args, *rest, **options)
+
+    subprocess.Popen.__init__ = init  # type: ignore[assignment, method-assign]
+
+
+def _rank_command(args: Any, environment: Mapping[str, str], settings: ExecSettings) -> list[str]:
+    """Return the command of a rank with `ampcompare exec` in it; empty for any other command.
+
+    A rank has a place in its group that this process lacks; what a rank starts inherits its own.
+    """
+    rank = environment.get("LOCAL_RANK")
+    if rank is None or rank == os.environ.get("LOCAL_RANK") or isinstance(args, str | bytes | os.PathLike):
+        return []
+    words = [os.fspath(word) for word in args]
+    place = _script_place(words)
+    if place is None or words[0] != sys.executable or words[place : place + 1] == ["ampcompare"]:
+        return []
+    is_module = words[place - 1] == "-m"
+    flags = words[1 : place - is_module]
+    return [
+        *(words[0], *flags, "-m", "ampcompare", "exec", *_options(settings, rank), *["-m"] * is_module),
+        *words[place:],
+    ]
+
+
+def _script_place(words: Sequence[str]) -> int | None:
+    """Return the index of the script or module in a command of Python; None if it runs neither."""
+    place = 1
+    while place < len(words) and words[place].startswith("-"):
+        if words[place] == "-m":
+            return place + 1
+        if words[place] in ("-", "-c"):
+            return None
+        place += 1 + (words[place] in ("-W", "-X"))
+    return place if place < len(words) else None
+
+
+def _options(settings: ExecSettings, rank: str) -> list[str]:
+    """Return the options of `exec`; each rank that is started records into a file of its own."""
+    values: dict[str, Any] = {
+        "--engine": settings.engine,
+        "--opt-level": settings.opt_level,
+        "--arm": settings.arm,
+        "--seed": settings.seed,
+        "--max-steps": settings.max_steps,
+        "--device": settings.device,
+    }
+    if settings.record is not None:
+        record = Path(settings.record)
+        values["--record"] = record.with_name(f"{record.stem}.started{rank}{record.suffix}")
+    options = [text for name, value in values.items() if value is not None for text in (name, str(value))]
+    options += ["--compat-torch"] * settings.compat_torch
+    return options + {"strict": ["--strict-guards"], "off": ["--no-guards"]}.get(settings.guards, [])
 
 
 def count_starts() -> None:

@@ -38,12 +38,16 @@ _kept: list[ModuleType | None] = []
 
 
 def execute(
-    target: Target, settings: ExecSettings, prepare: Callable[[ExecSettings], Prepared] = prepare_process
+    target: Target,
+    settings: ExecSettings,
+    prepare: Callable[[ExecSettings], Prepared] = prepare_process,
+    explain: Callable[[BaseException], AmpCompareError | None] = lambda error: None,
 ) -> int:
     """Prepare this process, run the target and return its exit code; an uncaught exception has been printed.
 
     Args:
         prepare: prepares the process.
+        explain: returns what an uncaught exception means where the arm is its cause.
 
     Raises:
         AmpCompareError: the settings cannot be met; the target was not started.
@@ -77,11 +81,13 @@ def execute(
         error = caught
     if error is not None:
         status = 130 if isinstance(error, KeyboardInterrupt) else 1
-        if settings.arm is not None and isinstance(error, AmpCompareError):  # the arm refuses what the script does
-            status = error.exit_code
-            print(f"ampcompare: {_in_words(error)}", file=sys.stderr)
-        else:
+        refuses = settings.arm is not None and isinstance(error, AmpCompareError)  # what the script does
+        refusal = error if refuses else explain(error)
+        if refusal is not error:
             _print_traceback(error, code)
+        if isinstance(refusal, AmpCompareError):
+            status, error = refusal.exit_code, refusal
+            print(f"ampcompare: {_in_words(refusal)}", file=sys.stderr)
         if settings.device is None and lacks_gpu(error):
             print(
                 f"ampcompare: this machine has no GPU; for a smoke test on the CPU put --device cpu before the script: "

@@ -69,6 +69,7 @@ def prepare_process(
     finder = _provide_apex(settings.engine)
     torchvision_import.install()
     child_processes.pass_on(dataclasses.asdict(settings), target=f"{__name__}:{prepare_child.__name__}")
+    child_processes.pass_on_to_ranks(settings)
     child_processes.count_starts()
     if settings.device == "cpu":
         from ampcompare.script.legacy.cpu.device import run_on_cpu

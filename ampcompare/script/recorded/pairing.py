@@ -77,7 +77,8 @@ class FirstBatches:
             self._found(self.hashes)
 
     def _enter(self, module: Any, inputs: Any) -> None:
-        if not self._awaited or not torch.is_grad_enabled():
+        # Inside of vmap or torch.func.grad tensors have no data that could be read.
+        if not self._awaited or not torch.is_grad_enabled() or torch._C._functorch.peek_interpreter_stack() is not None:
             return
         digest = inputs_sha256(inputs)
         if digest is None:

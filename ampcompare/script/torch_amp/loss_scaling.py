@@ -8,7 +8,6 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from ampcompare.apex.amp.scaler import LossScaler
@@ -16,6 +15,7 @@ from ampcompare.backends.apex_levels import apex_level
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import PreparationError
 from ampcompare.guards.events import without_subscribers
+from ampcompare.precision.base import owned_params
 from ampcompare.precision.factory import make_precision
 from ampcompare.precision.half_optimizer import HalfOptimizer
 from ampcompare.script.apex_amp.session import here
@@ -131,25 +131,22 @@ class _ApexScaling(LossScaling):
 
     def before_backward(self, optimizers: Sequence[Any]) -> None:
         for optimizer in optimizers:  # masters that are made after a backward pass would drop its gradients
+            if optimizer._amp_stash.lazy_init_called:
+                continue
+            # A GAN freezes one network while it trains the other: those weights need masters too.
+            frozen = [param for param in owned_params(optimizer) if not param.requires_grad]
+            for param in frozen:
+                param.requires_grad = True
             optimizer._amp_lazy_init()
+            for param in frozen:
+                param.requires_grad = False
 
     def unscale(self, optimizer: Any, scale: Scale) -> bool:
         assert isinstance(scale, _ApexScale)
         scaler = scale.scaler
-        if self._level.master_weights:
-            self._refuse_thawed(optimizer)
         scaler.clear_overflow_state()
         optimizer._post_amp_backward(scaler)
         return scaler.dynamic and scaler._read_flags()
-
-    def _refuse_thawed(self, optimizer: Any) -> None:
-        half = getattr(torch, self._level.half_dtype)
-        for group in optimizer.param_groups:
-            if any(param.dtype is half and param.grad is not None for param in group["params"]):
-                raise PreparationError(
-                    "a weight gets gradients now that was frozen at the first backward pass, so it has no master "
-                    "weight; freeze weights by leaving them out of the optimizer, and add them by add_param_group"
-                )
 
     def masters(self, optimizer: Any) -> list[tuple[Tensor, Tensor]]:
         stash = optimizer._amp_stash

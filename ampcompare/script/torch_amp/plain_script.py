@@ -20,7 +20,6 @@ from __future__ import annotations
 import contextlib
 import enum
 import functools
-import os
 import types
 import weakref
 from collections.abc import Iterator
@@ -28,6 +27,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.utils import _pytree as pytree
 
 from ampcompare.backends.arm import Arm
@@ -86,6 +86,7 @@ class PlainScript:
         self._owners: dict[int, weakref.ref[Any]] = {}  # optimizers by the id of a parameter
         self._trained: dict[int, tuple[weakref.ref[nn.Module], bool]] = {}  # by the id of a module
         self._inside = False  # of a module that is trained
+        self._shells: tuple[nn.Module, ...] = ()  # modules whose call is that of a method with the parts of its own
         self._outermost: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # that were called so
         self._has_cast = False  # in this forward pass, or any earlier one of `_casting`
         self._casting = 0  # forward passes with casts
@@ -105,6 +106,7 @@ class PlainScript:
         events.wrap(*Points.MAKE_OPTIMIZER, self._made)
         events.wrap(*Points.ADD_PARAM_GROUP, self._grown)
         events.wrap(*Points.FORWARD, self._called)
+        events.wrap(*Points.FUNCTIONAL_CALL, self._called_with)
         events.wrap(*Points.BACKWARD, self._backward)
         events.wrap(*Points.GRAD, self._differentiated)
         events.at_end(lambda: GRADIENT_READS.want(self._before_read, False))
@@ -204,6 +206,8 @@ class PlainScript:
             if not self._has_cast and self._casts:
                 self._has_cast = self._names.casts_now()  # a block of the script may begin inside of its model
             return original(module, *args, **kwargs)
+        if any(module is shell for shell in self._shells):
+            return original(module, *args, **kwargs)
         if not self._is_trained(module):
             if not self._optimizers and not self._backwards and self._by_hand.has_updated(module):
                 self._step_by_hand(module)
@@ -217,9 +221,6 @@ class PlainScript:
         self._inside = True
         try:
             output = self._forward(mode, original, module, args, kwargs)
-        except RuntimeError as error:
-            self._explain(module, error)
-            raise
         finally:
             self._inside = False
             self._casting += self._has_cast
@@ -227,20 +228,27 @@ class PlainScript:
             self._acted.forward(output, cast=self._has_cast or (self._casts and self._names.is_by_apex()))
         return output
 
-    def _explain(self, module: nn.Module, error: RuntimeError) -> None:
-        """Say that a forward pass, which runs in fp32, makes fp32 tensors of its own for weights that the arm has cast.
+    @contextlib.contextmanager
+    def through(self, *modules: nn.Module) -> Iterator[None]:
+        """Let calls of modules in a block count as calls of what they call: a library runs a method of one by them.
 
-        Raises:
-            UnsupportedCombination: torch refused to mix types, and the arm has cast the weights.
+        Args:
+            modules: the outermost first, such as `DistributedDataParallel`.
         """
-        casts_weights = any(param.dtype in HALF for param in module.parameters())
-        if self._casts and casts_weights and "dtype" in str(error) and not self._is_open:
-            line = _user_line(error.__traceback__)
-            raise UnsupportedCombination(
-                f"{line}: the forward pass makes fp32 tensors of its own, which do not fit the 16-bit weights of "
-                f"{self._arm} ({str(error).splitlines()[0]}); compare native:bf16, native:fp16 or apex:O1, or cast "
-                "what the script makes there to the type of its inputs"
-            ) from error
+        if self._is_trained(modules[0]) and self._decide() is not _Mode.OWN:
+            self._names.input_type(modules[0])  # prepares a model before the library sets another `forward`
+        before, self._shells = self._shells, modules
+        try:
+            yield
+        finally:
+            self._shells = before
+
+    def _called_with(self, original: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        """Know and prepare a module before `functional_call` puts other weights in the place of its own."""
+        if not self._inside and not self._backwards and self._is_trained(module) and self._decide() is not _Mode.OWN:
+            with temporarily_clear_interpreter_stack():  # of vmap and torch.func.grad
+                self._names.input_type(module)
+        return original(module, *args, **kwargs)
 
     def _step_by_hand(self, module: nn.Module) -> None:
         """Record an update that the script has made without an optimizer, if the arm lets it."""
@@ -324,9 +332,15 @@ class PlainScript:
             self._close_casts()
 
     def _differentiated(self, original: Any, outputs: Any, *args: Any, **kwargs: Any) -> Any:
-        """Note the loss of a script that sets gradients itself; they are true ones."""
+        """Note the loss of a script that sets gradients itself; they are true ones.
+
+        Under vmap a loss is that of each sample.
+        """
         first = outputs if isinstance(outputs, Tensor) else outputs[0]
         if not self._backwards and first.numel() == 1:
+            functorch = torch._C._functorch
+            while functorch.is_functorch_wrapped_tensor(first):
+                first = functorch.get_unwrapped(first)
             self._loss = first
         return original(outputs, *args, **kwargs)
 
@@ -509,7 +523,7 @@ class PlainScript:
             self._repeats = False
         if self._rows is not None and not self._rows.has_amp:
             if not self._has_loss and self._loss is not None:
-                self._record(self._loss)
+                self._record(self._loss.detach().mean())
             self._has_loss, self._loss = False, None
             self._rows.add_step(self._rows.number(optimizer)[0], True)
         return result
@@ -517,17 +531,6 @@ class PlainScript:
 
 def _wide(half: torch.dtype, value: Any) -> Any:
     return value.float() if isinstance(value, Tensor) and value.dtype is half else value
-
-
-def _user_line(trace: types.TracebackType | None) -> str:
-    """Return the innermost line, as `train.py:12`, that is no library's."""
-    found = "the script"
-    while trace is not None:
-        file = trace.tb_frame.f_code.co_filename
-        if "site-packages" not in file and not trace.tb_frame.f_globals.get("__name__", "").startswith("ampcompare."):
-            found = f"{os.path.basename(file)}:{trace.tb_lineno}"
-        trace = trace.tb_next
-    return found
 
 
 def _to(dtype: torch.dtype, value: Any) -> Any:

@@ -12,7 +12,7 @@ from ampcompare.guards.events import Subscriptions
 from ampcompare.guards.import_hook import ImportHook
 from ampcompare.script.legacy.record.rows import Rows
 from ampcompare.script.trainers import accelerate, lightning, mmengine, transformers
-from ampcompare.script.trainers.told import Told
+from ampcompare.script.trainers.told import Through, Told
 
 __all__ = ["Trainers"]
 
@@ -26,10 +26,11 @@ class Trainers:
         arm: under `script` libraries keep theirs; what they log is noted all the same.
         half: the 16-bit type of the arm's autocast; None if it has none.
         rows: get a note of each precision that the arm replaces; None records nothing.
+        through: of `PlainScript`.
     """
 
-    def __init__(self, arm: Arm, half: torch.dtype | None, rows: Rows | None) -> None:
-        self._told = Told(arm, half, rows)
+    def __init__(self, arm: Arm, half: torch.dtype | None, rows: Rows | None, through: Through) -> None:
+        self._told = Told(arm, half, rows, through)
 
     def install(self, events: Subscriptions) -> None:
         """Follow from now on."""

@@ -92,6 +92,27 @@ def _follow_foreign(what: tuple[str, str, str], name: str, told: Told, events: S
     events.wrap(getattr(sys.modules[name], plugin), "__init__", init)
 
 
+def _follow_redirection(name: str, told: Told, events: Subscriptions) -> None:
+    redirection: Any = sys.modules[name]._ForwardRedirection
+
+    def call(original: Any, self: Any, wrapper: Any, module: Any, method: str, *args: Any, **kwargs: Any) -> Any:
+        """Let `training_step` under DDP be what it is on one device: what it calls are the forward passes."""
+        with told.through(wrapper, module):
+            return original(self, wrapper, module, method, *args, **kwargs)
+
+    events.wrap(redirection, "__call__", call)
+
+
+def _follow_toggles(name: str, told: Told, events: Subscriptions) -> None:
+    def untoggle(original: Any, module: Any, optimizer: Any) -> None:
+        """Thaw weights in whose place an optimizer has got master weights since they were frozen."""
+        for param, needs in module._param_requires_grad_state.items():
+            param.requires_grad = needs
+        original(module, optimizer)
+
+    events.wrap(sys.modules[name].LightningModule, "untoggle_optimizer", untoggle)
+
+
 def _follow_logs(name: str, told: Told, events: Subscriptions) -> None:
     connector: Any = sys.modules[name]._LoggerConnector
 
@@ -111,6 +132,8 @@ def _modules() -> dict[str, Callable[[str, Told, Subscriptions], None]]:
         for module, what in FOREIGN.items():
             found[f"{package}.{module}"] = functools.partial(_follow_foreign, what)
     for package in TRAINER:
+        found[f"{package}.strategies.strategy"] = _follow_redirection
+        found[f"{package}.core.module"] = _follow_toggles
         found[f"{package}.trainer.connectors.logger_connector.logger_connector"] = _follow_logs
     return found
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
 import torch
 
 from ampcompare.backends.arm import Arm
@@ -9,7 +12,9 @@ from ampcompare.base.errors import UnsupportedCombination
 from ampcompare.script.apex_amp.session import here
 from ampcompare.script.legacy.record.rows import Rows
 
-__all__ = ["Told"]
+__all__ = ["Through", "Told"]
+
+Through = Callable[..., AbstractContextManager[None]]
 
 
 class Told:
@@ -18,14 +23,16 @@ class Told:
     Attributes:
         is_script: the script trains as it is written.
         half: the 16-bit type of the arm's autocast; None if it has none.
+        through: lets calls of modules in a block count as calls of what they call.
 
     Args: as of `Trainers`.
     """
 
-    def __init__(self, arm: Arm, half: torch.dtype | None, rows: Rows | None) -> None:
+    def __init__(self, arm: Arm, half: torch.dtype | None, rows: Rows | None, through: Through) -> None:
         self._arm = arm
         self._rows = rows
         self._notes: set[str] = set()
+        self.through = through
         self.is_script = arm.backend == "script"
         self.half = half
 

@@ -97,6 +97,7 @@ def test_a_script_lies_next_to_a_file_ampcompare(launcher: ScriptLauncher, tmp_p
         ("os.kill(os.getpid(), 9)", "failed", "the script was killed by SIGKILL"),
         ("optimizer.step(lambda: 0)", "failed", "optimizer.step is called with a closure"),
         ("step(); os._exit(0)", "completed", None),
+        ("step(); assert os.environ['PYTHONHASHSEED']", "completed", None),
         (FORK, "completed", None),
     ],
 )
@@ -172,6 +173,42 @@ def test_the_error_of_a_child_process_is_one_line(
     error = record.error or ""
     assert error.startswith("ProcessRaisedException: Process ")
     assert error.endswith(" terminated with the following error: OSError: full (train.py:15)")
+
+
+RANKS = """
+import sys, torch
+from torch import distributed
+distributed.init_process_group("gloo")
+model = torch.nn.Linear(2, 1)
+wrapped = torch.nn.parallel.DistributedDataParallel(model)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(2):
+    wrapped(torch.ones(2, 2)).square().mean().backward()
+    optimizer.step()
+torch.ones(4).view(int(sys.argv[1]))
+distributed.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("size", "why"),
+    [("4", ""), pytest.param("3", "invalid for input of size 4 (train.py:", marks=pytest.mark.extended)],
+)
+def test_ranks_of_a_launcher_stand_for_the_cell(
+    launcher: ScriptLauncher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: str, why: str
+) -> None:
+    """torchrun inside of the cell starts ranks under the arm; rank 0 is recorded, and a rank says why it failed."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(RANKS)
+    command = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "train.py", size]
+    record = launcher.launch(RunConfig(arm="bf16", warmup_steps=0, script=script_config(command)), tmp_path / "cell")
+    assert why in (record.error or "")
+    assert (record.status, bool(record.error)) == (("failed", True) if why else ("completed", False))
+    if not why:
+        assert record.summary.num_steps == 2
+        assert record.script is not None
+        assert [one for one in record.script.notes if "rank 0 of 2 processes" in one]
 
 
 def test_an_error_of_ampcompare_has_the_scripts_line(

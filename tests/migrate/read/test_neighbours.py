@@ -209,6 +209,6 @@ def test_an_object_of_another_file_that_gets_the_loss_stays(tmp_path: Path) -> N
 def test_a_function_that_may_scale_the_loss_gets_a_note(tmp_path: Path) -> None:
     """It is in another file, which is not found."""
     _files(tmp_path, one=f"{HEAD}from far import run\n" + TWO_PASSES.replace("{call}", "run(loss, opt)"))
-    assert "run gets the loss and the optimizer, and is in another file" in "\n".join(
+    assert "run gets the loss and the optimizer, and is no function of this file" in "\n".join(
         migrate_file(tmp_path / "one.py").lines()
     )

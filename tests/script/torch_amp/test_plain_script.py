@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call, vmap
 from torch.nn.utils import clip_grad_norm_
 from torch.utils.checkpoint import checkpoint
 
@@ -492,21 +493,57 @@ def test_updates_by_hand(behind: Any) -> None:
     assert (rows.steps, len(rows.losses), stand_in.acted()) == (3, 4, True)  # the last has no pass after it
 
 
-@pytest.mark.filterwarnings("ignore::ampcompare.apex.DeprecatedFeatureWarning")
-def test_fp32_tensors_of_a_forward_pass_are_named(behind: Any) -> None:
-    """Under an arm that casts weights, a forward pass that makes fp32 tensors ends with its line and the way out."""
-
-    class Positions(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(4, 2)
-
-        def forward(self, x: Tensor) -> Any:
-            return self.layer(x * torch.arange(4.0))
-
-    behind("apex:O2")
-    model = Positions()
+@pytest.mark.parametrize("arm", ["fp32", "native:bf16", "native:fp16", "apex:O1"])
+def test_gradients_of_each_sample(behind: Any, arm: str) -> None:
+    """`functional_call` under `vmap(grad(...))` trains under an arm, which acts, and its losses are recorded."""
+    rows = Rows()
+    stand_in = behind(arm, rows)
+    torch.manual_seed(0)
+    model = nn.Linear(6, 3)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with pytest.raises(UnsupportedCombination, match=r"test_plain_script.py:\d+: the forward pass makes fp32 tensors"):
-        model(torch.ones(3, 4)).sum().backward()
+    kinds: set[torch.dtype] = set()
+    model.register_forward_hook(lambda _module, _inputs, output: kinds.add(output.dtype))
+
+    def loss_of(weights: Any, x: Tensor, y: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(functional_call(model, weights, (x[None],)), y[None])
+
+    for step in range(2):
+        x, y = batch(step)
+        weights = {name: param.detach() for name, param in model.named_parameters()}
+        grads = vmap(torch.func.grad(loss_of), in_dims=(None, 0, 0))(weights, x, y)
+        for name, param in model.named_parameters():
+            param.grad = grads[name].float().mean(0)
+        optimizer.step()
+    half = {"native:bf16": torch.bfloat16, "fp32": torch.float32}.get(arm, torch.float16)
+    assert (kinds, rows.steps, stand_in.acted()) == ({half}, 2, True)
+    assert len(rows.losses) == 2
+    assert all(0.5 < float(loss) < 2.5 for loss in rows.losses)
+
+
+def test_a_functional_call_prepares_its_model(behind: Any) -> None:
+    """Weights are cast before others stand in their place, as in the inner loop of meta-learning."""
+    behind("apex:O2")
+    model = nn.Linear(6, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    functional_call(model, {"bias": torch.zeros(3).half()}, (batch(0)[0],))
+    assert model.weight.dtype is torch.float16
     del optimizer
+
+
+def test_weights_that_thaw_have_masters(behind: Any) -> None:
+    """A network that is frozen while the other one takes the first step trains later, and a frozen one stays."""
+    behind("apex:O2")
+    (maker, judge), (first, second) = two_networks()
+    start = judge.weight.detach().clone()
+    for step in range(2):
+        x, _ = batch(step)
+        judge.requires_grad_(False)
+        judge(maker(x)).square().mean().backward()
+        first.step()
+        first.zero_grad()
+        assert torch.equal(judge.weight.detach().float(), start.half().float()) == (step == 0)
+        judge.requires_grad_(True)
+        judge(maker(x).detach()).square().mean().backward()
+        second.step()
+        second.zero_grad()
+    assert not torch.equal(judge.weight.detach().float(), start.half().float())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -56,6 +57,62 @@ def test_as_written_keeps_precision_of_fabric(behind: Any) -> None:
     behind("script", rows)
     assert all(map(torch.equal, fabric_weights("bf16-mixed"), want))
     assert not [note for note in rows.notes if "in the place of" in note]
+
+
+@pytest.mark.filterwarnings("ignore::ampcompare.apex.DeprecatedFeatureWarning")
+@pytest.mark.parametrize("arm", ["native:bf16", "apex:O1", "apex:O2"])
+def test_a_step_through_a_wrapper_is_that_of_one_device(behind: Any, arm: str) -> None:
+    """Lightning calls `training_step` as `forward` of the wrapper under DDP; the arm acts on what the step calls."""
+    strategy = pytest.importorskip("lightning.pytorch.strategies.strategy", reason="needs lightning")
+
+    class Module(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = network()
+
+        def training_step(self, step: int) -> Tensor:
+            x, y = batch(step)
+            return nn.functional.cross_entropy(self.net(x), y)
+
+    class DistributedDataParallel(nn.Module):
+        def __init__(self, module: nn.Module) -> None:
+            super().__init__()
+            self.module = module
+
+        def forward(self, step: int) -> Any:
+            return self.module(step)
+
+    weights = []
+    for is_wrapped in (False, True):
+        behind(arm)
+        redirection = strategy._ForwardRedirection()
+        module = Module()
+        wrapper = DistributedDataParallel(module)
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+        for step in range(3):
+            loss = redirection(wrapper, module, "training_step", step) if is_wrapped else module.training_step(step)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        weights.append([param.detach().float().clone() for param in module.parameters()])
+        behind.end()
+        del wrapper, module, optimizer
+    assert all(map(torch.equal, *weights))
+
+
+def test_weights_that_lightning_froze_thaw(behind: Any) -> None:
+    """`untoggle_optimizer` finds only what optimizers hold; masters may have taken the places of what it froze."""
+    lightning = pytest.importorskip("lightning.pytorch", reason="needs lightning")
+    module = lightning.LightningModule()
+    module._trainer = SimpleNamespace(optimizers=[])
+    param = nn.Parameter(torch.zeros(1), requires_grad=False)
+    for arm, thaws in ((None, False), ("apex:O2", True)):
+        if arm is not None:
+            behind(arm)
+        param.requires_grad = False
+        module._param_requires_grad_state = {param: True}
+        module.untoggle_optimizer(None)
+        assert param.requires_grad is thaws
 
 
 def test_double_precision_is_refused(behind: Any) -> None:

@@ -15,6 +15,7 @@ from ampcompare.source.syntax import dotted
 __all__ = ["foreign_precision"]
 
 LIGHTNING = ("lightning", "lightning.pytorch", "pytorch_lightning")
+LIGHTNING_PACKAGES = {"lightning", "pytorch_lightning", "lightning_fabric"}
 CONSTRUCTORS = {
     **{f"{package}.Trainer": "lightning" for package in LIGHTNING},
     **{f"{package}.Fabric": "lightning" for package in ("lightning", "lightning.fabric", "lightning_fabric")},
@@ -40,32 +41,49 @@ KEYWORDS = {
     "deepspeed": {},
 }
 STRATEGIES = {"DeepSpeedStrategy": "deepspeed", "FSDPStrategy": "fsdp", "XLAStrategy": "xla"}
-# Arguments of a script that mean the same wherever they are known, with the values for which they do.
+# Arguments of a script that mean the same wherever they are known, with what their values begin with; "" is any value.
 ARGUMENTS = {
-    "--deepspeed": (),
-    "--deepspeed_config": (),
-    "--use_deepspeed": (),
-    "--use_fsdp": (),
-    "--use_megatron_lm": (),
-    "--mixed_precision": ("fp8",),
+    "deepspeed": {"": "leave it out"},
+    "deepspeed_config": {"": "leave it out"},
+    "use_deepspeed": {"": "leave it out"},
+    "use_fsdp": {"": "leave it out"},
+    "use_megatron_lm": {"": "leave it out"},
+    "fsdp": dict.fromkeys(("full_shard", "shard_grad_op", "hybrid_shard"), "leave it out"),
+    "mixed_precision": {"fp8": "leave it out"},
 }
+# Those of LightningCLI and Hydra, such as `--trainer.strategy=fsdp`; without `trainer.` for a script of Lightning only.
+TRAINER_ARGUMENTS = KEYWORDS["lightning"]
 BRANCHES = (ast.If, ast.IfExp, ast.Try, ast.For, ast.AsyncFor, ast.While, ast.Match, ast.BoolOp, ast.ExceptHandler)
 
 
 def foreign_precision(source: SourceFiles, arguments: Sequence[str]) -> str:
     """Return why no arm but `script` can train a script, with the place; "" where that is not certain."""
+    is_lightning = any(head in LIGHTNING_PACKAGES for file in source.files for head in _imported(file.tree))
     for number, argument in enumerate(arguments):
         name, has_value, value = argument.partition("=")
-        values = ARGUMENTS.get(name.replace("-", "_").replace("__", "--", 1))
-        if values is not None:
-            given = value if has_value else next(iter(arguments[number + 1 : number + 2]), "")
-            if not values or given in values:
-                shown = " ".join([name, *([given] if values else [])])
-                return f"{_refusal(f'the argument {shown}', 'leave it out')}"
+        key = name.lstrip("-+").replace("-", "_")
+        known = ARGUMENTS.get(key, {}) if name.startswith("--") else {}
+        if key.startswith("trainer.") or (is_lightning and name.startswith("--")):
+            known = TRAINER_ARGUMENTS.get(key.removeprefix("trainer.").removesuffix(".class_path"), known)
+        given = value if has_value else next(iter(arguments[number + 1 : number + 2]), "")
+        given = given.strip("'\"")
+        for begins, advice in known.items():
+            if STRATEGIES.get(given.rpartition(".")[2], given).startswith(begins):
+                shown = f"{name} {given}" if begins else name
+                return _refusal(f"the argument {shown}", advice)
     found = [(place, what) for file in source.files for place, what in _constructed(file.tree, str(file.path))]
     if found and all(what for _, what in found):
         return f"{found[0][0]}: {found[0][1]}"
     return ""
+
+
+def _imported(tree: ast.Module) -> Iterator[str]:
+    """Yield the first parts of the names that a file imports."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield (node.module or "").partition(".")[0]
 
 
 def _refusal(what: str, advice: str) -> str:

@@ -155,6 +155,12 @@ def test_precisions_that_may_be_replaced_are_not(tmp_path: Path, text: str) -> N
         (("-m", "--mixed-precision", "fp8"), "the argument --mixed-precision fp8 has"),
         (("--mixed_precision=fp8",), "the argument --mixed_precision fp8 has"),
         (("--mixed_precision", "bf16", "--deepspeed_note"), ""),
+        (("--fsdp", "full_shard auto_wrap"), "the argument --fsdp full_shard auto_wrap has"),
+        (("--trainer.strategy=deepspeed_stage_2",), "the argument --trainer.strategy deepspeed_stage_2 has"),
+        (("--trainer.strategy.class_path", "lightning.pytorch.strategies.FSDPStrategy"), "the argument --trainer.s"),
+        (("+trainer.precision=64-true",), "the argument +trainer.precision 64-true has"),
+        (("trainer.precision=16-mixed", "--trainer.strategy", "ddp"), ""),
+        (("--precision", "64", "--strategy", "fsdp"), ""),  # of a script that is none of Lightning's
     ],
 )
 def test_arguments_name_precisions(tmp_path: Path, arguments: tuple[str, ...], refusal: str) -> None:
@@ -164,3 +170,22 @@ def test_arguments_name_precisions(tmp_path: Path, arguments: tuple[str, ...], r
     why = why_refused(script_config([str(script), *arguments]), Arm.parse("bf16"))
     assert why.startswith(refusal)
     assert bool(why) == bool(refusal)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "refusal"),
+    [
+        (("--precision", "64-true"), "the argument --precision 64-true has"),
+        (("--precision", "bf16-mixed", "--strategy=fsdp_cpu_offload"), "the argument --strategy fsdp_cpu_offload has"),
+        (("--precision=transformer-engine",), "the argument --precision transformer-engine has"),
+        (("--precision", "32", "--strategy", "ddp", "--devices", "64"), ""),
+    ],
+)
+def test_arguments_of_a_script_of_lightning(tmp_path: Path, arguments: tuple[str, ...], refusal: str) -> None:
+    """Names that other scripts use for other things count where the script imports Lightning."""
+    script = tmp_path / "train.py"
+    script.write_text(LIGHTNING.format("precision=args.precision, strategy=args.strategy"))
+    why = why_refused(script_config([str(script), *arguments]), Arm.parse("bf16"))
+    assert why.startswith(refusal)
+    assert bool(why) == bool(refusal)
+    assert why_refused(script_config([str(script), *arguments]), Arm.parse("script")) == ""
