@@ -41,7 +41,7 @@ from workloads import WORKLOADS, sgd
 
 from ampcompare.apex.amp import _amp_state
 from ampcompare.launch.distributed_env import DistributedEnv
-from ampcompare.launch.worker.process_group import process_group
+from ampcompare.launch.worker.rank import process_group
 from ampcompare.precision.cpu_half import cpu_half
 from ampcompare.precision.factory import make_precision
 from ampcompare.settings.config import ParallelConfig

@@ -54,7 +54,7 @@ from ampcompare.analysis.inference.looks import error_rate_of_next
 from ampcompare.analysis.inference.margins import AccuracyMargin, margin_error, parse_margin, resolve_margin
 from ampcompare.analysis.inference.sample_size import stein_pairs
 from ampcompare.analysis.inference.verdict import Verdict, decide
-from ampcompare.experiment.adaptive_seeds import pilot_seeds
+from ampcompare.experiment.compare import pilot_seeds
 from ampcompare.records.look import Look
 
 IMAGES = 360

@@ -241,7 +241,7 @@ def forked_children(forking: types.SimpleNamespace, monkeypatch: pytest.MonkeyPa
 @pytest.fixture
 def forked_servers(forking: types.SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let process servers start in milliseconds, from a process that has torch loaded."""
-    monkeypatch.setattr("ampcompare.launch.server_process.subprocess", forking)
+    monkeypatch.setattr("ampcompare.launch.forked.subprocess", forking)
 
 
 @pytest.fixture

@@ -7,24 +7,26 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeGuard
 
-from ampcompare.analysis.answer.headline import headline
+from ampcompare.analysis.answer.headline import details, headline
 from ampcompare.analysis.answer.next_step import next_steps
-from ampcompare.analysis.answer.recommendation import details
 from ampcompare.analysis.inference.criteria import Criteria
 from ampcompare.analysis.inference.effect import MIN_PAIRS, Effect, wilson
 from ampcompare.analysis.inference.looks import Design
 from ampcompare.analysis.inference.verdict import Verdict
-from ampcompare.analysis.runs.circumstances import circumstances
-from ampcompare.analysis.runs.comparability import foreign_steps, memory_reason
+from ampcompare.analysis.runs.comparability import circumstances, foreign_steps, memory_reason, script_sentences
 from ampcompare.analysis.runs.counterparts import find_twins, twin_sentence
 from ampcompare.analysis.runs.pairs import Pair, conditional, counterparts, finished, pairs_by_seed
 from ampcompare.analysis.runs.record_checks import unique_runs
 from ampcompare.analysis.runs.scores import metric_of, one_metric
-from ampcompare.analysis.runs.script_pairs import script_sentences
 from ampcompare.analysis.runs.time_validity import invalid_reason, invalid_reason_of_arm
-from ampcompare.analysis.verdicts.accuracy import accuracy_effect, accuracy_margin, accuracy_verdicts, failure_verdict
+from ampcompare.analysis.verdicts.accuracy import (
+    accuracy_effect,
+    accuracy_margin,
+    accuracy_verdicts,
+    failure_verdict,
+    precision_rows,
+)
 from ampcompare.analysis.verdicts.loss_tail import loss_verdicts, tail_loss
-from ampcompare.analysis.verdicts.other_precisions import precision_rows
 from ampcompare.analysis.verdicts.samples import compare_samples, sample_sentences, samples_noun
 from ampcompare.analysis.verdicts.step_time import ratio_of, rounds_sentence, step_times, time_verdicts
 from ampcompare.records.comparison import ArmSummary, Comparison

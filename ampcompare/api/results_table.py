@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ampcompare.analysis.inference.criteria import Criteria, Preference
-from ampcompare.analysis.tables.columns import TableOptions
-from ampcompare.analysis.tables.csv_table import read_table_file
+from ampcompare.analysis.tables.csv_table import TableOptions, read_table_file
 from ampcompare.analysis.tables.external import judge
-from ampcompare.analysis.tables.metrics import Better
+from ampcompare.analysis.tables.quantities import Better
 from ampcompare.backends.arm import same_arm
 from ampcompare.records.comparison import Comparison
 

@@ -79,7 +79,7 @@ def show_checks(outcome: ComparisonOutcome, *, quiet: bool) -> None:
 
 def show_plan(planned: PlannedComparison, *, as_json: bool) -> None:
     """Print the cells of a plan and an estimate of their time and memory."""
-    from ampcompare.experiment.estimate import estimate
+    from ampcompare.experiment.time_left import estimate
     from ampcompare.records.run import dump_json
 
     plan, folder = planned.plan, planned.folder

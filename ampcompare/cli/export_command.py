@@ -45,7 +45,7 @@ def command(run: str | None, tracker: str, output: str | None, project: str) -> 
     MLFLOW_TRACKING_URI names a server.
     """
     from ampcompare.experiment.load import reload_comparison
-    from ampcompare.experiment.run_list import newest_run
+    from ampcompare.experiment.run_folder import newest_run
     from ampcompare.report.export import make_exporter
 
     folder = newest_run() if run is None else Path(run)

@@ -18,8 +18,7 @@ from ampcompare.cli.output import say
 from ampcompare.cli.values import ARM, FILE
 
 if TYPE_CHECKING:
-    from ampcompare.analysis.tables.columns import TableOptions
-    from ampcompare.analysis.tables.csv_table import ResultsTable
+    from ampcompare.analysis.tables.csv_table import ResultsTable, TableOptions
 
 __all__ = ["command"]
 
@@ -74,7 +73,7 @@ def command(table: str | None, as_json: bool, **parameters: Any) -> int:
     text, must be equal for arms to be compared; other numeric columns are not judged, and the output names them.
     """
     from ampcompare.analysis.inference.criteria import Criteria
-    from ampcompare.analysis.tables.columns import TableOptions
+    from ampcompare.analysis.tables.csv_table import TableOptions
     from ampcompare.analysis.tables.external import EXAMPLE_SD, example_table, judge
     from ampcompare.report.base import FORMATS
 

@@ -13,9 +13,9 @@ import click
 
 from ampcompare.base.errors import ConfigError, Ended
 from ampcompare.cli.help import MACHINE, PROCESSES, add_options, option, options_of
+from ampcompare.cli.options import typed_command, wait_seconds
 from ampcompare.cli.output import leave_closed_terminal
 from ampcompare.cli.values import JOBS
-from ampcompare.cli.waiting import typed_command, wait_seconds
 
 if TYPE_CHECKING:
     from ampcompare.experiment.options import LaunchOptions

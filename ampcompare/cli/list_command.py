@@ -14,7 +14,7 @@ from ampcompare.cli.help import Command
 from ampcompare.cli.values import FOLDER, Choice
 
 if TYPE_CHECKING:
-    from ampcompare.experiment.run_list import RunFolder
+    from ampcompare.experiment.run_folder import RunFolder
 
 __all__ = ["command", "run_row"]
 
@@ -54,7 +54,7 @@ def command(what: str, folder: str | None) -> int:
 
 
 def _list_runs(folder: str | None) -> int:
-    from ampcompare.experiment.run_list import DEFAULT_FOLDER, describe_run, find_runs
+    from ampcompare.experiment.run_folder import DEFAULT_FOLDER, describe_run, find_runs
     from ampcompare.report.tables import listing, room
 
     root = Path(folder) if folder is not None else DEFAULT_FOLDER

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import math
+import re
+import shlex
+import sys
 from collections.abc import Callable
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
+from ampcompare.base.errors import ConfigError
+from ampcompare.base.secrets import hide
 from ampcompare.cli.help import (
     CHECKPOINTS,
     COMPARISON,
@@ -35,7 +41,6 @@ from ampcompare.cli.values import (
     Name,
     Place,
 )
-from ampcompare.cli.waiting import wait_option
 from ampcompare.settings.config import RunConfig
 
 __all__ = [
@@ -47,6 +52,9 @@ __all__ = [
     "parameter_of",
     "printing_options",
     "recipe_options",
+    "typed_command",
+    "wait_option",
+    "wait_seconds",
 ]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -285,3 +293,41 @@ def number_or_text(value: str | None) -> float | str | None:
         return None if value is None else float(value)
     except ValueError:
         return value
+
+
+FOREVER = "forever"
+
+
+def wait_option() -> Callable[..., Any]:
+    """Return the option `--wait [TIME]`."""
+    return option(
+        "--wait",
+        group=OUTPUT,
+        is_flag=False,
+        flag_value=FOREVER,
+        metavar="[TIME]",
+        help="wait while another command uses the run directory, at most this long",
+    )
+
+
+def wait_seconds(wait: str | None) -> float:
+    """Return how long to wait for another command.
+
+    Raises:
+        ConfigError: it is not a time.
+    """
+    from ampcompare.settings.durations import parse_duration
+
+    if wait is None:
+        return 0.0
+    if wait == FOREVER:
+        return math.inf
+    seconds = float(wait) if re.fullmatch(r"\d{1,9}(\.\d{1,9})?", wait) else parse_duration(wait)
+    if seconds is None:
+        raise ConfigError(f"--wait {wait!r} is not a time such as 30 (seconds), 10m or 1h30m")
+    return seconds
+
+
+def typed_command() -> str:
+    """Return the command line of this process, as it would be typed, with placeholders for secrets."""
+    return shlex.join(["ampcompare", *hide(sys.argv[1:])])

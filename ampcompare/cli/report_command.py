@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shlex
+import tempfile
+import webbrowser
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import click
@@ -11,9 +15,10 @@ from ampcompare.base.errors import ConfigError, RecordError
 from ampcompare.base.formatting import printable
 from ampcompare.cli.comparison_output import details_option, terminal_text
 from ampcompare.cli.help import ARMS, OUTPUT, Command, option
-from ampcompare.cli.report_output import ReportTarget, give_report, target_from
+from ampcompare.cli.output import say
 from ampcompare.cli.values import ARM, FILE, Choice, Place
-from ampcompare.report.base import FORMATS
+from ampcompare.report.base import FORMATS, write_report
+from ampcompare.report.tables import room
 
 __all__ = ["command"]
 
@@ -77,7 +82,7 @@ def command(
     """
     from ampcompare.script.legacy.record.summary import is_exec_record
 
-    target = target_from(form, output, open_page)
+    target = _target_from(form, output, open_page)
     files = [Path(path) for path in paths] or [_newest()]
     of_exec = [path for path in files if is_exec_record(path)]
     if of_exec and len(of_exec) < len(files):
@@ -85,7 +90,7 @@ def command(
     if of_exec:
         if reference is not None:
             raise ConfigError("--reference is for arms of a comparison; records of exec have none")
-        give_report(_exec_report(of_exec, target), target, beside=None)
+        _give_report(_exec_report(of_exec, target), target, beside=None)
         return 0
     if reference is not None and len(files) > 1:
         raise ConfigError("--reference needs exactly one run directory; name a single one")
@@ -93,14 +98,14 @@ def command(
     target = target.resolved(beside)
     names = [name.strip() for name in columns.split(",") if name.strip()]
     text, excluded = _report(files, target, reference, details=details, columns=names)
-    give_report(text, target, beside=beside)
+    _give_report(text, target, beside=beside)
     for line in excluded:
         click.echo(f"ampcompare: not used: {printable(line, 2000)}", err=True)
     return RecordError.exit_code if excluded else 0
 
 
 def _newest() -> Path:
-    from ampcompare.experiment.run_list import newest_runs
+    from ampcompare.experiment.run_folder import newest_runs
 
     found, *others = newest_runs()
     line = f"the newest run directory: {printable(str(found), 300)}"
@@ -112,20 +117,18 @@ def _newest() -> Path:
     return found
 
 
-def _exec_report(paths: list[Path], target: ReportTarget) -> str:
-    from ampcompare.script.legacy.record.render import render_records
-    from ampcompare.script.legacy.record.summary import read_exec_record
+def _exec_report(paths: list[Path], target: _ReportTarget) -> str:
+    from ampcompare.script.legacy.record.summary import read_exec_record, render_records
 
     return render_records(paths, [read_exec_record(path) for path in paths], target.form, target.width)
 
 
 def _report(
-    paths: list[Path], target: ReportTarget, reference: str | None, *, details: bool, columns: list[str]
+    paths: list[Path], target: _ReportTarget, reference: str | None, *, details: bool, columns: list[str]
 ) -> tuple[str, list[str]]:
     """Return the report of one experiment, or the forest of several, and which records are not used."""
     from ampcompare.analysis.forest import make_forest
-    from ampcompare.experiment.load import reload_comparison
-    from ampcompare.experiment.load_several import reload_experiments
+    from ampcompare.experiment.load import reload_comparison, reload_experiments
     from ampcompare.report.base import log_links
     from ampcompare.report.forest import render_forest
 
@@ -141,3 +144,79 @@ def _report(
         return terminal_text(comparison, details=details, to_file=target.file is not None, columns=columns), excluded
     links = log_links(comparison, paths, target.file.parent) if target.file else {}
     return FORMATS[target.form].reporter(target.width, links, columns).render(comparison), excluded
+
+
+SUFFIXES = {
+    ".html": "html",
+    ".htm": "html",
+    ".md": "md",
+    ".csv": "csv",
+    ".json": "json",
+    ".tex": "latex",
+    ".txt": "table",
+}
+
+
+@dataclass(frozen=True)
+class _ReportTarget:
+    """Where a report goes.
+
+    Attributes:
+        form: name in `FORMATS`.
+        file: None for standard output.
+        shown: open it in a browser.
+    """
+
+    form: str
+    file: Path | None
+    shown: bool
+
+    @property
+    def width(self) -> int | None:
+        """Of the terminal that a table is for; None for a file."""
+        return room() if self.file is None else None
+
+    def resolved(self, run: Path | None) -> _ReportTarget:
+        """Return the target with a file for a page that is shown and has none: that of its run directory."""
+        if not self.shown or self.file is not None:
+            return self
+        if run is not None and os.access(run, os.W_OK):
+            return replace(self, file=run / "report.html")
+        return replace(self, file=Path(tempfile.mkdtemp(prefix="ampcompare-report-")) / "report.html")
+
+
+def _target_from(form: str | None, output: str | None, shown: bool) -> _ReportTarget:
+    """Return where a report goes, from the options of the command.
+
+    Raises:
+        ConfigError: the options do not go together.
+    """
+    if shown and form not in (None, "html"):
+        raise ConfigError(f"--open shows the HTML page, and --format asks for {form}; give only one of them")
+    if shown and output == "-":
+        raise ConfigError("--open shows a file, and --output - is standard output; give only one of them")
+    if output in (None, "-"):
+        return _ReportTarget("html" if shown else form or "table", None, shown)
+    path = Path(str(output))
+    into_folder = path.is_dir() or str(output).endswith(os.sep)
+    chosen = form or ("html" if shown else "table" if into_folder else SUFFIXES.get(path.suffix.lower()))
+    if chosen is None:
+        raise ConfigError(f"--output {output!r} does not say which format; add --format {'|'.join(FORMATS)}")
+    suffix = next(suffix for suffix, name in SUFFIXES.items() if name == chosen)
+    return _ReportTarget(chosen, path / f"report{suffix}" if into_folder else path, shown)
+
+
+def _give_report(text: str, target: _ReportTarget, *, beside: Path | None) -> None:
+    """Write a report to its file, and show it if that is asked for; without a file, to standard output.
+
+    Raises:
+        EnvironmentUnfit: the file cannot be written.
+    """
+    target = target.resolved(beside)
+    if target.file is None:
+        say(text, nl=False)
+        return
+    write_report(text, target.file)
+    click.echo(f"report: {printable(str(target.file), 500)}", err=True)
+    if target.shown and not webbrowser.open(target.file.resolve().as_uri()):
+        click.echo("note: no browser was found; open that file, or copy it to a machine with one", err=True)

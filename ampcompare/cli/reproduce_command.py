@@ -8,9 +8,8 @@ import click
 
 from ampcompare.cli.help import OUTPUT, Command, option, options_of
 from ampcompare.cli.launching import options_by_name, pool_options, save_at_signals
-from ampcompare.cli.options import printing_options
+from ampcompare.cli.options import printing_options, wait_option
 from ampcompare.cli.values import CLAIM, FOLDER, Choice
-from ampcompare.cli.waiting import wait_option
 from ampcompare.experiment.claims.definition import OLD_STUDIES, STUDIES
 from ampcompare.experiment.options import StudyOptions, to_seconds
 

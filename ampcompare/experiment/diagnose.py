@@ -2,21 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ampcompare.backends.arm import Arm
+from ampcompare.base.environment.threads import THREAD_VARIABLES
+from ampcompare.base.errors import AmpCompareError, ConfigError, EnvironmentUnfit, LaunchError
+from ampcompare.base.isolate.start import start_command
+from ampcompare.diagnosis.cures import Tested, verdict_of, with_cure
 from ampcompare.diagnosis.in_child import diagnose_in_child
-from ampcompare.diagnosis.options import DiagnoseOptions
-from ampcompare.experiment.diagnose_script import diagnose_script
+from ampcompare.diagnosis.options import DiagnoseOptions, Request
+from ampcompare.launch.cell_files import log_tail
 from ampcompare.launch.places import find_places
+from ampcompare.launch.script.children import RECORD
+from ampcompare.launch.script.rows import read_rows
+from ampcompare.launch.script.supervise import end_family
+from ampcompare.records.diagnosis import Diagnosis
 from ampcompare.report.diagnosis_files import write_diagnosis
+from ampcompare.settings.config import RunConfig
 
 if TYPE_CHECKING:
     from ampcompare.diagnosis.measure import Loop
-    from ampcompare.records.diagnosis import Diagnosis
 
-__all__ = ["DiagnoseOptions", "diagnose"]
+__all__ = [
+    "ENDED",
+    "ERRORS",
+    "DiagnoseOptions",
+    "diagnose",
+    "diagnose_script",
+    "error_of",
+    "run_watched",
+    "watched_settings",
+]
 
 
 def diagnose(
@@ -58,3 +84,219 @@ def _diagnose(options: DiagnoseOptions, loop: Loop | None, say: Callable[[str], 
     if options.config.script is not None:
         return diagnose_script(options, say, environment)
     return diagnose_in_child(options, environment=environment)
+
+
+MAX_RUNS = 12  # of candidates: each trains the script from its start
+TIME_LIMIT = 3600.0
+SECONDS_TO_END = 3.0  # for other ranks, behind the watched one
+SECONDS_BETWEEN_LOOKS = 0.1
+SECONDS_OF_TORCHRUN = 40.0  # it kills a rank that ignores SIGTERM for 30 s
+ENDED = "ended.txt"
+LOG = "log.txt"
+NOTE = "ampcompare: "
+BEYOND_FP16 = "a number in that line is beyond 65504, the largest fp16 number: use torch.finfo(tensor.dtype).min or max"
+ERRORS: dict[int, type[AmpCompareError]] = {2: ConfigError, 4: EnvironmentUnfit}
+
+
+def diagnose_script(
+    options: DiagnoseOptions,
+    say: Callable[[str], None] = lambda line: None,
+    environment: Mapping[str, str] | None = None,
+) -> Diagnosis:
+    """Run a script under the arm of a configuration, watched, and again under candidates of a cure.
+
+    Args:
+        options: their configuration names a script.
+        say: called with a line before each run.
+        environment: variables that the script gets in addition.
+
+    Raises:
+        ConfigError: options that cannot be used, or a script that cannot run under the arm.
+        EnvironmentUnfit: this machine lacks something.
+        LaunchError: the script failed, or made no step through apex.amp or torch.amp.
+    """
+    options.check()
+    arm = options.config.parsed_arm
+    begun = time.perf_counter()
+    with tempfile.TemporaryDirectory(prefix="ampcompare-diagnose-") as name:
+        runs = _Runs(options, Path(name), environment or {})
+        say(f"running the script under {arm}, watched, for {options.steps} steps")
+        found, _, device_type = runs.run(arm, ())
+        if not options.cures or not found.faults:
+            return found
+        once = time.perf_counter() - begun
+
+        def tested(other: Arm, lines: Sequence[str]) -> Tested:
+            what = f"{other}, with {' and '.join(lines)} in fp32" if lines else str(other)
+            say(f"running it again from its start under {what} (about {once:.0f} s, at most {MAX_RUNS} such runs)")
+            seen, functions, _ = runs.run(other, lines)
+            return Tested(seen.faults, functions)
+
+        found = with_cure(found, arm, tested, device_type=device_type, most=MAX_RUNS)
+    if not found.trials:
+        return found
+    seconds = time.perf_counter() - begun
+    cost = f"the script ran {1 + len(found.trials)} times from its start, {seconds:.0f} s in all"
+    return found.model_copy(update={"notes": [*found.notes, cost]})
+
+
+class _Runs:
+    """Runs of one script, each in a separate process and with its own folder."""
+
+    def __init__(self, options: DiagnoseOptions, folder: Path, environment: Mapping[str, str]) -> None:
+        self._options = options
+        self._environment = environment
+        self._folder = folder
+        self._count = 0
+
+    def run(self, arm: Arm, lines: Sequence[str]) -> tuple[Diagnosis, list[str], str]:
+        """Return the observation of a run, the functions kept in fp32 by their line, and the device's type."""
+        folder = self._folder / str(self._count)
+        self._count += 1
+        folder.mkdir()
+        answer = folder / "answer.json"
+        self._request(arm, lines, folder, answer).write(folder / "request.json")
+        code = run_watched(self._options.config, folder, "ampcompare.script.diagnosed", self._environment)
+        if not answer.exists():
+            raise ERRORS.get(code, LaunchError)(_failure_of(code, folder))
+        read = json.loads(answer.read_text(encoding="utf-8"))
+        script = self._options.config.script
+        assert script is not None
+        failure = error_of(code, folder) if code else ""
+        found = Diagnosis.model_validate({**read["diagnosis"], "script": script.command, "failure": failure})
+        found = found.model_copy(update={"verdict": verdict_of(arm, found)})
+        return found, read["functions"], read["device"]
+
+    def _request(self, arm: Arm, lines: Sequence[str], folder: Path, answer: Path) -> Request:
+        options, config = self._options, self._options.config
+        script = config.script
+        assert script is not None
+        return Request(
+            settings=watched_settings(config, arm, folder),
+            is_module=script.is_module,
+            steps=options.steps,
+            at=list(options.at),
+            reference=options.reference,
+            lines=list(lines),
+            rank=options.rank,
+            answer=str(answer),
+            ended=str(folder / ENDED),
+        )
+
+
+def watched_settings(config: RunConfig, arm: Arm, folder: Path) -> dict[str, Any]:
+    """Return the fields of `ExecSettings` for a script that is watched under an arm, by their names.
+
+    Args:
+        folder: of the run, where the record of the script comes.
+    """
+    script, seed = config.script, config.recipe.seed
+    assert script is not None
+    return {
+        "engine": "nvidia" if arm.options.get("engine") == "nvidia" else "compat",
+        "arm": str(arm),
+        "seed": seed,
+        "record": str(folder / RECORD),
+        "device": "cpu" if config.device == "cpu" else None,
+        "compat_torch": script.compat_torch,
+        "guards": "off",
+        "name": script.name,
+        "arguments": script.arguments_for(seed, config.arm, folder),
+    }
+
+
+def run_watched(config: RunConfig, folder: Path, module: str, environment: Mapping[str, str] | None = None) -> int:
+    """Run a module that watches the script of a configuration, to its end, and return its exit code.
+
+    Args:
+        folder: of the run, with `request.json`, which the module is passed.
+        module: that runs as `python -m`, once or on each rank.
+        environment: added to that of this process.
+
+    Raises:
+        LaunchError: it did not end in time.
+    """
+    start = [sys.executable]
+    if config.processes > 1:
+        start += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(config.processes)]
+    threads = dict.fromkeys(THREAD_VARIABLES, str(config.threads))
+    own = {
+        "AMPCOMPARE_CELL_DIR": str(folder),
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONWARNINGS": "ignore",
+        "TORCHDYNAMO_DISABLE": "1",
+    }
+    command = start_command("ampcompare.launch.script.supervise", *start, "-m", module, str(folder / "request.json"))
+    with (folder / LOG).open("wb") as log:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,  # held open: the run ends with this process
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env={**threads, **os.environ, **(environment or {}), **own},
+            start_new_session=True,
+        )
+        try:
+            return _exit_code(process, folder / ENDED)
+        finally:
+            _end(process)
+            assert process.stdin is not None
+            process.stdin.close()
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Stop all running processes; torchrun gets time to end its ranks, which are in their own sessions."""
+    if process.poll() is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=SECONDS_OF_TORCHRUN)
+    end_family(process.pid)
+    process.wait()
+
+
+def _exit_code(process: subprocess.Popen[bytes], ended: Path) -> int:
+    """Return the exit code of the watched process of a run, at its end.
+
+    Other ranks get some seconds after the watched one has ended: they may still be running, waiting for it.
+
+    Raises:
+        LaunchError: it did not end in time.
+    """
+    deadline = time.monotonic() + TIME_LIMIT
+    while time.monotonic() < deadline:
+        seconds = SECONDS_TO_END if ended.exists() else SECONDS_BETWEEN_LOOKS
+        try:
+            code = process.wait(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            if seconds == SECONDS_BETWEEN_LOOKS:
+                continue
+            code = 0
+        text = ended.read_text(encoding="utf-8") if ended.exists() else ""
+        return int(text) if text else code
+    raise LaunchError(f"the script had not made its steps after {TIME_LIMIT:g} s and was ended")
+
+
+def _last_note(log: Path) -> str:
+    """Return the last line of ampcompare in the output of a run; torchrun may have written more after it."""
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    return next((line.removeprefix(NOTE) for line in reversed(lines) if line.startswith(NOTE)), "")
+
+
+def error_of(code: int, folder: Path) -> str:
+    """Return why a script ended with an exit code other than 0."""
+    error = (read_rows(folder / RECORD).ended or {}).get("error")
+    text = str(error or _last_note(folder / LOG) or log_tail(folder) or f"exit code {code}")[:1000]
+    return f"{text}; {BEYOND_FP16}" if "c10::Half without overflow" in text else text
+
+
+def _failure_of(code: int, folder: Path) -> str:
+    """Return why a run showed nothing."""
+    if code < 0:
+        return f"the script was killed by {signal.Signals(-code).name}"
+    if code != 0:
+        return f"the script showed no step to watch: {error_of(code, folder)}"
+    return (
+        "the script ended without a step to watch: a step is a backward pass and an optimizer step that go through "
+        "apex.amp or torch.amp, in the started process or its ranks (--nproc-per-node)"
+    )

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import ConfigError, LaunchError
-from ampcompare.experiment.batch_search import largest_passing
 from ampcompare.experiment.preflight import check_cells
 from ampcompare.launch.base import Launcher
 from ampcompare.launch.places import Places, find_places
@@ -18,7 +17,7 @@ from ampcompare.records.run import RunRecord
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.validation import validated
 
-__all__ = ["BatchLimit", "BatchSearch", "Try", "configs_of", "find_batches", "places_of_tries"]
+__all__ = ["BatchLimit", "BatchSearch", "Try", "configs_of", "find_batches", "largest_passing", "places_of_tries"]
 
 STEPS = 5  # the first ones may overflow, and an optimizer creates its state in the first one that does not
 GIB = 2**30
@@ -220,3 +219,35 @@ def _judge(record: RunRecord, batch: int, limit: int | None) -> Try:
     if limit is not None and peak > limit:
         return Try(batch, f"takes {peak / GIB:.2f} GiB of {limit / GIB:.2f}", peak)
     return Try(batch, "", peak)
+
+
+def largest_passing(passes: Callable[[int], bool], start: int, *, multiple: int = 1, precision: float = 1 / 16) -> int:
+    """Return the largest multiple that passes, or one that is smaller by at most `precision` of it; 0 if none does.
+
+    Every number is tested once at most. What passes at a number must pass at every smaller one.
+
+    Args:
+        start: first number; doubled while it passes, else halved.
+        multiple: numbers are multiples of it.
+        precision: relative distance between what passes and what does not at which the search ends.
+    """
+    first = max(1, start // multiple)
+    low, high = 0, 0  # in multiples; `high` is 0 while nothing has failed
+    at = first
+    while at and not high:
+        if passes(at * multiple):
+            low, at = at, 2 * at
+        else:
+            high = at
+    while high and not low and (at := high // 2):
+        if passes(at * multiple):
+            low = at
+        else:
+            high = at
+    while low and high - low > max(1, low * precision):
+        middle = (low + high) // 2
+        if passes(middle * multiple):
+            low = middle
+        else:
+            high = middle
+    return low * multiple

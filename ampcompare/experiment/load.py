@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from math import isclose
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from ampcompare.analysis.answer.headline import CORRECTED, headline
@@ -22,20 +23,22 @@ from ampcompare.analysis.inference.looks import Design, changes_sentence, error_
 from ampcompare.analysis.runs.comparability import changed_settings, settings
 from ampcompare.analysis.runs.record_checks import contradiction, implausible, read_checked
 from ampcompare.analysis.summary import summarize
-from ampcompare.base.errors import ConfigError, RecordError
+from ampcompare.backends.arm import Arm
+from ampcompare.base.errors import ConfigError, EnvironmentUnfit, RecordError, close_matches
 from ampcompare.base.files.read import FileFault, read_json
-from ampcompare.experiment.journal import NO_PLAN, Journal, read_looks
+from ampcompare.base.files.write import write_atomically
+from ampcompare.experiment.journal import NO_PLAN, Journal, journal_head, read_looks
 from ampcompare.experiment.profile_sentences import with_profile
-from ampcompare.experiment.reference_look import NO_JOURNAL, chosen_reference, compare_against
 from ampcompare.experiment.run import labeled, load_records
+from ampcompare.experiment.run_folder import LOCK
 from ampcompare.records.comparison import Comparison, read_comparison
 from ampcompare.records.look import Look
 from ampcompare.records.published import Published
-from ampcompare.records.run import RunRecord
+from ampcompare.records.run import RunRecord, dump_json
 from ampcompare.settings.digest import settings_digest
 from ampcompare.settings.validation import validated
 
-__all__ = ["reload_comparison"]
+__all__ = ["reload_comparison", "reload_experiments"]
 
 
 class _StoredPlan(BaseModel):
@@ -96,7 +99,7 @@ def reload_comparison(path: Path, *, reference: str | None = None) -> Comparison
     if isinstance(kind, dict) and "records" in kind:
         return with_profile(_checked_report(path, kind, read_comparison(path), reference), path.parent)
     record = read_checked(path)
-    chosen_reference(reference or record.arm, [record.arm])
+    _chosen_reference(reference or record.arm, [record.arm])
     return summarize([record], arms=[record.arm], reference=record.arm)
 
 
@@ -108,7 +111,7 @@ def _from_folder(folder: Path, reference: str | None) -> Comparison:
         looks = tuple(read_looks(folder))
         first = "fp32" if "fp32" in arms else arms[0]
         return summarize(
-            records, arms=arms, reference=chosen_reference(reference or first, arms), excluded=excluded,
+            records, arms=arms, reference=_chosen_reference(reference or first, arms), excluded=excluded,
             design=Design(0.0, 0.0, looks=looks, notes=(NO_PLAN,)) if looks else None,
         )  # fmt: skip
     plan = _read_plan(folder / "plan.json")
@@ -123,7 +126,7 @@ def _from_folder(folder: Path, reference: str | None) -> Comparison:
             excluded.append(f"{folder / 'plan.json'}: it says that {label} is cell {cell}, which is {whose}")
             continue
         mine.append(labeled(record, _row(label)))
-    other = chosen_reference(reference or plan.reference, plan.arms)
+    other = _chosen_reference(reference or plan.reference, plan.arms)
 
     def sum_up(design: Design | None) -> Comparison:
         return summarize(
@@ -133,7 +136,7 @@ def _from_folder(folder: Path, reference: str | None) -> Comparison:
 
     journal = _journal(folder, plan, other)
     if other != plan.reference:
-        return compare_against(journal, mine, sum_up, counted=plan.journal is not None)
+        return _compare_against(journal, mine, sum_up, counted=plan.journal is not None)
     return sum_up(journal.reread(mine, has_journal=plan.journal is not None))
 
 
@@ -162,7 +165,7 @@ def _is_value(text: str, value: object) -> bool:
 
 def _checked_report(path: Path, raw: Mapping[str, Any], comparison: Comparison, reference: str | None) -> Comparison:
     """Return a stored comparison unchanged, or summarized again if records have a fault or give other verdicts."""
-    chosen = chosen_reference(reference or comparison.reference, [row.arm for row in comparison.arms])
+    chosen = _chosen_reference(reference or comparison.reference, [row.arm for row in comparison.arms])
     if not comparison.records:
         if chosen != comparison.reference:
             raise RecordError(f"{path} holds no runs, only their summary against {comparison.reference}")
@@ -186,7 +189,7 @@ def _checked_report(path: Path, raw: Mapping[str, Any], comparison: Comparison, 
         else replace(terms, margin=look.margin, time_margin=look.time_margin, loss_margin=look.loss_margin),
         design=_design_of_report(comparison, look)
         if chosen == comparison.reference
-        else Design(0, 0, notes=(NO_JOURNAL,)),
+        else Design(0, 0, notes=(_NO_JOURNAL,)),
         published=comparison.published,
         excluded=excluded,
     )
@@ -279,3 +282,171 @@ def _refuse_a_mixture(folder: Path, records: Sequence[RunRecord]) -> None:
                 f"{folder} holds runs with different settings ({', '.join(apart)}), which one table cannot compare; "
                 "name one of their record.json files"
             )
+
+
+_NO_JOURNAL = (
+    "Nothing was tested: another reference is another look at these runs, and there is no journal here to count it. "
+    "Name a run directory of this version, or run that comparison in its own run directory."
+)
+NOT_WRITABLE = (
+    "Nothing was tested: another reference is another look at these runs, and it could not be counted because the run "
+    "directory is not writable."
+)
+
+
+def _chosen_reference(text: str, arms: Sequence[str]) -> str:
+    """Return the row that a text names: by its label, or by its arm in any spelling.
+
+    Raises:
+        ConfigError: no row has this name.
+    """
+    if text in arms:
+        return text
+    with contextlib.suppress(ConfigError):
+        if (canonical := str(Arm.parse(text))) in arms:
+            return canonical
+    close = close_matches(text, arms)
+    hint = f"; did you mean {close[0]}?" if close else ""
+    raise ConfigError(f"--reference {text!r} is not one of the arms of these runs: {', '.join(arms)}{hint}")
+
+
+def _compare_against(
+    journal: Journal, records: Sequence[RunRecord], summarize: Callable[[Design | None], Comparison], *, counted: bool
+) -> Comparison:
+    """Return the comparison against the reference of a journal that was made for it, and count the look.
+
+    The look is tested at the error rate that earlier looks left, and its text names the reference as a changed term.
+    The same reference again is the same look, which spends nothing.
+
+    Args:
+        journal: with the looks so far.
+        records: of the plan.
+        summarize: gives the comparison under a design.
+        counted: whether the version that wrote the run directory kept a journal.
+
+    Raises:
+        ConfigError: another command is using the run directory.
+    """
+    if not counted:
+        return summarize(Design(0.0, 0.0, notes=(_NO_JOURNAL,)))
+    design = journal.design(records)
+    if journal.looks and design.looks == journal.looks:
+        return summarize(design)  # it was looked at so before
+    ended = {f"{record.arm}@{record.config.recipe.seed}" for record in records if record.status != "interrupted"}
+    if not journal.cells.keys() <= ended:
+        return summarize(journal.untested())
+    lock = FileLock(journal.folder.resolve() / LOCK)
+    try:
+        with lock.acquire(timeout=0):
+            journal = replace(journal, looks=tuple(read_looks(journal.folder)))
+            comparison = journal.record(summarize(journal.design(records)))
+            _name_last_look(journal.folder)
+            return comparison
+    except Timeout:
+        raise ConfigError(
+            f"{journal.folder} is in use by another command, and another reference is a look that must be recorded "
+            f"there; try again when that command has ended"
+        ) from None
+    except (OSError, EnvironmentUnfit):
+        return summarize(journal.untested(NOT_WRITABLE))
+
+
+def _name_last_look(folder: Path) -> None:
+    """Write the last look's hash into the plan, so that a removed look is detected."""
+    path = folder / "plan.json"
+    plan = read_json(path)
+    head = journal_head(folder)
+    if plan.get("journal") != head:
+        write_atomically(path, dump_json({**plan, "journal": head}))
+
+
+def reload_experiments(paths: Sequence[Path]) -> list[tuple[str, Comparison]]:
+    """Read run directories or `report.json` files, and return experiments of different settings, each with a name.
+
+    Directories whose runs differ in nothing but arm and seed are summed up together, as if one command had run them.
+
+    Raises:
+        RecordError: one cannot be read or holds no runs, or two hold the same arm with the same seed.
+        ConfigError: two that belong together have different references or margins.
+    """
+    loaded = [(_name(path, paths), reload_comparison(path)) for path in paths]
+    for name, comparison in loaded:
+        if not comparison.records:
+            raise RecordError(f"{name} holds no runs, only their summary; name a run directory")
+    groups: list[list[tuple[str, Comparison]]] = []
+    for one in loaded:
+        group = next((group for group in groups if _same_settings(group[0][1], one[1])), None)
+        if group is None:
+            groups.append([one])
+        else:
+            group.append(one)
+    return [group[0] if len(group) == 1 else _together(group) for group in groups]
+
+
+def _name(path: Path, paths: Sequence[Path]) -> str:
+    """Return the last part of a path that distinguishes it from the others."""
+    names = [other.resolve().name for other in paths]
+    return path.resolve().name if names.count(path.resolve().name) == 1 else str(path)
+
+
+def _same_settings(one: Comparison, other: Comparison) -> bool:
+    return not changed_settings(_first(one).config, _first(other).config)
+
+
+def _first(comparison: Comparison) -> RunRecord:
+    """Return a record of the reference, or else of another arm."""
+    mine = (record for record in comparison.records if record.arm == comparison.reference)
+    return next(mine, comparison.records[0])
+
+
+def _together(group: Sequence[tuple[str, Comparison]]) -> tuple[str, Comparison]:
+    """Sum up the records of several directories of equal settings."""
+    first_name, first = group[0]
+    origin: dict[tuple[str, int], str] = {}  # of the directories before
+    for name, comparison in group:
+        if (comparison.reference, criteria_of(comparison)) != (first.reference, criteria_of(first)):
+            raise ConfigError(
+                f"{first_name} and {name} hold runs of the same settings, but have different references, margins or "
+                f"tags; name one of them"
+            )
+        keys = [(record.arm, record.config.recipe.seed) for record in comparison.records]
+        for arm, seed in keys:
+            if (arm, seed) in origin:
+                raise RecordError(
+                    f"{arm} with seed {seed} is in {origin[arm, seed]} and in {name}, which hold runs of the same "
+                    "settings; a run counts once, so name one of them"
+                )
+        origin |= dict.fromkeys(keys, name)
+    comparison = summarize(
+        [record for _, comparison in group for record in comparison.records],
+        arms=list(dict.fromkeys(row.arm for _, comparison in group for row in comparison.arms)),
+        reference=first.reference,
+        command="; ".join(comparison.command for _, comparison in group if comparison.command),
+        terms=criteria_of(first),
+        design=_design([comparison for _, comparison in group]),
+        published=first.published,
+        excluded=[line for _, comparison in group for line in comparison.excluded],
+    )
+    return " + ".join(name for name, _ in group), comparison
+
+
+def _design(comparisons: Sequence[Comparison]) -> Design | None:
+    """Return how runs of several directories are tested together; None where no journal has a look at any of them.
+
+    It is one more look at each. Its error rate is that of the next look at the directory with the least left, halved
+    for every further directory, since adding directories one by one looks again each time.
+    """
+    if not any(comparison.looks for comparison in comparisons):
+        return None
+    rates = [0.0 if comparison.error_rate == 0 else _next_error_rate(comparison) for comparison in comparisons]
+    rate = min(rates) / 2 ** (len(comparisons) - 2)
+    looks = "Runs of several directories, each of which was looked at before"
+    if not rate:
+        return Design(
+            0.0, 0.0, notes=(f"Nothing was tested: {looks.lower()}, and one of them has no error rate left to spend.",)
+        )
+    return Design(rate, rate / 2, notes=(f"{looks}: one more look, tested at an error rate of {100 * rate:.3g} %.",))
+
+
+def _next_error_rate(comparison: Comparison) -> float:
+    return error_rate_of_next(comparison.looks, comparison.looks[-1].planned if comparison.looks else None)

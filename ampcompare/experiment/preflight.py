@@ -15,7 +15,7 @@ from ampcompare.base.errors import BackendUnavailable, EnvironmentUnfit, Unsuppo
 from ampcompare.base.files.find_module import find_module
 from ampcompare.checkpoint.store.frame import require_checkpoint
 from ampcompare.launch.distributed_env import is_rank
-from ampcompare.launch.script.refusals.arms import why_refused
+from ampcompare.launch.script.refusals import why_refused
 from ampcompare.launch.slurm import require_slurm
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.optimizers import require_optimizer

@@ -8,20 +8,20 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ampcompare.base.errors import AmpCompareError, ConfigError
+from ampcompare.base.errors import AmpCompareError, ConfigError, LaunchError
 from ampcompare.base.files.write import write_atomically
-from ampcompare.experiment.profile_script import profile_script
-from ampcompare.profiling.options import ProfileOptions, profile_in_child
+from ampcompare.experiment.diagnose import ENDED, ERRORS, error_of, run_watched, watched_settings
+from ampcompare.profiling.options import ProfileOptions, ProfileRequest, profile_in_child
 from ampcompare.profiling.reasons import headline_of, with_reasons
 from ampcompare.profiling.trace import merged_trace
-from ampcompare.records.profile import ArmProfile, Profile
+from ampcompare.records.profile import ArmProfile, Profile, RankTimes
 from ampcompare.report.profile_files import write_profile
 from ampcompare.settings.config import RunConfig
 
 if TYPE_CHECKING:
     from ampcompare.profiling.measure import Loop
 
-__all__ = ["TRACE", "ProfileOptions", "profile"]
+__all__ = ["TRACE", "ProfileOptions", "profile", "profile_script"]
 
 TRACE = "trace.json"
 SCRIPT_NOTE = "in a script torch.compile is off, and switches that may help are not trained"
@@ -123,3 +123,52 @@ def require_arms(arms: Sequence[str]) -> None:
     """
     if not arms:
         raise ConfigError("profile needs at least one arm; name one with --arm")
+
+
+def profile_script(config: RunConfig, folder: Path, *, steps: int, profiled: int) -> tuple[ArmProfile, dict[str, Any]]:
+    """Run a script under the arm of a configuration until its steps are profiled; return the profile and the trace.
+
+    Args:
+        config: it names a script.
+        folder: for the files of the run.
+
+    Returns:
+        The profile of rank 0, with the times of all ranks, and its trace.
+
+    Raises:
+        ConfigError: the script cannot run under the arm.
+        EnvironmentUnfit: this machine lacks something.
+        LaunchError: the script failed, or made too few steps.
+    """
+    script = config.script
+    assert script is not None
+    request = ProfileRequest(
+        settings=watched_settings(config, config.parsed_arm, folder),
+        is_module=script.is_module,
+        steps=steps,
+        profiled=profiled,
+        answers=str(folder),
+        ended=str(folder / ENDED),
+    )
+    request.write(folder / "request.json")
+    code = run_watched(config, folder, "ampcompare.script.profiled")
+    if not request.answer(0).exists():
+        if code:
+            raise ERRORS.get(code, LaunchError)(f"the script showed no step to profile: {error_of(code, folder)}")
+        raise LaunchError(
+            "the script ended before its steps were profiled; a step is a backward pass and an optimizer step, and a "
+            f"profile takes {steps + profiled + 8} of them: let it train longer, or lower --steps"
+        )
+    ranks = [_read(request.answer(rank)) for rank in range(config.processes) if request.answer(rank).exists()]
+    found = ranks[0].model_copy(update={"ranks": _times(ranks) if len(ranks) > 1 else []})
+    return found, json.loads(request.trace.read_text(encoding="utf-8"))
+
+
+def _read(path: Path) -> ArmProfile:
+    return ArmProfile.model_validate_json(path.read_text(encoding="utf-8"))
+
+
+def _times(ranks: Sequence[ArmProfile]) -> list[RankTimes]:
+    return [
+        RankTimes(rank=rank, seconds=one.seconds, communication=one.communication) for rank, one in enumerate(ranks)
+    ]

@@ -8,21 +8,22 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel, ConfigDict, ValidationError
+
 from ampcompare.analysis.inference.criteria import Criteria
 from ampcompare.analysis.runs.comparability import foreign_steps
 from ampcompare.analysis.runs.record_checks import read_checked
 from ampcompare.analysis.summary import summarize
 from ampcompare.base.environment.versions import SWITCHES, fingerprint, installed_version
 from ampcompare.base.errors import ConfigError, Ended, RecordError
-from ampcompare.base.files.loaded_code import changed_code
+from ampcompare.base.files.loaded_code import CODE, DIGITS, SETTINGS, Names, changed_code, differing
+from ampcompare.base.files.read import FileFault, read_json
 from ampcompare.base.files.write import write_atomically
 from ampcompare.experiment.cell_runner import CellRunner, FinishedCell, cell_folder
 from ampcompare.experiment.journal import Journal, journal_head, read_looks
 from ampcompare.experiment.observer import Observer, Outline
 from ampcompare.experiment.plan import Plan
-from ampcompare.experiment.recorded_order import order_as_run, with_recorded_order
 from ampcompare.experiment.run_folder import check_output_dir
-from ampcompare.experiment.same_code import SameCode, code_folder
 from ampcompare.experiment.timing_rounds import run_timing_rounds
 from ampcompare.launch.base import Launcher
 from ampcompare.launch.pool import LauncherPool
@@ -31,7 +32,17 @@ from ampcompare.records.opened_files import OPENED
 from ampcompare.records.run import RunRecord, dump_json, read_record
 from ampcompare.settings.config import RunConfig
 
-__all__ = ["Reuse", "cell_folder", "labeled", "load_records", "reusable", "run_plan"]
+__all__ = [
+    "Reuse",
+    "SameCode",
+    "cell_folder",
+    "labeled",
+    "load_records",
+    "order_as_run",
+    "reusable",
+    "run_plan",
+    "with_recorded_order",
+]
 
 MAX_NAMED = 3  # records in the message of an error, or files
 
@@ -63,7 +74,7 @@ def reusable(folder: Path, config: RunConfig) -> Reuse:
     if ran is not None and installed_version(ran.library) not in (ran.version, None):
         changed.append(ran.library)
     changed += [name for name, version in record.packages.items() if installed_version(name) != version]
-    code = changed_code(record.code or {}, code_folder(config))
+    code = changed_code(record.code or {}, _code_folder(config))
     gone = [name for name, how in code.items() if how == "gone"]
     changed += [name for name in code if name not in gone]
     if changed or gone:
@@ -267,3 +278,93 @@ def run_plan(
 def labeled(record: RunRecord, label: str) -> RunRecord:
     """Return a record under the label of its row, which names the arm and what is varied."""
     return record if record.arm == label else record.model_copy(update={"arm": label})
+
+
+def _code_folder(config: RunConfig) -> Path:
+    """Return the folder to which the names of a run's own files are relative."""
+    return Path.cwd() if config.script is None else config.script.folder
+
+
+class SameCode:
+    """What the cells of a plan have loaded so far.
+
+    Args:
+        config: of any cell: all train the same script or recipe.
+    """
+
+    def __init__(self, config: RunConfig) -> None:
+        self._folder = _code_folder(config)
+        self._known: dict[str, str] = {}
+        self._cells: dict[str, str] = {}
+        script = config.script
+        if script is not None and script.sha256 is not None and not script.is_module:
+            path = Path(script.name).resolve()
+            self._known[path.name] = script.sha256[:DIGITS]
+
+    def check(self) -> None:
+        """Compare the files on disk with those that cells have loaded.
+
+        Raises:
+            ConfigError: one has changed.
+        """
+        changed = changed_code(self._known, self._folder)
+        for name, how in changed.items():
+            self._refuse(name, f"is {how}")
+
+    def add(self, record: RunRecord, cell: str) -> None:
+        """Add what a cell has loaded.
+
+        Raises:
+            ConfigError: it is not what earlier cells have loaded, or what lies on the disk.
+        """
+        # Files of data may change: a script often writes what another cell reads, and then the cells are no pairs.
+        found = (record.code or {}).items()
+        code = {name: digest for name, digest in found if name.endswith((*CODE, *SETTINGS))}
+        for name in differing(code, self._known):
+            self._refuse(name, f"was changed before {cell}")
+        names = Names(self._folder)
+        for name, digest in code.items():
+            if names.path(name) is not None:  # what was removed cannot be loaded in another form
+                self._known.setdefault(name, digest)
+                self._cells.setdefault(name, cell)
+        self.check()
+
+    def _refuse(self, name: str, how: str) -> None:
+        since = f"since {self._cells[name]} loaded it" if name in self._cells else "since the command began"
+        raise ConfigError(
+            f"{name} {how}, {since}: cells of other code are not comparable. Leave the code as it is while a "
+            "comparison runs, and run the same command again: cells of earlier code are trained again"
+        )
+
+
+class _RecordedOrder(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    order: list[str]
+    order_seed: int | None = None  # missing in plans of earlier versions
+
+
+def with_recorded_order(plan: Plan, folder: Path) -> Plan:
+    """Return a plan in the order recorded in the run directory, extended by missing cells; else the plan unchanged."""
+    path = folder / "plan.json"
+    if not os.path.lexists(path):
+        return plan
+    try:
+        recorded = _RecordedOrder.model_validate(read_json(path))
+    except (FileFault, ValidationError):  # the run writes it again; other readers refuse it
+        return plan
+    seed = plan.order_seed if recorded.order_seed is None else recorded.order_seed
+    return plan.in_order(recorded.order, seed)
+
+
+def order_as_run(plan: Plan, starts: Sequence[str | None]) -> list[str]:
+    """Return the cells as LABEL@SEED: those that ran by their start, then the others as they are planned.
+
+    Args:
+        starts: of each cell of the plan in ISO 8601, UTC; None where it did not run yet, "" where its record is of an
+            earlier version, which kept no start.
+    """
+    order = plan.order
+    ran = [(start, index) for index, start in enumerate(starts) if start is not None]
+    waiting = [index for index, start in enumerate(starts) if start is None]
+    return [order[index] for index in [*(index for _, index in sorted(ran)), *waiting]]

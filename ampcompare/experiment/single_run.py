@@ -12,10 +12,9 @@ from ampcompare.base.errors import ConfigError, Ended
 from ampcompare.experiment.follow import following
 from ampcompare.experiment.observer import Observer, Outline
 from ampcompare.experiment.options import RunOptions
-from ampcompare.experiment.ownership import owned
 from ampcompare.experiment.preflight import check_cells
 from ampcompare.experiment.run import cell_folder, reusable
-from ampcompare.experiment.run_folder import check_output_dir, check_output_name
+from ampcompare.experiment.run_folder import check_output_dir, check_output_name, owned
 from ampcompare.experiment.verify_resume import Verification, verify_resume
 from ampcompare.launch.base import Launcher
 from ampcompare.records.run import RunRecord

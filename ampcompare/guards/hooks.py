@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 import warnings
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
+from types import FrameType
 from typing import Any
 
 import torch
+import torch.amp.autocast_mode
+import torch.amp.grad_scaler
+import torch.optim.lr_scheduler
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.nn.utils import clip_grad
@@ -17,14 +22,12 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from ampcompare.base.errors import GuardError
-from ampcompare.guards.autocast_hooks import watch_accelerators, watch_autocast, watch_disabled_scalers
 from ampcompare.guards.catalog import DETECTORS
 from ampcompare.guards.detector import EVENTS, Detector
 from ampcompare.guards.events import Layer, Points, Subscriptions, calling_frame, has_stand_in
-from ampcompare.guards.location import is_users
+from ampcompare.guards.location import Location, is_users, user_location
 from ampcompare.guards.reporting import GuardWarning, ViolationSink
-from ampcompare.guards.script_state import Block, ScriptState
-from ampcompare.guards.torch_warnings import point_at_script
+from ampcompare.guards.script_state import Block, EnteredAutocast, ScriptState
 
 __all__ = ["GuardHooks"]
 
@@ -50,12 +53,12 @@ class GuardHooks:
         self._watch_schedulers()
         if not has_stand_in(*Points.MAKE_AUTOCAST):  # else the script's calls are not what happens
             self._watch_scaler()
-            watch_autocast(self._events, self.facts)
-            watch_disabled_scalers(self._events, self.facts)
+            _watch_autocast(self._events, self.facts)
+            _watch_disabled_scalers(self._events, self.facts)
         self._watch_clipping()
         self._watch_modules()
         self._events.wrap(torch, "save", self._save)
-        point_at_script(self._events)
+        _point_at_script(self._events)
 
     def end(self) -> None:
         """Restore everything."""
@@ -269,7 +272,7 @@ class GuardHooks:
 
     def watch_accelerate(self, accelerator: Any) -> None:
         """Watch the class `Accelerator` of `accelerate.accelerator`, once that is imported."""
-        watch_accelerators(self._events, self.facts, accelerator)
+        _watch_accelerators(self._events, self.facts, accelerator)
 
     def watch_amp(self, amp: Any) -> None:
         """Watch `apex.amp`, ampcompare's or the real one, once it is imported."""
@@ -369,3 +372,104 @@ def _is_cuda(value: Any) -> bool:
     if isinstance(value, (torch.device, Tensor)):
         return (value if isinstance(value, torch.device) else value.device).type == "cuda"
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+MAX_ENTRIES = 16  # of one forward pass; evaluation enters autocast without end
+DEVICES = ("cpu", "cuda", "xpu", "mps")
+ASKED = "_ampcompare_asked"
+CASTS_ITSELF = ("DEEPSPEED", "MEGATRON_LM")  # ways to train in which Accelerate leaves fp16 to another library
+
+
+def _watch_autocast(events: Subscriptions, facts: ScriptState) -> None:
+    """Record each `with torch.autocast(...)` that is not asked to be off, with the devices that it is on for."""
+    signature = inspect.signature(torch.autocast.__init__)
+
+    def init(original: Any, autocast: Any, *args: Any, **kwargs: Any) -> None:
+        original(autocast, *args, **kwargs)
+        given = signature.bind(autocast, *args, **kwargs).arguments
+        setattr(autocast, ASKED, (given.get("enabled", True), given.get("dtype") is not None))
+
+    def enter(original: Any, autocast: Any) -> Any:
+        result = original(autocast)
+        is_enabled, is_dtype_given = getattr(autocast, ASKED, (False, False))
+        if is_enabled:
+            entry = EnteredAutocast(autocast.device, autocast.fast_dtype, is_dtype_given, _own_location())
+            entry.on_for.update(_devices_on())
+            facts.autocasts.append(entry)
+            del facts.autocasts[:-MAX_ENTRIES]
+        return result
+
+    def leave(original: Any, autocast: Any, *exception: Any) -> Any:
+        if facts.autocasts:  # the state again: what stands in for a GPU may set that of the CPU after `enter`
+            facts.autocasts[-1].on_for.update(_devices_on())
+        return original(autocast, *exception)
+
+    events.wrap(*Points.MAKE_AUTOCAST, init)
+    events.wrap(*Points.ENTER_AUTOCAST, enter)
+    events.wrap(*Points.LEAVE_AUTOCAST, leave)
+
+
+def _own_location() -> Location:
+    """Return the line of the script itself, where another package stands between it and torch."""
+    location = user_location()
+    return location.caller or location
+
+
+def _devices_on() -> list[str]:
+    return [
+        device for device in DEVICES if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    ]
+
+
+def _watch_disabled_scalers(events: Subscriptions, facts: ScriptState) -> None:
+    """Record each GradScaler that is asked to be on, and is off since torch does not see its device."""
+    signature = inspect.signature(torch.amp.GradScaler.__init__)
+
+    def init(original: Any, scaler: Any, *args: Any, **kwargs: Any) -> None:
+        original(scaler, *args, **kwargs)
+        given = signature.bind(scaler, *args, **kwargs).arguments
+        if given.get("enabled", True) and not scaler.is_enabled():
+            facts.scalers_off.append((str(given.get("device", "cuda")), _own_location()))
+
+    events.wrap(*Points.MAKE_SCALER, init)
+
+
+def _watch_accelerators(events: Subscriptions, facts: ScriptState, kind: Any) -> None:
+    """Record each `Accelerator` that is asked for fp16 and neither casts nor scales: Accelerate has no fp16 on a CPU.
+
+    Args:
+        kind: the class.
+    """
+
+    def init(original: Any, accelerator: Any, *args: Any, **kwargs: Any) -> None:
+        original(accelerator, *args, **kwargs)
+        is_off = accelerator.mixed_precision == "fp16" and not accelerator.native_amp
+        # An arm of ampcompare's own says itself what it runs.
+        if is_off and accelerator.distributed_type not in CASTS_ITSELF and is_users(calling_frame().f_code.co_filename):
+            facts.accelerators_off.append((accelerator.device.type, _own_location()))
+
+    events.wrap(kind, "__init__", init)
+
+
+MODULES = (torch.amp.autocast_mode, torch.amp.grad_scaler, torch.optim.lr_scheduler)
+
+
+def _point_at_script(events: Subscriptions) -> None:
+    """Let what the watched modules of torch warn of name the innermost line outside torch and ampcompare."""
+    for module in MODULES:
+        events.put(module, "warnings", _Warnings())
+
+
+class _Warnings:
+    """The module `warnings`, for a module of torch."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(warnings, name)
+
+    def warn(self, message: Any, category: Any = None, stacklevel: int = 1, source: Any = None) -> None:
+        """Warn at the script's line; where torch says so if no script is running."""
+        frame: FrameType | None = sys._getframe(1)
+        level = 2  # of torch itself; 1 is this function
+        while frame is not None and not is_users(frame.f_code.co_filename):
+            frame, level = frame.f_back, level + 1
+        warnings.warn(message, category, stacklevel + 1 if frame is None else level, source)

@@ -23,11 +23,11 @@ from ampcompare.launch.cell_files import (
     log_tail,
     make_cell_folder,
     progress_reader,
+    remove_leftovers_of_cell,
     write_config,
     write_record,
 )
 from ampcompare.launch.forked import worker_environment
-from ampcompare.launch.leftovers import remove_leftovers_of_cell
 from ampcompare.launch.places import ANYWHERE, Place
 from ampcompare.launch.start_ranks import RANK_MODULE, Request
 from ampcompare.launch.stoppable import Stoppable

@@ -23,8 +23,8 @@ from typing import NoReturn
 from ampcompare.base.files.write import write_atomically
 from ampcompare.base.isolate.start import __file__ as START
 from ampcompare.base.isolate.start import start_command
+from ampcompare.launch.cell_files import private_folder
 from ampcompare.launch.distributed_env import loopback
-from ampcompare.launch.leftovers import private_folder
 from ampcompare.launch.stop_signal import end_signals
 
 __all__ = ["Request", "main"]

@@ -5,42 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+from ampcompare.lint.catalog import RULES
 from ampcompare.lint.finding import Finding
-from ampcompare.lint.module import RULES, LintModule
-from ampcompare.lint.rules import (
-    apex_initialize,
-    apex_scale_loss,
-    autocast,
-    checkpoints,
-    gradients,
-    lightning,
-    masks,
-    removed,
-    scaler_steps,
-    setup,
-    style,
-    update_order,
-)
-from ampcompare.lint.silence import silenced_lines
+from ampcompare.lint.module import LintModule
 from ampcompare.source.syntax import SourceInvalid, parse_tree
 
-__all__ = ["RULE_FILES", "UNREADABLE", "check_text", "is_of_interest"]
+__all__ = ["UNREADABLE", "check_text", "is_of_interest"]
 
 UNREADABLE = "AMP000"
-RULE_FILES = (
-    apex_initialize,
-    apex_scale_loss,
-    autocast,
-    checkpoints,
-    gradients,
-    lightning,
-    masks,
-    removed,
-    scaler_steps,
-    setup,
-    style,
-    update_order,
-)
 WORDS = re.compile(
     r"\bapex\b|autocast|[Ss]caler\b|\bamp\b|_amp_|clip_grad_norm\(|type\s*=\s*bool|amp_(?:backend|level)\b"
     r"""|precision\s*=\s*["']?16|masked_fill_?\([^\n]*-\s?(?:\d[\d.]*e\d|\d{6})"""
@@ -65,14 +37,48 @@ def check_text(text: str, selected: Callable[[str], bool] = lambda code: True) -
         return []
     module = LintModule(text, parse_tree(text))
     found: dict[tuple[str, int, int], Finding] = {}
-    for codes, rule in RULES:
-        if any(map(selected, codes)):
+    for rule in RULES:
+        if any(map(selected, rule.codes)):
             try:
-                for finding in rule(module):
+                for finding in rule.check(module):
                     if selected(finding.code):
                         found.setdefault((finding.code, finding.line, finding.column), finding)
             except RecursionError:
                 raise SourceInvalid("nested too deeply") from None
-    silenced = silenced_lines(text)
+    silenced = _silenced_lines(text)
     findings = sorted(found.values(), key=lambda finding: (finding.line, finding.column, finding.code))
     return [finding for finding in findings if not silenced(finding)]
+
+
+CODES = r"[A-Za-z]+[0-9]*(?:[\s,]+[A-Za-z]+[0-9]+)*"
+OF_LINE = re.compile(rf"#\s*noqa\b(?:\s*:\s*(?P<codes>{CODES}))?", re.IGNORECASE)
+OF_FILE = re.compile(rf"^\s*#\s*ampcompare\s*:\s*noqa\b(?:\s*:\s*(?P<codes>{CODES}))?", re.IGNORECASE)
+NEWLINE = re.compile(r"\r\n|\r|\n")
+
+
+def _silenced_lines(text: str) -> Callable[[Finding], bool]:
+    """Return the function that says whether a comment of the text silences a finding.
+
+    A comment counts on the first and on the last line of the statement.
+    """
+    if "noqa" not in text.lower():
+        return lambda finding: False
+    by_line: dict[int, tuple[str, ...]] = {}
+    of_file: list[tuple[str, ...]] = []
+    for number, line in enumerate(NEWLINE.split(text), start=1):
+        whole = OF_FILE.search(line)
+        part = None if whole else OF_LINE.search(line)
+        if whole:
+            of_file.append(_codes(whole))
+        elif part:
+            by_line[number] = _codes(part)
+
+    def silenced(finding: Finding) -> bool:
+        asked = [*of_file, *(by_line[line] for line in {finding.line, finding.last_line} if line in by_line)]
+        return any(not codes or finding.code.startswith(codes) for codes in asked)
+
+    return silenced
+
+
+def _codes(match: re.Match[str]) -> tuple[str, ...]:
+    return tuple(code.upper() for code in re.split(r"[\s,]+", match["codes"])) if match["codes"] else ()

@@ -7,7 +7,7 @@ from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from ampcompare.source.lines import SourceLines
+from ampcompare.source.syntax import SourceLines
 
 __all__ = ["Edit", "Finding", "Text", "apply_edits"]
 

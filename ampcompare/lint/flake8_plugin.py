@@ -6,8 +6,8 @@ import ast
 from collections.abc import Iterator, Sequence
 
 from ampcompare.base.version import __version__
+from ampcompare.lint.catalog import CODES
 from ampcompare.lint.check import check_text
-from ampcompare.lint.mistakes.catalog import CODES
 from ampcompare.source.syntax import SourceInvalid
 
 __all__ = ["Flake8Plugin"]

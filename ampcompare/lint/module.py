@@ -6,28 +6,51 @@ import ast
 import functools
 import re
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
-from ampcompare.lint.event import Event, Facts, Kind, narrowed
 from ampcompare.lint.finding import Edit, Finding, Text
-from ampcompare.lint.reach import training_scopes
+from ampcompare.lint.mistake import Mistake
 from ampcompare.lint.roles import Roles
-from ampcompare.lint.trace import Tracer
+from ampcompare.lint.trace import Event, Facts, Kind, Tracer, narrowed
 from ampcompare.source.names import ModuleNames, Scope
 from ampcompare.source.syntax import dotted
 
-__all__ = ["RULES", "LintModule", "Trace", "events_between", "keyword", "literal", "name_of", "rule"]
+__all__ = [
+    "RULES",
+    "LintModule",
+    "Rule",
+    "Trace",
+    "events_between",
+    "keyword",
+    "literal",
+    "name_of",
+    "rule",
+    "training_scopes",
+]
 
 Trace = list[Event]
-Rule = Callable[["LintModule"], Iterator[Finding]]
-RULES: list[tuple[tuple[str, ...], Rule]] = []
+Check = Callable[["LintModule"], Iterator[Finding]]
 
 
-def rule(*codes: str) -> Callable[[Rule], Rule]:
-    """Register a function that yields findings of these codes."""
+class Rule(NamedTuple):
+    """A function that yields findings, with the codes that it finds and the mistakes that it states."""
 
-    def register(function: Rule) -> Rule:
-        RULES.append((codes, function))
-        return function
+    codes: tuple[str, ...]
+    mistakes: tuple[Mistake, ...]
+    check: Check
+
+
+RULES: list[Rule] = []
+
+
+def rule(*found: Mistake | str) -> Callable[[Check], Check]:
+    """Register a function that yields findings of these mistakes; one that another rule states is given by its code."""
+
+    def register(check: Check) -> Check:
+        mistakes = tuple(each for each in found if isinstance(each, Mistake))
+        codes = tuple(each.code if isinstance(each, Mistake) else each for each in found)
+        RULES.append(Rule(codes, mistakes, check))
+        return check
 
     return register
 
@@ -166,3 +189,56 @@ def events_between(trace: Trace, first: Event, last: Event, *kinds: Kind) -> lis
 def name_of(node: ast.AST) -> str:
     """Return the dotted text of a node, or an empty text."""
     return dotted(node) or ""
+
+
+# Without one of these calls in it, a trace has no finding.
+OF_TRAINING = re.compile(
+    r"backward|scaler|clip_grad|^(?:scale|unscale_|initialize|scale_loss|binary_cross_entropy|FP16_Optimizer)$",
+    re.IGNORECASE,
+)
+
+
+def training_scopes(names: ModuleNames, text: str) -> list[Scope]:
+    """Return the functions, and the module, that make a call of training, or call a function that does.
+
+    A call by name counts for every function of that name, wherever it is defined: one too many does no harm.
+
+    Args:
+        names: of the module.
+        text: of the module.
+    """
+    scopes = [scope for scope in names.scopes if not isinstance(scope.node, (ast.ClassDef, ast.Lambda))]
+    if re.search(r"\bBCELoss\b", text):  # an object that is called by any name
+        return scopes
+    reached: set[Scope] = set()
+    callers: dict[str, set[Scope]] = {}
+    for call in names.calls:
+        scope = names.scope_of[call]
+        name = _last(call.func)
+        callers.setdefault(name, set()).add(scope)
+        if name == "step":
+            for argument in call.args:  # a closure
+                callers.setdefault(_last(argument), set()).add(scope)
+        if _is_of_training(call, scope, names):
+            reached.add(scope)
+    waiting = list(reached)
+    while waiting:
+        node = waiting.pop().node
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            waiting += callers.get(node.name, set()) - reached
+            reached |= callers.get(node.name, set())
+    return [scope for scope in scopes if scope in reached]
+
+
+def _last(node: ast.expr) -> str:
+    if isinstance(node, ast.Attribute):
+        return node.attr
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def _is_of_training(call: ast.Call, scope: Scope, names: ModuleNames) -> bool:
+    function = call.func
+    if isinstance(function, ast.Attribute):
+        return OF_TRAINING.search(function.attr) is not None or "scaler" in (dotted(function) or "").lower()
+    full = names.resolve(function, scope) or _last(function)
+    return OF_TRAINING.search(full.rpartition(".")[2]) is not None

@@ -12,8 +12,8 @@ from urllib.parse import quote
 from ampcompare.base.formatting import printable
 from ampcompare.base.shown import Parts, ShownParts
 from ampcompare.base.version import __version__
-from ampcompare.lint.mistakes.catalog import CODES
-from ampcompare.lint.mistakes.mistake import Mistake
+from ampcompare.lint.catalog import CODES
+from ampcompare.lint.mistake import Mistake
 from ampcompare.source.document import Place
 
 __all__ = ["FORMATS", "Located", "Report", "Unread", "level_of"]

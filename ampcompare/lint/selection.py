@@ -11,7 +11,7 @@ from typing import Any
 
 from ampcompare.base.errors import ConfigError, did_you_mean
 from ampcompare.base.files.read import FileFault, read_text
-from ampcompare.lint.mistakes.catalog import CODES
+from ampcompare.lint.catalog import CODES
 
 __all__ = ["Selection", "read_selection"]
 

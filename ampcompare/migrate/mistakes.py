@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from ampcompare.lint.catalog import CODES
 from ampcompare.lint.check import check_text
-from ampcompare.lint.mistakes.catalog import CODES
 from ampcompare.lint.report import level_of
 
 __all__ = ["find_mistakes"]

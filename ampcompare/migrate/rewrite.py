@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from ampcompare.migrate.cleanup.branches import join_branches
-from ampcompare.migrate.cleanup.help_texts import rewrite_texts
-from ampcompare.migrate.cleanup.imports import import_from_engine, import_functools, rewrite_imports, torch_name
 from ampcompare.migrate.core.core import rewrite_core
 from ampcompare.migrate.edits import Edits
 from ampcompare.migrate.finding import BY_HAND, MARK, NOTE, Finding
@@ -16,8 +14,7 @@ from ampcompare.migrate.fp16_utils.fp16_optimizer import at_level_2
 from ampcompare.migrate.read.names import Names
 from ampcompare.migrate.read.neighbours import ALONE, Around
 from ampcompare.migrate.read.sites import Unsure
-from ampcompare.migrate.read.tree import Tree
-from ampcompare.migrate.twins.cast_differences import cast_notes
+from ampcompare.migrate.read.tree import Block, Tree
 from ampcompare.migrate.twins.twins import Twins
 
 __all__ = ["Migration", "may_use_apex", "migrate_text"]
@@ -71,7 +68,7 @@ def migrate_text(text: str, target: str = "torch", around: Around = ALONE) -> Mi
     if not names.imports and not names.uses:
         return Migration(text, [])
     edits, findings, unsure = Edits(tree), [], None
-    torch, above = torch_name(tree, names, edits)
+    torch, above = _torch_name(tree, names, edits)
     if (earlier := _without_fp16_optimizer(tree, names, torch, target)) is not None:
         return earlier
     try:
@@ -96,18 +93,18 @@ def migrate_text(text: str, target: str = "torch", around: Around = ALONE) -> Mi
             kept.append(node)
             findings.append(_by_hand(error.node, str(error)))
     findings += twins.findings
-    rewrite_imports(tree, names, edits, kept, twins.imports)
+    _rewrite_imports(tree, names, edits, kept, twins.imports)
     findings += _probes(tree, names, edits)
     if unsure is None:
-        rewrite_texts(tree, edits, names)
-        findings += cast_notes(tree, names)
+        _rewrite_texts(tree, edits, names)
+        findings += _cast_notes(tree, names)
     findings = sorted(set(findings))
     if edits and above is not None and _needs_torch(edits, torch):
         edits.before(above, [f"import {torch}"])
     if edits and "functools.partial(" in edits.inserted():
-        import_functools(tree, edits)
+        _import_functools(tree, edits)
     _mark(tree, edits, findings)
-    result = join_branches(edits.result()) if edits else text
+    result = _join_branches(edits.result()) if edits else text
     return Migration(result, findings, len(names.uses), len(kept))
 
 
@@ -135,7 +132,7 @@ def _for_precision(
         for node, meaning in names.uses
         if unsure is not None or not (meaning.startswith("apex.amp.") and meaning.split(".")[2] in CORE)
     ]
-    imported = import_from_engine(tree, names, edits, kept)
+    imported = _import_from_engine(tree, names, edits, kept)
     if edits and unsure is None and "ampcompare.make_precision" in edits.inserted():
         first = next((each for each in tree.module.body if isinstance(each, (ast.Import, ast.ImportFrom))), above)
         if isinstance(first, ast.ImportFrom) and first.module == "__future__":
@@ -195,3 +192,272 @@ def _statement_at(tree: Tree, finding: Finding) -> ast.stmt | None:
         if getattr(node, "lineno", None) == finding.line and getattr(node, "col_offset", None) == finding.column:
             return tree.statement(node)
     return None
+
+
+MARKS = (".scale(", ".unscale_(", ".scale_loss(", ".get_scale()")
+
+
+def _join_branches(text: str) -> str:
+    """Return a rewritten module without the `if` statements whose two branches scale a loss and are equal."""
+    while any(mark in text for mark in MARKS):
+        tree = Tree(text)
+        equal = [node for node in tree.nodes if isinstance(node, ast.If) and _is_equal(tree, node)]
+        if not equal:
+            break
+        edits = Edits(tree)
+        for branch in equal:
+            if not any(outer in equal for outer in tree.ancestors(branch)):
+                edits.unwrap(branch, branch.orelse)
+        text = edits.result()
+    return text
+
+
+def _is_equal(tree: Tree, node: ast.If) -> bool:
+    if not node.orelse or any(isinstance(each, (ast.Call, ast.NamedExpr)) for each in ast.walk(node.test)):
+        return False
+    if tree.text.startswith("elif", tree.span(node)[0]) or len(node.body) != len(node.orelse):
+        return False
+    if isinstance(node.orelse[0], ast.If) and tree.text.startswith("elif", tree.span(node.orelse[0])[0]):
+        return False
+    if not any(mark in tree.source(node.body[0]) for mark in MARKS):
+        return False
+    return [ast.dump(each) for each in node.body] == [ast.dump(each) for each in node.orelse]
+
+
+PHRASES = (
+    (re.compile(r"\b(?:NVIDIA|NVidia|nvidia|Nvidia)(?:'s)? [Aa](?:pex|PEX)(?: (?:amp|AMP))?\b"), "torch.amp"),
+    (re.compile(r"\b[Aa](?:pex|PEX)[ .](?:amp|AMP)\b"), "torch.amp"),
+    (re.compile(r"https://nvidia\.github\.io/apex/amp\.html"), "https://docs.pytorch.org/docs/stable/amp.html"),
+)
+
+
+def _rewrite_texts(tree: Tree, edits: Edits, names: Names) -> None:
+    """Name torch.amp instead of Apex in the help of `add_argument` and of click options."""
+    if not any(meaning.startswith("apex.amp") for _, meaning in names.uses):
+        return
+    for node in tree.nodes:
+        if not isinstance(node, ast.Call):
+            continue
+        name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        if name not in ("add_argument", "option", "argument"):
+            continue
+        for keyword in node.keywords:
+            if keyword.arg == "help":
+                old = tree.source(keyword.value)
+                new = old
+                for pattern, text in PHRASES:
+                    new = pattern.sub(text, new)
+                if new != old:
+                    edits.replace(keyword.value, new)
+
+
+CAUGHT = ("ImportError", "ModuleNotFoundError", "Exception", "BaseException")
+
+
+def _torch_name(tree: Tree, names: Names, edits: Edits) -> tuple[str, ast.stmt | None]:
+    """Return the name by which a module knows torch, and the statement above which to import it, if any."""
+    for node in tree.module.body:
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                if alias.name == "torch" or (alias.name.startswith("torch.") and alias.asname is None):
+                    return alias.asname or "torch", None
+    body = [each for each in tree.module.body if not _is_prologue(each)]
+    return "torch", body[0] if body else None
+
+
+def _import_functools(tree: Tree, edits: Edits) -> None:
+    """Import functools at the top of a module that has not."""
+    body = [each for each in tree.module.body if not _is_prologue(each)]
+    imported = {alias.asname or alias.name for each in body if isinstance(each, ast.Import) for alias in each.names}
+    if "functools" not in imported:
+        edits.before(body[0], ["import functools"])
+
+
+def _is_prologue(statement: ast.stmt) -> bool:
+    is_text = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+    return is_text or (isinstance(statement, ast.ImportFrom) and statement.module == "__future__")
+
+
+def _rewrite_imports(
+    tree: Tree, names: Names, edits: Edits, kept: Iterable[ast.AST], twins: dict[tuple[ast.stmt, str], str]
+) -> None:
+    """Rewrite the imports.
+
+    Args:
+        kept: uses of Apex that remain.
+        twins: full names in torch of what is imported, by statement and name in Apex's module.
+    """
+    needed = {_root(node) for node in kept}
+    stars = any(alias.name == "*" for _, alias in names.imports) and bool(needed)
+    gone: set[ast.stmt] = set()
+    for statement in dict.fromkeys(statement for statement, _ in names.imports):
+        lines, complete = _rewritten(statement, needed, twins, stars)
+        if complete and not lines:
+            gone.add(statement)
+            edits.remove(statement)
+        elif lines is not None:
+            edits.replace_statement(statement, lines)
+            if complete:
+                gone.add(statement)
+    for node in tree.nodes:
+        if isinstance(node, ast.Try):
+            _settle_try(tree, edits, node, gone)
+
+
+def _import_from_engine(tree: Tree, names: Names, edits: Edits, kept: Iterable[ast.AST]) -> bool:
+    """Import what remains from `ampcompare.apex`, which has the surface of Apex; return whether that serves."""
+    needed = {_root(node) for node in kept}
+    complete = True
+    for statement in dict.fromkeys(statement for statement, _ in names.imports):
+        lines: list[str] = []
+        for alias in statement.names:
+            local = alias.asname or alias.name.split(".")[0]
+            if alias.name != "*" and local not in needed:
+                continue
+            if isinstance(statement, ast.ImportFrom):
+                module = _engine_name(statement.module or "")
+                lines.append(f"from {module} import {alias.name}" + (f" as {alias.asname}" if alias.asname else ""))
+            elif alias.name in ("apex", "amp_C", "apex_C"):
+                lines.append(f"from ampcompare.apex import {alias.name} as {local}" if alias.name != "apex" else "")
+                lines[-1] = lines[-1] or f"import ampcompare.apex as {local}"
+            elif alias.asname:
+                lines.append(f"import {_engine_name(alias.name)} as {local}")
+            elif alias.name.startswith("apex."):
+                lines += ["import ampcompare.apex as apex", f"import {_engine_name(alias.name)}"]
+            else:
+                lines.append(f"import {alias.name}")
+        edits.replace_statement(statement, lines)
+    return complete
+
+
+def _engine_name(module: str) -> str:
+    return f"ampcompare.{module}" if module.split(".")[0] == "apex" else module
+
+
+def _root(node: ast.AST) -> str:
+    while isinstance(node, ast.Attribute):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def _rewritten(
+    statement: ast.Import | ast.ImportFrom, needed: set[str], twins: dict[tuple[ast.stmt, str], str], stars: bool
+) -> tuple[list[str] | None, bool]:
+    """Return the statements instead of an import (None: as it is), and whether Apex is gone from it."""
+    kept: list[ast.alias] = []
+    lines: list[str] = []
+    for alias in statement.names:
+        local = alias.asname or alias.name.split(".")[0]
+        twin = twins.get((statement, alias.name))
+        if isinstance(statement, ast.Import) and alias.name.split(".")[0] not in ("apex", "amp_C", "apex_C"):
+            kept.append(alias)
+        elif twin is not None:
+            module, _, name = twin.rpartition(".")
+            lines.append(f"from {module} import {name}" + (f" as {local}" if local != name else ""))
+        elif (alias.name == "*" and stars) or local in needed:
+            kept.append(alias)
+    foreign = isinstance(statement, ast.Import) and all(
+        each.name.split(".")[0] not in ("apex", "amp_C", "apex_C") for each in kept
+    )
+    complete = not kept or foreign
+    if len(kept) == len(statement.names):
+        return None, False
+    if kept:
+        text = ", ".join(each.name + (f" as {each.asname}" if each.asname else "") for each in kept)
+        if isinstance(statement, ast.Import):
+            lines.append(f"import {text}")
+        else:
+            lines.append(f"from {'.' * statement.level}{statement.module or ''} import {text}")
+    return lines, complete
+
+
+def _settle_try(tree: Tree, edits: Edits, node: ast.Try, gone: set[ast.stmt]) -> None:
+    """Remove a `try` that guarded only imports of Apex; what else its body does stays."""
+    if not any(each in gone for each in node.body) or node.finalbody:
+        return
+    if not all(_catches_import_error(handler) for handler in node.handlers):
+        return
+    if not all(each in gone or _cannot_fail(each) for each in node.body):
+        if all(edits.is_removed(each) for each in node.body):
+            edits.remove(node)
+        return
+    body: Block = [each for each in node.body if not edits.is_removed(each)]
+    if body:
+        edits.unwrap(node, _whole(node.body))
+    else:
+        edits.remove(node)
+    if node.orelse:
+        _keep_else(tree, edits, node)
+
+
+def _whole(body: Block) -> Block:
+    return body
+
+
+def _keep_else(tree: Tree, edits: Edits, node: ast.Try) -> None:
+    outer = tree.indent(node)
+    inner = tree.indent(node.orelse[0])
+    text = "".join(
+        tree.line_text(number) for number in range(tree.line_of(node.orelse[0]), (node.orelse[-1].end_lineno or 0) + 1)
+    )
+    lines = [line.removeprefix(inner) if line.startswith(inner) else line.strip() for line in text.splitlines()]
+    edits.after(node, lines)
+    del outer
+
+
+def _cannot_fail(statement: ast.stmt) -> bool:
+    """Return whether a statement is a flag such as `has_apex = True`."""
+    return isinstance(statement, ast.Pass) or (
+        isinstance(statement, ast.Assign) and isinstance(statement.value, (ast.Constant, ast.Name))
+    )
+
+
+def _catches_import_error(handler: ast.ExceptHandler) -> bool:
+    if handler.type is None:
+        return True
+    kinds = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
+    return any(isinstance(kind, ast.Name) and kind.id in CAUGHT for kind in kinds)
+
+
+# By name: what O1 does, what autocast does.
+_DIFFERENT = {
+    "gelu": ("fp32", "the type of the input"),
+    "std": ("fp32", "the type of the input"),
+    "var": ("fp32", "the type of the input"),
+    "softmax": ("the type of the input", "fp32"),
+    "log_softmax": ("the type of the input", "fp32"),
+    "log1p": ("the type of the input", "fp32"),
+    "logsumexp": ("the type of the input", "fp32"),
+    "cdist": ("the type of the input", "fp32"),
+    "square": ("the type of the input", "fp32"),  # a pow, to autocast
+    "einsum": ("the type of the input", "fp16"),
+    "scaled_dot_product_attention": ("the type of the input", "fp16"),
+}
+ONLY_FUNCTIONAL = ("gelu",)
+NOT_FUNCTIONAL = ("softmax", "log_softmax")  # O1 lists those of torch.nn.functional, and no others
+
+
+def _cast_notes(tree: Tree, names: Names) -> list[Finding]:
+    """Return one note for each function with other casts, at its first call."""
+    if not any(meaning == "apex.amp.initialize" for _, meaning in names.uses):
+        return []
+    found: dict[str, Finding] = {}
+    for node in tree.nodes:
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+            continue
+        name = node.func.attr
+        if name not in _DIFFERENT or name in found:
+            continue
+        meaning = names.meaning(node.func) or ""
+        functional = meaning.startswith("torch.nn.functional.")
+        if name in ONLY_FUNCTIONAL and not functional:
+            continue
+        if functional and name in NOT_FUNCTIONAL:
+            continue
+        if not meaning.startswith("torch.") and name in ("std", "var", "einsum", "cdist", "square"):
+            continue  # may be of numpy
+        before, after = _DIFFERENT[name]
+        found[name] = Finding(
+            node.lineno, node.col_offset, NOTE, f"{name}: O1 computes it in {before}, autocast in {after}"
+        )
+    return list(found.values())

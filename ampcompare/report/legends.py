@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable
 
 from ampcompare.analysis.answer.phrases import sentence_start
 from ampcompare.analysis.inference.effect import MIN_PAIRS
-from ampcompare.analysis.runs.script_pairs import are_pairs
+from ampcompare.analysis.runs.comparability import are_pairs
 from ampcompare.analysis.verdicts.samples import samples_noun, two_digits
 from ampcompare.base.formatting import printable
 from ampcompare.records.comparison import ArmSummary, Comparison, ModelPair, SampleComparison

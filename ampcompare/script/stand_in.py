@@ -1,4 +1,8 @@
-"""Put an arm behind the names that a script trains by: those of `apex.amp`, and those of `torch.amp`."""
+"""Put an arm behind the names that a script trains by: those of `apex.amp`, and those of `torch.amp`.
+
+Apex adds such true gradients to those that it has unscaled at the end of each block. An arm unscales later, so it must
+know.
+"""
 
 from __future__ import annotations
 
@@ -7,28 +11,31 @@ import os
 import re
 import sys
 import types
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.data import dataloader
 
 from ampcompare.backends.apex_levels import LEVELS
 from ampcompare.backends.arm import Arm
 from ampcompare.backends.catalog import SCRIPT_BACKENDS
 from ampcompare.base.errors import UnsupportedCombination
-from ampcompare.guards.events import Layer, Subscriptions
-from ampcompare.precision.base import Precision
+from ampcompare.guards.events import Layer, Points, Subscriptions
+from ampcompare.precision.base import Precision, owned_params
 from ampcompare.precision.factory import make_precision
 from ampcompare.precision.keep_fp32 import kept_in_fp32, without_autocast, without_casts
-from ampcompare.script.apex_amp.amp import ScriptAmp
-from ampcompare.script.apex_amp.plain_backward import PlainBackward
+from ampcompare.script.apex_amp.amp import Given, ScriptAmp
 from ampcompare.script.keep_fp32 import KeptAtFirstCall
 from ampcompare.script.legacy import opt_level
-from ampcompare.script.legacy.record.rows import Rows
+from ampcompare.script.legacy.record.rows import Rows, value_of
 from ampcompare.script.recorded.acted import Acted
 from ampcompare.script.recorded.watch import Watch
-from ampcompare.script.torch_amp.as_written import AsWritten
 from ampcompare.script.torch_amp.autocast_and_scaler import TorchAmp
+from ampcompare.script.torch_amp.names import TorchNames
 from ampcompare.script.torch_amp.o1 import O1BehindTorch
 from ampcompare.script.torch_amp.plain_script import PlainScript
 from ampcompare.script.torch_amp.whole_model import WholeModel
@@ -88,14 +95,14 @@ class StandIn:
         self.arm = arm
         self._for_cuda = for_cuda
         self.amp: ScriptAmp | None = None
-        self.torch_amp: TorchAmp | O1BehindTorch | AsWritten
+        self.torch_amp: TorchAmp | O1BehindTorch | _AsWritten
         self._watch = watch
         self._events = Subscriptions(Layer.STAND_IN)
         self._keep = str(arm.options.get("keep_fp32", ""))
         if arm.backend == "script":
             frontend = importlib.import_module("apex.amp.frontend")
             self._events.wrap(frontend, "_initialize", self._initialize_as_written)
-            self.torch_amp = AsWritten(rows, self._given, self._initialized)
+            self.torch_amp = _AsWritten(rows, self._given, self._initialized)
         elif arm.backend == "apex":
             self._stand_behind_levels(engine, rows)
         else:
@@ -109,7 +116,7 @@ class StandIn:
                 context = without_casts(importlib.import_module("ampcompare.apex.amp"))
             names = self.torch_amp
             KeptAtFirstCall(self._keep, context, lambda: names.used).install(self._events)
-        PlainBackward(self.amp, rows).install(self._events)
+        _PlainBackward(self.amp, rows).install(self._events)
         half = half_dtype(arm) if arm.backend == "native" else None
         Trainers(arm, half, rows, plain.through).install(self._events)
 
@@ -232,3 +239,100 @@ def _listed(value: Any) -> list[Any]:
     if value is None:
         return []
     return list(value) if isinstance(value, list | tuple) else [value]
+
+
+class _PlainBackward:
+    """Records losses that nothing scales, and prepares an arm for their gradients.
+
+    Args:
+        amp: what stands behind `apex.amp`; None under arms of Apex, whose engine has true gradients at any time.
+        rows: records losses.
+    """
+
+    def __init__(self, amp: ScriptAmp | None, rows: Rows | None) -> None:
+        self._amp = amp
+        self._rows = rows
+
+    def install(self, events: Subscriptions) -> None:
+        """Watch all backward passes that accumulate gradients."""
+        events.wrap(*Points.BACKWARD, self._backward)
+
+    def _backward(self, original: Any, tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        losses: Sequence[Tensor] = [tensors] if isinstance(tensors, Tensor) else list(tensors)
+        if self._amp is not None:
+            self._amp.before_backward(losses)
+        if self._rows is not None and self._rows.has_initialized and not self._rows.blocks:
+            self._rows.add_plain_backward(value_of(losses[0]))
+        return original(tensors, *args, **kwargs)
+
+
+class _AsWritten(TorchNames):
+    """Follows `torch.autocast` and `GradScaler` of a script.
+
+    Args:
+        rows: get a note of the script's precision at the first step; None records nothing.
+        given: called with the first optimizer before its first step.
+        initialized: returns whether the script trains through `apex.amp`.
+    """
+
+    def __init__(self, rows: Rows | None, given: Given, initialized: Callable[[], bool]) -> None:
+        super().__init__(initialized)
+        self._rows = rows
+        self._given: Given | None = given
+        self._casts = ""
+        self._by_optimizer = False
+
+    def install(self, events: Subscriptions) -> None:
+        """Note uses from now on."""
+        events.wrap(*Points.MAKE_AUTOCAST, self._make_autocast)
+        events.wrap(torch.amp.GradScaler, "scale", self._scale)
+        for name in ("apex.fp16_utils", "apex.contrib.optimizers.fp16_optimizer"):
+            with suppress(ImportError):  # a build of the real Apex without the second
+                kind = importlib.import_module(name).FP16_Optimizer
+                events.wrap(kind, "__init__", self._make_optimizer)
+        events.at_end(register_optimizer_step_pre_hook(self._before_step).remove)
+
+    def _make_autocast(self, original: Any, block: Any, *args: Any, **kwargs: Any) -> None:
+        original(block, *args, **kwargs)
+        if block._enabled and not self._casts:
+            self.has_autocast = True
+            self._casts = str(block.fast_dtype).removeprefix("torch.")
+
+    def _scale(self, original: Any, scaler: Any, outputs: Any) -> Any:
+        self.has_scaler = True
+        return original(scaler, outputs)
+
+    def _make_optimizer(self, original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
+        self._by_optimizer = True
+        original(optimizer, *args, **kwargs)
+
+    def _before_step(self, optimizer: Any, *_arguments: Any) -> None:
+        given, self._given = self._given, None
+        if given is None:
+            return
+        self.used = True
+        if not self._initialized():  # which notes them before it casts
+            given([], [optimizer])
+        if self._rows is not None and (own := self._own(optimizer)):
+            self._rows.add_note(f"the script's own precision: {own}")
+
+    def _own(self, optimizer: Any) -> str:
+        """Return the precision that the script has by itself; "" for fp32."""
+        if self._initialized():
+            return f"apex.amp {importlib.import_module('apex.amp')._amp_state.opt_properties.opt_level}"
+        if self._by_optimizer:
+            return "FP16_Optimizer"
+        held = {str(param.dtype).removeprefix("torch.") for param in owned_params(optimizer)} - {"float32"}
+        parts = [f"{' and '.join(sorted(held))} weights"] if held else []
+        if self._casts:
+            parts.append(f"torch.autocast in {self._casts}")
+        if self.has_scaler:
+            parts.append("GradScaler")
+        return " with ".join(parts)
+
+    def is_by_apex(self) -> bool:
+        """Return whether the script trains through Apex, which is recorded there."""
+        return self._initialized() or self._by_optimizer
+
+    def use(self) -> None:
+        """Do nothing: the arm has no effect."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import ast
+import re
 import sys
 import warnings
 
-__all__ = ["SourceInvalid", "dotted", "parse_tree"]
-
+__all__ = ["NEWLINE", "SourceInvalid", "SourceLines", "dotted", "parse_tree"]
 
 # What Python's parser says of statements that Python 2 had.
 PYTHON_2 = (
@@ -60,3 +60,35 @@ def dotted(node: ast.AST | None) -> str | None:
     if not isinstance(node, ast.Name):
         return None
     return ".".join([node.id, *reversed(parts)])
+
+
+NEWLINE = re.compile(r"\r\n|\r|\n")
+
+
+class SourceLines:
+    """A text by lines and columns as `ast` counts them: lines from 1, columns in bytes of UTF-8.
+
+    Attributes:
+        text: the source.
+        starts: where each line begins in it; the last one is empty where the text ends with a newline.
+    """
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.starts = [0, *(match.end() for match in NEWLINE.finditer(text))]
+        self._is_ascii = text.isascii()
+
+    def line_start(self, line: int) -> int:
+        """Return where a line begins; behind the last line, the end of the text."""
+        return self.starts[line - 1] if line <= len(self.starts) else len(self.text)
+
+    def line_text(self, line: int) -> str:
+        """Return a line with its end."""
+        return self.text[self.line_start(line) : self.line_start(line + 1)]
+
+    def offset(self, line: int, column: int) -> int:
+        """Return the index in the text of a position."""
+        start = self.line_start(line)
+        if self._is_ascii:
+            return start + column
+        return start + len(self.line_text(line).encode("utf-8")[:column].decode("utf-8", "ignore"))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from ampcompare.lint.mistakes.catalog import CODES, GROUPS
-from ampcompare.lint.mistakes.mistake import Mistake
+from ampcompare.lint.catalog import CODES, GROUPS
+from ampcompare.lint.mistake import Mistake
 from ampcompare.lint.report import level_of
 
 PAGE = Path(__file__).resolve().parent.parent / "lint" / "codes.md"

@@ -73,7 +73,7 @@ def shared_launcher(
     try:
         with ForkedLauncher() as launcher:
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr("ampcompare.launch.server_process.subprocess", forking)
+                patch.setattr("ampcompare.launch.forked.subprocess", forking)
                 launcher._ensure_server()
             os.chdir(before)
             yield launcher, folder

@@ -6,7 +6,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from ampcompare.cli.list_command import run_row
-from ampcompare.experiment.run_list import RunFolder
+from ampcompare.experiment.run_folder import RunFolder
 
 CHANGED = datetime(2024, 5, 6, 7, 8, tzinfo=timezone.utc)
 

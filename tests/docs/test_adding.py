@@ -134,8 +134,7 @@ def test_a_new_backend_is_listed_explained_and_trained(checkout: Checkout) -> No
 
 
 def test_a_new_rule_of_lint_is_listed_and_reports(checkout: Checkout) -> None:
-    """A mistake in the catalog and a function with `@rule` are a line of `lint`, and a rule of SARIF with a remedy."""
-    checkout.insert("lint/mistakes/torch_casts.py", "    Mistake(", MISTAKE)
+    """A function under `@rule` with its mistake is a line of `lint`, and a rule of SARIF with a remedy."""
     path = checkout.package / "lint" / "rules" / "masks.py"
     path.write_text(path.read_text(encoding="utf-8") + RULE, encoding="utf-8")
     script = checkout.folder / "script.py"
@@ -199,17 +198,17 @@ class Dummy(Precision):
     def _prepare(self, models, optimizers):
         return list(models), list(optimizers)
 """
-MISTAKE = """    Mistake(
+RULE = """
+
+@rule(
+    Mistake(
         "AMP299",
         "amp-dummy",
         "amp_dummy() is called",
         "it does nothing",
         "remove the call",
     ),
-"""
-RULE = """
-
-@rule("AMP299")
+)
 def dummy(module: LintModule) -> Iterator[Finding]:
     for call in module.names.calls:
         if name_of(call.func) == "amp_dummy":

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from ampcompare.experiment.batch_search import largest_passing
+from ampcompare.experiment.find_batch import largest_passing
 
 
 @pytest.mark.parametrize("start", [1, 7, 64, 1000])

@@ -15,8 +15,8 @@ import pytest
 import ampcompare
 from ampcompare.base.errors import ConfigError, LaunchError
 from ampcompare.diagnosis.options import DiagnoseOptions
-from ampcompare.experiment import diagnose_script as module
-from ampcompare.experiment.diagnose_script import diagnose_script
+from ampcompare.experiment import diagnose as module
+from ampcompare.experiment.diagnose import diagnose_script
 from ampcompare.report.diagnosis import diagnosis_text
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.script import script_config
@@ -75,7 +75,7 @@ for step in range(100):
 @pytest.fixture
 def diagnose(forking: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Any]:
     """Diagnose the source of a script."""
-    monkeypatch.setattr("ampcompare.experiment.diagnose_script.subprocess", forking)
+    monkeypatch.setattr("ampcompare.experiment.diagnose.subprocess", forking)
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     monkeypatch.chdir(tmp_path)
 

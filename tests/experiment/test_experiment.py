@@ -23,14 +23,13 @@ from ampcompare.analysis.inference.criteria import Criteria
 from ampcompare.analysis.summary import summarize
 from ampcompare.base.environment.versions import fingerprint
 from ampcompare.base.errors import ConfigError, LaunchError
-from ampcompare.experiment.adaptive_seeds import run_auto, seeds_needed
-from ampcompare.experiment.compare import run_comparison
-from ampcompare.experiment.estimate import estimate
+from ampcompare.experiment.compare import run_auto, run_comparison, seeds_needed
 from ampcompare.experiment.load import reload_comparison
 from ampcompare.experiment.observer import Observer
 from ampcompare.experiment.options import CompareOptions, LaunchOptions
 from ampcompare.experiment.plan import Plan, make_plan, parse_vary
 from ampcompare.experiment.run import run_plan
+from ampcompare.experiment.time_left import estimate
 from ampcompare.launch.base import Launcher, Progress, failed_record
 from ampcompare.launch.cell_files import write_record
 from ampcompare.launch.pool import LauncherPool

@@ -14,8 +14,7 @@ from ampcompare.analysis.inference.criteria import Criteria
 from ampcompare.base.environment.versions import fingerprint
 from ampcompare.base.errors import RecordError
 from ampcompare.experiment.journal import JOURNAL, read_looks
-from ampcompare.experiment.load import reload_comparison
-from ampcompare.experiment.load_several import reload_experiments
+from ampcompare.experiment.load import reload_comparison, reload_experiments
 from ampcompare.experiment.matrix import crossed
 from ampcompare.experiment.observer import Observer
 from ampcompare.experiment.plan import make_plan, plan_rows

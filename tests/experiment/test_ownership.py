@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from ampcompare.base.errors import ConfigError
-from ampcompare.experiment.ownership import OWNER, owned
+from ampcompare.experiment.run_folder import OWNER, owned
 from ampcompare.launch.base import Launcher
 from ampcompare.launch.dispatch import DispatchingLauncher
 from ampcompare.launch.pool import LauncherPool
@@ -23,7 +23,7 @@ from ampcompare.launch.pool import LauncherPool
 HOLDER = """
 import sys, time
 from pathlib import Path
-from ampcompare.experiment.ownership import owned
+from ampcompare.experiment.run_folder import owned
 from ampcompare.launch.dispatch import DispatchingLauncher
 with owned(Path(sys.argv[1]), DispatchingLauncher(), command="ampcompare compare --tag first"):
     print("held", flush=True)

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from ampcompare.base.errors import LaunchError
-from ampcompare.experiment.profile import ProfileOptions, profile
-from ampcompare.experiment.profile_script import profile_script
+from ampcompare.experiment.profile import ProfileOptions, profile, profile_script
 from ampcompare.records.profile import ArmProfile
 from ampcompare.report.profile import profile_text
 from ampcompare.settings.config import RunConfig
@@ -39,7 +38,7 @@ for x, y in torch.utils.data.DataLoader(data, batch_size=STEP):
 @pytest.fixture
 def profiled(forking: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., ArmProfile]:
     """Profile the source of a script under an arm."""
-    monkeypatch.setattr("ampcompare.experiment.diagnose_script.subprocess", forking)
+    monkeypatch.setattr("ampcompare.experiment.diagnose.subprocess", forking)
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     monkeypatch.chdir(tmp_path)
 

@@ -11,7 +11,7 @@ from filelock import FileLock
 from ampcompare.base.errors import ConfigError
 from ampcompare.experiment.journal import JOURNAL, read_looks
 from ampcompare.experiment.load import reload_comparison
-from ampcompare.experiment.ownership import LOCK
+from ampcompare.experiment.run_folder import LOCK
 from ampcompare.report.base import write_reports
 from tests.experiment.test_journal import _compare
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ampcompare.base.errors import RecordError
-from ampcompare.experiment.run_list import describe_run, find_runs, newest_run
+from ampcompare.experiment.run_folder import describe_run, find_runs, newest_run
 
 
 def _make(folder: Path, moment: int, **plan: object) -> Path:

@@ -12,7 +12,7 @@ import pytest
 from ampcompare.experiment.compare import plan_comparison
 from ampcompare.experiment.options import CompareOptions, LaunchOptions
 from ampcompare.experiment.plan import Plan, make_plan
-from ampcompare.experiment.recorded_order import order_as_run, with_recorded_order
+from ampcompare.experiment.run import order_as_run, with_recorded_order
 from ampcompare.experiment.run_order import balanced_rows, device_of_cells, position_sums
 from ampcompare.settings.config import RunConfig
 

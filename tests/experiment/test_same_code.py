@@ -11,8 +11,7 @@ from ampcompare.base.environment.versions import fingerprint
 from ampcompare.base.errors import ConfigError
 from ampcompare.base.files.loaded_code import digest_of
 from ampcompare.experiment.plan import make_plan
-from ampcompare.experiment.run import reusable, run_plan
-from ampcompare.experiment.same_code import SameCode
+from ampcompare.experiment.run import SameCode, reusable, run_plan
 from ampcompare.launch.base import Launcher
 from ampcompare.records.document import sealed_json
 from ampcompare.records.run import RunRecord

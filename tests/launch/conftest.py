@@ -167,7 +167,7 @@ def shared_launcher(forking: types.SimpleNamespace) -> Iterator[ForkedLauncher]:
     """A launcher with a server."""
     with ForkedLauncher() as launcher:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("ampcompare.launch.server_process.subprocess", forking)
+            patch.setattr("ampcompare.launch.forked.subprocess", forking)
             launcher._ensure_server()
         yield launcher
 

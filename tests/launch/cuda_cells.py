@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ampcompare.script.legacy.cpu import fake_cuda as cuda_stand_in
+from ampcompare.script.legacy.cpu import device as cuda_stand_in
 from ampcompare.script.legacy.cpu.device import is_cuda, run_on_cpu
 
 # What a GPU of compute capability 8.0 says of itself.

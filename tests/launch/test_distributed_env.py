@@ -15,8 +15,7 @@ from ampcompare.launch.external import ExternalLauncher
 from ampcompare.launch.forked import ForkedLauncher
 from ampcompare.launch.multi_process import MultiProcessLauncher
 from ampcompare.launch.worker import cell as worker
-from ampcompare.launch.worker.device import local_device
-from ampcompare.launch.worker.process_group import open_store, process_group
+from ampcompare.launch.worker.rank import local_device, open_store, process_group
 from ampcompare.settings.config import RunConfig
 from ampcompare.training.own_group import choose_backend
 

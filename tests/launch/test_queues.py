@@ -22,8 +22,7 @@ from ampcompare.launch import slurm, slurm_task
 from ampcompare.launch.base import Progress
 from ampcompare.launch.cell_files import PROGRESS_FILE, progress_writer, write_record
 from ampcompare.launch.ray import TOKEN, RayLauncher
-from ampcompare.launch.slurm import SlurmLauncher
-from ampcompare.launch.slurm_queue import Ending
+from ampcompare.launch.slurm import Ending, SlurmLauncher
 from ampcompare.records.document import sealed_json
 from ampcompare.records.run import RunRecord
 from ampcompare.settings.config import RunConfig

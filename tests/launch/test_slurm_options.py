@@ -20,8 +20,7 @@ from ampcompare.base.errors import (
 from ampcompare.launch import slurm as module
 from ampcompare.launch.base import failed_record
 from ampcompare.launch.cell_files import write_record
-from ampcompare.launch.slurm import SlurmLauncher, parse_slurm_options
-from ampcompare.launch.slurm_queue import Ending, active_jobs, ending
+from ampcompare.launch.slurm import Ending, SlurmLauncher, active_jobs, ending, parse_slurm_options
 from ampcompare.records.run import read_record
 from ampcompare.settings.config import RunConfig
 

@@ -13,11 +13,11 @@ import pytest
 import torch
 
 from ampcompare.launch.base import Progress
+from ampcompare.launch.cell_files import private_folder
 from ampcompare.launch.distributed_env import DistributedEnv
-from ampcompare.launch.leftovers import private_folder
 from ampcompare.launch.multi_process import MultiProcessLauncher
 from ampcompare.launch.start_ranks import Request, _torchrun_arguments, _url
-from ampcompare.launch.worker.process_group import open_store
+from ampcompare.launch.worker.rank import open_store
 from ampcompare.parallel.ranks import _unpacked
 from ampcompare.settings.config import RunConfig
 

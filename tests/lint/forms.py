@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from textwrap import dedent
 
+from ampcompare.lint.catalog import CODES
 from ampcompare.lint.check import check_text
-from ampcompare.lint.mistakes.catalog import CODES
 
 __all__ = ["codes_of", "codes_of_pair"]
 

@@ -6,9 +6,8 @@ from textwrap import dedent
 
 import pytest
 
+from ampcompare.lint.catalog import CODES, RULES
 from ampcompare.lint.check import UNREADABLE, check_text, is_of_interest
-from ampcompare.lint.mistakes.catalog import CODES
-from ampcompare.lint.module import RULES
 from ampcompare.lint.run import fix_text
 from ampcompare.lint.selection import Selection
 from ampcompare.source.syntax import SourceInvalid
@@ -20,7 +19,7 @@ def codes_of(text: str) -> list[str]:
 
 def test_every_code_has_a_rule() -> None:
     """Each code of the catalog is registered by one rule at least, and no rule has another code."""
-    assert {code for codes, _ in RULES for code in codes} == set(CODES)
+    assert {code for rule in RULES for code in rule.codes} == set(CODES)
     assert UNREADABLE not in CODES
 
 

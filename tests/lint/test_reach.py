@@ -7,7 +7,7 @@ from textwrap import dedent
 
 import pytest
 
-from ampcompare.lint.reach import training_scopes
+from ampcompare.lint.module import training_scopes
 from ampcompare.source.names import ModuleNames
 
 SCRIPT = """

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ampcompare.base.errors import ConfigError
-from ampcompare.lint.mistakes.catalog import CODES
+from ampcompare.lint.catalog import CODES
 from ampcompare.lint.selection import Selection, read_selection
 
 

@@ -6,7 +6,7 @@ import ast
 
 import pytest
 
-from ampcompare.source.lines import SourceLines
+from ampcompare.source.syntax import SourceLines
 
 
 @pytest.mark.parametrize("newline", ["\n", "\r\n", "\r"])

@@ -6,14 +6,14 @@ refused where it is not visible, and compared where the label of the row names i
 
 from __future__ import annotations
 
+import os
 import re
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from ampcompare.analysis.runs.pairs import Pair
+from ampcompare.analysis.runs.pairs import Pair, conditional_on, finished, pairs_by_seed
 from ampcompare.analysis.runs.scores import other_metric
-from ampcompare.analysis.runs.script_pairs import inherited_reason
 from ampcompare.base.environment.versions import SWITCHES
 from ampcompare.base.files.loaded_code import differing
 from ampcompare.records.run import RunRecord, RunSummary
@@ -24,13 +24,17 @@ from ampcompare.settings.paths import flatten
 __all__ = [
     "accuracy_incomparable_reason",
     "accuracy_reason",
+    "are_pairs",
+    "began_apart",
     "changed_settings",
+    "circumstances",
     "code_reason",
     "device_kind",
     "foreign_steps",
     "memory_reason",
     "named_settings",
     "resumed_elsewhere",
+    "script_sentences",
     "settings",
     "time_incomparable_reason",
     "time_reason",
@@ -107,8 +111,8 @@ def accuracy_incomparable_reason(arm: RunRecord, reference: RunRecord, *, same_s
         or _without_arm(arm)
         or _without_arm(reference)
         or _switch_reason(arm, reference)
-        or inherited_reason(arm)
-        or inherited_reason(reference)
+        or _inherited_reason(arm)
+        or _inherited_reason(reference)
         or (code_reason(arm, reference) if same_software else "")
         or _unnamed(POLICY, arm, reference)
         or _outcome_reason(arm.summary, reference.summary)
@@ -338,3 +342,219 @@ def _words(paths: Sequence[str], arm: RunConfig, reference: RunConfig) -> list[s
 
 def _joined(words: Sequence[str], separator: str = "; ") -> str:
     return separator.join([*words[:MAX_NAMED], *(["..."] if len(words) > MAX_NAMED else [])])
+
+
+MAX_NAMED_VALUES = 4
+MIN_SKIPPED = 0.01  # share of steps above which skipped steps affect the median step time
+
+
+def _of_environment(name: str) -> Callable[[RunRecord], object]:
+    return lambda record: record.environment.get(name)
+
+
+def _samples(record: RunRecord) -> object:
+    recipe = record.config.recipe
+    return recipe.batch_size // recipe.grad_accum_steps
+
+
+DIFFERENCES: dict[str, Callable[[RunRecord], object]] = {
+    "hosts": lambda record: record.host,
+    "days (UTC)": lambda record: record.started and record.started[:10],
+    "devices": device_kind,
+    "GPUs": _of_environment("device_name"),
+    "processors": _of_environment("processor"),
+    "versions of torch": _of_environment("torch"),
+    "versions of CUDA": _of_environment("cuda"),
+    "versions of Python": _of_environment("python"),
+    "versions of ampcompare": _of_environment("ampcompare"),
+    "numbers of processes": lambda record: record.config.processes,
+    "micro-batches (samples that batch norm sees at once)": _samples,
+    "numbers of threads": lambda record: record.config.threads,
+    "numbers of loader workers": lambda record: record.config.workers,
+    "deterministic modes": lambda record: record.config.deterministic,
+    "on_nan policies": lambda record: record.config.on_nan,
+    "TF32 settings": lambda record: record.config.tf32,
+}
+
+
+def circumstances(records: Sequence[RunRecord], reference: str) -> Iterator[str]:
+    """Yield a line for each difference between the cells of a comparison, except arm, seed and recipe."""
+    rows: dict[str, list[RunRecord]] = {}
+    for record in sorted(finished(records), key=lambda record: record.arm != reference):
+        rows.setdefault(record.arm, []).append(record)
+    for what, value_of in DIFFERENCES.items():
+        yield from _difference(what, rows, value_of)
+    for arm, runs in rows.items():
+        for text, count in _counted(filter(None, map(foreign_steps, runs))):
+            yield f"{arm}: {count} of {len(runs)} runs {text}, so its results are not those of {arm} alone."
+        for text, count in _counted(filter(None, map(resumed_elsewhere, runs))):
+            yield f"{arm}: {count} of {len(runs)} runs {text}."
+    yield from _survivors(records, reference)
+    yield from _lighter_steps(rows)
+    unread = sorted({arm for arm, runs in rows.items() if any(map(_is_unread, runs))})
+    if unread:
+        yield (
+            f"Not checked on the GPU of {', '.join(unread)}: clock, throttling, other processes; their times count as "
+            "valid all the same. Install ampcompare[gpu] to read them."
+        )
+
+
+def _difference(what: str, rows: dict[str, list[RunRecord]], value_of: Callable[[RunRecord], object]) -> Iterator[str]:
+    by_value: dict[str, list[str]] = {}
+    for arm, runs in rows.items():
+        for value in sorted({str(value) for run in runs if (value := value_of(run)) is not None}):
+            by_value.setdefault(value, []).append(arm)
+    if len(by_value) < 2:
+        return
+    everywhere = all(len(arms) == len(rows) for arms in by_value.values())
+    shown = [
+        value
+        if everywhere
+        else f"{value} ({', '.join(arms[:MAX_NAMED_VALUES])}{', ...' if len(arms) > MAX_NAMED_VALUES else ''})"
+        for value, arms in by_value.items()
+    ]
+    yield f"Cells ran with different {what}: {'; '.join(shown)}."
+
+
+def _counted(texts: Iterator[str]) -> list[tuple[str, int]]:
+    every = list(texts)
+    return [(text, every.count(text)) for text in dict.fromkeys(every)]
+
+
+def _survivors(records: Sequence[RunRecord], reference: str) -> Iterator[str]:
+    by_arm: dict[str, list[RunRecord]] = {}
+    for record in records:
+        by_arm.setdefault(record.arm, []).append(record)
+    theirs = by_arm.pop(reference, [])
+    by_arm = {arm: runs for arm, runs in by_arm.items() if pairs_by_seed(runs, theirs)}
+    parts = [f"{arm} {share}" for arm, runs in by_arm.items() if (share := conditional_on(runs, theirs))]
+    if parts:
+        yield (
+            f"Accuracy is conditional on the seeds that both the arm and {reference} completed: {'; '.join(parts)}. "
+            "The seeds that were lost may be those in which they differ."
+        )
+
+
+def _lighter_steps(rows: dict[str, list[RunRecord]]) -> Iterator[str]:
+    parts = []
+    for arm, runs in rows.items():
+        skipped = sum(run.summary.skipped_steps for run in runs)
+        steps = sum(run.summary.num_steps for run in runs)
+        if steps and skipped >= MIN_SKIPPED * steps:
+            parts.append(f"{arm} {skipped} of {steps}")
+    if parts:
+        yield (
+            f"Skipped steps do less work and count in the median step time: {'; '.join(parts)}. "
+            "Startup and compilation are not included."
+        )
+
+
+def _is_unread(record: RunRecord) -> bool:
+    return device_kind(record) == "cuda" and (record.readings is None or record.readings.clock_low_mhz is None)
+
+
+RESUMED = "resumed from"
+FROM_THE_START = "Remove the file and run with --force to train from the start"
+SEED_IT = "Seed what the script draws, or pass the seed on with --seed-arg"
+
+
+def _inherited_reason(record: RunRecord) -> str:
+    """Return from which file that another run had written a script's cell has read; "" if there is none."""
+    files = record.script.inherited if record.script is not None else []
+    more = f" and {len(files) - 1} more" if len(files) > 1 else ""
+    if not files:
+        return ""
+    cell = f"{record.config.arm}, seed {record.config.recipe.seed},"
+    return f"{cell} read {os.path.basename(files[0])}{more}, which another run had written"
+
+
+def are_pairs(records: Sequence[RunRecord], reference: str) -> bool:
+    """Return whether no runs of one seed are known to have started apart, or to be of other code."""
+    theirs = {record.config.recipe.seed: record for record in records if record.arm == reference}
+    for record in records:
+        other = theirs.get(record.config.recipe.seed)
+        if other is not None and record.arm != reference:
+            if began_apart(record, other) or _other_code(record, theirs):
+                return False
+    return True
+
+
+def began_apart(arm: RunRecord, reference: RunRecord) -> str:
+    """Return how the starts of two runs of one seed differ, so that they are no pair; "" if no difference was seen."""
+    here, there = arm.script, reference.script
+    if here is None or there is None:
+        return ""
+    for record in (arm, reference):
+        if record.script is not None and record.script.resumed:
+            return f"{RESUMED} {os.path.basename(record.script.resumed[0])} of its own earlier attempt"
+    if here.weights and there.weights and here.weights[0] != there.weights[0]:
+        return "began from other weights"
+    seen = min(len(here.batches), len(there.batches))
+    return "saw other first batches" if here.batches[:seen] != there.batches[:seen] else ""
+
+
+def script_sentences(records: Sequence[RunRecord], reference: str) -> Iterator[str]:
+    """Yield what was seen of the pairing of a script's runs, and which files several of them wrote."""
+    ran = [record for record in records if record.script is not None]
+    theirs = {record.config.recipe.seed: record for record in ran if record.arm == reference}
+    apart: dict[str, list[str]] = {}
+    checked = 0
+    for record in ran:
+        seed = record.config.recipe.seed
+        if record.arm == reference or seed not in theirs:
+            continue
+        checked += 1
+        if reason := began_apart(record, theirs[seed]):
+            apart.setdefault(reason, []).append(f"{record.arm}, seed {seed}")
+    for reason, cells in apart.items():
+        is_resumed = reason.startswith(RESUMED)
+        than, remedy = ("", FROM_THE_START) if is_resumed else (f" than {reference}", SEED_IT)
+        yield (
+            f"Not paired: {'; '.join(cells)} {reason}{than}, so their results are tested as separate samples. {remedy}."
+        )
+    other_code = {reason for record in ran if (reason := _other_code(record, theirs))}
+    for reason in sorted(other_code):
+        yield f"Not paired: cells are {reason}, and have no verdict. Run the command that began them again."
+    if checked and not apart and not other_code:
+        yield "Paired: in each seed all arms began from the same weights and saw the same first batches."
+    yield from _departures(ran)
+    yield from _shared_files(ran)
+
+
+def _other_code(record: RunRecord, theirs: Mapping[int, RunRecord]) -> str:
+    other = theirs.get(record.config.recipe.seed)
+    files = differing(record.code or {}, other.code or {}) if other is not None else []
+    return f"of other versions of {', '.join(files)}" if files else ""
+
+
+def _departures(records: Sequence[RunRecord]) -> Iterator[str]:
+    arms: dict[str, dict[str, None]] = {}
+    for record in records:
+        for note in record.script.notes if record.script is not None else []:
+            arms.setdefault(note, {})[record.arm] = None
+    for note, names in arms.items():
+        yield f"{', '.join(names)}: {note}."
+
+
+def _shared_files(records: Sequence[RunRecord]) -> Iterator[str]:
+    writers: dict[str, list[str]] = {}
+    for record in records:
+        for file in record.script.files if record.script is not None else []:
+            writers.setdefault(file, []).append(f"{record.arm}, seed {record.config.recipe.seed}")
+    for file, cells in writers.items():
+        readers = [
+            f"{record.arm}, seed {record.config.recipe.seed}"
+            for record in records
+            if record.script is not None and file in record.script.inherited
+        ]
+        if readers:
+            yield (
+                f"{'; '.join(readers)} read {file}, which another run had written, so that what they trained may "
+                "continue from there: no verdict. Put {cell_dir} into the script's argument for it. If it is a cache "
+                "that the first run makes, the same command with --force finds it there from the start."
+            )
+        elif len(cells) > 1:
+            yield (
+                f"{len(cells)} cells wrote {file}, {cells[0]}, first: each may have read what another left there. Put "
+                "{cell_dir} into the script's argument for it."
+            )

@@ -15,11 +15,10 @@ from ampcompare.analysis.inference.criteria import Criteria
 from ampcompare.analysis.inference.effect import Effect, float_spread, paired, two_stage, unpaired
 from ampcompare.analysis.inference.looks import Design
 from ampcompare.analysis.inference.verdict import Verdict, decide
-from ampcompare.analysis.runs.comparability import accuracy_reason
+from ampcompare.analysis.runs.comparability import accuracy_reason, began_apart
 from ampcompare.analysis.runs.identity import IDENTICAL, equal_losses
 from ampcompare.analysis.runs.learning import NO_VERDICT, idle_pairs, idle_verdict
 from ampcompare.analysis.runs.pairs import Pair, divergence_verdict
-from ampcompare.analysis.runs.script_pairs import began_apart
 from ampcompare.records.run import RunRecord
 
 __all__ = ["TailLoss", "loss_verdicts", "tail_loss"]

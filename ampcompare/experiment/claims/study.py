@@ -10,7 +10,7 @@ from ampcompare.experiment.claims.report import findings_data, render_markdown
 from ampcompare.experiment.claims.reproduce import Reproduction, reproduce, sees_gpu, select_claims
 from ampcompare.experiment.observer import Observer
 from ampcompare.experiment.options import StudyOptions
-from ampcompare.experiment.ownership import owned
+from ampcompare.experiment.run_folder import owned
 from ampcompare.experiment.single_run import WhileRunning
 from ampcompare.launch.places import find_places
 from ampcompare.launch.pool import launcher_at

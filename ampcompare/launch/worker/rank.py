@@ -7,37 +7,43 @@ environment names. Rank 0 logs to `log.txt` in FOLDER, rank N to `rank<N>.log`.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import socket
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
 import torch
+import torch.distributed as dist
 
 from ampcompare.base.environment.versions import fingerprint
-from ampcompare.base.errors import LaunchError
+from ampcompare.base.errors import ConfigError, EnvironmentUnfit, LaunchError
 from ampcompare.base.files.loaded_code import watch_code
 from ampcompare.launch.base import Progress
 from ampcompare.launch.cell_files import log_name, progress_writer, read_config, send_output_to, with_code, write_record
-from ampcompare.launch.distributed_env import DistributedEnv, world_of
+from ampcompare.launch.distributed_env import DistributedEnv, loopback, world_of
 from ampcompare.launch.places import with_place
 from ampcompare.launch.stop_signal import stopped_by_signal
 from ampcompare.launch.worker.cell import train_cell
-from ampcompare.launch.worker.device import local_device
 from ampcompare.launch.worker.failure import failed_with
-from ampcompare.launch.worker.process_group import open_store, process_group
 from ampcompare.launch.worker.stall import Roll, is_timeout, show_stack_on_signal
 from ampcompare.parallel.ranks import ProcessGroup, require_equal
 from ampcompare.records.run import RunRecord
 from ampcompare.settings.config import RunConfig
-from ampcompare.training.own_group import choose_backend
+from ampcompare.training.own_group import bound_to, choose_backend
 from ampcompare.training.stop_request import StopRequest
 
-__all__ = ["run_rank"]
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
+__all__ = ["local_device", "open_store", "process_group", "run_rank"]
 
 POLL_SECONDS = 0.5
 GRACE_SECONDS = 3.0
@@ -159,3 +165,129 @@ def main(arguments: list[str]) -> int:
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))
+
+
+def local_device(name: str, world: DistributedEnv) -> str:
+    """Return the device of this rank: "auto" and "cuda" mean the GPU of its local rank.
+
+    Raises:
+        EnvironmentUnfit: there are fewer GPUs than processes on this machine.
+        ConfigError: one GPU was named for several processes.
+    """
+    if name.partition(":")[0] not in ("auto", "cpu", "cuda"):
+        return name
+    if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
+        return "cpu"
+    if ":" in name and world.local_size > 1:
+        raise ConfigError(f"device {name} is one GPU for {world.local_size} processes; use --device cuda")
+    if torch.cuda.is_available() and world.local_size > torch.cuda.device_count():
+        raise EnvironmentUnfit(
+            f"{world.local_size} processes were requested on a machine with {torch.cuda.device_count()} GPU(s); use "
+            f"--nproc-per-node with at most this many, or --device cpu"
+        )
+    return name if ":" in name else f"cuda:{world.local_rank}"
+
+
+CONNECT_SECONDS = 300
+BACKLOG = 2048
+RENDEZVOUS_SECONDS = 60  # at least: processes import torch first
+
+
+def open_store(world: DistributedEnv) -> Store:
+    """Return the store that all ranks can read and write.
+
+    Raises:
+        LaunchError: it cannot be reached.
+    """
+    try:
+        # A restart must not find the addresses that dead processes left in the store.
+        return dist.PrefixStore(f"attempt{world.attempt}", _store(world))  # type: ignore[attr-defined]
+    except (dist.DistError, RuntimeError, ValueError, OSError) as error:
+        raise LaunchError(_explain(error, world)) from error
+
+
+@contextlib.contextmanager
+def process_group(world: DistributedEnv, store: Store, backend: str, device: str, seconds: float) -> Iterator[None]:
+    """Initialize the process group and destroy it on exit.
+
+    Args:
+        seconds: time limit of a collective operation.
+
+    Raises:
+        LaunchError: the rendezvous failed.
+    """
+    binding = bound_to(backend, torch.device(device))
+    if world.nodes == 1 and (name := loopback()) is not None:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", name)  # the host's name may resolve to no address
+    store.set_timeout(timedelta(seconds=max(seconds, RENDEZVOUS_SECONDS)))
+    try:
+        dist.init_process_group(
+            backend,
+            store=dist.PrefixStore("group", store),  # type: ignore[attr-defined]
+            rank=world.rank,
+            world_size=world.size,
+            timeout=timedelta(seconds=seconds),
+            **binding,
+        )
+    except (dist.DistError, RuntimeError, ValueError, OSError) as error:
+        raise LaunchError(_explain(error, world)) from error
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def _store(world: DistributedEnv) -> Store:
+    if world.url == "env://":
+        host, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
+        agent_has_store = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    elif world.url.startswith("tcp://"):
+        host, _, port = world.url.removeprefix("tcp://").rpartition(":")
+        agent_has_store = False
+    elif world.url.startswith("file://"):
+        return dist.FileStore(world.url.removeprefix("file://"), world.size)  # type: ignore[attr-defined]
+    else:
+        raise ValueError(f"{world.url!r} is not env://, tcp://HOST:PORT or file://PATH")
+    if not port.isdecimal() or not host:
+        raise ValueError(f"{host}:{port} is not HOST:PORT")
+    host = host.strip("[]")
+    is_master = world.rank == 0 and not agent_has_store
+    return dist.TCPStore(  # type: ignore[attr-defined]
+        host,
+        int(port),
+        world.size,
+        is_master=is_master,
+        timeout=timedelta(seconds=CONNECT_SECONDS),
+        master_listen_fd=_listen(host, int(port)) if is_master else None,
+    )
+
+
+def _listen(host: str, port: int) -> int | None:
+    """Return a socket that listens at the address of `host` alone; None where no interface has it, as behind a NAT.
+
+    Left to itself, the store listens on all interfaces.
+    """
+    family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    with socket.socket(family, kind) as listening:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listening.bind(address)
+            listening.listen(BACKLOG)
+        except OSError as error:
+            if error.errno == errno.EADDRNOTAVAIL:
+                return None
+            raise
+        return listening.detach()
+
+
+def _explain(error: Exception, world: DistributedEnv) -> str:
+    address = world.url
+    if address == "env://":
+        address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+    text = str(error).strip().partition("\n")[0]
+    if "EADDRINUSE" in str(error) or "address already in use" in str(error).lower():
+        return (
+            f"rank 0 cannot listen at {address}: the port is in use; choose another one, or stop the program that "
+            f"uses it"
+        )
+    return f"the {world.size} processes could not connect at {address}: {text}"

@@ -5,9 +5,10 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from ampcompare.lint.event import Event, Kind
 from ampcompare.lint.finding import Edit, Finding
+from ampcompare.lint.mistake import Mistake
 from ampcompare.lint.module import LintModule, Trace, events_between, keyword, literal, name_of, rule
+from ampcompare.lint.trace import Event, Kind
 
 __all__: list[str] = []
 
@@ -52,7 +53,179 @@ def _is_statement(event: Event) -> bool:
     return False
 
 
-@rule("AMP101", "AMP102", "AMP111", "AMP112", "AMP113", "AMP114", "AMP121", "AMP407")
+@rule(
+    Mistake(
+        "AMP101",
+        "initialize-after-wrapping",
+        "`amp.initialize` is passed a model that is already wrapped in DistributedDataParallel or DataParallel",
+        "the wrapper has recorded the parameters and dtypes that the model had before",
+        "call `amp.initialize` first, then wrap the model that it returns",
+        """
+from apex import amp
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+model = DDP(model)
+model, optimizer = amp.initialize(model, optimizer)  # AMP101
+""",
+        """
+from apex import amp
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+model, optimizer = amp.initialize(model, optimizer)
+model = DDP(model)
+""",
+    ),
+    Mistake(
+        "AMP102",
+        "initialize-twice",
+        "`amp.initialize` is called again while the model of an earlier call is still trained",
+        "the second call discards the loss scales of the first, and sets one opt level for both",
+        "pass all models and optimizers to one call, as lists, with `num_losses` and `loss_id`",
+        """
+from apex import amp
+
+net_g, opt_g = amp.initialize(net_g, opt_g, opt_level="O1")
+net_d, opt_d = amp.initialize(net_d, opt_d, opt_level="O1")  # AMP102
+""",
+        """
+from apex import amp
+
+if args.opt_level == "O1":
+    net, opt = amp.initialize(net, opt, opt_level="O1")
+else:
+    net, opt = amp.initialize(net, opt, opt_level=args.opt_level, loss_scale=128.0)
+""",
+    ),
+    Mistake(
+        "AMP111",
+        "half-after-initialize",
+        "`.half()` on a model that went through `amp.initialize`, and training continues",
+        "weights that the opt level keeps in fp32 are rounded, and small updates are lost from then on",
+        "delete `.half()`: the opt level casts the model; to export fp16 weights, cast a copy",
+        """
+from apex import amp
+
+model, optimizer = amp.initialize(model, optimizer, opt_level="O1")
+model.half()  # AMP111
+with amp.scale_loss(loss, optimizer) as scaled_loss:
+    scaled_loss.backward()
+""",
+        """
+from apex import amp
+
+model, optimizer = amp.initialize(model, optimizer, opt_level="O1")
+with amp.scale_loss(loss, optimizer) as scaled_loss:
+    scaled_loss.backward()
+model.half()
+""",
+    ),
+    Mistake(
+        "AMP112",
+        "half-before-initialize",
+        "`.half()` on a model before `amp.initialize`",
+        "Apex refuses models that are not in fp32",
+        "delete `.half()`: the opt level casts the model",
+        """
+from apex import amp
+
+model.half()  # AMP112
+model, optimizer = amp.initialize(model, optimizer, opt_level="O2")
+""",
+        """
+from apex import amp
+
+images = images.half()
+model, optimizer = amp.initialize(model, optimizer, opt_level="O2")
+""",
+    ),
+    Mistake(
+        "AMP113",
+        "initialize-before-cuda",
+        "a model is moved to the GPU after `amp.initialize`",
+        "Apex refuses such models; master weights may stay on the CPU",
+        "call `.cuda()` or `.to(device)` before the optimizer is built and before `amp.initialize`",
+        """
+from apex import amp
+
+model, optimizer = amp.initialize(model, optimizer)
+model.cuda()  # AMP113
+""",
+        """
+from apex import amp
+
+model.cuda()
+model, optimizer = amp.initialize(model, optimizer)
+criterion.cuda()
+""",
+    ),
+    Mistake(
+        "AMP114",
+        "sync-batch-norm-late",
+        "batch norm is replaced by a synchronized one after `amp.initialize`",
+        "`keep_batchnorm_fp32` has no effect on the new layers",
+        "convert the model before `amp.initialize`",
+        """
+import apex
+from apex import amp
+
+model, optimizer = amp.initialize(model, optimizer, opt_level="O2")
+model = apex.parallel.convert_syncbn_model(model)  # AMP114
+""",
+        """
+import apex
+from apex import amp
+
+model = apex.parallel.convert_syncbn_model(model)
+model, optimizer = amp.initialize(model, optimizer, opt_level="O2")
+""",
+    ),
+    Mistake(
+        "AMP121",
+        "optimizer-after-initialize",
+        "an optimizer that `amp.initialize` has patched is replaced by a new one",
+        "the new one has no loss scaler and no master weights: `scale_loss` ends with an AttributeError",
+        "build the optimizer before `amp.initialize`, or change `optimizer.param_groups`",
+        """
+import torch
+from apex import amp
+
+model, optimizer = amp.initialize(model, optimizer, opt_level="O1")
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)  # AMP121
+with amp.scale_loss(loss, optimizer) as scaled_loss:
+    scaled_loss.backward()
+""",
+        """
+import torch
+from apex import amp
+
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+model, optimizer = amp.initialize(model, optimizer, opt_level="O1")
+other = torch.optim.SGD(head.parameters(), lr=0.01)
+with amp.scale_loss(loss, optimizer) as scaled_loss:
+    scaled_loss.backward()
+""",
+    ),
+    Mistake(
+        "AMP407",
+        "loaded-before-initialize",
+        "the state of the optimizer is loaded before `amp.initialize`",
+        "Apex documents the other order; under O2 this one is the safer, as moments are not cast to fp16",
+        "follow Apex's order under O1: initialize, then load",
+        """
+from apex import amp
+
+optimizer.load_state_dict(checkpoint["optimizer"])
+model, optimizer = amp.initialize(model, optimizer)  # AMP407
+""",
+        """
+from apex import amp
+
+model, optimizer = amp.initialize(model, optimizer)
+optimizer.load_state_dict(checkpoint["optimizer"])
+""",
+        by_default=False,
+    ),
+)
 def order_around_initialize(module: LintModule) -> Iterator[Finding]:
     """What comes before `amp.initialize` and should come after it, or the reverse."""
     for trace in module.traces:
@@ -145,7 +318,27 @@ def _to_gpu(event: Event) -> bool:
     return bool(event.call.args) and any(word in ast.unparse(event.call.args[0]).lower() for word in GPU_WORDS)
 
 
-@rule("AMP108")
+@rule(
+    Mistake(
+        "AMP108",
+        "opt-level-typo",
+        'the opt level is written with a zero or a small letter, such as "01"',
+        "Apex ends with an error: the levels begin with the letter O",
+        'write "O1"',
+        """
+from apex import amp
+
+model, optimizer = amp.initialize(model, optimizer, opt_level="01")  # AMP108
+""",
+        """
+from apex import amp
+
+model, optimizer = amp.initialize(model, optimizer, opt_level="O1")
+date = parse(day="01")
+""",
+        fixable=True,
+    ),
+)
 def opt_level_typo(module: LintModule) -> Iterator[Finding]:
     """Opt levels written with a zero, as an argument, a default, or the default of an option."""
     if not module.mentions(r"\bapex\b|\bamp\b"):
@@ -182,7 +375,62 @@ def _typo(module: LintModule, value: ast.expr) -> Iterator[Finding]:
         yield module.finding("AMP108", value, f"{source} is not an opt level; Apex knows {right!r}", edits)
 
 
-@rule("AMP109", "AMP402", "AMP406")
+@rule(
+    Mistake(
+        "AMP109",
+        "initialize-misbound",
+        "the result of `amp.initialize` is bound to the wrong names",
+        "the model is a tuple, or the names are swapped; at best it works because Apex changes objects in place",
+        "write `model, optimizer = amp.initialize(model, optimizer, ...)`",
+        """
+from apex import amp
+
+model = amp.initialize(model, optimizer, opt_level="O1")  # AMP109
+""",
+        """
+from apex import amp
+
+model = amp.initialize(model, opt_level="O1")
+""",
+        fixable=True,
+    ),
+    Mistake(
+        "AMP402",
+        "initialize-discarded",
+        "the result of `amp.initialize` is discarded",
+        "it works only because Apex changes model and optimizer in place",
+        "write `model, optimizer = amp.initialize(model, optimizer, ...)`",
+        """
+from apex import amp
+
+amp.initialize(model, optimizer, opt_level="O1")  # AMP402
+""",
+        """
+from apex import amp
+
+model, optimizer = amp.initialize(model, optimizer, opt_level="O1")
+""",
+        fixable=True,
+    ),
+    Mistake(
+        "AMP406",
+        "one-scaler-for-all",
+        "several optimizers share one loss scaler of Apex",
+        "an overflow of one network halves the scale of the others, but does not skip their steps",
+        "pass `num_losses` to `amp.initialize` and `loss_id` to `scale_loss`",
+        """
+from apex import amp
+
+[net_g, net_d], [opt_g, opt_d] = amp.initialize([net_g, net_d], [opt_g, opt_d])  # AMP406
+""",
+        """
+from apex import amp
+
+[net_g, net_d], [opt_g, opt_d] = amp.initialize([net_g, net_d], [opt_g, opt_d], num_losses=2)
+""",
+        by_default=False,
+    ),
+)
 def result_of_initialize(module: LintModule) -> Iterator[Finding]:
     """What the result of `amp.initialize` is bound to."""
     for call in module.calls_of("apex.amp.initialize"):
@@ -220,7 +468,26 @@ def _overwrites(module: LintModule, call: ast.Call, named: list[str], bound: lis
     return bool(others) and f"{named[1]}.step" in used and f"{bound[1]}.step" not in used
 
 
-@rule("AMP115")
+@rule(
+    Mistake(
+        "AMP115",
+        "sync-batch-norm-result",
+        "the result of `convert_syncbn_model` is discarded, or unpacked into two names",
+        "a model that is itself a batch norm is not replaced; unpacking fails",
+        "write `model = convert_syncbn_model(model)`",
+        """
+from apex.parallel import convert_syncbn_model
+
+convert_syncbn_model(model)  # AMP115
+""",
+        """
+from apex.parallel import convert_syncbn_model
+
+model = convert_syncbn_model(model)
+""",
+        fixable=True,
+    ),
+)
 def result_of_conversion(module: LintModule) -> Iterator[Finding]:
     """What the result of Apex's `convert_syncbn_model` is bound to."""
     for call in module.calls_of("apex.parallel.convert_syncbn_model"):
@@ -234,7 +501,25 @@ def result_of_conversion(module: LintModule) -> Iterator[Finding]:
             yield module.finding("AMP115", call, f"one model is returned, but unpacked into {count} names")
 
 
-@rule("AMP116")
+@rule(
+    Mistake(
+        "AMP116",
+        "ddp-arguments",
+        "Apex's DistributedDataParallel is called with arguments of PyTorch's",
+        "it takes `delay_allreduce`, `message_size` and others, and ends with a TypeError",
+        "use `torch.nn.parallel.DistributedDataParallel`, or leave these arguments out",
+        """
+from apex.parallel import DistributedDataParallel as DDP
+
+model = DDP(model, device_ids=[rank])  # AMP116
+""",
+        """
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+model = DDP(model, device_ids=[rank])
+""",
+    ),
+)
 def arguments_of_ddp(module: LintModule) -> Iterator[Finding]:
     """Arguments of torch's DistributedDataParallel for Apex's."""
     for call in module.calls_of("apex.parallel.DistributedDataParallel"):

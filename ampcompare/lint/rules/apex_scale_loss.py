@@ -6,9 +6,10 @@ import ast
 import re
 from collections.abc import Iterator
 
-from ampcompare.lint.event import Event, Facts, Kind, conditions, contradict, narrowed, plain
 from ampcompare.lint.finding import Edit, Finding
+from ampcompare.lint.mistake import Mistake
 from ampcompare.lint.module import LintModule, Trace, keyword, literal, name_of, rule
+from ampcompare.lint.trace import Event, Facts, Kind, conditions, contradict, narrowed, plain
 from ampcompare.source.names import Scope
 
 __all__: list[str] = []
@@ -29,7 +30,77 @@ def _backward_before(trace: Trace, event: Event) -> bool:
     )
 
 
-@rule("AMP103", "AMP105", "AMP106")
+@rule(
+    Mistake(
+        "AMP103",
+        "clip-in-scale-loss",
+        "gradients are clipped inside the `scale_loss` block, where they are still scaled",
+        "the norm is too large by the loss scale: almost nothing is left of the gradients after unscaling",
+        "clip `amp.master_params(optimizer)` after the block",
+        """
+from apex import amp
+import torch
+
+with amp.scale_loss(loss, optimizer) as scaled_loss:
+    scaled_loss.backward()
+    torch.nn.utils.clip_grad_norm_(amp.master_params(optimizer), 1.0)  # AMP103
+optimizer.step()
+""",
+        """
+from apex import amp
+import torch
+
+with amp.scale_loss(loss, optimizer) as scaled_loss:
+    scaled_loss.backward()
+torch.nn.utils.clip_grad_norm_(amp.master_params(optimizer), 1.0)
+optimizer.step()
+""",
+        guard="clip-scaled",
+    ),
+    Mistake(
+        "AMP105",
+        "step-in-scale-loss",
+        "`optimizer.step()` inside the `scale_loss` block",
+        "the step uses scaled gradients; they are unscaled when the block ends, after the step",
+        "step after the block",
+        """
+from apex import amp
+
+with amp.scale_loss(loss, optimizer) as scaled_loss:
+    scaled_loss.backward()
+    optimizer.step()  # AMP105
+""",
+        """
+from apex import amp
+
+with amp.scale_loss(loss, optimizer) as scaled_loss:
+    scaled_loss.backward()
+optimizer.step()
+""",
+    ),
+    Mistake(
+        "AMP106",
+        "backward-unscaled",
+        "`backward()` is called on the loss inside `scale_loss`, not on the scaled loss",
+        "the gradients are unscaled without having been scaled: they are too small by the loss scale",
+        "call `backward()` on the name that `as` binds",
+        """
+from apex import amp
+
+with amp.scale_loss(loss, optimizer) as scaled_loss:
+    loss.backward()  # AMP106
+optimizer.step()
+""",
+        """
+from apex import amp
+
+with amp.scale_loss(loss, optimizer) as loss:
+    loss.backward()
+optimizer.step()
+""",
+        fixable=True,
+    ),
+)
 def inside_the_block(module: LintModule) -> Iterator[Finding]:
     """Clipping, stepping, and the wrong loss, inside a `scale_loss` block."""
     for trace in module.traces:
@@ -55,7 +126,66 @@ def inside_the_block(module: LintModule) -> Iterator[Finding]:
                     yield module.finding("AMP106", event.call, f"`{name_of(loss)}` is not the scaled loss", edits)
 
 
-@rule("AMP104", "AMP117")
+@rule(
+    Mistake(
+        "AMP104",
+        "clip-model-under-o2",
+        "`model.parameters()` are clipped under opt level O2",
+        "these are the fp16 copies; the optimizer uses the fp32 gradients, which stay unclipped",
+        "clip `amp.master_params(optimizer)`",
+        """
+from apex import amp
+from torch.nn.utils import clip_grad_norm_
+
+model, optimizer = amp.initialize(model, optimizer, opt_level="O2")
+with amp.scale_loss(loss, optimizer) as scaled_loss:
+    scaled_loss.backward()
+clip_grad_norm_(model.parameters(), 1.0)  # AMP104
+optimizer.step()
+""",
+        """
+from apex import amp
+from torch.nn.utils import clip_grad_norm_
+
+model, optimizer = amp.initialize(model, optimizer, opt_level="O1")
+with amp.scale_loss(loss, optimizer) as scaled_loss:
+    scaled_loss.backward()
+clip_grad_norm_(model.parameters(), 1.0)
+optimizer.step()
+""",
+        fixable=True,
+        guard="clip-scaled",
+    ),
+    Mistake(
+        "AMP117",
+        "gradients-edited-under-o2",
+        "gradients of `model.parameters()` are changed between backward pass and step, under opt level O2",
+        "these are the fp16 copies; the optimizer uses the fp32 gradients, which stay unchanged",
+        "change the gradients of `amp.master_params(optimizer)`",
+        """
+from apex import amp
+
+model, optimizer = amp.initialize(model, optimizer, opt_level="O2")
+with amp.scale_loss(loss, optimizer) as scaled_loss:
+    scaled_loss.backward()
+for parameter in model.parameters():
+    parameter.grad.mul_(mask)  # AMP117
+optimizer.step()
+""",
+        """
+from apex import amp
+
+model, optimizer = amp.initialize(model, optimizer, opt_level="O2")
+with amp.scale_loss(loss, optimizer) as scaled_loss:
+    scaled_loss.backward()
+for parameter in amp.master_params(optimizer):
+    parameter.grad.mul_(mask)
+optimizer.step()
+for parameter in model.parameters():
+    parameter.grad = None
+""",
+    ),
+)
 def copies_of_o2(module: LintModule) -> Iterator[Finding]:
     """Gradients of the fp16 copies that are clipped or changed under O2."""
     yield from _clips_of_fp16_optimizer(module)
@@ -221,7 +351,28 @@ def _is_gradient(node: ast.expr) -> bool:
     return name_of(node).removesuffix(".data").endswith(".grad")
 
 
-@rule("AMP107")
+@rule(
+    Mistake(
+        "AMP107",
+        "scale-loss-without-with",
+        "`amp.scale_loss` is called without `with`",
+        "it returns a context manager: the loss is not scaled and the gradients are not unscaled",
+        "write `with amp.scale_loss(loss, optimizer) as scaled_loss:`",
+        """
+from apex import amp
+
+scaled_loss = amp.scale_loss(loss, optimizer)  # AMP107
+scaled_loss.backward()
+""",
+        """
+from apex import amp
+
+block = amp.scale_loss(loss, optimizer)
+with block as scaled_loss:
+    scaled_loss.backward()
+""",
+    ),
+)
 def without_with(module: LintModule) -> Iterator[Finding]:
     """`scale_loss` whose result is used as if it were the loss."""
     for call in module.calls_of("apex.amp.scale_loss"):
@@ -239,7 +390,33 @@ def without_with(module: LintModule) -> Iterator[Finding]:
             yield module.finding("AMP107", call, "`amp.scale_loss` is not entered by `with`")
 
 
-@rule("AMP110")
+@rule(
+    Mistake(
+        "AMP110",
+        "never-unscaled",
+        "every `scale_loss` of an optimizer has `delay_unscale=True`, and the optimizer steps",
+        "the gradients are never unscaled: each step is too large by the loss scale",
+        "leave `delay_unscale` out for the last backward pass before the step",
+        """
+from apex import amp
+
+for batch in loader:
+    with amp.scale_loss(loss, optimizer, delay_unscale=True) as scaled_loss:  # AMP110
+        scaled_loss.backward()
+    optimizer.step()
+""",
+        """
+from apex import amp
+
+for batch in loader:
+    with amp.scale_loss(loss, optimizer, delay_unscale=True) as scaled_loss:
+        scaled_loss.backward()
+    with amp.scale_loss(other_loss, optimizer) as scaled_loss:
+        scaled_loss.backward()
+    optimizer.step()
+""",
+    ),
+)
 def never_unscaled(module: LintModule) -> Iterator[Finding]:
     """Optimizers of which every `scale_loss` delays unscaling."""
     for trace in module.traces:
@@ -262,7 +439,51 @@ def _delays(call: ast.Call) -> bool:
     return isinstance(value, ast.Constant) and value.value is True
 
 
-@rule("AMP118", "AMP228")
+@rule(
+    Mistake(
+        "AMP118",
+        "scaled-loss-logged",
+        "the scaled loss is read as a number",
+        "the curve follows the loss scale, not the loss",
+        "log the loss itself",
+        """
+from apex import amp
+
+with amp.scale_loss(loss, optimizer) as scaled_loss:
+    scaled_loss.backward()
+total += scaled_loss.item()  # AMP118
+""",
+        """
+from apex import amp
+
+with amp.scale_loss(loss, optimizer) as scaled_loss:
+    scaled_loss.backward()
+total += loss.item()
+""",
+        fixable=True,
+    ),
+    Mistake(
+        "AMP228",
+        "scaled-loss-read",
+        "the loss that `scaler.scale` returns is read as a number",
+        "the curve follows the loss scale, not the loss",
+        "log the loss itself",
+        """
+scaled = scaler.scale(loss)
+scaled.backward()
+total += scaled.item()  # AMP228
+scaler.step(optimizer)
+scaler.update()
+""",
+        """
+scaled = scaler.scale(loss)
+scaled.backward()
+total += scaled.item() / scaler.get_scale()
+scaler.step(optimizer)
+scaler.update()
+""",
+    ),
+)
 def scaled_loss_read(module: LintModule) -> Iterator[Finding]:
     """Numbers that are read from a scaled loss."""
     for call in module.names.calls:
@@ -318,7 +539,37 @@ def _is_labelled(parent: ast.AST) -> bool:
     return any("scaled" in text.lower() for text in texts)
 
 
-@rule("AMP405")
+@rule(
+    Mistake(
+        "AMP405",
+        "accumulation-unscales",
+        "gradients are accumulated with a plain `scale_loss` for every micro-batch",
+        "correct but slower: Apex unscales and checks after each micro-batch, and may change the scale in between",
+        "pass `delay_unscale=True` for all micro-batches except the last one before the step",
+        """
+from apex import amp
+
+for i, batch in enumerate(loader):
+    with amp.scale_loss(loss / 4, optimizer) as scaled_loss:  # AMP405
+        scaled_loss.backward()
+    if (i + 1) % 4 == 0:
+        optimizer.step()
+        optimizer.zero_grad()
+""",
+        """
+from apex import amp
+
+for i, batch in enumerate(loader):
+    last = (i + 1) % 4 == 0
+    with amp.scale_loss(loss / 4, optimizer, delay_unscale=not last) as scaled_loss:
+        scaled_loss.backward()
+    if last:
+        optimizer.step()
+        optimizer.zero_grad()
+""",
+        by_default=False,
+    ),
+)
 def accumulation_unscales(module: LintModule) -> Iterator[Finding]:
     """Accumulation in which each micro-batch is unscaled."""
     for trace in module.traces:

@@ -5,16 +5,42 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from ampcompare.lint.event import Context, Event, Kind, conditions, contradict
 from ampcompare.lint.finding import Edit, Finding
+from ampcompare.lint.mistake import Mistake
 from ampcompare.lint.module import LintModule, keyword, literal, name_of, rule
 from ampcompare.lint.roles import AUTOCASTS
+from ampcompare.lint.trace import Context, Event, Kind, conditions, contradict
 from ampcompare.source.names import Scope
 
 __all__ = ["is_fp16", "is_in_fp16_block"]
 
 
-@rule("AMP221")
+@rule(
+    Mistake(
+        "AMP221",
+        "backward-in-autocast",
+        "`backward()` inside the autocast block",
+        "the operations of the backward pass are cast a second time; PyTorch advises against it",
+        "leave the autocast block after the loss: `backward()` uses the dtypes of the forward pass",
+        """
+import torch
+
+with torch.autocast("cuda"):
+    loss = model(batch)
+    loss.backward()  # AMP221
+""",
+        """
+import torch
+
+with torch.autocast("cuda"):
+    loss = model(batch)
+    with torch.autocast("cuda", enabled=False):
+        penalty.backward()
+loss.backward()
+""",
+        fixable=True,
+    ),
+)
 def backward_in_autocast(module: LintModule) -> Iterator[Finding]:
     """Backward passes inside an autocast block."""
     for trace in module.traces:
@@ -54,7 +80,28 @@ def _moved_out(module: LintModule, event: Event, block: Context) -> tuple[Edit, 
     return tuple(Edit(start, start + extra, "") for start in starts if text.text.startswith(inner, start))
 
 
-@rule("AMP222")
+@rule(
+    Mistake(
+        "AMP222",
+        "autocast-not-entered",
+        "autocast is called without `with`, or used in `with` without being called",
+        "the former changes nothing: all operations stay in fp32; the latter is an error",
+        'write `with torch.autocast("cuda"):` around the forward pass',
+        """
+import torch
+
+torch.autocast("cuda")  # AMP222
+loss = model(batch)
+""",
+        """
+import torch
+
+context = torch.autocast("cuda")
+with context:
+    loss = model(batch)
+""",
+    ),
+)
 def autocast_not_entered(module: LintModule) -> Iterator[Finding]:
     """Autocast that no `with` enters, and autocast that `with` enters or that decorates without a call."""
     for call in module.calls_of(*AUTOCASTS):
@@ -71,7 +118,29 @@ def autocast_not_entered(module: LintModule) -> Iterator[Finding]:
                 yield module.finding("AMP222", one, f"`{name_of(one)}` is not called")
 
 
-@rule("AMP229")
+@rule(
+    Mistake(
+        "AMP229",
+        "autocast-device",
+        "`torch.autocast` is called without a device type, or with a device such as `cuda:0` instead",
+        "it raises a TypeError, a ValueError or a RuntimeError",
+        'write `torch.autocast("cuda")`, or `torch.autocast(device.type)`',
+        """
+import torch
+
+with torch.autocast("cuda:0"):  # AMP229
+    loss = model(batch)
+""",
+        """
+import torch
+
+device = torch.device("cuda:0")
+with torch.autocast(device.type):
+    loss = model(batch)
+""",
+        fixable=True,
+    ),
+)
 def device_of_autocast(module: LintModule) -> Iterator[Finding]:
     """`torch.autocast` without a device type, or with something else than the type of a device."""
     for call in module.calls_of("torch.autocast", "torch.amp.autocast"):
@@ -104,7 +173,31 @@ def _is_device(module: LintModule, node: ast.expr) -> bool:
     )
 
 
-@rule("AMP230")
+@rule(
+    Mistake(
+        "AMP230",
+        "bce-in-autocast",
+        "`binary_cross_entropy` or `BCELoss` of probabilities runs under autocast of a GPU",
+        "it raises a RuntimeError: the backward pass would overflow in fp16",
+        "leave the sigmoid out, and use `binary_cross_entropy_with_logits` or `BCEWithLogitsLoss`",
+        """
+import torch
+
+criterion = torch.nn.BCELoss()
+with torch.autocast("cuda"):
+    loss = criterion(model(batch), target)  # AMP230
+""",
+        """
+import torch
+
+criterion = torch.nn.BCELoss()
+with torch.autocast("cuda"):
+    output = model(batch)
+    with torch.autocast("cuda", enabled=False):
+        loss = criterion(output.float(), target)
+""",
+    ),
+)
 def cross_entropy_in_autocast(module: LintModule) -> Iterator[Finding]:
     """`binary_cross_entropy` of probabilities under autocast of a GPU."""
     for trace in module.traces:
@@ -124,7 +217,33 @@ def _is_of_cuda(module: LintModule, call: ast.Call) -> bool:
     return literal(keyword(call, "device_type", 0)) == "cuda"
 
 
-@rule("AMP232")
+@rule(
+    Mistake(
+        "AMP232",
+        "fp16-without-scaler",
+        "a model is trained under fp16 autocast, but the module never scales the loss",
+        "gradients below 2**-24 become 0: layers with small gradients stop learning",
+        "scale the loss by a GradScaler, or write `dtype=torch.bfloat16`",
+        """
+import torch
+
+with torch.autocast("cuda", dtype=torch.float16):
+    loss = model(batch)
+loss.backward()  # AMP232
+optimizer.step()
+""",
+        """
+import torch
+
+with torch.autocast("cuda", dtype=torch.float16):
+    loss = model(batch)
+scaler.scale(loss).backward()
+scaler.step(optimizer)
+scaler.update()
+""",
+        guard="autocast-without-dtype",
+    ),
+)
 def fp16_without_scaler(module: LintModule) -> Iterator[Finding]:
     """Training under fp16 autocast, in a module without any loss scaling."""
     if module.mentions(r"(?i)scaler|loss_?scale|accelerat|deepspeed|fabric|lightning|\bapex\b|bfloat16|bf16"):

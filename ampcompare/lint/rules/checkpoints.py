@@ -6,9 +6,10 @@ import ast
 import re
 from collections.abc import Iterator
 
-from ampcompare.lint.event import Kind, plain
 from ampcompare.lint.finding import Edit, Finding
+from ampcompare.lint.mistake import Mistake
 from ampcompare.lint.module import LintModule, keyword, literal, name_of, rule
+from ampcompare.lint.trace import Kind, plain
 
 __all__: list[str] = []
 
@@ -23,7 +24,54 @@ KEEPER = re.compile(
 )
 
 
-@rule("AMP119", "AMP226")
+@rule(
+    Mistake(
+        "AMP119",
+        "apex-state-unsaved",
+        "a checkpoint holds the state of the optimizer, but the module never saves `amp.state_dict()`",
+        "the loss scale starts again at 2**16 after a resume: a burst of skipped steps",
+        "save `amp.state_dict()` too, and load it when resuming",
+        """
+import torch
+from apex import amp
+
+model, optimizer = amp.initialize(model, optimizer, opt_level="O1")
+torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, path)  # AMP119
+""",
+        """
+import torch
+from apex import amp
+
+model, optimizer = amp.initialize(model, optimizer, opt_level="O1")
+torch.save({"optimizer": optimizer.state_dict(), "amp": amp.state_dict()}, path)
+torch.save(model.state_dict(), weights)
+""",
+        fixable=True,
+        guard="amp-state-unsaved",
+    ),
+    Mistake(
+        "AMP226",
+        "amp-state-unsaved",
+        "a checkpoint holds the state of an optimizer, but not that of amp or of the GradScaler",
+        "the loss scale starts from its initial value after a resume: a burst of skipped steps, or "
+        "gradients that underflow",
+        "save `amp.state_dict()` or `scaler.state_dict()` too, and load it when resuming",
+        """
+import torch
+
+scaler = torch.amp.GradScaler("cuda")
+torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, path)  # AMP226
+""",
+        """
+import torch
+
+scaler = torch.amp.GradScaler("cuda")
+torch.save({"optimizer": optimizer.state_dict(), "scaler": scaler.state_dict()}, path)
+torch.save(model.state_dict(), weights)
+""",
+        fixable=True,
+    ),
+)
 def state_unsaved(module: LintModule) -> Iterator[Finding]:
     """Checkpoints with the state of an optimizer, in a module that saves no state of the loss scale."""
     source = module.text.text
@@ -233,7 +281,50 @@ def _added_state(module: LintModule, code: str, maker: ast.Call, call: ast.Call,
     return (Edit(end, end, f",{module.text.newline()}{written}{entry}"),)
 
 
-@rule("AMP122", "AMP231")
+@rule(
+    Mistake(
+        "AMP122",
+        "apex-state-unloaded",
+        "the state of Apex is saved, but never loaded along with that of the optimizer",
+        "every resumed run starts with the initial loss scale: a burst of skipped steps",
+        "call `amp.load_state_dict` where the state of the optimizer is loaded",
+        """
+import torch
+from apex import amp
+
+torch.save({"optimizer": optimizer.state_dict(), "amp": amp.state_dict()}, path)
+optimizer.load_state_dict(torch.load(path)["optimizer"])  # AMP122
+""",
+        """
+import torch
+from apex import amp
+
+torch.save({"optimizer": optimizer.state_dict(), "amp": amp.state_dict()}, path)
+optimizer.load_state_dict(torch.load(path)["optimizer"])
+amp.load_state_dict(torch.load(path)["amp"])
+""",
+    ),
+    Mistake(
+        "AMP231",
+        "scaler-state-unloaded",
+        "the state of the GradScaler is saved, but never loaded along with that of the optimizer",
+        "every resumed run starts with the initial loss scale: a burst of skipped steps",
+        "call `scaler.load_state_dict` where the state of the optimizer is loaded",
+        """
+import torch
+
+torch.save({"optimizer": optimizer.state_dict(), "scaler": scaler.state_dict()}, path)
+optimizer.load_state_dict(torch.load(path)["optimizer"])  # AMP231
+""",
+        """
+import torch
+
+torch.save({"optimizer": optimizer.state_dict(), "scaler": scaler.state_dict()}, path)
+optimizer.load_state_dict(torch.load(path)["optimizer"])
+scaler.load_state_dict(torch.load(path)["scaler"])
+""",
+    ),
+)
 def state_unloaded(module: LintModule) -> Iterator[Finding]:
     """Checkpoints whose optimizer state is loaded, in a module that saves a loss scale and loads it nowhere."""
     of_optimizer = _loads_of_optimizer_alone(module)

@@ -6,9 +6,10 @@ import ast
 import re
 from collections.abc import Iterator
 
-from ampcompare.lint.event import FINITE, Event, Kind, plain
 from ampcompare.lint.finding import Edit, Finding
+from ampcompare.lint.mistake import Mistake
 from ampcompare.lint.module import LintModule, Trace, events_between, keyword, name_of, rule
+from ampcompare.lint.trace import FINITE, Event, Kind, plain
 
 __all__: list[str] = []
 
@@ -18,7 +19,57 @@ OF_MODEL = re.compile(r"param|modules\(")
 SCALE_WORDS = re.compile(r"get_scale|inv_scale")
 
 
-@rule("AMP201", "AMP218")
+@rule(
+    Mistake(
+        "AMP201",
+        "clip-scaled",
+        "gradients are clipped while they are scaled, or the fp16 copies of Apex's O2 are clipped",
+        "the norm is too large by the factor of the loss scale, so almost nothing is left after "
+        "unscaling; under O2 the optimizer uses the fp32 gradients, which stay unclipped",
+        "call `scaler.unscale_(optimizer)` before clipping; with Apex clip "
+        "`amp.master_params(optimizer)` after the `scale_loss` block",
+        """
+import torch
+
+scaler.scale(loss).backward()
+torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # AMP201
+scaler.step(optimizer)
+scaler.update()
+""",
+        """
+import torch
+
+scaler.scale(loss).backward()
+scaler.unscale_(optimizer)
+torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+scaler.step(optimizer)
+scaler.update()
+""",
+        fixable=True,
+    ),
+    Mistake(
+        "AMP218",
+        "gradients-read-scaled",
+        "the size of gradients is read, or a number is added to them, while they are scaled",
+        "a norm is too large by the loss scale and jumps with it; what is added has almost no effect",
+        "call `scaler.unscale_(optimizer)` before gradients are read or changed",
+        """
+scaler.scale(loss).backward()
+total = sum(p.grad.norm() ** 2 for p in model.parameters())  # AMP218
+scaler.step(optimizer)
+scaler.update()
+""",
+        """
+scaler.scale(loss).backward()
+for p in model.parameters():
+    p.grad.mul_(mask)
+scaler.unscale_(optimizer)
+total = sum(p.grad.norm() ** 2 for p in model.parameters())
+scaler.step(optimizer)
+scaler.update()
+""",
+    ),
+)
 def scaled_gradients(module: LintModule) -> Iterator[Finding]:
     """Gradients that are clipped, read or changed between a scaled backward pass and `scaler.step`."""
     for trace in module.traces:
@@ -100,7 +151,41 @@ def _source_around(module: LintModule, event: Event) -> str:
     return module.text.text if isinstance(function, ast.Module) else ast.unparse(function)
 
 
-@rule("AMP235")
+@rule(
+    Mistake(
+        "AMP235",
+        "clipped-in-fp32-only",
+        "gradients are clipped where the loss is not scaled, and not clipped where a GradScaler steps",
+        "mixed precision trains without the requested clipping, and is compared with a run that has it",
+        "call `scaler.unscale_(optimizer)` and clip before `scaler.step(optimizer)` too",
+        """
+import torch
+
+if use_amp:
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)  # AMP235
+    scaler.update()
+else:
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+""",
+        """
+import torch
+
+if use_amp:
+    scaler.scale(loss).backward()
+    scaler.unscale_(optimizer)
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    scaler.step(optimizer)
+    scaler.update()
+else:
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+""",
+    ),
+)
 def clipped_without_scaler(module: LintModule) -> Iterator[Finding]:
     """Clipping in the branch of a plain step, where the branch of the scaler's step has none."""
     for trace in module.traces:
@@ -137,7 +222,40 @@ def _may_clip(module: LintModule, trace: Trace, event: Event) -> bool:
     )
 
 
-@rule("AMP219")
+@rule(
+    Mistake(
+        "AMP219",
+        "update-skipped",
+        "gradients are unscaled, and `scaler.update` runs only if they are finite",
+        "the next `unscale_` raises a RuntimeError, and the loss scale that overflowed is not lowered",
+        "remove the check: `scaler.step` skips the step, and `scaler.update` lowers the scale",
+        """
+import torch
+
+for batch in loader:
+    optimizer.zero_grad()
+    scaler.scale(model(batch)).backward()
+    scaler.unscale_(optimizer)  # AMP219
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    if not torch.isfinite(norm):
+        continue
+    scaler.step(optimizer)
+    scaler.update()
+""",
+        """
+import torch
+
+for batch in loader:
+    optimizer.zero_grad()
+    scaler.scale(model(batch)).backward()
+    scaler.unscale_(optimizer)
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    if torch.isfinite(norm):
+        scaler.step(optimizer)
+    scaler.update()
+""",
+    ),
+)
 def update_skipped(module: LintModule) -> Iterator[Finding]:
     """`unscale_` in a loop whose update runs only if the gradients are finite."""
     for trace in module.traces:
@@ -156,7 +274,33 @@ def update_skipped(module: LintModule) -> Iterator[Finding]:
                     break
 
 
-@rule("AMP220")
+@rule(
+    Mistake(
+        "AMP220",
+        "penalty-scaled",
+        "a gradient penalty is computed from the gradients of a scaled loss",
+        "the penalty is too large by the loss scale, and changes with it",
+        "multiply the gradients by `1 / scaler.get_scale()` before their norm is taken",
+        """
+import torch
+
+grads = torch.autograd.grad(scaler.scale(loss), model.parameters(), create_graph=True)  # AMP220
+penalty = sum(grad.pow(2).sum() for grad in grads).sqrt()
+scaler.scale(loss + penalty).backward()
+scaler.step(optimizer)
+scaler.update()
+""",
+        """
+import torch
+
+grads = torch.autograd.grad(scaler.scale(loss), model.parameters(), create_graph=True)
+penalty = sum((grad / scaler.get_scale()).pow(2).sum() for grad in grads).sqrt()
+scaler.scale(loss + penalty).backward()
+scaler.step(optimizer)
+scaler.update()
+""",
+    ),
+)
 def penalty_of_scaled(module: LintModule) -> Iterator[Finding]:
     """A gradient penalty from gradients of a scaled loss, in a function that divides by no scale."""
     for call in module.calls_of("torch.autograd.grad"):

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 
 from ampcompare.lint.finding import Edit, Finding
+from ampcompare.lint.mistake import Mistake
 from ampcompare.lint.module import LintModule, name_of, rule
 
 __all__: list[str] = []
@@ -16,7 +17,25 @@ OF_APEX = ("amp_backend", "amp_level")
 HALF = re.compile(r"precision\s*=\s*(?:16\b|[\"']16(?:-mixed)?[\"'])")
 
 
-@rule("AMP310")
+@rule(
+    Mistake(
+        "AMP310",
+        "lightning-apex",
+        "arguments that selected Apex in the Trainer of Lightning 1",
+        "removed in Lightning 2: a TypeError",
+        'write `precision="16-mixed"` or `precision="bf16-mixed"`',
+        """
+import lightning.pytorch as pl
+
+trainer = pl.Trainer(precision=16, amp_backend="apex")  # AMP310
+""",
+        """
+import lightning.pytorch as pl
+
+trainer = pl.Trainer(precision="16-mixed")
+""",
+    ),
+)
 def arguments_of_trainer(module: LintModule) -> Iterator[Finding]:
     """Arguments with which a Trainer of Lightning 1 chose Apex."""
     for call, name in module.resolved:
@@ -26,7 +45,47 @@ def arguments_of_trainer(module: LintModule) -> Iterator[Finding]:
                 yield module.finding("AMP310", wrong[0].value, f"Lightning's Trainer has no argument `{wrong[0].arg}`")
 
 
-@rule("AMP233")
+@rule(
+    Mistake(
+        "AMP233",
+        "manual-backward",
+        "a LightningModule with manual optimization calls `loss.backward()`, and its Trainer uses fp16",
+        "the loss is not scaled: gradients underflow, or the step ends with an AssertionError",
+        "call `self.manual_backward(loss)`",
+        """
+import lightning.pytorch as pl
+
+
+class Module(pl.LightningModule):
+    def __init__(self):
+        self.automatic_optimization = False
+
+    def training_step(self, batch, index):
+        loss = self.model(batch)
+        loss.backward()  # AMP233
+        self.optimizers().step()
+
+
+trainer = pl.Trainer(precision="16-mixed")
+""",
+        """
+import lightning.pytorch as pl
+
+
+class Module(pl.LightningModule):
+    def __init__(self):
+        self.automatic_optimization = False
+
+    def training_step(self, batch, index):
+        self.manual_backward(self.model(batch))
+        self.optimizers().step()
+
+
+trainer = pl.Trainer(precision="16-mixed")
+""",
+        fixable=True,
+    ),
+)
 def backward_of_module(module: LintModule) -> Iterator[Finding]:
     """Backward passes past Lightning, in a module that optimizes by hand and trains in fp16."""
     if not HALF.search(module.text.text):

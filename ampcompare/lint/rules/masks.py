@@ -6,6 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from ampcompare.lint.finding import Edit, Finding
+from ampcompare.lint.mistake import Mistake
 from ampcompare.lint.module import LintModule, keyword, name_of, rule
 from ampcompare.lint.roles import AUTOCASTS
 from ampcompare.lint.rules.autocast import is_fp16, is_in_fp16_block
@@ -27,7 +28,33 @@ KEEPING = frozenset(
 )
 
 
-@rule("AMP236")
+@rule(
+    Mistake(
+        "AMP236",
+        "mask-beyond-fp16",
+        "`masked_fill` of an fp16 tensor with a number such as `-1e9`",
+        "it raises a RuntimeError: the largest fp16 number is 65504",
+        "write `torch.finfo(scores.dtype).min`",
+        """
+import math
+import torch
+
+with torch.autocast("cuda"):
+    scores = torch.matmul(query, key.transpose(-2, -1)) / math.sqrt(64)
+    scores = scores.masked_fill(mask == 0, -1e9)  # AMP236
+""",
+        """
+import math
+import torch
+
+with torch.autocast("cuda"):
+    scores = torch.matmul(query, key.transpose(-2, -1)) / math.sqrt(64)
+    scores = scores.float().masked_fill(mask == 0, -1e9)
+    scores = other.masked_fill(mask == 0, float("-inf"))
+""",
+        fixable=True,
+    ),
+)
 def masked_by_overflow(module: LintModule) -> Iterator[Finding]:
     """`masked_fill` of an fp16 tensor with a number beyond the range of fp16."""
     for call in module.names.calls:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from ampcompare.lint.event import Event, Kind, plain
 from ampcompare.lint.finding import Edit, Finding
+from ampcompare.lint.mistake import Mistake
 from ampcompare.lint.module import LintModule, Trace, events_between, rule
+from ampcompare.lint.trace import Event, Kind, plain
 
 __all__: list[str] = []
 
@@ -34,7 +35,49 @@ def _on(event: Event, name: str) -> bool:
     return name in (event.subject, event.target)
 
 
-@rule("AMP202", "AMP203")
+@rule(
+    Mistake(
+        "AMP202",
+        "step-twice",
+        "`optimizer.step()` and `scaler.step(optimizer)` for one backward pass",
+        "the second step applies the gradients again, infinite ones included: the weights become NaN",
+        "delete `optimizer.step()`: `scaler.step(optimizer)` calls it if the gradients are finite",
+        """
+scaler.scale(loss).backward()
+scaler.step(optimizer)
+optimizer.step()  # AMP202
+scaler.update()
+""",
+        """
+if use_amp:
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+else:
+    loss.backward()
+    optimizer.step()
+""",
+        fixable=True,
+    ),
+    Mistake(
+        "AMP203",
+        "step-unscaled",
+        "the loss is scaled, and the optimizer steps without the scaler",
+        "the gradients are too large by the loss scale",
+        "call `scaler.step(optimizer)` and `scaler.update()` instead of `optimizer.step()`",
+        """
+scaler.scale(loss).backward()
+optimizer.step()  # AMP203
+scaler.update()
+""",
+        """
+scaler.scale(loss).backward()
+scaler.unscale_(optimizer)
+optimizer.step()
+""",
+        fixable=True,
+    ),
+)
 def steps_of_both_kinds(module: LintModule) -> Iterator[Finding]:
     """Steps of an optimizer with and without the scaler, and without it alone."""
     for trace in module.traces:
@@ -86,7 +129,25 @@ def _alone(module: LintModule, event: Event) -> bool:
     return isinstance(event.statement, ast.Expr) and event.statement.value is event.call and len(block) > 1
 
 
-@rule("AMP204")
+@rule(
+    Mistake(
+        "AMP204",
+        "update-missing",
+        "`scaler.step` without `scaler.update`",
+        "the loss scale never changes, and the second `unscale_` or step of the optimizer is an error",
+        "call `scaler.update()` once after the steps of all optimizers",
+        """
+scaler.scale(loss).backward()
+scaler.step(optimizer)  # AMP204
+""",
+        """
+scaler.scale(loss).backward()
+scaler.step(optimizer)
+scaler.update()
+""",
+        fixable=True,
+    ),
+)
 def update_missing(module: LintModule) -> Iterator[Finding]:
     """A scaler that steps and is updated nowhere in the module."""
     if module.mentions(r"\.update\(|_maybe_opt_step|\.update\b(?!\()"):
@@ -131,7 +192,27 @@ def steps_again(module: LintModule) -> Iterator[Finding]:
                 yield module.finding("AMP204", first.call, shown)
 
 
-@rule("AMP234")
+@rule(
+    Mistake(
+        "AMP234",
+        "update-before-step",
+        "`scaler.update()` runs between the backward pass and `scaler.step`",
+        "it ends with an AssertionError; after `unscale_` the step divides the gradients by the scale a second time",
+        "call `scaler.update()` after `scaler.step(optimizer)`",
+        """
+scaler.scale(loss).backward()
+scaler.unscale_(optimizer)
+scaler.update()  # AMP234
+scaler.step(optimizer)
+""",
+        """
+scaler.scale(loss).backward()
+scaler.unscale_(optimizer)
+scaler.step(optimizer)
+scaler.update()
+""",
+    ),
+)
 def update_first(module: LintModule) -> Iterator[Finding]:
     """An update between a scaled backward pass and the step."""
     kinds = (Kind.SCALER_STEP, Kind.BACKWARD, Kind.UPDATE, *UNKNOWN)
@@ -148,7 +229,31 @@ def update_first(module: LintModule) -> Iterator[Finding]:
                     yield module.finding("AMP234", event.call, shown)
 
 
-@rule("AMP205")
+@rule(
+    Mistake(
+        "AMP205",
+        "update-between-steps",
+        "`scaler.update()` runs between the steps of two optimizers that share backward passes",
+        "the second optimizer's gradients are unscaled with a different scale than they were scaled with",
+        "call `scaler.update()` once, after the last step",
+        """
+scaler.scale(loss_a).backward()
+scaler.scale(loss_b).backward()
+scaler.step(optimizer_a)
+scaler.update()  # AMP205
+scaler.step(optimizer_b)
+scaler.update()
+""",
+        """
+scaler.scale(loss_a).backward()
+scaler.step(optimizer_a)
+scaler.update()
+scaler.scale(loss_b).backward()
+scaler.step(optimizer_b)
+scaler.update()
+""",
+    ),
+)
 def update_between(module: LintModule) -> Iterator[Finding]:
     """An update between steps whose backward passes have all run before it."""
     for trace in module.traces:
@@ -173,7 +278,52 @@ def update_between(module: LintModule) -> Iterator[Finding]:
                     break
 
 
-@rule("AMP206", "AMP207")
+@rule(
+    Mistake(
+        "AMP206",
+        "unscale-twice",
+        "`unscale_` is called twice for one optimizer and update",
+        "the second call raises a RuntimeError",
+        "call `scaler.unscale_(optimizer)` once per update",
+        """
+scaler.scale(loss).backward()
+scaler.unscale_(optimizer)
+scaler.unscale_(optimizer)  # AMP206
+scaler.step(optimizer)
+scaler.update()
+""",
+        """
+scaler.scale(loss).backward()
+scaler.unscale_(optimizer_a)
+scaler.unscale_(optimizer_b)
+scaler.step(optimizer_a)
+scaler.step(optimizer_b)
+scaler.update()
+""",
+    ),
+    Mistake(
+        "AMP207",
+        "unscale-after-step",
+        "`unscale_` is called after the step of its optimizer",
+        "it raises a RuntimeError; the step has unscaled the gradients itself",
+        "call `scaler.unscale_(optimizer)` before `scaler.step(optimizer)`",
+        """
+scaler.scale(loss).backward()
+scaler.step(optimizer)
+scaler.unscale_(optimizer)  # AMP207
+scaler.update()
+""",
+        """
+scaler.scale(loss).backward()
+scaler.step(optimizer)
+scaler.update()
+scaler.scale(other_loss).backward()
+scaler.unscale_(optimizer)
+scaler.step(optimizer)
+scaler.update()
+""",
+    ),
+)
 def unscale_again(module: LintModule) -> Iterator[Finding]:
     """`unscale_` after `unscale_` or after the step, without an update between."""
     for trace in module.traces:
@@ -201,7 +351,47 @@ def unscale_again(module: LintModule) -> Iterator[Finding]:
                     break
 
 
-@rule("AMP208", "AMP216")
+@rule(
+    Mistake(
+        "AMP208",
+        "scale-missing",
+        "`scaler.step(optimizer)` after a backward pass of a loss that no scaler has scaled",
+        "the step ends with an AssertionError, or the gradients are unscaled without having been scaled",
+        "write `scaler.scale(loss).backward()`",
+        """
+loss.backward()  # AMP208
+scaler.step(optimizer)
+scaler.update()
+""",
+        """
+scaled = scaler.scale(loss)
+scaled.backward()
+scaler.step(optimizer)
+scaler.update()
+""",
+        fixable=True,
+    ),
+    Mistake(
+        "AMP216",
+        "scaled-and-unscaled",
+        "gradients of a scaled loss and of an unscaled one add up before `scaler.step`",
+        "the unscaled loss is divided by the loss scale, and has almost no effect",
+        "scale both losses with the same scaler",
+        """
+scaler.scale(loss).backward()
+penalty.backward()  # AMP216
+scaler.step(optimizer)
+scaler.update()
+""",
+        """
+scaler.scale(loss).backward()
+scaler.scale(penalty).backward()
+scaler.step(optimizer)
+scaler.update()
+""",
+        fixable=True,
+    ),
+)
 def unscaled_losses(module: LintModule) -> Iterator[Finding]:
     """Backward passes of losses that the scaler of the next step has not scaled."""
     for trace in module.traces:

@@ -6,15 +6,38 @@ import ast
 import re
 from collections.abc import Iterator
 
-from ampcompare.lint.event import Event, Kind, plain
 from ampcompare.lint.finding import Finding
+from ampcompare.lint.mistake import Mistake
 from ampcompare.lint.module import LintModule, keyword, name_of, rule
 from ampcompare.lint.roles import AUTOCASTS
+from ampcompare.lint.trace import Event, Kind, plain
 
 __all__: list[str] = []
 
 
-@rule("AMP223")
+@rule(
+    Mistake(
+        "AMP223",
+        "scaler-with-bf16",
+        "a GradScaler is used although autocast uses bfloat16",
+        "bf16 has the range of fp32: scaling has no benefit, and steps may be skipped",
+        "leave the scaler out, or build it with `enabled=False`",
+        """
+import torch
+
+scaler = torch.amp.GradScaler("cuda")  # AMP223
+with torch.autocast("cuda", dtype=torch.bfloat16):
+    loss = model(batch)
+""",
+        """
+import torch
+
+scaler = torch.amp.GradScaler("cuda", enabled=False)
+with torch.autocast("cuda", dtype=torch.bfloat16):
+    loss = model(batch)
+""",
+    ),
+)
 def scaler_with_bf16(module: LintModule) -> Iterator[Finding]:
     """A scaler that is always on, where each autocast is bf16 by a literal."""
     casts = list(module.calls_of(*AUTOCASTS))
@@ -33,7 +56,37 @@ def _dtype(module: LintModule, call: ast.Call) -> str:
     return "" if value is None else module.names.resolve_here(value) or "unknown"
 
 
-@rule("AMP224")
+@rule(
+    Mistake(
+        "AMP224",
+        "half-with-scaler",
+        "a model is cast by `.half()` and trained with a GradScaler",
+        "`unscale_` refuses fp16 gradients: the first step ends with a ValueError",
+        "keep the weights in fp32: autocast casts where it is safe",
+        """
+import torch
+
+model.half()  # AMP224
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for batch in loader:
+    scaler.scale(model(batch)).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+""",
+        """
+import torch
+
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for batch in loader:
+    batch = batch.half()
+    scaler.scale(model(batch)).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+""",
+    ),
+)
 def half_with_scaler(module: LintModule) -> Iterator[Finding]:
     """A model that is cast to half before it is trained with a scaler."""
     for trace in module.traces:
@@ -56,7 +109,36 @@ def half_with_scaler(module: LintModule) -> Iterator[Finding]:
                 yield module.finding("AMP224", event.call, f"`{name}` is trained with a GradScaler below")
 
 
-@rule("AMP225")
+@rule(
+    Mistake(
+        "AMP225",
+        "scaler-in-loop",
+        "a GradScaler is built for every step",
+        "the loss scale starts from its initial value at each step and never adapts",
+        "build it once, before the loop",
+        """
+import torch
+
+for batch in loader:
+    scaler = torch.amp.GradScaler("cuda")  # AMP225
+    scaler.scale(model(batch)).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+""",
+        """
+import torch
+
+for fold in folds:
+    scaler = torch.amp.GradScaler("cuda")
+    for batch in fold:
+        scaler.scale(model(batch)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+""",
+    ),
+)
 def scaler_in_loop(module: LintModule) -> Iterator[Finding]:
     """A scaler that is built in the loop of its own steps."""
     for trace in module.traces:
@@ -88,7 +170,27 @@ def _is_batch_loop(event: Event) -> bool:
     )
 
 
-@rule("AMP227")
+@rule(
+    Mistake(
+        "AMP227",
+        "step-with-closure",
+        "`scaler.step` is called with a closure",
+        "it raises a RuntimeError: a GradScaler does not support optimizers that evaluate the loss again",
+        "call the closure yourself before the step, or train this optimizer in fp32",
+        """
+def closure():
+    return model(batch)
+
+
+scaler.scale(closure()).backward()
+scaler.step(optimizer, closure)  # AMP227
+scaler.update()
+""",
+        """
+optimizer.step(closure)
+""",
+    ),
+)
 def step_with_closure(module: LintModule) -> Iterator[Finding]:
     """A closure for a step with a scaler."""
     for trace in module.traces:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 
 from ampcompare.lint.finding import Finding
+from ampcompare.lint.mistake import Mistake
 from ampcompare.lint.module import LintModule, keyword, literal, name_of, rule
 from ampcompare.lint.roles import AUTOCASTS
 
@@ -15,7 +16,25 @@ __all__: list[str] = []
 PRECISION = re.compile(r"(?i)\bamp\b|fp16|float16|half|mixed|bf16|apex|autocast")
 
 
-@rule("AMP401")
+@rule(
+    Mistake(
+        "AMP401",
+        "private-state",
+        "the script reads or changes `_amp_state` or `_amp_stash`",
+        "these are private: other versions and other engines may not have them",
+        "pass `loss_scale`, `min_loss_scale` and `max_loss_scale` to `amp.initialize`, or set a GradScaler's arguments",
+        """
+from apex import amp
+
+amp._amp_state.loss_scalers[0]._loss_scale = 2**20  # AMP401
+""",
+        """
+from apex import amp
+
+model, optimizer = amp.initialize(model, optimizer, max_loss_scale=2**20)
+""",
+    ),
+)
 def private_state(module: LintModule) -> Iterator[Finding]:
     """`_amp_state` and `_amp_stash` of Apex."""
     if not module.mentions("_amp_sta"):
@@ -33,7 +52,22 @@ def private_state(module: LintModule) -> Iterator[Finding]:
             yield module.finding("AMP401", node, f"`{name}` is private to Apex")
 
 
-@rule("AMP403")
+@rule(
+    Mistake(
+        "AMP403",
+        "boolean-flag",
+        "an option of mixed precision has `type=bool`",
+        'any non-empty string is true: `--fp16 False` switches fp16 on, as `bool("False")` is True',
+        'write `action="store_true"`, or `action=argparse.BooleanOptionalAction`',
+        """
+parser.add_argument("--fp16", type=bool, default=False)  # AMP403
+""",
+        """
+parser.add_argument("--fp16", action="store_true")
+parser.add_argument("--shuffle", type=bool, default=False)
+""",
+    ),
+)
 def boolean_flag(module: LintModule) -> Iterator[Finding]:
     """Options of mixed precision with `type=bool`."""
     for call in module.names.calls:
@@ -46,7 +80,56 @@ def boolean_flag(module: LintModule) -> Iterator[Finding]:
                     yield module.finding("AMP403", call, f"`{flag} False` is true")
 
 
-@rule("AMP409")
+@rule(
+    Mistake(
+        "AMP409",
+        "scaler-of-main",
+        "a function reads a global GradScaler that is None or off until the function that runs the script sets it",
+        "a script that imports the function silently trains in fp32, whatever its options say",
+        "pass the scaler as an argument",
+        """
+import argparse
+import torch
+
+scaler = None
+
+
+def train(model, batch, optimizer):
+    if scaler is None:
+        model(batch).backward()
+        optimizer.step()
+    else:
+        scaler.scale(model(batch)).backward()  # AMP409
+        scaler.step(optimizer)
+        scaler.update()
+
+
+def main():
+    global scaler
+    args = argparse.ArgumentParser().parse_args()
+    scaler = torch.amp.GradScaler("cuda")
+""",
+        """
+import argparse
+import torch
+
+
+def train(model, batch, optimizer, scaler=None):
+    if scaler is None:
+        model(batch).backward()
+        optimizer.step()
+    else:
+        scaler.scale(model(batch)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+
+def main():
+    args = argparse.ArgumentParser().parse_args()
+    scaler = torch.amp.GradScaler("cuda")
+""",
+    ),
+)
 def scaler_of_main(module: LintModule) -> Iterator[Finding]:
     """Functions that read a global scaler which is None or off until the function that runs the script sets it."""
     for name, values in module.names.module.values.items():
@@ -102,7 +185,43 @@ def _under_main(module: LintModule, node: ast.AST) -> bool:
     return False
 
 
-@rule("AMP408")
+@rule(
+    Mistake(
+        "AMP408",
+        "evaluation-without-autocast",
+        "a function with `torch.no_grad` calls the model outside autocast, in a module that trains with it",
+        "correct but slower; accuracy is measured in another precision than users of the model will have",
+        "evaluate under the same autocast",
+        """
+import torch
+
+
+def train(model, batch):
+    with torch.autocast("cuda"):
+        return model(batch)
+
+
+@torch.no_grad()
+def evaluate(model, batch):
+    return model(batch)  # AMP408
+""",
+        """
+import torch
+
+
+def train(model, batch):
+    with torch.autocast("cuda"):
+        return model(batch)
+
+
+@torch.no_grad()
+def evaluate(model, batch):
+    with torch.autocast("cuda"):
+        return model(batch)
+""",
+        by_default=False,
+    ),
+)
 def evaluation_without_autocast(module: LintModule) -> Iterator[Finding]:
     """A forward pass without gradients outside autocast, in a module that trains under it."""
     if next(module.calls_of(*AUTOCASTS), None) is None:

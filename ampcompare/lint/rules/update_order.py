@@ -6,9 +6,10 @@ import ast
 import re
 from collections.abc import Iterator
 
-from ampcompare.lint.event import FINITE, Event, Kind, plain
 from ampcompare.lint.finding import Edit, Finding
+from ampcompare.lint.mistake import Mistake
 from ampcompare.lint.module import LintModule, Trace, events_between, name_of, rule
+from ampcompare.lint.trace import FINITE, Event, Kind, plain
 from ampcompare.source.names import flat_values
 
 __all__: list[str] = []
@@ -35,7 +36,86 @@ def _accumulates(event: Event, other: Event) -> str:
     return next((key for key in event.facts if "%" in key and key not in other.facts), "")
 
 
-@rule("AMP209", "AMP210", "AMP211")
+@rule(
+    Mistake(
+        "AMP209",
+        "update-every-microbatch",
+        "`scaler.update()` runs for every micro-batch, and `scaler.step` only for some",
+        "an update without a step before it is an AssertionError",
+        "call `scaler.update()` next to `scaler.step`, under the same condition",
+        """
+for i, batch in enumerate(loader):
+    scaler.scale(model(batch) / 4).backward()
+    if (i + 1) % 4 == 0:
+        scaler.step(optimizer)
+        optimizer.zero_grad()
+    scaler.update()  # AMP209
+""",
+        """
+for i, batch in enumerate(loader):
+    scaler.scale(model(batch) / 4).backward()
+    if (i + 1) % 4 == 0:
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+""",
+    ),
+    Mistake(
+        "AMP210",
+        "unscale-every-microbatch",
+        "`unscale_` runs for every micro-batch, and `scaler.update` only for some",
+        "the second `unscale_` before an update raises a RuntimeError",
+        "call `scaler.unscale_(optimizer)` once, right before the step",
+        """
+for i, batch in enumerate(loader):
+    scaler.scale(model(batch) / 4).backward()
+    scaler.unscale_(optimizer)  # AMP210
+    if (i + 1) % 4 == 0:
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+""",
+        """
+for i, batch in enumerate(loader):
+    scaler.scale(model(batch) / 4).backward()
+    if (i + 1) % 4 == 0:
+        scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+""",
+    ),
+    Mistake(
+        "AMP211",
+        "clip-every-microbatch",
+        "gradients are clipped after every micro-batch, and the optimizer steps only after some",
+        "partial sums are clipped, the first ones several times",
+        "clip once, right before the step",
+        """
+from torch.nn.utils import clip_grad_norm_
+
+for i, batch in enumerate(loader):
+    scaler.scale(model(batch) / 4).backward()
+    clip_grad_norm_(model.parameters(), 1.0)  # AMP211
+    if (i + 1) % 4 == 0:
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+""",
+        """
+from torch.nn.utils import clip_grad_norm_
+
+for i, batch in enumerate(loader):
+    scaler.scale(model(batch) / 4).backward()
+    if (i + 1) % 4 == 0:
+        scaler.unscale_(optimizer)
+        clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+""",
+    ),
+)
 def every_microbatch(module: LintModule) -> Iterator[Finding]:
     """Calls that run for each micro-batch of an accumulation and belong to the step."""
     for trace in _amp_traces(module):
@@ -90,7 +170,38 @@ def _updates_each_time(trace: Trace, event: Event) -> bool:
     )
 
 
-@rule("AMP212")
+@rule(
+    Mistake(
+        "AMP212",
+        "clip-after-step",
+        "gradients are clipped after the step",
+        "clipping has no effect: the step has used the gradients already",
+        "clip before the step",
+        """
+from torch.nn.utils import clip_grad_norm_
+
+for batch in loader:
+    optimizer.zero_grad()
+    scaler.scale(model(batch)).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    clip_grad_norm_(model.parameters(), 1.0)  # AMP212
+""",
+        """
+from torch.nn.utils import clip_grad_norm_
+
+for batch in loader:
+    scaler.scale(model(batch)).backward()
+    scaler.step(opt_a)
+    scaler.unscale_(opt_b)
+    clip_grad_norm_(other.parameters(), 1.0)
+    scaler.step(opt_b)
+    scaler.update()
+    opt_a.zero_grad()
+    opt_b.zero_grad()
+""",
+    ),
+)
 def clip_after_step(module: LintModule) -> Iterator[Finding]:
     """Clipping between a step and the next `zero_grad` or backward pass."""
     for trace in _amp_traces(module):
@@ -113,7 +224,32 @@ def clip_after_step(module: LintModule) -> Iterator[Finding]:
             yield module.finding("AMP212", event.call, shown)
 
 
-@rule("AMP213")
+@rule(
+    Mistake(
+        "AMP213",
+        "scheduler-first",
+        "`scheduler.step()` runs before `optimizer.step()`",
+        "the first learning rate is never used, and every update uses that of the next one",
+        "call `optimizer.step()` (or `scaler.step(optimizer)`) first, then `scheduler.step()`",
+        """
+for batch in loader:
+    optimizer.zero_grad()
+    scaler.scale(model(batch)).backward()
+    scheduler.step()  # AMP213
+    scaler.step(optimizer)
+    scaler.update()
+""",
+        """
+for batch in loader:
+    optimizer.zero_grad()
+    scaler.scale(model(batch)).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    scheduler.step()
+""",
+        fixable=True,
+    ),
+)
 def scheduler_first(module: LintModule) -> Iterator[Finding]:
     """A scheduler that is called between backward pass and step."""
     own = {scope.node.name for scope in module.names.scopes if isinstance(scope.node, ast.ClassDef)}
@@ -188,7 +324,29 @@ def _swapped(module: LintModule, event: Event, step: Event) -> tuple[Edit, ...]:
     return (Edit(first, below, text.text[end:below] + text.text[first:end]),)
 
 
-@rule("AMP214")
+@rule(
+    Mistake(
+        "AMP214",
+        "zero-grad-before-step",
+        "`zero_grad()` between backward pass and step",
+        "the step has no gradients to apply: nothing is trained",
+        "call `zero_grad()` after the step or before the backward pass",
+        """
+for batch in loader:
+    scaler.scale(model(batch)).backward()
+    optimizer.zero_grad()  # AMP214
+    scaler.step(optimizer)
+    scaler.update()
+""",
+        """
+for batch in loader:
+    optimizer.zero_grad()
+    scaler.scale(model(batch)).backward()
+    scaler.step(optimizer)
+    scaler.update()
+""",
+    ),
+)
 def zero_grad_before_step(module: LintModule) -> Iterator[Finding]:
     """Gradients that are cleared between backward pass and step."""
     for trace in _amp_traces(module):
@@ -221,7 +379,30 @@ def _receiver(event: Event) -> ast.expr:
     return event.call.func.value
 
 
-@rule("AMP215")
+@rule(
+    Mistake(
+        "AMP215",
+        "zero-grad-missing",
+        "a loop steps with a scaler, but the module never clears gradients",
+        "gradients add up over all steps; after one overflow they stay infinite and every step is skipped",
+        "call `optimizer.zero_grad()` after every step, skipped or not",
+        """
+for batch in loader:
+    scaler.scale(model(batch)).backward()
+    scaler.step(optimizer)  # AMP215
+    scaler.update()
+""",
+        """
+for batch in loader:
+    for parameter in model.parameters():
+        parameter.grad = None
+    scaler.scale(model(batch)).backward()
+    scaler.step(optimizer)
+    scaler.update()
+""",
+        guard="gradients-kept",
+    ),
+)
 def zero_grad_missing(module: LintModule) -> Iterator[Finding]:
     """A loop of scaled passes and steps, in a module that clears gradients nowhere."""
     if module.mentions(r"zero_grad|\.grad\s*=|set_to_none|ZeRO|grad\.zero_|clear_grad"):
@@ -239,7 +420,34 @@ def zero_grad_missing(module: LintModule) -> Iterator[Finding]:
                 )
 
 
-@rule("AMP217")
+@rule(
+    Mistake(
+        "AMP217",
+        "loss-undivided",
+        "gradients of several mean losses add up before a step without being divided by their number",
+        "the gradients are too large by that factor: a larger effective learning rate, and clipping and overflow much "
+        "sooner",
+        "divide the loss by the number of accumulated passes before `backward()`",
+        """
+for i, batch in enumerate(loader):
+    loss = criterion(model(batch))
+    scaler.scale(loss).backward()  # AMP217
+    if (i + 1) % accumulation_steps == 0:
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+""",
+        """
+for i, batch in enumerate(loader):
+    loss = criterion(model(batch)) / accumulation_steps
+    scaler.scale(loss).backward()
+    if (i + 1) % accumulation_steps == 0:
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+""",
+    ),
+)
 def loss_undivided(module: LintModule) -> Iterator[Finding]:
     """Accumulation over a number that divides nothing."""
     for trace in _amp_traces(module):

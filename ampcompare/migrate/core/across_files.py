@@ -6,7 +6,7 @@ import ast
 import re
 from typing import TYPE_CHECKING
 
-from ampcompare.migrate.read.arguments import members
+from ampcompare.migrate.read.options import members
 from ampcompare.migrate.read.sites import Initialize, Unsure
 from ampcompare.migrate.read.tree import Tree
 from ampcompare.source.syntax import dotted

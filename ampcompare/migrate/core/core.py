@@ -4,29 +4,24 @@ from __future__ import annotations
 
 import ast
 
-from ampcompare.migrate.core.autocast import note_handed_on, note_missing_forward, wrap_forward
-from ampcompare.migrate.core.carried_scaler import name_carried
+from ampcompare.migrate.core.autocast import note_handed_on, note_missing_forward, optimizer_near, wrap_forward
 from ampcompare.migrate.core.context import Core
-from ampcompare.migrate.core.evaluation import cast_evaluation
-from ampcompare.migrate.core.for_precision import rewrite_for_precision
 from ampcompare.migrate.core.given_optimizers import find_helped
 from ampcompare.migrate.core.initialize import create_scalers
-from ampcompare.migrate.core.native_branches import check_native
-from ampcompare.migrate.core.scale_loss import rewrite_backwards
 from ampcompare.migrate.core.scalers import plan_scalers
-from ampcompare.migrate.core.state_dict import rewrite_state
+from ampcompare.migrate.core.state_dict import optimizer_of_state, rewrite_state
 from ampcompare.migrate.core.steps import note_steps_apart, rewrite_steps
 from ampcompare.migrate.core.timm_scaler import rewrite_timm, uses_timm_scaler
 from ampcompare.migrate.core.unscale import place_unscale
 from ampcompare.migrate.edits import Edits
 from ampcompare.migrate.finding import Finding
-from ampcompare.migrate.read.forward import find_forward
-from ampcompare.migrate.read.names import Names
+from ampcompare.migrate.read.exclusive import is_exclusive
+from ampcompare.migrate.read.forward import find_forward, model_keys
+from ampcompare.migrate.read.names import Names, drop_passed
 from ampcompare.migrate.read.neighbours import Around
-from ampcompare.migrate.read.order import find_order
-from ampcompare.migrate.read.passed_amp import drop_passed
-from ampcompare.migrate.read.sites import Initialize, Sites, Unsure, collect_sites
-from ampcompare.migrate.read.tree import Tree
+from ampcompare.migrate.read.order import find_order, functions_by_name
+from ampcompare.migrate.read.sites import Backward, Initialize, Sites, Step, Unsure, collect_sites
+from ampcompare.migrate.read.tree import Function, Tree, walk
 from ampcompare.source.syntax import dotted
 
 __all__ = ["rewrite_core"]
@@ -46,7 +41,7 @@ def rewrite_core(tree: Tree, names: Names, edits: Edits, torch: str, target: str
         return []
     _refuse(tree, names, sites)
     helped = find_helped(tree, sites, around)
-    native = check_native(tree, names, sites)
+    native = _check_native(tree, names, sites)
     scalers = plan_scalers(tree, sites, "scaler" if target == "torch" else "precision", across=around.across or helped)
     order = find_order(tree, sites, scalers.name)
     core = Core(tree, names, edits, torch, target, sites, scalers, order, find_forward(tree, names, sites))
@@ -56,7 +51,7 @@ def rewrite_core(tree: Tree, names: Names, edits: Edits, torch: str, target: str
         rewrite_timm(core)
         return core.findings
     create_scalers(core)
-    name_carried(core)
+    _name_carried(core)
     if scalers.home == "optimizer" and not sites.initializes and sites.backwards and not around.is_given(tree.text):
         what = "scaler" if target == "torch" else "precision"
         core.note(
@@ -67,14 +62,14 @@ def rewrite_core(tree: Tree, names: Names, edits: Edits, torch: str, target: str
     if target == "precision":
         if names.parameters:
             raise Unsure(names.parameters[0][1], "apex.amp is passed as a value; what is called on it cannot be seen")
-        rewrite_for_precision(core)
+        _rewrite_for_precision(core)
         return core.findings
     note_missing_forward(core)
     note_handed_on(core)
     wrap_forward(core)
-    cast_evaluation(core)
+    _cast_evaluation(core)
     place_unscale(core)
-    rewrite_backwards(core)
+    _rewrite_backwards(core)
     rewrite_steps(core)
     note_steps_apart(core)
     rewrite_state(core)
@@ -114,3 +109,424 @@ def _is_passed_on(tree: Tree, node: ast.AST) -> bool:
     if isinstance(getattr(node, "ctx", None), ast.Store) or isinstance(parent, (ast.Compare, ast.Global)):
         return False
     return not (isinstance(parent, (ast.If, ast.BoolOp, ast.IfExp, ast.UnaryOp)))
+
+
+NO_GRAD = ("torch.no_grad", "torch.inference_mode")
+
+
+def _cast_evaluation(core: Core) -> None:
+    """Add autocast to `with torch.no_grad():` around calls of a model, and note the calls that stay in fp32."""
+    if core.forward.missing or not core.sites.initializes or not any(each.scales for each in core.sites.backwards):
+        return  # the model itself runs under autocast, or nothing is trained here
+    tails = {key.rpartition(".")[2] for key in model_keys(core.tree, core.sites)}
+    wrapped: set[ast.AST] = set()
+    for node in core.tree.nodes:
+        if not isinstance(node, ast.With) or not _is_no_grad(core, node) or not _calls(node, tails):
+            continue
+        if any(outer in wrapped for outer in core.tree.ancestors(node)) or not _reaches(core, node):
+            continue
+        wrapped.add(node)
+        header = core.autocast(node, None).removeprefix("with ").removesuffix(":")
+        _, end = core.tree.span(node.items[-1].optional_vars or node.items[-1].context_expr)
+        core.edits.replace_span(end, end, f", {header}")
+    trained = {each.function for each in core.sites.backwards}
+    for functions in functions_by_name(core.tree).values():
+        for function in functions:
+            if function in trained or any(each in wrapped for each in walk(function)):
+                continue
+            call = next(
+                (each for each in walk(function) if isinstance(each, ast.Call) and _is_model(each, tails)), None
+            )
+            if call is not None and _evaluates(function):
+                core.note(call, "Apex cast in this forward pass too; it is in fp32 now, unless under autocast")
+
+
+def _is_no_grad(core: Core, node: ast.With) -> bool:
+    return all(
+        isinstance(item.context_expr, ast.Call) and core.names.meaning(item.context_expr.func) in NO_GRAD
+        for item in node.items
+    )
+
+
+def _is_model(call: ast.Call, tails: set[str]) -> bool:
+    name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+    return name in tails
+
+
+def _calls(node: ast.AST, tails: set[str]) -> bool:
+    return any(isinstance(each, ast.Call) and _is_model(each, tails) for each in walk(node))
+
+
+def _evaluates(function: ast.AST) -> bool:
+    """Return whether a function looks like evaluation: it switches a model to `eval()`, or gradients off."""
+    names = {each.attr for each in walk(function) if isinstance(each, ast.Attribute)}
+    return bool(names & {"eval", "no_grad", "inference_mode"})
+
+
+def _reaches(core: Core, node: ast.AST) -> bool:
+    """Return whether the scaler is in scope."""
+    if core.scalers.home == "optimizer":
+        return False
+    if core.always or core.scalers.home == "module":
+        return True
+    function = core.tree.function(node)
+    if core.scalers.home == "self":
+        return function is not None and [each.arg for each in function.args.args[:1]] == ["self"]
+    created = {each.function for each in core.sites.initializes}
+    while function is not None and function not in created:
+        function = core.tree.function(function)
+    return function in created
+
+
+def _rewrite_for_precision(core: Core) -> None:
+    """Rewrite all but `amp.initialize`.
+
+    Raises:
+        Unsure: a scaler out of reach, or several.
+    """
+    tree, edits = core.tree, core.edits
+    if len(core.scalers.names) > 1:
+        raise Unsure(core.sites.initializes[0].call, "several loss scalers; use ampcompare.apex, which has loss_id")
+    note_missing_forward(core)
+    wrap_forward(core)
+    for backward in core.sites.backwards:
+        if backward.block:
+            precision = core.scaler(backward.statement, backward.optimizers[0])
+            edits.replace(_call(backward), f"{precision}.scale_loss({_arguments(core, backward)})")
+    for step in core.sites.steps:
+        if step.options:
+            raise Unsure(step.call, "step of the contract takes no options; set them before it by hand")
+        edits.replace(step.call, f"{core.scaler(step.call, step.optimizer)}.step({step.optimizer})")
+    for call in core.sites.masters:
+        key = dotted(call.args[0])
+        edits.replace(call, f"{core.scaler(call, key)}.unscale({key})")
+    for call in (*core.sites.saves, *core.sites.loads):
+        method = "state_dict" if call in core.sites.saves else "load_state_dict"
+        _, end = tree.span(call.func)
+        precision = core.scaler(call, optimizer_of_state(core, call))
+        edits.replace(call, f"{precision}.{method}{tree.text[end : tree.span(call)[1]]}")
+
+
+def _call(backward: Backward) -> ast.expr:
+    assert isinstance(backward.statement, ast.With)
+    return backward.statement.items[0].context_expr
+
+
+def _arguments(core: Core, backward: Backward) -> str:
+    tree = core.tree
+    optimizers = backward.arguments["optimizers"]
+    text = tree.source(optimizers)
+    is_list = isinstance(optimizers, (ast.List, ast.Tuple)) or text.endswith("optimizers")
+    parts = [tree.source(backward.loss), text if is_list else f"[{text}]"]
+    for name in ("delay_unscale", "delay_overflow_check"):
+        if name in backward.arguments:
+            if name == "delay_overflow_check":
+                raise Unsure(backward.statement, "delay_overflow_check is not an option of the contract")
+            parts.append(f"{name}={tree.source(backward.arguments[name])}")
+    return ", ".join(parts)
+
+
+def _name_carried(core: Core) -> None:
+    """Bind the carried scaler to a variable in each function where a test of the script says whether there is one.
+
+    Where the script trains in fp32 no `amp.initialize` ran, so the optimizer carries nothing.
+    """
+    if core.scalers.home != "optimizer":
+        return
+    tests = {each.function: _test(core.tree, each, core.sites.backwards) for each in core.sites.backwards if each.block}
+    common = next(iter(tests.values())) if len(set(tests.values())) == 1 else None
+    nodes: dict[Function | None, list[ast.stmt]] = {}
+    for statement in (
+        *(each.statement for each in core.sites.backwards),
+        *(each.statement for each in core.sites.steps),
+        *(first for first, _ in core.forward.regions),
+    ):
+        nodes.setdefault(core.tree.function(statement), []).append(statement)
+    for function, statements in nodes.items():
+        test = tests.get(function, common)
+        key = optimizer_near(core, statements[0])
+        if function is None or test is None or key is None:
+            continue
+        first = min(statements, key=lambda each: each.lineno)
+        place = next(each for each in function.body if each is first or each in core.tree.ancestors(first))
+        if _is_known(core.tree, f"{key}, {test}", function, place):
+            name = core.scalers.names[0]
+            core.local[function] = name
+            core.edits.before(
+                place, [f"{name} = {key}.{core.scalers.attribute} if {test} else {core.off}"], outside=True
+            )
+        else:
+            core.note(first, f"the optimizer must carry {core.scalers.attribute} here even where {test} does not hold")
+
+
+def _test(tree: Tree, backward: Backward, others: list[Backward]) -> str | None:
+    """Return the test of the nearest `if` that has the block in one branch and a plain backward pass in the other."""
+    below: ast.AST = backward.statement
+    for outer in tree.ancestors(backward.statement):
+        if isinstance(outer, ast.If):
+            positive = any(each is below for each in outer.body)
+            other = outer.orelse if positive else outer.body
+            if any(not each.scales and _is_in(tree, each.statement, other) for each in others):
+                text = ast.unparse(outer.test)
+                return text if positive else f"not ({text})"
+        below = outer
+    return None
+
+
+def _is_in(tree: Tree, statement: ast.stmt, block: list[ast.stmt]) -> bool:
+    around = [statement, *tree.ancestors(statement)]
+    return any(each in around for each in block)
+
+
+def _is_known(tree: Tree, expression: str, function: Function, place: ast.stmt) -> bool:
+    """Return whether all names of an expression have the value above a statement that they have below it."""
+    names = {node.id for node in ast.walk(ast.parse(expression)) if isinstance(node, ast.Name)}
+    arguments = function.args
+    known = {each.arg for each in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)}
+    for node in tree.nodes:
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id in names:
+            if tree.function(node) is function:
+                if node.lineno >= place.lineno:
+                    return False
+                known.add(node.id)
+            elif tree.function(node) is None:
+                known.add(node.id)
+        elif isinstance(node, (ast.Import, ast.ImportFrom)) and tree.function(node) is None:
+            known |= {alias.asname or alias.name.split(".")[0] for alias in node.names}
+    return names <= known
+
+
+NATIVE = ("torch.cuda.amp", "torch.amp", "torch.autocast", "torch.cpu.amp")
+
+
+def _check_native(tree: Tree, names: Names, sites: Sites) -> bool:
+    """Return whether torch.amp is used in the branches of an `if` that do not use Apex.
+
+    Raises:
+        Unsure: the two may meet.
+    """
+    for step in sites.steps if sites.natives else []:
+        if not sites.initializes or not _steps_apart(tree, step):
+            raise Unsure(step.call, "this step may follow a GradScaler or Apex; remove the branch of Apex by hand")
+    if "autocast" not in tree.text and "GradScaler" not in tree.text:
+        return False
+    found = [node for node in tree.nodes if isinstance(node, (ast.Name, ast.Attribute)) and _is_native(names, node)]
+    used = [node for node in found if not _is_dead(tree, node)]
+    apart = bool(not sites.backwards and not sites.masters and sites.initializes)
+    alive = [node for node in used if not _is_harmless(tree, names, node) and not _is_elsewhere(tree, sites, node)]
+    alive = [node for node in alive if not _is_another_branch(tree, names, sites, node)]
+    if not alive:
+        return apart and bool(used)
+    for node in alive:
+        if not apart or not all(_is_apart(tree, node, each.statement) for each in sites.initializes):
+            raise Unsure(node, "the file uses torch.amp as well as Apex; remove the branch of Apex by hand")
+    return True
+
+
+def _is_native(names: Names, node: ast.Name | ast.Attribute) -> bool:
+    if isinstance(node.ctx, ast.Store) or (meaning := names.meaning(node)) is None:
+        return False
+    return meaning.startswith(NATIVE) and meaning.rpartition(".")[2] in ("autocast", "GradScaler")
+
+
+def _is_harmless(tree: Tree, names: Names, node: ast.Name | ast.Attribute) -> bool:
+    """Return whether a use is an annotation, or an autocast that cannot switch another one off."""
+    below: ast.AST = node
+    for outer in tree.ancestors(node):
+        if below in (getattr(outer, "annotation", None), getattr(outer, "returns", None)):
+            return True
+        if isinstance(outer, ast.stmt):
+            break
+        below = outer
+    meaning = str(names.meaning(node))
+    if not meaning.endswith(".autocast"):
+        return False
+    call = tree.parent(node)
+    if not (isinstance(call, ast.Call) and call.func is node):
+        return isinstance(call, ast.Assign)
+    before_enabled = 2 if meaning in ("torch.autocast", "torch.amp.autocast") else 0
+    return len(call.args) <= before_enabled and not any(
+        each.arg is None or (each.arg == "enabled" and not (isinstance(each.value, ast.Constant) and each.value.value))
+        for each in call.keywords
+    )
+
+
+def _is_elsewhere(tree: Tree, sites: Sites, node: ast.AST) -> bool:
+    """Return whether the outermost function around a use has nothing of Apex in it."""
+    outermost = [each for each in tree.ancestors(node) if isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef))]
+    if not outermost:
+        return False
+    statements: list[ast.AST] = [*sites.masters, *sites.saves, *sites.loads]
+    statements += [each.statement for each in sites.initializes]
+    statements += [each.statement for each in sites.backwards] + [each.statement for each in sites.steps]
+    return not any(outermost[-1] in tree.ancestors(each) for each in statements)
+
+
+def _is_another_branch(tree: Tree, names: Names, sites: Sites, node: ast.Name | ast.Attribute) -> bool:
+    """Return whether a use is one of a branch that never runs together with a block of `scale_loss`.
+
+    A GradScaler is, wherever it is made: what it scales is looked at elsewhere.
+    """
+    blocks = [each.statement for each in sites.backwards if each.scales]
+    if not blocks:
+        return False
+    if str(names.meaning(node)).endswith(".GradScaler"):
+        return True
+    near = [each for each in blocks if tree.function(each) is tree.function(node)]
+    return bool(near) and all(is_exclusive(tree, node, each) for each in near)
+
+
+def _steps_apart(tree: Tree, step: Step) -> bool:
+    """Return whether another branch steps the same optimizer through a GradScaler, so that this one is not for it."""
+    for node in tree.nodes:
+        if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "step" and node.args:
+            if dotted(node.args[0]) == step.optimizer and tree.function(node) is step.function:
+                if is_exclusive(tree, node, step.statement):
+                    return True
+    return False
+
+
+def _is_dead(tree: Tree, node: ast.AST) -> bool:
+    """Return whether an object is only bound to a name of the module that nothing reads."""
+    statement = tree.statement(node)
+    if not isinstance(statement, ast.Assign) or tree.function(statement) is not None:
+        return False
+    targets = {target.id for target in statement.targets if isinstance(target, ast.Name)}
+    if len(targets) != len(statement.targets):
+        return False
+    words = {each.value for each in tree.nodes if isinstance(each, ast.Constant) and isinstance(each.value, str)}
+    read = {each.id for each in tree.nodes if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Load)}
+    return not targets & (read | words)
+
+
+def _is_apart(tree: Tree, node: ast.AST, initialize: ast.stmt) -> bool:
+    """Return whether two places are in different branches of one `if`, and the first only chooses something."""
+    statement = tree.statement(node)
+    if not isinstance(statement, ast.Assign):
+        return False
+    for outer in tree.ancestors(statement):
+        if isinstance(outer, ast.If):
+            sides = [
+                [_is_below(tree, each, place) for each in (outer.body, outer.orelse)]
+                for place in (statement, initialize)
+            ]
+            if sides in ([[True, False], [False, True]], [[False, True], [True, False]]):
+                return True
+    return False
+
+
+def _is_below(tree: Tree, block: list[ast.stmt], statement: ast.stmt) -> bool:
+    return any(each is statement or each in tree.ancestors(statement) for each in block)
+
+
+def _rewrite_backwards(core: Core) -> None:
+    """Scale the loss of each backward pass by its scaler.
+
+    Raises:
+        Unsure: gradients are clipped or stepped inside of a block, or a loss has no name.
+    """
+    for backward in core.sites.backwards:
+        _backward(core, backward)
+
+
+def _optimizer_of(core: Core, backward: Backward) -> str | None:
+    """Return the optimizer of a plain backward pass: that of the nearest block in its function."""
+    if backward.optimizers:
+        return backward.optimizers[0]
+    blocks = [each for each in core.sites.backwards if each.scales and each.function is backward.function]
+    near = min(blocks, key=lambda each: abs(each.statement.lineno - backward.statement.lineno), default=None)
+    return near.optimizers[0] if near is not None and near.optimizers else optimizer_near(core, backward.statement)
+
+
+def _backward(core: Core, backward: Backward) -> None:
+    tree, edits, statement = core.tree, core.edits, backward.statement
+    if backward in core.consumed:
+        return
+    loss = tree.source(backward.loss)
+    inline: list[str] = []
+    if backward in core.forward.inline:
+        inline = [core.autocast(statement, _optimizer_of(core, backward)), f"{tree.unit}loss = {loss}"]
+        loss = "loss"
+    if backward.call is not None:  # the other file scales
+        if inline:
+            edits.before(statement, inline)
+            edits.replace(backward.loss, loss)
+        return
+    scaler = core.scaler(statement, _optimizer_of(core, backward))
+    if not backward.block:
+        if inline:
+            raise Unsure(statement, "the forward pass is inside the call of backward; give the loss a name")
+        edits.replace(backward.loss, f"{scaler}.scale({loss})")
+        return
+    assert isinstance(statement, ast.With)
+    if "delay_overflow_check" in backward.arguments:
+        core.note(statement, "delay_overflow_check has no equivalent: GradScaler checks at the step")
+    _refuse_inside(core, statement)
+    uses = [
+        node
+        for node in tree.nodes
+        if isinstance(node, ast.Name)
+        and node.id == backward.name
+        and tree.function(node) is backward.function
+        and isinstance(node.ctx, ast.Load)
+    ]
+    inside = [node for node in uses if statement in tree.ancestors(node)]
+    others = [
+        each
+        for each in core.sites.backwards
+        if each is not backward and each.name == backward.name and each.function is backward.function
+    ]
+    later = [
+        node
+        for node in uses
+        if node not in inside and not any(each.statement in tree.ancestors(node) for each in others)
+    ]
+    if len(inside) == 1 and not later and _backward_receiver(tree, inside[0]):
+        call = tree.parent(tree.parent(inside[0]))
+        _maybe_collapse(core, backward, statement, call, scaler, loss, inline)
+        return
+    header = [*inline, f"{backward.name} = {scaler}.scale({loss})"] if backward.name else inline
+    edits.unwrap(statement, statement.body, header)
+
+
+def _backward_receiver(tree: Tree, name: ast.Name) -> bool:
+    attribute = tree.parent(name)
+    return isinstance(attribute, ast.Attribute) and attribute.attr == "backward"
+
+
+def _maybe_collapse(
+    core: Core, backward: Backward, statement: ast.With, call: ast.AST, scaler: str, loss: str, inline: list[str]
+) -> None:
+    """Inline the scaled loss; where the other branch of an `if` is the plain backward pass, the `if` goes."""
+    tree, edits = core.tree, core.edits
+    assert isinstance(call, ast.Call)
+    assert isinstance(call.func, ast.Attribute)
+    branch = tree.parent(statement)
+    alone = len(statement.body) == 1 and isinstance(statement.body[0], ast.Expr) and statement.body[0].value is call
+    _, end = tree.span(call.func)
+    scaled = f"{scaler}.scale({loss}).backward{tree.text[end : tree.span(call)[1]]}"
+    if isinstance(branch, ast.If) and alone and len(branch.body) == 1 and len(branch.orelse) == 1:
+        pair = {branch.body[0], branch.orelse[0]} - {statement}
+        other = next((each for each in core.sites.backwards if each.statement in pair), None)
+        if other is not None and not other.scales and ast.unparse(other.loss) == ast.unparse(backward.loss):
+            core.consumed.append(other)
+            lines = [*inline, scaled]
+            if tree.text.startswith("elif", tree.span(branch)[0]):
+                lines = ["else:", *(f"{tree.unit}{each}" for each in lines)]
+            edits.replace_statement(branch, lines)
+            return
+    edits.replace(call.func.value, f"{scaler}.scale({loss})")
+    edits.unwrap(statement, statement.body, inline)
+
+
+def _refuse_inside(core: Core, statement: ast.With) -> None:
+    for read in core.sites.reads:
+        if statement in core.tree.ancestors(read.statement) and isinstance(read.node, ast.Call):
+            raise Unsure(
+                read.node,
+                "gradients are still scaled inside the block of scale_loss, so this clips almost everything; move it "
+                "below the block",
+            )
+    for step in core.sites.steps:
+        if statement in core.tree.ancestors(step.statement):
+            raise Unsure(step.call, "the step is inside the block of scale_loss, where gradients are still scaled")

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import ast
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ampcompare.migrate.core.across_files import attach, carried_keys, is_bound_above, wrapped_models
-from ampcompare.migrate.core.initialize_arguments import ScalerSettings, scaler_settings
-from ampcompare.migrate.core.initialize_precision import create_precision
 from ampcompare.migrate.core.placing import call_lines, conditions_of, declare_global
-from ampcompare.migrate.read.booleans import as_bool
+from ampcompare.migrate.read.options import as_bool
 from ampcompare.migrate.read.sites import Initialize, Unsure
 from ampcompare.migrate.read.tree import Function, Tree
 from ampcompare.source.syntax import dotted
@@ -28,8 +27,8 @@ def create_scalers(core: Core) -> None:
     """
     initializes = core.sites.initializes
     single = len(initializes) == 1
-    made: list[tuple[Initialize, ScalerSettings]] = [
-        (each, scaler_settings(core.tree, each, single=single)) for each in initializes
+    made: list[tuple[Initialize, _ScalerSettings]] = [
+        (each, _scaler_settings(core.tree, each, single=single)) for each in initializes
     ]
     core.update = made[0][1].update if made else ""
     conditional = any(conditions_of(core.tree, each) or settings.enabled for each, settings in made)
@@ -42,11 +41,11 @@ def create_scalers(core: Core) -> None:
             core.note(each.call, message)
 
 
-def _create(core: Core, initialize: Initialize, settings: ScalerSettings, single: bool) -> None:
+def _create(core: Core, initialize: Initialize, settings: _ScalerSettings, single: bool) -> None:
     tree, edits, scalers = core.tree, core.edits, core.scalers
     function = initialize.function
     if core.target == "precision":
-        create_precision(core, initialize)
+        _create_precision(core, initialize)
         return
     inside = "self." if scalers.home == "self" else ""
     conditions = conditions_of(tree, initialize)
@@ -254,3 +253,248 @@ def replace_call(core: Core, initialize: Initialize, lines: list[str]) -> None:
             edits.before(statement, lines)
         return
     raise Unsure(initialize.call, "amp.initialize is inside another statement; move it to its own line")
+
+
+NO_GROWTH = "growth_interval=2**31 - 1"
+LEVELS = ("O0", "O1", "O2", "O3")
+NO_TWIN = (
+    "{level} has no equivalent in torch.amp: autocast keeps fp32 weights and casts for each product, so weights take "
+    "4 bytes "
+    "instead of 2 and 4, and softmax, norms and losses inside the model run in fp32; to keep {level}, use "
+    "--to precision; bf16 parameters with fp32 masters are the third way"
+)
+
+
+@dataclass
+class _ScalerSettings:
+    """How a scaler is made.
+
+    Attributes:
+        arguments: of `GradScaler` after the device, without `enabled`.
+        enabled: expressions that all must hold; empty means always.
+        update: the argument of `update()`, for a static scale.
+        level: the literal opt level; None if it is known at run time only.
+        notes: differences to know.
+    """
+
+    arguments: list[str] = field(default_factory=list)
+    enabled: list[str] = field(default_factory=list)
+    update: str = ""
+    level: str | None = None
+    notes: list[str] = field(default_factory=list)
+
+
+def _scaler_settings(tree: Tree, initialize: Initialize, *, single: bool) -> _ScalerSettings:
+    """Return the settings for a call.
+
+    Args:
+        single: whether it is the only call, so that `update` can hold its static scale.
+
+    Raises:
+        Unsure: an opt level that Apex itself refuses.
+    """
+    given = initialize.arguments
+    settings = _ScalerSettings()
+    _read_level(tree, given, settings)
+    enabled = given.get("enabled")
+    if enabled is not None and not (isinstance(enabled, ast.Constant) and enabled.value is True):
+        settings.enabled.append(tree.source(enabled))
+    _read_scale(tree, given, settings, single)
+    if "min_loss_scale" in given and not _is_none(given["min_loss_scale"]):
+        settings.notes.append("GradScaler has no min_loss_scale: its scale can fall below the floor")
+    limit = given.get("max_loss_scale")
+    if limit is not None and not _is_none(limit):
+        settings.notes.append("GradScaler has no max_loss_scale: its scale can grow above the ceiling")
+        if not settings.arguments:
+            settings.arguments.append(f"init_scale=min(2.0**16, {tree.source(limit)})")
+    if initialize.options is not None:
+        name = tree.source(initialize.options)
+        settings.notes.append(f"other options in {name} than enabled, opt_level and loss_scale are not checked")
+    if "cast_model_outputs" in given:
+        settings.notes.append("cast_model_outputs has no equivalent: cast the outputs where their type matters")
+    patched = given.get("patch_torch_functions")
+    if isinstance(patched, ast.Constant) and patched.value is False and settings.level == "O1":
+        raise Unsure(initialize.call, "O1 without casts is loss scaling alone; write that by hand")
+    return settings
+
+
+def _read_level(tree: Tree, given: dict[str, ast.expr], settings: _ScalerSettings) -> None:
+    level = given.get("opt_level")
+    if level is None:
+        settings.level = "O1"
+    elif isinstance(level, ast.Constant):
+        if level.value not in LEVELS:
+            raise Unsure(level, f"opt_level is {level.value!r}; Apex knows O0, O1, O2 and O3, with the letter O")
+        settings.level = str(level.value)
+        if settings.level == "O0":
+            settings.enabled.append("False")
+        elif settings.level in ("O2", "O3"):
+            settings.notes.append(NO_TWIN.format(level=settings.level))
+    else:
+        text = tree.source(level)
+        settings.enabled.append(f'{text if _is_plain(level) else f"({text})"} != "O0"')
+        settings.notes.append(
+            "the opt level is chosen at run time: O0 trains in fp32 and O1 under autocast as before; "
+            + NO_TWIN.format(level="O2 or O3").replace("O2 or O3 has", "O2 or O3 have")
+        )
+
+
+def _read_scale(tree: Tree, given: dict[str, ast.expr], settings: _ScalerSettings, single: bool) -> None:
+    scale = given.get("loss_scale")
+    if scale is None or _is_none(scale) or (isinstance(scale, ast.Constant) and scale.value == "dynamic"):
+        return
+    text = tree.source(scale)
+    number = _number(scale)
+    if number is not None:
+        text = repr(float(number)) if isinstance(scale, ast.Constant) else text
+        settings.arguments.append(f"init_scale={text}")
+        if single:
+            settings.update = f"new_scale={text}"
+        else:
+            settings.arguments.append(NO_GROWTH)
+        settings.notes.append("a static scale: GradScaler skips a step whose gradients overflow; Apex takes it")
+        return
+    if isinstance(scale, ast.IfExp) and isinstance(scale.body, ast.Constant) and scale.body.value == "dynamic":
+        dynamic, text = tree.source(scale.test), tree.source(scale.orelse)
+    else:
+        text = text if _is_plain(scale) else f"({text})"
+        dynamic = f'{text} in (None, "dynamic")'
+    settings.arguments += [
+        f"init_scale=2.0**16 if {dynamic} else float({text})",
+        f"growth_interval=2000 if {dynamic} else 2**31 - 1",
+    ]
+    settings.notes.append("a static scale given at run time halves after an overflow, where Apex takes the step")
+
+
+def _number(node: ast.expr) -> float | None:
+    """Return the value of a constant such as "128.0", or of a power such as `2**15`."""
+    try:
+        if isinstance(node, ast.Constant):
+            return float(node.value)  # type: ignore[arg-type]
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow):
+            base, exponent = _number(node.left), _number(node.right)
+            return None if base is None or exponent is None else base**exponent
+    except (ArithmeticError, TypeError, ValueError):
+        pass
+    return None
+
+
+def _is_none(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and node.value is None
+
+
+def _is_plain(node: ast.expr) -> bool:
+    return isinstance(node, (ast.Name, ast.Attribute, ast.Subscript, ast.Call, ast.JoinedStr))
+
+
+OPTIONS = ("keep_batchnorm_fp32", "master_weights", "loss_scale", "max_loss_scale")
+NO_OPTIONS = ("cast_model_type", "cast_model_outputs", "patch_torch_functions", "min_loss_scale", "num_losses")
+
+
+def _create_precision(core: Core, initialize: Initialize) -> None:
+    """Put `make_precision` and `prepare` in the place of a call; what is above it makes fp32 the default."""
+    tree, edits = core.tree, core.edits
+    name = f"self.{core.scalers.names[0]}" if core.scalers.home == "self" else core.scalers.names[0]
+    arguments = [_arm(tree, initialize), 'device="cuda"', *_options(tree, initialize)]
+    _require_known_options(initialize)
+    preparation = _preparation(tree, initialize, name)
+    lines = [*call_lines(core, f"{name} = ampcompare.make_precision", arguments), preparation]
+    conditions = conditions_of(tree, initialize)
+    if core.scalers.home == "module" and initialize.function is not None:
+        declare_global(core, initialize.function)
+    elif conditions and conditions[-1] not in core.defaults:
+        core.defaults.add(conditions[-1])
+        edits.before(conditions[-1], [f"{name} = {core.off}"])
+    carried = carried_keys(core, initialize)
+    late = [each for each in carried if conditions and is_bound_above(conditions[-1], each)]
+    if late:
+        edits.after(conditions[-1], attach(core, initialize, late))
+    lines += attach(core, initialize, [each for each in carried if each not in late])
+    edits.replace_statement(initialize.statement, lines)
+
+
+def _arm(tree: Tree, initialize: Initialize) -> str:
+    """Return an expression for the arm: that of the opt level, or fp32 where Apex is not enabled."""
+    level = initialize.arguments.get("opt_level")
+    arm = '"apex:O1"' if level is None else f'f"apex:{{{tree.source(level)}}}"'
+    if isinstance(level, ast.Constant):
+        arm = f'"apex:{level.value!s}"'
+    elif level is not None and any(mark in tree.source(level) for mark in ('"', "'", "\n", "\\")):
+        arm = f'"apex:" + {tree.source(level)}'  # before Python 3.12 these may not stand in an f-string
+    enabled = initialize.arguments.get("enabled")
+    if enabled is None or (isinstance(enabled, ast.Constant) and enabled.value is True):
+        return arm
+    return f'{arm} if {tree.source(enabled)} else "fp32"'
+
+
+def _options(tree: Tree, initialize: Initialize) -> list[str]:
+    """Return the arguments for the options of the arm; None stands for the default of the opt level and is left out."""
+    arguments = []
+    for option in OPTIONS:
+        value = initialize.arguments.get(option)
+        if value is None or (isinstance(value, ast.Constant) and value.value is None):
+            continue
+        text = tree.source(value)
+        if isinstance(value, ast.Constant) or _is_choice(value):
+            arguments.append(f"{option}={text}")
+        else:
+            arguments.append(f"**({{}} if {text} is None else {{'{option}': {text}}})")
+    return arguments
+
+
+def _require_known_options(initialize: Initialize) -> None:
+    """Check that each option of a call is known and has a counterpart.
+
+    Raises:
+        Unsure: one has none, or it depends on the run which there are.
+    """
+    for option in NO_OPTIONS:
+        if option in initialize.arguments:
+            raise Unsure(
+                initialize.call, f"{option} is not an option of ampcompare.make_precision; use ampcompare.apex"
+            )
+    if initialize.sometimes - {"verbosity"} or initialize.options is not None:
+        raise Unsure(initialize.call, "its options depend on the run; write the options for --to precision by hand")
+
+
+def _preparation(tree: Tree, initialize: Initialize, name: str) -> str:
+    """Return the line that prepares models and optimizers; its results are bound as those of the call were.
+
+    Raises:
+        Unsure: the call has no models, or its result is bound otherwise.
+    """
+    models = initialize.arguments.get("models")
+    if models is None:
+        raise Unsure(initialize.call, "amp.initialize without models")
+    optimizers = initialize.arguments.get("optimizers")
+    if isinstance(optimizers, ast.Constant):
+        optimizers = None
+    prepare = f"{name}.prepare({_as_list(tree, models)}, {_as_list(tree, optimizers)})"
+    if isinstance(initialize.statement, ast.Expr):
+        return prepare
+    target = initialize.statement.targets[0] if isinstance(initialize.statement, ast.Assign) else None
+    bound = list(target.elts) if isinstance(target, (ast.Tuple, ast.List)) and optimizers is not None else [target]
+    if target is None or len(bound) != 1 + (optimizers is not None):
+        raise Unsure(initialize.call, "the result of amp.initialize is not bound to its own names")
+    names = [_bound_to(tree, each, given) for each, given in zip(bound, (models, optimizers), strict=False)]
+    return f"{', '.join([*names, '_'][:2])} = {prepare}"
+
+
+def _bound_to(tree: Tree, target: ast.expr | None, given: ast.expr | None) -> str:
+    """Return what `prepare` is unpacked into: a name that stands for several of them takes the list itself."""
+    is_whole = isinstance(given, (ast.List, ast.Tuple)) and not isinstance(target, (ast.List, ast.Tuple))
+    return tree.source(target) if is_whole and target is not None else _as_list(tree, target)
+
+
+def _is_choice(value: ast.expr) -> bool:
+    """Return whether a value is chosen by a test, and is not None at least in one case."""
+    return isinstance(value, ast.IfExp) and isinstance(value.body, ast.Constant) and value.body.value == "dynamic"
+
+
+def _as_list(tree: Tree, node: ast.expr | None) -> str:
+    if node is None:
+        return "[]"
+    text = tree.source(node)
+    if isinstance(node, ast.Tuple):
+        return f"[{text.removeprefix('(').removesuffix(')')}]"
+    return text if isinstance(node, ast.List) else f"[{text}]"

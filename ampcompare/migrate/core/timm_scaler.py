@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["rewrite_timm", "uses_timm_scaler"]
 
-APEX, NATIVE = "ApexScaler", "NativeScaler"
+APEX, TIMM_NATIVE = "ApexScaler", "NativeScaler"
 CASTS = "torch.cuda.amp.autocast"
 STATE = "NativeScaler saves its state under another key than ApexScaler, so files from before do not restore the scale"
 
@@ -27,7 +27,7 @@ def uses_timm_scaler(tree: Tree, sites: Sites) -> bool:
     """Return whether a module initializes Apex, and leaves the rest to `ApexScaler` of timm."""
     if sites.backwards or sites.masters or sites.saves or sites.loads or not sites.initializes:
         return False
-    return APEX in tree.text and any(True for _ in _calls(tree)) and any(True for _ in _imports(tree))
+    return APEX in tree.text and any(True for _ in _timm_calls(tree)) and any(True for _ in _imports(tree))
 
 
 def _imports(tree: Tree) -> Iterator[ast.ImportFrom]:
@@ -37,7 +37,7 @@ def _imports(tree: Tree) -> Iterator[ast.ImportFrom]:
                 yield node
 
 
-def _calls(tree: Tree) -> Iterator[ast.Call]:
+def _timm_calls(tree: Tree) -> Iterator[ast.Call]:
     for node in tree.nodes:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == APEX:
             yield node
@@ -50,18 +50,18 @@ def rewrite_timm(core: Core) -> None:
         Unsure: the class is used without being called, or `initialize` gives more than a level.
     """
     tree, edits = core.tree, core.edits
-    calls = list(_calls(tree))
+    calls = list(_timm_calls(tree))
     names = [node for node in tree.nodes if isinstance(node, ast.Name) and node.id == APEX]
     if len(names) > len(calls):
-        raise Unsure(names[-1], f"{APEX} of timm is passed as a value; {NATIVE} is its equivalent")
+        raise Unsure(names[-1], f"{APEX} of timm is passed as a value; {TIMM_NATIVE} is its equivalent")
     for call in calls:
-        edits.replace(call.func, NATIVE)
+        edits.replace(call.func, TIMM_NATIVE)
         core.note(call, STATE)
     for node in _imports(tree):
         kept = [alias for alias in node.names if alias.name != APEX]
         if len(kept) < len(node.names):
-            if not any(alias.name == NATIVE for alias in kept):
-                kept.append(ast.alias(NATIVE))
+            if not any(alias.name == TIMM_NATIVE for alias in kept):
+                kept.append(ast.alias(TIMM_NATIVE))
             text = ", ".join(alias.name + (f" as {alias.asname}" if alias.asname else "") for alias in kept)
             edits.replace_statement(node, [f"from {node.module} import {text}"])
     core.always = True
@@ -70,7 +70,7 @@ def rewrite_timm(core: Core) -> None:
         fixed = level is None or isinstance(level, ast.Constant)
         fixed = fixed or f"{ast.unparse(level)} != 'O0'" in conditions_around(tree, each.call)  # type: ignore[arg-type]
         if "enabled" in each.arguments or not fixed:
-            raise Unsure(each.call, f"{NATIVE} of timm scales always, but here a run chooses the level")
+            raise Unsure(each.call, f"{TIMM_NATIVE} of timm scales always, but here a run chooses the level")
         casts = _casts(core, each.call)
         lines = wrapped_models(core, each) if casts is None else [casts]
         replace_call(core, each, lines)

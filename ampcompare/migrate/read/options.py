@@ -5,10 +5,11 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable
 
-from ampcompare.migrate.read.tree import Tree
+from ampcompare.migrate.finding import Unsure
+from ampcompare.migrate.read.tree import Tree, walk
 from ampcompare.source.syntax import dotted
 
-__all__ = ["UNSEEN", "entries", "lookups"]
+__all__ = ["UNSEEN", "as_bool", "bind", "entries", "lookups", "members", "unknown_options"]
 
 UNSEEN = ast.Constant(...)  # stands for a value that only some runs give
 # What the rewriting asks of a dict of options that only a run knows; the defaults are those of amp.initialize.
@@ -87,3 +88,89 @@ def _rebinds(scope: ast.AST, statement: ast.Assign, use: ast.expr) -> bool:
         and statement.lineno < each.lineno < use.lineno
         for each in ast.walk(scope)
     )
+
+
+# Options that torch.amp has nothing for, so that it does not matter whether a run gives them.
+WITHOUT_TWIN = frozenset({"keep_batchnorm_fp32", "master_weights", "verbosity"})
+
+
+def bind(call: ast.Call, names: tuple[str, ...], tree: Tree | None = None) -> dict[str, ast.expr]:
+    """Return the arguments of a call by name.
+
+    Args:
+        tree: to look up the dict of `**options` in; without it such a call is refused.
+    """
+    spread = [each.value for each in call.keywords if each.arg is None]
+    bound = dict(zip(names, call.args, strict=False))
+    bound |= {str(each.arg): each.value for each in call.keywords if each.arg is not None}
+    options = None
+    if tree is not None and len(spread) == 1:
+        options = entries(tree, spread[0], WITHOUT_TWIN) or lookups(tree, spread[0], bound)
+    if any(isinstance(each, ast.Starred) for each in call.args) or (spread and options is None):
+        raise Unsure(call, "its arguments are passed as * or **, so they cannot be seen here; write them out")
+    bound |= options or {}
+    unknown = next((name for name in bound if name not in names), None)
+    if unknown is not None:
+        raise Unsure(call, f"Apex has no argument {unknown}")
+    return bound
+
+
+def unknown_options(tree: Tree, call: ast.Call) -> ast.expr | None:
+    """Return the dict behind `**` in a call if only a run knows what it holds."""
+    spread = [each.value for each in call.keywords if each.arg is None]
+    return spread[0] if spread and entries(tree, spread[0], WITHOUT_TWIN) is None else None
+
+
+def members(tree: Tree, value: ast.expr) -> list[ast.expr]:
+    """Return the elements of a list, or of all lists that a local variable is bound to; else the value alone."""
+    if isinstance(value, (ast.List, ast.Tuple)):
+        return list(value.elts)
+    if not isinstance(value, ast.Name):
+        return [value]
+    found: dict[str, ast.expr] = {}
+    for node in walk(tree.function(value) or tree.module):
+        if not isinstance(node, ast.Name) or node.id != value.id or node is value:
+            continue
+        bound = tree.parent(node)
+        if isinstance(bound, ast.Assign) and bound.targets == [node] and isinstance(bound.value, (ast.List, ast.Tuple)):
+            found |= {tree.source(each): each for each in bound.value.elts}
+        elif isinstance(node.ctx, ast.Store) or isinstance(bound, ast.Attribute):
+            return [value]  # it is another list, or `append` changes it
+    return list(found.values()) or [value]
+
+
+FUNCTIONS = {"bool", "hasattr", "isinstance", "callable"}
+
+
+def as_bool(tree: Tree, text: str) -> str:
+    """Return an expression with `bool(...)` around it, unless it is one already."""
+    return text if _is_bool(ast.parse(text, mode="eval").body, _flags(tree)) else f"bool({text})"
+
+
+def _is_bool(node: ast.expr, flags: set[str]) -> bool:
+    if isinstance(node, ast.Constant):
+        return isinstance(node.value, bool)
+    if isinstance(node, ast.BoolOp):
+        return all(_is_bool(each, flags) for each in node.values)
+    if isinstance(node, ast.Call):
+        return isinstance(node.func, ast.Name) and node.func.id in FUNCTIONS
+    if isinstance(node, (ast.Name, ast.Attribute)):
+        return (node.attr if isinstance(node, ast.Attribute) else node.id) in flags
+    return isinstance(node, ast.Compare) or (isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not))
+
+
+def _flags(tree: Tree) -> set[str]:
+    """Return names that the file makes boolean: options with `store_true`, annotations, assignments."""
+    found: set[str] = set()
+    for node in tree.nodes:
+        if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "add_argument":
+            given = {each.arg: each.value for each in node.keywords}
+            action = given.get("action")
+            if isinstance(action, ast.Constant) and action.value in ("store_true", "store_false"):
+                names = [each.value for each in (*node.args, given.get("dest")) if isinstance(each, ast.Constant)]
+                found |= {str(name).lstrip("-").replace("-", "_") for name in names}
+        elif isinstance(node, ast.arg | ast.AnnAssign):
+            if isinstance(node.annotation, ast.Name) and node.annotation.id == "bool":
+                target = node.arg if isinstance(node, ast.arg) else getattr(node.target, "id", "")
+                found.add(str(target))
+    return found

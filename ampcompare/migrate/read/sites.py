@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from ampcompare.migrate.finding import Unsure
-from ampcompare.migrate.read.arguments import bind, members, unknown_options
 from ampcompare.migrate.read.exclusive import is_exclusive
 from ampcompare.migrate.read.names import Names
-from ampcompare.migrate.read.options import UNSEEN
+from ampcompare.migrate.read.options import UNSEEN, bind, members, unknown_options
 from ampcompare.migrate.read.tree import Function, Tree, walk
 from ampcompare.source.syntax import dotted
 

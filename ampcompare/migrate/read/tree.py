@@ -11,8 +11,7 @@ from collections.abc import Iterator
 from functools import cache
 from typing import TypeAlias
 
-from ampcompare.source.lines import NEWLINE, SourceLines
-from ampcompare.source.syntax import parse_tree
+from ampcompare.source.syntax import NEWLINE, SourceLines, parse_tree
 
 __all__ = ["Block", "Function", "Tree", "walk"]
 

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Callable, Iterator
+from typing import TypeAlias
 
 from ampcompare.migrate.core.scalers import plan_scalers
 from ampcompare.migrate.edits import Edits
 from ampcompare.migrate.finding import NOTE, Finding
 from ampcompare.migrate.read.names import Names
+from ampcompare.migrate.read.options import as_bool
 from ampcompare.migrate.read.sites import Unsure, collect_sites
 from ampcompare.migrate.read.tree import Tree
-from ampcompare.migrate.twins.catalog import DECORATORS, IMPORTED, OPTIMIZERS, STAYS
-from ampcompare.migrate.twins.inference import cast_from_here, evaluate_half
-from ampcompare.migrate.twins.larc import rewrite_larc, uses_larc
-from ampcompare.migrate.twins.optimizers import add_argument, rewrite_optimizer
-from ampcompare.migrate.twins.parallel import DDP, rewrite_ddp
+from ampcompare.migrate.twins.catalog import DECORATORS, IMPORTED, OPTIMIZERS, STAYS, Optimizer
+from ampcompare.source.syntax import dotted
 
-__all__ = ["Twins"]
+__all__ = ["DDP", "Twins"]
 
 # Functions that run in fp16 under autocast too.
 HALF = ("einsum", "matmul", "bmm", "baddbmm", "addbmm", "mm", "mv", "linear", "conv1d", "conv2d", "conv3d", "prelu")
@@ -61,8 +61,8 @@ class Twins:
         if parts[-2:-1] == ["ReduceOp"] and isinstance(node, ast.Attribute):  # a member of the enumeration
             return self.rewrite(node.value, ".".join(parts[:-1]))  # type: ignore[arg-type]
         if parts[:2] == ["apex", "optimizers"] and parts[-1] in OPTIMIZERS:
-            fused = not uses_larc([each for _, each in self._names.uses])
-            return rewrite_optimizer(self._tree, self._edits, self._torch, node, parts[-1], self._note, fused=fused)
+            fused = not _uses_larc([each for _, each in self._names.uses])
+            return _rewrite_optimizer(self._tree, self._edits, self._torch, node, parts[-1], self._note, fused=fused)
         if parts[-1] in ("FusedRMSNorm", "MixedFusedRMSNorm") and parts[1] == "normalization":
             return self._rms_norm(node)
         if meaning.startswith("apex.amp."):
@@ -72,10 +72,10 @@ class Twins:
         if meaning == "apex.parallel.create_syncbn_process_group":
             return self._process_group(node)
         if meaning.startswith("apex.parallel.LARC"):
-            rewrite_larc(self._tree, self._edits, self._torch, node)
+            _rewrite_larc(self._tree, self._edits, self._torch, node)
             return True
         if meaning in ("apex.fp16_utils.network_to_half", "apex.fp16_utils.convert_network") and self._core:
-            if evaluate_half(self._tree, self._names, self._edits, self._torch, node, self._note):
+            if _evaluate_half(self._tree, self._names, self._edits, self._torch, node, self._note):
                 return True
         if meaning.startswith("apex.fp16_utils") or meaning.endswith("FP16_Optimizer"):
             raise Unsure(
@@ -175,7 +175,7 @@ class Twins:
     def _imported(self, node: ast.Name | ast.Attribute, meaning: str, twin: str) -> bool:
         call = self._call(node)
         if twin == DDP and call is not None:
-            rewrite_ddp(self._tree, self._names, self._edits, self._torch, call, self._note, core=self._core)
+            _rewrite_ddp(self._tree, self._names, self._edits, self._torch, call, self._note, core=self._core)
         if twin == "torch.nn.SyncBatchNorm.convert_sync_batchnorm":
             if call is not None and any(each.arg in ("channel_last", None) for each in call.keywords):
                 raise Unsure(call, "channel_last of convert_syncbn_model has no equivalent")
@@ -216,7 +216,7 @@ class Twins:
         has_eps = len(call.args) > 1 or any(each.arg in ("eps", None) for each in call.keywords)
         self._edits.replace(node, f"{self._torch}.nn.RMSNorm")
         if not has_eps:
-            add_argument(self._tree, self._edits, call, "eps=1e-5")
+            _add_argument(self._tree, self._edits, call, "eps=1e-5")
         return True
 
     # amp
@@ -236,7 +236,7 @@ class Twins:
             return self._registered(call, REGISTERED[what])
         if what.startswith("lists.") and call is not None:
             return self._listed(call, what)
-        if what == "init" and call is not None and cast_from_here(self._tree, self._edits, self._torch, call):
+        if what == "init" and call is not None and _cast_from_here(self._tree, self._edits, self._torch, call):
             return True
         if what.startswith("_amp_state"):
             return self._state(node, what)
@@ -365,3 +365,472 @@ def _value_of(statement: ast.stmt, node: ast.AST) -> ast.expr | None:
     if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and len(target.elts) == len(value.elts):
         return next((each for name, each in zip(target.elts, value.elts, strict=True) if name is node), None)
     return value
+
+
+TRAINING = {"backward", "scale_loss", "step", "wrap_optimizer"}
+
+
+def _trains(tree: Tree) -> bool:
+    return any(isinstance(each, ast.Attribute) and each.attr in TRAINING for each in tree.nodes)
+
+
+def _evaluate_half(
+    tree: Tree,
+    names: Names,
+    edits: Edits,
+    torch: str,
+    node: ast.Name | ast.Attribute,
+    note: Callable[[ast.AST, str], None],
+) -> bool:
+    """Let a model run under autocast instead of in fp16; return False where that is not sure to be the same."""
+    call, statement = tree.parent(node), tree.statement(node)
+    if not isinstance(call, ast.Call) or call.func is not node or not call.args or call.keywords or _trains(tree):
+        return False
+    if any(meaning.endswith("FP16_Optimizer") for _, meaning in names.uses):
+        return False
+    if any(isinstance(each, ast.Attribute) and each.attr == "DataParallel" for each in tree.nodes):
+        return False
+    if len(call.args) > 1 and names.meaning(call.args[1]) not in ("torch.half", "torch.float16"):
+        return False
+    model = dotted(call.args[0])
+    if isinstance(statement, ast.Assign) and statement.value is call and len(statement.targets) == 1:
+        model = dotted(statement.targets[0])
+    elif not (isinstance(statement, ast.Expr) and statement.value is call):
+        return False
+    if model is None:
+        return False
+    source = tree.source(call.args[0])
+    wrap = f'{model}.forward = {torch}.autocast("cuda", dtype={torch}.float16)({model}.forward)'
+    edits.replace_statement(statement, [*([f"{model} = {source}"] if source != model else []), wrap])
+    note(call, f"{dotted(node)} made the weights fp16; under autocast they stay fp32, and products are in fp16")
+    return True
+
+
+def _cast_from_here(tree: Tree, edits: Edits, torch: str, call: ast.Call) -> bool:
+    """Turn the casts of `amp.init` on for the rest of the process; return False where its handle is used."""
+    statement = tree.statement(call)
+    given = {str(each.arg): each.value for each in call.keywords}
+    handle = dotted(statement.targets[0]) if isinstance(statement, ast.Assign) else None
+    names = [each for each in tree.nodes if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Load)]
+    if handle is None or any(each.id == handle for each in names) or _trains(tree):
+        return False
+    if call.args or set(given) - {"enabled", "verbose", "enable_caching"}:
+        return False
+    enabled = f", enabled={as_bool(tree, tree.source(given['enabled']))}" if "enabled" in given else ""
+    autocast = f'{torch}.autocast("cuda", dtype={torch}.float16, cache_enabled=False{enabled})'
+    lines = [f"{handle} = {autocast}", f"{handle}.__enter__()  # for the rest of the process, as amp.init has it"]
+    edits.replace_statement(statement, lines)
+    return True
+
+
+NAME = "larc"
+# It has the parameters of the class, so that calls stay as they are.
+FUNCTION = '''\
+def larc(optimizer, trust_coefficient=0.02, clip=True, eps=1e-8):
+    """Scale each gradient by the norm of its weight over its own before an optimizer steps, as LARC of Apex did."""
+    decays = []
+
+    @{torch}.no_grad()
+    def adapt(optimizer, *_):
+        decays[:] = [group.get("weight_decay", 0) for group in optimizer.param_groups]
+        for group, decay in zip(optimizer.param_groups, decays):
+            group["weight_decay"] = 0
+            for param in group["params"]:
+                if param.grad is None:
+                    continue
+                weight, grad = param.norm(), param.grad.norm()
+                if weight != 0 and grad != 0:
+                    rate = trust_coefficient * weight / (grad + weight * decay + eps)
+                    if clip:
+                        rate = {torch}.clamp(rate / group["lr"], max=1)
+                    param.grad.add_(param, alpha=decay).mul_(rate)
+
+    def restore(optimizer, *_):
+        for group, decay in zip(optimizer.param_groups, decays):
+            group["weight_decay"] = decay
+
+    optimizer.register_step_pre_hook(adapt)
+    optimizer.register_step_post_hook(restore)
+    return optimizer
+'''
+
+
+def _uses_larc(meanings: list[str]) -> bool:
+    """Return whether LARC is among the full names that a module uses: its hooks need gradients that are unscaled.
+
+    Optimizers with `fused=True` unscale inside their step, after such hooks.
+    """
+    return any(each.startswith("apex.parallel.LARC") for each in meanings)
+
+
+def _rewrite_larc(tree: Tree, edits: Edits, torch: str, node: ast.Name | ast.Attribute) -> None:
+    """Replace the class in a call by the function, which the first call brings along.
+
+    Args:
+        torch: the name by which the module knows torch.
+
+    Raises:
+        Unsure: the class is not called, or the module has another use for the name of the function.
+    """
+    call = tree.parent(node)
+    if not isinstance(call, ast.Call) or call.func is not node:
+        raise Unsure(node, "LARC is passed as a value; torch has no class of that kind")
+    if any(getattr(each, "id", getattr(each, "name", None)) == NAME for each in tree.nodes):
+        raise Unsure(node, f"LARC becomes a function {NAME}, but the module has something else of that name")
+    if any(isinstance(each, ast.keyword) and each.arg == "fused" for each in tree.nodes):
+        raise Unsure(node, "LARC scales gradients before the step, and a fused optimizer unscales them in it")
+    edits.replace(node, NAME)
+    if NAME + "(optimizer, trust" not in edits.inserted():
+        statement: ast.AST = tree.statement(node)
+        while not isinstance(tree.parent(statement), ast.Module):
+            statement = tree.parent(statement)
+        unit = tree.unit
+        lines = FUNCTION.format(torch=torch).replace("    ", unit).splitlines()
+        edits.before(statement, [*lines, "", ""])  # type: ignore[arg-type]
+    statement = tree.statement(call)
+    key = dotted(statement.targets[0]) if isinstance(statement, ast.Assign) else None
+    for each in tree.nodes:  # the optimizer inside is the optimizer itself now
+        if isinstance(each, ast.Attribute) and each.attr == "optim" and key is not None and dotted(each.value) == key:
+            edits.replace(each, key)
+
+
+Note: TypeAlias = Callable[[ast.AST, str], None]
+NO_CORRECTION = "FusedAdam without bias correction has no equivalent in torch; it stays, and current Apex still has it"
+
+
+def _add_argument(tree: Tree, edits: Edits, call: ast.Call, text: str) -> None:
+    """Put an argument at the end of those of a call."""
+    start = tree.span(call.func)[1]
+    inner = tree.text[start : tree.span(call)[1] - 1].rstrip()
+    separator = "" if inner.endswith("(") else (" " if inner.endswith(",") else ", ")
+    at = start + len(inner)
+    edits.replace_span(at, at, f"{separator}{text}")
+
+
+def _rewrite_optimizer(
+    tree: Tree, edits: Edits, torch: str, node: ast.Name | ast.Attribute, name: str, note: Note, *, fused: bool
+) -> bool:
+    """Rewrite a use of a fused optimizer; return False where it stays.
+
+    Args:
+        torch: the name by which the module knows torch.
+        name: of the class in Apex.
+        note: gets a remark on a node.
+        fused: whether to ask torch for its fused step; one with hooks that read gradients must not be.
+
+    Raises:
+        Unsure: its arguments have no equivalent, or cannot be seen.
+    """
+    parent = tree.parent(node)
+    twin = OPTIMIZERS[name]
+    if isinstance(parent, ast.ClassDef):
+        note(node, f"{name} is a base class here; it stays, and current Apex still has it")
+        return False
+    if not (isinstance(parent, ast.Call) and parent.func is node):
+        _value(tree, edits, torch, node, name, fused)
+        return True
+    given = {each.arg: each.value for each in parent.keywords if each.arg is not None}
+    target, stays = _target(tree, parent, name, given)
+    if stays:
+        note(node, NO_CORRECTION)
+        return False
+    spread = any(each.arg is None for each in parent.keywords)
+    if spread:
+        note(parent, f"arguments passed as ** must be those of {target}, without {', '.join(twin.dropped)}")
+    _call(tree, edits, torch, parent, twin, target, fused)
+    return True
+
+
+def _target(tree: Tree, call: ast.Call, name: str, given: dict[str, ast.expr]) -> tuple[str, bool]:
+    """Return the class of torch for a call, and whether Apex's stays."""
+    twin = OPTIMIZERS[name]
+    if any(isinstance(each, ast.Starred) for each in call.args) or len(call.args) > 2:
+        raise Unsure(call, f"the arguments of {name} cannot be matched; pass them by name")
+    for argument in given:
+        if argument not in twin.arguments and argument not in ("fused", "maximize"):
+            raise Unsure(call, f"{name}({argument}=...) has no equivalent in {twin.torch}")
+    late = given.get("wd_after_momentum") or given.get("adagrad_w_mode")
+    if late is not None and not (isinstance(late, ast.Constant) and not late.value):
+        raise Unsure(call, f"{name} with another order of weight decay has no equivalent in torch")
+    if name != "FusedAdam":
+        return twin.torch, False
+    mode, bias = given.get("adam_w_mode"), given.get("bias_correction")
+    if isinstance(bias, ast.Constant) and not bias.value:
+        return twin.torch, True
+    if bias is not None and not isinstance(bias, ast.Constant):
+        raise Unsure(call, "bias_correction is chosen at run time; torch has no Adam without it")
+    if mode is not None and not isinstance(mode, ast.Constant):
+        raise Unsure(call, "adam_w_mode is chosen at run time: AdamW if true, Adam if not")
+    return ("torch.optim.Adam" if mode is not None and not mode.value else twin.torch), False
+
+
+def _call(tree: Tree, edits: Edits, torch: str, call: ast.Call, twin: Optimizer, target: str, fused: bool) -> None:
+    given = {each.arg for each in call.keywords}
+    arguments = [tree.source(each) for each in call.args]
+    arguments += [
+        f"{each.arg}={tree.source(each.value)}" if each.arg else f"**{tree.source(each.value)}"
+        for each in call.keywords
+        if each.arg not in twin.dropped
+    ]
+    added = [
+        f"{key}={value}"
+        for key, value in twin.added
+        if key not in given and None not in given and target != "torch.optim.Adam"
+    ]
+    if fused and "fused" not in given:
+        added.append("fused=True")
+    full = f"{torch}{target.removeprefix('torch')}"
+    if given & set(twin.dropped) or not added:
+        edits.replace(call, f"{full}({', '.join([*arguments, *added])})")
+    else:
+        edits.replace(call.func, full)
+        _add_argument(tree, edits, call, ", ".join(added))
+
+
+# a class that is chosen first: `cls = FusedAdam`, `{"adam": FusedAdam}[name]`
+
+
+def _value(tree: Tree, edits: Edits, torch: str, node: ast.Name | ast.Attribute, name: str, fused: bool) -> None:
+    """Replace a class that is only called later, with arguments that can all be seen, by a partial of its twin."""
+    twin = OPTIMIZERS[name]
+    calls = list(_calls(tree, node, name))
+    if not calls:
+        raise Unsure(node, f"{name} is chosen, but its call is not found; its twin {twin.torch} has other arguments")
+    allowed = set(twin.arguments) - set(twin.dropped)
+    explicit: list[set[str]] = []
+    for call in calls:
+        given = _argument_names(tree, call)
+        if given is None or any(isinstance(each, ast.Starred) for each in call.args) or len(call.args) > 2:
+            raise Unsure(node, f"{name} is chosen here, and the arguments of its call in line {call.lineno} are hidden")
+        wrong = sorted(given - allowed)
+        if wrong:
+            raise Unsure(
+                node, f"{name} is chosen here, and {twin.torch} has no {wrong[0]}, given in line {call.lineno}"
+            )
+        explicit.append(given)
+    added = [f"{key}={value}" for key, value in twin.added if any(key not in given for given in explicit)]
+    full = f"{torch}{twin.torch.removeprefix('torch')}"
+    edits.replace(node, f"functools.partial({', '.join([full, *added, *(['fused=True'] if fused else [])])})")
+
+
+def _calls(tree: Tree, node: ast.expr, name: str) -> Iterator[ast.Call]:
+    """Yield the calls that a chosen class comes to.
+
+    Raises:
+        Unsure: it also goes somewhere else.
+    """
+    parent = tree.parent(node)
+    if isinstance(parent, ast.Call) and parent.func is node:
+        yield parent
+        return
+    if isinstance(parent, ast.IfExp) and parent.test is not node:
+        yield from _calls(tree, parent, name)
+        return
+    if isinstance(parent, ast.Dict) and node in parent.values:
+        yield from _entries(tree, parent, name)
+        return
+    variable = _assigned(parent, node)
+    if variable is None:
+        raise Unsure(node, f"{name} is passed as a value; its twin {OPTIMIZERS[name].torch} has other arguments")
+    for use in _loads(tree, variable):
+        call = tree.parent(use)
+        if not (isinstance(call, ast.Call) and call.func is use):
+            raise Unsure(node, f"{name} is passed on in line {use.lineno}, where its call cannot be seen")
+        yield call
+
+
+def _entries(tree: Tree, table: ast.Dict, name: str) -> Iterator[ast.Call]:
+    parent = tree.parent(table)
+    if isinstance(parent, ast.Subscript) and parent.value is table:
+        yield from _calls(tree, parent, name)
+        return
+    variable = _assigned(parent, table)
+    if variable is None:
+        raise Unsure(table, f"the table with {name} is passed on; its equivalent has other arguments")
+    for use in _loads(tree, variable):
+        outer = tree.parent(use)
+        if isinstance(outer, ast.Subscript) and outer.value is use and isinstance(outer.ctx, ast.Load):
+            yield from _calls(tree, outer, name)
+        elif not _reads_keys(tree, outer, use):
+            raise Unsure(table, f"the table with {name} is passed on in line {use.lineno}")
+
+
+def _reads_keys(tree: Tree, outer: ast.AST, use: ast.Name) -> bool:
+    """Return whether only the keys of a table are used."""
+    if isinstance(outer, ast.Compare):
+        return use in outer.comparators and all(isinstance(each, (ast.In, ast.NotIn)) for each in outer.ops)
+    call = tree.parent(outer)
+    return isinstance(outer, ast.Attribute) and outer.attr == "keys" and isinstance(call, ast.Call)
+
+
+def _assigned(parent: ast.AST, value: ast.expr) -> ast.Name | None:
+    """Return the plain name that a value is assigned to."""
+    if isinstance(parent, ast.Assign) and parent.value is value and len(parent.targets) == 1:
+        target = parent.targets[0]
+        return target if isinstance(target, ast.Name) else None
+    return None
+
+
+def _loads(tree: Tree, variable: ast.Name) -> Iterator[ast.Name]:
+    """Yield the places where a variable is read, except those that it reaches only after it was bound again.
+
+    They are in its function, or anywhere if it is of the module or global.
+    """
+    scope: ast.AST = tree.function(variable) or tree.module
+    for each in ast.walk(scope):
+        if isinstance(each, (ast.Global, ast.Nonlocal)) and variable.id in each.names:
+            scope = tree.module
+    for each in ast.walk(scope):
+        if isinstance(each, ast.Name) and each.id == variable.id and isinstance(each.ctx, ast.Load):
+            last = _last_binding(tree, each)
+            if last is None or last.lineno <= variable.lineno:
+                yield each
+
+
+def _last_binding(tree: Tree, use: ast.Name) -> ast.Assign | None:
+    """Return the nearest assignment that always runs before a use, in its function."""
+    current: ast.stmt = tree.statement(use)
+    while True:
+        block = tree.block(current)
+        for each in reversed(block[: next(i for i, statement in enumerate(block) if statement is current)]):
+            if isinstance(each, ast.Assign) and any(dotted(target) == use.id for target in each.targets):
+                return each
+        parent = tree.parent(current)
+        while not isinstance(parent, (ast.stmt, ast.Module)):
+            parent = tree.parent(parent)
+        if isinstance(parent, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Module)):
+            return None
+        current = parent
+
+
+def _argument_names(tree: Tree, call: ast.Call) -> set[str] | None:
+    """Return the keywords of a call; those of `**options` from its one dict, and None if that cannot be seen."""
+    found: set[str] = set()
+    for each in call.keywords:
+        keys = {each.arg} if each.arg is not None else _keys(tree, each.value)
+        if keys is None:
+            return None
+        found |= keys
+    return found
+
+
+def _keys(tree: Tree, options: ast.expr) -> set[str] | None:
+    """Return the keys that a dict of options may have at a use; None if something else may change it."""
+    if not isinstance(options, ast.Name):
+        return None
+    scope = tree.function(options) or tree.module
+    last = _last_binding(tree, options)
+    loops = any(isinstance(each, (ast.For, ast.While)) for each in tree.ancestors(options))
+    found: set[str] = set()
+    for node in ast.walk(scope):
+        if not isinstance(node, ast.Name) or node.id != options.id:
+            continue
+        if last is not None and (node.lineno < last.lineno or (node.lineno > options.lineno and not loops)):
+            continue
+        parent = tree.parent(node)
+        if isinstance(parent, ast.keyword) and parent.arg is None:
+            continue
+        keys = _bound_keys(parent, node)
+        if keys is None:
+            return None
+        found |= keys
+    return found or None
+
+
+def _bound_keys(parent: ast.AST, node: ast.Name) -> set[str] | None:
+    if isinstance(parent, ast.Subscript) and parent.value is node and isinstance(parent.slice, ast.Constant):
+        return {str(parent.slice.value)}
+    if not isinstance(parent, ast.Assign) or not isinstance(parent.value, ast.Dict):
+        return None
+    keys = [key.value for key in parent.value.keys if isinstance(key, ast.Constant)]
+    return {str(key) for key in keys} if len(keys) == len(parent.value.keys) else None
+
+
+DDP = "torch.nn.parallel.DistributedDataParallel"
+DDP_ARGUMENTS = (
+    "module",
+    "message_size",
+    "delay_allreduce",
+    "shared_param",
+    "allreduce_trigger_params",
+    "retain_allreduce_buffers",
+    "allreduce_always_fp32",
+    "num_allreduce_streams",
+    "allreduce_communicators",
+    "gradient_average",
+    "gradient_predivide_factor",
+    "gradient_average_split_factor",
+    "prof",
+)
+BUFFERS = (
+    "torch's DistributedDataParallel sends the buffers of rank 0 before each forward pass, Apex's does not; "
+    "broadcast_buffers=False keeps them apart"
+)
+SHARDS = (
+    "each rank holds all weights in fp32 now, which takes more memory than O2; if that is too much, "
+    "torch.distributed.fsdp.fully_shard (FSDP2) splits weights, gradients and optimizer state over the ranks"
+)
+
+
+def _rewrite_ddp(
+    tree: Tree,
+    names: Names,
+    edits: Edits,
+    torch: str,
+    call: ast.Call,
+    note: Callable[[ast.AST, str], None],
+    *,
+    core: bool,
+) -> None:
+    """Rewrite the arguments of a call.
+
+    Args:
+        torch: the name by which the module knows torch.
+        note: gets a remark on a node.
+        core: whether `amp.initialize` is rewritten too.
+
+    Raises:
+        Unsure: an argument has no equivalent, or cannot be seen.
+    """
+    if any(isinstance(each, ast.Starred) for each in call.args) or any(each.arg is None for each in call.keywords):
+        raise Unsure(call, "the arguments of Apex's DistributedDataParallel are passed as * or **")
+    bound = dict(zip(DDP_ARGUMENTS, call.args, strict=False))
+    bound |= {str(each.arg): each.value for each in call.keywords}
+    known = {name: value for name, value in bound.items() if name in DDP_ARGUMENTS}
+    if len(known) < len(bound):  # torch's own arguments, which Apex would refuse
+        return
+    note(call, BUFFERS)
+    if core and _halves_weights(names):
+        note(call, SHARDS)
+    if len(bound) == 1:
+        return
+    average = known.get("gradient_average")
+    if average is not None and not (isinstance(average, ast.Constant) and average.value is True):
+        raise Unsure(call, "gradient_average=False has no equivalent: torch averages; scale the loss by the world size")
+    kept = any(isinstance(each, ast.Attribute) and each.attr == "allreduce_buffers" for each in tree.nodes)
+    refused = ("allreduce_communicators", "allreduce_trigger_params", *(["retain_allreduce_buffers"] if kept else []))
+    for name in refused:
+        value = known.get(name)
+        if value is not None and not (isinstance(value, ast.Constant) and not value.value):
+            raise Unsure(call, f"{name} has no equivalent in torch's DistributedDataParallel")
+    arguments = [tree.source(known["module"])] if "module" in known else []
+    delay = known.get("delay_allreduce")
+    if delay is not None and not (isinstance(delay, ast.Constant) and not delay.value):
+        arguments.append(f"find_unused_parameters={tree.source(delay)}")
+    edits.replace(call, f"{tree.source(call.func)}({', '.join(arguments)})")
+    if isinstance(call.func, ast.Attribute):
+        edits.replace(call, f"{torch}{DDP.removeprefix('torch')}({', '.join(arguments)})")
+    dropped = sorted(set(known) - {"module", "delay_allreduce"})
+    if dropped:
+        note(call, f"{', '.join(dropped)} of Apex's DistributedDataParallel has no equivalent and is left out")
+
+
+def _halves_weights(names: Names) -> bool:
+    """Return whether a module initializes at O2 or O3, whose weights take half the memory."""
+    for use, meaning in names.uses:
+        call = names.tree.parent(use)
+        if meaning == "apex.amp.initialize" and isinstance(call, ast.Call):
+            level = next((each.value for each in call.keywords if each.arg == "opt_level"), None)
+            if isinstance(level, ast.Constant) and level.value in ("O2", "O3"):
+                return True
+    return False

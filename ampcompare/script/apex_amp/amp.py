@@ -9,6 +9,9 @@
 | `state_dict`, `load_state_dict` | the same |
 
 What the script asks of Apex (opt level, loss scale, batch norm in fp32) is the arm's to decide.
+
+Like O1's wrappers they cast the arguments only: what the function calls is cast as everywhere else. An arm without
+casts of functions leaves them alone, as O0, O2 and O3 do.
 """
 
 from __future__ import annotations
@@ -25,8 +28,6 @@ from torch import Tensor
 from ampcompare.base.errors import PreparationError, ScalingError
 from ampcompare.guards.events import GRADIENT_READS
 from ampcompare.precision.base import Precision, StepOutcome
-from ampcompare.script.apex_amp.casting import Casting
-from ampcompare.script.apex_amp.half_function import KINDS, cast_arguments
 from ampcompare.script.apex_amp.session import Session, here, parameters_by_id
 from ampcompare.script.legacy.record.rows import Rows, value_of
 
@@ -55,7 +56,7 @@ class ScriptAmp:
         self._make = make
         self._rows = rows
         self._given = given
-        self._casting = Casting()
+        self._casting = _Casting()
         self._sessions: list[Session] = []
         self._stepping = False
         self._blocks = 0
@@ -297,7 +298,7 @@ class ScriptAmp:
         Args:
             kind: one of `KINDS`.
         """
-        return lambda fn: cast_arguments(fn, kind, self._half_now)
+        return lambda fn: _cast_arguments(fn, kind, self._half_now)
 
     def registrar(self, kind: str) -> Callable[[Any, str], None]:
         """Return `register_half_function`, `register_float_function` or `register_promote_function`."""
@@ -312,7 +313,7 @@ class ScriptAmp:
     def _apply_registered(self, precision: Precision) -> None:
         registered, self._registered = self._registered, []
         for module, name, kind in registered:
-            setattr(module, name, cast_arguments(getattr(module, name), kind, self._half_now))
+            setattr(module, name, _cast_arguments(getattr(module, name), kind, self._half_now))
 
     def init(self, *args: Any, **kwargs: Any) -> Any:
         """Refuse the form of the API that came before `initialize`.
@@ -327,7 +328,7 @@ class ScriptAmp:
     def functions(self) -> dict[str, Any]:
         """Return the public functions of `apex.amp` by name."""
         named = {name: getattr(self, name) for name in FUNCTIONS}
-        for kind in KINDS:
+        for kind in _KINDS:
             named[f"{kind}_function"] = self.decorator(kind)
             named[f"register_{kind}_function"] = self.registrar(kind)
         return named
@@ -348,3 +349,108 @@ def _device_of(models: Sequence[Any], optimizers: Sequence[Any]) -> str:
     for optimizer in optimizers:
         return str(optimizer.param_groups[0]["params"][0].device)
     return "cpu"
+
+
+class _Casting:
+    """One context of `Precision.autocast` that stays open, and the blocks without it.
+
+    The context is left and made again, not nested: only at the outermost exit does torch drop the casts of weights
+    that it has cached.
+    """
+
+    def __init__(self) -> None:
+        self._make: Callable[[], AbstractContextManager[None]] | None = None
+        self._open: AbstractContextManager[None] | None = None
+        self._blocks = 0
+
+    @property
+    def active(self) -> bool:
+        """Whether casts are on now."""
+        return self._open is not None
+
+    def start(self, make: Callable[[], AbstractContextManager[None]]) -> None:
+        """Switch casts on, instead of those of an earlier call.
+
+        Args:
+            make: returns a new context of the arm's casts.
+        """
+        self._close()
+        self._make = make
+        if not self._blocks:
+            self._enter()
+
+    def end(self) -> None:
+        """Switch casts off until the next `start`."""
+        self._close()
+        self._make = None
+
+    @contextmanager
+    def off(self) -> Iterator[None]:
+        """Run a block without casts; blocks nest. Cached casts of weights are dropped."""
+        self._close()
+        self._blocks += 1
+        try:
+            yield
+        finally:
+            self._blocks -= 1
+            if not self._blocks:
+                self._enter()
+
+    def forget(self) -> None:
+        """Drop cached casts: weights were written."""
+        torch.clear_autocast_cache()
+
+    def _enter(self) -> None:
+        if self._make is not None:
+            self._open = self._make()
+            self._open.__enter__()
+
+    def _close(self) -> None:
+        if self._open is not None:
+            context, self._open = self._open, None
+            context.__exit__(None, None, None)
+            torch.clear_autocast_cache()  # an autocast block of the script may still be open around this one
+
+
+_KINDS = ("half", "float", "promote")
+Choose = Callable[[], "torch.dtype | None"]
+
+
+def _cast_arguments(function: Callable[..., Any], kind: str, half: Choose) -> Callable[..., Any]:
+    """Return `function` with its floating-point arguments cast while casts are on.
+
+    Args:
+        kind: "half", "float", or "promote": to float32 if 16-bit and fp32 arguments meet.
+        half: returns the 16-bit type; None while casts are off.
+    """
+
+    @functools.wraps(function)
+    def casted(*args: Any, **kwargs: Any) -> Any:
+        half_dtype = half()
+        if half_dtype is None:
+            return function(*args, **kwargs)
+        dtype = half_dtype if kind == "half" else torch.float32
+        if kind == "promote" and len(_dtypes([args, kwargs])) < 2:
+            return function(*args, **kwargs)
+        return function(*_cast(args, dtype), **_cast(kwargs, dtype))
+
+    return casted
+
+
+def _dtypes(value: Any) -> set[torch.dtype]:
+    if isinstance(value, Tensor):
+        return {value.dtype} if value.is_floating_point() else set()
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    return set().union(*map(_dtypes, items))
+
+
+def _cast(value: Any, dtype: torch.dtype) -> Any:
+    if isinstance(value, Tensor):
+        return value.to(dtype) if value.is_floating_point() else value
+    if isinstance(value, dict):
+        return {key: _cast(item, dtype) for key, item in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(_cast(item, dtype) for item in value))
+    if isinstance(value, list | tuple):
+        return type(value)(_cast(item, dtype) for item in value)
+    return value

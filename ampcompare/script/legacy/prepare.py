@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from ampcompare import guards
 from ampcompare.apex._install import ApexFinder, install
 from ampcompare.base.environment.apex import probe_apex
 from ampcompare.base.errors import BackendUnavailable
-from ampcompare.script.legacy import child_processes, opt_level, torchvision_import
+from ampcompare.script.legacy import child_processes, opt_level
 from ampcompare.script.legacy.missing_names import watch_names
 from ampcompare.script.legacy.settings import ExecSettings
 from ampcompare.script.legacy.stderr import print_violation
@@ -67,7 +71,7 @@ def prepare_process(
         EnvironmentUnfit: the record cannot be written.
     """
     finder = _provide_apex(settings.engine)
-    torchvision_import.install()
+    _install_torchvision_import()
     child_processes.pass_on(dataclasses.asdict(settings), target=f"{__name__}:{prepare_child.__name__}")
     child_processes.pass_on_to_ranks(settings)
     child_processes.count_starts()
@@ -142,3 +146,46 @@ def _record_steps(rows: Rows, *, amp: bool) -> None:
     record_grad_scalers(rows, events)
     record_fp16_optimizers(rows, events)
     rows.recorder.before_close(events.end)
+
+
+class _Finder(MetaPathFinder):
+    """Import torchvision by `load_torchvision`, the first time that it is imported."""
+
+    def __init__(self) -> None:
+        self._busy = False
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname != "torchvision" or self._busy:
+            return None
+        self._busy = True
+        try:
+            from ampcompare.tasks.torchvision_loader import load_torchvision
+
+            module = load_torchvision()
+        except (BackendUnavailable, ImportError):
+            return None  # the script's own import reports why
+        finally:
+            self._busy = False
+        return ModuleSpec(fullname, _Loaded(module), is_package=True)
+
+
+class _Loaded(Loader):
+    """Returns a module that is already loaded."""
+
+    def __init__(self, module: ModuleType) -> None:
+        self._module = module
+        self._spec = module.__spec__
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return self._module
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__spec__ = self._spec
+
+
+def _install_torchvision_import() -> None:
+    """Watch for the import of torchvision in this process."""
+    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Finder())

@@ -37,7 +37,6 @@ from ampcompare.precision.base import owned_params
 from ampcompare.script.apex_amp.session import here
 from ampcompare.script.legacy.record.rows import Rows, value_of
 from ampcompare.script.recorded.acted import Acted
-from ampcompare.script.torch_amp.by_hand import UpdatesByHand
 from ampcompare.script.torch_amp.names import TorchNames
 
 __all__ = ["PlainScript"]
@@ -98,7 +97,7 @@ class PlainScript:
         self._true: list[Any] = []  # optimizers whose gradients are true
         self._stepped: list[Any] = []  # since the loss scale moved
         self._stepping = self._repeats = False
-        self._by_hand = UpdatesByHand()
+        self._by_hand = _UpdatesByHand()
         self._divided: dict[int, tuple[Any, int]] = {}  # gradients of other tensors that are true, by id
 
     def install(self, events: Subscriptions) -> None:
@@ -542,3 +541,37 @@ def _several_closures(arm: Arm) -> str:
         f"LBFGS runs its closure several times in one step, and {arm} scales the loss, which may skip a step; compare "
         "fp32 or native:bf16"
     )
+
+
+MAX_WATCHED = 4096
+
+
+class _UpdatesByHand:
+    """Compares a weight before and after the passes of a script that has made no optimizer.
+
+    `param.data.add_(...)` leaves no trace but the value.
+    """
+
+    def __init__(self) -> None:
+        self._held: tuple[weakref.ref[Tensor], Tensor] | None = None
+        self._has_pass = False
+
+    def note_backward(self) -> None:
+        """Note a backward pass."""
+        self._has_pass = True
+
+    def has_updated(self, module: nn.Module) -> bool:
+        """Return whether a module that is called has other weights than at its last call, with a pass in between.
+
+        The weight watched is its last one, of which every batch changes all or most; the first may be an embedding.
+        """
+        params = [param for param in module.parameters() if param.requires_grad] if torch.is_grad_enabled() else []
+        if not params:
+            return False
+        now = params[-1].detach().flatten()[:MAX_WATCHED]
+        is_known = self._held is not None and self._held[0]() is params[-1]
+        if is_known and not self._has_pass:
+            return False
+        changed = is_known and self._held is not None and not torch.equal(self._held[1], now)
+        self._held, self._has_pass = (weakref.ref(params[-1]), now.clone()), False
+        return changed

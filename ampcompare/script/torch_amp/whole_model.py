@@ -9,27 +9,40 @@ the arm's types everywhere, as after `amp.initialize`, and autocast blocks do no
 | `scaler.unscale_` | gradients are unscaled, into master weights where it has them; `param.grad` shows those |
 | `scaler.step` | a step, or a skip after an overflow; the model gets the weights |
 | `scaler.update` | the loss scale moves |
+
+From `scaler.unscale_` on `param.grad` of a 16-bit weight is the gradient of its master: clipping it, reading it and
+replacing it act on what is stepped.
+
+The wrapper records the types of weights when it is made, so it is made again, in place and with the arguments of the
+script.
 """
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import functools
+import gc
+import importlib
 import types
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 from torch.optim import swa_utils
 
+from ampcompare.apex.amp.scaler import LossScaler
+from ampcompare.backends.apex_levels import apex_level
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import AmpCompareError, PreparationError, ScalingError, UnsupportedCombination
-from ampcompare.guards.events import GRADIENT_READS, Points, Subscriptions
+from ampcompare.guards.events import GRADIENT_READS, Points, Subscriptions, without_subscribers
 from ampcompare.precision.base import owned_params
+from ampcompare.precision.factory import make_precision
+from ampcompare.precision.half_optimizer import HalfOptimizer
 from ampcompare.script.apex_amp.session import here
-from ampcompare.script.keep_fp32 import bare_model
+from ampcompare.script.keep_fp32 import WRAPPERS, bare_model
 from ampcompare.script.recorded.pairing import HashedWeights
 from ampcompare.script.torch_amp.autocast_and_scaler import (
     TorchAmp,
@@ -39,11 +52,220 @@ from ampcompare.script.torch_amp.autocast_and_scaler import (
     unscaled,
     without_autocast,
 )
-from ampcompare.script.torch_amp.found_models import FoundModels
-from ampcompare.script.torch_amp.loss_scaling import LossScaling, Scale, make_loss_scaling
-from ampcompare.script.torch_amp.master_gradients import MasterGradients
 
 __all__ = ["WholeModel"]
+
+
+class _Scale(abc.ABC):
+    """Of one GradScaler."""
+
+    @property
+    @abc.abstractmethod
+    def value(self) -> float:
+        """The present loss scale; 1 if nothing is scaled."""
+
+    @property
+    @abc.abstractmethod
+    def good_steps(self) -> int:
+        """Updates without an overflow since it moved last."""
+
+    growth_interval: int = 2000
+
+    @abc.abstractmethod
+    def move(self, *, overflow: bool) -> None:
+        """Move after an update."""
+
+    @abc.abstractmethod
+    def load(self, value: float, good_steps: int) -> None:
+        """Continue from an earlier state."""
+
+
+class _LossScaling(abc.ABC):
+    """What an arm does to models and optimizers, and to gradients.
+
+    Attributes:
+        needs_scaler: whether steps go through a GradScaler: the loss is scaled, or gradients move to master weights.
+    """
+
+    needs_scaler: bool
+
+    @abc.abstractmethod
+    def prepare(self, models: Sequence[nn.Module], optimizers: Sequence[Any]) -> None:
+        """Cast models, and prepare optimizers, in place."""
+
+    @abc.abstractmethod
+    def new_scale(self) -> _Scale:
+        """Return a loss scale; that of the arm itself if it has one for all."""
+
+    @abc.abstractmethod
+    def before_backward(self, optimizers: Sequence[Any]) -> None:
+        """Prepare for the next backward pass."""
+
+    @abc.abstractmethod
+    def unscale(self, optimizer: Any, scale: _Scale) -> bool:
+        """Give what the optimizer steps true gradients, and return whether one overflowed."""
+
+    def masters(self, optimizer: Any) -> list[tuple[Tensor, Tensor]]:
+        """Return each 16-bit weight of the model that the optimizer steps a master of, with that master."""
+        return []
+
+    @abc.abstractmethod
+    def step(self, optimizer: Any) -> Any:
+        """Step, and give the model the weights."""
+
+    @abc.abstractmethod
+    def skip(self, optimizer: Any) -> None:
+        """End an update without a step."""
+
+
+class _ApexScale(_Scale):
+    def __init__(self, loss_scale: float | str, floor: float | None, ceiling: float) -> None:
+        self.scaler = LossScaler(loss_scale, min_loss_scale=floor, max_loss_scale=ceiling)
+        self.growth_interval = self.scaler._scale_seq_len
+
+    @property
+    def value(self) -> float:
+        return self.scaler.loss_scale()
+
+    @property
+    def good_steps(self) -> int:
+        return self.scaler._unskipped
+
+    def move(self, *, overflow: bool) -> None:
+        self.scaler._has_overflow = overflow
+        self.scaler.update_scale()
+
+    def load(self, value: float, good_steps: int) -> None:
+        self.scaler._loss_scale, self.scaler._unskipped = value, good_steps
+
+
+class _ApexScaling(_LossScaling):
+    """O2, O3 or O5 of ampcompare's engine."""
+
+    def __init__(self, arm: Arm, device: str) -> None:
+        self._level = apex_level(arm.options)
+        self._precision = make_precision(Arm.make("apex", **{**arm.options, "engine": "compat"}), device=device)
+        self.needs_scaler = bool(self._level.master_weights) or self._level.loss_scale != 1.0
+
+    def prepare(self, models: Sequence[nn.Module], optimizers: Sequence[Any]) -> None:
+        if self._level.master_weights:
+            for optimizer in optimizers:
+                if not getattr(optimizer, "materialize_master_grads", True):
+                    raise PreparationError(
+                        "FusedSGD with materialize_master_grads=False has no fp32 gradients that a script for "
+                        "torch.amp could clip; leave that argument out"
+                    )
+        frontend = importlib.import_module("ampcompare.apex.amp.frontend")
+        with without_subscribers(frontend, "_initialize"):  # which see the calls of the script
+            self._precision.prepare(models, optimizers)
+
+    def new_scale(self) -> _Scale:
+        return _ApexScale(self._level.loss_scale, self._level.min_loss_scale, self._level.max_loss_scale)
+
+    def before_backward(self, optimizers: Sequence[Any]) -> None:
+        for optimizer in optimizers:  # masters that are made after a backward pass would drop its gradients
+            if optimizer._amp_stash.lazy_init_called:
+                continue
+            # A GAN freezes one network while it trains the other: those weights need masters too.
+            frozen = [param for param in owned_params(optimizer) if not param.requires_grad]
+            for param in frozen:
+                param.requires_grad = True
+            optimizer._amp_lazy_init()
+            for param in frozen:
+                param.requires_grad = False
+
+    def unscale(self, optimizer: Any, scale: _Scale) -> bool:
+        assert isinstance(scale, _ApexScale)
+        scaler = scale.scaler
+        scaler.clear_overflow_state()
+        optimizer._post_amp_backward(scaler)
+        return scaler.dynamic and scaler._read_flags()
+
+    def masters(self, optimizer: Any) -> list[tuple[Tensor, Tensor]]:
+        stash = optimizer._amp_stash
+        if not self._level.master_weights or not stash.lazy_init_called:
+            return []
+        return list(zip(stash.all_fp16_params, stash.all_fp32_from_fp16_params, strict=True))
+
+    def step(self, optimizer: Any) -> Any:
+        return optimizer.step()
+
+    def skip(self, optimizer: Any) -> None:
+        if self._level.master_weights:
+            optimizer._amp_stash.release_buffers()
+        optimizer._opt_called = True  # the script called step: schedulers warn otherwise
+
+
+class _HalfScale(_Scale):
+    def __init__(self, precision: Any) -> None:
+        self._precision = precision
+
+    @property
+    def value(self) -> float:
+        return next(iter(self._precision.loss_scales()), 1.0)
+
+    @property
+    def growth_interval(self) -> int:  # type: ignore[override]
+        return int(getattr(self._precision, "growth_interval", 2000))
+
+    @property
+    def good_steps(self) -> int:
+        return int(self._precision.state_dict().get("good_steps", 0))
+
+    def move(self, *, overflow: bool) -> None:
+        if isinstance(self._precision, HalfOptimizer):
+            self._precision.move_scale(overflow=overflow)
+
+    def load(self, value: float, good_steps: int) -> None:
+        if self._precision.loss_scales():
+            self._precision.load_state_dict({"loss_scale": value, "good_steps": good_steps})
+
+
+class _HalfScaling(_LossScaling):
+    """A `half` arm."""
+
+    def __init__(self, arm: Arm, device: str) -> None:
+        self._precision: Any = make_precision(arm, device=device)
+        self.needs_scaler = bool(arm.options.get("master_weights")) or bool(self._precision.loss_scales())
+        self._scale: weakref.ref[_HalfScale] | None = None
+        self._first = next(iter(self._precision.loss_scales()), 1.0)
+
+    def prepare(self, models: Sequence[nn.Module], optimizers: Sequence[Any]) -> None:
+        self._precision.prepare(models, optimizers)
+
+    def new_scale(self) -> _Scale:
+        if self._scale is not None and self._scale() is not None and self._precision.loss_scales():
+            raise PreparationError(
+                here("the script has a second GradScaler, and a half arm has one loss scale for all")
+            )
+        scale = _HalfScale(self._precision)
+        scale.load(self._first, 0)
+        self._scale = weakref.ref(scale)
+        return scale
+
+    def before_backward(self, optimizers: Sequence[Any]) -> None:
+        if isinstance(self._precision, HalfOptimizer):
+            self._precision.collect(optimizers)
+
+    def unscale(self, optimizer: Any, scale: _Scale) -> bool:
+        self._precision.unscale(optimizer)
+        return isinstance(self._precision, HalfOptimizer) and self._precision.overflows(optimizer)
+
+    def masters(self, optimizer: Any) -> list[tuple[Tensor, Tensor]]:
+        return self._precision.masters(optimizer) if isinstance(self._precision, HalfOptimizer) else []
+
+    def step(self, optimizer: Any) -> Any:
+        return self._precision.end_update(optimizer, good=True)
+
+    def skip(self, optimizer: Any) -> None:
+        self._precision.end_update(optimizer, good=False)
+        optimizer._opt_called = True
+
+
+def _make_loss_scaling(arm: Arm, device: str) -> _LossScaling:
+    """Return that of an arm of `half`, or of `apex` at a level that casts weights."""
+    return _ApexScaling(arm, device) if arm.backend == "apex" else _HalfScaling(arm, device)
+
 
 HALF = (torch.float16, torch.bfloat16)
 METHODS = ("scale", "unscale_", "step", "update", "get_scale", "state_dict", "load_state_dict")
@@ -60,7 +282,7 @@ class _Window:
         stepped: the ids of those that have stepped or skipped.
     """
 
-    scale: Scale
+    scale: _Scale
     scaled: bool = False
     overflows: dict[int, bool] = dataclasses.field(default_factory=dict)
     stepped: set[int] = dataclasses.field(default_factory=set)
@@ -94,9 +316,9 @@ class WholeModel(TorchAmp):
     def __init__(self, arm: Arm, *args: Any, **kwargs: Any) -> None:
         super().__init__(arm, *args, **kwargs)
         self._casts = False
-        self._found = FoundModels(str(arm), self._prepare, self.is_by_apex)
-        self._scaling: LossScaling = make_loss_scaling(arm, "cuda" if torch.cuda.is_available() else "cpu")
-        self._gradients = MasterGradients()
+        self._found = _FoundModels(str(arm), self._prepare, self.is_by_apex)
+        self._scaling: _LossScaling = _make_loss_scaling(arm, "cuda" if torch.cuda.is_available() else "cpu")
+        self._gradients = _MasterGradients()
         self._models: list[nn.Module] = []
         self._optimizers: list[Any] = []
         self._first: dict[int, HashedWeights] = {}  # the weights of each optimizer before they are cast
@@ -363,3 +585,259 @@ class WholeModel(TorchAmp):
 
 def _zero_grad(names: WholeModel, optimizer: Any, set_to_none: bool = True) -> None:
     names.cleared(optimizer, set_to_none=set_to_none)
+
+
+CONTAINERS = (nn.ModuleList, nn.ModuleDict)  # they hold models, and are never called
+
+
+class _FoundModels:
+    """Finds models and optimizers when the script first calls a module whose weights an optimizer holds.
+
+    That module is a model, or the whole is that it is a part of, where one optimizer has weights of both. Weights of
+    optimizers that it lacks belong to others, which the script may call later: to the largest modules that lack it.
+
+    Args:
+        name: of the arm, for messages.
+        found: called once, with models and optimizers, before the module runs.
+        is_over: returns whether the script has named its models by itself.
+
+    Raises:
+        PreparationError: from the script's call, if the module is sharded.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        found: Callable[[list[nn.Module], list[Any]], None],
+        is_over: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._name = name
+        self._found = found
+        self._is_over = is_over
+        self._optimizers: list[weakref.ref[Any]] = []
+        self._is_done = False
+        self._wrappers = _ParallelWrappers()
+
+    def install(self, events: Subscriptions) -> None:
+        """Follow the optimizers from now on."""
+        events.wrap(*Points.MAKE_OPTIMIZER, self._made)
+        self._wrappers.install(events)
+
+    def _made(self, original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
+        original(optimizer, *args, **kwargs)
+        self._optimizers.append(weakref.ref(optimizer))
+
+    def _live(self) -> list[Any]:
+        return [optimizer for reference in self._optimizers if (optimizer := reference()) is not None]
+
+    def look_at(self, module: nn.Module) -> None:
+        """Look at a module that the script calls, before it is called."""
+        if self._is_done:
+            return
+        if self._is_over():
+            self._is_done = True
+            return
+        held = {id(param) for optimizer in self._live() for param in owned_params(optimizer)}
+        if not held or not (torch.is_grad_enabled() or self._wrappers.is_alone()):
+            return  # a wrapper is made again by all ranks, and an evaluation may run on one
+        model = bare_model(module)
+        if held.isdisjoint(map(id, model.parameters())):
+            return
+        self._is_done = True
+        gc.collect()  # those that the script has replaced by others
+        optimizers = self._live()
+        tree = _Tree()
+        model = _whole(model, optimizers, tree)
+        models = [model, *tree.others(model, held)]
+        for one in models:
+            self._check(one, tree)
+        self._wrappers.check(models, self._name)
+        self._found(models, optimizers)
+        self._wrappers.make_again(models)
+
+    def _check(self, model: nn.Module, tree: _Tree) -> None:
+        kind = type(model).__name__
+        if tree.is_sharded(model):
+            raise PreparationError(
+                here(
+                    f"the weights of {kind} are sharded, so {self._name} cannot cast them; use an arm that keeps "
+                    f"fp32 weights"
+                )
+            )
+
+
+def _whole(model: nn.Module, optimizers: Sequence[Any], tree: _Tree) -> nn.Module:
+    """Return the module that a model is a part of, as long as an optimizer has weights of both; else the model."""
+    parent = tree.parent_of(model)
+    if parent is None:
+        return model
+    own = set(map(id, model.parameters()))
+    around = set(map(id, parent.parameters())) - own
+    for optimizer in optimizers:
+        held = set(map(id, owned_params(optimizer)))
+        if held & own and held & around:
+            return _whole(parent, optimizers, tree)
+    return model
+
+
+class _Tree:
+    """All modules of this process, and which holds which."""
+
+    def __init__(self) -> None:
+        # `type` and `vars`: the objects of libraries may answer `isinstance` by code of their own.
+        modules = [one for one in gc.get_objects() if issubclass(type(one), nn.Module)]
+        self._modules = [one for one in modules if "_modules" in vars(one)]
+        self._parents: dict[int, list[nn.Module]] = {}
+        for module in self._modules:
+            for child in module._modules.values():
+                if child is not None:
+                    self._parents.setdefault(id(child), []).append(module)
+
+    def others(self, model: nn.Module, held: Iterable[int]) -> list[nn.Module]:
+        """Return the largest modules without `model` that have further tensors of `held`, given as ids."""
+        missing = set(held) - set(map(id, model.parameters()))
+        found: list[nn.Module] = []
+        if not missing:
+            return found
+        sizes = {id(one): [id(part) for part in one.modules()] for one in self._modules}
+        for one in sorted(self._modules, key=lambda each: -len(sizes[id(each)])):
+            if id(model) in sizes[id(one)] or _is_shell(one):
+                continue
+            own = set(map(id, one.parameters()))
+            if own & missing:
+                found.append(one)
+                missing -= own
+        return found
+
+    def is_sharded(self, model: nn.Module) -> bool:
+        """Return whether FSDP has sharded the weights of a model, in either of its forms."""
+        around = [*self._parents.get(id(model), []), *model.modules()]
+        is_wrapped = any(type(one).__name__ == "FullyShardedDataParallel" for one in around)
+        return is_wrapped or any(type(param).__name__ == "DTensor" for param in model.parameters())
+
+    def parent_of(self, model: nn.Module) -> nn.Module | None:
+        """Return a module that holds a model as its part, wrappers and containers left out; None if there is none."""
+        for one in self._parents.get(id(model), []):
+            if not _is_shell(one):
+                return one
+            if (above := self.parent_of(one)) is not None:
+                return above
+        return None
+
+
+def _is_shell(module: nn.Module) -> bool:
+    """Return whether a module only holds or wraps models."""
+    return type(module).__name__ in WRAPPERS or isinstance(module, CONTAINERS)
+
+
+_GRAD: Any = vars(torch._C.TensorBase)["grad"]
+Pairs = Iterable[tuple[Tensor, Tensor]]
+
+
+class _MasterGradients:
+    """`tensor.grad` for the 16-bit weights whose gradients are shown; for all others it is what it was."""
+
+    def __init__(self) -> None:
+        self._shown: dict[int, tuple[Tensor, Tensor, Tensor | None]] = {}  # weight, master, true gradient
+
+    def show(self, pairs: Pairs) -> None:
+        """Let each 16-bit weight show the gradient of its master, an fp32 tensor of its shape, and drop its own."""
+        for param, master in pairs:
+            self._shown[id(param)] = param, master, _GRAD.__get__(master)
+            _GRAD.__set__(param, None)
+        self._set()
+
+    def hide(self, pairs: Pairs) -> None:
+        """Let weights show their own gradients again."""
+        for param, _ in pairs:
+            self._shown.pop(id(param), None)
+        self._set()
+
+    def are_shown(self, pairs: Pairs) -> bool:
+        """Return whether any of these shows a gradient."""
+        return any(self._shown.get(id(param), (None, None, None))[2] is not None for param, _ in pairs)
+
+    def end(self) -> None:
+        """Let all tensors show their own gradients."""
+        self._shown.clear()
+        self._set()
+
+    def _set(self) -> None:
+        GRADIENT_READS.redirect(*((self._read, self._write) if self._shown else (None, None)))
+
+    def _read(self, tensor: Tensor) -> Any:
+        shown = self._shown.get(id(tensor))
+        return _GRAD.__get__(tensor) if shown is None else shown[2]
+
+    def _write(self, tensor: Tensor, grad: Tensor | None) -> None:
+        shown = self._shown.get(id(tensor))
+        if shown is None:
+            _GRAD.__set__(tensor, grad)
+            return
+        param, master, _ = shown
+        wide = None if grad is None else grad.float()
+        _GRAD.__set__(master, wide)
+        _GRAD.__set__(param, None)
+        if wide is None:
+            del self._shown[id(tensor)]
+            self._set()
+        else:
+            self._shown[id(tensor)] = param, master, wide
+
+
+KEPT = ("training", "require_backward_grad_sync")  # what a script may have set since
+
+
+class _ParallelWrappers:
+    """The wrappers that a script has made, in their order, which is that of all ranks."""
+
+    def __init__(self) -> None:
+        self._made: list[tuple[weakref.ref[Any], tuple[Any, ...], dict[str, Any]]] = []
+
+    def install(self, events: Subscriptions) -> None:
+        """Follow them from now on."""
+        events.wrap(nn.parallel.DistributedDataParallel, "__init__", self._make)
+
+    def _make(self, original: Any, wrapper: Any, module: Any, *args: Any, **kwargs: Any) -> None:
+        original(wrapper, module, *args, **kwargs)
+        self._made.append((weakref.ref(wrapper), args, kwargs))
+
+    def is_alone(self) -> bool:
+        """Return whether there is no other rank."""
+        return not distributed.is_available() or not distributed.is_initialized() or distributed.get_world_size() == 1
+
+    def _around(self, models: Sequence[nn.Module]) -> Iterator[tuple[Any, tuple[Any, ...], dict[str, Any]]]:
+        for reference, args, kwargs in list(self._made):
+            wrapper = reference()
+            if wrapper is not None and any(wrapper.module is model for model in models):
+                yield wrapper, args, kwargs
+
+    def check(self, models: Sequence[nn.Module], name: str) -> None:
+        """Check that the wrappers of models can be made again.
+
+        Args:
+            name: of the arm.
+
+        Raises:
+            PreparationError: one has a communication hook, which would be lost.
+        """
+        for wrapper, _, _ in self._around(models):
+            if getattr(wrapper, "_comm_hooks", None):
+                raise PreparationError(
+                    here(
+                        f"DistributedDataParallel has a communication hook, which {name} would lose by casting the "
+                        "weights; leave the hook out, or use an arm that keeps the weights"
+                    )
+                )
+
+    def make_again(self, models: Sequence[nn.Module]) -> None:
+        """Make the wrappers of models, whose weights were cast, again; a collective call of all ranks."""
+        for wrapper, args, kwargs in self._around(models):
+            kept = {name: getattr(wrapper, name) for name in KEPT}
+            module = wrapper.module
+            modes = {id(part): part.training for part in module.modules()}
+            nn.parallel.DistributedDataParallel.__init__(wrapper, module, *args, **kwargs)
+            for part in module.modules():
+                part.training = modes[id(part)]
+            for name, value in kept.items():
+                setattr(wrapper, name, value)

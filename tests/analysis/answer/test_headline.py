@@ -12,8 +12,7 @@ from ampcompare.analysis.answer.headline import warnings_and_answer
 from ampcompare.analysis.inference.criteria import Criteria
 from ampcompare.analysis.inference.looks import Design
 from ampcompare.analysis.summary import summarize
-from ampcompare.analysis.tables.columns import TableOptions
-from ampcompare.analysis.tables.csv_table import read_table
+from ampcompare.analysis.tables.csv_table import TableOptions, read_table
 from ampcompare.analysis.tables.external import judge
 from ampcompare.records.comparison import Comparison
 from ampcompare.records.look import Look

@@ -17,7 +17,7 @@ from ampcompare.analysis.summary import summarize
 from ampcompare.cli.compare_command import command as compare
 from ampcompare.cli.doctor_command import command as doctor
 from ampcompare.cli.explain_command import command as explain
-from ampcompare.launch.script.record import failed_script
+from ampcompare.launch.script.launcher import failed_script
 from ampcompare.records.comparison import Comparison, NextStep
 from ampcompare.records.run import RunRecord
 from ampcompare.settings.config import RunConfig

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from ampcompare.analysis.answer.headline import not_recommended, recommended, use_sentence
 from ampcompare.analysis.answer.phrases import Quality
-from ampcompare.analysis.answer.recommendation import not_recommended, recommended, use_sentence
 from ampcompare.analysis.inference.criteria import Preference
 from ampcompare.analysis.summary import summarize
 from ampcompare.records.comparison import ArmSummary, Comparison

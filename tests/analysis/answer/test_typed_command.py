@@ -6,7 +6,7 @@ import shlex
 
 import pytest
 
-from ampcompare.analysis.answer.typed_command import TypedCommand, seeds_text
+from ampcompare.analysis.answer.next_step import TypedCommand, seeds_text
 from ampcompare.cli.compare_command import command as compare
 from ampcompare.experiment.plan import parse_seeds
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from ampcompare.analysis.forest import pool
 from ampcompare.analysis.inference.effect import Effect, interval
-from ampcompare.analysis.inference.pooled_effects import pool
 
 ROUNDS = 2000
 

@@ -7,9 +7,13 @@ from typing import Any
 
 import pytest
 
-from ampcompare.analysis.runs.comparability import accuracy_incomparable_reason
+from ampcompare.analysis.runs.comparability import (
+    accuracy_incomparable_reason,
+    are_pairs,
+    began_apart,
+    script_sentences,
+)
 from ampcompare.analysis.runs.record_checks import unique_runs
-from ampcompare.analysis.runs.script_pairs import are_pairs, began_apart, script_sentences
 from ampcompare.analysis.summary import summarize
 from ampcompare.records.evaluation import EpochResult
 from ampcompare.records.metric import metrics_of

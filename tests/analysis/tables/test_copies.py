@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ampcompare.analysis.tables.copies import without_copies
 from ampcompare.analysis.tables.csv_table import read_table
-from ampcompare.analysis.tables.external import judge
+from ampcompare.analysis.tables.external import judge, without_copies
 from ampcompare.base.errors import RecordError
 
 FP32, HALF = ["76.12", "76.30", "76.25"], ["75.80", "75.99", "75.91"]

@@ -9,7 +9,7 @@ from scipy import stats
 
 from ampcompare.analysis.inference.effect import p_values
 from ampcompare.analysis.tables.csv_table import Run
-from ampcompare.analysis.tables.effects import combined, compare_runs, mean_and_sd
+from ampcompare.analysis.tables.external import combined, compare_runs, mean_and_sd
 from ampcompare.analysis.tables.quantities import Quantity
 
 

@@ -8,8 +8,7 @@ import pytest
 from scipy import stats
 
 from ampcompare.analysis.inference.criteria import Criteria
-from ampcompare.analysis.tables.columns import TableOptions
-from ampcompare.analysis.tables.csv_table import read_table
+from ampcompare.analysis.tables.csv_table import TableOptions, read_table
 from ampcompare.analysis.tables.external import EXAMPLE_SD, example_table, judge
 from ampcompare.base.errors import ConfigError
 from ampcompare.records.comparison import ArmSummary, Comparison, JudgedTable

@@ -13,7 +13,7 @@ import pytest
 from scipy.stats import ttest_1samp
 
 from ampcompare.analysis.summary import summarize
-from ampcompare.analysis.verdicts.other_precisions import precision_rows
+from ampcompare.analysis.verdicts.accuracy import precision_rows
 from ampcompare.records.comparison import Comparison
 from ampcompare.records.evaluation import PrecisionResult
 from ampcompare.records.run import RunRecord, dump_json

@@ -11,9 +11,8 @@ from scipy.special import stdtrit
 from scipy.stats import binom
 
 from ampcompare.analysis.inference.criteria import Criteria
-from ampcompare.analysis.inference.crossed_effects import mean_squares, new_samples_error
 from ampcompare.analysis.summary import summarize
-from ampcompare.analysis.verdicts.samples import mcnemar, two_digits
+from ampcompare.analysis.verdicts.samples import mcnemar, mean_squares, new_samples_error, two_digits
 from ampcompare.records.comparison import ArmSummary, Comparison
 from ampcompare.records.evaluation import pack_right
 from ampcompare.records.run import RunRecord

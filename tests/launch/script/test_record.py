@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from ampcompare.analysis.runs.record_checks import contradiction, implausible
-from ampcompare.launch.script.launcher import script_command
+from ampcompare.launch.script.launcher import picked, script_command, script_record
 from ampcompare.launch.script.output import MAX_LOG_BYTES, OutputReader, Printed
-from ampcompare.launch.script.record import picked, script_record
 from ampcompare.launch.script.rows import ScriptRows, read_rows
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.script import ScriptConfig, ScriptMetric, parse_metric

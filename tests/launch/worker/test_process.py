@@ -13,7 +13,7 @@ import torch
 
 from ampcompare.base.errors import EnvironmentUnfit
 from ampcompare.launch.forked import ForkedLauncher
-from ampcompare.launch.worker.device_facts import device_facts
+from ampcompare.launch.worker.cell import device_facts
 from ampcompare.launch.worker.failure import failed_with
 from ampcompare.records.run import dump_json, read_record
 from ampcompare.settings.config import RunConfig

@@ -53,9 +53,7 @@ def end_session() -> Iterator[None]:
 @pytest.fixture
 def twice(monkeypatch: pytest.MonkeyPatch) -> str:
     """Train with the backend of another package; the answer is the start of its finding."""
-    monkeypatch.setattr(
-        "ampcompare.launch.worker.stages.build.make_precision", lambda arm, device: Twice(device=device)
-    )
+    monkeypatch.setattr("ampcompare.launch.worker.cell.make_precision", lambda arm, device: Twice(device=device))
     monkeypatch.chdir(Path(__file__).parent)
     lines, first = inspect.getsourcelines(Twice)
     line = next(number for number, text in enumerate(lines, start=first) if "optimizer.step()" in text)

@@ -15,8 +15,8 @@ import torch
 from torch.jit._script import RecursiveScriptModule
 
 from ampcompare.records.opened_files import OPENED, forget_reads, read_opened
-from ampcompare.script.recorded import written_files
-from ampcompare.script.recorded.written_files import WrittenFiles
+from ampcompare.script.recorded import watch
+from ampcompare.script.recorded.watch import WrittenFiles
 
 TENSORS = {"a": torch.ones(2)}
 ORIGINALS = (torch.save, torch.serialization.save, RecursiveScriptModule.save)
@@ -26,7 +26,7 @@ ORIGINALS = (torch.save, torch.serialization.save, RecursiveScriptModule.save)
 def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WrittenFiles]:
     """Watch a folder that is no private one."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(written_files.tempfile, "gettempdir", lambda: "/elsewhere")  # type: ignore[attr-defined]
+    monkeypatch.setattr(watch.tempfile, "gettempdir", lambda: "/elsewhere")  # type: ignore[attr-defined]
     watched = WrittenFiles()
     yield watched
     watched.end()
@@ -95,7 +95,7 @@ def test_folders_of_one_cell_do_not_count(monkeypatch: pytest.MonkeyPatch, tmp_p
 @pytest.fixture
 def cells(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """Two cells of a run directory, of which this process is `mine`; the working directory is next to them."""
-    monkeypatch.setattr(written_files.tempfile, "gettempdir", lambda: "/elsewhere")  # type: ignore[attr-defined]
+    monkeypatch.setattr(watch.tempfile, "gettempdir", lambda: "/elsewhere")  # type: ignore[attr-defined]
     for name in ("mine", "other"):
         (tmp_path / "cells" / name).mkdir(parents=True)
     monkeypatch.setenv("AMPCOMPARE_CELL_DIR", str(tmp_path / "cells" / "mine"))

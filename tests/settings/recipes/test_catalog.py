@@ -7,7 +7,7 @@ import pytest
 from ampcompare.base.errors import ConfigError
 from ampcompare.experiment.matrix import expand_matrix
 from ampcompare.experiment.plan import parse_seeds, plan_rows
-from ampcompare.experiment.published import RecipeAtSize, published_beside
+from ampcompare.experiment.sources import RecipeAtSize, published_beside
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.file import joined
 from ampcompare.settings.layers import Layer, resolve_settings

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from ampcompare.base.errors import RecordError
-from ampcompare.script.legacy.record.render import render_records
-from ampcompare.script.legacy.record.summary import is_exec_record, read_exec_record
+from ampcompare.script.legacy.record.summary import is_exec_record, read_exec_record, render_records
 
 HEADER = {"format": "ampcompare-exec", "schema": 1, "script": "gan.py", "engine": "compat", "engine_version": "25.05"}
 ROWS = [

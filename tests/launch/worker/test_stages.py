@@ -13,10 +13,7 @@ import torch
 from ampcompare.base.errors import CheckpointError, EnvironmentUnfit
 from ampcompare.launch.base import Progress
 from ampcompare.launch.distributed_env import DistributedEnv
-from ampcompare.launch.worker.stages.build import Cell, build
-from ampcompare.launch.worker.stages.configure import configure_process
-from ampcompare.launch.worker.stages.record import record
-from ampcompare.launch.worker.stages.run import run
+from ampcompare.launch.worker.cell import Cell, build, configure_process, record, run
 from ampcompare.parallel.ranks import SingleProcess
 from ampcompare.records.run import ProcessFacts, RunSummary
 from ampcompare.settings.config import RunConfig
@@ -213,6 +210,6 @@ def test_record_gathers_the_facts_of_all_processes(
         assert (session, env) == (cell.session, world)
         return facts
 
-    monkeypatch.setattr("ampcompare.launch.worker.stages.record.gather_process_facts", gather)
+    monkeypatch.setattr("ampcompare.launch.worker.cell.gather_process_facts", gather)
 
     assert record(cell, world, start_seconds=0.0, seconds=1.0).processes is facts

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ampcompare.backends.arm import Arm
-from ampcompare.launch.script.refusals.arms import why_refused
+from ampcompare.launch.script.refusals import why_refused
 from ampcompare.settings.script import script_config
 
 PLAIN = "import torch\nloss.backward()\noptimizer.step()\n"

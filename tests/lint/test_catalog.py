@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from ampcompare.guards import GUARDS
-from ampcompare.lint.mistakes.catalog import BY_NAME, CODES, GROUPS, MISTAKES
+from ampcompare.lint.catalog import BY_NAME, CODES, GROUPS, MISTAKES
 from ampcompare.lint.report import level_of
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "lint" / "codes.md").read_text(encoding="utf-8")
 COUNTED = re.compile(r"(\d+)(?: \w+)? mistakes\]\([\w/.]*lint/index\.md")
 SECTION = re.compile(r"^### (AMP\d{3}): ([\w-]+)$\n(.*?)(?=^##|\Z)", re.MULTILINE | re.DOTALL)
