@@ -317,7 +317,7 @@ def _replaced(tree: ast.Module, names: set[str]) -> list[str]:
 
 
 def test_one_place_replaces_functions_of_torch() -> None:
-    """What follows a script subscribes to `guards/events.py`; what changes torch or its commands for a whole process need not."""
+    """What follows a script subscribes to `guards/events.py`; what changes a whole process need not."""
     names = _subscribed_names()
     assert {"backward", "step", "scale", "scale_loss", "_initialize", "__call__", "grad"} <= names
     apart = ("guards.events", "script.legacy.compat", "script.legacy.cpu", "script.legacy.child_processes")
