@@ -1,6 +1,6 @@
 """Verdicts on external results: from a table of runs to a comparison without records.
 
-A coarse metric ties by chance, so a tie alone is no copy. Rows count once
+Copies of a run are one run. A coarse metric ties by chance, so a tie alone is no copy. Rows count once
 
 * if all seeds have the same row, and arms differ in it: then nothing is known of the scatter over seeds;
 * if more rows repeat earlier ones than ties by chance would give in one of a hundred tables. The chance of a tie is

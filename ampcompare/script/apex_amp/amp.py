@@ -10,8 +10,8 @@
 
 What the script asks of Apex (opt level, loss scale, batch norm in fp32) is the arm's to decide.
 
-Like O1's wrappers they cast the arguments only: what the function calls is cast as everywhere else. An arm without
-casts of functions leaves them alone, as O0, O2 and O3 do.
+`half_function` and its like cast arguments only, as O1's wrappers do: what the function calls is cast as everywhere
+else. An arm without casts of functions leaves them alone, as O0, O2 and O3 do.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """What the record of a script's cell holds besides its losses and steps, and the end of a cell after some steps.
 
-Where such a library is not installed, the script gets a stand-in that does nothing else.
+Scalars are those that the script logs to TensorBoard, Weights & Biases or MLflow; where such a library is not
+installed, the script gets a stand-in that does nothing else.
 
 Most files are seen by an audit hook on `open`. `torch.save`, TorchScript and safetensors open theirs outside of Python.
 

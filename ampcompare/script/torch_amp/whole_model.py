@@ -13,8 +13,8 @@ the arm's types everywhere, as after `amp.initialize`, and autocast blocks do no
 From `scaler.unscale_` on `param.grad` of a 16-bit weight is the gradient of its master: clipping it, reading it and
 replacing it act on what is stepped.
 
-The wrapper records the types of weights when it is made, so it is made again, in place and with the arguments of the
-script.
+A wrapper for several processes records the types of weights when it is made, so it is made again, in place and with
+the arguments of the script.
 """
 
 from __future__ import annotations

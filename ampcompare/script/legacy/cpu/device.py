@@ -9,7 +9,7 @@ On the CPU, `torch.autocast` computes softmax, sums, norms, exponentials and pow
 in fp32, so without this a loss can round, or overflow, where it would not on a GPU. The lists are those of torch's
 `ATen/autocast_mode.h`; functions for which torch has a cast on the CPU already keep it.
 
-The class, its parameters and its checkpoints stay torch's; only `forward` is replaced.
+Synchronized batch norm keeps torch's class, parameters and checkpoints; only `forward` is replaced.
 """
 
 from __future__ import annotations
