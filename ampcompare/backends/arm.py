@@ -18,6 +18,10 @@ from ampcompare.base.errors import ConfigError, close_matches
 
 __all__ = ["SHORTHANDS", "Arm", "full_name", "parse_arms", "same_arm"]
 
+SHORTHANDS = {word: arm for spec in BUILT_IN.values() for word, arm in spec.shorthands.items()}
+LEVEL = re.compile(r"[Oo0][0-9]")  # also 02 and O4, so that the message is about the level
+HEAD_END = re.compile("[:,]")
+
 
 def _guess(text: str) -> Any:
     """Read a value of a third-party backend, whose options this package does not know."""
@@ -231,11 +235,6 @@ def same_arm(wanted: str | None, texts: Sequence[str]) -> str | None:
             if Arm.parse(text) == arm:
                 return text
     return wanted
-
-
-SHORTHANDS = {word: arm for spec in BUILT_IN.values() for word, arm in spec.shorthands.items()}
-LEVEL = re.compile(r"[Oo0][0-9]")  # also 02 and O4, so that the message is about the level
-HEAD_END = re.compile("[:,]")
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,7 @@ FULL = ("float32", "fp32", "float")
 WHOLE = re.compile("[0-9]{1,99}")
 PATTERN = re.compile(r"[\w.*?\[\]!-]+")
 DTYPE_NAMES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
+_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
 def choice(*allowed: str) -> Callable[[str], str]:
@@ -146,9 +147,6 @@ def module_patterns(text: str) -> str:
 def INNER_ARM(text: str) -> str:
     """Mark an option whose value is an arm with its options joined by `+`; `Arm` reads it instead of this function."""
     return text
-
-
-_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
 def type_rows(options: Options) -> tuple[tuple[str, str], ...]:

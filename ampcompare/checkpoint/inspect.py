@@ -25,6 +25,8 @@ __all__ = ["Inspection", "continued_lines", "conversion_lines", "guess_level", "
 LOOKED_AT = 1 << 18
 SMALLEST_HALF = 2.0**-24
 LAST_MOMENTS = ("exp_avg_sq", "square_avg", "sum")
+MAX_LINES = 20
+MAX_LENGTH = 500
 
 
 @dataclass
@@ -339,10 +341,6 @@ def _lost_moments(parts: CheckpointContents) -> str:
     if not total:
         return "rounded to 11 bits"
     return f"rounded to 11 bits, and {zeros} of {total} second moments are 0"
-
-
-MAX_LINES = 20
-MAX_LENGTH = 500
 
 
 def inspection_lines(found: Inspection) -> list[str]:

@@ -150,6 +150,7 @@ TEXTS: dict[str, Name | Place] = {  # settings that are free text, with the name
     "saving.resume": CHECKPOINT,
 }
 METAVARS = {"stall_timeout": "SECONDS", "eval_precision": "PRECISIONS", int: "N", float: "NUMBER"}
+FOREVER = "forever"
 
 
 def _field(path: str) -> Any:
@@ -293,9 +294,6 @@ def number_or_text(value: str | None) -> float | str | None:
         return None if value is None else float(value)
     except ValueError:
         return value
-
-
-FOREVER = "forever"
 
 
 def wait_option() -> Callable[..., Any]:

@@ -23,6 +23,15 @@ from ampcompare.report.tables import room
 __all__ = ["command"]
 
 OUTPUT_PLACE = Place("FILE|DIR")
+SUFFIXES = {
+    ".html": "html",
+    ".htm": "html",
+    ".md": "md",
+    ".csv": "csv",
+    ".json": "json",
+    ".tex": "latex",
+    ".txt": "table",
+}
 
 
 @click.command(
@@ -144,17 +153,6 @@ def _report(
         return terminal_text(comparison, details=details, to_file=target.file is not None, columns=columns), excluded
     links = log_links(comparison, paths, target.file.parent) if target.file else {}
     return FORMATS[target.form].reporter(target.width, links, columns).render(comparison), excluded
-
-
-SUFFIXES = {
-    ".html": "html",
-    ".htm": "html",
-    ".md": "md",
-    ".csv": "csv",
-    ".json": "json",
-    ".tex": "latex",
-    ".txt": "table",
-}
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,8 @@ MAX_ROUNDS = 5
 PER_ROUND = 8
 MAX_TOGETHER = 4
 FROM_GRADIENTS = ("gradient overflow", "underflow")
+NARROWING = re.compile(r"\.(half|bfloat16)\(|torch\.(b?float16|half)\b")
+UNCURED = "none of the tested modules, functions and options removes it"
 
 
 @dataclass(frozen=True)
@@ -234,9 +236,6 @@ def _options(arm: Arm, fault: Fault, scale: float | None) -> Iterator[Change]:
             yield Change(options=((name, scale),))
 
 
-NARROWING = re.compile(r"\.(half|bfloat16)\(|torch\.(b?float16|half)\b")
-
-
 def cure_of(arm: Arm, change: Change, functions: Sequence[str], device: str) -> Cure:
     """Return the cure that a change is.
 
@@ -298,9 +297,6 @@ def _registered(functions: Iterable[str]) -> list[str]:
         for owner, _, name in (function.rpartition(".") for function in functions)
         if owner
     ]
-
-
-UNCURED = "none of the tested modules, functions and options removes it"
 
 
 def with_cure(

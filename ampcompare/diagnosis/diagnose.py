@@ -39,6 +39,18 @@ __all__ = ["audit", "diagnose_given", "diagnose_loop", "headroom", "in_fp32", "i
 FP16_LARGEST = 65504.0
 FP16_LOST = -25  # exponents below it round to zero
 SCALES = (1.0, 128.0, 65536.0)
+MAX_NAMED = 6
+# Functions that are not in the tables run these operations too, such as square and linalg.norm.
+AMBIGUOUS = frozenset(("pow", "linalg_vector_norm", "_to_copy"))
+# Inputs to call a function with until it accepts them.
+GIVEN: tuple[tuple[tuple[int, ...], ...], ...] = (
+    *(((2, 3),), ((2, 3), (2, 3)), ((2, 3), (3, 2)), ((2, 3), (3,))),
+    *(((3,), (2, 3), (3,)), ((2, 2), (2, 3), (3, 2)), ((2, 2, 3), (2, 3, 2)), ((2, 3, 5), (2, 3, 2))),
+    ((2, 2, 2), (2, 2, 3), (2, 3, 2)),
+    *(((2, 3, 5, 5), (2, 3, 2, 2)), ((2, 3, 5, 5, 5), (2, 3, 2, 2, 2)), ((2, 3, 5), (3, 2, 2))),
+    *(((2, 3, 5, 5), (3, 2, 2, 2)), ((2, 3, 5, 5, 5), (3, 2, 2, 2, 2))),
+)
+OTHERS: tuple[tuple[Any, ...], ...] = ((), (0,), ((3,),), (1, 1))
 
 
 def headroom(steps: Iterable[StepFacts]) -> Headroom | None:
@@ -75,9 +87,6 @@ def headroom(steps: Iterable[StepFacts]) -> Headroom | None:
     }
     fits = 2.0 ** math.floor(math.log2(FP16_LARGEST / largest)) if largest else None
     return Headroom(exponents=dict(sorted(exponents.items())), largest_scale=fits, own_scale=own, lost=lost)
-
-
-MAX_NAMED = 6
 
 
 def audit(arm: Arm, observation: Observation) -> list[Audit]:
@@ -253,19 +262,6 @@ def _notes(observation: Observation) -> list[str]:
     return [
         f"the error of {', '.join(sorted(observation.failures))} is not known, because it did not run in the wide type"
     ]
-
-
-# Functions that are not in the tables run these operations too, such as square and linalg.norm.
-AMBIGUOUS = frozenset(("pow", "linalg_vector_norm", "_to_copy"))
-# Inputs to call a function with until it accepts them.
-GIVEN: tuple[tuple[tuple[int, ...], ...], ...] = (
-    *(((2, 3),), ((2, 3), (2, 3)), ((2, 3), (3, 2)), ((2, 3), (3,))),
-    *(((3,), (2, 3), (3,)), ((2, 2), (2, 3), (3, 2)), ((2, 2, 3), (2, 3, 2)), ((2, 3, 5), (2, 3, 2))),
-    ((2, 2, 2), (2, 2, 3), (2, 3, 2)),
-    *(((2, 3, 5, 5), (2, 3, 2, 2)), ((2, 3, 5, 5, 5), (2, 3, 2, 2, 2)), ((2, 3, 5), (3, 2, 2))),
-    *(((2, 3, 5, 5), (3, 2, 2, 2)), ((2, 3, 5, 5, 5), (3, 2, 2, 2, 2))),
-)
-OTHERS: tuple[tuple[Any, ...], ...] = ((), (0,), ((3,),), (1, 1))
 
 
 @cache

@@ -17,6 +17,14 @@ from ampcompare.records.diagnosis import Fault, FaultKind, Place, Range
 
 __all__ = ["Reason", "find_faults", "lost_share", "reason_of"]
 
+HARM = 0.5  # relative error from which a gradient or a loss is wrong rather than inexact
+HARM_IN_BF16 = 0.9  # whose three bits less make half of a gradient noise in a sound network of many layers
+MOST_LOST = 0.5  # share of the updates of a weight
+UNDERFLOW = 0.1  # share of a wrong gradient that is zero in the arm alone, from which that is called the cause
+NEGLIGIBLE = 0.1  # of the largest gradient of a module: a smaller one may be what sums that cancel have left
+MAX_CHAIN = 12
+MAX_NEAR = 2
+
 
 @dataclass(frozen=True)
 class Reason:
@@ -68,15 +76,6 @@ def _named(event: Event, other: Event) -> str:
     if _line(event) == _line(other):
         return place.operation
     return f"{place.name} ({place.where})" if place.where else place.name
-
-
-HARM = 0.5  # relative error from which a gradient or a loss is wrong rather than inexact
-HARM_IN_BF16 = 0.9  # whose three bits less make half of a gradient noise in a sound network of many layers
-MOST_LOST = 0.5  # share of the updates of a weight
-UNDERFLOW = 0.1  # share of a wrong gradient that is zero in the arm alone, from which that is called the cause
-NEGLIGIBLE = 0.1  # of the largest gradient of a module: a smaller one may be what sums that cancel have left
-MAX_CHAIN = 12
-MAX_NEAR = 2
 
 
 def find_faults(observation: Observation) -> list[Fault]:

@@ -36,6 +36,7 @@ ONE_TYPE = frozenset(
         *("scaled_dot_product_attention", "dot", "mv", "embedding_bag"),
     )
 )
+MAX_SKIPPED = 20  # a dynamic scale that begins too high is halved at each
 
 
 @contextmanager
@@ -110,9 +111,6 @@ def _tensors(value: Any) -> list[Tensor]:
 
 def _device(value: Any) -> str:
     return _tensors(value)[0].device.type
-
-
-MAX_SKIPPED = 20  # a dynamic scale that begins too high is halved at each
 
 
 class StepWatch:

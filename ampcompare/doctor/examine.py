@@ -46,6 +46,56 @@ __all__ = [
     "render",
 ]
 
+# Extra: its distributions, and what it adds.
+EXTRAS: dict[str, tuple[tuple[str, ...], str]] = {
+    "html": (("jinja2",), "report.html, the report as a page"),
+    "gpu": (("nvidia-ml-py",), "the GPU's clock, temperature and other processes along with times"),
+    "tensorboard": (("tensorboard",), "curves as event files"),
+    "wandb": (("wandb",), "records as runs of W&B: ampcompare export --to wandb"),
+    "mlflow": (("mlflow-skinny",), "records as runs of MLflow: ampcompare export --to mlflow"),
+    "ray": (("ray",), "cells as tasks of Ray"),
+    "slurm": (("submitit",), "cells as jobs of Slurm"),
+    "timm": (("timm",), "its models by name: --arch timm:resnet50"),
+    "hf": (("transformers",), "its language models by name: --task lm --arch hf:gpt2"),
+    "lightning": (("lightning",), "arms and guards in its Trainer: ampcompare.integrations.lightning"),
+    "notebook": (("ipykernel", "nbclient", "nbformat"), "notebooks, run from the command line"),
+    "triton": (("triton",), "unscaling and master copies of O2 in two kernels, on a GPU"),
+    **{
+        spec.library.extra: (spec.library.distributions[:1], f"the arms {name}:...")
+        for name, spec in BUILT_IN.items()
+        if spec.library is not None and spec.library.extra
+    },
+}
+# Variable: gravest verdict that it deserves when set, and what it does.
+VARIABLES: dict[str, tuple[Verdict, str]] = {
+    "NVIDIA_TF32_OVERRIDE": (
+        "warning",
+        "overrides every TF32 switch of torch: 0 turns TF32 off and 1 on, and fp32 arms change speed by 2 to 5 times",
+    ),
+    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": (
+        "warning",
+        "turns TF32 on (1) or off (0) for fp32 matrix products, whatever the script says",
+    ),
+    "ONEDNN_DEFAULT_FPMATH_MODE": ("warning", "lets oneDNN compute fp32 products on the CPU in bf16, f16 or tf32"),
+    "DNNL_DEFAULT_FPMATH_MODE": ("warning", "lets oneDNN compute fp32 products on the CPU in bf16, f16 or tf32"),
+    "ONEDNN_MAX_CPU_ISA": ("warning", "hides instructions of the CPU from oneDNN: other times, other rounding"),
+    "ATEN_CPU_CAPABILITY": ("warning", "hides instructions of the CPU from torch: other times, other rounding"),
+    "MKL_CBWR": ("note", "fixes MKL's code path: reproducible, slower"),
+    "CUDA_LAUNCH_BLOCKING": ("warning", "waits after every kernel: step times are invalid"),
+    "PYTORCH_NO_CUDA_MEMORY_CACHING": ("warning", "switches torch's memory cache off: times and peaks mean nothing"),
+    "PYTORCH_CUDA_ALLOC_CONF": ("note", "changes torch's memory cache: peaks compare only with the same setting"),
+    "PYTORCH_ALLOC_CONF": ("note", "changes torch's memory cache: peaks compare only with the same setting"),
+    "CUDA_VISIBLE_DEVICES": ("note", "hides GPUs and renumbers the rest"),
+    "CUBLAS_WORKSPACE_CONFIG": ("note", "fixes cuBLAS's workspace: reproducible, perhaps slower"),
+    "TORCHDYNAMO_DISABLE": ("note", "switches torch.compile off"),
+    "AMPCOMPARE_APEX_STRICT": ("note", "brings the defects of Apex back into engine=compat"),
+}
+ON_CUDA_ONLY = ("NVIDIA_", "TORCH_ALLOW_TF32_CUBLAS_", "CUDA_", "CUBLAS_", "PYTORCH_CUDA_", "PYTORCH_NO_CUDA_")
+SWITCHES = ("CUDA_LAUNCH_BLOCKING", "PYTORCH_NO_CUDA_MEMORY_CACHING", "TORCHDYNAMO_DISABLE", "AMPCOMPARE_APEX_STRICT")
+MARKS: dict[Verdict, str] = {"ok": "ok", "note": "note", "warning": "WARNING", "problem": "PROBLEM"}
+PLURALS: dict[Verdict, str] = {"problem": "problems", "warning": "warnings"}
+NAMED = 18  # columns of a name
+
 
 def kinds_to_ask_for() -> list[str]:
     """Return the types that torch may have here; asking torch for them costs a process."""
@@ -74,28 +124,6 @@ def examine_accelerators(answer: Answer | None) -> list[Check]:
     return findings
 
 
-# Extra: its distributions, and what it adds.
-EXTRAS: dict[str, tuple[tuple[str, ...], str]] = {
-    "html": (("jinja2",), "report.html, the report as a page"),
-    "gpu": (("nvidia-ml-py",), "the GPU's clock, temperature and other processes along with times"),
-    "tensorboard": (("tensorboard",), "curves as event files"),
-    "wandb": (("wandb",), "records as runs of W&B: ampcompare export --to wandb"),
-    "mlflow": (("mlflow-skinny",), "records as runs of MLflow: ampcompare export --to mlflow"),
-    "ray": (("ray",), "cells as tasks of Ray"),
-    "slurm": (("submitit",), "cells as jobs of Slurm"),
-    "timm": (("timm",), "its models by name: --arch timm:resnet50"),
-    "hf": (("transformers",), "its language models by name: --task lm --arch hf:gpt2"),
-    "lightning": (("lightning",), "arms and guards in its Trainer: ampcompare.integrations.lightning"),
-    "notebook": (("ipykernel", "nbclient", "nbformat"), "notebooks, run from the command line"),
-    "triton": (("triton",), "unscaling and master copies of O2 in two kernels, on a GPU"),
-    **{
-        spec.library.extra: (spec.library.distributions[:1], f"the arms {name}:...")
-        for name, spec in BUILT_IN.items()
-        if spec.library is not None and spec.library.extra
-    },
-}
-
-
 def examine_extras() -> list[Check]:
     """Check for each extra whether its distributions are installed."""
     findings = []
@@ -109,34 +137,6 @@ def examine_extras() -> list[Check]:
             value = ", ".join(f"{distribution} {version}" for distribution, version in versions.items())
             findings.append(Check("Extras", name, value, "ok", purpose, facts={"missing": []}))
     return findings
-
-
-# Variable: gravest verdict that it deserves when set, and what it does.
-VARIABLES: dict[str, tuple[Verdict, str]] = {
-    "NVIDIA_TF32_OVERRIDE": (
-        "warning",
-        "overrides every TF32 switch of torch: 0 turns TF32 off and 1 on, and fp32 arms change speed by 2 to 5 times",
-    ),
-    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": (
-        "warning",
-        "turns TF32 on (1) or off (0) for fp32 matrix products, whatever the script says",
-    ),
-    "ONEDNN_DEFAULT_FPMATH_MODE": ("warning", "lets oneDNN compute fp32 products on the CPU in bf16, f16 or tf32"),
-    "DNNL_DEFAULT_FPMATH_MODE": ("warning", "lets oneDNN compute fp32 products on the CPU in bf16, f16 or tf32"),
-    "ONEDNN_MAX_CPU_ISA": ("warning", "hides instructions of the CPU from oneDNN: other times, other rounding"),
-    "ATEN_CPU_CAPABILITY": ("warning", "hides instructions of the CPU from torch: other times, other rounding"),
-    "MKL_CBWR": ("note", "fixes MKL's code path: reproducible, slower"),
-    "CUDA_LAUNCH_BLOCKING": ("warning", "waits after every kernel: step times are invalid"),
-    "PYTORCH_NO_CUDA_MEMORY_CACHING": ("warning", "switches torch's memory cache off: times and peaks mean nothing"),
-    "PYTORCH_CUDA_ALLOC_CONF": ("note", "changes torch's memory cache: peaks compare only with the same setting"),
-    "PYTORCH_ALLOC_CONF": ("note", "changes torch's memory cache: peaks compare only with the same setting"),
-    "CUDA_VISIBLE_DEVICES": ("note", "hides GPUs and renumbers the rest"),
-    "CUBLAS_WORKSPACE_CONFIG": ("note", "fixes cuBLAS's workspace: reproducible, perhaps slower"),
-    "TORCHDYNAMO_DISABLE": ("note", "switches torch.compile off"),
-    "AMPCOMPARE_APEX_STRICT": ("note", "brings the defects of Apex back into engine=compat"),
-}
-ON_CUDA_ONLY = ("NVIDIA_", "TORCH_ALLOW_TF32_CUBLAS_", "CUDA_", "CUBLAS_", "PYTORCH_CUDA_", "PYTORCH_NO_CUDA_")
-SWITCHES = ("CUDA_LAUNCH_BLOCKING", "PYTORCH_NO_CUDA_MEMORY_CACHING", "TORCHDYNAMO_DISABLE", "AMPCOMPARE_APEX_STRICT")
 
 
 def examine_numerics(facts: dict[str, Any] | None, environment: Mapping[str, str]) -> list[Check]:
@@ -255,11 +255,6 @@ def _vision(seconds: float) -> Answer:
     if installed_version("torchvision") is None:
         return Answer({}, "raised", "not installed")
     return ask("vision", seconds=seconds)
-
-
-MARKS: dict[Verdict, str] = {"ok": "ok", "note": "note", "warning": "WARNING", "problem": "PROBLEM"}
-PLURALS: dict[Verdict, str] = {"problem": "problems", "warning": "warnings"}
-NAMED = 18  # columns of a name
 
 
 def render(examination: Examination, *, width: int, style: Callable[[str, Verdict], str]) -> str:

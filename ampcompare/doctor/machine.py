@@ -36,6 +36,22 @@ MIN_SHARED = GIB // 2
 MEMINFO = Path("/proc/meminfo")
 LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 SHARED = Path("/dev/shm")
+CPUINFO = Path("/proc/cpuinfo")
+SHOWN = {
+    "avx2": "AVX2",
+    "avx512f": "AVX-512",
+    "avx512_bf16": "AVX512_BF16",
+    "avx512_fp16": "AVX512_FP16",
+    "amx_tile": "AMX",
+    "amx_bf16": "AMX_BF16",
+    "amx_fp16": "AMX_FP16",
+    "asimdhp": "NEON fp16",
+    "bf16": "NEON bf16",
+    "sve": "SVE",
+}
+OLDEST_PYTHON = (3, 10)
+OLDEST_TORCH = (2, 4)
+CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 
 
 def examine_machine(environment: Mapping[str, str]) -> list[Check]:
@@ -160,21 +176,6 @@ def _threads(environment: Mapping[str, str]) -> Check:
     return Check("Machine", "threads", value, "ok", f"{cores} core{'s' * (cores > 1)} to use{said}")
 
 
-CPUINFO = Path("/proc/cpuinfo")
-SHOWN = {
-    "avx2": "AVX2",
-    "avx512f": "AVX-512",
-    "avx512_bf16": "AVX512_BF16",
-    "avx512_fp16": "AVX512_FP16",
-    "amx_tile": "AMX",
-    "amx_bf16": "AMX_BF16",
-    "amx_fp16": "AMX_FP16",
-    "asimdhp": "NEON fp16",
-    "bf16": "NEON bf16",
-    "sve": "SVE",
-}
-
-
 def cpu_flags(cpuinfo: Path = CPUINFO) -> frozenset[str]:
     """Return the abilities that the kernel lists; none where it lists nothing, as on macOS and Windows."""
     try:
@@ -241,11 +242,6 @@ def _products(name: str, fast: bool | None, wanted: str, flags: frozenset[str]) 
     else:
         reason = f"no {wanted}: ampcompare computes in fp32 and rounds once (--cpu-half)"
     return Check("CPU", f"{name} on the cpu", "by slow kernels", "note", reason, facts={"fast": False})
-
-
-OLDEST_PYTHON = (3, 10)
-OLDEST_TORCH = (2, 4)
-CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 
 
 def examine_python() -> Check:

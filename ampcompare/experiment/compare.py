@@ -68,6 +68,8 @@ __all__ = [
 ]
 
 DEFAULT_SEEDS = "0-2"
+PILOT_SIZES = {1: 5, 2: 8, 3: 8}  # by the number of arms besides the reference; MAX_PILOT for more arms
+MAX_PILOT = 10
 
 
 @dataclass(frozen=True)
@@ -308,10 +310,6 @@ def _folder_part(tag: str) -> list[str]:
     """Return a tag as part of a folder's name, without characters that are not allowed there."""
     name = re.sub(r"[^A-Za-z0-9.]+", "-", tag).strip("-.")[:40]
     return [name] if name else []
-
-
-PILOT_SIZES = {1: 5, 2: 8, 3: 8}  # by the number of arms besides the reference; MAX_PILOT for more arms
-MAX_PILOT = 10
 
 
 def pilot_seeds(others: int) -> range:

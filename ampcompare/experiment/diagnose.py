@@ -44,6 +44,17 @@ __all__ = [
     "watched_settings",
 ]
 
+MAX_RUNS = 12  # of candidates: each trains the script from its start
+TIME_LIMIT = 3600.0
+SECONDS_TO_END = 3.0  # for other ranks, behind the watched one
+SECONDS_BETWEEN_LOOKS = 0.1
+SECONDS_OF_TORCHRUN = 40.0  # it kills a rank that ignores SIGTERM for 30 s
+ENDED = "ended.txt"
+LOG = "log.txt"
+NOTE = "ampcompare: "
+BEYOND_FP16 = "a number in that line is beyond 65504, the largest fp16 number: use torch.finfo(tensor.dtype).min or max"
+ERRORS: dict[int, type[AmpCompareError]] = {2: ConfigError, 4: EnvironmentUnfit}
+
 
 def diagnose(
     options: DiagnoseOptions,
@@ -84,18 +95,6 @@ def _diagnose(options: DiagnoseOptions, loop: Loop | None, say: Callable[[str], 
     if options.config.script is not None:
         return diagnose_script(options, say, environment)
     return diagnose_in_child(options, environment=environment)
-
-
-MAX_RUNS = 12  # of candidates: each trains the script from its start
-TIME_LIMIT = 3600.0
-SECONDS_TO_END = 3.0  # for other ranks, behind the watched one
-SECONDS_BETWEEN_LOOKS = 0.1
-SECONDS_OF_TORCHRUN = 40.0  # it kills a rank that ignores SIGTERM for 30 s
-ENDED = "ended.txt"
-LOG = "log.txt"
-NOTE = "ampcompare: "
-BEYOND_FP16 = "a number in that line is beyond 65504, the largest fp16 number: use torch.finfo(tensor.dtype).min or max"
-ERRORS: dict[int, type[AmpCompareError]] = {2: ConfigError, 4: EnvironmentUnfit}
 
 
 def diagnose_script(

@@ -40,6 +40,16 @@ from ampcompare.settings.validation import validated
 
 __all__ = ["reload_comparison", "reload_experiments"]
 
+NAMED_VALUE = re.compile(r" (\w+)=(.*?)(?= \w+=|$)")  # in the label of a row
+_NO_JOURNAL = (
+    "Nothing was tested: another reference is another look at these runs, and there is no journal here to count it. "
+    "Name a run directory of this version, or run that comparison in its own run directory."
+)
+NOT_WRITABLE = (
+    "Nothing was tested: another reference is another look at these runs, and it could not be counted because the run "
+    "directory is not writable."
+)
+
 
 class _StoredPlan(BaseModel):
     """What a `plan.json` says about the rows of a comparison."""
@@ -63,9 +73,6 @@ class _StoredPlan(BaseModel):
             if row not in self.arms:
                 raise ValueError(f"the row {row!r} of {what} is not one of its arms")
         return self
-
-
-NAMED_VALUE = re.compile(r" (\w+)=(.*?)(?= \w+=|$)")  # in the label of a row
 
 
 def _row(label: str) -> str:
@@ -282,16 +289,6 @@ def _refuse_a_mixture(folder: Path, records: Sequence[RunRecord]) -> None:
                 f"{folder} holds runs with different settings ({', '.join(apart)}), which one table cannot compare; "
                 "name one of their record.json files"
             )
-
-
-_NO_JOURNAL = (
-    "Nothing was tested: another reference is another look at these runs, and there is no journal here to count it. "
-    "Name a run directory of this version, or run that comparison in its own run directory."
-)
-NOT_WRITABLE = (
-    "Nothing was tested: another reference is another look at these runs, and it could not be counted because the run "
-    "directory is not writable."
-)
 
 
 def _chosen_reference(text: str, arms: Sequence[str]) -> str:

@@ -41,6 +41,14 @@ __all__ = [
 
 DEEPEST = Path("cells", "0" * 12, "checkpoints.previous", "0" * 64)  # as long as any name below a run directory
 MAX_SHOWN = 200
+LOCK = ".lock"
+OWNER = ".owner.json"
+POLL_SECONDS = 0.2
+NAMING_SECONDS = 2.0  # an owner needs a moment to write its details
+MAX_SHOWN_COMMAND = 300
+DEFAULT_FOLDER = Path("runs")
+CHANGED = ("report.json", "plan.json", "cells")  # which every command writes that adds to a run directory
+RESULTS = ("completed", "diverged")
 
 
 def check_output_name(folder: Path) -> None:
@@ -82,13 +90,6 @@ def _cannot_make(folder: Path, error: OSError | ValueError) -> ConfigError:
 def _shown(folder: Path) -> str:
     name = str(folder)
     return name if len(name) <= MAX_SHOWN else f"{name[:MAX_SHOWN]}... ({len(name):,} characters)"
-
-
-LOCK = ".lock"
-OWNER = ".owner.json"
-POLL_SECONDS = 0.2
-NAMING_SECONDS = 2.0  # an owner needs a moment to write its details
-MAX_SHOWN_COMMAND = 300
 
 
 @contextlib.contextmanager
@@ -178,11 +179,6 @@ def _name_owner(folder: Path) -> str:
         if time.monotonic() >= end:
             return "another command that left no details"
         time.sleep(POLL_SECONDS)
-
-
-DEFAULT_FOLDER = Path("runs")
-CHANGED = ("report.json", "plan.json", "cells")  # which every command writes that adds to a run directory
-RESULTS = ("completed", "diverged")
 
 
 @dataclass(frozen=True)

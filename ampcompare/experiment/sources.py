@@ -32,6 +32,7 @@ __all__ = [
 ]
 
 YAML_SUFFIXES = (".yaml", ".yml")  # of a recipe that is a file
+MIB = 2**20
 
 
 @dataclass(frozen=True)
@@ -177,9 +178,6 @@ def _published(sources: SettingsSources, rows: Sequence[Row]) -> Published | Non
         expand_matrix(sources.recipe_matrix or full.matrix),
     )
     return published_beside(full.matrix.reference, recipe, rows, sources.config)
-
-
-MIB = 2**20
 
 
 @dataclass(frozen=True)

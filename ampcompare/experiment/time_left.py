@@ -28,6 +28,7 @@ from ampcompare.settings.config import RunConfig
 __all__ = ["TimeLeft", "estimate"]
 
 FIRST_SHARE = 0.02  # of the steps of a cell: below it, they say little about the whole
+MAX_OTHERS = 20  # run directories whose records are read
 
 
 @dataclass
@@ -208,9 +209,6 @@ def _makespan(running: Sequence[float], waiting: Sequence[float], jobs: int) -> 
     for seconds in waiting:
         heapq.heappush(ends, heapq.heappop(ends) + seconds)
     return max(ends, default=0.0)
-
-
-MAX_OTHERS = 20  # run directories whose records are read
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,11 @@ from ampcompare.guards.script_state import Block, EnteredAutocast, ScriptState
 __all__ = ["GuardHooks"]
 
 OUTSIDE_BACKWARD = -1
+MAX_ENTRIES = 16  # of one forward pass; evaluation enters autocast without end
+DEVICES = ("cpu", "cuda", "xpu", "mps")
+ASKED = "_ampcompare_asked"
+CASTS_ITSELF = ("DEEPSPEED", "MEGATRON_LM")  # ways to train in which Accelerate leaves fp16 to another library
+MODULES = (torch.amp.autocast_mode, torch.amp.grad_scaler, torch.optim.lr_scheduler)
 
 
 class GuardHooks:
@@ -374,12 +379,6 @@ def _is_cuda(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-MAX_ENTRIES = 16  # of one forward pass; evaluation enters autocast without end
-DEVICES = ("cpu", "cuda", "xpu", "mps")
-ASKED = "_ampcompare_asked"
-CASTS_ITSELF = ("DEEPSPEED", "MEGATRON_LM")  # ways to train in which Accelerate leaves fp16 to another library
-
-
 def _watch_autocast(events: Subscriptions, facts: ScriptState) -> None:
     """Record each `with torch.autocast(...)` that is not asked to be off, with the devices that it is on for."""
     signature = inspect.signature(torch.autocast.__init__)
@@ -449,9 +448,6 @@ def _watch_accelerators(events: Subscriptions, facts: ScriptState, kind: Any) ->
             facts.accelerators_off.append((accelerator.device.type, _own_location()))
 
     events.wrap(kind, "__init__", init)
-
-
-MODULES = (torch.amp.autocast_mode, torch.amp.grad_scaler, torch.optim.lr_scheduler)
 
 
 def _point_at_script(events: Subscriptions) -> None:

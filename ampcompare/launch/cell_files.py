@@ -49,6 +49,10 @@ __all__ = [
 
 CHECKPOINTS = "checkpoints"
 PROGRESS_FILE = "progress.json"
+# The number in a name is the PID of the process that writes there.
+LEFTOVER = re.compile(r"\..+\.(?P<writer>\d+)\.tmp|\.rendezvous\.(?P<agent>\d+)\..+")
+CELLS = ("cells/*", "cells/*/node*", "verify-resume/*", "unbroken", "resumed")
+MAX_AGE_SECONDS = 3600.0
 
 
 def make_cell_folder(folder: Path) -> None:
@@ -217,12 +221,6 @@ def last_lines(path: Path, count: int) -> list[str]:
 def log_tail(folder: Path, lines: int = 1, rank: int = 0) -> str:
     """Return the last non-empty lines of a cell's log."""
     return "\n".join(last_lines(folder / log_name(rank), lines))
-
-
-# The number in a name is the PID of the process that writes there.
-LEFTOVER = re.compile(r"\..+\.(?P<writer>\d+)\.tmp|\.rendezvous\.(?P<agent>\d+)\..+")
-CELLS = ("cells/*", "cells/*/node*", "verify-resume/*", "unbroken", "resumed")
-MAX_AGE_SECONDS = 3600.0
 
 
 @contextlib.contextmanager

@@ -28,6 +28,8 @@ from ampcompare.settings.config import RunConfig
 __all__ = ["ForkedLauncher", "worker_environment"]
 
 MAX_SERVERS = 5  # per cell: if each of them is killed, the next one would be too
+POLL_SECONDS = 0.1
+END_SECONDS = 5.0
 
 
 def worker_environment(place: Place = ANYWHERE) -> dict[str, str]:
@@ -164,10 +166,6 @@ class ForkedLauncher(Launcher):
     def close(self) -> None:
         self._interpreter.close()
         self._server.close()
-
-
-POLL_SECONDS = 0.1
-END_SECONDS = 5.0
 
 
 class _ServerGone(Exception):

@@ -66,6 +66,20 @@ RESERVED_OPTIONS = {
     **dict.fromkeys(("ntasks", "ntasks-per-node", "n"), "--nproc-per-node"),
     **dict.fromkeys(("array", "chdir", "comment", "error", "job-name", "open-mode", "output", "wrap"), "ampcompare"),
 }
+ANSWER_SECONDS = 60.0
+KILLED_CODE = 128
+# What to report for the states of Slurm.
+STORIES = {
+    "TIMEOUT": "reached its time limit; --slurm-option time=MINUTES gives more",
+    "DEADLINE": "reached its deadline",
+    "OUT_OF_MEMORY": "ran out of memory; --slurm-option mem=SIZE gives more",
+    "PREEMPTED": "was preempted by another job",
+    "CANCELLED": "was cancelled",
+    "NODE_FAIL": "lost its node",
+    "BOOT_FAIL": "had a node that did not start",
+    "": "is gone, and Slurm has no record of it",
+}
+_STATES_OF_JOBS = tuple(state for state in STORIES if state)  # more specific than the exit of a task
 
 
 def parse_slurm_options(texts: Sequence[str]) -> dict[str, str]:
@@ -463,22 +477,6 @@ def _describe_end(job: _Job, folder: Path) -> str:
 def _own_lines(text: str) -> list[str]:
     """Return the last lines of a log, without those of submitit and srun."""
     return [line.strip() for line in text.splitlines() if line.strip() and not NOISE.match(line)][-TAIL_LINES:]
-
-
-ANSWER_SECONDS = 60.0
-KILLED_CODE = 128
-# What to report for the states of Slurm.
-STORIES = {
-    "TIMEOUT": "reached its time limit; --slurm-option time=MINUTES gives more",
-    "DEADLINE": "reached its deadline",
-    "OUT_OF_MEMORY": "ran out of memory; --slurm-option mem=SIZE gives more",
-    "PREEMPTED": "was preempted by another job",
-    "CANCELLED": "was cancelled",
-    "NODE_FAIL": "lost its node",
-    "BOOT_FAIL": "had a node that did not start",
-    "": "is gone, and Slurm has no record of it",
-}
-_STATES_OF_JOBS = tuple(state for state in STORIES if state)  # more specific than the exit of a task
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,10 @@ WORDS = re.compile(
     r"\bapex\b|autocast|[Ss]caler\b|\bamp\b|_amp_|clip_grad_norm\(|type\s*=\s*bool|amp_(?:backend|level)\b"
     r"""|precision\s*=\s*["']?16|masked_fill_?\([^\n]*-\s?(?:\d[\d.]*e\d|\d{6})"""
 )
+CODES = r"[A-Za-z]+[0-9]*(?:[\s,]+[A-Za-z]+[0-9]+)*"
+OF_LINE = re.compile(rf"#\s*noqa\b(?:\s*:\s*(?P<codes>{CODES}))?", re.IGNORECASE)
+OF_FILE = re.compile(rf"^\s*#\s*ampcompare\s*:\s*noqa\b(?:\s*:\s*(?P<codes>{CODES}))?", re.IGNORECASE)
+NEWLINE = re.compile(r"\r\n|\r|\n")
 
 
 def is_of_interest(text: str) -> bool:
@@ -48,12 +52,6 @@ def check_text(text: str, selected: Callable[[str], bool] = lambda code: True) -
     silenced = _silenced_lines(text)
     findings = sorted(found.values(), key=lambda finding: (finding.line, finding.column, finding.code))
     return [finding for finding in findings if not silenced(finding)]
-
-
-CODES = r"[A-Za-z]+[0-9]*(?:[\s,]+[A-Za-z]+[0-9]+)*"
-OF_LINE = re.compile(rf"#\s*noqa\b(?:\s*:\s*(?P<codes>{CODES}))?", re.IGNORECASE)
-OF_FILE = re.compile(rf"^\s*#\s*ampcompare\s*:\s*noqa\b(?:\s*:\s*(?P<codes>{CODES}))?", re.IGNORECASE)
-NEWLINE = re.compile(r"\r\n|\r|\n")
 
 
 def _silenced_lines(text: str) -> Callable[[Finding], bool]:

@@ -30,6 +30,12 @@ __all__ = [
 
 Trace = list[Event]
 Check = Callable[["LintModule"], Iterator[Finding]]
+RULES: list[Rule] = []
+# Without one of these calls in it, a trace has no finding.
+OF_TRAINING = re.compile(
+    r"backward|scaler|clip_grad|^(?:scale|unscale_|initialize|scale_loss|binary_cross_entropy|FP16_Optimizer)$",
+    re.IGNORECASE,
+)
 
 
 class Rule(NamedTuple):
@@ -38,9 +44,6 @@ class Rule(NamedTuple):
     codes: tuple[str, ...]
     mistakes: tuple[Mistake, ...]
     check: Check
-
-
-RULES: list[Rule] = []
 
 
 def rule(*found: Mistake | str) -> Callable[[Check], Check]:
@@ -189,13 +192,6 @@ def events_between(trace: Trace, first: Event, last: Event, *kinds: Kind) -> lis
 def name_of(node: ast.AST) -> str:
     """Return the dotted text of a node, or an empty text."""
     return dotted(node) or ""
-
-
-# Without one of these calls in it, a trace has no finding.
-OF_TRAINING = re.compile(
-    r"backward|scaler|clip_grad|^(?:scale|unscale_|initialize|scale_loss|binary_cross_entropy|FP16_Optimizer)$",
-    re.IGNORECASE,
-)
 
 
 def training_scopes(names: ModuleNames, text: str) -> list[Scope]:

@@ -20,6 +20,16 @@ __all__ = ["FINITE", "Context", "Event", "Facts", "Kind", "Tracer", "conditions"
 Facts = Mapping[str, object]
 # Conditions that ask whether numbers are finite.
 FINITE = re.compile(r"finite|isnan|isinf|\bnan\b|\binf\b", re.IGNORECASE)
+MAX_DEPTH = 5
+MAX_EVENTS = 1500
+MAX_CALLS = 4000
+LEAVES = (ast.Name, ast.Constant, ast.expr_context, ast.operator, ast.cmpop)
+APART = (ast.Lambda, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, *LEAVES)  # hold no call of the expression
+ENDS = (ast.Return, ast.Raise, ast.Continue, ast.Break)
+LIBRARIES = ("accelerator", "fabric", "trainer", "engine", "strategy", "plugin")
+CROSS_ENTROPIES = ("torch.nn.functional.binary_cross_entropy",)
+NORMS = ("torch.norm", "torch.linalg.norm", "torch.linalg.vector_norm", "torch.nn.utils.get_total_norm")
+READS = ("norm", "pow", "square", "abs")
 
 
 class Kind(enum.Enum):
@@ -201,16 +211,6 @@ def _joined(parts: Iterable[dict[str, object]]) -> dict[str, object]:
     return {key: value for part in parts for key, value in part.items()}
 
 
-MAX_DEPTH = 5
-MAX_EVENTS = 1500
-MAX_CALLS = 4000
-LEAVES = (ast.Name, ast.Constant, ast.expr_context, ast.operator, ast.cmpop)
-APART = (ast.Lambda, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, *LEAVES)  # hold no call of the expression
-ENDS = (ast.Return, ast.Raise, ast.Continue, ast.Break)
-LIBRARIES = ("accelerator", "fabric", "trainer", "engine", "strategy", "plugin")
-CROSS_ENTROPIES = ("torch.nn.functional.binary_cross_entropy",)
-NORMS = ("torch.norm", "torch.linalg.norm", "torch.linalg.vector_norm", "torch.nn.utils.get_total_norm")
-READS = ("norm", "pow", "square", "abs")
 METHODS = {
     "unscale_": Kind.UNSCALE,
     "zero_grad": Kind.ZERO_GRAD,

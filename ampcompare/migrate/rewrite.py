@@ -26,6 +26,29 @@ PROBE = (
     "the answer is yes now, whether Apex is there or not, since migrated files ask it; a file that asks it and still "
     "imports Apex fails without"
 )
+MARKS = (".scale(", ".unscale_(", ".scale_loss(", ".get_scale()")
+PHRASES = (
+    (re.compile(r"\b(?:NVIDIA|NVidia|nvidia|Nvidia)(?:'s)? [Aa](?:pex|PEX)(?: (?:amp|AMP))?\b"), "torch.amp"),
+    (re.compile(r"\b[Aa](?:pex|PEX)[ .](?:amp|AMP)\b"), "torch.amp"),
+    (re.compile(r"https://nvidia\.github\.io/apex/amp\.html"), "https://docs.pytorch.org/docs/stable/amp.html"),
+)
+CAUGHT = ("ImportError", "ModuleNotFoundError", "Exception", "BaseException")
+# By name: what O1 does, what autocast does.
+_DIFFERENT = {
+    "gelu": ("fp32", "the type of the input"),
+    "std": ("fp32", "the type of the input"),
+    "var": ("fp32", "the type of the input"),
+    "softmax": ("the type of the input", "fp32"),
+    "log_softmax": ("the type of the input", "fp32"),
+    "log1p": ("the type of the input", "fp32"),
+    "logsumexp": ("the type of the input", "fp32"),
+    "cdist": ("the type of the input", "fp32"),
+    "square": ("the type of the input", "fp32"),  # a pow, to autocast
+    "einsum": ("the type of the input", "fp16"),
+    "scaled_dot_product_attention": ("the type of the input", "fp16"),
+}
+ONLY_FUNCTIONAL = ("gelu",)
+NOT_FUNCTIONAL = ("softmax", "log_softmax")  # O1 lists those of torch.nn.functional, and no others
 
 
 @dataclass(frozen=True)
@@ -194,9 +217,6 @@ def _statement_at(tree: Tree, finding: Finding) -> ast.stmt | None:
     return None
 
 
-MARKS = (".scale(", ".unscale_(", ".scale_loss(", ".get_scale()")
-
-
 def _join_branches(text: str) -> str:
     """Return a rewritten module without the `if` statements whose two branches scale a loss and are equal."""
     while any(mark in text for mark in MARKS):
@@ -224,13 +244,6 @@ def _is_equal(tree: Tree, node: ast.If) -> bool:
     return [ast.dump(each) for each in node.body] == [ast.dump(each) for each in node.orelse]
 
 
-PHRASES = (
-    (re.compile(r"\b(?:NVIDIA|NVidia|nvidia|Nvidia)(?:'s)? [Aa](?:pex|PEX)(?: (?:amp|AMP))?\b"), "torch.amp"),
-    (re.compile(r"\b[Aa](?:pex|PEX)[ .](?:amp|AMP)\b"), "torch.amp"),
-    (re.compile(r"https://nvidia\.github\.io/apex/amp\.html"), "https://docs.pytorch.org/docs/stable/amp.html"),
-)
-
-
 def _rewrite_texts(tree: Tree, edits: Edits, names: Names) -> None:
     """Name torch.amp instead of Apex in the help of `add_argument` and of click options."""
     if not any(meaning.startswith("apex.amp") for _, meaning in names.uses):
@@ -249,9 +262,6 @@ def _rewrite_texts(tree: Tree, edits: Edits, names: Names) -> None:
                     new = pattern.sub(text, new)
                 if new != old:
                     edits.replace(keyword.value, new)
-
-
-CAUGHT = ("ImportError", "ModuleNotFoundError", "Exception", "BaseException")
 
 
 def _torch_name(tree: Tree, names: Names, edits: Edits) -> tuple[str, ast.stmt | None]:
@@ -417,24 +427,6 @@ def _catches_import_error(handler: ast.ExceptHandler) -> bool:
         return True
     kinds = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
     return any(isinstance(kind, ast.Name) and kind.id in CAUGHT for kind in kinds)
-
-
-# By name: what O1 does, what autocast does.
-_DIFFERENT = {
-    "gelu": ("fp32", "the type of the input"),
-    "std": ("fp32", "the type of the input"),
-    "var": ("fp32", "the type of the input"),
-    "softmax": ("the type of the input", "fp32"),
-    "log_softmax": ("the type of the input", "fp32"),
-    "log1p": ("the type of the input", "fp32"),
-    "logsumexp": ("the type of the input", "fp32"),
-    "cdist": ("the type of the input", "fp32"),
-    "square": ("the type of the input", "fp32"),  # a pow, to autocast
-    "einsum": ("the type of the input", "fp16"),
-    "scaled_dot_product_attention": ("the type of the input", "fp16"),
-}
-ONLY_FUNCTIONAL = ("gelu",)
-NOT_FUNCTIONAL = ("softmax", "log_softmax")  # O1 lists those of torch.nn.functional, and no others
 
 
 def _cast_notes(tree: Tree, names: Names) -> list[Finding]:

@@ -38,6 +38,12 @@ __all__ = [
     "step_seed",
 ]
 
+COMPENSATION = "compensation"
+MIN_SCALE = 1.0
+# On a CPU reading a flag is free, and arithmetic on tensors costs more than on Python floats.
+_DEVICE_TYPES = frozenset({"cuda"})
+LOW_BITS = 16  # of an fp32 number, which its bfloat16 lacks
+
 
 class _OptimizerWeights:
     """The weights of the model as they are; what stands in their place overrides these methods."""
@@ -140,9 +146,6 @@ class Fp32Gradients(_Masters):
         self.collect()
 
 
-COMPENSATION = "compensation"
-
-
 class WideStep(_OptimizerWeights):
     """fp32 copies of an optimizer's 16-bit weights, made for each step.
 
@@ -223,11 +226,6 @@ class WideStep(_OptimizerWeights):
                 self._optimizer.state[param] = entries
         for kept in (self._places, self._params, self._copies, self._compensations):
             kept.clear()
-
-
-MIN_SCALE = 1.0
-# On a CPU reading a flag is free, and arithmetic on tensors costs more than on Python floats.
-_DEVICE_TYPES = frozenset({"cuda"})
 
 
 class HalfOptimizer(Precision):
@@ -512,9 +510,6 @@ def _check_and_unscale(grads: list[Tensor], inverse: float | Tensor) -> Tensor:
     assert isinstance(inverse, Tensor), "a number is for bfloat16"
     torch._amp_foreach_non_finite_check_and_unscale_(grads, flag, inverse.to(device))
     return flag
-
-
-LOW_BITS = 16  # of an fp32 number, which its bfloat16 lacks
 
 
 def step_seed(purpose: str, seed: int, step: int) -> int:

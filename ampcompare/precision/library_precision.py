@@ -18,6 +18,14 @@ from ampcompare.records.run import Effective
 
 __all__ = ["LibraryPrecision", "UnscaleOnce"]
 
+HALF_DTYPES = {
+    "fp32": None,
+    "native:fp16": torch.float16,
+    "native:bf16": torch.bfloat16,
+    "half": torch.float16,
+    "half:dtype=bf16": torch.bfloat16,
+}
+
 
 class UnscaleOnce(Precision, abc.ABC):
     """A precision whose `unscale` changes gradients: the first call of a step does, the others return the parameters.
@@ -41,15 +49,6 @@ class UnscaleOnce(Precision, abc.ABC):
             self._unscale(optimizer)
             self._unscaled.add(id(optimizer))
         return owned_params(optimizer)
-
-
-HALF_DTYPES = {
-    "fp32": None,
-    "native:fp16": torch.float16,
-    "native:bf16": torch.bfloat16,
-    "half": torch.float16,
-    "half:dtype=bf16": torch.bfloat16,
-}
 
 
 class LibraryPrecision(UnscaleOnce):

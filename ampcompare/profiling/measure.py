@@ -55,6 +55,18 @@ __all__ = [
     "profile_of",
 ]
 
+MAX_OPERATIONS = 20
+MAX_LAYERS = 12
+MAX_PRODUCTS = 12
+MAX_SYNCS = 8
+MIN_PHASE = 0.02  # of the step: below it a phase that the profiler did not see is not worth a part
+LEAST_SHARE = 1e-4
+SIZE = 512  # of the matrices on a CPU
+GPU_SIZE = 8192
+COPY_BYTES = 64 * 2**20
+REPEATS = 5
+TYPES = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+
 
 class ProfiledPrecision(PrecisionWrapper):
     """Begins at `prepare`, and ends a step after `step`; or where the next batch is asked for, if the loop takes its
@@ -187,14 +199,6 @@ def _release(precision: Precision) -> None:
     close = getattr(getattr(getattr(precision, "amp", None), "_amp_state", None), "close", None)
     if close is not None:
         close()
-
-
-MAX_OPERATIONS = 20
-MAX_LAYERS = 12
-MAX_PRODUCTS = 12
-MAX_SYNCS = 8
-MIN_PHASE = 0.02  # of the step: below it a phase that the profiler did not see is not worth a part
-LEAST_SHARE = 1e-4
 
 
 def build_profile(arm: str, measured: Measured, **facts: object) -> ArmProfile:
@@ -357,13 +361,6 @@ def _syncs(seen: Seen, account: Account) -> list[Sync]:
         for (where, what), count in seen.syncs.items()
     ]
     return sorted(rows, key=lambda row: -row.calls)[:MAX_SYNCS]
-
-
-SIZE = 512  # of the matrices on a CPU
-GPU_SIZE = 8192
-COPY_BYTES = 64 * 2**20
-REPEATS = 5
-TYPES = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,9 @@ from ampcompare.settings.config import RunConfig
 
 __all__ = ["ProfileOptions", "ProfileRequest", "profile_in_child"]
 
+TIME_LIMIT = 3600.0
+ERRORS: dict[int, type[AmpCompareError]] = {2: ConfigError, 4: EnvironmentUnfit}
+
 
 @dataclass(frozen=True)
 class ProfileOptions:
@@ -93,9 +96,7 @@ class ProfileRequest:
         return cls(**json.loads(path.read_text(encoding="utf-8")))
 
 
-TIME_LIMIT = 3600.0
 PROGRAM = Path(__file__).resolve().parent / "profile_recipe.py"
-ERRORS: dict[int, type[AmpCompareError]] = {2: ConfigError, 4: EnvironmentUnfit}
 
 
 def profile_in_child(

@@ -30,6 +30,15 @@ __all__ = ["memory_variants", "profile_config", "profile_recipe", "recipe_loop",
 NEVER = 1_000_000  # steps between two reads of losses: none in a profile
 TRIAL_STEPS = Steps(warmup=2, timed=4, profiled=0, watched=False)
 MEMORY_STEPS = Steps(warmup=1, timed=2, profiled=0, watched=True)
+MIN_OPTIMIZER = 0.10
+MIN_CONVOLUTION = 0.20
+MIN_DATA = 0.15
+MIN_NORM = 0.10
+MIN_OVERHEAD = 0.15
+MIN_ACTIVATIONS = 0.10  # of the peak of memory
+FUSED = ("sgd", "adam", "adamw", "adagrad")
+ROUNDS = 2
+MORE = 4  # times the batch
 
 
 def recipe_loop(config: RunConfig, device: torch.device) -> Loop:
@@ -134,17 +143,6 @@ def profile_recipe(config: dict[str, Any], steps: int, profiled: int, trials: bo
     if trace:
         Path(trace).write_text(json.dumps(events), encoding="utf-8")
     return found.model_dump(mode="json")
-
-
-MIN_OPTIMIZER = 0.10
-MIN_CONVOLUTION = 0.20
-MIN_DATA = 0.15
-MIN_NORM = 0.10
-MIN_OVERHEAD = 0.15
-MIN_ACTIVATIONS = 0.10  # of the peak of memory
-FUSED = ("sgd", "adam", "adamw", "adagrad")
-ROUNDS = 2
-MORE = 4  # times the batch
 
 
 @dataclass(frozen=True)

@@ -41,6 +41,33 @@ ROUNDING = 1.0  # of times in a trace, microseconds
 MODE = "PythonDispatchMode"
 Key = tuple[Phase, WorkKind]
 Span = tuple[float, float]
+_TYPES = {  # as a trace writes them
+    "float": "fp32",
+    "double": "fp64",
+    "c10::Half": "fp16",
+    "c10::BFloat16": "bf16",
+    "c10::Float8_e4m3fn": "fp8",
+    "c10::Float8_e5m2": "fp8",
+}
+SHORT = {"float32": "fp32", "float64": "fp64", "float16": "fp16", "bfloat16": "bf16"}
+PRODUCTS = re.compile(
+    r"^(mm|bmm|addmm|baddbmm|addbmm|mv|addmv|dot|_?convolution|.*_conv\w*|conv\w*|.*convolution\w*|linear|matmul|"
+    r"_scaled_mm|_scaled_dot_product\w*|.*flash_attention\w*|.*efficient_attention\w*|einsum|_addmm_activation|"
+    r"mkldnn_linear\w*|lstm\w*|gru\w*|mkldnn_rnn\w*)$"
+)
+NORMS = re.compile(r".*(norm|softmax)(?!.*foreach).*")
+COPIES = re.compile(
+    r"^(copy_?|clone|contiguous|fill_|zero_|zeros\w*|ones\w*|full\w*|empty\w*|cat|stack|_foreach_zero_|"
+    r"_foreach_copy_|resize\w*|pin_memory|_pin_memory|new_\w+|index_select|gather|_pad\w*|constant_pad_nd)$"
+)
+SYNCS = ("item", "_local_scalar_dense", "is_nonzero", "equal", "nonzero", "_assert_async")
+_SYNC_CALLS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize", "hipStreamSynchronize")
+CASTS = ("_to_copy", "to", "float", "half", "bfloat16", "type_as", "_autocast_to_full_precision")
+COMMUNICATION = re.compile(r"^(c10d::|gloo:|nccl:|_c10d_functional|record_param_comms|.*(all_?reduce|all_?gather))")
+VIEWS = re.compile(
+    r"^(view|reshape|t|transpose|permute|expand|as_strided|detach|slice|select|unsqueeze|squeeze|alias)$"
+)
+STRIDE = 1_000_000  # between the process numbers of two arms
 
 
 @dataclass
@@ -434,34 +461,6 @@ def _overlap(span: Span, others: Sequence[Span]) -> float:
     return sum(max(0.0, min(span[1], end) - max(span[0], start)) for start, end in others)
 
 
-_TYPES = {  # as a trace writes them
-    "float": "fp32",
-    "double": "fp64",
-    "c10::Half": "fp16",
-    "c10::BFloat16": "bf16",
-    "c10::Float8_e4m3fn": "fp8",
-    "c10::Float8_e5m2": "fp8",
-}
-SHORT = {"float32": "fp32", "float64": "fp64", "float16": "fp16", "bfloat16": "bf16"}
-PRODUCTS = re.compile(
-    r"^(mm|bmm|addmm|baddbmm|addbmm|mv|addmv|dot|_?convolution|.*_conv\w*|conv\w*|.*convolution\w*|linear|matmul|"
-    r"_scaled_mm|_scaled_dot_product\w*|.*flash_attention\w*|.*efficient_attention\w*|einsum|_addmm_activation|"
-    r"mkldnn_linear\w*|lstm\w*|gru\w*|mkldnn_rnn\w*)$"
-)
-NORMS = re.compile(r".*(norm|softmax)(?!.*foreach).*")
-COPIES = re.compile(
-    r"^(copy_?|clone|contiguous|fill_|zero_|zeros\w*|ones\w*|full\w*|empty\w*|cat|stack|_foreach_zero_|"
-    r"_foreach_copy_|resize\w*|pin_memory|_pin_memory|new_\w+|index_select|gather|_pad\w*|constant_pad_nd)$"
-)
-SYNCS = ("item", "_local_scalar_dense", "is_nonzero", "equal", "nonzero", "_assert_async")
-_SYNC_CALLS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize", "hipStreamSynchronize")
-CASTS = ("_to_copy", "to", "float", "half", "bfloat16", "type_as", "_autocast_to_full_precision")
-COMMUNICATION = re.compile(r"^(c10d::|gloo:|nccl:|_c10d_functional|record_param_comms|.*(all_?reduce|all_?gather))")
-VIEWS = re.compile(
-    r"^(view|reshape|t|transpose|permute|expand|as_strided|detach|slice|select|unsqueeze|squeeze|alias)$"
-)
-
-
 def _type_of(names: Sequence[object]) -> str:
     """Return the floating-point type of the inputs of an operation in a trace, the narrowest first; "" if none."""
     found = {_TYPES[name] for name in names if isinstance(name, str) and name in _TYPES}
@@ -502,9 +501,6 @@ def _kind_of_kernel(kernel: str, operation: str) -> WorkKind:
         return "product"
     kind = kind_of(operation) if operation else "other"
     return "pointwise" if kind == "sync" else kind
-
-
-STRIDE = 1_000_000  # between the process numbers of two arms
 
 
 def merged_trace(traces: Sequence[tuple[str, Mapping[str, Any]]]) -> dict[str, Any]:

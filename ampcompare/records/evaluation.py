@@ -28,6 +28,11 @@ __all__ = [
     "unpack_samples",
 ]
 
+OLDER = frozenset(
+    {"top1_correct", "top5_correct", "ema_top1_correct", "ema_top5_correct", "majority_correct", "images"}
+)
+ROUNDING = 1e-4  # relative, of a mean of float32
+
 
 class SampleResults(FrozenRecord):
     """What a model did on each validation sample, in the order of the data set (`records.per_sample`)."""
@@ -103,18 +108,10 @@ def _from_older(old: Mapping[str, Any]) -> dict[str, Any]:
     return new
 
 
-OLDER = frozenset(
-    {"top1_correct", "top5_correct", "ema_top1_correct", "ema_top5_correct", "majority_correct", "images"}
-)
-
-
 def _share(count: Any, samples: Any) -> Any:
     """Return a share; anything else is returned as it is, for the field to refuse."""
     valid = isinstance(count, int) and isinstance(samples, int) and samples > 0
     return count / samples if valid else count
-
-
-ROUNDING = 1e-4  # relative, of a mean of float32
 
 
 def pack_right(right: NDArray[Any], labels: NDArray[Any]) -> SampleResults:

@@ -19,6 +19,7 @@ OLDER_FIELDS = {
     f"{before}top1_{of}": f"{before}metric_{of}" for before in ("", "ema_") for of in ("final", "best", "last_mean")
 }
 OLDER_NAMES = frozenset({*OLDER_FIELDS, "top5_final"})
+PARTS = 5  # the tail is the last of so many
 
 
 class RunSummary(FrozenRecord):
@@ -89,9 +90,6 @@ class Trace(FrozenRecord):
     loss_scales: list[Number] = Field([], description="after the update; empty where nothing is scaled")
     skipped: list[int] = Field([], description="skipped steps up to and with this one")
     step_seconds: list[float] = Field([], description="quantiles of step times after the warm-up, 0, 5, ... 100 %")
-
-
-PARTS = 5  # the tail is the last of so many
 
 
 def loss_tail(losses: Sequence[float]) -> dict[str, float | int | None]:

@@ -20,6 +20,8 @@ from ampcompare.records.comparison import Comparison
 __all__ = ["FORMATS", "MAX_LINE", "Format", "Reporter", "log_links", "write_report", "write_reports"]
 
 MAX_LINE = 100_000  # a conclusion names every arm, and there may be hundreds
+LOG = "log.txt"
+CELL = re.compile("[0-9a-f]{12}")  # the name of a folder that this program made
 
 
 class Reporter(abc.ABC):
@@ -91,10 +93,6 @@ FORMATS: dict[str, Format] = {
     "latex": Format("ampcompare.report.latex:Latex"),
 }
 """By the name that `report --format` takes. A new line here is a new format."""
-
-
-LOG = "log.txt"
-CELL = re.compile("[0-9a-f]{12}")  # the name of a folder that this program made
 
 
 def write_reports(comparison: Comparison, folder: Path) -> None:

@@ -45,6 +45,24 @@ __all__ = [
     "word_and_detail",
 ]
 
+_MORE_DIGITS = 10
+TONES: dict[str, Tone] = {
+    "identical": "good",
+    "equivalent": "good",
+    "non-inferior": "good",
+    "better": "good",
+    "worse": "bad",
+    "diverged": "bad",
+    "failed": "bad",
+    "learned nothing": "bad",
+    "inconclusive": "open",
+    "conditional": "open",
+    "not comparable": "muted",
+    "no verdict": "muted",
+}
+CONDITIONAL = re.compile(r"conditional on (?P<share>.*) seeds \((?P<inner>.*)\)")
+IN_THE_LEGEND = ("equivalent", "non-inferior")  # whose detail is the margin
+
 
 def _always(comparison: Comparison) -> bool:
     return True
@@ -378,9 +396,6 @@ def records_by_arm(comparison: Comparison) -> dict[str, list[RunRecord]]:
     return records
 
 
-_MORE_DIGITS = 10
-
-
 def format_interval(
     value: float,
     low: float | None,
@@ -427,24 +442,6 @@ def _shown(limit: float) -> float:
 
 def _side(value: float, limit: float) -> int:
     return (value > limit) - (value < limit)
-
-
-TONES: dict[str, Tone] = {
-    "identical": "good",
-    "equivalent": "good",
-    "non-inferior": "good",
-    "better": "good",
-    "worse": "bad",
-    "diverged": "bad",
-    "failed": "bad",
-    "learned nothing": "bad",
-    "inconclusive": "open",
-    "conditional": "open",
-    "not comparable": "muted",
-    "no verdict": "muted",
-}
-CONDITIONAL = re.compile(r"conditional on (?P<share>.*) seeds \((?P<inner>.*)\)")
-IN_THE_LEGEND = ("equivalent", "non-inferior")  # whose detail is the margin
 
 
 def word_and_detail(verdict: str) -> tuple[str, str]:

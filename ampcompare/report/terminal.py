@@ -24,6 +24,13 @@ __all__ = ["WIDTH", "Judged", "Terminal", "fold", "legend", "margin_words", "par
 
 WIDTH = 100  # of text in a file, and at most of text on a terminal
 MAX_STEPS = 2
+GAP = "  "
+NUMBER = re.compile(r"([-+]?\d[\d,]*\.?\d*(?:e[-+]?\d+)?)")
+LAST_STEP = 7
+NOTES = "notes"
+MIN_NOTES = 14  # characters of the column of notes
+MAX_NOTE_LINES = 3  # of a row; longer notes stand below the table
+FOLDS = (None, 24, 16)
 
 
 class Terminal(Reporter):
@@ -123,13 +130,6 @@ def pasteable(command: str, width: int | None) -> list[str]:
     return lines
 
 
-GAP = "  "
-NUMBER = re.compile(r"([-+]?\d[\d,]*\.?\d*(?:e[-+]?\d+)?)")
-LAST_STEP = 7
-NOTES = "notes"
-MIN_NOTES = 14  # characters of the column of notes
-MAX_NOTE_LINES = 3  # of a row; longer notes stand below the table
-FOLDS = (None, 24, 16)
 Paint = Callable[[str, Tone], str]
 
 

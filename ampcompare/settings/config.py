@@ -22,6 +22,12 @@ from ampcompare.settings.script import ScriptConfig
 
 __all__ = ["AUTOCAST", "EVAL_PRECISIONS", "ParallelConfig", "RunConfig", "SavingConfig", "parse_eval_precisions"]
 
+AUTOCAST = "autocast:"
+EVAL_PRECISIONS = ("fp32", "bf16", "fp16", "float64", "autocast:bf16", "autocast:fp16")
+SYNONYMS = {
+    "float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "half": "fp16", "fp64": "float64", "double": "float64",
+}  # fmt: skip
+
 
 class SavingConfig(Frozen):
     """When a run is saved, and what it resumes from. Only a resume into another arm changes results, and the digest."""
@@ -83,13 +89,6 @@ class ParallelConfig(Frozen):
                 "delay_allreduce reduces all gradients at once, so bucket_cap_mb has no effect; leave one of them out"
             )
         return self
-
-
-AUTOCAST = "autocast:"
-EVAL_PRECISIONS = ("fp32", "bf16", "fp16", "float64", "autocast:bf16", "autocast:fp16")
-SYNONYMS = {
-    "float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "half": "fp16", "fp64": "float64", "double": "float64",
-}  # fmt: skip
 
 
 def parse_eval_precisions(given: str | Iterable[str]) -> tuple[str, ...]:

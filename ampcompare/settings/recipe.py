@@ -71,6 +71,15 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 }
 # A given value invalidates a default that determines the same quantity in another way.
 RIVALS = {("optimizer", "lr"): ("optimizer", "lr_base"), ("batch_size",): ("global_batch_size",)}
+OLDER_TARGET = "target_top1"  # what `target` was called where top-1 was the only metric
+# Arguments that an optimizer takes from settings alone.
+OWN_SETTINGS = {
+    "params": "groups",
+    "lr": "lr",
+    "weight_decay": "weight_decay",
+    "foreach": "implementation",
+    "fused": "implementation",
+}
 
 
 def with_task_defaults(recipe: Mapping[str, Any]) -> dict[str, Any]:
@@ -106,20 +115,9 @@ def _is_given(values: Any, path: tuple[str, ...]) -> bool:
     return bool(path) and values is not None
 
 
-OLDER_TARGET = "target_top1"  # what `target` was called where top-1 was the only metric
 PositiveInt = Annotated[int, Field(ge=1)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-
-
-# Arguments that an optimizer takes from settings alone.
-OWN_SETTINGS = {
-    "params": "groups",
-    "lr": "lr",
-    "weight_decay": "weight_decay",
-    "foreach": "implementation",
-    "fused": "implementation",
-}
 
 
 class Frozen(BaseModel):

@@ -46,6 +46,8 @@ LINE_OF_IPYTHON = re.compile(
     r"^(?P<indent>[ \t]*)(?P<rest>[!?].*|%[%A-Za-z].*|[\w., \t\[\]'\"]+=[ \t]*[%!].*|[\w.]+\?{1,2}[ \t]*)$",
     re.MULTILINE,
 )
+MAX_BYTES = 2**24  # of a module; a notebook may hold images
+MAX_NOTEBOOK_BYTES = 2**27
 
 
 @dataclass(frozen=True)
@@ -180,10 +182,6 @@ def _parses(source: str) -> bool:
     except SourceInvalid:
         return False
     return True
-
-
-MAX_BYTES = 2**24  # of a module; a notebook may hold images
-MAX_NOTEBOOK_BYTES = 2**27
 
 
 @dataclass(frozen=True)

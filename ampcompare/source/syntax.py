@@ -16,6 +16,7 @@ PYTHON_2 = (
     "leading zeros in decimal integer literals",
     "multiple exception types must be parenthesized",
 )
+NEWLINE = re.compile(r"\r\n|\r|\n")
 
 
 class SourceInvalid(ValueError):
@@ -60,9 +61,6 @@ def dotted(node: ast.AST | None) -> str | None:
     if not isinstance(node, ast.Name):
         return None
     return ".".join([node.id, *reversed(parts)])
-
-
-NEWLINE = re.compile(r"\r\n|\r|\n")
 
 
 class SourceLines:

@@ -109,6 +109,29 @@ TEXTS = {
     "lines:PATH": "your file, one line per sample, padded and masked",
     "module:factory": "your function that returns two texts, for training and validation",
 }
+# Models by the names of a library, written PREFIX:NAME: its module, its package, an example, and what they are.
+MODEL_LIBRARIES = {
+    "timm": ("timm", "timm", "timm:resnet50", "image classifiers of timm"),
+    "hf": ("transformers", "transformers", "hf:gpt2", "causal language models of Transformers, without weights"),
+}
+TASK_GROUP = "ampcompare.tasks"
+# The folder below --data-dir, and the files in it that torchvision needs.
+TORCHVISION_FILES: dict[str, tuple[str, tuple[str, ...]]] = {
+    **{
+        name: (
+            f"{folder}/raw",
+            tuple(f"{part}-{kind}-ubyte" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")),
+        )
+        for name, folder in (("mnist", "MNIST"), ("fashion-mnist", "FashionMNIST"))
+    },
+    "cifar10": ("cifar-10-batches-py", (*(f"data_batch_{part}" for part in range(1, 6)), "test_batch", "batches.meta")),
+    "cifar100": ("cifar-100-python", ("train", "test", "meta")),
+}
+PACKAGES = {
+    "digits": ("sklearn", "scikit-learn"),
+    **dict.fromkeys([*TORCHVISION_FILES, "imagefolder"], ("PIL", "pillow")),
+}
+ANY_NAME = re.compile(r"import \*|__getattr__|globals\(|setattr\(|exec\(|vars\(|__dict__|sys\.modules")
 
 
 @dataclass(frozen=True)
@@ -135,12 +158,6 @@ class TaskSpec:
     libraries: tuple[str, ...] = ()
     torchvision: str | None = None
 
-
-# Models by the names of a library, written PREFIX:NAME: its module, its package, an example, and what they are.
-MODEL_LIBRARIES = {
-    "timm": ("timm", "timm", "timm:resnet50", "image classifiers of timm"),
-    "hf": ("transformers", "transformers", "hf:gpt2", "causal language models of Transformers, without weights"),
-}
 
 TASKS = {
     "classification": TaskSpec(
@@ -201,7 +218,6 @@ TASKS = {
         frozenset({"train_size", "val_size"}),
     ),
 }
-TASK_GROUP = "ampcompare.tasks"
 
 
 def task_path(name: str) -> tuple[str, bool]:
@@ -226,20 +242,6 @@ def list_tasks() -> list[tuple[str, bool, str]]:
     others = [(entry.name, True, f"of another package: {entry.value}") for entry in entry_points(group=TASK_GROUP)]
     own = ("module:factory", True, "your function or class that takes a recipe and returns a Task")
     return [*((name, True, spec.summary) for name, spec in TASKS.items()), *others, own]
-
-
-# The folder below --data-dir, and the files in it that torchvision needs.
-TORCHVISION_FILES: dict[str, tuple[str, tuple[str, ...]]] = {
-    **{
-        name: (
-            f"{folder}/raw",
-            tuple(f"{part}-{kind}-ubyte" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")),
-        )
-        for name, folder in (("mnist", "MNIST"), ("fashion-mnist", "FashionMNIST"))
-    },
-    "cifar10": ("cifar-10-batches-py", (*(f"data_batch_{part}" for part in range(1, 6)), "test_batch", "batches.meta")),
-    "cifar100": ("cifar-100-python", ("train", "test", "meta")),
-}
 
 
 def list_data(data_dir: str | Path | None = None) -> list[tuple[str, bool, str]]:
@@ -355,13 +357,6 @@ def _available(name: str, data_dir: Path) -> tuple[bool, str]:
             f"not in {data_dir / TORCHVISION_FILES[name][0]}: pass --download, or --data-dir with its folder",
         )
     return True, ""
-
-
-PACKAGES = {
-    "digits": ("sklearn", "scikit-learn"),
-    **dict.fromkeys([*TORCHVISION_FILES, "imagefolder"], ("PIL", "pillow")),
-}
-ANY_NAME = re.compile(r"import \*|__getattr__|globals\(|setattr\(|exec\(|vars\(|__dict__|sys\.modules")
 
 
 def check_task(recipe: Recipe, *, look: bool = True) -> None:

@@ -40,6 +40,18 @@ WITH_FLOAT64 = ("cpu", "cuda")  # types of devices that all compute in it
 SEQUENCE_LENGTH = 64
 IGNORED = -100
 HASH_MULTIPLIER, HASH_MODULUS = 2_654_435_761, 2**31
+POSITIONS = ("rotary", "learned")
+INIT_STD = 0.02
+ROTARY_BASE = 10_000.0
+CONSONANTS = "bdfgklmnprstvz"
+VOWELS = "aeiou"
+DETERMINERS = (("ta", "una", "so"), ("tai", "unai", "soi"))  # singular, plural
+NOUN_ENDINGS = ("", "x")
+VERB_ENDINGS = ("h", "w")
+_BYTES = 256
+SENTENCES = 4000  # 160 kB
+HOLDOUT = 10  # the last tenth is for validation
+NEWLINE = 10
 
 
 def lm(recipe: Recipe) -> LanguageModeling:
@@ -173,11 +185,6 @@ def _mean_length(samples: Mapping[str, Tensor]) -> float:
     tokens = samples["tokens"]
     counted = int(samples["mask"].sum()) if "mask" in samples else len(tokens) * (tokens.shape[1] - 1)
     return counted / len(tokens)
-
-
-POSITIONS = ("rotary", "learned")
-INIT_STD = 0.02
-ROTARY_BASE = 10_000.0
 
 
 class Gpt(nn.Module):
@@ -372,12 +379,7 @@ def repeated_blocks(model: nn.Module) -> Sequence[nn.Module]:
     return max(alike, key=len, default=[])
 
 
-CONSONANTS = "bdfgklmnprstvz"
-VOWELS = "aeiou"
 NOUNS, VERBS, ADJECTIVES = 120, 60, 40
-DETERMINERS = (("ta", "una", "so"), ("tai", "unai", "soi"))  # singular, plural
-NOUN_ENDINGS = ("", "x")
-VERB_ENDINGS = ("h", "w")
 SINGULAR, PLURAL = 0, 1
 
 
@@ -431,12 +433,6 @@ class _Language:
     def _pick(self, words: Sequence[str]) -> str:
         # The whole part of a power of uniform exponent is k with probability log((k + 1) / k) / log(n + 1): Zipf's law.
         return words[int((len(words) + 1) ** self._random()) - 1]
-
-
-_BYTES = 256
-SENTENCES = 4000  # 160 kB
-HOLDOUT = 10  # the last tenth is for validation
-NEWLINE = 10
 
 
 def text_data(

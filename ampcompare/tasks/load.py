@@ -43,6 +43,19 @@ _RESIZE_RATIO = 256 / 224
 _IMAGENET_MEAN = (0.485, 0.456, 0.406)
 _IMAGENET_STD = (0.229, 0.224, 0.225)
 _MAX_PIXELS = 64_000_000  # 192 MB as RGB, whatever the size of the file
+_NETWORK_TIMEOUT_SECONDS = 15.0
+_WANTED = (
+    "it must return (train, val) or (train, val, num_classes), two data sets with lengths whose items are (tensor, int)"
+)
+_DIGITS_HOLDOUT = 5
+_DIGITS_MEAN = 4.88  # of pixel values from 0 to 16
+_DIGITS_STD = 6.02
+_DIGITS_MOVED_SHARE = 0.1
+_SYNTHETIC_CLASSES = 10
+_SYNTHETIC_SIZE = 32
+_SYNTHETIC_TRAIN = 2048
+_SYNTHETIC_VAL = 512
+_SYNTHETIC_CONTRAST = 0.5
 
 
 def imagefolder(
@@ -110,9 +123,6 @@ def _open(path: str) -> Any:
         raise ConfigError(
             f"{path} cannot be read as an image ({type(error).__name__}: {error}); repair or remove it"
         ) from error
-
-
-_NETWORK_TIMEOUT_SECONDS = 15.0
 
 
 @dataclass(frozen=True)
@@ -266,11 +276,6 @@ def _network_timeout() -> Iterator[None]:
         yield
     finally:
         socket.setdefaulttimeout(before)
-
-
-_WANTED = (
-    "it must return (train, val) or (train, val, num_classes), two data sets with lengths whose items are (tensor, int)"
-)
 
 
 def user_data(
@@ -603,17 +608,6 @@ def _unwrapped(batches: Iterator[tuple[Tensor, Tensor]]) -> Iterator[tuple[Tenso
             kind = type(error)
             raise kind(text.removeprefix(f"{kind.__module__}.{kind.__qualname__}: ")) from error
         yield batch
-
-
-_DIGITS_HOLDOUT = 5
-_DIGITS_MEAN = 4.88  # of pixel values from 0 to 16
-_DIGITS_STD = 6.02
-_DIGITS_MOVED_SHARE = 0.1
-_SYNTHETIC_CLASSES = 10
-_SYNTHETIC_SIZE = 32
-_SYNTHETIC_TRAIN = 2048
-_SYNTHETIC_VAL = 512
-_SYNTHETIC_CONTRAST = 0.5
 
 
 def digits(

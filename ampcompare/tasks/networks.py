@@ -14,6 +14,11 @@ from ampcompare.base.errors import ConfigError
 
 __all__ = ["CenterNet", "ConvNet", "Mlp", "Transformer", "UNet", "require_positive"]
 
+DETECTIONS = 10  # of an image
+RARE = -2.2  # logit of a probability of 0.1, with which every pixel begins
+NEAR = 1.5  # pixels from the center, within which the ways to the sides are trained
+SPREAD = 1 / 6  # of the map around a center, as a share of the box
+
 
 class ConvNet(nn.Module):
     """Stages of two 3x3 convolutions, each with batch norm and ReLU, then the mean over pixels and a linear layer.
@@ -232,12 +237,6 @@ def _stage(before: int, after: int) -> nn.Sequential:
     for channels in (before, after):
         layers += [nn.Conv2d(channels, after, 3, padding=1, bias=False), nn.BatchNorm2d(after), nn.ReLU()]
     return nn.Sequential(*layers)
-
-
-DETECTIONS = 10  # of an image
-RARE = -2.2  # logit of a probability of 0.1, with which every pixel begins
-NEAR = 1.5  # pixels from the center, within which the ways to the sides are trained
-SPREAD = 1 / 6  # of the map around a center, as a share of the box
 
 
 class CenterNet(nn.Module):

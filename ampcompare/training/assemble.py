@@ -53,6 +53,10 @@ __all__ = [
     "param_groups",
 ]
 
+SETTINGS = ("momentum", "nesterov", "betas", "eps", "weight_decay")
+DECAYS = ("norm_weight_decay", "bias_weight_decay")
+MAX_NAMED = 3
+
 
 def checkpoint_activations(task: Task, models: Sequence[nn.Module]) -> None:
     """Let the modules that the task names compute their activations again; only their inputs are kept.
@@ -248,10 +252,6 @@ def _is_optimizer(value: object) -> bool:
     return isinstance(value, type) and issubclass(value, torch.optim.Optimizer) and value is not torch.optim.Optimizer
 
 
-SETTINGS = ("momentum", "nesterov", "betas", "eps", "weight_decay")
-DECAYS = ("norm_weight_decay", "bias_weight_decay")
-
-
 def optimizer_arguments(config: OptimizerConfig, factory: Callable[..., Any]) -> dict[str, Any]:
     """Return the arguments to call `factory` with, besides the parameters.
 
@@ -362,9 +362,6 @@ class _LayerRates:
     def _restore_decays(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         for group, decay in zip(optimizer.param_groups, self._decays, strict=True):
             group["weight_decay"] = decay
-
-
-MAX_NAMED = 3
 
 
 def make_optimizer(config: OptimizerConfig, model: nn.Module, *, engine: str | None = None) -> Optimizer:

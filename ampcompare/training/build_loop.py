@@ -21,6 +21,9 @@ from ampcompare.training.metrics.clock import make_clock
 
 __all__ = ["StepGraph", "build_loop", "rates_on_device", "refuse_unrecordable"]
 
+WARM_UP = 3  # updates: the first ones create lazy state and choose kernels
+T = TypeVar("T")
+
 
 def build_loop(recipe: Recipe, assembly: Assembly, precision: Precision, *, drain_every: int) -> Loop:
     """Return the loop of a run.
@@ -71,11 +74,8 @@ def _update_of(phases: Sequence[Phase], assembly: Assembly, *, recorded: bool) -
     return StepGraph(update, _CudaRecorder(assembly.device))
 
 
-WARM_UP = 3  # updates: the first ones create lazy state and choose kernels
-
 Result = tuple[list[Tensor], Tensor | None, StepOutcome]
 Update = Callable[..., Result]
-T = TypeVar("T")
 
 
 class _Recorder(Protocol):

@@ -109,7 +109,7 @@ def test_a_full_disk_elsewhere(make_config: MakeConfig, number: int) -> None:
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
 def test_a_full_disk_ends_a_cell(make_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cell whose steps cannot be written is a record with the exit code of an unfit environment."""
-    monkeypatch.setattr(cell, "prepare_files", lambda folder, *_: (folder / "steps.jsonl").symlink_to("/dev/full"))
+    monkeypatch.setattr(cell, "_prepare_files", lambda folder, *_: (folder / "steps.jsonl").symlink_to("/dev/full"))
     record = module.run_cell(make_config(), tmp_path)
     assert record.environment["exit_code"] == 4, record.error
     assert "No space left on device; free some space" in (record.error or "")

@@ -30,6 +30,22 @@ from ampcompare.records.run import RunRecord
 __all__ = ["CORRECTED", "details", "headline", "not_recommended", "recommended", "use_sentence", "warnings_and_answer"]
 
 CORRECTED = "what its records give is shown."  # the end of a warning about a report that says something else
+_KEEPS_ACCURACY = (IDENTICAL, "equivalent", "non-inferior", "better")
+HALF_ON_CPU = {
+    "fp16 emulated": "fp16 was computed in fp32 and rounded (emulated)",
+    "fp16 native": "fp16 ran natively",
+    "bf16 emulated": "bf16 was computed in fp32 and rounded (emulated)",
+    "fp8 emulated": "operands of fp8 were rounded and multiplied in fp32 (emulated)",
+}
+FP16_ON_CPU = "{how} on this CPU: accuracy, divergence and loss scales carry over to a GPU, 16-bit step times do not."
+TOO_FEW = f"inconclusive (fewer than {MIN_PAIRS} seeds)"
+MAX_ERROR = 90  # characters of an error message
+LOCATION = re.compile(r" \([^()\n]+:\d+\)$")
+MAX_DIFFERENCES = 3
+KEPT = ("equivalent", "non-inferior")
+_MIN_SAVING = 0.05  # of memory: less than that is the noise of an allocator
+MAX_NAMED = 4
+EMULATED = re.compile(r"(fp16|bf16) computed in fp32")
 
 
 def headline(comparison: Comparison, warnings: Sequence[str] = ()) -> list[str]:
@@ -143,16 +159,6 @@ def _engines(comparison: Comparison, by_arm: Mapping[str, Sequence[RunRecord]]) 
         return ""
     parts = [f"{', '.join(its)} on {name}" for name, its in sorted(arms.items())]
     return f"Two engines of apex.amp ran: {'; '.join(parts)}. Results of compat are not results of NVIDIA's Apex."
-
-
-_KEEPS_ACCURACY = (IDENTICAL, "equivalent", "non-inferior", "better")
-HALF_ON_CPU = {
-    "fp16 emulated": "fp16 was computed in fp32 and rounded (emulated)",
-    "fp16 native": "fp16 ran natively",
-    "bf16 emulated": "bf16 was computed in fp32 and rounded (emulated)",
-    "fp8 emulated": "operands of fp8 were rounded and multiplied in fp32 (emulated)",
-}
-FP16_ON_CPU = "{how} on this CPU: accuracy, divergence and loss scales carry over to a GPU, 16-bit step times do not."
 
 
 def recommended(rows: Sequence[ArmSummary], prefer: str, metric: Metric) -> list[ArmSummary]:
@@ -313,13 +319,6 @@ def _averaged(arm: str, records: Sequence[RunRecord], metric: Metric) -> str:
     ]
     known = [value for value in reached if value is not None]
     return f"{arm} {metric.shown(statistics.fmean(known))}" if known else ""
-
-
-TOO_FEW = f"inconclusive (fewer than {MIN_PAIRS} seeds)"
-MAX_ERROR = 90  # characters of an error message
-LOCATION = re.compile(r" \([^()\n]+:\d+\)$")
-MAX_DIFFERENCES = 3
-KEPT = ("equivalent", "non-inferior")
 
 
 def _accuracy_sentences(comparison: Comparison, rows: Sequence[ArmSummary], quality: Quality) -> Iterable[str]:
@@ -504,11 +503,6 @@ def _short(error: str | None) -> str:
     if len(line) > MAX_ERROR:
         line = f"{line[:MAX_ERROR].rpartition(' ')[0] or line[:MAX_ERROR]} ..."
     return line + (location[0] if location else "")
-
-
-_MIN_SAVING = 0.05  # of memory: less than that is the noise of an allocator
-MAX_NAMED = 4
-EMULATED = re.compile(r"(fp16|bf16) computed in fp32")
 
 
 def _on_device(comparison: Comparison) -> str:

@@ -32,6 +32,7 @@ MORE_SEEDS = re.compile(r"inconclusive \(≤(\d+) more seeds?\)")
 SEED_OPTION = re.compile(r"""(?:add_argument|option)\((?:[^()]*,)?\s*["'](--(?:manual[-_]|random[-_])?seed)["']""")
 REFUSED = 2  # exit code of a script that an arm refuses: its message says what to do
 SAFE_EPS = "1e-4"  # far above the least number of fp16
+PROGRAM = ["ampcompare", "compare"]
 
 
 def next_steps(comparison: Comparison, next_error_rate: float) -> list[NextStep]:
@@ -278,9 +279,6 @@ def _times(rows: Sequence[ArmSummary], typed: TypedCommand) -> Iterator[NextStep
             command=str(typed.with_option("--timing-rounds", "3").elsewhere("timed", same_recipe=True)),
             why="on an idle machine: time all arms in turns",
         )
-
-
-PROGRAM = ["ampcompare", "compare"]
 
 
 @dataclass(frozen=True)

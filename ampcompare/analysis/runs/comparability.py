@@ -61,6 +61,11 @@ EVERYWHERE = ("numpy",)  # which torch loads, so that it need not be part of wha
 ELSEWHERE = re.compile(r"(torch|processor|machine|host) .* then, .* now")
 MAX_NAMED = 3
 MAX_SKIPPED = 0.25  # share of the steps: beyond, as for other outliers, a median may be that of the skipped ones
+MAX_NAMED_VALUES = 4
+MIN_SKIPPED = 0.01  # share of steps above which skipped steps affect the median step time
+RESUMED = "resumed from"
+FROM_THE_START = "Remove the file and run with --force to train from the start"
+SEED_IT = "Seed what the script draws, or pass the seed on with --seed-arg"
 
 
 def settings(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -344,10 +349,6 @@ def _joined(words: Sequence[str], separator: str = "; ") -> str:
     return separator.join([*words[:MAX_NAMED], *(["..."] if len(words) > MAX_NAMED else [])])
 
 
-MAX_NAMED_VALUES = 4
-MIN_SKIPPED = 0.01  # share of steps above which skipped steps affect the median step time
-
-
 def _of_environment(name: str) -> Callable[[RunRecord], object]:
     return lambda record: record.environment.get(name)
 
@@ -451,11 +452,6 @@ def _lighter_steps(rows: dict[str, list[RunRecord]]) -> Iterator[str]:
 
 def _is_unread(record: RunRecord) -> bool:
     return device_kind(record) == "cuda" and (record.readings is None or record.readings.clock_low_mhz is None)
-
-
-RESUMED = "resumed from"
-FROM_THE_START = "Remove the file and run with --force to train from the start"
-SEED_IT = "Seed what the script draws, or pass the seed on with --seed-arg"
 
 
 def _inherited_reason(record: RunRecord) -> str:

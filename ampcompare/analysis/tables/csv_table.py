@@ -45,6 +45,54 @@ MAX_BYTES = 16_000_000  # in UTF-8, which takes up to four bytes per character
 MAX_CELLS = 500_000
 MAX_RUNS = 1_000_000  # behind one line
 SMALL_MEMORY = 100 * MIB  # less than what any training on a GPU takes
+ARM = ("arm", "method", "backend", "name")
+ARM_OTHERWISE = ("precision", "mode", "math", "dtype", "model", "config")  # if no column has a name of `ARM`
+ROLES = {
+    "seed": ("seed", "random seed"),
+    "time": (
+        *("time", "training time", "train time", "time to train", "total time", "step time", "iteration time"),
+        *(
+            "epoch time",
+            "time per step",
+            "time per epoch",
+            "time/step",
+            "time/epoch",
+            "latency",
+            "duration",
+            "wall time",
+        ),
+        *("seconds", "minutes", "hours", "ms"),
+    ),
+    "throughput": ("throughput", "training throughput", "train throughput", "fps", "it/s"),
+    "memory": (
+        "memory",
+        "mem",
+        "peak memory",
+        "peak mem",
+        "gpu memory",
+        "gpu mem",
+        "max memory",
+        "memory usage",
+        "vram",
+    ),
+    "sd": ("sd", "std", "stdev", "std dev", "stddev", "standard deviation", "±", "+/-"),
+    "runs": ("n", "runs", "num runs", "number of runs", "trials", "repeats", "num seeds", "seeds"),
+    "diverged": ("diverged",),
+}
+MEAN = ("mean", "average", "avg")
+REMARKS = ("note", "notes", "remark", "remarks", "comment", "comments", "source", "url", "link", "download", "log")
+SETTINGS = (
+    *("gpus", "gpu", "num gpus", "number of gpus", "nodes", "ranks", "world size", "processes", "machine", "device"),
+    *("hardware", "system", "platform", "host", "batch", "batch size", "batch size/gpu", "batch/gpu", "bs"),
+    *("global batch", "global batch size", "local batch size", "epoch", "epochs", "steps", "max steps", "iterations"),
+    *("iters", "lr", "learning rate", "weight decay", "wd", "momentum", "optimizer", "schedule", "lr schd", "warmup"),
+    *("warmup steps", "warmup epochs", "dropout", "label smoothing", "accumulation", "grad accum", "clip", "arch"),
+    *("architecture", "model", "backbone", "network", "layers", "dataset", "data", "task", "image size", "crop size"),
+    *("resolution", "seq len", "sequence length", "beam", "beam size", "workers", "threads", "framework", "torch"),
+    *("pytorch", "cuda", "version", "container", "augmentation"),
+)
+PER_SECOND = re.compile(r".+(/| per )s(ec(ond)?)?")
+UNIT = re.compile(r"(?P<name>.*?)\s*[(\[](?P<unit>[^()\[\]]*)[)\]]")
 
 
 @dataclass(frozen=True)
@@ -359,56 +407,6 @@ def _notes(runs: Sequence[Run], body: Sequence[Sequence[str]], columns: _Columns
         if any(size is not None and size < SMALL_MEMORY for size in plain):
             notes.append("Memory has no unit and was read as MiB; write it as in 3.5 GB.")
     return notes
-
-
-ARM = ("arm", "method", "backend", "name")
-ARM_OTHERWISE = ("precision", "mode", "math", "dtype", "model", "config")  # if no column has a name of `ARM`
-ROLES = {
-    "seed": ("seed", "random seed"),
-    "time": (
-        *("time", "training time", "train time", "time to train", "total time", "step time", "iteration time"),
-        *(
-            "epoch time",
-            "time per step",
-            "time per epoch",
-            "time/step",
-            "time/epoch",
-            "latency",
-            "duration",
-            "wall time",
-        ),
-        *("seconds", "minutes", "hours", "ms"),
-    ),
-    "throughput": ("throughput", "training throughput", "train throughput", "fps", "it/s"),
-    "memory": (
-        "memory",
-        "mem",
-        "peak memory",
-        "peak mem",
-        "gpu memory",
-        "gpu mem",
-        "max memory",
-        "memory usage",
-        "vram",
-    ),
-    "sd": ("sd", "std", "stdev", "std dev", "stddev", "standard deviation", "±", "+/-"),
-    "runs": ("n", "runs", "num runs", "number of runs", "trials", "repeats", "num seeds", "seeds"),
-    "diverged": ("diverged",),
-}
-MEAN = ("mean", "average", "avg")
-REMARKS = ("note", "notes", "remark", "remarks", "comment", "comments", "source", "url", "link", "download", "log")
-SETTINGS = (
-    *("gpus", "gpu", "num gpus", "number of gpus", "nodes", "ranks", "world size", "processes", "machine", "device"),
-    *("hardware", "system", "platform", "host", "batch", "batch size", "batch size/gpu", "batch/gpu", "bs"),
-    *("global batch", "global batch size", "local batch size", "epoch", "epochs", "steps", "max steps", "iterations"),
-    *("iters", "lr", "learning rate", "weight decay", "wd", "momentum", "optimizer", "schedule", "lr schd", "warmup"),
-    *("warmup steps", "warmup epochs", "dropout", "label smoothing", "accumulation", "grad accum", "clip", "arch"),
-    *("architecture", "model", "backbone", "network", "layers", "dataset", "data", "task", "image size", "crop size"),
-    *("resolution", "seq len", "sequence length", "beam", "beam size", "workers", "threads", "framework", "torch"),
-    *("pytorch", "cuda", "version", "container", "augmentation"),
-)
-PER_SECOND = re.compile(r".+(/| per )s(ec(ond)?)?")
-UNIT = re.compile(r"(?P<name>.*?)\s*[(\[](?P<unit>[^()\[\]]*)[)\]]")
 
 
 @dataclass(frozen=True)

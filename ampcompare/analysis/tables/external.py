@@ -38,6 +38,20 @@ __all__ = ["EXAMPLE_SD", "combined", "compare_runs", "example_table", "judge", "
 
 CONTRADICTION = 0.01  # chance of a spread as large as that of the runs if the given one is true
 Line = tuple[Run, Quantity]
+FP32 = ("fp32", "float32", "single precision")
+MAX_NAMED = 8
+EXAMPLE_SD = 0.18  # the largest published standard deviation (conservative)
+NO_COUNT = "inconclusive (number of runs unknown)"
+ROUNDED = "inconclusive (the figures are rounded)"
+MIN_FLOOR = 1e-12
+MAX_DECIMALS = 8
+CHANCE = 0.01  # of ties by chance that are taken for copies
+FEW_STEPS = 2  # scatter in steps, at which ties are no sign of copies
+PER_QUARTILE = 8  # the chance that two normal values tie is a step over so many lower quartiles of their differences
+TICK = 1e-9  # values are compared in it, and tables print fewer digits
+NEAR = 1e-5  # of the median difference of two rows: closer ones differ by noise alone
+NEAR_ROWS = 200
+MAX_SEEDS = 2000  # the rows of which are compared with each other
 
 
 @dataclass(frozen=True)
@@ -253,10 +267,6 @@ def _rounded(difference: _Difference, rounding: float) -> _Difference:
     return replace(difference, effect=replace(effect, error=rounding), rounded=True)
 
 
-FP32 = ("fp32", "float32", "single precision")
-MAX_NAMED = 8
-
-
 @dataclass(frozen=True)
 class _Group:
     """The lines of one arm with one set of settings, in one block.
@@ -362,13 +372,6 @@ def _crossed(groups: Sequence[_Group], name: str) -> bool:
         values.setdefault(group.arm, set()).add(same_words(group.settings[name]))
     several = [arm for arm, known in values.items() if len(known) > 1]
     return any(values[arm] & values[other] for arm in several for other in values if other != arm)
-
-
-EXAMPLE_SD = 0.18  # the largest published standard deviation (conservative)
-NO_COUNT = "inconclusive (number of runs unknown)"
-ROUNDED = "inconclusive (the figures are rounded)"
-MIN_FLOOR = 1e-12
-MAX_DECIMALS = 8
 
 
 @dataclass(frozen=True)
@@ -701,14 +704,6 @@ def _uses_sd(lines: Sequence[_Line]) -> bool:
     tested = [line for line in lines if not line.is_reference and not line.closed]
     return any(line.value is not None and line.value.uses_sd for line in tested)
 
-
-CHANCE = 0.01  # of ties by chance that are taken for copies
-FEW_STEPS = 2  # scatter in steps, at which ties are no sign of copies
-PER_QUARTILE = 8  # the chance that two normal values tie is a step over so many lower quartiles of their differences
-TICK = 1e-9  # values are compared in it, and tables print fewer digits
-NEAR = 1e-5  # of the median difference of two rows: closer ones differ by noise alone
-NEAR_ROWS = 200
-MAX_SEEDS = 2000  # the rows of which are compared with each other
 
 Key = tuple[str, tuple[str, ...]]  # an arm with its settings
 

@@ -62,6 +62,8 @@ BYTES = {
 UNITS = {name for names in (*SECONDS.values(), *BYTES.values()) for name in names}
 THOUSANDS = {"k": 1e3, "m": 1e6}
 PER_SECOND = re.compile(r"(?P<scale>[km])?\s*(?:[a-z]+\s*(?:/|per)\s*s(?:ec(?:ond)?)?|fps|ips|it/s)?", re.IGNORECASE)
+ACCURACY = TOP1
+OTHERS = ("top5", "top-5", "top 5", "top5 acc", "top-5 acc", "speedup", "params", "flops", "macs")
 
 
 @dataclass(frozen=True)
@@ -180,7 +182,6 @@ def _number(text: str) -> tuple[float, float]:
 
 
 Better = Literal["higher", "lower"]
-ACCURACY = TOP1
 
 
 def _percentage(name: str, better: Better = "higher", *, margin: float, highest: float | None = 1.0) -> Metric:
@@ -217,7 +218,6 @@ METRICS = {
     ("fid",): _plain_number("FID"),
     ("psnr",): _plain_number("PSNR", "higher"),
 }
-OTHERS = ("top5", "top-5", "top 5", "top5 acc", "top-5 acc", "speedup", "params", "flops", "macs")
 
 
 def known_metric(name: str) -> Metric | None:

@@ -53,6 +53,8 @@ __all__ = [
 ]
 
 MAX_NAMED = 4
+MAX_SAMPLES = 10**8
+STEPS = 2000  # of the search for a number of samples: one in a hundred apart
 
 
 def samples_noun(records: Iterable[RunRecord]) -> str:
@@ -220,10 +222,6 @@ def sample_sentences(rows: Sequence[ArmSummary], margin: float, metric: Metric, 
 def two_digits(count: int) -> int:
     """Return an estimated number without the digits that it does not have."""
     return round(count, 2 - len(str(count))) if count > 100 else count
-
-
-MAX_SAMPLES = 10**8
-STEPS = 2000  # of the search for a number of samples: one in a hundred apart
 
 
 @dataclass(frozen=True)

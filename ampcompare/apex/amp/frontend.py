@@ -36,6 +36,8 @@ __all__ = [
     "state_dict",
 ]
 
+KERNELS_VARIABLE = "AMPCOMPARE_APEX_KERNELS"
+
 
 def initialize(
     models: Any,
@@ -221,9 +223,6 @@ def load_state_dict(state_dict: dict[str, Any]) -> None:
             f"Error(s) in loading state_dict. Unexpected key(s) in state_dict: {names}.  Pass what amp.state_dict() "
             "returned, not the whole checkpoint."
         )
-
-
-KERNELS_VARIABLE = "AMPCOMPARE_APEX_KERNELS"
 
 
 def kernels_from_environment() -> str:

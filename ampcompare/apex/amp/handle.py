@@ -24,6 +24,9 @@ from .utils import set_func
 
 __all__ = ["AmpHandle", "CastGroups", "NoOpHandle", "disable_casts", "scale_loss"]
 
+_MAX_GROUP = 8
+_SMALLEST = 4
+
 
 @contextmanager
 def disable_casts() -> Iterator[None]:
@@ -205,10 +208,6 @@ class NoOpHandle:
 
     def _deactivate(self) -> None:
         return
-
-
-_MAX_GROUP = 8
-_SMALLEST = 4
 
 
 class CastGroups:

@@ -39,6 +39,10 @@ __all__ = [
 Function = Callable[..., Any]
 
 _FLOAT32 = torch.float32
+# A tuple for isinstance: torch.compile does not find a class in a frozenset of classes.
+_SCALARS = (int, float, bool, str, type(None), torch.dtype, torch.device)
+_NUMBERS = frozenset({int, float, bool})
+_MISSING: Any = object()
 
 
 def replace(handle: AmpHandle, module: Any, name: str, make: Callable[[Function], Function]) -> None:
@@ -91,10 +95,6 @@ def make_cast_wrapper(original: Function, target: torch.dtype, convert: Cast, ha
         return original(*(args if cast is None else cast), **kwargs)
 
     return wrapper
-
-
-# A tuple for isinstance: torch.compile does not find a class in a frozenset of classes.
-_SCALARS = (int, float, bool, str, type(None), torch.dtype, torch.device)
 
 
 def _into_out(original: Function, args: Any, kwargs: dict[str, Any], target: torch.dtype, convert: Cast) -> Any:
@@ -279,10 +279,6 @@ def err_if_arg0_half(module: Any, name: str, handle: AmpHandle) -> None:
         return wrapper
 
     replace(handle, module, name, make)
-
-
-_NUMBERS = frozenset({int, float, bool})
-_MISSING: Any = object()
 
 
 def _lean_linear(

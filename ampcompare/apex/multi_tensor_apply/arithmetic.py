@@ -35,6 +35,10 @@ __all__ = [
 ]
 
 _CHUNK = 65536
+# Where a launch costs more than the copies.
+_DEVICE_TYPES = frozenset({"cuda"})
+_MAX_SHARED_ELEMENTS = 2**18
+_MIN_SHARED_TENSORS = 8
 
 
 def scale(inputs: Sequence[Tensor], outputs: Sequence[Tensor], factor: float) -> Tensor:
@@ -205,12 +209,6 @@ def _laid_out_alike(row: Sequence[Tensor]) -> bool:
         return True
     channels_last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(row[0].ndim)
     return channels_last is not None and all(tensor.is_contiguous(memory_format=channels_last) for tensor in row)
-
-
-# Where a launch costs more than the copies.
-_DEVICE_TYPES = frozenset({"cuda"})
-_MAX_SHARED_ELEMENTS = 2**18
-_MIN_SHARED_TENSORS = 8
 
 
 def multiply_each(tensors: Sequence[Tensor], factors: Tensor) -> list[Tensor]:

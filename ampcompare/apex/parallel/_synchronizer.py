@@ -41,6 +41,9 @@ __all__ = [
     "require_group",
 ]
 
+LEGACY_DTYPES = frozenset({torch.float16, torch.float32, torch.float64})
+_TYPE_ORDER = (torch.float16, torch.float32, torch.float64)
+
 
 @dataclass(frozen=True)
 class Reduction:
@@ -163,8 +166,6 @@ class Bucket:
                     self.params[i].grad = view.to(self.dtype, copy=True)
         self._grads = []
 
-
-LEGACY_DTYPES = frozenset({torch.float16, torch.float32, torch.float64})
 
 Lane = tuple["dist.ProcessGroup | None", "torch.cuda.Stream | None"]
 
@@ -436,9 +437,6 @@ class Synchronizer:
         buckets = [Bucket([self.params[i] for i in indices], options.reduction) for indices in plan.buckets]
         self._bucket_of = {i: buckets[place] for place, indices in enumerate(plan.buckets) for i in indices}
         return buckets
-
-
-_TYPE_ORDER = (torch.float16, torch.float32, torch.float64)
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,9 @@ LISTED = re.compile(r"^(?P<mig>\s+MIG (?P<profile>\S+)\s+Device\s+\d+:|GPU (?P<i
 MIB = 2**20
 MAX_IDLE_BYTES = 2 * 2**30  # a driver, a display or monitoring takes some; a container hides the processes of others
 SECONDS = 20.0
+# NVIDIA's driver, that of Jetson boards, and the one of WSL leave at least one of these.
+DRIVER_FILES = ("dev/nvidia*", "dev/nvhost*", "dev/nvmap", "dev/dxg", "proc/driver/nvidia")
+FACT = re.compile(r"""^(cuda|hip|xpu)\b[^=\n]*=\s*(None|'[^']*'|"[^"]*")\s*$""", flags=re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -155,11 +158,6 @@ def local_cores(bus: str, root: Path = Path("/sys/bus/pci/devices")) -> set[int]
         first, _, last = part.partition("-")
         cores.update(range(int(first), int(last or first) + 1))
     return cores
-
-
-# NVIDIA's driver, that of Jetson boards, and the one of WSL leave at least one of these.
-DRIVER_FILES = ("dev/nvidia*", "dev/nvhost*", "dev/nvmap", "dev/dxg", "proc/driver/nvidia")
-FACT = re.compile(r"""^(cuda|hip|xpu)\b[^=\n]*=\s*(None|'[^']*'|"[^"]*")\s*$""", flags=re.MULTILINE)
 
 
 def torch_build(folder: Path | None = None) -> dict[str, str | None] | None:

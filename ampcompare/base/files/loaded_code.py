@@ -82,6 +82,8 @@ PYTHON = tuple(
 )
 INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 LATE_PACKAGES = ("numpy", "torchvision")  # torch or ampcompare may have loaded them before a script does
+ASKING = ("get", "__contains__", "getenv", "setdefault", "pop")
+EVENTS = frozenset({"exec", "open", "os.rename", "subprocess.Popen"})
 
 
 @dataclass
@@ -354,9 +356,6 @@ def _on_variables(listener: Callable[[str], None]) -> Callable[[], None]:
     return end
 
 
-ASKING = ("get", "__contains__", "getenv", "setdefault", "pop")
-
-
 def _is_users(frame: FrameType) -> bool:
     file = frame.f_code.co_filename
     return not file.startswith("<") and is_users_code(os.path.abspath(file))
@@ -462,7 +461,6 @@ def differing(one: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
 
 Listener: TypeAlias = Callable[[str, tuple[Any, ...]], None]
 
-EVENTS = frozenset({"exec", "open", "os.rename", "subprocess.Popen"})
 _listeners: tuple[Listener, ...] = ()
 _is_installed = False
 

@@ -59,7 +59,7 @@ def answer(program: Path, request: dict[str, Any]) -> dict[str, Any]:
     spec = importlib.util.spec_from_file_location(program.stem, program)
     assert spec is not None
     assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
+    module = sys.modules[program.stem] = importlib.util.module_from_spec(spec)  # dataclasses look there
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:

@@ -19,8 +19,6 @@ import psutil
 __all__ = ["isolated_environment", "kill_group", "start_command"]
 
 # Before any other import: Python puts the folder of a script first, and this one holds `call.py`.
-if __name__ == "__main__" and not getattr(sys.flags, "safe_path", False):
-    del sys.path[0]
 
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -76,3 +74,7 @@ def kill_group(pid: int) -> None:
         for process in [*leader.children(recursive=True), leader]:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
+
+
+if __name__ == "__main__" and not getattr(sys.flags, "safe_path", False):
+    del sys.path[0]

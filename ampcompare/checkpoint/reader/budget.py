@@ -25,6 +25,12 @@ ITEM = 100  # an entry of a dict, with its share of free places
 OBJECT = 700  # an object with a dict of attributes
 TENSOR = 1500  # a tensor object of torch, and what stands for it before
 MIN_ITEMSIZE = 4  # a conversion makes every narrower tensor fp32
+END = b"PK\x05\x06"
+END_SIZE = 22
+END_64_AND_LOCATOR = 56 + 20
+LONGEST_COMMENT = 1 << 16
+IN_END_64 = 0xFFFFFFFF
+SMALL_DIRECTORY = 1 << 20
 
 
 class Budget:
@@ -81,14 +87,6 @@ class Budget:
         self.instructions -= 1
         if self.instructions < 0:
             raise NotPickled(f"its pickle has more than {MAX_INSTRUCTIONS} instructions; no program writes such")
-
-
-END = b"PK\x05\x06"
-END_SIZE = 22
-END_64_AND_LOCATOR = 56 + 20
-LONGEST_COMMENT = 1 << 16
-IN_END_64 = 0xFFFFFFFF
-SMALL_DIRECTORY = 1 << 20
 
 
 def open_archive(path: Path, budget: Budget, file: IO[bytes] | None = None) -> zipfile.ZipFile:

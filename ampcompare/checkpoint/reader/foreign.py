@@ -47,6 +47,24 @@ LEGACY_PROTOCOL = 1001
 MAX_DEPTH = 64
 LONGEST_SHOWN = 80
 MAX_SHOWN = 20
+_WALKED = (dict, list, tuple, Opaque, Global)
+MAX_BYTES = 64 << 20
+MAX_BITS = 512
+MAX_NAME = 1000
+CONTAINER = 250  # an empty container, or the first table of a dict
+KEYS = (str, int, float, bool, bytes, type(None), Global, Opaque, StoredTensor)
+_LITERALS = {
+    *("INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT"),
+    *("STRING", "BINSTRING", "SHORT_BINSTRING", "UNICODE", "SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8"),
+    *("BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BYTEARRAY8"),
+}
+_PUTS = {"PUT", "BINPUT", "LONG_BINPUT"}
+_GETS = {"GET", "BINGET", "LONG_BINGET"}
+_CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": ()}
+_EMPTY: dict[str, Callable[[], Any]] = {"EMPTY_LIST": list, "EMPTY_DICT": dict, "EMPTY_SET": set}
+_CONTAINERS = (list, tuple, dict, set, frozenset)
+_DATA = (str, bytes, bytearray)
+_TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 
 
 class Contents:
@@ -179,8 +197,6 @@ class Contents:
 
 Place = tuple[Any, Any] | None
 """Where something lies: the place of what holds it, and its key there. Joined only to be shown, as places are many."""
-
-_WALKED = (dict, list, tuple, Opaque, Global)
 
 
 def _shown(place: Place) -> str:
@@ -399,13 +415,6 @@ def _open_safetensors(path: Path) -> Contents:
     return Contents(path, "safetensors", weights, [], _nothing_stored)
 
 
-MAX_BYTES = 64 << 20
-MAX_BITS = 512
-MAX_NAME = 1000
-CONTAINER = 250  # an empty container, or the first table of a dict
-KEYS = (str, int, float, bool, bytes, type(None), Global, Opaque, StoredTensor)
-
-
 @dataclass
 class _Unpickled:
     """What a pickle holds.
@@ -579,20 +588,6 @@ def _global(module: Any, attribute: Any) -> Any:
         raise NotPickled(f"it names an object by {len(module) + len(attribute)} characters")
     name = f"{module}.{attribute}"
     return CONSTANTS.get(name) or Global(name)
-
-
-_LITERALS = {
-    *("INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT"),
-    *("STRING", "BINSTRING", "SHORT_BINSTRING", "UNICODE", "SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8"),
-    *("BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BYTEARRAY8"),
-}
-_PUTS = {"PUT", "BINPUT", "LONG_BINPUT"}
-_GETS = {"GET", "BINGET", "LONG_BINGET"}
-_CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": ()}
-_EMPTY: dict[str, Callable[[], Any]] = {"EMPTY_LIST": list, "EMPTY_DICT": dict, "EMPTY_SET": set}
-_CONTAINERS = (list, tuple, dict, set, frozenset)
-_DATA = (str, bytes, bytearray)
-_TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 
 
 def _dict_of(machine: _Machine, items: list[Any]) -> dict[Any, Any]:

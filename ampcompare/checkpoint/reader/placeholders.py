@@ -45,6 +45,9 @@ DATA_ONLY = frozenset(
 LOGS = "mmengine.logging.history_buffer.HistoryBuffer"
 """Class of mmengine's logged losses, of which each of its checkpoints holds some. mmengine resumes without them."""
 
+MAX_NAME = 120
+MAX_FAULT = 120
+
 
 class NotPickled(ValueError):
     """The bytes are not a pickle that a checkpoint may be; the message completes "the file cannot be read: ..."."""
@@ -112,10 +115,6 @@ class StoredTensor:
         for size in self.shape:
             count *= size
         return count
-
-
-MAX_NAME = 120
-MAX_FAULT = 120
 
 
 @contextmanager

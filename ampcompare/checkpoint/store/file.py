@@ -37,6 +37,7 @@ __all__ = [
 ]
 
 LOCAL_HEADER_SIZE = 30
+CHUNK = 1 << 20
 
 
 class _Writer:
@@ -217,9 +218,6 @@ def _compare(path: Path, right: str, end: bytes) -> None:
             f"{path} is damaged: its bytes have the checksum {right[:8]}..., and its end says "
             f"{end[-32:-24].decode()}...; take the checkpoint before it"
         )
-
-
-CHUNK = 1 << 20
 
 
 def checksum(path: Path) -> str:

@@ -18,6 +18,8 @@ __all__ = ["OPTIMIZER_TENSORS", "Explanation", "bytes_per_parameter", "explain_a
 OPTIMIZER_TENSORS = {"sgd with momentum": 1, "adam": 2}
 # Options that take more than the few lines of a script.
 NOT_IN_SCRIPTS = ("keep_fp32", "weights", "masters", "state", "grads", "reduce", "rounding", "kahan")
+NAMED = 17
+TEXT_WIDTH = 100
 
 
 @dataclass(frozen=True)
@@ -63,9 +65,6 @@ def bytes_per_parameter(arm: Arm) -> BytesPerParameter | None:
         return arm.spec.memory(arm.options)
     runs = arm.effective("cuda")
     return bytes_per_parameter(Arm.parse(runs.arm)) if runs is not None and runs.arm is not None else None
-
-
-NAMED = 17
 
 
 def render_explanation(explanation: Explanation, *, width: int) -> str:
@@ -123,9 +122,6 @@ def _hanging(first: str, text: str, width: int) -> list[str]:
         break_long_words=False,
         break_on_hyphens=False,
     )
-
-
-TEXT_WIDTH = 100
 
 
 def _explanation_parts(explanation: Explanation) -> Parts:

@@ -16,6 +16,17 @@ MAX_SAMPLES = 8
 TIME_LIMIT = 600.0
 PROGRAM = Path(__file__).resolve().parent / "observe.py"
 ERRORS: dict[int, type[AmpCompareError]] = {2: ConfigError, 4: EnvironmentUnfit}
+MAX_ROWS = 40
+UNITS = {"KiB": 2**10, "MiB": 2**20}
+NAMES = {
+    "parameters": "weights",
+    "buffers": "buffers",
+    "gradients": "gradients",
+    "master_weights": "master weights",
+    "master_gradients": "their gradients",
+    "optimizer_state": "optimizer state",
+}
+HEADERS = ("module", "type", "parameters", "weights", "inputs", "outputs")
 
 
 def observe_in_child(config: RunConfig, *, seconds: float = TIME_LIMIT) -> dict[str, Any]:
@@ -37,18 +48,6 @@ def observe_in_child(config: RunConfig, *, seconds: float = TIME_LIMIT) -> dict[
     if "error" in answer.value:
         raise ERRORS.get(answer.value["exit_code"], LaunchError)(answer.value["error"])
     return answer.value
-
-
-MAX_ROWS = 40
-UNITS = {"KiB": 2**10, "MiB": 2**20}
-NAMES = {
-    "parameters": "weights",
-    "buffers": "buffers",
-    "gradients": "gradients",
-    "master_weights": "master weights",
-    "master_gradients": "their gradients",
-    "optimizer_state": "optimizer state",
-}
 
 
 def render_observation(observation: dict[str, Any], *, width: int, every_module: bool) -> str:
@@ -85,9 +84,6 @@ def render_observation(observation: dict[str, Any], *, width: int, every_module:
         *("\n".join(textwrap.wrap(f"{note}.", width)) for note in observation["notes"]),
     ]
     return "\n\n".join(parts) + "\n"
-
-
-HEADERS = ("module", "type", "parameters", "weights", "inputs", "outputs")
 
 
 def _heading(observation: dict[str, Any]) -> str:

@@ -38,6 +38,10 @@ MAX_ROWS = 10
 # What an optimizer step loses is no property of a module, whose weights are left as they are.
 OF_STEPS = ("lost updates", "update")
 PATCHING = ("O1", "O4")
+FACTOR = 4.0  # times the largest deviation that one rounding of each weight and each module's result makes
+FLOOR = 8.0  # roundings at least
+LEAST = 1e-6  # share of the largest gradient below which one counts as zero
+GRADIENT = "gradient of "
 
 
 class Check:
@@ -492,12 +496,6 @@ class _Function(nn.Module):
 
     def _cast(self, value: Any) -> Any:
         return value if self._dtype is None else value.to(self._dtype)
-
-
-FACTOR = 4.0  # times the largest deviation that one rounding of each weight and each module's result makes
-FLOOR = 8.0  # roundings at least
-LEAST = 1e-6  # share of the largest gradient below which one counts as zero
-GRADIENT = "gradient of "
 
 
 def _rounding_unit(half: torch.dtype | None) -> float:

@@ -65,6 +65,11 @@ OUR_ERRORS = (2, 3, 4)
 MAX_LAST_LINES = 5
 WORD = re.compile(r"[^\W_]")
 NO_REASON = re.compile(r"ampcompare: (\d+ steps?, \d+ skipped|the record has no step|--device cpu: )")
+TAIL_SHARE = 10  # the default metric is over the last tenth of the losses
+_PYTHON = (sys.executable, "-W", "ignore::FutureWarning", "-m")
+START_SECONDS = 120.0
+END_SECONDS = 5.0
+SERVER_POLL_SECONDS = 0.1
 
 
 class _AskedToStop(Exception):
@@ -329,9 +334,6 @@ class _StepCounter:
         return Progress(self._steps, self._total, 0, loss=self._loss)
 
 
-TAIL_SHARE = 10  # the default metric is over the last tenth of the losses
-
-
 def failed_script(config: RunConfig, error: str, *, exit_code: int = 3, **facts: Any) -> RunRecord:
     """Return the record of a script that gave no result."""
     assert config.script is not None
@@ -515,12 +517,6 @@ def _engine(config: RunConfig, rows: ScriptRows) -> EngineInfo | None:
     version = str(rows.header.get("engine_version", "unknown"))
     name: Literal["nvidia", "compat"] = "nvidia" if rows.header.get("engine") == "nvidia" else "compat"
     return EngineInfo(name=name, version=version, reason="what the script imports as apex")
-
-
-_PYTHON = (sys.executable, "-W", "ignore::FutureWarning", "-m")
-START_SECONDS = 120.0
-END_SECONDS = 5.0
-SERVER_POLL_SECONDS = 0.1
 
 
 class _CellProcess(Protocol):

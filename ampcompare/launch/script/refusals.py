@@ -36,6 +36,60 @@ PLAIN_PACKAGES = frozenset(
 # They run code that no import names.
 OPAQUE_MODULES = frozenset({"importlib", "imp", "runpy", "subprocess"})
 OPAQUE_CALLS = frozenset({"__import__", "exec", "eval"})
+APEX = {"apex", "ampcompare", "fp16_utils", "FP16_Optimizer"}
+TORCH = {"autocast", "GradScaler"}
+ENTRIES = {"initialize", "init"}
+LIGHTNING = ("lightning", "lightning.pytorch", "pytorch_lightning")
+LIGHTNING_PACKAGES = {"lightning", "pytorch_lightning", "lightning_fabric"}
+CONSTRUCTORS = {
+    **{f"{package}.Trainer": "lightning" for package in LIGHTNING},
+    **{f"{package}.Fabric": "lightning" for package in ("lightning", "lightning.fabric", "lightning_fabric")},
+    "accelerate.Accelerator": "accelerate",
+    "transformers.TrainingArguments": "transformers",
+    "transformers.Seq2SeqTrainingArguments": "transformers",
+    "deepspeed.initialize": "deepspeed",
+}
+# What a keyword begins with, by library; "" stands for anything but nothing, such as a plugin.
+MIXED = 'take precision="16-mixed" or "bf16-mixed"'
+KEYWORDS = {
+    "lightning": {
+        "strategy": {"deepspeed": 'take strategy="ddp"', "fsdp": 'take strategy="ddp"', "xla": 'take strategy="ddp"'},
+        "precision": {"64": MIXED, "transformer-engine": MIXED},
+    },
+    "accelerate": {
+        "mixed_precision": {"fp8": 'take mixed_precision="bf16"'},
+        "deepspeed_plugin": {"": "leave it out"},
+        "fsdp_plugin": {"": "leave it out"},
+        "megatron_lm_plugin": {"": "leave it out"},
+    },
+    "transformers": {"deepspeed": {"": "leave it out"}, "fsdp": {"": "leave it out"}},
+    "deepspeed": {},
+}
+STRATEGIES = {"DeepSpeedStrategy": "deepspeed", "FSDPStrategy": "fsdp", "XLAStrategy": "xla"}
+# Arguments of a script that mean the same wherever they are known, with what their values begin with; "" is any value.
+ARGUMENTS = {
+    "deepspeed": {"": "leave it out"},
+    "deepspeed_config": {"": "leave it out"},
+    "use_deepspeed": {"": "leave it out"},
+    "use_fsdp": {"": "leave it out"},
+    "use_megatron_lm": {"": "leave it out"},
+    "fsdp": dict.fromkeys(("full_shard", "shard_grad_op", "hybrid_shard"), "leave it out"),
+    "mixed_precision": {"fp8": "leave it out"},
+}
+# Those of LightningCLI and Hydra, such as `--trainer.strategy=fsdp`; without `trainer.` for a script of Lightning only.
+TRAINER_ARGUMENTS = KEYWORDS["lightning"]
+BRANCHES = (ast.If, ast.IfExp, ast.Try, ast.For, ast.AsyncFor, ast.While, ast.Match, ast.BoolOp, ast.ExceptHandler)
+NAMES = {
+    "initialize": ("apex.amp.initialize", "ampcompare.apex.amp.initialize"),
+    "init": ("apex.amp.init", "ampcompare.apex.amp.init"),
+    "autocast": (
+        *("torch.autocast", "torch.amp.autocast", "torch.cuda.amp.autocast", "torch.cpu.amp.autocast"),
+        "torch.amp.autocast_mode.autocast",
+    ),
+    "scaler": ("torch.amp.GradScaler", "torch.cuda.amp.GradScaler", "torch.cpu.amp.GradScaler"),
+}
+KINDS = {full: kind for kind, names in NAMES.items() for full in names}
+WORD = re.compile(r"[A-Za-z_]\w*")
 
 
 @dataclass(frozen=True)
@@ -130,9 +184,6 @@ def _files_of(name: str, root: Path) -> list[Path]:
     return files
 
 
-APEX = {"apex", "ampcompare", "fp16_utils", "FP16_Optimizer"}
-TORCH = {"autocast", "GradScaler"}
-ENTRIES = {"initialize", "init"}
 NO_SOURCE = _SourceFiles((), complete=False)
 
 
@@ -227,48 +278,6 @@ def _is_fp32(arm: Arm) -> bool:
     return arm.backend == "fp32" or arm.options.get("opt_level") == "O0"
 
 
-LIGHTNING = ("lightning", "lightning.pytorch", "pytorch_lightning")
-LIGHTNING_PACKAGES = {"lightning", "pytorch_lightning", "lightning_fabric"}
-CONSTRUCTORS = {
-    **{f"{package}.Trainer": "lightning" for package in LIGHTNING},
-    **{f"{package}.Fabric": "lightning" for package in ("lightning", "lightning.fabric", "lightning_fabric")},
-    "accelerate.Accelerator": "accelerate",
-    "transformers.TrainingArguments": "transformers",
-    "transformers.Seq2SeqTrainingArguments": "transformers",
-    "deepspeed.initialize": "deepspeed",
-}
-# What a keyword begins with, by library; "" stands for anything but nothing, such as a plugin.
-MIXED = 'take precision="16-mixed" or "bf16-mixed"'
-KEYWORDS = {
-    "lightning": {
-        "strategy": {"deepspeed": 'take strategy="ddp"', "fsdp": 'take strategy="ddp"', "xla": 'take strategy="ddp"'},
-        "precision": {"64": MIXED, "transformer-engine": MIXED},
-    },
-    "accelerate": {
-        "mixed_precision": {"fp8": 'take mixed_precision="bf16"'},
-        "deepspeed_plugin": {"": "leave it out"},
-        "fsdp_plugin": {"": "leave it out"},
-        "megatron_lm_plugin": {"": "leave it out"},
-    },
-    "transformers": {"deepspeed": {"": "leave it out"}, "fsdp": {"": "leave it out"}},
-    "deepspeed": {},
-}
-STRATEGIES = {"DeepSpeedStrategy": "deepspeed", "FSDPStrategy": "fsdp", "XLAStrategy": "xla"}
-# Arguments of a script that mean the same wherever they are known, with what their values begin with; "" is any value.
-ARGUMENTS = {
-    "deepspeed": {"": "leave it out"},
-    "deepspeed_config": {"": "leave it out"},
-    "use_deepspeed": {"": "leave it out"},
-    "use_fsdp": {"": "leave it out"},
-    "use_megatron_lm": {"": "leave it out"},
-    "fsdp": dict.fromkeys(("full_shard", "shard_grad_op", "hybrid_shard"), "leave it out"),
-    "mixed_precision": {"fp8": "leave it out"},
-}
-# Those of LightningCLI and Hydra, such as `--trainer.strategy=fsdp`; without `trainer.` for a script of Lightning only.
-TRAINER_ARGUMENTS = KEYWORDS["lightning"]
-BRANCHES = (ast.If, ast.IfExp, ast.Try, ast.For, ast.AsyncFor, ast.While, ast.Match, ast.BoolOp, ast.ExceptHandler)
-
-
 def _foreign_precision(source: _SourceFiles, arguments: Sequence[str]) -> str:
     """Return why no arm but `script` can train a script, with the place; "" where that is not certain."""
     is_lightning = any(head in LIGHTNING_PACKAGES for file in source.files for head in _imported_libraries(file.tree))
@@ -344,19 +353,6 @@ def _is_in_branch(names: ModuleNames, call: ast.Call) -> bool:
             return True
         node = names.parents.get(node)
     return False
-
-
-NAMES = {
-    "initialize": ("apex.amp.initialize", "ampcompare.apex.amp.initialize"),
-    "init": ("apex.amp.init", "ampcompare.apex.amp.init"),
-    "autocast": (
-        *("torch.autocast", "torch.amp.autocast", "torch.cuda.amp.autocast", "torch.cpu.amp.autocast"),
-        "torch.amp.autocast_mode.autocast",
-    ),
-    "scaler": ("torch.amp.GradScaler", "torch.cuda.amp.GradScaler", "torch.cpu.amp.GradScaler"),
-}
-KINDS = {full: kind for kind, names in NAMES.items() for full in names}
-WORD = re.compile(r"[A-Za-z_]\w*")
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ import torch.distributed as dist
 from ampcompare import guards
 from ampcompare.base.environment.versions import fingerprint, host_name
 from ampcompare.base.errors import EnvironmentUnfit
-from ampcompare.base.files.loaded_code import watch_code
+from ampcompare.base.files.loaded_code import end_watch, watch_code
 from ampcompare.base.files.write import write_atomically
 from ampcompare.launch.base import Phase, Progress
 from ampcompare.launch.cell_files import (
@@ -99,6 +99,7 @@ def run_cell(
             traceback.print_exc()
         result = failed_with(config, error)
     code.end()
+    end_watch()
     result = with_place(with_code(result, folder))
     write_record(result, folder)
     return result
@@ -144,10 +145,6 @@ def main(arguments: list[str]) -> int:
     folder = Path(arguments[0])
     run_cell(read_config(folder), folder)
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
 
 
 def configure_process(config: RunConfig, device: torch.device) -> None:
@@ -611,3 +608,7 @@ def _prepare_files(folder: Path, point: _ResumePoint | None, attempt: int) -> No
     step = point.resumption.step
     if not continue_steps(folder, [point.path.parent.parent / "steps.jsonl"], step):
         point.resumption.notes.append(f"steps.jsonl begins with step {step}")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -20,6 +20,14 @@ from ampcompare.training.metrics.run_summary import halves, outlier_share
 __all__ = ["SystemMonitor"]
 
 INTERVAL_SECONDS = 0.5
+# NVML's constants, without their prefix, in plain words.
+REASONS = {
+    "SwPowerCap": "power limit",
+    "HwSlowdown": "hardware slowdown",
+    "SwThermalSlowdown": "temperature",
+    "HwThermalSlowdown": "temperature",
+    "HwPowerBrakeSlowdown": "power brake",
+}
 
 
 class SystemMonitor:
@@ -106,16 +114,6 @@ def _fastest_core() -> list[float]:
     except (OSError, NotImplementedError, RuntimeError):  # virtual machines and some systems have no such file
         return []
     return [max(core.current for core in cores)] if cores else []
-
-
-# NVML's constants, without their prefix, in plain words.
-REASONS = {
-    "SwPowerCap": "power limit",
-    "HwSlowdown": "hardware slowdown",
-    "SwThermalSlowdown": "temperature",
-    "HwThermalSlowdown": "temperature",
-    "HwPowerBrakeSlowdown": "power brake",
-}
 
 
 class _GpuMonitor:

@@ -48,6 +48,9 @@ __all__ = ["local_device", "open_store", "process_group", "run_rank"]
 POLL_SECONDS = 0.5
 GRACE_SECONDS = 3.0
 RECORD_SECONDS = 20.0
+CONNECT_SECONDS = 300
+BACKLOG = 2048
+RENDEZVOUS_SECONDS = 60  # at least: processes import torch first
 
 
 def run_rank(
@@ -163,10 +166,6 @@ def main(arguments: list[str]) -> int:
     return 1 if record.status == "failed" else 0
 
 
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
-
-
 def local_device(name: str, world: DistributedEnv) -> str:
     """Return the device of this rank: "auto" and "cuda" mean the GPU of its local rank.
 
@@ -186,11 +185,6 @@ def local_device(name: str, world: DistributedEnv) -> str:
             f"--nproc-per-node with at most this many, or --device cpu"
         )
     return name if ":" in name else f"cuda:{world.local_rank}"
-
-
-CONNECT_SECONDS = 300
-BACKLOG = 2048
-RENDEZVOUS_SECONDS = 60  # at least: processes import torch first
 
 
 def open_store(world: DistributedEnv) -> Store:
@@ -291,3 +285,7 @@ def _explain(error: Exception, world: DistributedEnv) -> str:
             f"uses it"
         )
     return f"the {world.size} processes could not connect at {address}: {text}"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -26,6 +26,9 @@ from ampcompare.source.syntax import dotted
 
 __all__ = ["rewrite_core"]
 
+NO_GRAD = ("torch.no_grad", "torch.inference_mode")
+NATIVE = ("torch.cuda.amp", "torch.amp", "torch.autocast", "torch.cpu.amp")
+
 
 def rewrite_core(tree: Tree, names: Names, edits: Edits, torch: str, target: str, around: Around) -> list[Finding]:
     """Rewrite the core of a module, all of it.
@@ -109,9 +112,6 @@ def _is_passed_on(tree: Tree, node: ast.AST) -> bool:
     if isinstance(getattr(node, "ctx", None), ast.Store) or isinstance(parent, (ast.Compare, ast.Global)):
         return False
     return not (isinstance(parent, (ast.If, ast.BoolOp, ast.IfExp, ast.UnaryOp)))
-
-
-NO_GRAD = ("torch.no_grad", "torch.inference_mode")
 
 
 def _cast_evaluation(core: Core) -> None:
@@ -294,9 +294,6 @@ def _is_known(tree: Tree, expression: str, function: Function, place: ast.stmt) 
         elif isinstance(node, (ast.Import, ast.ImportFrom)) and tree.function(node) is None:
             known |= {alias.asname or alias.name.split(".")[0] for alias in node.names}
     return names <= known
-
-
-NATIVE = ("torch.cuda.amp", "torch.amp", "torch.autocast", "torch.cpu.amp")
 
 
 def _check_native(tree: Tree, names: Names, sites: Sites) -> bool:

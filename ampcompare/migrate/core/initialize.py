@@ -18,6 +18,17 @@ if TYPE_CHECKING:
 
 __all__ = ["create_scalers", "replace_call"]
 
+NO_GROWTH = "growth_interval=2**31 - 1"
+LEVELS = ("O0", "O1", "O2", "O3")
+NO_TWIN = (
+    "{level} has no equivalent in torch.amp: autocast keeps fp32 weights and casts for each product, so weights take "
+    "4 bytes "
+    "instead of 2 and 4, and softmax, norms and losses inside the model run in fp32; to keep {level}, use "
+    "--to precision; bf16 parameters with fp32 masters are the third way"
+)
+OPTIONS = ("keep_batchnorm_fp32", "master_weights", "loss_scale", "max_loss_scale")
+NO_OPTIONS = ("cast_model_type", "cast_model_outputs", "patch_torch_functions", "min_loss_scale", "num_losses")
+
 
 def create_scalers(core: Core) -> None:
     """Rewrite every `amp.initialize`.
@@ -255,16 +266,6 @@ def replace_call(core: Core, initialize: Initialize, lines: list[str]) -> None:
     raise Unsure(initialize.call, "amp.initialize is inside another statement; move it to its own line")
 
 
-NO_GROWTH = "growth_interval=2**31 - 1"
-LEVELS = ("O0", "O1", "O2", "O3")
-NO_TWIN = (
-    "{level} has no equivalent in torch.amp: autocast keeps fp32 weights and casts for each product, so weights take "
-    "4 bytes "
-    "instead of 2 and 4, and softmax, norms and losses inside the model run in fp32; to keep {level}, use "
-    "--to precision; bf16 parameters with fp32 masters are the third way"
-)
-
-
 @dataclass
 class _ScalerSettings:
     """How a scaler is made.
@@ -385,10 +386,6 @@ def _is_none(node: ast.expr) -> bool:
 
 def _is_plain(node: ast.expr) -> bool:
     return isinstance(node, (ast.Name, ast.Attribute, ast.Subscript, ast.Call, ast.JoinedStr))
-
-
-OPTIONS = ("keep_batchnorm_fp32", "master_weights", "loss_scale", "max_loss_scale")
-NO_OPTIONS = ("cast_model_type", "cast_model_outputs", "patch_torch_functions", "min_loss_scale", "num_losses")
 
 
 def _create_precision(core: Core, initialize: Initialize) -> None:

@@ -38,6 +38,8 @@ STATE = (
     "alone, and files that were saved before do not load"
 )
 CLIPPED = "FusedAdam clipped the gradients of each group below FP16_Optimizer; a hook does it before each step"
+CONVERTERS = ("apex.fp16_utils.network_to_half", "apex.fp16_utils.convert_network")
+OF_MODELS = ("parameters", "named_parameters", "train", "eval", "state_dict")
 
 
 @dataclass(frozen=True)
@@ -293,10 +295,6 @@ def _origins(old: str, new: str) -> dict[int, int]:
         for index in range(b, b_end):
             found[index + 1] = min(a + index - b, max(a, a_end - 1)) + 1
     return found
-
-
-CONVERTERS = ("apex.fp16_utils.network_to_half", "apex.fp16_utils.convert_network")
-OF_MODELS = ("parameters", "named_parameters", "train", "eval", "state_dict")
 
 
 @dataclass(frozen=True)

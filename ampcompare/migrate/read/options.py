@@ -14,6 +14,9 @@ __all__ = ["UNSEEN", "as_bool", "bind", "entries", "lookups", "members", "unknow
 UNSEEN = ast.Constant(...)  # stands for a value that only some runs give
 # What the rewriting asks of a dict of options that only a run knows; the defaults are those of amp.initialize.
 ASKED = {"enabled": '.get("enabled", True)', "opt_level": '.get("opt_level", "O1")', "loss_scale": '.get("loss_scale")'}
+# Options that torch.amp has nothing for, so that it does not matter whether a run gives them.
+WITHOUT_TWIN = frozenset({"keep_batchnorm_fp32", "master_weights", "verbosity"})
+FUNCTIONS = {"bool", "hasattr", "isinstance", "callable"}
 
 
 def entries(tree: Tree, options: ast.expr, optional: frozenset[str]) -> dict[str, ast.expr] | None:
@@ -90,10 +93,6 @@ def _rebinds(scope: ast.AST, statement: ast.Assign, use: ast.expr) -> bool:
     )
 
 
-# Options that torch.amp has nothing for, so that it does not matter whether a run gives them.
-WITHOUT_TWIN = frozenset({"keep_batchnorm_fp32", "master_weights", "verbosity"})
-
-
 def bind(call: ast.Call, names: tuple[str, ...], tree: Tree | None = None) -> dict[str, ast.expr]:
     """Return the arguments of a call by name.
 
@@ -137,9 +136,6 @@ def members(tree: Tree, value: ast.expr) -> list[ast.expr]:
         elif isinstance(node.ctx, ast.Store) or isinstance(bound, ast.Attribute):
             return [value]  # it is another list, or `append` changes it
     return list(found.values()) or [value]
-
-
-FUNCTIONS = {"bool", "hasattr", "isinstance", "callable"}
 
 
 def as_bool(tree: Tree, text: str) -> str:

@@ -23,6 +23,62 @@ HALF = ("einsum", "matmul", "bmm", "baddbmm", "addbmm", "mm", "mv", "linear", "c
 
 REGISTERED = {"register_half_function": "float16", "register_float_function": "float32"}
 LISTS = {"functional_overrides": ".nn.functional", "torch_overrides": "", "tensor_overrides": ".Tensor"}
+TRAINING = {"backward", "scale_loss", "step", "wrap_optimizer"}
+NAME = "larc"
+# It has the parameters of the class, so that calls stay as they are.
+FUNCTION = '''\
+def larc(optimizer, trust_coefficient=0.02, clip=True, eps=1e-8):
+    """Scale each gradient by the norm of its weight over its own before an optimizer steps, as LARC of Apex did."""
+    decays = []
+
+    @{torch}.no_grad()
+    def adapt(optimizer, *_):
+        decays[:] = [group.get("weight_decay", 0) for group in optimizer.param_groups]
+        for group, decay in zip(optimizer.param_groups, decays):
+            group["weight_decay"] = 0
+            for param in group["params"]:
+                if param.grad is None:
+                    continue
+                weight, grad = param.norm(), param.grad.norm()
+                if weight != 0 and grad != 0:
+                    rate = trust_coefficient * weight / (grad + weight * decay + eps)
+                    if clip:
+                        rate = {torch}.clamp(rate / group["lr"], max=1)
+                    param.grad.add_(param, alpha=decay).mul_(rate)
+
+    def restore(optimizer, *_):
+        for group, decay in zip(optimizer.param_groups, decays):
+            group["weight_decay"] = decay
+
+    optimizer.register_step_pre_hook(adapt)
+    optimizer.register_step_post_hook(restore)
+    return optimizer
+'''
+NO_CORRECTION = "FusedAdam without bias correction has no equivalent in torch; it stays, and current Apex still has it"
+DDP = "torch.nn.parallel.DistributedDataParallel"
+DDP_ARGUMENTS = (
+    "module",
+    "message_size",
+    "delay_allreduce",
+    "shared_param",
+    "allreduce_trigger_params",
+    "retain_allreduce_buffers",
+    "allreduce_always_fp32",
+    "num_allreduce_streams",
+    "allreduce_communicators",
+    "gradient_average",
+    "gradient_predivide_factor",
+    "gradient_average_split_factor",
+    "prof",
+)
+BUFFERS = (
+    "torch's DistributedDataParallel sends the buffers of rank 0 before each forward pass, Apex's does not; "
+    "broadcast_buffers=False keeps them apart"
+)
+SHARDS = (
+    "each rank holds all weights in fp32 now, which takes more memory than O2; if that is too much, "
+    "torch.distributed.fsdp.fully_shard (FSDP2) splits weights, gradients and optimizer state over the ranks"
+)
 
 
 class Twins:
@@ -367,9 +423,6 @@ def _value_of(statement: ast.stmt, node: ast.AST) -> ast.expr | None:
     return value
 
 
-TRAINING = {"backward", "scale_loss", "step", "wrap_optimizer"}
-
-
 def _trains(tree: Tree) -> bool:
     return any(isinstance(each, ast.Attribute) and each.attr in TRAINING for each in tree.nodes)
 
@@ -423,38 +476,6 @@ def _cast_from_here(tree: Tree, edits: Edits, torch: str, call: ast.Call) -> boo
     return True
 
 
-NAME = "larc"
-# It has the parameters of the class, so that calls stay as they are.
-FUNCTION = '''\
-def larc(optimizer, trust_coefficient=0.02, clip=True, eps=1e-8):
-    """Scale each gradient by the norm of its weight over its own before an optimizer steps, as LARC of Apex did."""
-    decays = []
-
-    @{torch}.no_grad()
-    def adapt(optimizer, *_):
-        decays[:] = [group.get("weight_decay", 0) for group in optimizer.param_groups]
-        for group, decay in zip(optimizer.param_groups, decays):
-            group["weight_decay"] = 0
-            for param in group["params"]:
-                if param.grad is None:
-                    continue
-                weight, grad = param.norm(), param.grad.norm()
-                if weight != 0 and grad != 0:
-                    rate = trust_coefficient * weight / (grad + weight * decay + eps)
-                    if clip:
-                        rate = {torch}.clamp(rate / group["lr"], max=1)
-                    param.grad.add_(param, alpha=decay).mul_(rate)
-
-    def restore(optimizer, *_):
-        for group, decay in zip(optimizer.param_groups, decays):
-            group["weight_decay"] = decay
-
-    optimizer.register_step_pre_hook(adapt)
-    optimizer.register_step_post_hook(restore)
-    return optimizer
-'''
-
-
 def _uses_larc(meanings: list[str]) -> bool:
     """Return whether LARC is among the full names that a module uses: its hooks need gradients that are unscaled.
 
@@ -495,7 +516,6 @@ def _rewrite_larc(tree: Tree, edits: Edits, torch: str, node: ast.Name | ast.Att
 
 
 Note: TypeAlias = Callable[[ast.AST, str], None]
-NO_CORRECTION = "FusedAdam without bias correction has no equivalent in torch; it stays, and current Apex still has it"
 
 
 def _add_argument(tree: Tree, edits: Edits, call: ast.Call, text: str) -> None:
@@ -744,32 +764,6 @@ def _bound_keys(parent: ast.AST, node: ast.Name) -> set[str] | None:
         return None
     keys = [key.value for key in parent.value.keys if isinstance(key, ast.Constant)]
     return {str(key) for key in keys} if len(keys) == len(parent.value.keys) else None
-
-
-DDP = "torch.nn.parallel.DistributedDataParallel"
-DDP_ARGUMENTS = (
-    "module",
-    "message_size",
-    "delay_allreduce",
-    "shared_param",
-    "allreduce_trigger_params",
-    "retain_allreduce_buffers",
-    "allreduce_always_fp32",
-    "num_allreduce_streams",
-    "allreduce_communicators",
-    "gradient_average",
-    "gradient_predivide_factor",
-    "gradient_average_split_factor",
-    "prof",
-)
-BUFFERS = (
-    "torch's DistributedDataParallel sends the buffers of rank 0 before each forward pass, Apex's does not; "
-    "broadcast_buffers=False keeps them apart"
-)
-SHARDS = (
-    "each rank holds all weights in fp32 now, which takes more memory than O2; if that is too much, "
-    "torch.distributed.fsdp.fully_shard (FSDP2) splits weights, gradients and optimizer state over the ranks"
-)
 
 
 def _rewrite_ddp(

@@ -38,6 +38,7 @@ __all__ = [
 ]
 
 Series = dict[str, Any]
+MOST_TICKS = 6
 
 
 @dataclass(frozen=True)
@@ -268,7 +269,6 @@ def over_seeds(
 
 WIDTH, HEIGHT = 560, 240
 LEFT, RIGHT, TOP, BOTTOM = 62, 548, 12, 214
-MOST_TICKS = 6
 
 
 @dataclass(frozen=True)

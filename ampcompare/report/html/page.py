@@ -59,6 +59,7 @@ SECTIONS = (
     ("settings", "Settings"),
     ("again", "Reproduce"),
 )
+MAX_CELL = 80
 
 
 class Html(Reporter):
@@ -242,9 +243,6 @@ def _time(seconds: float | None, factor: float, record: RunRecord) -> str:
 
 def _number(value: float | None, form: str, factor: float = 1) -> str:
     return "-" if value is None else form.format(value * factor)
-
-
-MAX_CELL = 80
 
 
 def order_with_starts(comparison: Comparison) -> list[str]:

@@ -24,6 +24,9 @@ __all__ = [
     "time_marks",
 ]
 
+VARIED = ("arm", "recipe.seed")  # by the matrix itself
+OF_A_FAILURE = ("exit_code",)
+
 
 @dataclass(frozen=True)
 class ArmRuns:
@@ -94,10 +97,6 @@ def rounded(value: float, digits: int = 5) -> float:
     """Return a number with this many digits; a whole one as an int, which is shorter in JSON."""
     short = float(f"{value:.{digits}g}")
     return int(short) if short.is_integer() else short
-
-
-VARIED = ("arm", "recipe.seed")  # by the matrix itself
-OF_A_FAILURE = ("exit_code",)
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,8 @@ ONE_SCALE = (
     "the script has one loss scale for each loss (num_losses), and all losses share one here, as with one GradScaler"
 )
 Given = Callable[[list[Any], list[Any]], None]
+FUNCTIONS = ("initialize", "scale_loss", "master_params", "state_dict", "load_state_dict", "disable_casts", "init")
+_KINDS = ("half", "float", "promote")
 
 
 class ScriptAmp:
@@ -338,9 +340,6 @@ def _applied(outcome: StepOutcome | None) -> Callable[[], bool] | bool:
     return True if outcome is None else lambda: outcome.applied[0]
 
 
-FUNCTIONS = ("initialize", "scale_loss", "master_params", "state_dict", "load_state_dict", "disable_casts", "init")
-
-
 def _device_of(models: Sequence[Any], optimizers: Sequence[Any]) -> str:
     """Return the device of the first parameter."""
     for model in models:
@@ -412,7 +411,6 @@ class _Casting:
             torch.clear_autocast_cache()  # an autocast block of the script may still be open around this one
 
 
-_KINDS = ("half", "float", "promote")
 Choose = Callable[[], "torch.dtype | None"]
 
 

@@ -35,6 +35,20 @@ PLACE = re.compile(r"[^\n:]+:\d+: ")
 HOOKS = ("ampcompare.guards.", "ampcompare.script.")
 
 _kept: list[ModuleType | None] = []
+# Messages of torch: of the CPU build, and of a CUDA build without a driver or a device; also in tracebacks of children.
+MESSAGES = re.compile(
+    "not compiled with CUDA|compiled without CUDA|requires CUDA support|without ATen_cuda"
+    "|Found no NVIDIA driver|No CUDA GPUs are available|no CUDA-capable device|CUDA driver initialization failed"
+    r"|no attribute '_(cuda|nccl)|dummy base class (Event|Stream|CUDAGraph)|dummy base class _Cuda"
+    "|NVTX functions not installed|doesn't have NCCL built in|only supported with GPUs"
+    r"|accelerator device when none is available|torch\.cuda\.is_available\(\) is False|CUDA is not available"
+)
+# Lines of a script whose error does not mention CUDA: a bare `assert`, and `None.split`.
+ASKS: dict[type[Exception], re.Pattern[str]] = {
+    AssertionError: re.compile(r"cuda\s*\.\s*(is_available|device_count)\s*\("),
+    AttributeError: re.compile(r"version\s*\.\s*cuda\b"),
+    TypeError: re.compile(r"version\s*\.\s*cuda\b|cudnn\s*\.\s*version\s*\("),
+}
 
 
 def execute(
@@ -220,22 +234,6 @@ def _print_sums(recorder: Recorder | None) -> None:
         if child_processes.started():
             empty = "the record has no step of this process; processes that it started write their own files"
         print(f"ampcompare: {recorder.sums() or empty}", file=sys.stderr)
-
-
-# Messages of torch: of the CPU build, and of a CUDA build without a driver or a device; also in tracebacks of children.
-MESSAGES = re.compile(
-    "not compiled with CUDA|compiled without CUDA|requires CUDA support|without ATen_cuda"
-    "|Found no NVIDIA driver|No CUDA GPUs are available|no CUDA-capable device|CUDA driver initialization failed"
-    r"|no attribute '_(cuda|nccl)|dummy base class (Event|Stream|CUDAGraph)|dummy base class _Cuda"
-    "|NVTX functions not installed|doesn't have NCCL built in|only supported with GPUs"
-    r"|accelerator device when none is available|torch\.cuda\.is_available\(\) is False|CUDA is not available"
-)
-# Lines of a script whose error does not mention CUDA: a bare `assert`, and `None.split`.
-ASKS: dict[type[Exception], re.Pattern[str]] = {
-    AssertionError: re.compile(r"cuda\s*\.\s*(is_available|device_count)\s*\("),
-    AttributeError: re.compile(r"version\s*\.\s*cuda\b"),
-    TypeError: re.compile(r"version\s*\.\s*cuda\b|cudnn\s*\.\s*version\s*\("),
-}
 
 
 def lacks_gpu(error: BaseException) -> bool:

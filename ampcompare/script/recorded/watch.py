@@ -43,6 +43,19 @@ from ampcompare.training.metrics.memory import MemoryMeter, make_memory_meter
 
 __all__ = ["EnoughSteps", "Watch", "WrittenFiles", "catch_scalars"]
 
+WRITERS = ("torch.utils.tensorboard", "tensorboardX")
+LIBRARIES = (*WRITERS, "wandb", "mlflow")
+MAX_FILES = 200
+MAX_READ = 5000
+MAX_AGE_SECONDS = 30 * 86400.0  # an older file is data, and none that a cell of this comparison wrote
+WRITING = os.O_WRONLY | os.O_RDWR
+CELL_DIR = "AMPCOMPARE_CELL_DIR"
+CELL_STARTED = "AMPCOMPARE_CELL_STARTED"
+SAFETENSORS = ("safetensors.torch", "safetensors.numpy")
+# Of other programs, which read and write them for themselves: compiled kernels, downloads, trackers of experiments.
+CACHES = ("XDG_CACHE_HOME", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "HF_HOME", "TORCH_HOME")
+IN_HOME = (".cache", ".triton", ".config", ".nv", ".keras", ".netrc")
+
 
 class EnoughSteps(SystemExit):
     """Ends a script after as many steps as were asked for; its exit code is 0."""
@@ -135,10 +148,6 @@ def _device_facts(device: torch.device) -> dict[str, Any]:
         names = {"device_name": torch.cuda.get_device_name(device), "cudnn": torch.backends.cudnn.version()}
         facts |= {**names, "cuda": torch.version.cuda}
     return facts
-
-
-WRITERS = ("torch.utils.tensorboard", "tensorboardX")
-LIBRARIES = (*WRITERS, "wandb", "mlflow")
 
 
 def catch_scalars() -> Callable[[], None]:
@@ -284,18 +293,6 @@ def _nothing_for(name: str) -> Any:
     if name.startswith("__"):
         raise AttributeError(name)
     return _Nothing()
-
-
-MAX_FILES = 200
-MAX_READ = 5000
-MAX_AGE_SECONDS = 30 * 86400.0  # an older file is data, and none that a cell of this comparison wrote
-WRITING = os.O_WRONLY | os.O_RDWR
-CELL_DIR = "AMPCOMPARE_CELL_DIR"
-CELL_STARTED = "AMPCOMPARE_CELL_STARTED"
-SAFETENSORS = ("safetensors.torch", "safetensors.numpy")
-# Of other programs, which read and write them for themselves: compiled kernels, downloads, trackers of experiments.
-CACHES = ("XDG_CACHE_HOME", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "HF_HOME", "TORCH_HOME")
-IN_HOME = (".cache", ".triton", ".config", ".nv", ".keras", ".netrc")
 
 
 class WrittenFiles:

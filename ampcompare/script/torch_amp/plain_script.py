@@ -42,6 +42,7 @@ from ampcompare.script.torch_amp.names import TorchNames
 __all__ = ["PlainScript"]
 
 HALF = (torch.float16, torch.bfloat16)
+MAX_WATCHED = 4096
 
 
 class _Mode(enum.Enum):
@@ -541,9 +542,6 @@ def _several_closures(arm: Arm) -> str:
         f"LBFGS runs its closure several times in one step, and {arm} scales the loss, which may skip a step; compare "
         "fp32 or native:bf16"
     )
-
-
-MAX_WATCHED = 4096
 
 
 class _UpdatesByHand:

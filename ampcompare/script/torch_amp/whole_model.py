@@ -55,6 +55,12 @@ from ampcompare.script.torch_amp.autocast_and_scaler import (
 
 __all__ = ["WholeModel"]
 
+HALF = (torch.float16, torch.bfloat16)
+METHODS = ("scale", "unscale_", "step", "update", "get_scale", "state_dict", "load_state_dict")
+CONTAINERS = (nn.ModuleList, nn.ModuleDict)  # they hold models, and are never called
+_GRAD: Any = vars(torch._C.TensorBase)["grad"]
+KEPT = ("training", "require_backward_grad_sync")  # what a script may have set since
+
 
 class _Scale(abc.ABC):
     """Of one GradScaler."""
@@ -265,10 +271,6 @@ class _HalfScaling(_LossScaling):
 def _make_loss_scaling(arm: Arm, device: str) -> _LossScaling:
     """Return that of an arm of `half`, or of `apex` at a level that casts weights."""
     return _ApexScaling(arm, device) if arm.backend == "apex" else _HalfScaling(arm, device)
-
-
-HALF = (torch.float16, torch.bfloat16)
-METHODS = ("scale", "unscale_", "step", "update", "get_scale", "state_dict", "load_state_dict")
 
 
 @dataclasses.dataclass
@@ -587,9 +589,6 @@ def _zero_grad(names: WholeModel, optimizer: Any, set_to_none: bool = True) -> N
     names.cleared(optimizer, set_to_none=set_to_none)
 
 
-CONTAINERS = (nn.ModuleList, nn.ModuleDict)  # they hold models, and are never called
-
-
 class _FoundModels:
     """Finds models and optimizers when the script first calls a module whose weights an optimizer holds.
 
@@ -730,7 +729,6 @@ def _is_shell(module: nn.Module) -> bool:
     return type(module).__name__ in WRAPPERS or isinstance(module, CONTAINERS)
 
 
-_GRAD: Any = vars(torch._C.TensorBase)["grad"]
 Pairs = Iterable[tuple[Tensor, Tensor]]
 
 
@@ -783,9 +781,6 @@ class _MasterGradients:
             self._set()
         else:
             self._shown[id(tensor)] = param, master, wide
-
-
-KEPT = ("training", "require_backward_grad_sync")  # what a script may have set since
 
 
 class _ParallelWrappers:

@@ -24,6 +24,11 @@ __all__ = ["RunMetrics", "Tracer", "halves", "outlier_share"]
 
 MAX_LENGTH = 100
 QUANTILES = 20
+LAST_EPOCHS = 3
+OUTLIER_MADS = 3
+MIN_OUTLIER = 0.01  # of the median: what is nearer to it cannot move a verdict with a margin of 2 %
+MAD_TO_SD = 1.4826  # of a normal distribution
+MEDIAN_TO_MEAN_ERROR = math.sqrt(math.pi / 2)  # standard error of a median over that of a mean, likewise
 
 
 @dataclass
@@ -77,9 +82,6 @@ def _quantiles(seconds: Sequence[float]) -> list[float]:
         return []
     inner = statistics.quantiles(seconds, n=QUANTILES, method="inclusive")
     return [float(f"{value:.4g}") for value in (min(seconds), *inner, max(seconds))]
-
-
-LAST_EPOCHS = 3
 
 
 @dataclass
@@ -204,12 +206,6 @@ def _sha256(values: array[float]) -> str:
         values = array("d", values)
         values.byteswap()
     return hashlib.sha256(values.tobytes()).hexdigest()
-
-
-OUTLIER_MADS = 3
-MIN_OUTLIER = 0.01  # of the median: what is nearer to it cannot move a verdict with a margin of 2 %
-MAD_TO_SD = 1.4826  # of a normal distribution
-MEDIAN_TO_MEAN_ERROR = math.sqrt(math.pi / 2)  # standard error of a median over that of a mean, likewise
 
 
 @dataclass(frozen=True)

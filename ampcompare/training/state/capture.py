@@ -35,6 +35,9 @@ __all__ = [
     "training_state",
 ]
 
+WORDS = 624
+SIZES = ((16,), (44,))
+
 
 def training_state(
     models: Sequence[nn.Module],
@@ -259,9 +262,7 @@ def _differing(buffers: Mapping[str, Tensor], saved: Mapping[str, Any]) -> dict[
     }
 
 
-WORDS = 624
 """Length of the state of a Mersenne Twister, in words of 32 bits."""
-SIZES = ((16,), (44,))
 """Shapes of the state of a GPU: seed and offset; under Metal the state of a Philox generator and a seed."""
 
 

@@ -30,6 +30,9 @@ LIKE_ANY_SHAPE = ("SGD", "Adam", "AdamW", "FusedAdam", "FusedLAMB", "FusedNovoGr
 PACKAGES = ("torch", "apex", "ampcompare")
 SMALL = torch.Size([2])
 SETTINGS = (bool, int, float, str)
+MAX_NAMED = 10
+MOVING_SCALES = ("scale", "loss_scale")
+MOVING_COUNTS = ("unskipped", "_growth_tracker", "good_steps", "actnn_forwards", "rounding_steps")
 
 
 class StateProbe:
@@ -104,10 +107,6 @@ def _uncompiled() -> AbstractContextManager[Any]:
     set_stance = getattr(torch.compiler, "set_stance", None)
     return nullcontext() if set_stance is None else set_stance("force_eager")
 
-
-MAX_NAMED = 10
-MOVING_SCALES = ("scale", "loss_scale")
-MOVING_COUNTS = ("unskipped", "_growth_tracker", "good_steps", "actnn_forwards", "rounding_steps")
 
 Names = Sequence[Sequence[tuple[int, str]]]
 """Per optimizer and parameter, in order: the index of the model, and the name of the parameter in it."""

@@ -36,6 +36,12 @@ __all__ = [
     "take_grads",
 ]
 
+# The reference count of a tensor to which only one list refers.
+_UNSHARED = max(map(sys.getrefcount, [object()]))
+_TENSOR_BACKWARD = Tensor.backward
+# Torch's own function, even if it was replaced before this module was imported.
+_AUTOGRAD_BACKWARD = inspect.unwrap(torch.autograd.backward)
+
 
 def prepare_backward_no_master_weights(optimizer: Any) -> None:
     """Stash the gradients of all parameters."""
@@ -241,10 +247,6 @@ def _choose_targets(stash: AmpOptimizerState, sums: _Sums) -> list[Tensor]:
     return targets
 
 
-# The reference count of a tensor to which only one list refers.
-_UNSHARED = max(map(sys.getrefcount, [object()]))
-
-
 def _renew_buffers(stash: AmpOptimizerState, indices: Iterable[int]) -> None:
     """Create missing buffers, and replace shared ones: a gradient that the script kept must not change."""
     buffers = stash.master_grad_buffers
@@ -252,11 +254,6 @@ def _renew_buffers(stash: AmpOptimizerState, indices: Iterable[int]) -> None:
     for index in indices:
         if buffers[index] is None or references[index] != _UNSHARED:
             buffers[index] = torch.empty_like(stash.all_fp32_from_fp16_params[index], requires_grad=False)
-
-
-_TENSOR_BACKWARD = Tensor.backward
-# Torch's own function, even if it was replaced before this module was imported.
-_AUTOGRAD_BACKWARD = inspect.unwrap(torch.autograd.backward)
 
 
 def run_from(loss: Tensor, initial_grad: Tensor | None) -> None:

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 __all__ = ["AmpOptimizerState", "Flag", "cast_state", "load_state_keeping_precision", "recast_through_state_dict"]
 
 HALF_TYPES = (torch.float16, torch.bfloat16)
+# Devices whose allocator returns released memory without cost.
+_CACHED_DEVICES = frozenset({"cuda"})
 
 
 def recast_through_state_dict(optimizer: Any) -> None:
@@ -77,9 +79,6 @@ def load_state_keeping_precision(
 
 Flag = tuple[Tensor, "LossScaler", int]
 """An overflow flag on the device, its loss scaler, and the `loss_id` of that scaler."""
-
-# Devices whose allocator returns released memory without cost.
-_CACHED_DEVICES = frozenset({"cuda"})
 
 
 class AmpOptimizerState:

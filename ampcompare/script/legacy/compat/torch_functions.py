@@ -35,6 +35,63 @@ from ampcompare.script.legacy.stderr import note
 
 __all__ = ["patch_masks", "patch_torch"]
 
+SPELLINGS = ("--local_rank", "--local-rank")
+# Index of the mask among the positional arguments, `self` included.
+METHODS = {
+    "masked_fill": 1,
+    "masked_fill_": 1,
+    "masked_scatter": 1,
+    "masked_scatter_": 1,
+    "masked_select": 1,
+    "where": 1,
+}
+FUNCTIONS = {"masked_fill": 1, "masked_scatter": 1, "masked_select": 1, "where": 0}
+KEYWORDS = ("mask", "condition")
+ABSTRACT = [
+    "Callable",
+    "Container",
+    "Hashable",
+    "ItemsView",
+    "Iterable",
+    "Iterator",
+    "KeysView",
+    "Mapping",
+    "MappingView",
+    "MutableMapping",
+    "MutableSequence",
+    "MutableSet",
+    "Sequence",
+    "Set",
+    "Sized",
+    "ValuesView",
+]
+NUMPY = {
+    "float": (float, "float"),
+    "int": (int, "int"),
+    "long": (int, "int"),
+    "bool": (bool, "bool"),
+    "object": (object, "object"),
+    "str": (str, "str"),
+    "unicode": (str, "str"),
+    "complex": (complex, "complex"),
+    "Inf": (math.inf, "numpy.inf"),
+    "Infinity": (math.inf, "numpy.inf"),
+    "infty": (math.inf, "numpy.inf"),
+    "NaN": (math.nan, "numpy.nan"),
+    "NAN": (math.nan, "numpy.nan"),
+}
+NUMPY_RENAMED = {
+    "float_": "float64",
+    "complex_": "complex128",
+    "string_": "bytes_",
+    "unicode_": "str_",
+    "int0": "intp",
+    "product": "prod",
+    "cumproduct": "cumprod",
+    "sometrue": "any",
+    "alltrue": "all",
+}
+
 
 def patch_torch() -> None:
     """Patch torch, and restore names that Python and numpy have removed, in this process."""
@@ -106,9 +163,6 @@ def _patch_loader_next() -> None:
     dataloader._BaseDataLoaderIter.next = next_batch  # type: ignore[attr-defined]
 
 
-SPELLINGS = ("--local_rank", "--local-rank")
-
-
 def _patch_local_rank() -> None:
     """Pass the local rank to argparse, if the script's parser has such an option.
 
@@ -140,19 +194,6 @@ def _with_local_rank(parser: Any, given: list[str]) -> list[str]:
         return given
     note(f"the script gets {accepted[0]} from LOCAL_RANK")
     return [f"{accepted[0]}={rank}", *given]
-
-
-# Index of the mask among the positional arguments, `self` included.
-METHODS = {
-    "masked_fill": 1,
-    "masked_fill_": 1,
-    "masked_scatter": 1,
-    "masked_scatter_": 1,
-    "masked_select": 1,
-    "where": 1,
-}
-FUNCTIONS = {"masked_fill": 1, "masked_scatter": 1, "masked_select": 1, "where": 0}
-KEYWORDS = ("mask", "condition")
 
 
 def patch_masks() -> None:
@@ -272,52 +313,6 @@ def _patch_attention() -> None:
         return canonical(_as_bool(mask), *args, **kwargs)
 
     functional._canonical_mask = canonical_mask
-
-
-ABSTRACT = [
-    "Callable",
-    "Container",
-    "Hashable",
-    "ItemsView",
-    "Iterable",
-    "Iterator",
-    "KeysView",
-    "Mapping",
-    "MappingView",
-    "MutableMapping",
-    "MutableSequence",
-    "MutableSet",
-    "Sequence",
-    "Set",
-    "Sized",
-    "ValuesView",
-]
-NUMPY = {
-    "float": (float, "float"),
-    "int": (int, "int"),
-    "long": (int, "int"),
-    "bool": (bool, "bool"),
-    "object": (object, "object"),
-    "str": (str, "str"),
-    "unicode": (str, "str"),
-    "complex": (complex, "complex"),
-    "Inf": (math.inf, "numpy.inf"),
-    "Infinity": (math.inf, "numpy.inf"),
-    "infty": (math.inf, "numpy.inf"),
-    "NaN": (math.nan, "numpy.nan"),
-    "NAN": (math.nan, "numpy.nan"),
-}
-NUMPY_RENAMED = {
-    "float_": "float64",
-    "complex_": "complex128",
-    "string_": "bytes_",
-    "unicode_": "str_",
-    "int0": "intp",
-    "product": "prod",
-    "cumproduct": "cumprod",
-    "sometrue": "any",
-    "alltrue": "all",
-}
 
 
 def _patch_removed_names() -> None:

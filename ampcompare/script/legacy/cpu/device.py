@@ -77,6 +77,30 @@ TENSOR_FACTORIES = ("new_empty", "new_empty_strided", "new_full", "new_ones", "n
 TYPES = ["Bool", "Byte", "Char", "Double", "Float", "Half", "BFloat16", "Int", "Long", "Short"]
 
 _modes: list[EmulatedHalf] = []
+# Versions that scripts compare and print, if torch itself has none: those of torch 2.4.
+_CUDA_VERSION = "12.1"
+_CUDNN_VERSION = 90100
+_NCCL_VERSION = (2, 20, 5)
+# The first capability with bfloat16; cuDNN refuses older ones.
+CAPABILITY = (8, 0)
+_LIBRARIES: list[torch.library.Library] = []  # torch forgets the casts of one that is gone
+FP32 = (
+    "acos", "asin", "cosh", "erfinv", "exp", "expm1", "log", "log10", "log2", "log1p", "reciprocal", "rsqrt",
+    "sinh", "tan", "pow.Tensor_Scalar", "pow.Tensor_Tensor", "pow.Scalar", "softplus", "layer_norm",
+    "native_layer_norm", "rms_norm", "group_norm", "frobenius_norm.dim", "nuclear_norm", "nuclear_norm.dim",
+    "cosine_similarity", "poisson_nll_loss", "cosine_embedding_loss", "nll_loss", "nll_loss2d",
+    "hinge_embedding_loss", "kl_div", "l1_loss", "smooth_l1_loss", "huber_loss", "mse_loss",
+    "margin_ranking_loss", "multilabel_margin_loss", "soft_margin_loss", "triplet_margin_loss",
+    "multi_margin_loss", "binary_cross_entropy_with_logits", "dist", "pdist", "cdist", "renorm", "logsumexp",
+    "prod", "prod.dim_int", "softmax.int", "log_softmax.int", "cumprod", "cumsum", "linalg_vector_norm",
+    "linalg_matrix_norm", "linalg_matrix_norm.str_ord", "sum", "sum.dim_IntList", "norm.Scalar",
+    "norm.ScalarOpt_dim",
+)  # fmt: skip
+LOWER = (
+    "prelu", "addmv", "addr", "mv", "einsum", "linalg_vecdot", "chain_matmul", "linalg_multi_dot",
+    "lstm_cell", "gru_cell",
+)  # fmt: skip
+PARTS = ("_normalize", "_world_size", "_by_batch", "_track")  # of ampcompare's, which know torch's attributes
 
 
 def is_cuda(device: Any) -> bool:
@@ -263,14 +287,6 @@ def _replace_loading() -> None:
     )
 
 
-# Versions that scripts compare and print, if torch itself has none: those of torch 2.4.
-_CUDA_VERSION = "12.1"
-_CUDNN_VERSION = 90100
-_NCCL_VERSION = (2, 20, 5)
-# The first capability with bfloat16; cuDNN refuses older ones.
-CAPABILITY = (8, 0)
-
-
 class _Nothing(AbstractContextManager[Any]):
     """Accepts any arguments and does nothing, as a context or as a decorator."""
 
@@ -455,9 +471,6 @@ _ACCELERATOR: dict[str, Any] = {
 }
 
 
-_LIBRARIES: list[torch.library.Library] = []  # torch forgets the casts of one that is gone
-
-
 def _autocast_on_cpu() -> None:
     """Let autocast for CUDA act on CPU tensors, by whichever call it is enabled, for the life of this process."""
     _LIBRARIES.append(cast_as_for_cuda())
@@ -521,24 +534,6 @@ def _cast_inputs_on_cpu() -> None:
     autocast_mode._cast = cast_on_cpu
 
 
-FP32 = (
-    "acos", "asin", "cosh", "erfinv", "exp", "expm1", "log", "log10", "log2", "log1p", "reciprocal", "rsqrt",
-    "sinh", "tan", "pow.Tensor_Scalar", "pow.Tensor_Tensor", "pow.Scalar", "softplus", "layer_norm",
-    "native_layer_norm", "rms_norm", "group_norm", "frobenius_norm.dim", "nuclear_norm", "nuclear_norm.dim",
-    "cosine_similarity", "poisson_nll_loss", "cosine_embedding_loss", "nll_loss", "nll_loss2d",
-    "hinge_embedding_loss", "kl_div", "l1_loss", "smooth_l1_loss", "huber_loss", "mse_loss",
-    "margin_ranking_loss", "multilabel_margin_loss", "soft_margin_loss", "triplet_margin_loss",
-    "multi_margin_loss", "binary_cross_entropy_with_logits", "dist", "pdist", "cdist", "renorm", "logsumexp",
-    "prod", "prod.dim_int", "softmax.int", "log_softmax.int", "cumprod", "cumsum", "linalg_vector_norm",
-    "linalg_matrix_norm", "linalg_matrix_norm.str_ord", "sum", "sum.dim_IntList", "norm.Scalar",
-    "norm.ScalarOpt_dim",
-)  # fmt: skip
-LOWER = (
-    "prelu", "addmv", "addr", "mv", "einsum", "linalg_vecdot", "chain_matmul", "linalg_multi_dot",
-    "lstm_cell", "gru_cell",
-)  # fmt: skip
-
-
 def cast_as_for_cuda() -> torch.library.Library:
     """Register the casts; they act where autocast for CUDA is enabled, while the result is alive."""
     library = torch.library.Library("aten", "IMPL")
@@ -578,9 +573,6 @@ def _cast(values: Any, dtype: torch.dtype) -> Iterator[Any]:
             yield type(each)(_cast(each, dtype))
         else:
             yield each
-
-
-PARTS = ("_normalize", "_world_size", "_by_batch", "_track")  # of ampcompare's, which know torch's attributes
 
 
 def _sync_batch_norm_on_cpu(*, quiet: bool = False) -> None:

@@ -43,6 +43,19 @@ FORMAT = "ampcompare-exec"
 REPORT_FORMATS = ("table", "md", "csv", "json", "html")
 SCHEMA = 1
 MAX_BYTES = 2**31
+HEADERS = [
+    "item",
+    "count",
+    "skipped",
+    "overflows",
+    "scale min",
+    "scale max",
+    "final scale",
+    "first loss",
+    "last loss",
+    "median step s",
+]
+MAX_NAME = 60
 
 
 @dataclass
@@ -192,19 +205,6 @@ ROWS = {
     ),
 }
 
-HEADERS = [
-    "item",
-    "count",
-    "skipped",
-    "overflows",
-    "scale min",
-    "scale max",
-    "final scale",
-    "first loss",
-    "last loss",
-    "median step s",
-]
-
 
 def tabulated(summary: ExecSummary) -> tuple[list[str], list[list[str]]]:
     """Return headers and one row per optimizer and loss; what does not apply is empty."""
@@ -259,7 +259,6 @@ def document(summary: ExecSummary) -> dict[str, Any]:
     }
 
 
-MAX_NAME = 60
 NamedRecord = tuple[str, ExecSummary]
 
 
