@@ -33,7 +33,7 @@ SECONDS_TO_END = 15.0
 
 def steps_made(folder: Path) -> int:
     """Steps of all cells below a run directory, as their ranks reported them."""
-    return sum(json.loads(path.read_text())[0] for path in folder.glob("cells/*/progress.json"))
+    return sum(json.loads(path.read_text())["progress"][0] for path in folder.glob("cells/*/progress.json"))
 
 
 @pytest.fixture(autouse=True)
