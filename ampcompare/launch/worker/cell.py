@@ -1,7 +1,7 @@
 """Train a cell in this process, and write its steps and record.
 
 `python -m ampcompare.launch.worker.cell FOLDER` trains the configuration in FOLDER. The composition root is
-`train_cell`, which calls the four stages of `stages/`: configure_process, build, run, record.
+`train_cell`, which calls the four stages: `configure_process`, `build`, `run` and `record`.
 """
 
 from __future__ import annotations
