@@ -164,6 +164,7 @@ print(record.status, record.arm, len(comparison.records), comparison.reference, 
 """
 
 
+@pytest.mark.slow
 def test_an_unguarded_script(tmp_path: Path, forked_python: Any) -> None:
     """The Python API runs from a script without a main guard, which is not run again by any of its processes."""
     (tmp_path / "script.py").write_text(SCRIPT)

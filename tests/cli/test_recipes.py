@@ -19,6 +19,7 @@ APEX = ("--recipe", "articles/r50-imagenet-apex", "--size", "small")
 LITTLE = ("--arch", "mlp", "--epochs", "1", "--train-size", "256", "--val-size", "64", "--device", "cpu")
 
 
+@pytest.mark.slow
 def test_published_stands_beside_measured(call: Call, tmp_path: Path) -> None:
     """A comparison by a recipe shows what was published for its arms, in every format and when it is rendered again."""
     out = str(tmp_path / "out")

@@ -53,6 +53,7 @@ def tiny_study(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ampcompare.experiment.claims.study.load_study", lambda name: TINY)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("tiny_study")
 def test_a_claim_is_run_and_told(call: Call, tmp_path: Path) -> None:
     """The table has the claim with its verdict, files lie in the folder, and a second call trains nothing."""

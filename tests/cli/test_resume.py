@@ -131,6 +131,7 @@ def test_shards_by_the_command_line(call: Call, tmp_path: Path) -> None:
         assert done.lines[-1].endswith(why)  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_a_resumed_run_is_verified(call: Call, tmp_path: Path) -> None:
     """One line says that nothing differs, or one document where that is asked for."""
     words = ("run", *TINY, "--epochs", "2", "-o", str(tmp_path / "out"), "--verify-resume")

@@ -231,6 +231,7 @@ class Greedy(torch.nn.Module):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the limit is set from what Linux says is in use")
 def test_cells_that_die_of_memory_are_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Under a resource limit, a cell that runs out of memory is a row that says so, and the others are complete."""

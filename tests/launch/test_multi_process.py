@@ -261,6 +261,7 @@ ENDLESS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("launcher", "number", "code"), [("torchrun", signal.SIGINT, 130), ("spawn", signal.SIGKILL, -signal.SIGKILL)]
 )

@@ -260,6 +260,7 @@ def test_a_cell_that_is_terminated_is_interrupted(launcher: ScriptLauncher, tmp_
     assert launcher.launch(cell(tmp_path, "step()"), tmp_path / "cell").status == "completed"
 
 
+@pytest.mark.slow
 def test_a_server_that_is_killed_while_it_starts(tmp_path: Path) -> None:
     """Another one starts, which a note says, and the cell runs; a cell that is asked to stop meanwhile starts none."""
     notes: list[str] = []

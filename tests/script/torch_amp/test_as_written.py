@@ -59,7 +59,9 @@ SCRIPTS = {
 }
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in ("plain", "fp16") else pytest.mark.slow) for name in SCRIPTS]
+)
 def test_it_equals_plain_python(tmp_path: Path, name: str) -> None:
     """All that a script prints, its weights and its exit code; losses are recorded as printed."""
     text, precision = SCRIPTS[name]
