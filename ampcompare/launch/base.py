@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 from ampcompare.records.run import RunRecord
 from ampcompare.settings.config import RunConfig
 
-__all__ = ["Launcher", "Phase", "Progress", "failed_record", "interrupted_record"]
+__all__ = ["Launcher", "Phase", "Progress", "QueueLauncher", "failed_record", "interrupted_record"]
 
 
 Phase = Literal["starting", "loading data", "training", "evaluating", "saving"]
@@ -130,3 +130,16 @@ def interrupted_record(config: RunConfig) -> RunRecord:
     """Return the record of a cell that was asked to stop and could not save; earlier checkpoints are unchanged."""
     error = "asked to stop before it could save"
     return RunRecord(cell=config.digest(), arm=config.arm, status="interrupted", config=config, error=error)
+
+
+class QueueLauncher(Launcher):
+    """A launcher whose announced cells run before anyone waits for them; it implements `collect`."""
+
+    def launch(
+        self, config: RunConfig, folder: Path, on_progress: Callable[[Progress], None] | None = None
+    ) -> RunRecord:
+        report = None if on_progress is None else lambda index, progress: on_progress(progress)
+        return next(self.collect([(config, folder)], on_progress=report))[1]
+
+    def is_queue(self, config: RunConfig) -> bool:
+        return True

@@ -22,7 +22,7 @@ from ampcompare.base.environment.gpus import visible_gpus
 from ampcompare.base.errors import BackendUnavailable, EnvironmentUnfit, LaunchError
 from ampcompare.base.files.write import write_atomically
 from ampcompare.base.secrets import hidden, restore
-from ampcompare.launch.base import Launcher, Progress, failed_record, interrupted_record
+from ampcompare.launch.base import Progress, QueueLauncher, failed_record, interrupted_record
 from ampcompare.launch.cell_files import (
     PROGRESS_FILE,
     make_cell_folder,
@@ -51,7 +51,7 @@ def require_ray() -> None:
         raise BackendUnavailable("--launcher ray needs Ray: pip install ray (the extra ray)")
 
 
-class RayLauncher(Launcher):
+class RayLauncher(QueueLauncher):
     """Submits a task per cell, all announced cells ahead, and waits for each.
 
     It joins the cluster that RAY_ADDRESS names, or the one that `ray start` started here; else it starts Ray on this
@@ -124,15 +124,6 @@ class RayLauncher(Launcher):
         if self._is_cluster and self._board is None:
             self._board = self._ray.remote(num_cpus=0, max_restarts=-1)(_Board).remote()
         return self._board
-
-    def launch(
-        self, config: RunConfig, folder: Path, on_progress: Callable[[Progress], None] | None = None
-    ) -> RunRecord:
-        report = None if on_progress is None else lambda index, progress: on_progress(progress)
-        return next(self.collect([(config, folder)], on_progress=report))[1]
-
-    def is_queue(self, config: RunConfig) -> bool:
-        return True
 
     def collect(
         self,

@@ -32,7 +32,7 @@ from ampcompare.base.errors import (
 )
 from ampcompare.base.files.write import write_atomically
 from ampcompare.base.isolate.start import __file__ as START
-from ampcompare.launch.base import Launcher, Progress, failed_record
+from ampcompare.launch.base import Progress, QueueLauncher, failed_record
 from ampcompare.launch.cell_files import (
     PROGRESS_FILE,
     log_tail,
@@ -167,7 +167,7 @@ class _Job:
         write_atomically(folder / "job.json", json.dumps(asdict(self)))
 
 
-class SlurmLauncher(Launcher):
+class SlurmLauncher(QueueLauncher):
     """Submits all announced cells ahead, and waits for each.
 
     The job ID is in the cell's `job.json`, so that a later call waits for that job instead of submitting another.
@@ -224,15 +224,6 @@ class SlurmLauncher(Launcher):
         for cells in missing.values():
             for start in range(0, len(cells), MAX_ARRAY * self._cells_per_job):
                 self._submit(cells[start : start + MAX_ARRAY * self._cells_per_job])
-
-    def launch(
-        self, config: RunConfig, folder: Path, on_progress: Callable[[Progress], None] | None = None
-    ) -> RunRecord:
-        report = None if on_progress is None else lambda index, progress: on_progress(progress)
-        return next(self.collect([(config, folder)], on_progress=report))[1]
-
-    def is_queue(self, config: RunConfig) -> bool:
-        return True
 
     def collect(
         self,

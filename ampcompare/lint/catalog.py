@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
+
+from ampcompare.lint import rules
 from ampcompare.lint.mistake import Mistake
 from ampcompare.lint.module import RULES
-from ampcompare.lint.rules import (
-    apex_initialize,
-    apex_scale_loss,
-    autocast,
-    checkpoints,
-    gradients,
-    lightning,
-    masks,
-    removed,
-    scaler_steps,
-    setup,
-    style,
-    update_order,
-)
 
 __all__ = ["BY_NAME", "CODES", "GROUPS", "MISTAKES", "RULES"]
 
@@ -27,20 +17,6 @@ GROUPS = {
     "AMP3": "Removed or deprecated",
     "AMP4": "Style",
 }
-FILES = (
-    apex_initialize,
-    apex_scale_loss,
-    autocast,
-    checkpoints,
-    gradients,
-    lightning,
-    masks,
-    removed,
-    scaler_steps,
-    setup,
-    style,
-    update_order,
-)  # whose import registers their rules
 SEEN_BY_GUARDS = (
     Mistake(
         "",
@@ -78,6 +54,8 @@ SEEN_BY_GUARDS = (
         "call `optimizer.zero_grad()` after every step, skipped or not",
     ),
 )
+for file in pkgutil.iter_modules(rules.__path__):  # whose import registers its rules
+    importlib.import_module(f"{rules.__name__}.{file.name}")
 MISTAKES: tuple[Mistake, ...] = tuple(
     sorted(
         (*SEEN_BY_GUARDS, *(mistake for rule in RULES for mistake in rule.mistakes)),

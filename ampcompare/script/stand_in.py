@@ -1,8 +1,4 @@
-"""Put an arm behind the names that a script trains by: those of `apex.amp`, and those of `torch.amp`.
-
-Apex adds such true gradients to those that it has unscaled at the end of each block. An arm unscales later, so it must
-know.
-"""
+"""Put an arm behind the names that a script trains by: those of `apex.amp`, and those of `torch.amp`."""
 
 from __future__ import annotations
 
@@ -245,6 +241,9 @@ def _listed(value: Any) -> list[Any]:
 
 class _PlainBackward:
     """Records losses that nothing scales, and prepares an arm for their gradients.
+
+    Apex adds such true gradients to those that it has unscaled at the end of each block. An arm unscales later, so it
+    must know.
 
     Args:
         amp: what stands behind `apex.amp`; None under arms of Apex, whose engine has true gradients at any time.

@@ -63,7 +63,7 @@ def test_a_file_of_data_may_change(config: RunConfig) -> None:
 
 
 class _Editor(Launcher):
-    """Completes a cell, and changes the helper while the second one runs."""
+    """Completes a cell, and changes `helper.py` while the second one runs."""
 
     cells = 0
 

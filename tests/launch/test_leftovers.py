@@ -16,7 +16,6 @@ import pytest
 from ampcompare.base.errors import EnvironmentUnfit
 from ampcompare.launch.cell_files import remove_leftovers
 from ampcompare.launch.worker import cell
-from ampcompare.launch.worker import cell as module
 from ampcompare.launch.worker.cell import LineFile
 from ampcompare.launch.worker.failure import failed_with
 from ampcompare.records.run import StepRecord
@@ -110,6 +109,6 @@ def test_a_full_disk_elsewhere(make_config: MakeConfig, number: int) -> None:
 def test_a_full_disk_ends_a_cell(make_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cell whose steps cannot be written is a record with the exit code of an unfit environment."""
     monkeypatch.setattr(cell, "_prepare_files", lambda folder, *_: (folder / "steps.jsonl").symlink_to("/dev/full"))
-    record = module.run_cell(make_config(), tmp_path)
+    record = cell.run_cell(make_config(), tmp_path)
     assert record.environment["exit_code"] == 4, record.error
     assert "No space left on device; free some space" in (record.error or "")

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from ampcompare.apex.multi_tensor_apply import optimizer_math
-from ampcompare.apex.multi_tensor_apply import optimizer_math as lamb_stages
 from ampcompare.apex.multi_tensor_apply.scaling_ops import TensorLists, checked
 
 __all__ = [
@@ -209,7 +208,7 @@ def multi_tensor_lamb(
 ) -> None:
     """[grads, params, first moments, second moments]: one LAMB step; the gradients hold the update afterwards."""
     grads, params, exp_avgs, exp_avg_sqs = checked(tensor_lists, noop_flag, 4)
-    lamb_stages.lamb(
+    optimizer_math.lamb(
         grads,
         params,
         exp_avgs,
@@ -223,7 +222,7 @@ def multi_tensor_lamb(
         weight_decay=weight_decay,
         grad_averaging=bool(grad_averaging),
         adam_w=mode == 1,
-        divisor=lamb_stages.clip_divisor(global_grad_norm, max_grad_norm),
+        divisor=optimizer_math.clip_divisor(global_grad_norm, max_grad_norm),
         use_nvlamb=bool(use_nvlamb),
     )
 
@@ -256,7 +255,7 @@ def multi_tensor_lamb_mp(
     grads, params, exp_avgs, exp_avg_sqs, *rest = checked(tensor_lists, noop_flag, 4, 5)
     if noop_flag.item():
         return
-    lamb_stages.lamb(
+    optimizer_math.lamb(
         grads,
         params,
         exp_avgs,
@@ -270,7 +269,7 @@ def multi_tensor_lamb_mp(
         weight_decay=weight_decay,
         grad_averaging=bool(grad_averaging),
         adam_w=mode == 1,
-        divisor=lamb_stages.clip_divisor(global_grad_norm, max_grad_norm) / inv_scale.reshape(()),
+        divisor=optimizer_math.clip_divisor(global_grad_norm, max_grad_norm) / inv_scale.reshape(()),
         use_nvlamb=bool(use_nvlamb),
         copies=rest[0] if rest else (),
     )
@@ -291,13 +290,13 @@ def multi_tensor_lamb_stage1_cuda(
 ) -> None:
     """[grads, params, first moments, second moments, updates]: moments and updates; `step` counts from 0."""
     grads, params, exp_avgs, exp_avg_sqs, updates = checked(tensor_lists, noop_flag, 5)
-    lamb_stages.compute_update(
+    optimizer_math.compute_update(
         grads,
         params,
         exp_avgs,
         exp_avg_sqs,
         updates,
-        divisor=lamb_stages.clip_divisor(global_grad_norm, max_global_grad_norm),
+        divisor=optimizer_math.clip_divisor(global_grad_norm, max_global_grad_norm),
         beta1=beta1,
         beta2=beta2,
         grad_averaging=True,
@@ -321,7 +320,7 @@ def multi_tensor_lamb_stage2_cuda(
 ) -> None:
     """[params, updates]: subtract the updates, each scaled by ||param|| / ||update|| where that applies."""
     params, updates = checked(tensor_lists, noop_flag, 2)
-    lamb_stages.apply_update(
+    optimizer_math.apply_update(
         params,
         updates,
         per_tensor_param_norm,
