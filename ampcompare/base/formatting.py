@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 __all__ = [
     "MIB",
+    "few",
     "format_bytes",
     "format_decimal",
     "format_duration",
@@ -14,6 +17,7 @@ __all__ = [
 ]
 
 MIB = 2**20
+MOST_NAMES = 8
 
 
 def format_decimal(value: float, decimals: int, sign: str = "") -> str:
@@ -78,3 +82,9 @@ def printable(text: str, longest: int = 120, *, keep_end: int = 0, keep_spaces: 
     if len(line) <= longest:
         return line
     return line[: longest - 1 - keep_end] + "…" + (line[-keep_end:] if keep_end else "")
+
+
+def few(names: Sequence[str]) -> str:
+    """Return names as a list, of which a long one has only the first."""
+    more = len(names) - MOST_NAMES
+    return ", ".join(names) if more <= 1 else f"{', '.join(names[:MOST_NAMES])} and {more} more"

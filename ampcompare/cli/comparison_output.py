@@ -34,10 +34,11 @@ def terminal_text(
     """Return the report for stdout, in the width and the colors that it has; for a file in whole lines."""
     from ampcompare.report.color import has_color
     from ampcompare.report.tables import room
-    from ampcompare.report.terminal import Judged, Terminal
+    from ampcompare.report.terminal import Terminal
 
-    kind = Judged if comparison.judged else Terminal
-    reporter = kind(details=details) if to_file else kind(room(), color=has_color(sys.stdout), details=details)
+    reporter = Terminal(details=details)
+    if not to_file:
+        reporter = Terminal(room(), color=has_color(sys.stdout), details=details)
     reporter.columns = columns
     return reporter.render(comparison)
 

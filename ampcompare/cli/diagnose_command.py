@@ -56,7 +56,7 @@ def command(**parameters: Any) -> int:
     from ampcompare.experiment.diagnose import DiagnoseOptions, diagnose
     from ampcompare.experiment.preflight import check_cells
     from ampcompare.records.run import dump_json
-    from ampcompare.report.diagnosis import diagnosis_text
+    from ampcompare.report.terminal import Terminal
 
     arm = str(Arm.parse(parameters["arm_text"]))
     derived = {"arm_text": arm, "processes": parameters["nproc_per_node"], "metric": ()}
@@ -78,8 +78,7 @@ def command(**parameters: Any) -> int:
     if parameters["as_json"]:
         click.echo(dump_json(diagnosis))
         return 0
-    width = text_width()
-    click.echo(diagnosis_text(diagnosis, width=width), nl=False)
+    click.echo(Terminal(text_width()).render(diagnosis), nl=False)
     return 0
 
 

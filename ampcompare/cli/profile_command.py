@@ -61,7 +61,7 @@ def command(**parameters: Any) -> int:
     from ampcompare.experiment.preflight import check_cells
     from ampcompare.experiment.profile import ProfileOptions, profile
     from ampcompare.records.run import dump_json
-    from ampcompare.report.profile import profile_text
+    from ampcompare.report.terminal import Terminal
 
     configs = []
     for arm in _arms(parameters):
@@ -85,8 +85,7 @@ def command(**parameters: Any) -> int:
     if parameters["as_json"]:
         click.echo(dump_json(found))
         return 0
-    width = text_width()
-    click.echo(profile_text(found, width=width), nl=False)
+    click.echo(Terminal(text_width()).render(found), nl=False)
     return 0
 
 

@@ -127,9 +127,10 @@ def _newest() -> Path:
 
 
 def _exec_report(paths: list[Path], target: _ReportTarget) -> str:
-    from ampcompare.script.legacy.record.summary import read_exec_record, render_records
+    from ampcompare.script.legacy.record.summary import read_exec_record, records_document
 
-    return render_records(paths, [read_exec_record(path) for path in paths], target.form, target.width)
+    document = records_document(paths, [read_exec_record(path) for path in paths])
+    return FORMATS[target.form].reporter(target.width).write(document)
 
 
 def _report(
@@ -139,7 +140,6 @@ def _report(
     from ampcompare.analysis.forest import make_forest
     from ampcompare.experiment.load import reload_comparison, reload_experiments
     from ampcompare.report.base import log_links
-    from ampcompare.report.forest import render_forest
 
     several = reload_experiments(paths) if len(paths) > 1 else None
     experiments = several or [("", reload_comparison(paths[0], reference=reference))]
@@ -147,7 +147,7 @@ def _report(
     if len(experiments) > 1 and columns:
         raise ConfigError("--columns applies to one experiment; name a single run directory")
     if len(experiments) > 1:
-        return render_forest(make_forest(experiments), target.form, target.width), excluded
+        return FORMATS[target.form].reporter(target.width).render(make_forest(experiments)), excluded
     comparison = experiments[0][1]
     if target.form == "table":
         return terminal_text(comparison, details=details, to_file=target.file is not None, columns=columns), excluded

@@ -27,7 +27,7 @@ from ampcompare.launch.script.children import RECORD
 from ampcompare.launch.script.rows import read_rows
 from ampcompare.launch.script.supervise import end_family
 from ampcompare.records.diagnosis import Diagnosis
-from ampcompare.report.diagnosis_files import write_diagnosis
+from ampcompare.report.base import write_result
 from ampcompare.settings.config import RunConfig
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def diagnose(
     """
     found = _diagnose(options, loop, say)
     if output_dir is not None:
-        for path in write_diagnosis(found, output_dir):
+        for path in write_result(found, output_dir, ("json", "html")):
             say(f"wrote {path}")
     return found
 

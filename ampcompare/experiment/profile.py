@@ -15,7 +15,7 @@ from ampcompare.profiling.options import ProfileOptions, ProfileRequest, profile
 from ampcompare.profiling.reasons import headline_of, with_reasons
 from ampcompare.profiling.trace import merged_trace
 from ampcompare.records.profile import ArmProfile, Profile, RankTimes
-from ampcompare.report.profile_files import write_profile
+from ampcompare.report.base import write_result
 from ampcompare.settings.config import RunConfig
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def profile(
         traces.append((config.arm, trace))
     result = _compared(options, arms, loop)
     if output_dir is not None:
-        for path in [*write_profile(result, output_dir), *_write_trace(traces, output_dir)]:
+        for path in [*write_result(result, output_dir, ("json", "md", "html")), *_write_trace(traces, output_dir)]:
             say(f"wrote {path}")
     return result
 

@@ -10,7 +10,6 @@ from ampcompare.base.files.read import FileFault, read_json
 from ampcompare.profiling.reasons import deciding
 from ampcompare.records.comparison import Comparison
 from ampcompare.records.profile import Profile
-from ampcompare.report.profile_files import PROFILE
 from ampcompare.settings.validation import validated
 
 __all__ = ["with_profile"]
@@ -22,7 +21,7 @@ def with_profile(comparison: Comparison, folder: Path) -> Comparison:
     Only arms whose settings are those of a run count, next to the reference of the comparison. A file that cannot be
     used is named among the details.
     """
-    path = folder / PROFILE
+    path = folder / "profile.json"
     if not os.path.lexists(path):
         return comparison
     try:

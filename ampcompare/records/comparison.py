@@ -193,7 +193,7 @@ class NextStep(FrozenRecord):
 class Comparison(Shown, FrozenRecord):
     """The matrix that was run: its records, one summary per arm, and its conclusions."""
 
-    _view: ClassVar[str] = "ampcompare.report.html.notebook:comparison_view"
+    _view: ClassVar[str] = "ampcompare.report.html.notebook:result_view"
 
     schema_number: SchemaNumber = Field(SCHEMA, alias="schema")
     command: str

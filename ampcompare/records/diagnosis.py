@@ -171,7 +171,7 @@ class Cure(FrozenRecord):
 class Diagnosis(Shown, FrozenRecord):
     """All that a diagnosis found."""
 
-    _view: ClassVar[str] = "ampcompare.report.html.notebook:diagnosis_view"
+    _view: ClassVar[str] = "ampcompare.report.html.notebook:result_view"
 
     version: int = 1
     arm: str

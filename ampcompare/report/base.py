@@ -12,20 +12,38 @@ from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 from ampcompare.base.files.write import write_atomically
 from ampcompare.records.comparison import Comparison
+from ampcompare.report.document import Document
 
-__all__ = ["FORMATS", "MAX_LINE", "Format", "Reporter", "log_links", "write_report", "write_reports"]
+__all__ = [
+    "FORMATS",
+    "MAX_LINE",
+    "Format",
+    "Reporter",
+    "document_of",
+    "log_links",
+    "write_report",
+    "write_reports",
+    "write_result",
+]
 
 MAX_LINE = 100_000  # a conclusion names every arm, and there may be hundreds
 LOG = "log.txt"
+DOCUMENTS = {  # of each class of results
+    "Comparison": "ampcompare.report.comparison:comparison_document",
+    "Diagnosis": "ampcompare.report.diagnosis:diagnosis_document",
+    "Forest": "ampcompare.report.forest:forest_document",
+    "Profile": "ampcompare.report.profile:profile_document",
+}
 CELL = re.compile("[0-9a-f]{12}")  # the name of a folder that this program made
 
 
 class Reporter(abc.ABC):
-    """Turns a comparison into text.
+    """Turns a document into text.
 
     Args:
         width: of the terminal that the text is for; None for files, in which lines may have any length. Only formats
@@ -41,9 +59,29 @@ class Reporter(abc.ABC):
         self.logs: Mapping[str, str] = {}
         self.columns: Sequence[str] = ()
 
+    def render(self, result: Any) -> str:
+        """Return the report of a result; it ends with a newline."""
+        return self.write(document_of(result, self.columns, self.logs))
+
     @abc.abstractmethod
-    def render(self, comparison: Comparison) -> str:
-        """Return the report; it ends with a newline."""
+    def write(self, document: Document) -> str:
+        """Return the text of a document; it ends with a newline."""
+
+
+def document_of(result: Any, columns: Sequence[str] = (), logs: Mapping[str, str] | None = None) -> Document:
+    """Return the report of a result before it has a format.
+
+    Args:
+        columns: as for `Reporter`; of a comparison only, and so are `logs`.
+
+    Raises:
+        ConfigError: there is no such column.
+    """
+    module, _, name = DOCUMENTS[type(result).__name__].partition(":")
+    document: Document = getattr(import_module(module), name)(
+        result, *([columns, logs or {}] if columns or logs else [])
+    )
+    return document
 
 
 @dataclass(frozen=True)
@@ -101,12 +139,28 @@ def write_reports(comparison: Comparison, folder: Path) -> None:
     While cells are missing, a young file of a format that takes long to write is left as it is: cells can be short.
     """
     is_unfinished = len(comparison.records) < len(comparison.order)
+    document = document_of(comparison, logs=log_links(comparison, [folder], folder))
     for form in FORMATS.values():
         if form.file is None or form.missing:
             continue
         path = folder / form.file
         if not (is_unfinished and _age(path) < form.seconds):
-            write_atomically(path, form.reporter(logs=log_links(comparison, [folder], folder)).render(comparison))
+            write_atomically(path, form.reporter().write(document))
+
+
+def write_result(result: Any, folder: Path, forms: Sequence[str]) -> list[Path]:
+    """Write a result in some formats, such as `profile.json`, if their packages are installed; return the files.
+
+    Raises:
+        EnvironmentUnfit: the folder cannot be written.
+    """
+    document = document_of(result)
+    written = []
+    for name in forms:
+        if not FORMATS[name].missing:
+            written.append(folder / f"{document.kind}.{name}")
+            write_atomically(written[-1], FORMATS[name].reporter().write(document))
+    return written
 
 
 def write_report(text: str, file: Path) -> None:

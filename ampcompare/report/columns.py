@@ -19,7 +19,7 @@ from ampcompare.report.color import Tone
 
 __all__ = [
     "COLUMNS",
-    "Column",
+    "ArmColumn",
     "arm_engine",
     "arm_name",
     "asked_columns",
@@ -69,7 +69,7 @@ def _always(comparison: Comparison) -> bool:
 
 
 @dataclass(frozen=True)
-class Column:
+class ArmColumn:
     """One column of a table with a row per arm.
 
     Attributes:
@@ -94,9 +94,9 @@ def of_arm(
     applies: Callable[[Comparison], bool] = _always,
     *,
     overview: bool = False,
-) -> Column:
+) -> ArmColumn:
     """Return a column of what the summary of an arm holds."""
-    return Column(lambda row, records: text(row), applies, overview=overview)
+    return ArmColumn(lambda row, records: text(row), applies, overview=overview)
 
 
 def over_runs(
@@ -105,13 +105,13 @@ def over_runs(
     applies: Callable[[Comparison], bool] = _always,
     *,
     overview: bool = False,
-) -> Column:
+) -> ArmColumn:
     """Return a column of the mean over the completed runs of an arm; the CSV has the value of each run.
 
     Args:
         value: of one run; None if it has none.
         form: text of a mean, such as `"{:.2f}".format`.
-        applies: as for `Column`, and so is `overview`.
+        applies: as for `ArmColumn`, and so is `overview`.
     """
 
     def text(row: ArmSummary, records: Sequence[RunRecord]) -> str:
@@ -119,7 +119,7 @@ def over_runs(
         measured = [number for number in completed if number is not None]
         return form(statistics.fmean(measured)) if measured else "-"
 
-    return Column(text, applies, value, overview)
+    return ArmColumn(text, applies, value, overview)
 
 
 def metric_text(metric: Metric, value: float | None, sd: float | None = None) -> str:
@@ -251,7 +251,7 @@ def _keeps_loss(comparison: Comparison) -> bool:
     return any(row.loss_tail is not None for row in comparison.arms)
 
 
-def _metric_columns(comparison: Comparison) -> dict[str, Column]:
+def _metric_columns(comparison: Comparison) -> dict[str, ArmColumn]:
     """Return the final and the best value of the metric that verdicts are about."""
     metric = comparison.metric
     return {
@@ -260,12 +260,12 @@ def _metric_columns(comparison: Comparison) -> dict[str, Column]:
     }
 
 
-def _other_metrics(comparison: Comparison) -> dict[str, Column]:
+def _other_metrics(comparison: Comparison) -> dict[str, ArmColumn]:
     """Return the final values of the other metrics; that of top-5 is shown on request."""
     return {head: column for head, column in _of_metrics(comparison).items() if head != TOP5.head}
 
 
-def _of_metrics(comparison: Comparison) -> dict[str, Column]:
+def _of_metrics(comparison: Comparison) -> dict[str, ArmColumn]:
     others = comparison.records[0].metrics[1:] if comparison.records else []
     means = {metric.head: over_runs(_value_of(metric), partial(metric_text, metric)) for metric in others}
     return {head: replace(column, of_run=None) for head, column in means.items()}
@@ -275,7 +275,7 @@ def _value_of(metric: Metric) -> Callable[[RunRecord], float | None]:
     return lambda record: value_of(record, metric.name)
 
 
-def _throughput(comparison: Comparison) -> dict[str, Column]:
+def _throughput(comparison: Comparison) -> dict[str, ArmColumn]:
     """Return the samples, or whatever runs count, of a second."""
     unit = next((record.unit for record in comparison.records), "samples").replace("images", "samples")
     return {
@@ -285,7 +285,7 @@ def _throughput(comparison: Comparison) -> dict[str, Column]:
     }
 
 
-def _energy(comparison: Comparison) -> dict[str, Column]:
+def _energy(comparison: Comparison) -> dict[str, ArmColumn]:
     """Return the energy of a GPU for a thousand samples, or whatever runs count, if any run has one."""
     unit = next((record.unit for record in comparison.records), "samples").replace("images", "samples")
 
@@ -302,8 +302,8 @@ def _has_own_lr(comparison: Comparison) -> bool:
     return any(not math.isnan(row.lr) for row in comparison.arms)
 
 
-ColumnsOf = Callable[[Comparison], dict[str, Column]]
-COLUMNS: dict[str, Column | ColumnsOf] = {
+ColumnsOf = Callable[[Comparison], dict[str, ArmColumn]]
+COLUMNS: dict[str, ArmColumn | ColumnsOf] = {
     "arm": of_arm(arm_name),
     "lr": of_arm(lambda row: f"{row.lr:g}", _has_own_lr),
     "metric": _metric_columns,
@@ -345,18 +345,18 @@ def verdict_columns(comparison: Comparison) -> dict[str, Callable[[ArmSummary], 
     }
 
 
-def columns(comparison: Comparison) -> dict[str, Column]:
+def columns(comparison: Comparison) -> dict[str, ArmColumn]:
     """Return the columns that a comparison has values for, by their heads."""
-    shown: dict[str, Column] = {}
+    shown: dict[str, ArmColumn] = {}
     for name, entry in COLUMNS.items():
-        if not isinstance(entry, Column):
+        if not isinstance(entry, ArmColumn):
             shown |= entry(comparison)
         elif entry.applies(comparison):
             shown[name] = entry
     return shown
 
 
-def asked_columns(comparison: Comparison, names: Sequence[str]) -> dict[str, Column]:
+def asked_columns(comparison: Comparison, names: Sequence[str]) -> dict[str, ArmColumn]:
     """Return further columns for the one table that a report begins with, by their heads.
 
     Args:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ampcompare.base.formatting import MIB, printable
+from ampcompare.base.formatting import MIB, few, printable
 from ampcompare.records.comparison import ArmSummary, Comparison
 from ampcompare.report.columns import arm_engine, is_emulated, time_words, word_and_detail
 
-__all__ = ["fact_lines", "few", "row_notes"]
+__all__ = ["fact_lines", "row_notes"]
 
 LONGEST = 120
-MOST_NAMES = 8
 Value = Callable[[ArmSummary], str]
 
 
@@ -149,12 +148,6 @@ def _memory(comparison: Comparison) -> str:
     spread = max(max(values) - min(values) for values in peaks.values())
     here = f": here by up to {spread / MIB:.1f} MiB between the seeds of an arm" if spread else ""
     return f"Peak MiB: growth of resident memory, the highest of the seeds; on a CPU it varies from run to run{here}."
-
-
-def few(names: Sequence[str]) -> str:
-    """Return names as a list, of which a long one has only the first."""
-    more = len(names) - MOST_NAMES
-    return ", ".join(names) if more <= 1 else f"{', '.join(names[:MOST_NAMES])} and {more} more"
 
 
 def _no_time(row: ArmSummary) -> str:

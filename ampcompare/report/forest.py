@@ -1,89 +1,136 @@
-"""The formats of a report of several experiments."""
+"""The report of several experiments, before it has a format: a line for each arm in each of them, and one over all."""
 
 from __future__ import annotations
 
-import csv
-import io
-from collections.abc import Callable
+from collections.abc import Sequence
 
-from tabulate import tabulate
-
-from ampcompare.base.errors import ConfigError
+from ampcompare.analysis.answer.phrases import sentence_start
 from ampcompare.base.formatting import printable
-from ampcompare.records.forest import Forest, Measure
-from ampcompare.records.run import dump_json
-from ampcompare.report.base import MAX_LINE
-from ampcompare.report.csv import safe_text
-from ampcompare.report.forest_tables import MEASURES, forest_legend, forest_rows, headers, title
-from ampcompare.report.markdown import escaped
-from ampcompare.report.tables import grid
-from ampcompare.report.terminal import paragraph
+from ampcompare.records.forest import ExperimentEffect, Forest, Measure, PooledEffect
+from ampcompare.records.metric import Metric
+from ampcompare.report.columns import format_interval, metric_interval
+from ampcompare.report.document import Document, Figure, Section, Table, Text
+from ampcompare.report.html.forest_figures import forest_plot
 
-__all__ = ["render_forest"]
+__all__ = ["MEASURES", "forest_document", "forest_legend", "forest_table", "title"]
 
-CSV_HEAD = (
+VALUES = (
     *("measure", "arm", "experiment", "pairs", "experiments", "value", "low", "high", "confidence", "prediction_low"),
     *("prediction_high", "tau", "i_squared", "verdict", "left_out"),
 )
+MEASURES: tuple[Measure, ...] = ("accuracy", "time")
 
 
-def render_forest(forest: Forest, form: str, width: int | None = None) -> str:
-    """Return the text of a format.
-
-    Raises:
-        ConfigError: the format has no report of several experiments.
-        BackendUnavailable: for HTML jinja2 is not installed.
-    """
-    if form == "html":
-        from ampcompare.report.html.forest_page import forest_page
-
-        return forest_page(forest)
-    formats: dict[str, Callable[[], str]] = {
-        "table": lambda: _terminal(forest, width),
-        "md": lambda: _markdown(forest),
-        "csv": lambda: _csv(forest),
-        "json": lambda: dump_json(forest) + "\n",
-    }
-    if form not in formats:
-        known = ", ".join([*formats, "html"])
-        raise ConfigError(
-            f"there is no {form} report of several experiments; use --format {known}, or name one of them"
-        )
-    return formats[form]()
-
-
-def _measures(forest: Forest) -> list[Measure]:
-    return [measure for measure in MEASURES if any(effect.measure == measure for effect in forest.effects)]
-
-
-def _terminal(forest: Forest, width: int | None) -> str:
-    tables = [grid(forest_rows(forest, measure), headers(forest, measure), width) for measure in _measures(forest)]
-    headline, lines = (
-        "\n".join(paragraph(line, width) for line in part)
-        for part in (forest.headline, [forest_legend(forest), *forest.notes])
-    )
-    return "\n\n".join(filter(None, [headline, *tables, lines])) + "\n"
-
-
-def _markdown(forest: Forest) -> str:
-    parts = [
-        f"# {len(forest.experiments)} experiments",
-        *([" ".join(map(escaped, forest.headline))] if forest.headline else []),
+def forest_document(forest: Forest) -> Document:
+    """Return the report: the answer, a table for each measure that any experiment has, and their values."""
+    measured = [measure for measure in MEASURES if any(effect.measure == measure for effect in forest.effects)]
+    arms = list(dict.fromkeys(effect.arm for effect in forest.effects))
+    # Differences are shares of 1, times ratios, and tau of a time is that of the logarithm.
+    values = [[line.model_dump().get(name) for name in VALUES] for line in (*forest.effects, *forest.pooled)]
+    sections = [
+        Section("headline", [Text(forest.headline)] if forest.headline else []),
+        *(Section(measure, [forest_table(forest, measure)], title(forest, measure)) for measure in measured),
+        Section("legend", [Text([line]) for line in (forest_legend(forest), *forest.notes)]),
+        Section("values", [Table.of_values(VALUES, values)]),
+        Section("plots", [_plot(forest, measure, arms) for measure in MEASURES]),
+        Section("experiments", [_experiments(forest)]),
     ]
-    for measure in _measures(forest):
-        rows = [[escaped(cell) for cell in row] for row in forest_rows(forest, measure)]
-        table: str = tabulate(rows, headers=headers(forest, measure), tablefmt="pipe", disable_numparse=True)
-        parts += [f"## {title(forest, measure)}", table]
-    parts += [escaped(printable(line, MAX_LINE)) for line in (forest_legend(forest), *forest.notes)]
-    return "\n\n".join(parts) + "\n"
+    name = f"{len(forest.experiments)} experiments"
+    return Document(
+        "forest",
+        sections,
+        forest,
+        name,
+        f"{name} side by side",
+        [f"reference {printable(forest.reference, 60)}", *(printable(arm, 60) for arm in arms[:6])],
+        rows=[forest.reference, *arms],  # the first color is the reference's
+    )
 
 
-def _csv(forest: Forest) -> str:
-    """Return plain numbers: differences as shares of 1, ratios of times, tau of a time as that of the logarithm."""
-    out = io.StringIO()
-    writer = csv.DictWriter(out, CSV_HEAD, restval="", extrasaction="ignore", lineterminator="\n")
-    writer.writeheader()
-    for line in (*forest.effects, *forest.pooled):
-        values = {name: value for name, value in line.model_dump().items() if value is not None}
-        writer.writerow({name: safe_text(value) if isinstance(value, str) else value for name, value in values.items()})
-    return out.getvalue()
+def _plot(forest: Forest, measure: Measure, arms: Sequence[str]) -> Figure:
+    return Figure("tracks", lambda: forest_plot(forest, measure, title(forest, measure), arms))
+
+
+def _experiments(forest: Forest) -> Table:
+    rows = [
+        [printable(text, 60) for text in (one.name, one.model, one.data, ", ".join(map(str, one.seeds)))]
+        for one in forest.experiments
+    ]
+    return Table.of(["experiment", "model", "data", "seeds"], rows, caption="Experiments", prose=True)
+
+
+def _heads(forest: Forest, measure: Measure) -> list[str]:
+    """Return the heads of one table."""
+    value = printable(forest.metric.difference_head) if measure == "accuracy" else "rel. time"
+    return ["arm", "experiment", "pairs", value, "another", "tau", "I² %", "verdict"]
+
+
+def title(forest: Forest, measure: Measure) -> str:
+    """Return what stands above one table."""
+    return sentence_start(printable(forest.metric.quality)) if measure == "accuracy" else "Step time"
+
+
+def forest_table(forest: Forest, measure: Measure) -> Table:
+    """Return one table: per arm its experiments, then the line over all of them."""
+    arms = list(dict.fromkeys(effect.arm for effect in forest.effects if effect.measure == measure))
+    rows = []
+    for arm in arms:
+        mine = [effect for effect in forest.effects if (effect.arm, effect.measure) == (arm, measure)]
+        rows += [_effect_row(effect, forest) for effect in mine]
+        rows += [
+            _pooled_row(pooled, forest) for pooled in forest.pooled if (pooled.arm, pooled.measure) == (arm, measure)
+        ]
+    return Table.of(_heads(forest, measure), rows)
+
+
+def forest_legend(forest: Forest) -> str:
+    """Return what the tables show."""
+    unit = f" {forest.metric.difference_unit}" if forest.metric.difference_unit else ""
+    return (
+        f"Against {printable(forest.reference, 60)}. An experiment's interval is that of 95 % by itself. The line "
+        "'all' is the mean over experiments of equal weight, by Student's t on their differences, with the interval of "
+        "the test that decided; another: prediction for one more such experiment (95 %); tau: standard deviation "
+        "between experiments; I²: its share of the variance. Margins: "
+        f"±{forest.margin:g}{unit} of {printable(forest.metric.name)}, ±{100 * forest.time_margin:g} % of step time."
+    )
+
+
+def _with_bounds(value: float | None, low: float | None, high: float | None, measure: Measure, forest: Forest) -> str:
+    if value is None:
+        return "-"
+    if measure == "accuracy":
+        return metric_interval(value, low, high, forest.metric, forest.margin)
+    limits = (1 / (1 + forest.time_margin), 1.0, 1 + forest.time_margin)
+    return format_interval(value, low, high, limits, decimals=3)
+
+
+def _bounds(low: float | None, high: float | None, measure: Measure, forest: Forest) -> str:
+    if low is None or high is None:
+        return "-"
+    return _with_bounds(low, low, high, measure, forest).partition(" ")[2]
+
+
+def _tau(pooled: PooledEffect, metric: Metric) -> str:
+    factor = metric.factor if metric.difference == "points" else 100.0
+    return f"{factor * pooled.tau:.{metric.difference_decimals}f}"
+
+
+def _effect_row(effect: ExperimentEffect, forest: Forest) -> list[str]:
+    value = _with_bounds(effect.value, effect.low, effect.high, effect.measure, forest)
+    note = f"left out: {printable(effect.left_out, 60)}" if effect.left_out else "-"
+    names = [printable(effect.arm, 60), printable(effect.experiment, 60)]
+    return [*names, str(effect.pairs), value, "-", "-", "-", note]
+
+
+def _pooled_row(pooled: PooledEffect, forest: Forest) -> list[str]:
+    measure = pooled.measure
+    return [
+        printable(pooled.arm, 60),
+        f"all ({pooled.experiments})",
+        "-",
+        _with_bounds(pooled.value, pooled.low, pooled.high, measure, forest),
+        _bounds(pooled.prediction_low, pooled.prediction_high, measure, forest),
+        _tau(pooled, forest.metric) if measure == "accuracy" else f"{100 * pooled.tau:.1f} %",
+        f"{100 * pooled.i_squared:.0f}",
+        printable(pooled.verdict, 60) or "-",
+    ]

@@ -1,10 +1,10 @@
-"""The comparison as one strict JSON document, which `report` reads again."""
+"""The result itself as one strict JSON document, which `report` reads again."""
 
 from __future__ import annotations
 
-from ampcompare.records.comparison import Comparison
 from ampcompare.records.run import dump_json
 from ampcompare.report.base import Reporter
+from ampcompare.report.document import Document
 
 __all__ = ["Json"]
 
@@ -12,5 +12,5 @@ __all__ = ["Json"]
 class Json(Reporter):
     """Everything; non-finite numbers are strings."""
 
-    def render(self, comparison: Comparison) -> str:
-        return dump_json(comparison) + "\n"
+    def write(self, document: Document) -> str:
+        return dump_json(document.data) + "\n"

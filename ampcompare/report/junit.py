@@ -8,19 +8,19 @@ from xml.etree import ElementTree
 from ampcompare.analysis.gates import Check
 from ampcompare.base.formatting import printable
 from ampcompare.records.comparison import Comparison
-from ampcompare.report.base import MAX_LINE, Reporter
+from ampcompare.report.base import MAX_LINE
 
 __all__ = ["JUnit"]
 
 
-class JUnit(Reporter):
+class JUnit:
     """One test case per arm, which fails with its runs, one per gate and arm, and the headline as output."""
 
     def __init__(self, checks: Sequence[Check] = ()) -> None:
-        super().__init__()
         self.checks = tuple(checks)
 
     def render(self, comparison: Comparison) -> str:
+        """Return the outcome; it ends with a newline."""
         failed = [row for row in comparison.arms if row.failed or not row.completed + row.diverged]
         suite = ElementTree.Element(
             "testsuite",

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from ampcompare.base.formatting import MIB, format_bytes, format_decimal, printable
 from ampcompare.records.comparison import ArmSummary, Comparison
 from ampcompare.records.metric import Metric
 from ampcompare.records.run import RunRecord
-from ampcompare.report.color import Tone
 from ampcompare.report.columns import (
-    Column,
+    ArmColumn,
     arm_name,
     asked_columns,
     columns,
@@ -26,64 +25,28 @@ from ampcompare.report.columns import (
     tone_of,
     word_and_detail,
 )
+from ampcompare.report.document import Cell, Column, Table
 from ampcompare.report.facts import fact_lines, row_notes
 
-__all__ = ["Cell", "Overview", "OverviewColumn", "make_overview"]
+__all__ = ["make_overview"]
+
+
+def _nothing(row: ArmSummary, comparison: Comparison) -> Cell:
+    return Cell()
 
 
 @dataclass(frozen=True)
-class Cell:
-    """What stands in one cell of the table.
-
-    Attributes:
-        text: "-" where there is nothing.
-        tone: of its color on a terminal and on a page.
-        short: the text in a narrow table; None: the same.
-        note: what `short` leaves out, as a note of the row.
-    """
-
-    text: str = "-"
-    tone: Tone = ""
-    short: str | None = None
-    note: str = ""
-
-
-@dataclass(frozen=True)
-class OverviewColumn:
+class OverviewColumn(Column):
     """A column of the one table.
 
     Attributes:
         cell: of a row.
-        numeric: whether it is aligned on the decimal point.
         needs_others: whether it is left out where only the reference has a number.
-        shorten: step at which a table that is too wide takes the short text of its cells; 0 never.
-        drop: step at which it leaves the column out; 0 never.
-        lacking: what is then not shown, in words.
     """
 
-    cell: Callable[[ArmSummary, Comparison], Cell]
     numeric: bool = True
+    cell: Callable[[ArmSummary, Comparison], Cell] = _nothing
     needs_others: bool = False
-    shorten: int = 0
-    drop: int = 0
-    lacking: str = ""
-
-
-@dataclass(frozen=True)
-class Overview:
-    """The one table, complete: a renderer chooses what fits.
-
-    Attributes:
-        columns: by their heads.
-        rows: cells in the order of the columns, for each arm.
-        notes: of each row.
-        facts: lines below the table: what all arms share, which times do not count, what the columns mean.
-    """
-
-    columns: dict[str, OverviewColumn]
-    rows: list[list[Cell]]
-    notes: list[list[str]] = field(default_factory=list)
-    facts: list[str] = field(default_factory=list)
 
 
 def is_number(text: str) -> bool:
@@ -168,42 +131,53 @@ def _memory(row: ArmSummary, comparison: Comparison) -> Cell:
     return Cell(f"{'-' if row.memory_difference < 0 else '+'}{format_bytes(abs(row.memory_difference))}")
 
 
-ARM = OverviewColumn(_arm, numeric=False)
-DIFFERENCE = OverviewColumn(_difference, needs_others=True)
-VERDICT = OverviewColumn(_verdict, numeric=False, shorten=1)
-RATIO = OverviewColumn(_ratio, needs_others=True, shorten=2, drop=6, lacking="relative step times")
+ARM = OverviewColumn("arm", numeric=False, cell=_arm)
+VERDICT = OverviewColumn("verdict", numeric=False, cell=_verdict, shorten=1)
+RATIO = OverviewColumn(
+    "rel. time",
+    cell=_ratio,
+    needs_others=True,
+    shorten=2,
+    shortened="intervals of rel. time",
+    drop=6,
+    dropped="relative step times",
+)
 
 
-def ran_columns(metric: Metric) -> dict[str, OverviewColumn]:
+def _columns_of_quality(metric: Metric) -> list[OverviewColumn]:
+    head, difference = printable(metric.head), printable(metric.difference_head)
+    return [
+        OverviewColumn(head, cell=_quality, shorten=7, shortened=f"sd of {printable(metric.name)}"),
+        OverviewColumn(difference, cell=_difference, needs_others=True),
+        VERDICT,
+    ]
+
+
+def ran_columns(metric: Metric) -> list[OverviewColumn]:
     """Return the columns of a comparison that ran here; notes of rows are the last column where there is room."""
-    return {
-        "arm": ARM,
-        printable(metric.head): OverviewColumn(_quality, shorten=7, lacking=f"sd of {printable(metric.name)}"),
-        printable(metric.difference_head): DIFFERENCE,
-        "verdict": VERDICT,
-        "Δ tail loss (%)": OverviewColumn(_loss, needs_others=True, drop=1, lacking="tail losses"),
-        "step (ms)": OverviewColumn(_step, drop=5, lacking="step times"),
-        "rel. time": RATIO,
-        "peak MiB": OverviewColumn(_peak, drop=4, lacking="peak memory"),
-    }
+    return [
+        ARM,
+        *_columns_of_quality(metric),
+        OverviewColumn("Δ tail loss (%)", cell=_loss, needs_others=True, drop=1, dropped="tail losses"),
+        OverviewColumn("step (ms)", cell=_step, drop=5, dropped="step times"),
+        RATIO,
+        OverviewColumn("peak MiB", cell=_peak, drop=4, dropped="peak memory"),
+    ]
 
 
-def judged_columns(metric: Metric) -> dict[str, OverviewColumn]:
+def judged_columns(metric: Metric) -> list[OverviewColumn]:
     """Return the columns of a table that someone else measured."""
-    head = printable(metric.head)
-    return {
-        "arm": ARM,
-        "runs": OverviewColumn(_runs, drop=3, lacking="numbers of runs"),
-        head: OverviewColumn(_quality, shorten=7, lacking=f"sd of {head}"),
-        printable(metric.difference_head): DIFFERENCE,
-        "verdict": VERDICT,
-        "rel. time": RATIO,
-        "Δ memory": OverviewColumn(_memory, drop=4, lacking="differences in memory"),
-    }
+    return [
+        ARM,
+        OverviewColumn("runs", cell=_runs, drop=3, dropped="numbers of runs"),
+        *_columns_of_quality(metric),
+        RATIO,
+        OverviewColumn("Δ memory", cell=_memory, drop=4, dropped="differences in memory"),
+    ]
 
 
-def make_overview(comparison: Comparison, asked: Sequence[str] = ()) -> Overview:
-    """Return the table, without the columns that have no value in any row.
+def make_overview(comparison: Comparison, asked: Sequence[str] = ()) -> Table:
+    """Return the table, without the columns that have no value in any row; below it what all arms share.
 
     Args:
         asked: heads of further columns.
@@ -215,25 +189,25 @@ def make_overview(comparison: Comparison, asked: Sequence[str] = ()) -> Overview
         known = judged_columns(comparison.metric)
     else:
         known, records = ran_columns(comparison.metric), records_by_arm(comparison)
-        for name, extra in columns(comparison).items():
-            if extra.overview:
-                known[name] = OverviewColumn(_extra(extra, records), drop=3, lacking=name)
-        for name, extra in asked_columns(comparison, asked).items():
-            known.setdefault(name, OverviewColumn(_extra(extra, records), drop=3, lacking=name))
-    cells = {name: [column.cell(row, comparison) for row in comparison.arms] for name, column in known.items()}
-    kept = {name: column for name, column in known.items() if _says(name, column, cells[name], comparison)}
-    rows = [[cells[name][index] for name in kept] for index in range(len(comparison.arms))]
-    return Overview(kept, rows, row_notes(comparison), fact_lines(comparison))
+        extra = {name: column for name, column in columns(comparison).items() if column.overview}
+        for name, column in (extra | asked_columns(comparison, asked)).items():
+            if all(one.head != name for one in known):
+                known.append(OverviewColumn(name, cell=_extra(column, records), drop=3, dropped=name))
+    cells = {column.head: [column.cell(row, comparison) for row in comparison.arms] for column in known}
+    kept = [column for column in known if _says(column, cells[column.head], comparison)]
+    rows = [[cells[column.head][index] for column in kept] for index in range(len(comparison.arms))]
+    notes = row_notes(comparison)
+    return Table(kept, rows, legend=fact_lines(comparison), notes=notes if any(notes) else (), narrows=True)
 
 
-def _extra(column: Column, records: Mapping[str, Sequence[RunRecord]]) -> Callable[[ArmSummary, Comparison], Cell]:
+def _extra(column: ArmColumn, records: Mapping[str, Sequence[RunRecord]]) -> Callable[[ArmSummary, Comparison], Cell]:
     return lambda row, comparison: Cell(column(row, records.get(row.arm, ())))
 
 
-def _says(name: str, column: OverviewColumn, cells: Sequence[Cell], comparison: Comparison) -> bool:
+def _says(column: OverviewColumn, cells: Sequence[Cell], comparison: Comparison) -> bool:
     """Return whether a column has a value that is not known before reading it."""
     if not column.numeric:
-        return name == "arm" or any(cell.text not in ("-", "reference") for cell in cells)
+        return column is ARM or any(cell.text not in ("-", "reference") for cell in cells)
     judged = zip(comparison.arms, cells, strict=True)
     looked_at = [cell for row, cell in judged if not (column.needs_others and is_reference(row, comparison))]
     return any(is_number(cell.text) for cell in looked_at)

@@ -1,32 +1,21 @@
-"""A profile as text for a terminal and as Markdown: the sentences first, then one step of each arm side by side."""
+"""The report of a profile, before it has a format: sentences, and one step of each arm side by side."""
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from ampcompare.base.formatting import printable
 from ampcompare.records.profile import KINDS, PHASES, ArmProfile, Limits, Profile, Reason, Trial
-from ampcompare.report.markdown import escaped, pipe_table
-from ampcompare.report.tables import grid
+from ampcompare.report.document import Block, Document, Figure, Items, Section, Table, Text
+from ampcompare.report.html.profile_figures import Bars, kind_bars, memory_bars, phase_bars, roofline
 
-__all__ = ["Table", "memory_sentences", "profile_markdown", "profile_tables", "profile_text", "reason_lines"]
+__all__ = ["memory_sentences", "notes_of", "profile_document", "profile_tables", "reason_line"]
 
 MIN_SHARE = 0.001  # of a step: a row is left out where no arm reaches it
 MAX_LAYERS = 8
 MAX_OPERATIONS = 8
 MIN_CHANGE = 0.01  # of the peak of memory
-
-
-@dataclass(frozen=True)
-class Table:
-    """A table with a title."""
-
-    title: str
-    headers: list[str]
-    rows: list[list[str]]
 
 
 def _milliseconds(seconds: float) -> str:
@@ -50,19 +39,22 @@ def profile_tables(profile: Profile) -> list[Table]:
     arms = [arm for arm in profile.arms if not arm.failure]
     names = [printable(arm.arm, 40) for arm in arms]
     tables = [
-        Table("One step, ms", ["phase", *names], _rows_of(arms, PHASES, lambda arm, key: arm.of_phase(key))),
-        Table("The same by kind of work, "
-        "ms", ["kind", *names], _rows_of(arms, KINDS, lambda arm, key: arm.of_kind(key))),
-    ]  # fmt: skip
-    tables.append(Table("Limits", ["", *names], _limits(arms)))
+        Table.of(["phase", *names], _rows_of(arms, PHASES, lambda arm, key: arm.of_phase(key)), "One step, ms"),
+        Table.of(
+            ["kind", *names],
+            _rows_of(arms, KINDS, lambda arm, key: arm.of_kind(key)),
+            "The same by kind of work, ms",
+        ),
+        Table.of(["", *names], _limits(arms), "Limits"),
+    ]
     if any(arm.memory for arm in arms):
-        tables.append(Table("Memory at the peak of a step, MiB", ["", *names], _memory(arms)))
-        tables.append(Table("Activations kept, by layer, MiB", ["layer", *names], _kept(arms)))
-    tables.append(Table("Layers, forward and backward, ms", ["layer", *names], _layers(arms)))
-    tables.append(Table("Operations, ms", ["operation", "phase", "type", *names], _operations(arms)))
+        tables.append(Table.of(["", *names], _memory(arms), "Memory at the peak of a step, MiB"))
+        tables.append(Table.of(["layer", *names], _kept(arms), "Activations kept, by layer, MiB"))
+    tables.append(Table.of(["layer", *names], _layers(arms), "Layers, forward and backward, ms"))
+    tables.append(Table.of(["operation", "phase", "type", *names], _operations(arms), "Operations, ms"))
     trials = [[arm.arm, one.change, one.failure or f"{100 * one.gain:+.0f} %"] for arm in arms for one in arm.trials]
     if trials:
-        tables.append(Table("Switches that were trained", ["arm", "change", "saves of the step"], trials))
+        tables.append(Table.of(["arm", "change", "saves of the step"], trials, "Switches that were trained"))
     ranks = [
         [
             arm.arm,
@@ -75,7 +67,7 @@ def profile_tables(profile: Profile) -> list[Table]:
         for rank in arm.ranks
     ]
     if ranks:
-        tables.append(Table("Ranks", ["arm", "rank", "step (ms)", "communication (ms)", "hidden"], ranks))
+        tables.append(Table.of(["arm", "rank", "step (ms)", "communication (ms)", "hidden"], ranks, "Ranks"))
     return [table for table in tables if table.rows]
 
 
@@ -171,7 +163,7 @@ def _operations(arms: Sequence[ArmProfile]) -> list[list[str]]:
     ]
 
 
-def reason_lines(reason: Reason) -> str:
+def reason_line(reason: Reason) -> str:
     """Return a reason with its gain in one line."""
     gain = f"; gain: {reason.gain}" if reason.gain else ""
     place = " [GPU]" if reason.on_gpu else ""
@@ -201,44 +193,48 @@ def _memory_sentence(trial: Trial, *, is_timed: bool) -> str:
     return f"{peak}, and the work of a step takes {time} time"
 
 
-def profile_text(profile: Profile, *, width: int = 120) -> str:
-    """Return the text; it ends with a newline."""
-    lines: list[str] = []
-    for sentence in profile.headline:
-        lines += textwrap.wrap(printable(sentence, 1000), width, subsequent_indent="  ")
-    for arm in profile.arms:
-        if not arm.reasons:
-            continue
-        lines += ["", f"Reasons, {printable(arm.arm, 60)}"]
-        for reason in arm.reasons:
-            lines += textwrap.wrap(reason_lines(reason), width, initial_indent="  ", subsequent_indent="    ")
-            lines += [f"      {printable(text, width)}" for text in reason.evidence]
-    for arm in profile.arms:
-        if arm.memory_trials:
-            lines += ["", f"What memory depends on, {printable(arm.arm, 60)}"]
-            for sentence in memory_sentences(arm):
-                lines += textwrap.wrap(printable(sentence, 1000), width, initial_indent="  ", subsequent_indent="    ")
-    for table in profile_tables(profile):
-        lines += ["", table.title, grid(table.rows, table.headers, width)]
-    lines += ["", *(f"note: {printable(note, 500)}" for note in notes_of(profile))]
-    return "\n".join(lines).rstrip() + "\n"
+def profile_document(profile: Profile) -> Document:
+    """Return the report: sentences, reasons with their evidence, what memory depends on, and one step side by side."""
+    reasons = [
+        Items([(reason_line(reason), reason.evidence) for reason in arm.reasons], f"Reasons, {printable(arm.arm, 60)}")
+        for arm in profile.arms
+        if arm.reasons
+    ]
+    memory = [
+        Items(memory_sentences(arm), f"What memory depends on, {printable(arm.arm, 60)}")
+        for arm in profile.arms
+        if arm.memory_trials
+    ]
+    arms = [arm for arm in profile.arms if not arm.failure]
+    sections = [
+        Section("headline", [Text([sentence]) for sentence in profile.headline]),
+        Section("reasons", [*reasons, *memory]),
+        Section("tables", profile_tables(profile)),
+        Section("notes", [Items([f"note: {note}" for note in notes])] if (notes := notes_of(profile)) else []),
+        Section("further", [Text([sentence]) for sentence in profile.headline[1:]]),
+        Section("step", lambda: _bars(phase_bars(arms))),
+        Section("work", lambda: _bars(kind_bars(arms))),
+        Section("memory", lambda: _bars(memory_bars(arms))),
+        Section("roofline", lambda: _roofline(arms)),
+    ]
+    return Document(
+        "profile",
+        sections,
+        profile,
+        "Profile",
+        printable(" ".join(profile.headline[:1]), 600),
+        [printable(part, 120) for part in (profile.subject, profile.device) if part],
+        notes_of(profile),
+    )
 
 
-def profile_markdown(profile: Profile) -> str:
-    """Return the profile as Markdown."""
-    parts = ["# Profile", *(escaped(sentence) for sentence in profile.headline)]
-    for arm in profile.arms:
-        if arm.reasons:
-            rows = [f"* {escaped(reason_lines(reason))}" for reason in arm.reasons]
-            parts += [f"## Reasons, {escaped(arm.arm)}", "\n".join(rows)]
-    for arm in profile.arms:
-        if arm.memory_trials:
-            rows = [f"* {escaped(sentence)}" for sentence in memory_sentences(arm)]
-            parts += [f"## What memory depends on, {escaped(arm.arm)}", "\n".join(rows)]
-    for table in profile_tables(profile):
-        parts += [f"## {escaped(table.title)}", pipe_table(table.rows, table.headers)]
-    parts += [f"* {escaped(note)}" for note in notes_of(profile)]
-    return "\n\n".join(parts) + "\n"
+def _bars(found: Bars) -> list[Block]:
+    return [Figure("bars", lambda: found)] if found.bars else []
+
+
+def _roofline(arms: Sequence[ArmProfile]) -> list[Block]:
+    found = roofline(arms)
+    return [] if found is None else [Figure("roofline", lambda: found)]
 
 
 def notes_of(profile: Profile) -> list[str]:

@@ -6,24 +6,13 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from tabulate import tabulate
 
-__all__ = ["NamedTable", "grid", "listing", "room"]
+__all__ = ["grid", "listing", "room"]
 
 GAP = 2
 MIN_WIDTH = 20
-
-
-@dataclass(frozen=True)
-class NamedTable:
-    """A separate table, with a title and a line that says what it means."""
-
-    title: str
-    headers: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    legend: str
 
 
 def room() -> int | None:

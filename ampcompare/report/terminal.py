@@ -1,4 +1,4 @@
-"""A comparison on a terminal: the answer, the one table, what to do next; on request all the rest."""
+"""Documents on a terminal: one table that fits the width, its legend and the next step; on request all the rest."""
 
 from __future__ import annotations
 
@@ -8,22 +8,15 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from ampcompare.base.formatting import printable
-from ampcompare.records.comparison import Comparison
+from ampcompare.base.formatting import few, printable
 from ampcompare.report.base import MAX_LINE, Reporter
 from ampcompare.report.color import Tone, paint
-from ampcompare.report.columns import columns, table_rows, verdict_columns, verdict_rows
-from ampcompare.report.facts import few
-from ampcompare.report.legends import legend, margin_words, overview_legend, sample_tables, verdict_legend
-from ampcompare.report.other_precisions import precision_table
-from ampcompare.report.overview import Cell, Overview, make_overview
-from ampcompare.report.published import published_legend, published_table
+from ampcompare.report.document import Block, Cell, Code, Document, Facts, Figure, Items, Section, Step, Table, Text
 from ampcompare.report.tables import grid
 
-__all__ = ["WIDTH", "Judged", "Terminal", "fold", "legend", "margin_words", "paragraph", "verdict_legend"]
+__all__ = ["WIDTH", "Terminal", "fold", "paragraph"]
 
 WIDTH = 100  # of text in a file, and at most of text on a terminal
-MAX_STEPS = 2
 GAP = "  "
 NUMBER = re.compile(r"([-+]?\d[\d,]*\.?\d*(?:e[-+]?\d+)?)")
 LAST_STEP = 7
@@ -39,7 +32,7 @@ class Terminal(Reporter):
     Args:
         width: as for `Reporter`.
         color: whether the terminal has colors.
-        details: whether the tables of all measurements, the conclusions and the environment follow.
+        details: whether everything else follows, such as all measurements.
     """
 
     def __init__(self, width: int | None = None, *, color: bool = False, details: bool = False) -> None:
@@ -47,71 +40,82 @@ class Terminal(Reporter):
         self.color = color
         self.details = details
 
-    def render(self, comparison: Comparison) -> str:
-        parts = ["\n".join(self._headline(comparison)), *self._overview(comparison)]
-        published = published_table(comparison)
-        if published is not None:
-            parts += [grid(published[1], published[0], self.width), self._text([published_legend(comparison)])]
-        if (weights := precision_table(comparison)) is not None:
-            parts += [f"{weights.title}\n\n{grid(weights.rows, weights.headers, self.width)}"]
-            parts += [self._text([weights.legend])]
-        if comparison.next_steps:
-            parts.append("\n".join(self._next_steps(comparison)))
-        if self.details:
-            parts += self._details(comparison)
-        return "\n\n".join(filter(None, parts)) + "\n"
+    def write(self, document: Document) -> str:
+        """Return the text: sections with an empty line between them, the first one strong."""
+        shown = document.shown("details" if self.details else "table")
+        texts = [self._section(section, "strong" if place == 0 else "") for place, section in enumerate(shown)]
+        return "\n\n".join(filter(None, texts)) + "\n"
 
-    def _headline(self, comparison: Comparison) -> Iterable[str]:
-        for sentence in comparison.headline or comparison.reading:
-            for line in paragraph(sentence, self.width).splitlines():
-                yield self._paint(line, "strong")
+    def _section(self, section: Section, tone: Tone) -> str:
+        """Return the blocks of a section, with an empty line around tables and before what has a title."""
+        text = ""
+        after: Block | None = None
+        for block in section.blocks:
+            is_apart = isinstance(block, Table) or bool(getattr(block, "title", ""))
+            between = "\n\n" if is_apart or isinstance(after, Table) else "\n"
+            text += (between if text else "") + self._block(block, tone)
+            after = block
+        return text
 
-    def _overview(self, comparison: Comparison) -> Iterable[str]:
-        overview = make_overview(comparison, self.columns)
-        table = _lay_out(overview, self.width, self._paint)
-        yield "\n".join(table.lines)
-        lines = [*table.below, *overview.facts, *overview_legend(comparison, overview.columns)]
-        if self.width is not None and not self.details:
-            lines.append(self._more(table.hidden))
-        yield self._text(lines)
+    def _block(self, block: Block, tone: Tone) -> str:
+        match block:
+            case Text(sentences):
+                return self._lines(sentences, tone)
+            case Items():
+                return self._items(block, tone)
+            case Table():
+                return self._table(block)
+            case Step(why, command):
+                lines = (f"  {self._paint(line, 'strong')}" for line in pasteable(command, self.width))
+                return "\n".join([paragraph(f"Next: {why}", self.width), *lines])
+            case Code(text, title):
+                return "\n".join([*filter(None, [title]), *(f"  {line}" for line in text.splitlines())])
+            case Facts():
+                return self._lines(block.lines)
+            case Figure():
+                return ""
 
-    @staticmethod
-    def _more(hidden: Sequence[str]) -> str:
-        if hidden:
-            return f"Not shown at this width: {', '.join(hidden)}. --details has them, and all other measurements."
-        return "All measurements and conclusions: --details."
+    def _lines(self, texts: Iterable[str], tone: Tone = "") -> str:
+        lines = (line for text in texts for line in paragraph(text, self.width).splitlines())
+        return "\n".join(self._paint(line, tone) for line in lines)
 
-    def _next_steps(self, comparison: Comparison) -> Iterable[str]:
-        for step in comparison.next_steps[: None if self.details else MAX_STEPS]:
-            yield paragraph(f"Next: {step.why}", self.width)
-            yield "\n".join(f"  {self._paint(line, 'strong')}" for line in pasteable(step.command, self.width))
+    def _items(self, items: Items, tone: Tone) -> str:
+        """Return a list, whose items stand below its title, if it has one, each with what supports it below it."""
+        left = "  " if items.title else ""
+        texts = [self._lines([items.title])] if items.title else []
+        for item, further in items:
+            texts.append(self._lines([item], tone) if not left else paragraph(item, self.width, left))
+            texts += [paragraph(text, self.width, f"{left}    ") for text in further]
+        return "\n".join(texts)
 
-    def _details(self, comparison: Comparison) -> Iterable[str]:
-        yield grid(table_rows(comparison), columns(comparison), self.width)
-        yield self._text([legend(comparison)])
-        verdicts = verdict_rows(comparison)
-        if verdicts:
-            yield grid(verdicts, verdict_columns(comparison), self.width)
-            yield self._text([verdict_legend(comparison)])
-        for table in sample_tables(comparison):
-            yield f"{table.title}\n\n{grid(table.rows, table.headers, self.width)}"
-            yield self._text([table.legend])
-        if comparison.headline:  # else they stand at the top
-            yield self._text(comparison.reading)
-        yield self._text([f"{name}: {value}" for name, value in comparison.environment.items()])
-
-    def _text(self, lines: Iterable[str]) -> str:
-        return "\n".join(paragraph(line, self.width) for line in lines)
+    def _table(self, table: Table) -> str:
+        legend = list(table.legend)
+        if table.narrows:
+            found = _lay_out(table, self.width, self._paint)
+            text = "\n".join(found.lines)
+            legend = [*found.below, *legend]
+            if self.width is not None and not self.details:
+                legend.append(_more(found.hidden))
+        else:
+            text = grid(table.texts, table.heads, self.width)
+        named = f"{table.title}\n{text}" if table.title else text
+        return "\n\n".join(filter(None, [named, self._lines(legend)]))
 
     def _paint(self, text: str, tone: Tone) -> str:
         return paint(text, tone) if self.color else text
 
 
-def paragraph(text: str, width: int | None) -> str:
-    """Return text as lines of at most 100 characters, the second and later ones indented."""
+def _more(hidden: Sequence[str]) -> str:
+    if hidden:
+        return f"Not shown at this width: {', '.join(hidden)}. --details has them, and all other measurements."
+    return "All measurements and conclusions: --details."
+
+
+def paragraph(text: str, width: int | None, left: str = "") -> str:
+    """Return text as lines of at most 100 characters after `left`, the second and later ones indented further."""
     room = min(width or WIDTH, WIDTH)
     joined = printable(text, MAX_LINE).replace(" %", "\u00a0%")  # no line begins with a percent sign
-    filled = textwrap.fill(joined, room, subsequent_indent="  ", break_on_hyphens=False)
+    filled = textwrap.fill(joined, room, initial_indent=left, subsequent_indent=f"{left}  ", break_on_hyphens=False)
     return filled.replace("\u00a0", " ")
 
 
@@ -158,7 +162,7 @@ class _Choice:
     notes_column: bool = True
 
 
-def _lay_out(overview: Overview, width: int | None, paint: Paint = lambda text, tone: text) -> _LaidOut:
+def _lay_out(table: Table, width: int | None, paint: Paint = lambda text, tone: text) -> _LaidOut:
     """Return the table for a width, in characters; None for any width.
 
     The first of these that fits is taken, each with a column of notes or with the notes below: short words for
@@ -168,13 +172,13 @@ def _lay_out(overview: Overview, width: int | None, paint: Paint = lambda text, 
         paint: of the text of a cell in its tone.
     """
     if width is None:
-        return _laid_out(overview, _Choice(), None, paint) or _LaidOut([], [], [])
-    for choice in _choices(overview):
-        found = _laid_out(overview, choice, width, paint)
+        return _laid_out(table, _Choice(), None, paint) or _LaidOut([], [], [])
+    for choice in _choices(table):
+        found = _laid_out(table, choice, width, paint)
         if found is not None:
             return found
     smallest = _Choice(LAST_STEP, stacked=True, fold=FOLDS[-1], notes_column=False)
-    return _laid_out(overview, smallest, None, paint) or _LaidOut([], [], [])
+    return _laid_out(table, smallest, None, paint) or _LaidOut([], [], [])
 
 
 def _aligned(texts: Sequence[str]) -> list[str]:
@@ -215,8 +219,8 @@ def fold(name: str, width: int) -> list[str]:
     return [line.rstrip() for line in lines]
 
 
-def _choices(overview: Overview) -> Iterator[_Choice]:
-    longest = max((len(row[0].text) for row in overview.rows), default=0)
+def _choices(table: Table) -> Iterator[_Choice]:
+    longest = max((len(row[0].text) for row in table.rows), default=0)
     for step in range(LAST_STEP + 1):
         for folded in FOLDS:
             if folded is not None and longest <= folded:
@@ -226,29 +230,29 @@ def _choices(overview: Overview) -> Iterator[_Choice]:
                     yield _Choice(step, stacked, folded, notes_column)
 
 
-def _laid_out(overview: Overview, choice: _Choice, width: int | None, paint: Paint) -> _LaidOut | None:
+def _laid_out(table: Table, choice: _Choice, width: int | None, paint: Paint) -> _LaidOut | None:
     """Return the table made by a choice; None where it is too wide."""
-    columns = list(overview.columns.items())
-    shown = [index for index, (_, column) in enumerate(columns) if not 0 < column.drop <= choice.step]
-    short = {index for index in shown if 0 < columns[index][1].shorten <= choice.step}
-    rows = [[_text(row[index], index in short) for index in shown] for row in overview.rows]
+    columns = table.columns
+    shown = [index for index, column in enumerate(columns) if not 0 < column.drop <= choice.step]
+    short = {index for index in shown if 0 < columns[index].shorten <= choice.step}
+    rows = [[_text(row[index], index in short) for index in shown] for row in table.rows]
     notes = [
         [*filter(None, (row[index].note for index in short)), *its]
-        for row, its in zip(overview.rows, overview.notes, strict=True)
+        for row, its in zip(table.rows, table.notes or [()] * len(table.rows), strict=True)
     ]
-    names = [_head(columns[index][0], choice.stacked) for index in shown]
+    names = [_head(columns[index].head, choice.stacked) for index in shown]
     texts = []
     for number, index in enumerate(shown):
         column = [row[number] for row in rows]
-        if columns[index][1].numeric:
+        if columns[index].numeric:
             texts.append([[line] for line in _aligned(column)])
         elif number == 0 and choice.fold is not None:
             texts.append([fold(text, choice.fold) for text in column])
         else:
             texts.append([[text] for text in column])
-    tones: list[list[Tone]] = [[row[index].tone for row in overview.rows] for index in shown]
-    rights = [columns[index][1].numeric for index in shown]
-    everywhere, notes = _shared_notes(overview, notes)
+    tones: list[list[Tone]] = [[row[index].tone for row in table.rows] for index in shown]
+    rights = [columns[index].numeric for index in shown]
+    everywhere, notes = _shared_notes(table, notes)
     if choice.notes_column and any(notes):
         used = sum(len(GAP) + max(_widest(head), *map(_widest, text)) for head, text in zip(names, texts, strict=True))
         room = None if width is None else width - used
@@ -269,7 +273,7 @@ def _laid_out(overview: Overview, choice: _Choice, width: int | None, paint: Pai
     lines = _head_lines(names, widths, rights)
     for index in range(len(rows)):
         lines += _row_lines([column[index] for column in texts], widths, [tone[index] for tone in tones], rights, paint)
-    return _LaidOut(lines, [*everywhere, *_grouped(overview, notes)], _hidden(overview, choice))
+    return _LaidOut(lines, [*everywhere, *_grouped(table, notes)], _hidden(table, choice))
 
 
 def _text(cell: Cell, short: bool) -> str:
@@ -314,46 +318,32 @@ def _justified(text: str, width: int, right: bool) -> str:
     return text.rjust(width) if right else text.ljust(width)
 
 
-def _grouped(overview: Overview, notes: Sequence[Sequence[str]]) -> list[str]:
+def _grouped(table: Table, notes: Sequence[Sequence[str]]) -> list[str]:
     """Return the notes of rows as lines, each once with the names of its rows."""
     arms: dict[str, list[str]] = {}
-    for row, its in zip(overview.rows, notes, strict=False):
+    for row, its in zip(table.rows, notes, strict=False):
         for note in its:
             arms.setdefault(note, []).append(row[0].text)
-    return [f"{_whose(names, overview)}: {note}." for note, names in arms.items()]
+    return [f"{_whose(names, table)}: {note}." for note, names in arms.items()]
 
 
-def _whose(names: Sequence[str], overview: Overview) -> str:
+def _whose(names: Sequence[str], table: Table) -> str:
     """Return the names of rows, or which few rows they are not."""
-    others = [row[0].text for row in overview.rows if row[0].text not in names]
+    others = [row[0].text for row in table.rows if row[0].text not in names]
     if len(names) > 2 and len(others) == 1:
         return f"All but {others[0]}"
     return "All arms" if len(names) > 2 and not others else few(names)
 
 
-def _shared_notes(overview: Overview, notes: list[list[str]]) -> tuple[list[str], list[list[str]]]:
+def _shared_notes(table: Table, notes: list[list[str]]) -> tuple[list[str], list[list[str]]]:
     """Return lines for the notes of all rows but at most one, and the notes of each row without them."""
     counts = Counter(note for its in notes for note in its)
     shared = [note for note, count in counts.items() if count > 2 and count >= len(notes) - 1]
-    lines = _grouped(overview, [[note for note in its if note in shared] for its in notes])
+    lines = _grouped(table, [[note for note in its if note in shared] for its in notes])
     return lines, [[note for note in its if note not in shared] for its in notes]
 
 
-def _hidden(overview: Overview, choice: _Choice) -> list[str]:
-    columns = overview.columns
-    left_out = [column.lacking for column in columns.values() if 0 < column.drop <= choice.step]
-    if "rel. time" in columns and columns["rel. time"].shorten <= choice.step < columns["rel. time"].drop:
-        left_out.append("intervals of rel. time")
-    if choice.step >= LAST_STEP:
-        left_out += [column.lacking for column in columns.values() if column.shorten == LAST_STEP]
-    return left_out
-
-
-class Judged(Terminal):
-    """As `Terminal`, in the unit of the table; its details are every column, in parts below each other."""
-
-    def _details(self, comparison: Comparison) -> Iterable[str]:
-        overview = make_overview(comparison)
-        yield grid([[cell.text for cell in row] for row in overview.rows], overview.columns, self.width)
-        if comparison.headline:
-            yield self._text(comparison.reading)
+def _hidden(table: Table, choice: _Choice) -> list[str]:
+    dropped = [column for column in table.columns if 0 < column.drop <= choice.step]
+    shortened = [column for column in table.columns if 0 < column.shorten <= choice.step and column not in dropped]
+    return [*(one.dropped for one in dropped), *(one.shortened for one in shortened if one.shortened)]

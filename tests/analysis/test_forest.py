@@ -16,11 +16,11 @@ from ampcompare.cli import main
 from ampcompare.records.comparison import Comparison
 from ampcompare.records.forest import Forest
 from ampcompare.records.run import RunRecord, dump_json
-from ampcompare.report.forest import render_forest
+from ampcompare.report.base import FORMATS
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.recipe import ModelConfig, Recipe
 
-FORMS = ["table", "md", "csv", "json", "html"]
+FORMS = ["table", "md", "csv", "json", "html", "latex"]
 
 
 @pytest.fixture
@@ -109,7 +109,7 @@ def test_one_reference_for_all(runs: Any) -> None:
 @pytest.mark.parametrize("form", FORMS)
 def test_formats(forest: Forest, form: str) -> None:
     """Every format has all experiments and the line over all of them."""
-    text = render_forest(forest, form)
+    text = FORMATS[form].reporter().render(forest)
     assert all(name in text for name in ("half", "short", "only 2 seeds"))
     assert f"{100 * forest.pooled[0].value:+.2f}" in text or form in ("csv", "json")
     assert text.endswith("\n") or form == "html"
@@ -118,12 +118,6 @@ def test_formats(forest: Forest, form: str) -> None:
         assert " ".join(text.split()).startswith(" ".join(forest.headline))
     if form == "json":
         assert Forest.model_validate_json(text) == forest
-
-
-def test_formats_that_there_are_not(forest: Forest) -> None:
-    """A table for LaTeX is of one experiment."""
-    with pytest.raises(ConfigError, match="no latex report of several experiments"):
-        render_forest(forest, "latex")
 
 
 def test_directories_of_other_settings_are_a_forest(
@@ -160,7 +154,7 @@ def test_hostile_names_stay_text(runs: Any) -> None:
         [(name, _comparison(runs("a", [0.0, 0.001, 0.002]))), ("b", _comparison(runs("b", [0.0] * 3)))]
     )
     for form in FORMS:
-        text = render_forest(forest, form)
+        text = FORMATS[form].reporter().render(forest)
         assert "\x1b" not in text
         assert form not in ("html", "md") or "<script>alert" not in text
-    assert "'=<script>" in render_forest(forest, "csv")
+    assert "'=<script>" in FORMATS["csv"].reporter().render(forest)

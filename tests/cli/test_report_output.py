@@ -140,4 +140,4 @@ def test_records_of_exec_side_by_side(call: Any, tmp_path: Path) -> None:
     assert "1 step, 0 skipped, no loss scale</h1>" in single
     (tmp_path / "other.json").write_text("{}")
     assert "report them separately" in call("report", "a.jsonl", "other.json")[2]
-    assert "no latex report" in call("report", "a.jsonl", "--format", "latex")[2]
+    assert "optimizer 0 (SGD) & 1 & 0" in call("report", "a.jsonl", "--format", "latex")[1]

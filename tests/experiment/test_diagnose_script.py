@@ -17,7 +17,7 @@ from ampcompare.base.errors import ConfigError, LaunchError
 from ampcompare.diagnosis.options import DiagnoseOptions
 from ampcompare.experiment import diagnose as module
 from ampcompare.experiment.diagnose import diagnose_script
-from ampcompare.report.diagnosis import diagnosis_text
+from ampcompare.report.terminal import Terminal
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.script import script_config
 
@@ -94,7 +94,7 @@ def test_a_script_for_apex(diagnose: Callable[..., Any]) -> None:
     assert found.cure.arm == "apex:O2,keep_fp32=cube"
     assert found.modules == ["", "body", "cube", "head", "CrossEntropyLoss:"]
     assert {one.place.module for one in found.gradients} == {"body", "head"}
-    text = diagnosis_text(found)
+    text = Terminal().render(found)
     assert "--arm apex:O2 --arm apex:O2,keep_fp32=cube -- train.py --epochs 1" in text
     assert "note: the script ran 2 times from its start" in text
 

@@ -36,8 +36,7 @@ from ampcompare.launch.pool import LauncherPool
 from ampcompare.records.evaluation import EpochResult
 from ampcompare.records.profile import ArmProfile, Part, Profile, Reason
 from ampcompare.records.run import Placement, RunRecord, RunSummary, SystemReadings
-from ampcompare.report.base import FORMATS, write_reports
-from ampcompare.report.profile_files import write_profile
+from ampcompare.report.base import FORMATS, write_reports, write_result
 from ampcompare.settings.config import RunConfig
 
 ARMS = ("fp32", "half")
@@ -405,7 +404,7 @@ def test_a_report_repeats_the_sentences_of_the_profile(tmp_path: Path) -> None:
     """A profile of the same cells is in the headline of every format; one of other settings, or reference, is not."""
     plan = _make(range(2))
     run_plan(plan, tmp_path, Pretend())
-    write_profile(_profile(plan.cells[:2] if plan.cells[0].arm == "fp32" else plan.cells[1::-1]), tmp_path)
+    write_result(_profile(plan.cells[:2] if plan.cells[0].arm == "fp32" else plan.cells[1::-1]), tmp_path, ["json"])
     comparison = reload_comparison(tmp_path)
     assert comparison.headline[-1] == WAITS
     write_reports(comparison, tmp_path)
@@ -415,7 +414,7 @@ def test_a_report_repeats_the_sentences_of_the_profile(tmp_path: Path) -> None:
             text = " ".join(form.reporter(200, {}, []).render(comparison).split())
             assert "61 % of the step" in text.replace("\\%", "%"), name
     assert WAITS not in reload_comparison(tmp_path, reference="half").headline
-    write_profile(_profile([RunConfig(arm=arm, workers=1) for arm in ARMS]), tmp_path)
+    write_result(_profile([RunConfig(arm=arm, workers=1) for arm in ARMS]), tmp_path, ["json"])
     assert WAITS not in reload_comparison(tmp_path).headline
     (tmp_path / "profile.json").write_text("{}")
     assert any("profile.json is not used" in line for line in reload_comparison(tmp_path).reading)
@@ -454,7 +453,7 @@ def test_cells_are_the_same_with_a_profile(tmp_path: Path, monkeypatch: pytest.M
     def profile(options: Any, *, output_dir: Path, say: Any) -> Profile:
         begun.append(len(launchers[1].asked))
         found = _profile(options.configs)
-        write_profile(found, output_dir)
+        write_result(found, output_dir, ["json"])
         return found
 
     monkeypatch.setattr("ampcompare.experiment.compare.profile", profile)

@@ -12,7 +12,7 @@ import pytest
 from ampcompare.base.errors import LaunchError
 from ampcompare.experiment.profile import ProfileOptions, profile, profile_script
 from ampcompare.records.profile import ArmProfile
-from ampcompare.report.profile import profile_text
+from ampcompare.report.terminal import Terminal
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.script import script_config
 
@@ -75,6 +75,6 @@ def test_the_output_says_what_a_script_lacks(monkeypatch: pytest.MonkeyPatch, tm
     monkeypatch.setattr("ampcompare.experiment.profile.profile_script", lambda *_, **__: (found, {}))
     config = RunConfig(arm="fp32", device="cpu", script=script_config([str(tmp_path / "train.py")]))
     note = "note: in a script torch.compile is off, and switches that may help are not trained"
-    assert note in profile_text(profile(ProfileOptions((config,))))
+    assert note in Terminal().render(profile(ProfileOptions((config,))))
     monkeypatch.setattr("ampcompare.experiment.profile._one", lambda *_: (found, {}))
-    assert note not in profile_text(profile(ProfileOptions((RunConfig(arm="fp32", device="cpu"),))))
+    assert note not in Terminal().render(profile(ProfileOptions((RunConfig(arm="fp32", device="cpu"),))))

@@ -18,8 +18,9 @@ from ampcompare.records.diagnosis import (
     Trial,
 )
 from ampcompare.records.run import dump_json
-from ampcompare.report.diagnosis import diagnosis_text, worst_places
-from ampcompare.report.html.diagnosis_page import diagnosis_page
+from ampcompare.report.base import FORMATS
+from ampcompare.report.diagnosis import worst_places
+from ampcompare.report.terminal import Terminal
 
 
 def _report(module: str, error: float, **counts: int) -> PlaceReport:
@@ -55,7 +56,7 @@ def diagnosis() -> Diagnosis:
 
 def test_the_text_begins_with_the_verdict(diagnosis: Diagnosis) -> None:
     """The verdict is the first line; the cure, the fault and ten places follow, the one of the fault first."""
-    lines = diagnosis_text(diagnosis).splitlines()
+    lines = Terminal().render(diagnosis).splitlines()
     assert lines[0] == diagnosis.verdict
     text = "\n".join(lines)
     for part in (
@@ -74,7 +75,7 @@ def test_the_text_begins_with_the_verdict(diagnosis: Diagnosis) -> None:
 
 def test_the_page_draws_map_windows_and_drift(diagnosis: Diagnosis) -> None:
     """A row per module on the map, both windows, and a line for the errors; nothing is loaded."""
-    page = diagnosis_page(diagnosis)
+    page = FORMATS["html"].reporter().render(diagnosis)
     for part in ("Map of modules and steps", "1 not finite", ">fp16<", ">bf16<", "<polyline", "fp32 island"):
         assert part in page
     assert page.count("step 0: ") >= len(diagnosis.map)
@@ -83,7 +84,7 @@ def test_the_page_draws_map_windows_and_drift(diagnosis: Diagnosis) -> None:
 
 def test_text_of_a_model_cannot_become_markup(diagnosis: Diagnosis) -> None:
     """A name with a tag is shown as text."""
-    page = diagnosis_page(diagnosis.model_copy(update={"verdict": "<script>alert(1)</script>"}))
+    page = FORMATS["html"].reporter().render(diagnosis.model_copy(update={"verdict": "<script>alert(1)</script>"}))
     assert "<script>alert" not in page
 
 

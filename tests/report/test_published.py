@@ -10,7 +10,7 @@ import pytest
 from ampcompare.records.comparison import Comparison
 from ampcompare.records.published import Published, PublishedRow
 from ampcompare.report.base import FORMATS
-from ampcompare.report.published import published_legend, published_table
+from ampcompare.report.comparison import published_legend, published_table
 
 MakeComparison = Callable[..., Comparison]
 
@@ -30,7 +30,7 @@ def test_only_what_was_published_has_columns(make_comparison: MakeComparison) ->
     ]
     table = published_table(beside(make_comparison, rows))
     assert table is not None
-    headers, lines = table
+    headers, lines = table.heads, table.texts
     assert headers == [
         *("as published", "top-1 %, published", "top-1 %, measured", "time, published", "time, measured", "remark")
     ]

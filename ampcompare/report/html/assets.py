@@ -7,17 +7,18 @@ import hashlib
 import json
 import re
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 from importlib.resources import files
 from typing import Any
 
 from ampcompare.base.errors import BackendUnavailable
 from ampcompare.base.formatting import printable
 from ampcompare.base.version import __version__
-from ampcompare.report.base import FORMATS
+from ampcompare.report.base import FORMATS, MAX_LINE
+from ampcompare.report.document import Block, Document, Table
 from ampcompare.report.html.charts import Chart, chart_data
 
-__all__ = ["SHOWN_AT_FIRST", "check_packages", "look", "page_parts", "sense", "style", "template"]
+__all__ = ["SHOWN_AT_FIRST", "check_packages", "looks", "page_parts", "sense", "style", "template"]
 
 SHOWN_AT_FIRST = 12
 COLORS = 9  # in report.css
@@ -81,11 +82,16 @@ def page_parts(arms: Sequence[dict[str, Any]], charts: Sequence[Chart] = ()) -> 
     }
 
 
-def look(index: int, arm: str) -> dict[str, Any]:
-    """Return how an arm looks everywhere on the page: color, symbol, and dashes if colors repeat."""
+def looks(document: Document) -> list[dict[str, Any]]:
+    """Return how each row of a result looks everywhere on a page."""
+    return [{**_look(index, row), "is_reference": row == document.reference} for index, row in enumerate(document.rows)]
+
+
+def _look(index: int, row: str) -> dict[str, Any]:
+    """Return color, symbol, and dashes if colors repeat."""
     again = index // COLORS
     return {
-        "name": printable(arm, 60) or "(no name)",
+        "name": printable(row, 60) or "(no name)",
         "color": index % COLORS,
         "dash": DASHES[again % len(DASHES)],
         "shape": SHAPES[index % COLORS],
@@ -113,6 +119,10 @@ def template(name: str) -> Any:
         finalize=_shown,
     )  # fmt: skip
     environment.filters["numeric"] = _numeric
+    environment.filters["with_notes"] = _with_notes
+    environment.filters["line"] = partial(printable, longest=MAX_LINE)
+    environment.filters["kind"] = _kind
+    environment.tests["of_kind"] = lambda block, kind: _kind(block) == kind
     environment.filters["sense"] = sense
     return environment.get_template(name)
 
@@ -120,6 +130,18 @@ def template(name: str) -> Any:
 def _shown(value: Any) -> Any:
     """Return a text without control characters, which names in a record may have."""
     return CONTROLS.sub("", value) if type(value) is str else value
+
+
+def _kind(block: Block) -> str:
+    return type(block).__name__.lower()
+
+
+def _with_notes(table: Table) -> tuple[list[str], list[list[str]]]:
+    """Return heads and texts of a table, with the notes of rows as its last column."""
+    heads = [*table.heads, *(["notes"] if table.notes else [])]
+    notes = [["; ".join(its)] for its in table.notes] or [[] for _ in table.rows]
+    rows = [[*texts, *its] for texts, its in zip(table.texts, notes, strict=True)]
+    return heads, [[first or "(no name)", *(text or "-" for text in others)] for first, *others in rows]
 
 
 def _numeric(rows: Sequence[Sequence[str]], count: int) -> list[bool]:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ampcompare.records.run import RunRecord
+from ampcompare.report.document import Table
 from ampcompare.report.html.runs import ArmRuns, rounded
 from ampcompare.report.html.tracks import make_scale
 
@@ -24,7 +25,6 @@ __all__ = [
     "Band",
     "Chart",
     "Curve",
-    "FigureTable",
     "Series",
     "View",
     "band_series",
@@ -39,14 +39,6 @@ __all__ = [
 
 Series = dict[str, Any]
 MOST_TICKS = 6
-
-
-@dataclass(frozen=True)
-class FigureTable:
-    """Numbers of a figure for those who cannot see it."""
-
-    headers: list[str]
-    rows: list[list[str]]
 
 
 @dataclass(frozen=True)
@@ -97,7 +89,7 @@ class Chart:
     caption: str
     x_label: str
     views: list[View]
-    table: FigureTable | None = None
+    table: Table | None = None
     sentence: str = ""
     mark: str = ""
     whole_x: bool = True

@@ -10,10 +10,10 @@ from ampcompare.analysis.answer.phrases import sentence_start
 from ampcompare.base.formatting import MIB, format_seconds, printable
 from ampcompare.records.metric import Metric
 from ampcompare.records.run import RunRecord
+from ampcompare.report.document import Table
 from ampcompare.report.html.charts import (
     Band,
     Chart,
-    FigureTable,
     Series,
     View,
     band_series,
@@ -156,7 +156,7 @@ def _unit(metric: Metric) -> str:
     return f" {printable(metric.unit)}" if metric.unit else ""
 
 
-def _time_to(arms: Sequence[ArmRuns], target: float) -> FigureTable:
+def _time_to(arms: Sequence[ArmRuns], target: float) -> Table:
     rows = []
     for arm in arms:
         reached = [found for record in arm.ran if (found := _reaches(record, target)) is not None]
@@ -165,7 +165,7 @@ def _time_to(arms: Sequence[ArmRuns], target: float) -> FigureTable:
         sd = statistics.stdev(spent) if len(spent) > 1 else None
         seconds = format_seconds(statistics.fmean(spent), sd) if spent else "invalid" if reached else "-"
         rows.append([arm.name, f"{len(reached)} of {len(arm.ran)}", epochs, seconds, arm.time_fault or "-"])
-    return FigureTable(
+    return Table.of(
         [
             "arm",
             f"runs that reach {target:g}{_unit(metric_of_arms(arms))}",
@@ -206,7 +206,7 @@ def _accuracy_against_time(arms: Sequence[ArmRuns]) -> Chart:
         f"arms that no shown arm beats in both.{not_drawn(arms, drawn, _why_not_drawn)}",
         "seconds of training",
         [View("", head, series, decimals=metric.decimals, unit=_unit(metric))],
-        FigureTable(["arm", head, "seconds", "why times do not count"], rows) if rows else None,
+        Table.of(["arm", head, "seconds", "why times do not count"], rows) if rows else None,
         sentence="" if series else _why_none(arms) or "No run was completed.",
         mark=time_marks([arm for arm in arms if arm.completed]),
         whole_x=False,

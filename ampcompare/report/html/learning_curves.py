@@ -11,11 +11,11 @@ from ampcompare.base.formatting import printable
 from ampcompare.records.evaluation import EpochResult
 from ampcompare.records.metric import Metric
 from ampcompare.records.run import RunRecord
+from ampcompare.report.document import Table
 from ampcompare.report.html.charts import (
     Band,
     Chart,
     Curve,
-    FigureTable,
     Series,
     View,
     band_series,
@@ -164,7 +164,7 @@ def _of_metric(arms: Sequence[ArmRuns], reference: str, most: int) -> Chart:
     )
 
 
-def _by_epoch(bands: Sequence[tuple[ArmRuns, Band]], decimals: int) -> FigureTable | None:
+def _by_epoch(bands: Sequence[tuple[ArmRuns, Band]], decimals: int) -> Table | None:
     """Return means and ranges at up to six epochs that every complete curve has."""
     longest: Sequence[float] = max((band.x for _, band in bands), key=len, default=[])
     if not longest:
@@ -183,7 +183,7 @@ def _by_epoch(bands: Sequence[tuple[ArmRuns, Band]], decimals: int) -> FigureTab
             else:
                 cells.append(f"{band.mean[index]:.{decimals}f}")
         rows.append([arm.name, *cells])
-    return FigureTable(["arm", *(f"epoch {longest[index]:g}" for index in indices)], rows)
+    return Table.of(["arm", *(f"epoch {longest[index]:g}" for index in indices)], rows)
 
 
 def _validation_loss(arms: Sequence[ArmRuns], reference: str, most: int) -> Chart:

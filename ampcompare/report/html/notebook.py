@@ -3,33 +3,22 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from ampcompare.analysis.answer.headline import warnings_and_answer
 from ampcompare.analysis.summary import summarize
-from ampcompare.base.formatting import printable
 from ampcompare.base.shown import ShownParts
-from ampcompare.records.comparison import Comparison
-from ampcompare.records.diagnosis import Diagnosis
 from ampcompare.records.run import RunRecord
-from ampcompare.report.base import FORMATS, MAX_LINE
-from ampcompare.report.diagnosis import diagnosis_text
-from ampcompare.report.html.assets import look, style, template
-from ampcompare.report.html.charts import HEIGHT, WIDTH, make_picture
-from ampcompare.report.html.costs import memory_plot, step_time_plot
-from ampcompare.report.html.diagnosis_page import diagnosis_parts
-from ampcompare.report.html.effects import accuracy_effects, time_effects
-from ampcompare.report.html.learning_curves import learning_charts
-from ampcompare.report.html.page import comparison_parts
-from ampcompare.report.html.runs import arms_with_runs
-from ampcompare.report.terminal import Judged, Terminal
+from ampcompare.report.base import FORMATS, document_of
+from ampcompare.report.document import Code, Document, Figure, Items, Section, Table
+from ampcompare.report.html.assets import looks, style, template
+from ampcompare.report.outlines import LEAD, OUTLINES, PAGES
+from ampcompare.report.terminal import Terminal
 
-__all__ = ["comparison_view", "diagnosis_view", "parts_view", "record_view", "scoped_style", "view"]
+__all__ = ["document_view", "parts_view", "record_view", "result_view", "scoped_style"]
 
 TEXT_WIDTH = 100
-MOST_POINTS = 60
-MOST_ARMS = 24  # with curves: a page draws as many as it likes, an output of a cell should stay small
 # What says in which colors a page is shown, before what the reader's system says: JupyterLab and nbconvert, VS Code,
 # sites of mkdocs-material, Colab.
 DARK = (
@@ -69,69 +58,53 @@ def scoped_style() -> str:
     )
 
 
-def view(name: str, **parts: Any) -> str | None:
-    """Return a template of a view filled in; None without the packages of the page."""
+def document_view(document: Document) -> str | None:
+    """Return a document as HTML for the output of a cell; None without the packages of the page."""
     if FORMATS["html"].missing:
         return None
-    filled: str = template(name).render(
-        **{"warnings": [], "subtitle": [], "figures": True, **parts, "css": scoped_style()}
+    sections = document.shown("notebook") if document.kind not in PAGES else _sections(document)
+    blocks = [block for section in sections for block in section.blocks]
+    filled: str = template("notebook.html.j2").render(
+        document=document,
+        first=document.chosen(LEAD.get(document.kind, ())),
+        sections=sections,
+        arms=looks(document),
+        figures=any(isinstance(block, Figure) for block in blocks),
+        css=scoped_style(),
     )
     return filled
 
 
-def comparison_view(comparison: Comparison) -> tuple[str, str | None]:
-    """Return a comparison as text and as HTML: the answer, the one table, differences, curves and costs."""
-    reporter = (Judged if comparison.judged else Terminal)()
-    text = reporter.render(comparison).rstrip("\n")
-    if FORMATS["html"].missing:
-        return f'{text}\n\nWith figures: pip install "ampcompare[html]"', None
-    arms = arms_with_runs(comparison)
-    few = arms[:MOST_ARMS]
-    charts = learning_charts(few, comparison.reference, MOST_POINTS)
-    warnings, answer = warnings_and_answer(comparison)
-    html = view(
-        "comparison_view.html.j2",
-        **comparison_parts(comparison, arms, answer),
-        warnings=[printable(line, MAX_LINE) for line in warnings],
-        effects=[accuracy_effects(comparison, arms), time_effects(comparison, arms)] if len(arms) > 1 else [],
-        pictures=[make_picture(chart) for chart in charts if chart.is_drawn],
-        size=(WIDTH, HEIGHT),
-        costs=[] if comparison.judged else [memory_plot(arms), step_time_plot(arms)],
-        arms=[
-            {**look(index, row.arm), "is_reference": row.arm == comparison.reference}
-            for index, row in enumerate(comparison.arms)
-        ],
-    )
-    return text, html
+def _sections(document: Document) -> list[Section]:
+    """Return the sections of an outline for notebooks; without one those of the page."""
+    if "notebook" in OUTLINES[document.kind]:
+        return document.shown("notebook")
+    return document.chosen([name for chapter in PAGES[document.kind] for name in chapter.outline])
+
+
+def result_view(result: Any) -> tuple[str, str | None]:
+    """Return a comparison or a diagnosis as text and as HTML."""
+    document = document_of(result)
+    text = Terminal(TEXT_WIDTH if document.kind == "diagnosis" else None).write(document).rstrip("\n")
+    html = document_view(document)
+    return text if html else f'{text}\n\nWith figures: pip install "ampcompare[html]"', html
 
 
 def record_view(record: RunRecord) -> tuple[str, str | None]:
     """Return a single run, as a comparison of one arm."""
-    return comparison_view(summarize([record], arms=[record.arm], reference=record.arm))
-
-
-def diagnosis_view(diagnosis: Diagnosis) -> tuple[str, str | None]:
-    """Return a diagnosis as text and as HTML: all that its page shows."""
-    html = None
-    if not FORMATS["html"].missing:
-        html = view("diagnosis.html.j2", **diagnosis_parts(diagnosis), page="notebook.html.j2")
-    return diagnosis_text(diagnosis, width=TEXT_WIDTH).rstrip("\n"), html
+    return result_view(summarize([record], arms=[record.arm], reference=record.arm))
 
 
 def parts_view(result: ShownParts) -> tuple[str, str | None]:
     """Return a result of parts as text, and as HTML with its tables, lists and code."""
     parts = result._parts()
-    html = view(
-        "table_view.html.j2",
-        figures=False,
-        title=printable(parts.title, MAX_LINE),
-        subtitle=[printable(text, 300) for text in parts.subtitle],
-        warnings=[printable(text, 500) for text in parts.warnings],
-        tables=[
-            {"title": title, "headers": list(headers), "rows": [[printable(text, 500) for text in row] for row in rows]}
-            for title, headers, rows in parts.tables
-        ],
-        lists=parts.lists,
-        codes=parts.codes,
-    )
-    return parts.text, html
+    tables = [
+        Section(title, [Table.of(heads, rows, caption=", ".join(heads), prose=True)], title)
+        for title, heads, rows in parts.tables
+        if rows
+    ]
+    lists = [Section(title, [Items(lines)], title) for title, lines in parts.lists]
+    codes = [Section(title, [Code(text)], title) for title, text in parts.codes]
+    sections = [replace(section, name=str(at)) for at, section in enumerate([*tables, *lists, *codes])]
+    document = Document("", sections, title=parts.title, subtitle=parts.subtitle, warnings=parts.warnings)
+    return parts.text, document_view(document)

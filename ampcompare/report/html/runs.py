@@ -13,6 +13,7 @@ from ampcompare.records.run import RunRecord
 
 __all__ = [
     "ArmRuns",
+    "Shared",
     "arm_facts",
     "arms_with_runs",
     "chosen_settings",
@@ -100,7 +101,7 @@ def rounded(value: float, digits: int = 5) -> float:
 
 
 @dataclass(frozen=True)
-class _Shared:
+class Shared:
     """Facts by name: those equal in all runs, and for the others their values by arm."""
 
     equal: list[tuple[str, str]]
@@ -119,13 +120,13 @@ class _Shared:
         return list(found.items())
 
 
-def shared_settings(comparison: Comparison) -> _Shared:
+def shared_settings(comparison: Comparison) -> Shared:
     """Return the settings of all runs, by dotted names such as `recipe.optimizer.lr`."""
     facts = [record.config.by_path() for record in comparison.records]
     return _shared(comparison.records, [{k: v for k, v in found.items() if k not in VARIED} for found in facts])
 
 
-def chosen_settings(comparison: Comparison, shared: _Shared) -> list[list[str]]:
+def chosen_settings(comparison: Comparison, shared: Shared) -> list[list[str]]:
     """Return the settings that all runs share and that differ from their defaults: name, value here, default."""
     known = comparison.records[0].config.defaults_by_path() if comparison.records else {}
     defaults = {name: _shown(value) for name, value in known.items()}
@@ -136,11 +137,11 @@ def chosen_settings(comparison: Comparison, shared: _Shared) -> list[list[str]]:
     ]
 
 
-def shared_environment(comparison: Comparison) -> _Shared:
+def shared_environment(comparison: Comparison) -> Shared:
     """Return the environment of all runs that started; of the comparison if none started."""
     records = [record for record in comparison.records if record.environment]
     if not records:
-        return _Shared([(_shown(name), _shown(value)) for name, value in comparison.environment.items()], [])
+        return Shared([(_shown(name), _shown(value)) for name, value in comparison.environment.items()], [])
     facts = [{k: v for k, v in record.environment.items() if k not in OF_A_FAILURE} for record in records]
     started = [
         (record, found) for record, found in zip(records, facts, strict=True) if record.status != "failed"
@@ -177,7 +178,7 @@ def _shown(value: Any) -> str:
     return printable(str(value).lower() if isinstance(value, bool) else str(value), 200)
 
 
-def _shared(records: Sequence[RunRecord], facts: Sequence[Mapping[str, Any]]) -> _Shared:
+def _shared(records: Sequence[RunRecord], facts: Sequence[Mapping[str, Any]]) -> Shared:
     names = list(dict.fromkeys(name for found in facts for name in found))
     equal: list[tuple[str, str]] = []
     differing: list[tuple[str, list[tuple[str, str]]]] = []
@@ -190,7 +191,7 @@ def _shared(records: Sequence[RunRecord], facts: Sequence[Mapping[str, Any]]) ->
         for record, value in zip(records, seen, strict=True):
             by_value.setdefault(value, {})[printable(record.arm, 60)] = None
         differing.append((_shown(name), [(value, listed(arms)) for value, arms in by_value.items()]))
-    return _Shared(equal, differing)
+    return Shared(equal, differing)
 
 
 def listed(names: Iterable[str], most: int = 12) -> str:

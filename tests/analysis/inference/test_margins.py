@@ -19,7 +19,7 @@ from ampcompare.analysis.tables.external import judge
 from ampcompare.base.errors import ConfigError
 from ampcompare.records.comparison import Comparison
 from ampcompare.records.run import RunRecord
-from ampcompare.report.terminal import verdict_legend
+from ampcompare.report.comparison import verdict_legend
 
 MakeRecord = Callable[..., RunRecord]
 SPREAD = [97.0, 96.8, 97.2, 96.9, 97.1]

@@ -19,7 +19,7 @@ from ampcompare.records.evaluation import EpochResult
 from ampcompare.records.metric import metrics_of
 from ampcompare.records.run import RunRecord, ScriptFacts
 from ampcompare.records.summary import RunSummary
-from ampcompare.report.legends import verdict_legend
+from ampcompare.report.comparison import verdict_legend
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.recipe import Recipe
 from ampcompare.settings.script import ScriptConfig, ScriptMetric

@@ -88,7 +88,7 @@ def test_runs_without_the_loss_have_neither_verdict_nor_column(make_record: Make
     comparison = summarize(records, arms=["fp32", "half"], reference="fp32")
     assert comparison.arms[1].loss_verdict == ""
     assert "tail loss" not in " ".join([*columns(comparison), *verdict_columns(comparison)])
-    assert not any("tail loss" in head for head in make_overview(comparison).columns)
+    assert not any("tail loss" in head for head in make_overview(comparison).heads)
 
 
 def test_equal_losses_are_identical_and_lost_seeds_make_it_conditional(make_record: MakeRecord) -> None:
@@ -156,7 +156,7 @@ def test_tables_gates_and_looks_know_the_loss(make_record: MakeRecord) -> None:
     """The one table, the table of verdicts, `--fail-on` and the journal's terms show it."""
     comparison = _compared(make_record, [1.05 * loss for loss in REFERENCE])
     overview = make_overview(comparison)
-    place = list(overview.columns).index("Δ tail loss (%)")
+    place = overview.heads.index("Δ tail loss (%)")
     assert [row[place].text for row in overview.rows] == ["-", "+5.00 worse"]
     assert "tail loss" in columns(comparison)
     rows = dict(zip(verdict_columns(comparison), verdict_rows(comparison)[0], strict=True))

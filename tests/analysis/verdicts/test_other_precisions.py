@@ -18,9 +18,9 @@ from ampcompare.records.comparison import Comparison
 from ampcompare.records.evaluation import PrecisionResult
 from ampcompare.records.run import RunRecord, dump_json
 from ampcompare.report.base import FORMATS
+from ampcompare.report.comparison import precision_table
 from ampcompare.report.csv import Csv
 from ampcompare.report.markdown import Markdown
-from ampcompare.report.other_precisions import precision_table
 from ampcompare.report.terminal import Terminal
 
 MakeRecord = Callable[..., RunRecord]
@@ -82,7 +82,7 @@ def test_a_value_that_is_no_number_is_shown(make_record: MakeRecord) -> None:
     comparison = plain.model_copy(update={"precisions": [row]})
     table = precision_table(comparison)
     assert table is not None
-    assert table.rows[0][2] == "nan"
+    assert table.texts[0][2] == "nan"
     assert comparison.precisions[0].low is None
     again = Comparison.model_validate(json.loads(dump_json(comparison)))
     assert math.isnan(again.precisions[0].metric_mean or 0.0)
@@ -97,7 +97,7 @@ def test_the_averaged_weights_have_rows_of_their_own(make_record: MakeRecord) ->
     assert comparison.precisions[0].own_mean == 0.6
     table = precision_table(comparison)
     assert table is not None
-    assert table.rows[0][1] == "fp16 (emulated), EMA"
+    assert table.texts[0][1] == "fp16 (emulated), EMA"
 
 
 def test_every_report_has_the_table(comparison: Comparison) -> None:

@@ -9,8 +9,8 @@ import pytest
 
 from ampcompare.records.comparison import Comparison
 from ampcompare.records.run import RunRecord, SystemReadings, TimingRound
-from ampcompare.report.html.page import drift_chart, order_with_starts
 from ampcompare.report.html.runs import ArmRuns, arms_with_runs
+from ampcompare.report.html.sections import drift_chart, order_with_starts
 
 MakeRich = Callable[..., Comparison]
 
@@ -46,7 +46,7 @@ def test_each_run_is_a_point_at_its_time(drifting: Comparison) -> None:
     minutes = [trace["x"][1] - trace["x"][0] for trace in figure.views[0].series]
     assert slower == pytest.approx([1.1**step for step in minutes], rel=1e-3)
     assert figure.table is not None
-    assert [row[0] for row in figure.table.rows] == ["fp32", "half"]
+    assert [row[0] for row in figure.table.texts] == ["fp32", "half"]
 
 
 def test_halves_and_rounds_are_points(drifting: Comparison) -> None:

@@ -466,5 +466,5 @@ def test_the_page_is_written_beside_the_other_reports(rich: Comparison, tmp_path
 
 def test_control_characters_of_names_are_left_out() -> None:
     """Escapes of a terminal in a name reach no page; markup is escaped."""
-    text = template("report.html.j2").environment.from_string("{{ name }}").render(name="\x1b[31m<b>")
+    text = template("page.html.j2").environment.from_string("{{ name }}").render(name="\x1b[31m<b>")
     assert text == "[31m&lt;b&gt;"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import os
 import shlex
 import statistics
@@ -12,35 +10,28 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tabulate import tabulate
-
-from ampcompare.base.errors import ConfigError, RecordError
+from ampcompare.base.errors import RecordError
 from ampcompare.base.files.read import FileFault, open_regular, parse_json, read_text
 from ampcompare.base.formatting import printable
 from ampcompare.records.fields import to_float
-from ampcompare.records.run import dump_json
 from ampcompare.report.base import MAX_LINE
-from ampcompare.report.csv import safe_text
-from ampcompare.report.markdown import escaped
-from ampcompare.report.tables import grid
+from ampcompare.report.document import Document, Facts, Section, Step, Table, Text
 
 __all__ = [
     "FORMAT",
-    "REPORT_FORMATS",
     "SCHEMA",
     "ExecSummary",
     "add_row",
-    "document",
     "ending",
     "in_words",
     "is_exec_record",
+    "plain_data",
     "read_exec_record",
-    "render_records",
+    "records_document",
     "tabulated",
 ]
 
 FORMAT = "ampcompare-exec"
-REPORT_FORMATS = ("table", "md", "csv", "json", "html")
 SCHEMA = 1
 MAX_BYTES = 2**31
 HEADERS = [
@@ -239,7 +230,7 @@ def ending(summary: ExecSummary) -> str:
     return f"{header.get('script')} on engine {header.get('engine')} {version}, amp {levels}; {end}."
 
 
-def document(summary: ExecSummary) -> dict[str, Any]:
+def plain_data(summary: ExecSummary) -> dict[str, Any]:
     """Return the summary as plain data."""
     return {
         "header": summary.header,
@@ -259,59 +250,50 @@ def document(summary: ExecSummary) -> dict[str, Any]:
     }
 
 
-NamedRecord = tuple[str, ExecSummary]
-
-
-def render_records(paths: Sequence[Path], summaries: Sequence[ExecSummary], form: str, width: int | None = None) -> str:
-    """Return the report of records; it ends with a newline.
+def records_document(paths: Sequence[Path], summaries: Sequence[ExecSummary]) -> Document:
+    """Return the report of records, before it has a format.
 
     One record is a table with a row per optimizer and loss. Several are side by side: a row per figure, and a column
     for each record, under the part of its path that tells it from the others.
-
-    Args:
-        form: one of `REPORT_FORMATS`.
-        width: that a table for a terminal is folded to.
-
-    Raises:
-        ConfigError: there is no such format.
-        BackendUnavailable: for HTML jinja2 is not installed.
     """
-    if form not in REPORT_FORMATS:
-        formats = ", ".join(REPORT_FORMATS)
-        raise ConfigError(f"{paths[0]} is a record of exec, which has no {form} report; use --format {formats}")
     names = _short_names(paths)
-    if form == "json":
-        found = [{"file": name, **document(one)} for name, one in zip(names, summaries, strict=True)]
-        return dump_json(document(summaries[0]) if len(found) == 1 else found) + "\n"
-    headers, rows = tabulated(summaries[0]) if len(summaries) == 1 else _side_by_side(names, summaries)
-    if form == "csv":
-        text = io.StringIO()
-        heads = [safe_text(name.replace(" ", "_") if len(summaries) == 1 else name) for name in headers]
-        csv.writer(text, lineterminator="\n").writerows([heads, *rows])
-        return text.getvalue()
-    shown = [[cell or "-" for cell in row] for row in rows]
-    lines = [_line(name, one, alone=len(names) == 1) for name, one in zip(names, summaries, strict=True)]
-    if form == "html":
-        return _page(headers, shown, lines, names, summaries)
-    if form == "table":
-        return f"{grid(shown, headers, width)}\n\n" + "".join(f"{line}\n" for line in lines)
-    cells = [[escaped(cell) for cell in row] for row in shown]
-    table = tabulate(cells, headers=list(map(escaped, headers)), tablefmt="github", disable_numparse=True)
-    return f"{table}\n\n" + "\n".join(f"{escaped(line)}\n" for line in lines)
+    named = list(zip(names, summaries, strict=True))
+    whose = ["" if len(names) == 1 else f"{name}: " for name in names]
+    heads, rows = tabulated(summaries[0]) if len(summaries) == 1 else _side_by_side(names, summaries)
+    data: Any = [{"file": name, **plain_data(one)} for name, one in named]
+    endings = [printable(f"{start}{ending(one)}", 500) for start, one in zip(whose, summaries, strict=True)]
+    steps = [
+        Step(printable(f"{start}{overflowed}; diagnose this", 500), _command(one))
+        for start, one in zip(whose, summaries, strict=True)
+        if (overflowed := _overflowed(one))
+    ]
+    values = [head.replace(" ", "_") for head in heads] if len(names) == 1 else heads
+    facts = [(name if len(names) > 1 else "", _facts(one)) for name, one in named]
+    first = summaries[0]
+    sections = [
+        Section("endings", [Text([line]) for line in endings]),
+        Section(
+            "records",
+            [Table.of(heads, [[cell or "-" for cell in row] for row in rows])],
+            "Records side by side" if len(names) > 1 else "Optimizers and losses",
+        ),
+        Section("next", steps),
+        Section("details", [Facts(facts)], "What ran"),
+        Section("values", [Table.of_values(values, rows)]),
+    ]
+    alone = f"{printable(str(first.header.get('script')), MAX_NAME)}: {in_words(first)}"
+    return Document(
+        "exec",
+        sections,
+        plain_data(first) if len(names) == 1 else data,
+        title=alone if len(names) == 1 else f"{len(names)} records of exec side by side",
+        subtitle=names,
+    )
 
 
-def _line(name: str, summary: ExecSummary, *, alone: bool) -> str:
-    text = f"{ending(summary)}{_diagnose(summary)}"
-    return printable(text if alone else f"{name}: {text}", 500)
-
-
-def _diagnose(summary: ExecSummary) -> str:
-    """Return what to run to see where overflows began; nothing if there are none."""
+def _overflowed(summary: ExecSummary) -> str:
     overflows = sum(loss.overflows for loss in summary.losses.values())
-    if not overflows:
-        return ""
-    passes = f"{overflows} backward pass{'' if overflows == 1 else 'es'} overflowed"
-    return f" {passes}; diagnose this: {_command(summary)}"
+    return f"{overflows} backward pass{'' if overflows == 1 else 'es'} overflowed" if overflows else ""
 
 
 def _command(summary: ExecSummary) -> str:
@@ -350,33 +332,6 @@ def _side_by_side(names: Sequence[str], summaries: Sequence[ExecSummary]) -> tup
                     found.setdefault(f"{item}: {what}", {})[place] = value
     rows = [[figure, *(by_place.get(place, "") for place in range(len(names)))] for figure, by_place in found.items()]
     return ["figure", *names], rows
-
-
-def _page(
-    headers: Sequence[str],
-    rows: Sequence[Sequence[str]],
-    lines: Sequence[str],
-    names: Sequence[str],
-    summaries: Sequence[ExecSummary],
-) -> str:
-    from ampcompare.report.html.assets import check_packages, page_parts, template
-
-    check_packages()
-    first = summaries[0]
-    alone = f"{printable(str(first.header.get('script')), MAX_NAME)}: {in_words(first)}"
-    page: str = template("exec.html.j2").render(
-        title=alone if len(names) == 1 else f"{len(names)} records of exec side by side",
-        warnings=[],
-        lead=lines,
-        subtitle=names,
-        sections=[("records", "Figures"), ("details", "What ran")],
-        count=len(names),
-        headers=headers,
-        rows=rows,
-        details=[(name if len(names) > 1 else "", _facts(one)) for name, one in zip(names, summaries, strict=True)],
-        **page_parts([]),
-    )
-    return page
 
 
 def _facts(summary: ExecSummary) -> list[tuple[str, str]]:

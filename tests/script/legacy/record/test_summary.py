@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from ampcompare.base.errors import RecordError
-from ampcompare.script.legacy.record.summary import is_exec_record, read_exec_record, render_records
+from ampcompare.report.base import FORMATS
+from ampcompare.script.legacy.record.summary import is_exec_record, read_exec_record, records_document
 
 HEADER = {"format": "ampcompare-exec", "schema": 1, "script": "gan.py", "engine": "compat", "engine_version": "25.05"}
 ROWS = [
@@ -33,6 +34,10 @@ def record(tmp_path: Path) -> Path:
     return path
 
 
+def _report(record: Path, form: str) -> str:
+    return FORMATS[form].reporter().write(records_document([record], [read_exec_record(record)]))
+
+
 def test_sums(record: Path) -> None:
     """Steps, skips, overflows, scales, losses and the median step time are those of the rows."""
     summary = read_exec_record(record)
@@ -47,14 +52,13 @@ def test_sums(record: Path) -> None:
 
 def test_formats(record: Path) -> None:
     """Every format shows the same figures; JSON is strict."""
-    summary = read_exec_record(record)
-    table = render_records([record], [summary], "table")
+    table = _report(record, "table")
     assert "optimizer 0 (SGD)  3        1" in table
-    assert "gan.py on engine compat 25.05, amp O2; it ended with exit code 3. 1 backward pass overflowed; " in table
-    assert "diagnose this: ampcompare diagnose --arm apex:O2 -- gan.py" in table
-    assert "| loss 0" in render_records([record], [summary], "md")
-    assert render_records([record], [summary], "csv").splitlines()[1] == "optimizer 0 (SGD),3,1,,,,,,,0.375"
-    document = json.loads(render_records([record], [summary], "json"), parse_constant=pytest.fail)
+    assert "gan.py on engine compat 25.05, amp O2; it ended with exit code 3.\n" in table
+    assert "1 backward pass overflowed; diagnose this\n  ampcompare diagnose --arm apex:O2 -- gan.py\n" in table
+    assert "| loss 0" in _report(record, "md")
+    assert _report(record, "csv").splitlines()[1] == "optimizer 0 (SGD),3,1,,,,,,,0.375"
+    document = json.loads(_report(record, "json"), parse_constant=pytest.fail)
     assert document["losses"][0]["loss_last"] == "nan"
 
 
@@ -63,7 +67,7 @@ def test_cut_off_record(record: Path) -> None:
     record.write_text("".join(record.read_text().splitlines(keepends=True)[:-1]) + '{"kind": "st')
     summary = read_exec_record(record)
     assert summary.optimizers[0].steps == 3
-    assert "the record has no end" in render_records([record], [summary], "table")
+    assert "the record has no end" in _report(record, "table")
 
 
 @pytest.mark.parametrize("line", ["{", "[]", '{"kind": "magic"}', '{"kind": "step"}', "7"])

@@ -1,4 +1,4 @@
-"""The page of several experiments: a forest plot and a table for accuracy, and the same for the step time."""
+"""The figures of several experiments: a forest plot for accuracy, and one for the step time."""
 
 from __future__ import annotations
 
@@ -7,53 +7,13 @@ from collections.abc import Iterator, Sequence
 from ampcompare.base.formatting import printable
 from ampcompare.records.forest import ExperimentEffect, Forest, Measure, PooledEffect
 from ampcompare.records.metric import Metric
-from ampcompare.report.base import MAX_LINE
-from ampcompare.report.forest_tables import MEASURES, forest_legend, forest_rows, headers
-from ampcompare.report.forest_tables import title as title_of
-from ampcompare.report.html.assets import check_packages, look, page_parts, template
 from ampcompare.report.html.effects import signed, tick_text
 from ampcompare.report.html.tracks import Scale, Track, TrackPlot, make_scale
 
-__all__ = ["forest_page"]
+__all__ = ["forest_plot"]
 
 
-def forest_page(forest: Forest) -> str:
-    """Return the page; it loads nothing.
-
-    Raises:
-        BackendUnavailable: jinja2 is not installed.
-    """
-    check_packages()
-    arms = list(dict.fromkeys(effect.arm for effect in forest.effects))
-    page: str = template("forest.html.j2").render(
-        title=f"{len(forest.experiments)} experiments side by side",
-        warnings=[],
-        subtitle=[f"reference {printable(forest.reference, 60)}", *(printable(arm, 60) for arm in arms[:6])],
-        sections=[("effects", "Differences"), ("details", "Details"), ("experiments", "Experiments")],
-        plots=[_plot(forest, measure, arms) for measure in MEASURES],
-        tables=[
-            (title_of(forest, measure), headers(forest, measure), rows)
-            for measure in MEASURES
-            if (rows := forest_rows(forest, measure))
-        ],
-        legend=forest_legend(forest),
-        notes=[printable(note, MAX_LINE) for note in forest.notes],
-        experiments=[
-            [
-                printable(one.name, 60),
-                printable(one.model, 60),
-                printable(one.data, 60),
-                printable(", ".join(map(str, one.seeds)), 60),
-            ]
-            for one in forest.experiments
-        ],
-        # The first color is the reference's.
-        **page_parts([look(0, forest.reference), *(look(index, arm) for index, arm in enumerate(arms, 1))]),
-    )
-    return page
-
-
-def _plot(forest: Forest, measure: Measure, arms: Sequence[str]) -> TrackPlot:
+def forest_plot(forest: Forest, measure: Measure, title: str, arms: Sequence[str]) -> TrackPlot:
     """Return one plot: a line for each effect, and for each arm a strong one over all of its experiments."""
     metric = forest.metric
     edge = forest.margin if measure == "accuracy" else 1 + forest.time_margin
@@ -68,7 +28,7 @@ def _plot(forest: Forest, measure: Measure, arms: Sequence[str]) -> TrackPlot:
         tracks += [_over_all(one, index, scale, metric) for one in pooled if one.arm == arm]
     return TrackPlot(
         f"forest-{measure}",
-        f"{title_of(forest, measure)} against {printable(forest.reference, 40)}",
+        f"{title} against {printable(forest.reference, 40)}",
         "Each experiment with its 95 % interval; bold: the mean over those that could be tested, with the interval of "
         "its test; dotted: the prediction for one more experiment. The band is the margin.",
         [

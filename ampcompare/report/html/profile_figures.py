@@ -1,4 +1,4 @@
-"""The page of a profile: sentences, one step and the peak of memory as bars, the roofline, and all tables."""
+"""The figures of a profile: one step and the peak of memory as bars, and the roofline."""
 
 from __future__ import annotations
 
@@ -8,11 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ampcompare.base.formatting import printable
-from ampcompare.records.profile import KINDS, PHASES, ArmProfile, Profile
-from ampcompare.report.html.assets import check_packages, page_parts, template
-from ampcompare.report.profile import memory_sentences, notes_of, profile_tables, reason_lines
+from ampcompare.records.profile import KINDS, PHASES, ArmProfile
 
-__all__ = ["profile_page"]
+__all__ = ["Bars", "kind_bars", "memory_bars", "phase_bars", "roofline"]
 
 WIDTH, HEIGHT = 700.0, 260.0
 COLORS = 9  # in report.css
@@ -59,49 +57,27 @@ class Roofline:
     y_ticks: list[tuple[float, str]]
 
 
-def profile_page(profile: Profile) -> str:
-    """Return the page; it loads nothing.
+@dataclass(frozen=True)
+class Bars:
+    """A bar for each arm, and what their colors mean.
 
-    Raises:
-        BackendUnavailable: jinja2 is not installed.
+    Attributes:
+        key: name and color of each kind of segment.
     """
-    check_packages()
-    arms = [arm for arm in profile.arms if not arm.failure]
-    roofline = _roofline(arms)
-    bars = [
-        ("step", "One step by phase", [_bar(arm, PHASES, arms, by_phase=True) for arm in arms], _key(PHASES)),
-        ("work", "One step by kind of work", [_bar(arm, KINDS, arms, by_phase=False) for arm in arms], _key(KINDS)),
-        ("memory", "Peak of memory", *_memory_bars(arms)),
-    ]
-    bars = [one for one in bars if one[2]]
-    sections = [(name, title) for name, title, *_ in bars]
-    page: str = template("profile.html.j2").render(
-        title=printable(" ".join(profile.headline[:1]), 600),
-        warnings=[printable(note, 500) for note in notes_of(profile)],
-        subtitle=[printable(part, 120) for part in (profile.subject, profile.device) if part],
-        sections=[*sections, *([("roofline", "Roofline")] if roofline else []), ("figures", "Figures")],
-        headline=[printable(sentence, 1000) for sentence in profile.headline],
-        reasons=[
-            *(
-                (f"Reasons, {printable(arm.arm, 60)}", [(reason_lines(one), one.evidence) for one in arm.reasons])
-                for arm in profile.arms
-                if arm.reasons
-            ),
-            *(
-                (
-                    f"What memory depends on, {printable(arm.arm, 60)}",
-                    [(printable(sentence, 1000), []) for sentence in memory_sentences(arm)],
-                )
-                for arm in profile.arms
-                if arm.memory_trials
-            ),
-        ],
-        bars=bars,
-        roofline=roofline,
-        tables=profile_tables(profile),
-        **page_parts([]),
-    )
-    return page
+
+    title: str
+    bars: list[Bar]
+    key: list[tuple[str, int]]
+
+
+def phase_bars(arms: Sequence[ArmProfile]) -> Bars:
+    """Return one step by phase."""
+    return Bars("One step by phase", [_bar(arm, PHASES, arms, by_phase=True) for arm in arms], _key(PHASES))
+
+
+def kind_bars(arms: Sequence[ArmProfile]) -> Bars:
+    """Return one step by kind of work."""
+    return Bars("One step by kind of work", [_bar(arm, KINDS, arms, by_phase=False) for arm in arms], _key(KINDS))
 
 
 def _key(names: Mapping[Any, str]) -> list[tuple[str, int]]:
@@ -136,7 +112,8 @@ def _segments(values: Sequence[tuple[str, float, int]], whole: float, words: Cal
     return found
 
 
-def _memory_bars(arms: Sequence[ArmProfile]) -> tuple[list[Bar], list[tuple[str, int]]]:
+def memory_bars(arms: Sequence[ArmProfile]) -> Bars:
+    """Return the peak of memory by what holds it."""
     known = [(arm, arm.memory) for arm in arms if arm.memory is not None]
     names = list(dict.fromkeys(held.kind for _, memory in known for held in memory.held))
     names.append("workspace and others")
@@ -150,14 +127,14 @@ def _memory_bars(arms: Sequence[ArmProfile]) -> tuple[list[Bar], list[tuple[str,
         values.append((names[-1], float(max(0, memory.rest_bytes)), (len(names) - 1) % COLORS))
         words = _mebibytes
         bars.append(Bar(printable(arm.arm, 30), _segments(values, largest, words), _mebibytes(memory.measured_bytes)))
-    return bars, [(name, index % COLORS) for index, name in enumerate(names)]
+    return Bars("Peak of memory", bars, [(name, index % COLORS) for index, name in enumerate(names)])
 
 
 def _mebibytes(size: float) -> str:
     return f"{size / 2**20:.2f} MiB"
 
 
-def _roofline(arms: Sequence[ArmProfile]) -> Roofline | None:
+def roofline(arms: Sequence[ArmProfile]) -> Roofline | None:
     """Return the figure; None where no arm has FLOPs and peaks."""
     known = [
         (index, arm, arm.limits)

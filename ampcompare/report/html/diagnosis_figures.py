@@ -1,18 +1,15 @@
-"""The page of a diagnosis: verdict and cure, a map of modules and steps, histograms of exponents, drift by depth."""
+"""The figures of a diagnosis: a map of modules and steps, histograms of exponents, drift by depth."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from ampcompare.base.formatting import printable
 from ampcompare.records.diagnosis import Diagnosis, PlaceReport, Range
-from ampcompare.report.diagnosis import HEADERS, place_row, worst_places
-from ampcompare.report.html.assets import check_packages, page_parts, template
 
-__all__ = ["diagnosis_page", "diagnosis_parts"]
+__all__ = ["drift_by_depth", "histograms", "range_map"]
 
 SHOWN = 6  # histograms
 MAX_ROWS = 60
@@ -66,69 +63,27 @@ class Drift:
     names: list[str]
 
 
-def diagnosis_page(diagnosis: Diagnosis) -> str:
-    """Return the page; it loads nothing.
+@dataclass(frozen=True)
+class Map:
+    """Modules over steps."""
 
-    Raises:
-        BackendUnavailable: jinja2 is not installed.
-    """
-    check_packages()
-    page: str = template("diagnosis.html.j2").render(
-        **diagnosis_parts(diagnosis), page="base.html.j2", **page_parts([])
-    )
-    return page
+    steps: list[int]
+    rows: list[Row]
 
 
-def diagnosis_parts(diagnosis: Diagnosis) -> dict[str, Any]:
-    """Return what the template shows."""
-    worst = worst_places(diagnosis)
-    drift = _drift(diagnosis)
-    sections = [("map", "Map"), ("exponents", "Exponents"), ("worst", "Worst places"), ("types", "Types")]
-    return {
-        "title": printable(diagnosis.verdict, 600),
-        "warnings": [printable(note, 500) for note in diagnosis.notes],
-        "subtitle": [
-            printable(part, 120)
-            for part in (diagnosis.arm, diagnosis.subject, f"{diagnosis.steps} steps, {diagnosis.skipped} skipped")
-            if part
-        ],
-        "sections": sections if drift is None else [*sections[:2], ("drift", "Drift"), *sections[2:]],
-        "cure": diagnosis.cure,
-        "faults": diagnosis.faults,
-        "steps": diagnosis.observed,
-        "rows": _rows(diagnosis),
-        "histograms": _histograms(diagnosis, worst),
-        "drift": drift,
-        "headers": list(HEADERS),
-        "worst": [place_row(report) for report in worst],
-        "types": [
-            [
-                row.operation,
-                ", ".join(row.inputs),
-                ", ".join(row.outputs),
-                str(row.calls),
-                printable(", ".join(name or "no module" for name in row.modules), 80),
-                row.remark or "as promised",
-            ]
-            for row in diagnosis.audit
-        ],
-        "trials": [
-            [trial.name, "yes" if trial.cures else "no", printable(trial.left, 200)] for trial in diagnosis.trials
-        ],
-    }
-
-
-def _rows(diagnosis: Diagnosis) -> list[Row]:
+def range_map(diagnosis: Diagnosis) -> Map:
+    """Return how much of the range of fp16 each module uses in each step that was watched."""
     found = {(cell.module, cell.step): cell.range for cell in diagnosis.map}
     seen = {module for module, _ in found}
     order = [*(name for name in diagnosis.modules if name in seen), *sorted(seen - set(diagnosis.modules))]
-    return [
+    rows = [
         Row(
             printable(name or "outside of modules", 40, keep_end=20),
             [_cell(found.get((name, step)), step) for step in diagnosis.observed],
         )
         for name in order[:MAX_ROWS]
     ]
+    return Map(list(diagnosis.observed), rows)
 
 
 def _cell(values: Range | None, step: int) -> Cell:
@@ -147,7 +102,8 @@ def _cell(values: Range | None, step: int) -> Cell:
     return Cell("good", 0.1 + 0.7 * min(1.0, max(0.0, used)), text)
 
 
-def _histograms(diagnosis: Diagnosis, worst: Sequence[PlaceReport]) -> list[Histogram]:
+def histograms(diagnosis: Diagnosis, worst: Sequence[PlaceReport]) -> list[Histogram]:
+    """Return the exponents of the gradients, and of the worst places."""
     found = [
         _histogram(report.place.name + f", {report.place.phase}", report.range.exponents) for report in worst[:SHOWN]
     ]
@@ -177,7 +133,7 @@ def _histogram(name: str, exponents: dict[int, int]) -> Histogram:
     )
 
 
-def _drift(diagnosis: Diagnosis) -> Drift | None:
+def drift_by_depth(diagnosis: Diagnosis) -> Drift | None:
     """Return the error of each module's last result in the forward pass; None without a wide run."""
     last: dict[str, PlaceReport] = {}
     for report in diagnosis.places:

@@ -1,0 +1,103 @@
+"""What each format shows of each kind of result, and in which order: the one place that decides it.
+
+An outline is a row of names of sections. `a|b` is the first of both that there is, `a:2` has at most two blocks of it.
+On a page `a+` is folded, `a*` stands open where it is short, `a!` stands open, and `a?` is left out where its figure
+has only a sentence, which says why there is nothing to draw. A section is shown once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["LEAD", "OUTLINES", "PAGES", "Chapter", "Outline"]
+
+Outline = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Chapter:
+    """A part of a page with several sections.
+
+    Attributes:
+        name: its address on the page.
+        title: in the list of chapters; it stands above them too, unless its only section has a title.
+        outline: its sections.
+        kind: `paper`: on a ground of its own, under its title. `cards`: without title. `open`: without a ground; its
+            sections have headings like chapters, and are in the list of chapters too.
+    """
+
+    name: str
+    title: str
+    outline: Outline
+    kind: str = "paper"
+
+
+_TERMINAL = ("headline|conclusions", "overview", "published", "precisions")
+_COMPARISON = {
+    "table": (*_TERMINAL, "next:2"),
+    "details": (*_TERMINAL, "next", "measurements", "verdicts", "samples", "models", "conclusions", "environment"),
+    "md": (
+        *("headline", "overview", "next", "measurements", "verdicts", "precisions", "samples", "models", "published"),
+        *("conclusions", "environment", "command"),
+    ),
+    "latex": ("headline", "overview", "measurements", "verdicts", "published"),
+    "csv": ("values",),
+    "notebook": ("overview", "differences?", "ratios?", "pictures!", "usage", "conclusions+", "runs+"),
+}
+
+OUTLINES: dict[str, dict[str, Outline]] = {
+    "comparison": _COMPARISON,
+    "diagnosis": {"md": ("verdict", "cure", "faults", "worst", "losses", "trials", "notes")},
+    "exec": {"md": ("records", "endings", "next"), "csv": ("values",)},
+    "forest": {"md": ("headline", "accuracy", "time", "legend"), "csv": ("values",)},
+    "judged": {
+        **_COMPARISON,
+        "details": (*_TERMINAL, "next", "columns", "conclusions"),
+        "notebook": ("overview", "differences?", "ratios?", "pictures!", "conclusions+", "runs+"),
+    },
+    "profile": {"md": ("headline", "reasons", "tables", "notes")},
+}
+"""By the kind of a document, then by format. A format without an entry shows what Markdown shows."""
+
+LEAD: dict[str, Outline] = {
+    "comparison": ("answer", "next"),
+    "diagnosis": ("cure", "faults"),
+    "exec": ("endings", "next"),
+    "judged": ("answer", "next"),
+    "profile": ("further", "reasons"),
+}
+"""What stands above everything else on a page, below its title."""
+
+_PAGE = (
+    Chapter("effects", "Differences", ("differences", "ratios"), "cards"),
+    Chapter("summary", "Summary", ("overview", "conclusions", "precisions", "samples+", "models+", "published")),
+    Chapter("figures", "Curves", ("curves", "costs"), "open"),
+    Chapter("runs", "Runs", ("runs*", "measured+", "order+")),
+    Chapter("settings", "Settings", ("differing", "settings", "arms+", "recipe+", "machine+")),
+    Chapter("again", "Reproduce", ("again",)),
+)
+PAGES: dict[str, tuple[Chapter, ...]] = {
+    "comparison": _PAGE,
+    "diagnosis": (
+        Chapter("map", "Map", ("map",)),
+        Chapter("exponents", "Exponents", ("exponents",)),
+        Chapter("drift", "Drift", ("drift",)),
+        Chapter("worst", "Worst places", ("places", "candidates")),
+        Chapter("types", "Types", ("types",)),
+    ),
+    "exec": (Chapter("records", "Figures", ("records",)), Chapter("details", "What ran", ("details",))),
+    "forest": (
+        Chapter("effects", "Differences", ("plots", "legend"), "cards"),
+        Chapter("details", "Details", ("accuracy+", "time+")),
+        Chapter("experiments", "Experiments", ("experiments",)),
+    ),
+    "judged": _PAGE,
+    "profile": (
+        Chapter("step", "One step by phase", ("step",)),
+        Chapter("work", "One step by kind of work", ("work",)),
+        Chapter("memory", "Peak of memory", ("memory",)),
+        Chapter("roofline", "Roofline", ("roofline",)),
+        Chapter("figures", "Figures", ("tables",)),
+    ),
+}
+"""The chapters of a page, by the kind of a document; those without sections are left out."""
