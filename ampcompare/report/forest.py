@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from ampcompare.analysis.answer.phrases import sentence_start
 from ampcompare.base.formatting import printable
@@ -10,9 +10,10 @@ from ampcompare.records.forest import ExperimentEffect, Forest, Measure, PooledE
 from ampcompare.records.metric import Metric
 from ampcompare.report.columns import format_interval, metric_interval
 from ampcompare.report.document import Document, Figure, Section, Table, Text
-from ampcompare.report.html.forest_figures import forest_plot
+from ampcompare.report.html.effects import signed, tick_text
+from ampcompare.report.html.tracks import Scale, Track, TrackPlot, make_scale
 
-__all__ = ["MEASURES", "forest_document", "forest_legend", "forest_table", "title"]
+__all__ = ["forest_document"]
 
 VALUES = (
     *("measure", "arm", "experiment", "pairs", "experiments", "value", "low", "high", "confidence", "prediction_low"),
@@ -29,8 +30,8 @@ def forest_document(forest: Forest) -> Document:
     values = [[line.model_dump().get(name) for name in VALUES] for line in (*forest.effects, *forest.pooled)]
     sections = [
         Section("headline", [Text(forest.headline)] if forest.headline else []),
-        *(Section(measure, [forest_table(forest, measure)], title(forest, measure)) for measure in measured),
-        Section("legend", [Text([line]) for line in (forest_legend(forest), *forest.notes)]),
+        *(Section(measure, [_table(forest, measure)], _title(forest, measure)) for measure in measured),
+        Section("legend", [Text([line]) for line in (_legend(forest), *forest.notes)]),
         Section("values", [Table.of_values(VALUES, values)]),
         Section("plots", [_plot(forest, measure, arms) for measure in MEASURES]),
         Section("experiments", [_experiments(forest)]),
@@ -48,7 +49,7 @@ def forest_document(forest: Forest) -> Document:
 
 
 def _plot(forest: Forest, measure: Measure, arms: Sequence[str]) -> Figure:
-    return Figure("tracks", lambda: forest_plot(forest, measure, title(forest, measure), arms))
+    return Figure("tracks", lambda: _tracks(forest, measure, _title(forest, measure), arms))
 
 
 def _experiments(forest: Forest) -> Table:
@@ -65,12 +66,12 @@ def _heads(forest: Forest, measure: Measure) -> list[str]:
     return ["arm", "experiment", "pairs", value, "another", "tau", "I² %", "verdict"]
 
 
-def title(forest: Forest, measure: Measure) -> str:
+def _title(forest: Forest, measure: Measure) -> str:
     """Return what stands above one table."""
     return sentence_start(printable(forest.metric.quality)) if measure == "accuracy" else "Step time"
 
 
-def forest_table(forest: Forest, measure: Measure) -> Table:
+def _table(forest: Forest, measure: Measure) -> Table:
     """Return one table: per arm its experiments, then the line over all of them."""
     arms = list(dict.fromkeys(effect.arm for effect in forest.effects if effect.measure == measure))
     rows = []
@@ -83,7 +84,7 @@ def forest_table(forest: Forest, measure: Measure) -> Table:
     return Table.of(_heads(forest, measure), rows)
 
 
-def forest_legend(forest: Forest) -> str:
+def _legend(forest: Forest) -> str:
     """Return what the tables show."""
     unit = f" {forest.metric.difference_unit}" if forest.metric.difference_unit else ""
     return (
@@ -134,3 +135,87 @@ def _pooled_row(pooled: PooledEffect, forest: Forest) -> list[str]:
         f"{100 * pooled.i_squared:.0f}",
         printable(pooled.verdict, 60) or "-",
     ]
+
+
+def _tracks(forest: Forest, measure: Measure, title: str, arms: Sequence[str]) -> TrackPlot:
+    """Return one plot: a line for each effect, and for each arm a strong one over all of its experiments."""
+    metric = forest.metric
+    edge = forest.margin if measure == "accuracy" else 1 + forest.time_margin
+    edges = (-edge, edge) if measure == "accuracy" else (1 / edge, edge)
+    effects = [one for one in forest.effects if one.measure == measure and one.value is not None]
+    pooled = [one for one in forest.pooled if one.measure == measure]
+    values = [_scaled(value, measure, metric) for line in (effects, pooled) for one in line for value in _numbers(one)]
+    scale = make_scale(values, margin=edge) if measure == "accuracy" else make_scale([*values, *edges], kind="log")
+    tracks = []
+    for index, arm in enumerate(arms, 1):
+        tracks += [_experiment(one, index, scale, metric) for one in effects if one.arm == arm]
+        tracks += [_over_all(one, index, scale, metric) for one in pooled if one.arm == arm]
+    return TrackPlot(
+        f"forest-{measure}",
+        f"{title} against {printable(forest.reference, 40)}",
+        "Each experiment with its 95 % interval; bold: the mean over those that could be tested, with the interval of "
+        "its test; dotted: the prediction for one more experiment. The band is the margin.",
+        [
+            "arm, experiment",
+            printable(metric.difference_head) if measure == "accuracy" else "relative step time",
+            "value (interval)",
+            "verdict",
+        ],
+        tracks,
+        [(scale.at(tick), tick_text(tick) if measure == "accuracy" else f"{tick:.3g}") for tick in scale.ticks()],
+        (scale.at(edges[0]), scale.at(edges[1])),
+        scale.at(0 if measure == "accuracy" else 1),
+        sentence="" if tracks else "No experiment measured it.",
+    )
+
+
+def _numbers(one: ExperimentEffect | PooledEffect) -> Iterator[float]:
+    names = ("value", "low", "high", "prediction_low", "prediction_high")
+    yield from (value for name in names if isinstance(value := getattr(one, name, None), float))
+
+
+def _scaled(value: float, measure: Measure, metric: Metric) -> float:
+    return metric.shown_difference(value) if measure == "accuracy" else value
+
+
+def _pair(
+    low: float | None, high: float | None, measure: Measure, scale: Scale, metric: Metric
+) -> tuple[float, float] | None:
+    if low is None or high is None:
+        return None
+    return scale.at(_scaled(low, measure, metric)), scale.at(_scaled(high, measure, metric))
+
+
+def _text(value: float, low: float | None, high: float | None, measure: Measure, metric: Metric) -> str:
+    def shown(number: float) -> str:
+        if measure == "time":
+            return f"{number:.3f}"
+        return signed(metric.shown_difference(number), metric.difference_decimals)
+
+    return shown(value) if low is None or high is None else f"{shown(value)} ({shown(low)} to {shown(high)})"
+
+
+def _experiment(one: ExperimentEffect, index: int, scale: Scale, metric: Metric) -> Track:
+    value = one.value or 0.0
+    return Track(
+        index,
+        f"{printable(one.arm, 40)}, {printable(one.experiment, 40)}",
+        [
+            _text(value, one.low, one.high, one.measure, metric),
+            f"left out: {printable(one.left_out, 60)}" if one.left_out else "-",
+        ],
+        scale.at(_scaled(value, one.measure, metric)),
+        _pair(one.low, one.high, one.measure, scale, metric),
+    )
+
+
+def _over_all(one: PooledEffect, index: int, scale: Scale, metric: Metric) -> Track:
+    return Track(
+        index,
+        f"{printable(one.arm, 40)}, all ({one.experiments})",
+        [_text(one.value, one.low, one.high, one.measure, metric), printable(one.verdict, 60) or "-"],
+        scale.at(_scaled(one.value, one.measure, metric)),
+        _pair(one.low, one.high, one.measure, scale, metric),
+        dotted=_pair(one.prediction_low, one.prediction_high, one.measure, scale, metric),
+        strong=True,
+    )

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ampcompare.base.formatting import printable
 from ampcompare.records.profile import KINDS, PHASES, ArmProfile, Limits, Profile, Reason, Trial
 from ampcompare.report.document import Block, Document, Figure, Items, Section, Table, Text
-from ampcompare.report.html.profile_figures import Bars, kind_bars, memory_bars, phase_bars, roofline
 
-__all__ = ["memory_sentences", "notes_of", "profile_document", "profile_tables", "reason_line"]
+__all__ = ["memory_sentences", "profile_document"]
 
 MIN_SHARE = 0.001  # of a step: a row is left out where no arm reaches it
 MAX_LAYERS = 8
 MAX_OPERATIONS = 8
 MIN_CHANGE = 0.01  # of the peak of memory
+WIDTH, HEIGHT = 700.0, 260.0
+COLORS = 9  # in report.css
+LEAST = 0.004  # of a bar: smaller parts are not drawn
 
 
 def _milliseconds(seconds: float) -> str:
@@ -34,7 +38,7 @@ def _cell(seconds: float, arm: ArmProfile) -> str:
     return f"{_milliseconds(seconds)} ({100 * seconds / arm.seconds:.0f} %)" if seconds and arm.seconds else "-"
 
 
-def profile_tables(profile: Profile) -> list[Table]:
+def _tables(profile: Profile) -> list[Table]:
     """Return the tables of a profile, with a column for each arm."""
     arms = [arm for arm in profile.arms if not arm.failure]
     names = [printable(arm.arm, 40) for arm in arms]
@@ -163,7 +167,7 @@ def _operations(arms: Sequence[ArmProfile]) -> list[list[str]]:
     ]
 
 
-def reason_line(reason: Reason) -> str:
+def _reason_line(reason: Reason) -> str:
     """Return a reason with its gain in one line."""
     gain = f"; gain: {reason.gain}" if reason.gain else ""
     place = " [GPU]" if reason.on_gpu else ""
@@ -196,7 +200,7 @@ def _memory_sentence(trial: Trial, *, is_timed: bool) -> str:
 def profile_document(profile: Profile) -> Document:
     """Return the report: sentences, reasons with their evidence, what memory depends on, and one step side by side."""
     reasons = [
-        Items([(reason_line(reason), reason.evidence) for reason in arm.reasons], f"Reasons, {printable(arm.arm, 60)}")
+        Items([(_reason_line(reason), reason.evidence) for reason in arm.reasons], f"Reasons, {printable(arm.arm, 60)}")
         for arm in profile.arms
         if arm.reasons
     ]
@@ -209,13 +213,13 @@ def profile_document(profile: Profile) -> Document:
     sections = [
         Section("headline", [Text([sentence]) for sentence in profile.headline]),
         Section("reasons", [*reasons, *memory]),
-        Section("tables", profile_tables(profile)),
-        Section("notes", [Items([f"note: {note}" for note in notes])] if (notes := notes_of(profile)) else []),
+        Section("tables", _tables(profile)),
+        Section("notes", [Items([f"note: {note}" for note in notes])] if (notes := _notes(profile)) else []),
         Section("further", [Text([sentence]) for sentence in profile.headline[1:]]),
-        Section("step", lambda: _bars(phase_bars(arms))),
-        Section("work", lambda: _bars(kind_bars(arms))),
-        Section("memory", lambda: _bars(memory_bars(arms))),
-        Section("roofline", lambda: _roofline(arms)),
+        Section("step", lambda: _bars(_phase_bars(arms))),
+        Section("work", lambda: _bars(_kind_bars(arms))),
+        Section("memory", lambda: _bars(_memory_bars(arms))),
+        Section("roofline", lambda: [Figure("roofline", lambda: found)] if (found := _roofline(arms)) else []),
     ]
     return Document(
         "profile",
@@ -224,7 +228,7 @@ def profile_document(profile: Profile) -> Document:
         "Profile",
         printable(" ".join(profile.headline[:1]), 600),
         [printable(part, 120) for part in (profile.subject, profile.device) if part],
-        notes_of(profile),
+        _notes(profile),
     )
 
 
@@ -232,12 +236,7 @@ def _bars(found: Bars) -> list[Block]:
     return [Figure("bars", lambda: found)] if found.bars else []
 
 
-def _roofline(arms: Sequence[ArmProfile]) -> list[Block]:
-    found = roofline(arms)
-    return [] if found is None else [Figure("roofline", lambda: found)]
-
-
-def notes_of(profile: Profile) -> list[str]:
+def _notes(profile: Profile) -> list[str]:
     """Return the notes of a profile, with what its figures leave open."""
     notes = list(profile.notes)
     for arm in profile.arms:
@@ -251,3 +250,172 @@ def notes_of(profile: Profile) -> list[str]:
         if arm.seconds and abs(arm.accounted - arm.seconds) > 0.03 * arm.seconds:
             notes.append(f"{arm.arm}: the parts add up to {100 * arm.accounted / arm.seconds:.0f} % of the step")
     return notes
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A part of a bar: start and width in percent, a color of the style sheet, and a text."""
+
+    start: float
+    width: float
+    color: int
+    text: str
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A bar with its segments."""
+
+    name: str
+    segments: list[Segment]
+    text: str
+
+
+@dataclass(frozen=True)
+class Point:
+    """An arm on the roofline."""
+
+    x: float
+    y: float
+    color: int
+    text: str
+    name: str
+
+
+@dataclass(frozen=True)
+class Roofline:
+    """FLOP/s over FLOPs per byte, both logarithmic: points of arms under the roofs of their types."""
+
+    points: list[Point]
+    roofs: list[tuple[str, str, int]]
+    x_ticks: list[tuple[float, str]]
+    y_ticks: list[tuple[float, str]]
+
+
+@dataclass(frozen=True)
+class Bars:
+    """A bar for each arm, and what their colors mean.
+
+    Attributes:
+        key: name and color of each kind of segment.
+    """
+
+    title: str
+    bars: list[Bar]
+    key: list[tuple[str, int]]
+
+
+def _phase_bars(arms: Sequence[ArmProfile]) -> Bars:
+    """Return one step by phase."""
+    return Bars("One step by phase", [_bar(arm, PHASES, arms, by_phase=True) for arm in arms], _key(PHASES))
+
+
+def _kind_bars(arms: Sequence[ArmProfile]) -> Bars:
+    """Return one step by kind of work."""
+    return Bars("One step by kind of work", [_bar(arm, KINDS, arms, by_phase=False) for arm in arms], _key(KINDS))
+
+
+def _key(names: Mapping[Any, str]) -> list[tuple[str, int]]:
+    return [(title, index % COLORS) for index, title in enumerate(names.values())]
+
+
+def _bar(arm: ArmProfile, names: Mapping[Any, str], arms: Sequence[ArmProfile], *, by_phase: bool) -> Bar:
+    longest = max((one.seconds for one in arms), default=0.0) or 1.0
+    values = [
+        (title, arm.of_phase(key) if by_phase else arm.of_kind(key), index % COLORS)
+        for index, (key, title) in enumerate(names.items())
+    ]
+    text = f"{1000 * arm.seconds:.2f} ms"
+    return Bar(
+        printable(arm.arm, 30),
+        _segments(
+            values, longest, lambda seconds: f"{1000 * seconds:.3f} ms, {100 * seconds / (arm.seconds or 1):.0f} %"
+        ),
+        text,
+    )
+
+
+def _segments(values: Sequence[tuple[str, float, int]], whole: float, words: Callable[[float], str]) -> list[Segment]:
+    at = 0.0
+    found: list[Segment] = []
+    for title, value, color in values:
+        if value / whole >= LEAST:
+            found.append(
+                Segment(round(100 * at / whole, 3), round(100 * value / whole, 3), color, f"{title}: {words(value)}")
+            )
+        at += max(0.0, value)
+    return found
+
+
+def _memory_bars(arms: Sequence[ArmProfile]) -> Bars:
+    """Return the peak of memory by what holds it."""
+    known = [(arm, arm.memory) for arm in arms if arm.memory is not None]
+    names = list(dict.fromkeys(held.kind for _, memory in known for held in memory.held))
+    names.append("workspace and others")
+    largest = max((memory.measured_bytes for _, memory in known), default=0) or 1
+    bars = []
+    for arm, memory in known:
+        values = [
+            (name, float(sum(held.bytes for held in memory.held if held.kind == name)), index % COLORS)
+            for index, name in enumerate(names[:-1])
+        ]
+        values.append((names[-1], float(max(0, memory.rest_bytes)), (len(names) - 1) % COLORS))
+        words = _mebibytes
+        bars.append(Bar(printable(arm.arm, 30), _segments(values, largest, words), _mebibytes(memory.measured_bytes)))
+    return Bars("Peak of memory", bars, [(name, index % COLORS) for index, name in enumerate(names)])
+
+
+def _mebibytes(size: float) -> str:
+    return f"{size / 2**20:.2f} MiB"
+
+
+def _roofline(arms: Sequence[ArmProfile]) -> Roofline | None:
+    """Return the figure; None where no arm has FLOPs and peaks."""
+    known = [
+        (index, arm, arm.limits)
+        for index, arm in enumerate(arms)
+        if arm.limits is not None
+        and arm.limits.flops
+        and arm.limits.peak_flops
+        and arm.limits.peak_bytes
+        and arm.seconds
+    ]
+    if not known:
+        return None
+    ridges = [(one.peak_flops or 1) / (one.peak_bytes or 1) for _, _, one in known]
+    intensities = [one.intensity or 1 for _, _, one in known]
+    reached = [one.flops / arm.seconds for _, arm, one in known]
+    x_low = math.floor(math.log10(min([*intensities, *ridges]))) - 1
+    x_high = math.ceil(math.log10(max([*intensities, *ridges]))) + 1
+    y_low = math.floor(math.log10(min(reached)))
+    y_high = math.ceil(math.log10(max(one.peak_flops or 1 for _, _, one in known)))
+
+    def at_x(value: float) -> float:
+        return round(WIDTH * (math.log10(value) - x_low) / (x_high - x_low), 1)
+
+    def at_y(value: float) -> float:
+        return round(HEIGHT * (1 - (math.log10(value) - y_low) / (y_high - y_low)), 1)
+
+    roofs: dict[tuple[str, str], int] = {}
+    for index, _, one in known:
+        peak, wide = one.peak_flops or 1.0, one.peak_bytes or 1.0
+        left = max(10.0**x_low, 10.0**y_low / wide)
+        corner = peak / wide
+        points = [(left, left * wide), (corner, peak), (10.0**x_high, peak)]
+        line = " ".join(f"{at_x(x)},{at_y(y)}" for x, y in points)
+        roofs.setdefault((one.peak_dtype, line), index % COLORS)
+    return Roofline(
+        points=[
+            Point(
+                at_x(one.intensity or 1.0),
+                at_y(one.flops / arm.seconds),
+                index % COLORS,
+                f"{arm.arm}: {one.intensity or 0:.3g} FLOP/byte, {one.flops / arm.seconds / 1e9:.3g} GFLOP/s",
+                printable(arm.arm, 30),
+            )
+            for index, arm, one in known
+        ],
+        roofs=[(line, dtype, color) for (dtype, line), color in roofs.items()],
+        x_ticks=[(at_x(10.0**power), f"1e{power}") for power in range(x_low, x_high + 1)],
+        y_ticks=[(at_y(10.0**power), f"1e{power}") for power in range(y_low, y_high + 1)],
+    )

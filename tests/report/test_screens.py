@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from ampcompare.records.comparison import ArmSummary, Comparison, JudgedTable, NextStep
-from ampcompare.report.facts import row_notes
+from ampcompare.report.overview import row_notes
 from ampcompare.report.terminal import Terminal
 
 SCREENS = Path(__file__).parent / "screens"
