@@ -36,8 +36,9 @@ def command(**parameters: Any) -> int:
     ARM is an opt level such as O2, or any arm: bf16, half:bn_fp32, apex:O2,loss_scale=128. With --arch (or --config)
     the model is prepared, and one step shows the type of each module's weights, inputs and outputs.
     """
-    from ampcompare.diagnosis.explain.explain import explain_arm, render_explanation
+    from ampcompare.diagnosis.explain.explain import explain_arm
     from ampcompare.records.run import dump_json
+    from ampcompare.report.terminal import Terminal
 
     arm = Arm.parse(parameters["arm_text"])
     explanation = explain_arm(arm)
@@ -53,7 +54,7 @@ def command(**parameters: Any) -> int:
         click.echo(dump_json({**explanation.data(), "observed": observation}))
         return 0
     width = text_width()
-    click.echo(render_explanation(explanation, width=width), nl=False)
+    click.echo(Terminal(width).render(explanation), nl=False)
     if observation is not None:
         from ampcompare.diagnosis.explain.observation import render_observation
 

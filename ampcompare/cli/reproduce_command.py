@@ -50,10 +50,10 @@ def command(study: str, names: tuple[str, ...], **parameters: Any) -> int:
     """
     from ampcompare.cli.progress_display import Display
     from ampcompare.experiment.claims.definition import load_study, study_name
-    from ampcompare.experiment.claims.report import claim_table, findings_data, render_text
+    from ampcompare.experiment.claims.report import claim_table, claims_document
     from ampcompare.experiment.claims.reproduce import select_claims
     from ampcompare.experiment.claims.study import run_study
-    from ampcompare.records.run import dump_json
+    from ampcompare.report.base import FORMATS
 
     claims = select_claims(load_study(study), names)
     if parameters["only_list"]:
@@ -63,9 +63,8 @@ def command(study: str, names: tuple[str, ...], **parameters: Any) -> int:
     options = options_by_name(StudyOptions, parameters, study=study_name(study), claims=names, budget=budget)
     with Display(quiet=parameters["quiet"], bar=not parameters["no_progress"]) as display:
         result = run_study(options, observer=display, while_running=save_at_signals)
-    click.echo(
-        dump_json(findings_data(result)) if parameters["as_json"] else render_text(result), nl=parameters["as_json"]
-    )
+    form = FORMATS["json" if parameters["as_json"] else "table"]
+    click.echo(form.reporter().write(claims_document(result)), nl=False)
     if not parameters["quiet"]:
         click.echo(f"report: {options.folder / 'reproduce.md'}", err=True)
     return 0

@@ -26,6 +26,7 @@ __all__ = [
     "Reporter",
     "document_of",
     "log_links",
+    "write_formats",
     "write_report",
     "write_reports",
     "write_result",
@@ -69,7 +70,7 @@ class Reporter(abc.ABC):
 
 
 def document_of(result: Any, columns: Sequence[str] = (), logs: Mapping[str, str] | None = None) -> Document:
-    """Return the report of a result before it has a format.
+    """Return the report of a result before it has a format: of a record, or of a result that makes its own.
 
     Args:
         columns: as for `Reporter`; of a comparison only, and so are `logs`.
@@ -77,6 +78,9 @@ def document_of(result: Any, columns: Sequence[str] = (), logs: Mapping[str, str
     Raises:
         ConfigError: there is no such column.
     """
+    if hasattr(result, "_document"):
+        own: Document = result._document()
+        return own
     module, _, name = DOCUMENTS[type(result).__name__].partition(":")
     document: Document = getattr(import_module(module), name)(
         result, *([columns, logs or {}] if columns or logs else [])
@@ -155,12 +159,19 @@ def write_result(result: Any, folder: Path, forms: Sequence[str]) -> list[Path]:
         EnvironmentUnfit: the folder cannot be written.
     """
     document = document_of(result)
-    written = []
-    for name in forms:
-        if not FORMATS[name].missing:
-            written.append(folder / f"{document.kind}.{name}")
-            write_atomically(written[-1], FORMATS[name].reporter().write(document))
-    return written
+    return write_formats(document, folder, document.kind, forms)
+
+
+def write_formats(document: Document, folder: Path, name: str, forms: Sequence[str]) -> list[Path]:
+    """Write a document in some formats, if their packages are installed, as files of one name; return them.
+
+    Raises:
+        EnvironmentUnfit: the folder cannot be written.
+    """
+    written = {folder / f"{name}.{form}": FORMATS[form] for form in forms if not FORMATS[form].missing}
+    for path, form in written.items():
+        write_atomically(path, form.reporter().write(document))
+    return list(written)
 
 
 def write_report(text: str, file: Path) -> None:

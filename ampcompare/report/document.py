@@ -63,11 +63,11 @@ class Facts:
     title: str = ""
 
     @property
-    def lines(self) -> list[str]:
-        """A line for each name."""
+    def pairs(self) -> list[tuple[str, str]]:
+        """The names, each with its values as one text."""
         facts = [fact for _, group in self.groups for fact in group]
         return [
-            f"{name}: {value if isinstance(value, str) else '; '.join(f'{one} ({its})' for one, its in value)}"
+            (name, value if isinstance(value, str) else "; ".join(f"{one} ({its})" for one, its in value))
             for name, value in facts
         ]
 
@@ -105,6 +105,7 @@ class Column:
 
     Attributes:
         numeric: whether it is aligned on the decimal point.
+        wrap: characters at which a terminal wraps its texts; 0 for never.
         shorten: step at which a table that is too wide takes the short text of its cells; 0 never.
         shortened: what is then not shown, in words; "" where notes of rows say it.
         drop: step at which it leaves the column out; 0 never.
@@ -117,6 +118,7 @@ class Column:
     shortened: str = ""
     drop: int = 0
     dropped: str = ""
+    wrap: int = 0
 
 
 @dataclass(frozen=True)

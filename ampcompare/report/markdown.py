@@ -54,7 +54,10 @@ def _parts(block: Block) -> list[str]:
         case Code(text, title):
             return [*_heading(title), _fenced(text)]
         case Facts():
-            return [*_heading(block.title), "\n".join(f"- {escaped(line)}" for line in block.lines)]
+            return [
+                *_heading(block.title),
+                "\n".join(f"- {escaped(name)}: {escaped(value)}" for name, value in block.pairs),
+            ]
         case Figure():
             return []
 

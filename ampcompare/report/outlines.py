@@ -46,9 +46,14 @@ _COMPARISON = {
 }
 
 OUTLINES: dict[str, dict[str, Outline]] = {
+    "claims": {"table": ("claims", "limits", "made"), "md": ("claims", "limits", "made", "command")},
     "comparison": _COMPARISON,
     "diagnosis": {"md": ("verdict", "cure", "faults", "worst", "losses", "trials", "notes")},
     "exec": {"md": ("records", "endings", "next"), "csv": ("values",)},
+    "explanation": {
+        "md": ("summary", "does", "memory", "twin", "differs", "script", "twin's script", "compare"),
+        "notebook": ("does", "memory", "differs", "script", "twin's script"),
+    },
     "forest": {"md": ("headline", "accuracy", "time", "legend"), "csv": ("values",)},
     "judged": {
         **_COMPARISON,

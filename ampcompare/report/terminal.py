@@ -69,9 +69,9 @@ class Terminal(Reporter):
                 lines = (f"  {self._paint(line, 'strong')}" for line in pasteable(command, self.width))
                 return "\n".join([paragraph(f"Next: {why}", self.width), *lines])
             case Code(text, title):
-                return "\n".join([*filter(None, [title]), *(f"  {line}" for line in text.splitlines())])
+                return "\n".join([*filter(None, [title]), *(f"    {line}" for line in text.splitlines())])
             case Facts():
-                return self._lines(block.lines)
+                return self._facts(block)
             case Figure():
                 return ""
 
@@ -80,13 +80,23 @@ class Terminal(Reporter):
         return "\n".join(self._paint(line, tone) for line in lines)
 
     def _items(self, items: Items, tone: Tone) -> str:
-        """Return a list, whose items stand below its title, if it has one, each with what supports it below it."""
-        left = "  " if items.title else ""
-        texts = [self._lines([items.title])] if items.title else []
+        """Return a list: lines, or below a title points, each with what supports it below it."""
+        if not items.title:
+            return self._lines((item for item, _ in items), tone)
+        start = "  - " if len(items.items) > 1 else "  "
+        texts = [self._lines([items.title])]
         for item, further in items:
-            texts.append(self._lines([item], tone) if not left else paragraph(item, self.width, left))
-            texts += [paragraph(text, self.width, f"{left}    ") for text in further]
+            texts += [paragraph(item, self.width, start, " " * len(start))]
+            texts += [paragraph(text, self.width, " " * 6) for text in further]
         return "\n".join(texts)
+
+    def _facts(self, facts: Facts) -> str:
+        """Return a line for each name; below a title the values stand below each other."""
+        if not facts.title:
+            return self._lines(f"{name}: {value}" for name, value in facts.pairs)
+        room = max(len(name) for name, _ in facts.pairs) + 2 * len(GAP)
+        starts = [(f"{GAP}{name}".ljust(room), value) for name, value in facts.pairs]
+        return "\n".join([facts.title, *(paragraph(value, self.width, start, " " * room) for start, value in starts)])
 
     def _table(self, table: Table) -> str:
         legend = list(table.legend)
@@ -97,7 +107,12 @@ class Terminal(Reporter):
             if self.width is not None and not self.details:
                 legend.append(_more(found.hidden))
         else:
-            text = grid(table.texts, table.heads, self.width)
+            wraps = [column.wrap for column in table.columns]
+            rows = [
+                [textwrap.fill(text, at) if at else text for text, at in zip(row, wraps, strict=True)]
+                for row in table.texts
+            ]
+            text = grid(rows, table.heads, self.width)
         named = f"{table.title}\n{text}" if table.title else text
         return "\n\n".join(filter(None, [named, self._lines(legend)]))
 
@@ -111,11 +126,17 @@ def _more(hidden: Sequence[str]) -> str:
     return "All measurements and conclusions: --details."
 
 
-def paragraph(text: str, width: int | None, left: str = "") -> str:
-    """Return text as lines of at most 100 characters after `left`, the second and later ones indented further."""
+def paragraph(text: str, width: int | None, first: str = "", rest: str | None = None) -> str:
+    """Return text as lines of at most 100 characters.
+
+    Args:
+        first: what stands before the first line.
+        rest: what stands before the others; None for two more spaces than `first`.
+    """
     room = min(width or WIDTH, WIDTH)
     joined = printable(text, MAX_LINE).replace(" %", "\u00a0%")  # no line begins with a percent sign
-    filled = textwrap.fill(joined, room, initial_indent=left, subsequent_indent=f"{left}  ", break_on_hyphens=False)
+    below = f"{first}  " if rest is None else rest
+    filled = textwrap.fill(joined, room, initial_indent=first, subsequent_indent=below, break_on_hyphens=False)
     return filled.replace("\u00a0", " ")
 
 

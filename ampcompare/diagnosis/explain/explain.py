@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import shlex
-import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from ampcompare.backends.arm import Arm
 from ampcompare.backends.explanation import ArmExplanation, BytesPerParameter
-from ampcompare.base.shown import Parts, ShownParts
+from ampcompare.base.shown import Shown
+from ampcompare.report.document import Block, Code, Document, Facts, Items, Section, Text
 
-__all__ = ["OPTIMIZER_TENSORS", "Explanation", "bytes_per_parameter", "explain_arm", "render_explanation"]
+__all__ = ["OPTIMIZER_TENSORS", "Explanation", "bytes_per_parameter", "explain_arm", "explanation_document"]
 
 # Tensors of the size of the parameter that an optimizer keeps.
 OPTIMIZER_TENSORS = {"sgd with momentum": 1, "adam": 2}
 # Options that take more than the few lines of a script.
 NOT_IN_SCRIPTS = ("keep_fp32", "weights", "masters", "state", "grads", "reduce", "rounding", "kahan")
-NAMED = 17
-TEXT_WIDTH = 100
+BYTES = "Bytes per parameter, without activations"
 
 
 @dataclass(frozen=True)
-class Explanation(ShownParts):
+class Explanation(Shown):
     """All that is known of an arm without running it.
 
     Attributes:
@@ -35,8 +34,10 @@ class Explanation(ShownParts):
     parts: ArmExplanation
     memory: BytesPerParameter | None
 
-    def _parts(self) -> Parts:
-        return _explanation_parts(self)
+    _view: ClassVar[str] = "ampcompare.report.html.notebook:result_view"
+
+    def _document(self) -> Document:
+        return explanation_document(self)
 
     def data(self) -> dict[str, Any]:
         """Return plain data for JSON."""
@@ -67,36 +68,37 @@ def bytes_per_parameter(arm: Arm) -> BytesPerParameter | None:
     return bytes_per_parameter(Arm.parse(runs.arm)) if runs is not None and runs.arm is not None else None
 
 
-def render_explanation(explanation: Explanation, *, width: int) -> str:
-    """Return the explanation, wrapped to `width` columns; lines of a script are never wrapped."""
-    parts = explanation.parts
-    lines = [*textwrap.wrap(f"{explanation.arm}: {parts.summary}", width)]
-    if parts.does:
-        lines += ["", "What it does"]
-        for name, text in parts.does:
-            lines += _hanging(f"  {name:<{NAMED}}", text, width)
-    lines += _memory(explanation, width)
-    lines += ["", f"Native equivalent: {parts.twin or 'none'}", *_hanging("  ", parts.twin_is, width)]
-    if parts.differs:
-        lines += ["", *textwrap.wrap(f"What differs (here {explanation.arm}, there {parts.twin})", width)]
-        for text in parts.differs:
-            lines += _hanging("  - ", text, width)
-    if parts.script:
-        lines += ["", "In a script", *(f"    {line}" for line in parts.script)]
-    if parts.twin_script:
-        lines += ["", f"The same as {parts.twin}", *(f"    {line}" for line in parts.twin_script)]
-    compared = [explanation.arm, *([parts.twin] if parts.twin else [])]
-    if explanation.arm != "fp32" and "fp32" not in compared:
+def explanation_document(explanation: Explanation) -> Document:
+    """Return the report, before it has a format; lines of a script are never wrapped."""
+    arm, parts = explanation.arm, explanation.parts
+    differs = f"What differs (here {arm}, there {parts.twin})"
+    sections = [
+        Section("summary", [Text([f"{arm}: {parts.summary}"])]),
+        Section("does", [Facts([("", parts.does)], "What it does")] if parts.does else []),
+        Section("memory", [Items([_memory(explanation.memory)], BYTES)] if explanation.memory is not None else []),
+        Section("twin", [Items([parts.twin_is], f"Native equivalent: {parts.twin or 'none'}")]),
+        Section("differs", [Items(parts.differs, differs)] if parts.differs else []),
+        Section("script", _script("In a script", parts.script)),
+        Section("twin's script", _script(f"The same as {parts.twin}", parts.twin_script)),
+        Section("compare", _script("Compare them", [_comparison(arm, parts.twin)])),
+    ]
+    subtitle = [f"Native equivalent: {parts.twin or 'none'}", parts.twin_is]
+    return Document("explanation", sections, explanation.data(), arm, f"{arm}: {parts.summary}", subtitle)
+
+
+def _script(title: str, lines: Sequence[str]) -> list[Block]:
+    return [Code("\n".join(lines), title)] if lines else []
+
+
+def _comparison(arm: str, twin: str | None) -> str:
+    compared = [arm, *([twin] if twin else [])]
+    if "fp32" not in compared:
         compared.insert(0, "fp32")
-    words = " ".join(f"--arm {shlex.quote(arm)}" for arm in compared)
-    lines += ["", "Compare them", f"    ampcompare compare {words} --seeds 0-2", ""]
-    return "\n".join(lines)
+    words = " ".join(f"--arm {shlex.quote(one)}" for one in compared)
+    return f"ampcompare compare {words} --seeds 0-2"
 
 
-def _memory(explanation: Explanation, width: int) -> list[str]:
-    held = explanation.memory
-    if held is None:
-        return []
+def _memory(held: BytesPerParameter) -> str:
     named = [
         ("weight", held.weight),
         ("gradient", held.gradient),
@@ -110,35 +112,4 @@ def _memory(explanation: Explanation, width: int) -> list[str]:
         f"{name} adds {tensors * held.state}, {held.total(tensors)} in all"
         for name, tensors in OPTIMIZER_TENSORS.items()
     ]
-    return ["", "Bytes per parameter, without activations", *_hanging("  ", "; ".join([parts, *totals]), width)]
-
-
-def _hanging(first: str, text: str, width: int) -> list[str]:
-    return textwrap.wrap(
-        text,
-        width,
-        initial_indent=first,
-        subsequent_indent=" " * len(first),
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
-
-
-def _explanation_parts(explanation: Explanation) -> Parts:
-    """Return the text of an explanation, its tables and its scripts."""
-    parts, memory = explanation.parts, explanation.memory
-    tables: list[tuple[str, tuple[str, ...], list[tuple[str, str]]]] = [
-        ("What it does", ("part", "type and effect"), list(parts.does))
-    ]
-    if memory is not None:
-        held = [(name, str(memory.total(tensors))) for name, tensors in OPTIMIZER_TENSORS.items()]
-        tables.append(("Bytes per parameter, without activations", ("optimizer", "bytes"), held))
-    scripts = [("In a script", parts.script), (f"The same as {parts.twin}", parts.twin_script)]
-    return Parts(
-        render_explanation(explanation, width=TEXT_WIDTH).rstrip("\n"),
-        f"{explanation.arm}: {parts.summary}",
-        subtitle=[f"Native equivalent: {parts.twin or 'none'}", parts.twin_is],
-        tables=tables,
-        lists=[(f"What differs from {parts.twin}", parts.differs)] if parts.differs else [],
-        codes=[(name, "\n".join(lines)) for name, lines in scripts if lines],
-    )
+    return "; ".join([parts, *totals])

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 
-from ampcompare.base.files.write import write_atomically
 from ampcompare.experiment.claims.definition import load_study
-from ampcompare.experiment.claims.report import findings_data, render_markdown
+from ampcompare.experiment.claims.report import claims_document
 from ampcompare.experiment.claims.reproduce import Reproduction, reproduce, sees_gpu, select_claims
 from ampcompare.experiment.observer import Observer
 from ampcompare.experiment.options import StudyOptions
@@ -14,8 +13,7 @@ from ampcompare.experiment.run_folder import owned
 from ampcompare.experiment.single_run import WhileRunning
 from ampcompare.launch.places import find_places
 from ampcompare.launch.pool import launcher_at
-from ampcompare.records.run import dump_json
-from ampcompare.report.base import write_reports
+from ampcompare.report.base import write_formats, write_reports
 from ampcompare.settings.config import RunConfig
 
 __all__ = ["run_study"]
@@ -49,6 +47,5 @@ def run_study(
             study, claims, folder, launcher, gpu=gpu, budget_seconds=options.budget_seconds, observer=observer,
             jobs=len(places.all), command=options.command, save=write_reports,
         )  # fmt: skip
-        write_atomically(folder / "reproduce.md", render_markdown(reproduction))
-        write_atomically(folder / "reproduce.json", dump_json(findings_data(reproduction)) + "\n")
+        write_formats(claims_document(reproduction), folder, "reproduce", ("md", "json"))
     return reproduction

@@ -18,7 +18,6 @@ from ampcompare.report.terminal import Terminal
 
 __all__ = ["document_view", "parts_view", "record_view", "result_view", "scoped_style"]
 
-TEXT_WIDTH = 100
 # What says in which colors a page is shown, before what the reader's system says: JupyterLab and nbconvert, VS Code,
 # sites of mkdocs-material, Colab.
 DARK = (
@@ -83,9 +82,9 @@ def _sections(document: Document) -> list[Section]:
 
 
 def result_view(result: Any) -> tuple[str, str | None]:
-    """Return a comparison or a diagnosis as text and as HTML."""
+    """Return a result that has a document as text and as HTML."""
     document = document_of(result)
-    text = Terminal(TEXT_WIDTH if document.kind == "diagnosis" else None).write(document).rstrip("\n")
+    text = Terminal().write(document).rstrip("\n")
     html = document_view(document)
     return text if html else f'{text}\n\nWith figures: pip install "ampcompare[html]"', html
 

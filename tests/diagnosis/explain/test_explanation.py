@@ -13,7 +13,8 @@ import torch
 
 from ampcompare.backends.arm import Arm
 from ampcompare.backends.catalog import BUILT_IN
-from ampcompare.diagnosis.explain.explain import bytes_per_parameter, explain_arm, render_explanation
+from ampcompare.diagnosis.explain.explain import bytes_per_parameter, explain_arm
+from ampcompare.report.terminal import Terminal
 
 ARMS = [
     *("fp32", "apex:O0", "apex:O1", "apex:O2", "apex:O3", "native:fp16", "native:bf16", "half", "half:bn_fp32"),
@@ -129,7 +130,7 @@ def test_bytes_per_parameter(arm: str, sgd: int, adam: int) -> None:
 @pytest.mark.parametrize("arm", [*ARMS, *LIBRARIES])
 def test_text_fits(arm: str) -> None:
     """At 80 columns every line fits but those of a script, and every arm named can be parsed."""
-    text = render_explanation(explain_arm(Arm.parse(arm)), width=80)
+    text = Terminal(80).render(explain_arm(Arm.parse(arm)))
     assert text.endswith("\n")
     assert not [line for line in text.splitlines() if len(line) > 80 and not line.startswith("    ")]
     compared = next(line for line in text.splitlines() if "ampcompare compare" in line)
@@ -194,7 +195,7 @@ def test_backend_of_another_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ampcompare.backends.catalog.third_party_backends", lambda: {"mine": "json:loads"})
     explanation = explain_arm(Arm.parse("mine:level=3"))
     assert explanation.memory is None
-    assert "of which nothing is known here" in render_explanation(explanation, width=120)
+    assert "of which nothing is known here" in Terminal(120).render(explanation)
     assert explanation.data()["bytes_per_parameter"] is None
 
 

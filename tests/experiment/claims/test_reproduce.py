@@ -13,11 +13,12 @@ from ampcompare.base.environment.versions import fingerprint
 from ampcompare.base.errors import ConfigError, LaunchError
 from ampcompare.experiment.claims import reproduce as module
 from ampcompare.experiment.claims.definition import Study
-from ampcompare.experiment.claims.report import claim_table, findings_data, render_markdown, render_text
+from ampcompare.experiment.claims.report import claim_table, claims_document
 from ampcompare.experiment.claims.reproduce import reproduce, select_claims
 from ampcompare.launch.base import Launcher
 from ampcompare.launch.cell_files import write_record
 from ampcompare.records.run import RunRecord, RunSummary, dump_json
+from ampcompare.report.base import FORMATS
 from ampcompare.settings.config import RunConfig
 
 STUDY = Study.model_validate(
@@ -133,15 +134,16 @@ def test_a_program_that_fails_is_one_line(
 def test_what_is_told(tmp_path: Path, program: list[list[str]]) -> None:
     """Text, Markdown and data have a line per claim with published, measured and verdict, and the limits of each."""
     done = reproduce(STUDY, STUDY.claims, tmp_path, Pretend(), gpu=False, budget_seconds=1e6, command="ampcompare x")
-    text = render_text(done)
+    document = claims_document(done)
+    text = FORMATS["table"].reporter().write(document)
     assert "4 claims: holds 3, not run 1." in text
     assert "a: it is small." in text
-    markdown = render_markdown(done)
+    markdown = FORMATS["md"].reporter().write(document)
     rows = [line for line in markdown.splitlines() if line.startswith("|")]
     assert len(rows) == 6
     assert "half \\| diverges" in rows[2]
     assert "half: diverged 5/5" in rows[2]
     assert "```\nampcompare x\n```" in markdown
-    data = json.loads(dump_json(findings_data(done)))
+    data = json.loads(FORMATS["json"].reporter().write(document))
     assert [claim["verdict"] for claim in data["claims"]] == ["holds", "holds", "not run", "holds"]
     assert [line.split()[0] for line in claim_table(STUDY.claims).splitlines()[2:]] == ["a", "b", "c", "d"]
