@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -28,19 +27,13 @@ details_option = option(
 )
 
 
-def terminal_text(
-    comparison: Comparison, *, details: bool = False, to_file: bool = False, columns: Sequence[str] = ()
-) -> str:
-    """Return the report for stdout, in the width and the colors that it has; for a file in whole lines."""
+def terminal_text(comparison: Comparison, *, details: bool = False) -> str:
+    """Return the report for stdout, in the width and the colors that it has."""
     from ampcompare.report.color import has_color
     from ampcompare.report.tables import room
     from ampcompare.report.terminal import Terminal
 
-    reporter = Terminal(details=details)
-    if not to_file:
-        reporter = Terminal(room(), color=has_color(sys.stdout), details=details)
-    reporter.columns = columns
-    return reporter.render(comparison)
+    return Terminal(room(), color=has_color(sys.stdout), details=details).render(comparison)
 
 
 def show_comparison(outcome: ComparisonOutcome, *, as_json: bool, quiet: bool, details: bool = False) -> None:

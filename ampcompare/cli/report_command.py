@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import sys
 import tempfile
 import webbrowser
 from dataclasses import dataclass, replace
@@ -12,12 +13,14 @@ from pathlib import Path
 import click
 
 from ampcompare.base.errors import ConfigError, RecordError
+from ampcompare.base.files.write import write_atomically
 from ampcompare.base.formatting import printable
-from ampcompare.cli.comparison_output import details_option, terminal_text
+from ampcompare.cli.comparison_output import details_option
 from ampcompare.cli.help import ARMS, OUTPUT, Command, option
 from ampcompare.cli.output import say
 from ampcompare.cli.values import ARM, FILE, Choice, Place
-from ampcompare.report.base import FORMATS, write_report
+from ampcompare.report.base import FORMATS, Reporter
+from ampcompare.report.color import has_color
 from ampcompare.report.tables import room
 
 __all__ = ["command"]
@@ -129,8 +132,7 @@ def _newest() -> Path:
 def _exec_report(paths: list[Path], target: _ReportTarget) -> str:
     from ampcompare.script.legacy.record.summary import read_exec_record, records_document
 
-    document = records_document(paths, [read_exec_record(path) for path in paths])
-    return FORMATS[target.form].reporter(target.width).write(document)
+    return target.reporter().write(records_document(paths, [read_exec_record(path) for path in paths]))
 
 
 def _report(
@@ -147,12 +149,11 @@ def _report(
     if len(experiments) > 1 and columns:
         raise ConfigError("--columns applies to one experiment; name a single run directory")
     if len(experiments) > 1:
-        return FORMATS[target.form].reporter(target.width).render(make_forest(experiments)), excluded
+        return target.reporter(details).render(make_forest(experiments)), excluded
     comparison = experiments[0][1]
-    if target.form == "table":
-        return terminal_text(comparison, details=details, to_file=target.file is not None, columns=columns), excluded
-    links = log_links(comparison, paths, target.file.parent) if target.file else {}
-    return FORMATS[target.form].reporter(target.width, links, columns).render(comparison), excluded
+    reporter = target.reporter(details)
+    reporter.columns, reporter.logs = columns, log_links(comparison, paths, target.file.parent) if target.file else {}
+    return reporter.render(comparison), excluded
 
 
 @dataclass(frozen=True)
@@ -169,10 +170,11 @@ class _ReportTarget:
     file: Path | None
     shown: bool
 
-    @property
-    def width(self) -> int | None:
-        """Of the terminal that a table is for; None for a file."""
-        return room() if self.file is None else None
+    def reporter(self, details: bool = False) -> Reporter:
+        """Return what renders it, for a terminal in the width and the colors that it has."""
+        if self.file is not None:
+            return FORMATS[self.form].reporter(details=details)
+        return FORMATS[self.form].reporter(room(), color=has_color(sys.stdout), details=details)
 
     def resolved(self, run: Path | None) -> _ReportTarget:
         """Return the target with a file for a page that is shown and has none: that of its run directory."""
@@ -214,7 +216,7 @@ def _give_report(text: str, target: _ReportTarget, *, beside: Path | None) -> No
     if target.file is None:
         say(text, nl=False)
         return
-    write_report(text, target.file)
+    write_atomically(target.file, text)
     click.echo(f"report: {printable(str(target.file), 500)}", err=True)
     if target.shown and not webbrowser.open(target.file.resolve().as_uri()):
         click.echo("note: no browser was found; open that file, or copy it to a machine with one", err=True)

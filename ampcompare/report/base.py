@@ -27,7 +27,6 @@ __all__ = [
     "document_of",
     "log_links",
     "write_formats",
-    "write_report",
     "write_reports",
     "write_result",
 ]
@@ -49,14 +48,18 @@ class Reporter(abc.ABC):
     Args:
         width: of the terminal that the text is for; None for files, in which lines may have any length. Only formats
             for terminals use it.
+        color: whether that terminal has colors.
+        details: whether everything else follows what a reader sees first, for formats that otherwise leave it out.
 
     Attributes:
         logs: relative address of the log of each cell, by the name of the cell, for formats with links.
         columns: heads of further columns of the one table that a report begins with, for formats that have it.
     """
 
-    def __init__(self, width: int | None = None) -> None:
+    def __init__(self, width: int | None = None, *, color: bool = False, details: bool = False) -> None:
         self.width = width
+        self.color = color
+        self.details = details
         self.logs: Mapping[str, str] = {}
         self.columns: Sequence[str] = ()
 
@@ -111,16 +114,15 @@ class Format:
         return [package for package in self.packages if find_spec(package) is None]
 
     def reporter(
-        self, width: int | None = None, logs: Mapping[str, str] | None = None, columns: Sequence[str] = ()
+        self,
+        width: int | None = None,
+        logs: Mapping[str, str] | None = None,
+        columns: Sequence[str] = (),
+        **options: bool,
     ) -> Reporter:
-        """Return a new reporter.
-
-        Args:
-            width: as for `Reporter`.
-            logs: as for `Reporter`, and so are `columns`.
-        """
+        """Return a new reporter; all arguments are as for `Reporter`."""
         module, _, name = self.implementation.partition(":")
-        reporter: Reporter = getattr(import_module(module), name)(width)
+        reporter: Reporter = getattr(import_module(module), name)(width, **options)
         reporter.logs = logs or {}
         reporter.columns = columns
         return reporter
@@ -172,15 +174,6 @@ def write_formats(document: Document, folder: Path, name: str, forms: Sequence[s
     for path, form in written.items():
         write_atomically(path, form.reporter().write(document))
     return list(written)
-
-
-def write_report(text: str, file: Path) -> None:
-    """Write one report to a file of any name, in one move.
-
-    Raises:
-        EnvironmentUnfit: the file cannot be written.
-    """
-    write_atomically(file, text)
 
 
 def log_links(comparison: Comparison, runs: Iterable[Path], folder: Path) -> dict[str, str]:

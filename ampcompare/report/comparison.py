@@ -35,14 +35,11 @@ __all__ = [
     "comparison_document",
     "legend",
     "margin_words",
-    "measurements",
-    "overview",
     "precision_table",
     "published_legend",
     "published_table",
     "sample_sections",
     "verdict_legend",
-    "verdict_table",
 ]
 
 MAX_NAMED = 6
@@ -83,15 +80,20 @@ def comparison_document(
         ConfigError: there is no such column.
     """
     warnings, title, further = answer_of(comparison)
-    all_measured = measurements(comparison)
-    first = overview(comparison, asked)
-    verdicts, weights, published = verdict_table(comparison), precision_table(comparison), published_table(comparison)
+    first = make_overview(comparison, asked)
+    below = [*first.legend, *_overview_legend(comparison, first.heads)]
+    first = replace(first, legend=below, caption="Summary, one row per arm")
+    judged = verdict_columns(comparison), verdict_rows(comparison)
+    verdicts = Table.of(*judged, "", verdict_legend(comparison), caption="Table of verdicts, one row per arm")
+    shown = columns(comparison), table_rows(comparison)
+    measured = Table.of(*shown, "", legend(comparison), caption="All measurements, one row per arm")
+    weights, published = precision_table(comparison), published_table(comparison)
     environment = [(name, str(value)) for name, value in comparison.environment.items()]
     sections = [
         Section("headline", [Text(comparison.headline)] if comparison.headline else []),
         Section("overview", [first]),
         Section("next", [Step(step.why, step.command) for step in comparison.next_steps]),
-        Section("measurements", [all_measured], "Measurements"),
+        Section("measurements", [measured], "Measurements"),
         Section("verdicts", [verdicts] if verdicts.rows else [], "Verdicts"),
         Section("precisions", [] if weights is None else [weights]),
         *sample_sections(comparison),
@@ -100,7 +102,7 @@ def comparison_document(
         Section("environment", [Facts([("", environment)])] if environment else [], "Environment"),
         Section("command", [Code(printable(comparison.command, MAX_LINE))] if comparison.command else [], "Reproduce"),
         Section("columns", [Table(first.columns, first.rows)]),
-        Section("measured", [all_measured, *([verdicts] if verdicts.rows else [])],
+        Section("measured", [measured, *([verdicts] if verdicts.rows else [])],
                 "All measurements, one line per arm"),
         Section("values", lambda: [_values(comparison)]),
         Section("answer", [Text([line]) for line in further]),
@@ -117,29 +119,6 @@ def comparison_document(
         [row.arm for row in comparison.arms],
         comparison.reference,
     )
-
-
-def overview(comparison: Comparison, asked: Sequence[str] = ()) -> Table:
-    """Return the one table with what its verdicts go by, and what its columns mean.
-
-    Raises:
-        ConfigError: there is no column that is asked for.
-    """
-    table = make_overview(comparison, asked)
-    legend = [*table.legend, *_overview_legend(comparison, table.heads)]
-    return replace(table, legend=legend, caption="Summary, one row per arm")
-
-
-def measurements(comparison: Comparison) -> Table:
-    """Return the table of all that was measured, with a row for each arm."""
-    caption = "All measurements, one row per arm"
-    return Table.of(columns(comparison), table_rows(comparison), legend=legend(comparison), caption=caption)
-
-
-def verdict_table(comparison: Comparison) -> Table:
-    """Return the table of verdicts, with a row for each arm except the reference."""
-    heads, rows = verdict_columns(comparison), verdict_rows(comparison)
-    return Table.of(heads, rows, legend=verdict_legend(comparison), caption="Table of verdicts, one row per arm")
 
 
 def _overview_legend(comparison: Comparison, shown: Collection[str]) -> list[str]:

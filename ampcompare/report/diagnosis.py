@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from ampcompare.base.formatting import printable
 from ampcompare.records.diagnosis import Cure, Diagnosis, Fault, PlaceReport, Range
-from ampcompare.report.document import Block, Code, Document, Figure, Items, Section, Table, Text
+from ampcompare.report.document import Block, Code, Document, Figure, Items, Section, Step, Table, Text
 
 __all__ = ["diagnosis_document", "worst_places"]
 
@@ -77,7 +77,7 @@ def diagnosis_document(diagnosis: Diagnosis) -> Document:
     tried = f"Candidates trained: {len(diagnosis.trials)}; fault removed by {cures}"
     sections = [
         Section("verdict", [Text([diagnosis.verdict])]),
-        Section("cure", [] if diagnosis.cure is None else [_cure(diagnosis.cure, diagnosis)]),
+        Section("cure", [] if diagnosis.cure is None else _cure(diagnosis.cure, diagnosis)),
         Section("faults", [_fault(fault) for fault in diagnosis.faults]),
         Section("worst", [Table.of(HEADS, rows, f"The {len(rows)} worst places")] if rows else []),
         Section("losses", [*_headroom(diagnosis), *_updates(diagnosis), _audit(diagnosis)]),
@@ -129,13 +129,13 @@ def _types(diagnosis: Diagnosis) -> Table:
     return Table.of(heads, rows, caption="Types")
 
 
-def _cure(cure: Cure, diagnosis: Diagnosis) -> Code:
-    lines = [cure.code]
-    if cure.arm is not None:
-        script = ["--", *diagnosis.script] if diagnosis.script else []
-        words = ["ampcompare", "compare", "--arm", diagnosis.arm, "--arm", cure.arm, *script]
-        lines.append(f"to measure it: {printable(shlex.join(words), 1000)}")
-    return Code("\n".join(lines), "Cure (tested)")
+def _cure(cure: Cure, diagnosis: Diagnosis) -> list[Block]:
+    code = Code(cure.code, "Cure (tested)")
+    if cure.arm is None:
+        return [code]
+    script = ["--", *diagnosis.script] if diagnosis.script else []
+    words = ["ampcompare", "compare", "--arm", diagnosis.arm, "--arm", cure.arm, *script]
+    return [code, Step("measure the cure", printable(shlex.join(words), 1000))]
 
 
 def _fault(fault: Fault) -> Items:

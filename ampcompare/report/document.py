@@ -148,19 +148,11 @@ class Table:
 
     @classmethod
     def of(
-        cls,
-        heads: Iterable[str],
-        rows: Iterable[Sequence[str]],
-        title: str = "",
-        legend: str = "",
-        *,
-        caption: str = "",
-        prose: bool = False,
+        cls, heads: Iterable[str], rows: Iterable[Sequence[str]], title: str = "", legend: str = "", **options: Any
     ) -> Table:
-        """Return a table of plain texts."""
+        """Return a table of plain texts; further options are attributes."""
         cells = [[Cell(text) for text in row] for row in rows]
-        below = [legend] if legend else []
-        return cls([Column(head) for head in heads], cells, title, below, caption=caption, prose=prose)
+        return cls([Column(head) for head in heads], cells, title, [legend] if legend else [], **options)
 
     @classmethod
     def of_values(cls, heads: Iterable[str], rows: Iterable[Sequence[object]]) -> Table:

@@ -48,7 +48,10 @@ _COMPARISON = {
 OUTLINES: dict[str, dict[str, Outline]] = {
     "claims": {"table": ("claims", "limits", "made"), "md": ("claims", "limits", "made", "command")},
     "comparison": _COMPARISON,
-    "diagnosis": {"md": ("verdict", "cure", "faults", "worst", "losses", "trials", "notes")},
+    "diagnosis": {
+        "md": ("verdict", "cure", "faults", "worst", "losses", "trials", "notes"),
+        "notebook": ("map", "exponents", "drift", "places", "candidates", "types"),
+    },
     "exec": {"md": ("records", "endings", "next"), "csv": ("values",)},
     "explanation": {
         "md": ("summary", "does", "memory", "twin", "differs", "script", "twin's script", "compare"),

@@ -27,18 +27,7 @@ FOLDS = (None, 24, 16)
 
 
 class Terminal(Reporter):
-    """Plain text: headline, one table that fits the width, its legend and the next step; conclusions on request.
-
-    Args:
-        width: as for `Reporter`.
-        color: whether the terminal has colors.
-        details: whether everything else follows, such as all measurements.
-    """
-
-    def __init__(self, width: int | None = None, *, color: bool = False, details: bool = False) -> None:
-        super().__init__(width)
-        self.color = color
-        self.details = details
+    """Plain text: headline, one table that fits the width, its legend and the next step; conclusions on request."""
 
     def write(self, document: Document) -> str:
         """Return the text: sections with an empty line between them, the first one strong."""

@@ -13,7 +13,7 @@ from ampcompare.records.run import RunRecord
 from ampcompare.report.base import FORMATS, document_of
 from ampcompare.report.document import Code, Document, Figure, Items, Section, Table
 from ampcompare.report.html.assets import looks, style, template
-from ampcompare.report.outlines import LEAD, OUTLINES, PAGES
+from ampcompare.report.outlines import LEAD
 from ampcompare.report.terminal import Terminal
 
 __all__ = ["document_view", "parts_view", "record_view", "result_view", "scoped_style"]
@@ -61,7 +61,7 @@ def document_view(document: Document) -> str | None:
     """Return a document as HTML for the output of a cell; None without the packages of the page."""
     if FORMATS["html"].missing:
         return None
-    sections = document.shown("notebook") if document.kind not in PAGES else _sections(document)
+    sections = document.shown("notebook")
     blocks = [block for section in sections for block in section.blocks]
     filled: str = template("notebook.html.j2").render(
         document=document,
@@ -72,13 +72,6 @@ def document_view(document: Document) -> str | None:
         css=scoped_style(),
     )
     return filled
-
-
-def _sections(document: Document) -> list[Section]:
-    """Return the sections of an outline for notebooks; without one those of the page."""
-    if "notebook" in OUTLINES[document.kind]:
-        return document.shown("notebook")
-    return document.chosen([name for chapter in PAGES[document.kind] for name in chapter.outline])
 
 
 def result_view(result: Any) -> tuple[str, str | None]:
