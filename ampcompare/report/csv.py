@@ -24,13 +24,14 @@ class Csv(Reporter):
         blocks = (block for section in document.shown("csv") for block in section.blocks)
         for table in (block for block in blocks if isinstance(block, Table)):
             writer.writerow(map(_safe, table.heads))
-            writer.writerows([_safe(cell.value) for cell in row] for row in table.rows)
+            rows = ([cell.text if cell.value is None else cell.value for cell in row] for row in table.rows)
+            writer.writerows(map(_safe, row) for row in rows)
         return out.getvalue()
 
 
 def _safe(value: object) -> object:
-    if value is None or not isinstance(value, str):
-        return "" if value is None else value
+    if not isinstance(value, str):
+        return value
     line = printable(value, 2000)
     with suppress(ValueError):
         float(line)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ampcompare.report.base import Reporter
 from ampcompare.report.document import Document, Figure
 from ampcompare.report.html.assets import check_packages, looks, page_parts, template
-from ampcompare.report.outlines import LEAD, PAGES
+from ampcompare.report.outlines import LEAD, PAGES, Chapter
 
 __all__ = ["Html"]
 
@@ -20,7 +20,8 @@ class Html(Reporter):
             BackendUnavailable: jinja2 is not installed.
         """
         check_packages()
-        made = [(chapter, document.chosen(chapter.outline)) for chapter in PAGES[document.kind]]
+        whole = [Chapter(section.name, section.title, (section.name,)) for section in document.shown("html")]
+        made = [(chapter, document.chosen(chapter.outline)) for chapter in PAGES.get(document.kind, whole)]
         chapters = [(chapter, sections) for chapter, sections in made if sections]
         blocks = [block for _, sections in chapters for section in sections for block in section.blocks]
         drawn = [block.data for block in blocks if isinstance(block, Figure)]
