@@ -55,10 +55,11 @@ class Terminal(Reporter):
             case Table():
                 return self._table(block)
             case Step(why, command):
-                lines = (f"  {self._paint(line, 'strong')}" for line in pasteable(command, self.width))
-                return "\n".join([paragraph(f"Next: {why}", self.width), *lines])
+                commands = (f"  {self._paint(line, 'strong')}" for line in pasteable(command, self.width))
+                return "\n".join([paragraph(f"Next: {why}", self.width), *commands])
             case Code(text, title):
-                return "\n".join([*filter(None, [title]), *(f"    {line}" for line in text.splitlines())])
+                lines = (printable(line.expandtabs(4), MAX_LINE, keep_spaces=True) for line in text.splitlines())
+                return "\n".join([*filter(None, [title]), *(f"    {line}" for line in lines)])
             case Facts():
                 return self._facts(block)
             case Figure():
@@ -83,8 +84,9 @@ class Terminal(Reporter):
         """Return a line for each name; below a title the values stand below each other."""
         if not facts.title:
             return self._lines(f"{name}: {value}" for name, value in facts.pairs)
-        room = max(len(name) for name, _ in facts.pairs) + 2 * len(GAP)
-        starts = [(f"{GAP}{name}".ljust(room), value) for name, value in facts.pairs]
+        names = [f"{GAP}{printable(name)}" for name, _ in facts.pairs]
+        room = max(map(len, names)) + len(GAP)
+        starts = [(name.ljust(room), value) for name, (_, value) in zip(names, facts.pairs, strict=True)]
         return "\n".join([facts.title, *(paragraph(value, self.width, start, " " * room) for start, value in starts)])
 
     def _table(self, table: Table) -> str:
