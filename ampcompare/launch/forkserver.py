@@ -26,13 +26,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from ampcompare.base.files.run_files import CellFile
 from ampcompare.base.isolate.child import ended_by_hangup
 
 with ended_by_hangup(0) if __name__ == "__main__" else contextlib.nullcontext():
     import torch
 
     from ampcompare.launch.base import Progress
-    from ampcompare.launch.cell_files import log_name, send_output_to
+    from ampcompare.launch.cell_files import send_output_to
     from ampcompare.launch.stop_signal import end_signals
     from ampcompare.launch.worker.cell import run_cell
     from ampcompare.settings.config import RunConfig
@@ -61,7 +62,7 @@ def _run(request: dict[str, Any], channel: int, signals: Sequence[int]) -> NoRet
         _send(channel, event="begin", pid=os.getpid())  # not sent by the server, which may be killed first
         folder = Path(request["folder"])
         os.chdir(request["working"])
-        send_output_to(folder / log_name(0))
+        send_output_to(folder / CellFile.LOG)
         _exit_with_parent(os.dup(0))
         null = os.open(os.devnull, os.O_RDONLY)
         os.dup2(null, 0)
