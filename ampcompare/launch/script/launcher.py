@@ -659,13 +659,13 @@ class _ScriptServer:
         if timeout is not None and not self._can_read(timeout):
             return None
         answer = self._answer(None)
-        return -signal.SIGKILL if answer is None else answer["code"]
+        return -signal.SIGKILL if answer is None else answer["code"] or -answer["signal"]
 
     def _can_read(self, timeout: float) -> bool:
         with self._reading:
             return self._channel.fileno() < 0 or bool(select.select([self._channel], [], [], timeout)[0])
 
-    def _answer(self, timeout: float | None) -> dict[str, int] | None:
+    def _answer(self, timeout: float | None) -> dict[str, Any] | None:
         if timeout is not None and not self._can_read(timeout):
             return None
         line = b""
