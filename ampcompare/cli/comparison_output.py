@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ampcompare.base.files.run_files import RunFile
 from ampcompare.base.formatting import printable
 from ampcompare.cli.help import OUTPUT, option
 from ampcompare.cli.output import say
@@ -83,7 +84,7 @@ def show_plan(planned: PlannedComparison, *, as_json: bool) -> None:
         cells = [{"cell": cell.digest(), "arm": label, "seed": cell.recipe.seed} for label, cell in labeled_cells]
         click.echo(dump_json({"output_dir": str(folder), "cells": cells, "estimate": asdict(remaining)}))
         return
-    is_recorded = (folder / "plan.json").exists()
+    is_recorded = (folder / RunFile.PLAN).exists()
     order = "in this order" if is_recorded else "in an order like this, which each new run directory draws"
     lines = [f"{_count(len(plan.cells))} into {folder}, {order}:"]
     lines += [f"  {cell.digest()}  {label}, seed {cell.recipe.seed}" for label, cell in labeled_cells]

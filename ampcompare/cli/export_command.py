@@ -45,10 +45,10 @@ def command(run: str | None, tracker: str, output: str | None, project: str) -> 
     MLFLOW_TRACKING_URI names a server.
     """
     from ampcompare.experiment.load import reload_comparison
-    from ampcompare.experiment.run_folder import newest_run
+    from ampcompare.experiment.run_directory import newest_runs
     from ampcompare.report.export import make_exporter
 
-    folder = newest_run() if run is None else Path(run)
+    folder = newest_runs()[0] if run is None else Path(run)
     if not folder.is_dir():
         raise RecordError(f"{folder} is not a run directory; name a folder that run or compare wrote")
     comparison = reload_comparison(folder)

@@ -14,7 +14,7 @@ from ampcompare.cli.help import Command
 from ampcompare.cli.values import FOLDER, Choice
 
 if TYPE_CHECKING:
-    from ampcompare.experiment.run_folder import RunFolder
+    from ampcompare.experiment.run_directory import RunBrief
 
 __all__ = ["command", "run_row"]
 
@@ -54,7 +54,7 @@ def command(what: str, folder: str | None) -> int:
 
 
 def _list_runs(folder: str | None) -> int:
-    from ampcompare.experiment.run_folder import DEFAULT_FOLDER, describe_run, find_runs
+    from ampcompare.experiment.run_directory import DEFAULT_FOLDER, find_runs
     from ampcompare.report.tables import listing, room
 
     root = Path(folder) if folder is not None else DEFAULT_FOLDER
@@ -62,11 +62,11 @@ def _list_runs(folder: str | None) -> int:
     if not found:
         click.echo(f"no run directories in {root.absolute()}; ampcompare compare makes one", err=True)
         return 0
-    click.echo(listing([run_row(describe_run(path)) for path in found], RUN_HEADERS, room()))
+    click.echo(listing([run_row(run.brief()) for run in found], RUN_HEADERS, room()))
     return 0
 
 
-def run_row(run: RunFolder) -> list[str]:
+def run_row(run: RunBrief) -> list[str]:
     """Return folder, date, tag, arms, seeds, cells and headline of a run directory as text that steers no terminal."""
     done, planned = run.cells
     more = f" and {len(run.arms) - MAX_SHOWN} more" if len(run.arms) > MAX_SHOWN else ""

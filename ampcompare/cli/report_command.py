@@ -13,6 +13,7 @@ from pathlib import Path
 import click
 
 from ampcompare.base.errors import ConfigError, RecordError
+from ampcompare.base.files.run_files import RunFile
 from ampcompare.base.files.write import write_atomically
 from ampcompare.base.formatting import printable
 from ampcompare.cli.comparison_output import details_option
@@ -117,7 +118,7 @@ def command(
 
 
 def _newest() -> Path:
-    from ampcompare.experiment.run_folder import newest_runs
+    from ampcompare.experiment.run_directory import newest_runs
 
     found, *others = newest_runs()
     line = f"the newest run directory: {printable(str(found), 300)}"
@@ -180,9 +181,9 @@ class _ReportTarget:
         """Return the target with a file for a page that is shown and has none: that of its run directory."""
         if not self.shown or self.file is not None:
             return self
-        if run is not None and os.access(run, os.W_OK):
-            return replace(self, file=run / "report.html")
-        return replace(self, file=Path(tempfile.mkdtemp(prefix="ampcompare-report-")) / "report.html")
+        if run is None or not os.access(run, os.W_OK):
+            run = Path(tempfile.mkdtemp(prefix="ampcompare-report-"))
+        return replace(self, file=run / f"{RunFile.REPORT}.html")
 
 
 def _target_from(form: str | None, output: str | None, shown: bool) -> _ReportTarget:
@@ -203,7 +204,7 @@ def _target_from(form: str | None, output: str | None, shown: bool) -> _ReportTa
     if chosen is None:
         raise ConfigError(f"--output {output!r} does not say which format; add --format {'|'.join(FORMATS)}")
     suffix = next(suffix for suffix, name in SUFFIXES.items() if name == chosen)
-    return _ReportTarget(chosen, path / f"report{suffix}" if into_folder else path, shown)
+    return _ReportTarget(chosen, path / f"{RunFile.REPORT}{suffix}" if into_folder else path, shown)
 
 
 def _give_report(text: str, target: _ReportTarget, *, beside: Path | None) -> None:

@@ -10,6 +10,7 @@ import click
 
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import Ended
+from ampcompare.base.files.run_files import CellFile
 from ampcompare.base.formatting import printable
 from ampcompare.cli.arm_options import arm_from_flags, arm_options
 from ampcompare.cli.comparison_output import details_option, terminal_text
@@ -24,8 +25,7 @@ from ampcompare.experiment.options import RunOptions
 from ampcompare.experiment.sources import SettingsSources, collect_settings, published_for_run
 
 if TYPE_CHECKING:
-    from ampcompare.experiment.single_run import RunOutcome
-    from ampcompare.experiment.verify_resume import Verification
+    from ampcompare.experiment.single_run import RunOutcome, Verification
 
 __all__ = ["command", "sources_from"]
 
@@ -137,7 +137,7 @@ def _show_run(outcome: RunOutcome, sources: SettingsSources, *, as_json: bool, q
         published = published_for_run(sources)
         say(terminal_text(row.model_copy(update={"published": published}), details=details), nl=False)
         if not quiet:
-            click.echo(f"record: {outcome.folder / 'cells' / record.cell / 'record.json'}", err=True)
+            click.echo(f"record: {outcome.cell / CellFile.RECORD}", err=True)
 
 
 def _show_verification(verification: Verification, *, as_json: bool) -> None:

@@ -26,17 +26,15 @@ from ampcompare.analysis.verdicts.accuracy import accuracy_effects, accuracy_mar
 from ampcompare.base.errors import ConfigError, Ended, EnvironmentUnfit, LaunchError
 from ampcompare.base.files.write import write_atomically
 from ampcompare.experiment.follow import following
-from ampcompare.experiment.journal import read_looks
-from ampcompare.experiment.load import reload_comparison
+from ampcompare.experiment.load import reload_comparison, with_profile
 from ampcompare.experiment.matrix import Row
 from ampcompare.experiment.observer import Observer
 from ampcompare.experiment.options import CompareOptions
 from ampcompare.experiment.plan import Plan, parse_seeds
 from ampcompare.experiment.preflight import check_cells, grouped_refusals, refused_arms
 from ampcompare.experiment.profile import ProfileOptions, profile
-from ampcompare.experiment.profile_sentences import with_profile
-from ampcompare.experiment.run import run_plan, with_recorded_order
-from ampcompare.experiment.run_folder import check_output_name, owned
+from ampcompare.experiment.run import run_plan
+from ampcompare.experiment.run_directory import DEFAULT_FOLDER, RunDirectory
 from ampcompare.experiment.single_run import WhileRunning
 from ampcompare.experiment.sources import (
     SettingsSources,
@@ -51,7 +49,7 @@ from ampcompare.records.comparison import Comparison
 from ampcompare.records.look import Look
 from ampcompare.records.metric import Metric, metrics_of
 from ampcompare.records.run import RunRecord
-from ampcompare.report.base import write_reports
+from ampcompare.report.base import FORMATS, write_reports
 from ampcompare.report.junit import JUnit
 from ampcompare.report.tensorboard import EventFiles
 from ampcompare.tasks.catalog import TASKS
@@ -167,9 +165,10 @@ def plan_comparison(options: CompareOptions) -> PlannedComparison:
     options.launch.check({cell.launcher for cell in plan.cells}, options.jobs)
     check_cells(plan.cells)
     label = "-".join(["compare", *_folder_part(options.tag), plan.digest()])
-    folder = options.output_dir or Path("runs") / label
-    check_output_name(folder)
-    plan = with_recorded_order(plan, folder)
+    folder = options.output_dir or DEFAULT_FOLDER / label
+    run = RunDirectory(folder)
+    run.check_name()
+    plan = run.in_recorded_order(plan)
     if options.profile:
         _profile_options(plan, options.reference or "")
     return PlannedComparison(options, sources, rows, plan, folder, criteria, gates, baseline)
@@ -233,7 +232,9 @@ def run_comparison(
         "observer": observer,
         "save": save,
     }
-    hold = owned(folder, launcher, command=options.command, wait_seconds=options.wait_seconds, note=observer.note)
+    hold = RunDirectory(folder).owned(
+        launcher, command=options.command, wait_seconds=options.wait_seconds, note=observer.note
+    )
     try:
         with launcher, hold, while_running(launcher):
             if requested_seeds(options, planned.sources) == "auto":
@@ -245,8 +246,8 @@ def run_comparison(
     except (KeyboardInterrupt, Ended):
         if message := launcher.pending_message():
             observer.note(message)
-        if (folder / "report.md").exists():
-            observer.note(f"finished cells are in {folder / 'report.md'}")
+        if (report := folder / str(FORMATS["md"].file)).exists():
+            observer.note(f"finished cells are in {report}")
         raise
     if is_main:
         if options.profile:
@@ -396,7 +397,7 @@ def run_auto(
         make(first), folder, launcher, command=command, terms=terms, force=force, jobs=jobs, observer=observer,
         save=save, test=False,
     )  # fmt: skip
-    needed, arm = _needed_at_this_look(pilot, len(first), read_looks(folder), terms)
+    needed, arm = _needed_at_this_look(pilot, len(first), RunDirectory(folder).looks(), terms)
     if needed > len(first):
         observer.note(
             f"a margin of {_margin_of_pilot(pilot)} needs {needed} seeds, judging by the spread of {arm} over the "

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any
 from ampcompare.backends.arm import Arm
 from ampcompare.base.environment.threads import THREAD_VARIABLES
 from ampcompare.base.errors import AmpCompareError, ConfigError, EnvironmentUnfit, LaunchError
+from ampcompare.base.files.run_files import CellFile
 from ampcompare.base.isolate.start import start_command
 from ampcompare.diagnosis.cures import Tested, verdict_of, with_cure
 from ampcompare.diagnosis.in_child import diagnose_in_child
 from ampcompare.diagnosis.options import DiagnoseOptions, Request
 from ampcompare.launch.cell_files import log_tail
 from ampcompare.launch.places import find_places
-from ampcompare.launch.script.children import RECORD
 from ampcompare.launch.script.rows import read_rows
 from ampcompare.launch.script.supervise import end_family
 from ampcompare.records.diagnosis import Diagnosis
@@ -50,7 +50,6 @@ SECONDS_TO_END = 3.0  # for other ranks, behind the watched one
 SECONDS_BETWEEN_LOOKS = 0.1
 SECONDS_OF_TORCHRUN = 40.0  # it kills a rank that ignores SIGTERM for 30 s
 ENDED = "ended.txt"
-LOG = "log.txt"
 NOTE = "ampcompare: "
 BEYOND_FP16 = "a number in that line is beyond 65504, the largest fp16 number: use torch.finfo(tensor.dtype).min or max"
 ERRORS: dict[int, type[AmpCompareError]] = {2: ConfigError, 4: EnvironmentUnfit}
@@ -195,7 +194,7 @@ def watched_settings(config: RunConfig, arm: Arm, folder: Path) -> dict[str, Any
         "engine": "nvidia" if arm.options.get("engine") == "nvidia" else "compat",
         "arm": str(arm),
         "seed": seed,
-        "record": str(folder / RECORD),
+        "record": str(folder / CellFile.SCRIPT),
         "device": "cpu" if config.device == "cpu" else None,
         "compat_torch": script.compat_torch,
         "guards": "off",
@@ -226,7 +225,7 @@ def run_watched(config: RunConfig, folder: Path, module: str, environment: Mappi
         "TORCHDYNAMO_DISABLE": "1",
     }
     command = start_command("ampcompare.launch.script.supervise", *start, "-m", module, str(folder / "request.json"))
-    with (folder / LOG).open("wb") as log:
+    with (folder / CellFile.LOG).open("wb") as log:
         process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,  # held open: the run ends with this process
@@ -284,8 +283,8 @@ def _last_note(log: Path) -> str:
 
 def error_of(code: int, folder: Path) -> str:
     """Return why a script ended with an exit code other than 0."""
-    error = (read_rows(folder / RECORD).ended or {}).get("error")
-    text = str(error or _last_note(folder / LOG) or log_tail(folder) or f"exit code {code}")[:1000]
+    error = (read_rows(folder / CellFile.SCRIPT).ended or {}).get("error")
+    text = str(error or _last_note(folder / CellFile.LOG) or log_tail(folder) or f"exit code {code}")[:1000]
     return f"{text}; {BEYOND_FP16}" if "c10::Half without overflow" in text else text
 
 

@@ -10,8 +10,9 @@ from typing import Any
 
 from ampcompare.base.errors import AmpCompareError, ConfigError
 from ampcompare.base.files.read import parse_json
-from ampcompare.experiment.cell_runner import cell_folder
+from ampcompare.base.files.run_files import CellFile
 from ampcompare.experiment.observer import Observer, Outline
+from ampcompare.experiment.run_directory import RunDirectory
 from ampcompare.launch.base import Progress
 from ampcompare.records.callback import Callback, CellInfo
 from ampcompare.records.evaluation import EpochResult
@@ -62,7 +63,7 @@ class Follower(Observer):
     def begin(self, config: RunConfig, number: int, total: int) -> None:
         self._observer.begin(config, number, total)
         assert self._outline is not None
-        label, folder = self._outline.labels[number - 1], cell_folder(self._outline.folder, config)
+        label, folder = self._outline.labels[number - 1], RunDirectory(self._outline.folder).cell(config)
         self._cells[number] = _Followed(CellInfo(label, config, folder), self._callbacks)
 
     def place(self, number: int, name: str) -> None:
@@ -131,8 +132,8 @@ class _Followed:
 
     def __init__(self, cell: CellInfo, callbacks: Sequence[Callback]) -> None:
         self.events = _Events(cell, callbacks)
-        self._steps = _Tail(cell.folder / "steps.jsonl", parse_step)
-        self._epochs = _Tail(cell.folder / "epochs.jsonl", lambda line: EpochResult.model_validate(parse_json(line)))
+        self._steps = _Tail(cell.folder / CellFile.STEPS, parse_step)
+        self._epochs = _Tail(cell.folder / CellFile.EPOCHS, lambda line: EpochResult.model_validate(parse_json(line)))
         self._waiting: list[EpochResult] = []
 
     def read(self) -> None:

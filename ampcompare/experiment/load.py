@@ -11,13 +11,12 @@ from math import isclose
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from filelock import Timeout
 
 from ampcompare.analysis.answer.headline import CORRECTED, headline
 from ampcompare.analysis.answer.next_step import next_steps
 from ampcompare.analysis.answer.phrases import quality_of
-from ampcompare.analysis.inference.criteria import Criteria, criteria_of
+from ampcompare.analysis.inference.criteria import criteria_of
 from ampcompare.analysis.inference.effect import ERROR_RATE
 from ampcompare.analysis.inference.looks import Design, changes_sentence, error_rate_of_next
 from ampcompare.analysis.runs.comparability import changed_settings, settings
@@ -26,19 +25,17 @@ from ampcompare.analysis.summary import summarize
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import ConfigError, EnvironmentUnfit, RecordError, close_matches
 from ampcompare.base.files.read import FileFault, read_json
-from ampcompare.base.files.write import write_atomically
-from ampcompare.experiment.journal import NO_PLAN, Journal, journal_head, read_looks
-from ampcompare.experiment.profile_sentences import with_profile
-from ampcompare.experiment.run import labeled, load_records
-from ampcompare.experiment.run_folder import LOCK
+from ampcompare.experiment.journal import NO_PLAN, Journal
+from ampcompare.experiment.run_directory import RunDirectory, StoredPlan, labeled, row_of
+from ampcompare.profiling.reasons import deciding
 from ampcompare.records.comparison import Comparison, read_comparison
 from ampcompare.records.look import Look
-from ampcompare.records.published import Published
-from ampcompare.records.run import RunRecord, dump_json
+from ampcompare.records.profile import Profile
+from ampcompare.records.run import RunRecord
 from ampcompare.settings.digest import settings_digest
 from ampcompare.settings.validation import validated
 
-__all__ = ["reload_comparison", "reload_experiments"]
+__all__ = ["reload_comparison", "reload_experiments", "with_profile"]
 
 NAMED_VALUE = re.compile(r" (\w+)=(.*?)(?= \w+=|$)")  # in the label of a row
 _NO_JOURNAL = (
@@ -49,35 +46,6 @@ NOT_WRITABLE = (
     "Nothing was tested: another reference is another look at these runs, and it could not be counted because the run "
     "directory is not writable."
 )
-
-
-class _StoredPlan(BaseModel):
-    """What a `plan.json` says about the rows of a comparison."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
-
-    arms: list[str] = Field(min_length=1)
-    reference: str
-    command: str
-    order: list[str]
-    cells: dict[str, str]
-    terms: Criteria = Criteria()
-    pilot: list[int] = []
-    journal: str | None = None  # missing in plans of earlier versions
-    published: Published | None = None
-
-    @model_validator(mode="after")
-    def _rows_are_arms(self) -> _StoredPlan:
-        rows = {"reference": self.reference, **{f"cell {label}": _row(label) for label in self.cells}}
-        for what, row in rows.items():
-            if row not in self.arms:
-                raise ValueError(f"the row {row!r} of {what} is not one of its arms")
-        return self
-
-
-def _row(label: str) -> str:
-    """Return the row of a cell that is written LABEL@SEED."""
-    return label.rpartition("@")[0]
 
 
 def reload_comparison(path: Path, *, reference: str | None = None) -> Comparison:
@@ -96,7 +64,7 @@ def reload_comparison(path: Path, *, reference: str | None = None) -> Comparison
         ConfigError: no row is named like the reference, or the look cannot be recorded because the folder is in use.
     """
     if os.path.isdir(path):
-        return with_profile(_from_folder(path, reference), path)
+        return with_profile(_from_folder(RunDirectory(path), reference), path)
     if not os.path.exists(path):
         raise RecordError(f"there is no {path}; name a run directory, a record.json or a report.json")
     try:
@@ -110,18 +78,40 @@ def reload_comparison(path: Path, *, reference: str | None = None) -> Comparison
     return summarize([record], arms=[record.arm], reference=record.arm)
 
 
-def _from_folder(folder: Path, reference: str | None) -> Comparison:
-    records, excluded = load_records(folder)
-    if not os.path.lexists(folder / "plan.json"):
-        _refuse_a_mixture(folder, records)
+def with_profile(comparison: Comparison, folder: Path) -> Comparison:
+    """Return a comparison whose headline also says why arms are not faster, as the profile in a folder found.
+
+    Only arms whose settings are those of a run count, next to the reference of the comparison. A file that cannot be
+    used is named among the details.
+    """
+    path = folder / f"{RunFile.PROFILE}.json"
+    if not os.path.lexists(path):
+        return comparison
+    try:
+        found = validated(Profile, read_json(path))
+    except (FileFault, ConfigError) as error:
+        note = f"{path} is not used: {error}"
+        return comparison.model_copy(update={"reading": [*comparison.reading, note]})
+    cells = {record.cell for record in comparison.records}
+    arms = [arm for arm in found.arms if arm.cell in cells]
+    if not arms or arms[0] != found.arms[0] or found.reference != comparison.reference:
+        return comparison
+    sentences = deciding(found.model_copy(update={"arms": arms}))
+    return comparison.model_copy(update={"headline": [*comparison.headline, *sentences]})
+
+
+def _from_folder(run: RunDirectory, reference: str | None) -> Comparison:
+    records, excluded = run.records()
+    plan = _read_plan(run)
+    if plan is None:
+        _refuse_a_mixture(run.path, records)
         arms = sorted({record.arm for record in records})
-        looks = tuple(read_looks(folder))
+        looks = tuple(run.looks())
         first = "fp32" if "fp32" in arms else arms[0]
         return summarize(
             records, arms=arms, reference=_chosen_reference(reference or first, arms), excluded=excluded,
             design=Design(0.0, 0.0, looks=looks, notes=(NO_PLAN,)) if looks else None,
         )  # fmt: skip
-    plan = _read_plan(folder / "plan.json")
     by_cell = {record.cell: record for record in records}
     mine = []
     for label, cell in plan.cells.items():
@@ -130,21 +120,21 @@ def _from_folder(folder: Path, reference: str | None) -> Comparison:
             continue
         if not _is_cell(label, record):
             whose = f"{record.config.arm}, seed {record.config.recipe.seed}"
-            excluded.append(f"{folder / 'plan.json'}: it says that {label} is cell {cell}, which is {whose}")
+            excluded.append(f"{run.plan_file}: it says that {label} is cell {cell}, which is {whose}")
             continue
-        mine.append(labeled(record, _row(label)))
-    other = _chosen_reference(reference or plan.reference, plan.arms)
+        mine.append(labeled(record, row_of(label)))
+    chosen = plan.model_copy(update={"reference": _chosen_reference(reference or plan.reference, plan.arms)})
 
     def sum_up(design: Design | None) -> Comparison:
         return summarize(
-            mine, arms=plan.arms, reference=other, command=plan.command, order=plan.order, terms=plan.terms,
-            design=design, published=plan.published, excluded=excluded,
+            mine, arms=plan.arms, reference=chosen.reference, command=plan.command, order=plan.order,
+            terms=plan.terms, design=design, published=plan.published, excluded=excluded,
         )  # fmt: skip
 
-    journal = _journal(folder, plan, other)
-    if other != plan.reference:
-        return _compare_against(journal, mine, sum_up, counted=plan.journal is not None)
-    return sum_up(journal.reread(mine, has_journal=plan.journal is not None))
+    journal = Journal.read(run, chosen)
+    if chosen.reference != plan.reference:
+        return _compare_against(journal, mine, sum_up)
+    return sum_up(journal.reread(mine))
 
 
 def _is_cell(label: str, record: RunRecord) -> bool:
@@ -254,24 +244,20 @@ def _first_difference(stored: Comparison, again: Comparison) -> str:
     return f'"{min(extra)}", which does not follow' if extra else ""
 
 
-def _journal(folder: Path, plan: _StoredPlan, reference: str) -> Journal:
-    """Return the journal of a run directory, for looks against a reference."""
-    looks = tuple(read_looks(folder))
-    return Journal(folder, looks, tuple(plan.arms), reference, plan.cells, plan.terms, frozenset(plan.pilot))
-
-
-def _read_plan(path: Path) -> _StoredPlan:
-    """Read what `run_plan` has written.
+def _read_plan(run: RunDirectory) -> StoredPlan | None:
+    """Read the plan of a run directory.
 
     Raises:
-        RecordError: it is not a plan.
+        RecordError: its file is not a plan.
     """
     try:
-        return validated(_StoredPlan, read_json(path))
+        if (plan := run.plan()) is not None:
+            plan.check_rows()
+        return plan
     except (FileFault, ConfigError) as error:
         raise RecordError(
-            f"{path} is not a plan: {error}; run the command that wrote it again to restore it, or remove it to show "
-            f"records of equal settings as one table"
+            f"{run.plan_file} is not a plan: {error}; run the command that wrote it again to restore it, or remove it "
+            "to show records of equal settings as one table"
         ) from None
 
 
@@ -308,7 +294,7 @@ def _chosen_reference(text: str, arms: Sequence[str]) -> str:
 
 
 def _compare_against(
-    journal: Journal, records: Sequence[RunRecord], summarize: Callable[[Design | None], Comparison], *, counted: bool
+    journal: Journal, records: Sequence[RunRecord], summarize: Callable[[Design | None], Comparison]
 ) -> Comparison:
     """Return the comparison against the reference of a journal that was made for it, and count the look.
 
@@ -319,42 +305,29 @@ def _compare_against(
         journal: with the looks so far.
         records: of the plan.
         summarize: gives the comparison under a design.
-        counted: whether the version that wrote the run directory kept a journal.
 
     Raises:
         ConfigError: another command is using the run directory.
     """
-    if not counted:
+    run = journal.run
+    if journal.plan.journal is None:
         return summarize(Design(0.0, 0.0, notes=(_NO_JOURNAL,)))
     design = journal.design(records)
     if journal.looks and design.looks == journal.looks:
         return summarize(design)  # it was looked at so before
-    ended = {f"{record.arm}@{record.config.recipe.seed}" for record in records if record.status != "interrupted"}
-    if not journal.cells.keys() <= ended:
+    if not journal.is_complete(records):
         return summarize(journal.untested())
-    lock = FileLock(journal.folder.resolve() / LOCK)
     try:
-        with lock.acquire(timeout=0):
-            journal = replace(journal, looks=tuple(read_looks(journal.folder)))
-            comparison = journal.record(summarize(journal.design(records)))
-            _name_last_look(journal.folder)
-            return comparison
+        with run.lock().acquire(timeout=0):
+            journal = Journal.read(run, journal.plan)
+            return journal.record(summarize(journal.design(records)))
     except Timeout:
         raise ConfigError(
-            f"{journal.folder} is in use by another command, and another reference is a look that must be recorded "
-            f"there; try again when that command has ended"
+            f"{run.path} is in use by another command, and another reference is a look that must be recorded there; "
+            "try again when that command has ended"
         ) from None
     except (OSError, EnvironmentUnfit):
         return summarize(journal.untested(NOT_WRITABLE))
-
-
-def _name_last_look(folder: Path) -> None:
-    """Write the last look's hash into the plan, so that a removed look is detected."""
-    path = folder / "plan.json"
-    plan = read_json(path)
-    head = journal_head(folder)
-    if plan.get("journal") != head:
-        write_atomically(path, dump_json({**plan, "journal": head}))
 
 
 def reload_experiments(paths: Sequence[Path]) -> list[tuple[str, Comparison]]:

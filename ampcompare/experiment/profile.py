@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ampcompare.base.errors import AmpCompareError, ConfigError, LaunchError
+from ampcompare.base.files.run_files import RunFile
 from ampcompare.base.files.write import write_atomically
 from ampcompare.experiment.diagnose import ENDED, ERRORS, error_of, run_watched, watched_settings
 from ampcompare.profiling.options import ProfileOptions, ProfileRequest, profile_in_child
@@ -21,9 +22,8 @@ from ampcompare.settings.config import RunConfig
 if TYPE_CHECKING:
     from ampcompare.profiling.measure import Loop
 
-__all__ = ["TRACE", "ProfileOptions", "profile", "profile_script"]
+__all__ = ["ProfileOptions", "profile", "profile_script"]
 
-TRACE = "trace.json"
 SCRIPT_NOTE = "in a script torch.compile is off, and switches that may help are not trained"
 Say = Callable[[str], Any]
 
@@ -75,7 +75,7 @@ def _one(options: ProfileOptions, config: RunConfig, loop: Loop | None) -> tuple
     with tempfile.TemporaryDirectory(prefix="ampcompare-profile-") as folder:
         if config.script is not None:
             return profile_script(config, Path(folder), steps=options.steps, profiled=options.profiled)
-        path = Path(folder) / TRACE
+        path = Path(folder) / RunFile.TRACE
         found = profile_in_child(
             config, steps=options.steps, profiled=options.profiled, trials=options.trials, trace=path
         )
@@ -110,7 +110,7 @@ def _write_trace(traces: Sequence[tuple[str, Mapping[str, Any]]], folder: Path) 
     merged = merged_trace(traces)
     if not merged["traceEvents"]:
         return []
-    path = folder / TRACE
+    path = folder / RunFile.TRACE
     write_atomically(path, json.dumps(merged) + "\n")
     return [path]
 

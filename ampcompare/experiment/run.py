@@ -2,125 +2,42 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import asdict, dataclass
+import contextlib
+import functools
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
-
-from pydantic import BaseModel, ConfigDict, ValidationError
 
 from ampcompare.analysis.inference.criteria import Criteria
-from ampcompare.analysis.runs.comparability import foreign_steps
-from ampcompare.analysis.runs.record_checks import read_checked
 from ampcompare.analysis.summary import summarize
-from ampcompare.base.environment.versions import SWITCHES, fingerprint, installed_version
-from ampcompare.base.errors import ConfigError, Ended, RecordError
+from ampcompare.base.environment.versions import fingerprint
+from ampcompare.base.errors import ConfigError, Ended
 from ampcompare.base.files.loaded_code import CODE, DIGITS, SETTINGS, Names, changed_code, differing
-from ampcompare.base.files.read import FileFault, read_json
+from ampcompare.base.files.run_files import CellFile, RunFile
 from ampcompare.base.files.write import write_atomically
-from ampcompare.experiment.cell_runner import CellRunner, FinishedCell, cell_folder
-from ampcompare.experiment.journal import Journal, journal_head, read_looks
+from ampcompare.experiment.journal import Journal
 from ampcompare.experiment.observer import Observer, Outline
 from ampcompare.experiment.plan import Plan
-from ampcompare.experiment.run_folder import check_output_dir
+from ampcompare.experiment.run_directory import Reuse, RunDirectory, StoredPlan, code_folder, labeled
+from ampcompare.experiment.run_order import device_of_cells
 from ampcompare.experiment.timing_rounds import run_timing_rounds
-from ampcompare.launch.base import Launcher
+from ampcompare.launch.base import Launcher, Progress
+from ampcompare.launch.cell_files import write_record
 from ampcompare.launch.pool import LauncherPool
 from ampcompare.records.comparison import Comparison
-from ampcompare.records.opened_files import OPENED
-from ampcompare.records.run import RunRecord, dump_json, read_record
+from ampcompare.records.run import RunRecord, dump_json
 from ampcompare.settings.config import RunConfig
 
-__all__ = [
-    "Reuse",
-    "SameCode",
-    "cell_folder",
-    "labeled",
-    "load_records",
-    "order_as_run",
-    "reusable",
-    "run_plan",
-    "with_recorded_order",
-]
+__all__ = ["CellRunner", "FinishedCell", "RunningPlan", "SameCode", "order_as_run", "run_plan"]
 
-MAX_NAMED = 3  # records in the message of an error, or files
+LOOK_SECONDS = 0.2  # a wait without a timeout cannot be interrupted on every system
 
-
-@dataclass(frozen=True)
-class Reuse:
-    """The record of a cell that need not run again, or None and the reason why it must; "" if it has no record yet."""
-
-    record: RunRecord | None
-    reason: str
-
-
-def reusable(folder: Path, config: RunConfig) -> Reuse:
-    """Return the record of a cell that need not run again, or why it must."""
-    path = cell_folder(folder, config) / "record.json"
-    if not os.path.lexists(path):
-        return Reuse(None, "")
-    try:
-        record = read_record(path)
-    except RecordError as error:
-        return _kept_aside(path, "record.unreadable.json", error)
-    if record.status not in ("completed", "diverged"):
-        was = "was " if record.status == "interrupted" else ""
-        return Reuse(None, f"it {was}{record.status} before")
-    now = fingerprint()
-    changed = [name for name, value in now.items() if record.environment.get(name) != value]
-    changed += [name for name in SWITCHES if name not in now and record.environment.get(name)]
-    ran = record.effective
-    if ran is not None and installed_version(ran.library) not in (ran.version, None):
-        changed.append(ran.library)
-    changed += [name for name, version in record.packages.items() if installed_version(name) != version]
-    code = changed_code(record.code or {}, _code_folder(config))
-    gone = [name for name, how in code.items() if how == "gone"]
-    changed += [name for name in code if name not in gone]
-    if changed or gone:
-        shown = [f"{_some(changed)} changed since"] if changed else []
-        shown += [f"{_some(gone)} {'are' if len(gone) > 1 else 'is'} gone"] if gone else []
-        return Reuse(None, " and ".join(shown))
-    before = foreign_steps(record)
-    if before and not config.saving.resume_into_other_arm:
-        return Reuse(None, f"it was {before}")
-    other = record.config.saving.resume
-    if config.saving.resume_into_other_arm and config.saving.resume not in (other, "auto"):
-        return Reuse(None, f"it resumed from {other or 'no checkpoint'} before")
-    try:
-        return Reuse(read_checked(path), "")
-    except RecordError as error:
-        return _kept_aside(path, "record.rejected.json", error)
-
-
-def _some(names: Sequence[str]) -> str:
-    return ", ".join([*names[:MAX_NAMED], *(["..."] if len(names) > MAX_NAMED else [])])
-
-
-def _kept_aside(path: Path, name: str, error: RecordError) -> Reuse:
-    path.replace(path.with_name(name))
-    return Reuse(None, f"{error}; the file is kept as {name}")
-
-
-def load_records(folder: Path) -> tuple[list[RunRecord], list[str]]:
-    """Read every valid record of a run directory, and the faults of the others.
-
-    Raises:
-        RecordError: there is no valid record.
-    """
-    records, excluded = [], []
-    for path in sorted(folder.glob("cells/*/record.json")):
-        try:
-            records.append(read_checked(path))
-        except RecordError as error:
-            if os.path.lexists(path):  # else a command that runs this cell again has just set it aside
-                excluded.append(str(error))
-    if excluded and not records:
-        again = f"run the command that wrote {folder} again to repeat such cells"
-        raise RecordError(f"{folder} holds no usable record: {'; '.join(excluded[:MAX_NAMED])}; {again}")
-    if not records:
-        raise RecordError(f"{folder} holds no records (cells/*/record.json); name a folder that run or compare wrote")
-    return records, excluded
+Save = Callable[[Comparison, Path], None]
 
 
 def run_plan(
@@ -133,7 +50,7 @@ def run_plan(
     force: bool = False,
     jobs: int = 1,
     observer: Observer | None = None,
-    save: Callable[[Comparison, Path], None] | None = None,
+    save: Save | None = None,
     may_start: Callable[[Sequence[RunRecord]], bool] | None = None,
     pilot: Collection[int] = (),
     test: bool = True,
@@ -157,132 +74,335 @@ def run_plan(
         KeyboardInterrupt: passed on; finished cells are saved.
         Ended: a cell was stopped by SIGTERM; finished cells are saved.
     """
-    check_output_dir(folder)
-    terms = terms or Criteria()
     observer = observer or Observer()
     launcher.on_note = observer.note
-    plan = with_recorded_order(plan, folder)
-    plan_text: dict[str, Any] = {
-        "arms": plan.arms,
-        "reference": plan.reference,
-        "seeds": plan.seeds,
-        "order": plan.order,
-        "order_seed": plan.order_seed,
-        "timing_rounds": plan.timing_rounds,
-        "command": command,
-        "terms": asdict(terms),
-        "cells": {label: cell.digest() for label, cell in zip(plan.order, plan.cells, strict=True)},
-        "pilot": sorted(pilot),
-        "published": plan.published and plan.published.model_dump(),
-        "journal": "",
-    }
-    journal = Journal(
-        folder, tuple(read_looks(folder)), plan.arms, plan.reference, plan_text["cells"], terms, frozenset(pilot)
-    )
-    plan_text["journal"] = journal_head(folder)
-    write_atomically(folder / "plan.json", dump_json(plan_text))
-    write_atomically(folder / "env.json", dump_json(fingerprint()))
-    # Existing records are read first, so that an intermediate report has every row that an earlier one had.
-    if force:  # what other cells wrote before does not count
-        for config in plan.cells:
-            (cell_folder(folder, config) / OPENED).unlink(missing_ok=True)
-    known = [Reuse(None, "") if force else reusable(folder, config) for config in plan.cells]
-    records = [found.record for found in known]
-    code = SameCode(plan.cells[0])
-    starts = [None if record is None else record.started or "" for record in records]
+    running = RunningPlan(
+        plan, RunDirectory(folder), launcher, command=command, terms=terms or Criteria(), force=force, pilot=pilot,
+        observer=observer, save=save,
+    )  # fmt: skip
+    plan, records = running.plan, running.records
+    every = range(len(plan.cells))
     is_pool = isinstance(launcher, LauncherPool) and launcher.are_equal
     together = may_start is None and (is_pool or all(launcher.is_queue(cell) for cell in plan.cells))
     observer.plan(Outline(plan.cells, plan.labels, tuple(records), folder, jobs, plan.timing_rounds, together=together))
-
-    def done() -> list[RunRecord]:
-        return [labeled(record, label) for record, label in zip(records, plan.labels, strict=True) if record]
-
-    def saved(*, complete: bool = False) -> Comparison:
-        complete = complete and launcher.is_main
-        design = journal.design(done()) if complete else journal.untested()
-        order = order_as_run(plan, starts)
-        if order != plan_text["order"]:
-            plan_text["order"] = order
-            write_atomically(folder / "plan.json", dump_json(plan_text))
-        comparison = summarize(
-            done(), arms=plan.arms, reference=plan.reference, command=command, order=order, terms=terms, design=design,
-            published=plan.published,
-        )  # fmt: skip
-        if complete:
-            comparison = journal.record(comparison)  # before the report, so that no verdict is seen and not counted
-            if plan_text["journal"] != (head := journal_head(folder)):
-                plan_text["journal"] = head
-                write_atomically(folder / "plan.json", dump_json(plan_text))
-        if save is not None and comparison.records:
-            save(comparison, folder)
-        return comparison
-
-    def name(index: int) -> str:
-        return f"{plan.labels[index]}, seed {plan.cells[index].recipe.seed}"
-
-    def begin(index: int) -> None:
-        config, found = plan.cells[index], known[index]
-        if found.record is None:
-            code.check()
-        else:
-            code.add(found.record, name(index))
-        if found.reason:
-            observer.note(f"{name(index)}, runs again: {found.reason}")
-        observer.begin(config, index + 1, len(plan.cells))
-
-    def keep(cell: FinishedCell) -> None:
-        index, record = cell.index, cell.record
-        records[index] = record
-        starts[index] = record.started or cell.started  # it may have ended before it recorded its start
-        saved()
-        observer.end(record, reused=False)
-        if record.status in ("completed", "diverged"):
-            code.add(record, name(index))
-        if record.status == "interrupted":
-            raise Ended(f"{plan.labels[index]} was {record.error}; the same command with --resume auto resumes there")
-
-    def expect(indices: Iterable[int]) -> None:
-        launcher.submit_ahead([(plan.cells[index], cell_folder(folder, plan.cells[index])) for index in indices])
-
     try:
         if may_start is None:
-            expect(index for index, record in enumerate(records) if record is None)
-        for block in [range(len(plan.cells))] if together else plan.blocks():
-            missing = [index for index in block if records[index] is None]
-            if missing and may_start is not None and not may_start(done()):
+            running.announce(every)
+        for block in [every] if together else plan.blocks():
+            missing = running.missing(block)
+            waiting = set(missing)
+            if missing and may_start is not None and not may_start(running.done()):
                 break
-            expect(missing)
-            runner = CellRunner(
-                plan, folder, launcher, jobs, begin, observer.place, observer.progress, by_seed=together
-            )
-            with runner.running(missing) as finished:
+            running.announce(missing)
+            runner = CellRunner(running, jobs, by_seed=together)
+            with runner.started(missing) as finished:
                 for index in block:
-                    if (reused := known[index].record) is None:
-                        keep(next(finished))  # of several that run at once, the first to end
+                    if index in waiting:
+                        running.keep(next(finished))  # of several that run at once, the first to end
                     else:
-                        begin(index)
-                        observer.end(reused, reused=True)
-            folders = [cell_folder(folder, cell) for cell in plan.cells]
-            code.check()
-            timed = run_timing_rounds(plan, block, records, folders, launcher, observer.note)
-            for index, record in timed.items():
-                records[index] = record
-            if timed:
-                saved()
+                        running.reuse(index)
+            running.time_again(block)
+        return running.save(test=test)
     except (KeyboardInterrupt, Ended, ConfigError):
-        saved()
+        running.save()
         raise
-    return saved(complete=test)
 
 
-def labeled(record: RunRecord, label: str) -> RunRecord:
-    """Return a record under the label of its row, which names the arm and what is varied."""
-    return record if record.arm == label else record.model_copy(update={"arm": label})
+@dataclass(frozen=True)
+class FinishedCell:
+    """A cell that has run: its index in the plan, its record, and when it started (ISO 8601, UTC)."""
+
+    index: int
+    record: RunRecord
+    started: str
 
 
-def _code_folder(config: RunConfig) -> Path:
-    """Return the folder to which the names of a run's own files are relative."""
-    return Path.cwd() if config.script is None else config.script.folder
+class RunningPlan:
+    """A plan whose cells run into a run directory: what each of them has given so far, and the report on all.
+
+    It makes the directory, writes the plan, and reads the records that are there, so that an intermediate report has
+    every row that an earlier one had.
+
+    Args:
+        plan: in any order; that which is recorded in the directory wins.
+
+    Attributes:
+        records: of each cell of the plan; None where it must run.
+
+    Raises:
+        ConfigError: the directory cannot be made or written.
+        RecordError: its journal is damaged.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        run: RunDirectory,
+        launcher: Launcher,
+        *,
+        command: str,
+        terms: Criteria,
+        force: bool = False,
+        pilot: Collection[int] = (),
+        observer: Observer,
+        save: Save | None = None,
+    ) -> None:
+        run.make()
+        self.run = run
+        self.plan = plan = run.in_recorded_order(plan)
+        looks = tuple(run.looks())
+        self._stored = StoredPlan.of(plan, command=command, terms=terms, pilot=pilot, journal=run.last_look())
+        self._journal = Journal(run, self._stored, looks)
+        run.write_plan(self._stored)
+        write_atomically(run.path / RunFile.ENVIRONMENT, dump_json(fingerprint()))
+        if force:  # what other cells wrote before does not count
+            for cell in plan.cells:
+                (run.cell(cell) / CellFile.OPENED).unlink(missing_ok=True)
+        self._known = [Reuse(None, "") if force else run.reusable(cell) for cell in plan.cells]
+        self.records = [found.record for found in self._known]
+        self._starts = [None if record is None else record.started or "" for record in self.records]
+        self._code = SameCode(plan.cells[0])
+        self.launcher, self.observer, self._write = launcher, observer, save
+        self._saved: Comparison | None = None  # of the records as they are
+
+    def done(self) -> list[RunRecord]:
+        """Return the records so far, under the labels of their rows."""
+        return [labeled(record, label) for record, label in zip(self.records, self.plan.labels, strict=True) if record]
+
+    def missing(self, indices: Iterable[int]) -> list[int]:
+        """Return those of some cells that must run."""
+        return [index for index in indices if self.records[index] is None]
+
+    def cell(self, index: int) -> tuple[RunConfig, Path]:
+        """Return a cell and its folder."""
+        config = self.plan.cells[index]
+        return config, self.run.cell(config)
+
+    def announce(self, indices: Iterable[int]) -> None:
+        """Announce those of some cells that must run to a launcher with a queue."""
+        self.launcher.submit_ahead([self.cell(index) for index in self.missing(indices)])
+
+    def begin(self, index: int) -> None:
+        """Check that the code is still that of the other cells, and say that a cell begins and why it runs again.
+
+        Raises:
+            ConfigError: code has changed since an earlier cell.
+        """
+        found = self._known[index]
+        if found.record is None:
+            self._code.check()
+        else:
+            self._code.add(found.record, self._name(index))
+        if found.reason:
+            self.observer.note(f"{self._name(index)}, runs again: {found.reason}")
+        self.observer.begin(self.plan.cells[index], index + 1, len(self.plan.cells))
+
+    def reuse(self, index: int) -> None:
+        """Report a cell that need not run.
+
+        Raises:
+            ConfigError: as for `begin`.
+        """
+        self.begin(index)
+        record = self.records[index]
+        assert record is not None
+        self.observer.end(record, reused=True)
+
+    def keep(self, cell: FinishedCell) -> None:
+        """Record the result of a cell, and save the report, unless it is the last one, which `save` follows.
+
+        Raises:
+            ConfigError: the cell has loaded other code than earlier ones.
+            Ended: it was stopped.
+        """
+        record = cell.record
+        self._starts[cell.index] = record.started or cell.started  # it may have ended before it recorded its start
+        self._replace({cell.index: record})
+        if self.plan.timing_rounds or self.missing(range(len(self.records))):
+            self.save()
+        self.observer.end(record, reused=False)
+        if record.status in ("completed", "diverged"):
+            self._code.add(record, self._name(cell.index))
+        if record.status == "interrupted":
+            label = self.plan.labels[cell.index]
+            raise Ended(f"{label} was {record.error}; the same command with --resume auto resumes there")
+
+    def time_again(self, block: Sequence[int]) -> None:
+        """Run the timing rounds of some cells.
+
+        Raises:
+            ConfigError: code has changed since an earlier cell.
+            Ended: a turn was stopped.
+        """
+        self._code.check()
+        folders = [self.run.cell(cell) for cell in self.plan.cells]
+        timed = run_timing_rounds(self.plan, block, self.records, folders, self.launcher, self.observer.note)
+        self._replace(timed)
+        if timed and self.missing(range(len(self.records))):
+            self.save()
+
+    def save(self, *, test: bool = False) -> Comparison:
+        """Sum up, and write the report and the order in which the cells have run; once for the same records.
+
+        Args:
+            test: give verdicts, which is a look at the runs and is recorded in their journal.
+        """
+        test = test and self.launcher.is_main
+        if self._saved is not None and not test:
+            return self._saved
+        done, plan = self.done(), self.plan
+        order = order_as_run(plan, self._starts)
+        if order != self._stored.order:
+            self._stored = self._stored.model_copy(update={"order": order})
+            self.run.write_plan(self._stored)
+        comparison = summarize(
+            done, arms=plan.arms, reference=plan.reference, command=self._stored.command, order=order,
+            terms=self._stored.terms, published=plan.published,
+            design=self._journal.design(done) if test else self._journal.untested(),
+        )  # fmt: skip
+        if test:
+            comparison = self._journal.record(comparison)  # before the report: no verdict is seen and not counted
+        if self._write is not None and comparison.records:
+            self._write(comparison, self.run.path)
+        self._saved = comparison
+        return comparison
+
+    def _replace(self, records: dict[int, RunRecord]) -> None:
+        for index, record in records.items():
+            self.records[index] = record
+            self._saved = None
+
+    def _name(self, index: int) -> str:
+        return f"{self.plan.labels[index]}, seed {self.plan.cells[index].recipe.seed}"
+
+
+@dataclass(frozen=True)
+class CellRunner:
+    """Runs cells of a plan.
+
+    Where they run at the same time and can be timed, each has its device by the design of the plan, and every device
+    runs its cells in order; else the next cell goes to the first device that is free.
+
+    Attributes:
+        jobs: cells that run at the same time; the launcher must support that.
+        by_seed: whether cells of several seeds are run together.
+    """
+
+    running: RunningPlan
+    jobs: int
+    by_seed: bool = False
+
+    @contextlib.contextmanager
+    def started(self, indices: Sequence[int]) -> Iterator[Iterator[FinishedCell]]:
+        """Yield the cells of some indices as they end; `begin` and `progress` are called while the next is awaited."""
+        if indices and all(self.running.launcher.is_queue(self.running.plan.cells[index]) for index in indices):
+            yield self._from_queue(indices)
+            return
+        if self.jobs == 1:
+            yield self._one_by_one(indices)
+            return
+        executor = ThreadPoolExecutor(self.jobs)
+        stopped = threading.Event()
+        try:
+            yield self._in_parallel(indices, executor, stopped)
+        except Ended:
+            stopped.set()
+            executor.shutdown(cancel_futures=True)  # the other running cells were asked to stop too, and are saving
+            raise
+        except BaseException:
+            stopped.set()
+            self.running.launcher.close()  # ends the cells that threads wait for
+            executor.shutdown(cancel_futures=True)
+            raise
+        executor.shutdown()
+
+    def _one_by_one(self, indices: Sequence[int]) -> Iterator[FinishedCell]:
+        for index in indices:
+            self.running.begin(index)
+            yield self._run(index, functools.partial(self.running.observer.progress, index + 1))
+
+    def _from_queue(self, indices: Sequence[int]) -> Iterator[FinishedCell]:
+        """Follow cells that a queue runs: one begins when it is seen at its place, or when it has ended."""
+        started: dict[int, str] = {}
+
+        def begin(index: int) -> None:
+            if index not in started:
+                started[index] = _now()
+                self.running.begin(index)
+
+        def place(number: int, name: str) -> None:
+            begin(indices[number])
+            self.running.observer.place(indices[number] + 1, name)
+
+        def report(number: int, progress: Progress) -> None:
+            begin(indices[number])
+            self.running.observer.progress(indices[number] + 1, progress)
+
+        cells = [self.running.cell(index) for index in indices]
+        for number, record in self.running.launcher.collect(cells, place, report):
+            begin(indices[number])
+            yield FinishedCell(indices[number], record, started[indices[number]])
+
+    def _in_parallel(
+        self, indices: Sequence[int], executor: ThreadPoolExecutor, stopped: threading.Event
+    ) -> Iterator[FinishedCell]:
+        # Worker threads put calls for this thread here, and each cell that has ended.
+        news: queue.SimpleQueue[Callable[[], None] | FinishedCell | Future[None]] = queue.SimpleQueue()
+
+        def run(index: int, device: int) -> None:
+            name = self.running.launcher.names[device] if isinstance(self.running.launcher, LauncherPool) else ""
+            news.put(functools.partial(self.running.begin, index))
+            if name:
+                news.put(functools.partial(self.running.observer.place, index + 1, name))
+            report = functools.partial(self.running.observer.progress, index + 1)
+            cell = self._run(index, lambda progress: news.put(functools.partial(report, progress)), device)
+            record = cell.record.model_copy(update={"jobs": self.jobs})
+            write_record(record, self.running.cell(index)[1])
+            news.put(FinishedCell(index, record, cell.started))
+
+        def run_all(waiting: deque[int], device: int) -> None:
+            with contextlib.suppress(IndexError):  # none is left
+                while not stopped.is_set():
+                    run(waiting.popleft(), device)
+
+        for device, waiting in enumerate(self._queues(indices)):
+            executor.submit(run_all, waiting, device).add_done_callback(news.put)
+        left = len(indices)
+        while left:
+            with contextlib.suppress(queue.Empty):
+                item = news.get(timeout=LOOK_SECONDS)
+                if isinstance(item, FinishedCell):
+                    left -= 1
+                    yield item
+                elif isinstance(item, Future):
+                    item.result()  # raises what ended a thread
+                else:
+                    item()
+
+    def _queues(self, indices: Sequence[int]) -> list[deque[int]]:
+        """Return for each device the cells that it runs; without a design they share one queue."""
+        if not isinstance(self.running.launcher, LauncherPool) or not self.running.launcher.are_equal:
+            return [deque(indices)] * self.jobs
+        plan = self.running.plan
+        rows = device_of_cells(plan.arms, len(plan.seeds), self.jobs, plan.order_seed, by_seed=self.by_seed)
+        of_seed = dict(zip(plan.seeds, rows, strict=True))
+        queues: list[deque[int]] = [deque() for _ in range(self.jobs)]
+        for index in indices:
+            queues[of_seed[plan.cells[index].recipe.seed][plan.labels[index]]].append(index)
+        return queues
+
+    def _run(self, index: int, on_progress: Callable[[Progress], None], device: int | None = None) -> FinishedCell:
+        config, folder = self.running.cell(index)
+        started = _now()
+        if device is not None and isinstance(self.running.launcher, LauncherPool):
+            record = self.running.launcher.launch_at(device, config, folder, on_progress)
+        else:
+            record = self.running.launcher.launch(config, folder, on_progress)
+        return FinishedCell(index, record, started)
+
+
+def _now() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="milliseconds")
 
 
 class SameCode:
@@ -293,7 +413,7 @@ class SameCode:
     """
 
     def __init__(self, config: RunConfig) -> None:
-        self._folder = _code_folder(config)
+        self._folder = code_folder(config)
         self._known: dict[str, str] = {}
         self._cells: dict[str, str] = {}
         script = config.script
@@ -335,26 +455,6 @@ class SameCode:
             f"{name} {how}, {since}: cells of other code are not comparable. Leave the code as it is while a "
             "comparison runs, and run the same command again: cells of earlier code are trained again"
         )
-
-
-class _RecordedOrder(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="ignore")
-
-    order: list[str]
-    order_seed: int | None = None  # missing in plans of earlier versions
-
-
-def with_recorded_order(plan: Plan, folder: Path) -> Plan:
-    """Return a plan in the order recorded in the run directory, extended by missing cells; else the plan unchanged."""
-    path = folder / "plan.json"
-    if not os.path.lexists(path):
-        return plan
-    try:
-        recorded = _RecordedOrder.model_validate(read_json(path))
-    except (FileFault, ValidationError):  # the run writes it again; other readers refuse it
-        return plan
-    seed = plan.order_seed if recorded.order_seed is None else recorded.order_seed
-    return plan.in_order(recorded.order, seed)
 
 
 def order_as_run(plan: Plan, starts: Sequence[str | None]) -> list[str]:

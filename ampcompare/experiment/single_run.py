@@ -1,27 +1,35 @@
-"""Train one arm into a run directory: what both `ampcompare.run` and the command `run` call."""
+"""Train one arm into a run directory: what both `ampcompare.run` and the command `run` call.
+
+Or verify that a run which stops and resumes from its checkpoint equals an uninterrupted one, bit for bit.
+"""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path
+from typing import Any
 
-from ampcompare.base.errors import ConfigError, Ended
+from ampcompare.base.errors import ConfigError, Ended, LaunchError
+from ampcompare.base.files.run_files import CellFile, RunFile
 from ampcompare.experiment.follow import following
 from ampcompare.experiment.observer import Observer, Outline
 from ampcompare.experiment.options import RunOptions
 from ampcompare.experiment.preflight import check_cells
-from ampcompare.experiment.run import cell_folder, reusable
-from ampcompare.experiment.run_folder import check_output_dir, check_output_name, owned
-from ampcompare.experiment.verify_resume import Verification, verify_resume
+from ampcompare.experiment.run_directory import RunDirectory
 from ampcompare.launch.base import Launcher
 from ampcompare.records.run import RunRecord
+from ampcompare.records.step import iter_steps
 from ampcompare.settings.config import RunConfig
+from ampcompare.settings.validation import validated
 
-__all__ = ["RunOutcome", "check_run", "run_single", "verify_single"]
+__all__ = ["RunOutcome", "Verification", "check_run", "run_single", "verify_resume", "verify_single"]
 
+MEASURED = ("seconds", "data_seconds", "train_seconds", "eval_seconds")
 WhileRunning = Callable[[Launcher], AbstractContextManager[object]]
 
 
@@ -46,10 +54,14 @@ class RunOutcome:
         return int(self.record.environment.get("exit_code", 3)) if self.record.status == "failed" else 0
 
     @property
+    def cell(self) -> Path:
+        """The folder of its cell."""
+        return RunDirectory(self.folder).cell_named(self.record.cell)
+
+    @property
     def log(self) -> Path:
         """The log of the run, or the folder with one per process."""
-        cell = self.folder / "cells" / self.record.cell
-        return cell / "log.txt" if self.record.config.processes == 1 else cell
+        return self.cell / CellFile.LOG if self.record.config.processes == 1 else self.cell
 
 
 def check_run(options: RunOptions) -> None:
@@ -61,7 +73,7 @@ def check_run(options: RunOptions) -> None:
     """
     options.launch.check({options.config.launcher})
     check_cells([options.config])
-    check_output_name(options.folder)
+    RunDirectory(options.folder).check_name()
 
 
 def run_single(
@@ -81,7 +93,7 @@ def run_single(
     """
     launcher, observer = _launcher(options, observer)
     observer = following(observer, options.callbacks if launcher.is_main else ())
-    with launcher, _owned(options, options.folder, launcher, observer), while_running(launcher):
+    with launcher, _owned(options, launcher, observer), while_running(launcher):
         try:
             record = _train(options, launcher, observer)
         except (KeyboardInterrupt, Ended):
@@ -103,8 +115,8 @@ def verify_single(
         LaunchError: one of the runs failed.
     """
     launcher, observer = _launcher(options, observer)
-    with launcher, _owned(options, options.folder, launcher, observer), while_running(launcher):
-        return verify_resume(options.config, options.folder / "verify-resume", launcher, observer=observer)
+    with launcher, _owned(options, launcher, observer), while_running(launcher):
+        return verify_resume(options.config, options.folder / RunFile.VERIFY_RESUME, launcher, observer=observer)
 
 
 def _launcher(options: RunOptions, observer: Observer | None) -> tuple[Launcher, Observer]:
@@ -117,21 +129,22 @@ def _launcher(options: RunOptions, observer: Observer | None) -> tuple[Launcher,
     return launcher, observer if observer is not None and launcher.is_main else Observer()
 
 
-def _owned(options: RunOptions, folder: Path, launcher: Launcher, observer: Observer) -> AbstractContextManager[None]:
-    return owned(folder, launcher, command=options.command, wait_seconds=options.wait_seconds, note=observer.note)
+def _owned(options: RunOptions, launcher: Launcher, observer: Observer) -> AbstractContextManager[None]:
+    run = RunDirectory(options.folder)
+    return run.owned(launcher, command=options.command, wait_seconds=options.wait_seconds, note=observer.note)
 
 
 def _train(options: RunOptions, launcher: Launcher, observer: Observer) -> RunRecord:
-    config, folder = options.config, options.folder
-    check_output_dir(folder)
+    config, run = options.config, RunDirectory(options.folder)
+    run.make()
     launcher.on_note = observer.note
-    earlier = None if options.force else reusable(folder, config)
+    earlier = None if options.force else run.reusable(config)
     if earlier is not None and earlier.reason:
         observer.note(f"{config.arm} runs again: {earlier.reason}")
     reused = earlier.record if earlier is not None else None
-    observer.plan(Outline([config], [config.arm], [reused], folder))
+    observer.plan(Outline([config], [config.arm], [reused], run.path))
     observer.begin(config, 1, 1)
-    record = reused or _launch(config, cell_folder(folder, config), launcher, observer)
+    record = reused or _launch(config, run.cell(config), launcher, observer)
     observer.end(record, reused=reused is not None)
     return record
 
@@ -145,3 +158,98 @@ def _launch(config: RunConfig, folder: Path, launcher: Launcher, observer: Obser
         lambda index, progress: observer.progress(1, progress),
     )
     return next(cells)[1]
+
+
+@dataclass(frozen=True)
+class Verification:
+    """The result of comparing the two runs.
+
+    Attributes:
+        step: updates after which one of them stopped.
+        steps: updates of the whole run.
+        difference: the first one, by name; "" if there is none.
+    """
+
+    step: int
+    steps: int
+    difference: str
+
+
+def verify_resume(
+    config: RunConfig, folder: Path, launcher: Launcher, *, observer: Observer | None = None
+) -> Verification:
+    """Train without a break, then again with one after a step drawn from the settings, and compare.
+
+    The log interval is one step, so that the run can stop after any step.
+
+    Args:
+        folder: for both runs, in `unbroken` and `resumed`.
+
+    Raises:
+        ConfigError: the run is too short to be stopped.
+        LaunchError: one of the runs failed.
+    """
+    RunDirectory(folder).make()
+    observer = observer or Observer()
+    launcher.on_note = observer.note
+    unbroken, resumed = (folder / name for name in RunFile.VERIFIED)
+    whole = _train_part(config, unbroken, launcher, observer, 1)
+    steps = whole.summary.num_steps
+    if steps < 2:
+        raise ConfigError(
+            f"the run has {steps} updates, but --verify-resume needs at least 2 to stop in between; use more --epochs"
+        )
+    step = random.Random(config.digest()).randrange(1, steps)
+    _train_part(config, resumed, launcher, observer, 2, stop_at_step=step)
+    again = _train_part(config, resumed, launcher, observer, 3, resume="auto")
+    difference = _of_steps(unbroken, resumed) or _of_results(whole, again) or _of_states(unbroken, resumed)
+    return Verification(step, steps, difference)
+
+
+def _train_part(
+    config: RunConfig, folder: Path, launcher: Launcher, observer: Observer, number: int, **saving: Any
+) -> RunRecord:
+    values = config.model_dump()
+    values["drain_every"] = 1
+    form = config.saving.format
+    values["saving"] = {"every_epochs": config.recipe.epochs, "keep_last": 1, "format": form, **saving}
+    config = validated(RunConfig, values)
+    observer.begin(config, number, 3)
+    record = launcher.launch(config, folder, partial(observer.progress, number))
+    observer.end(record, reused=False)
+    if record.status == "failed":
+        raise LaunchError(f"{config.arm} failed: {record.error}")
+    return record
+
+
+def _of_steps(one: Path, other: Path) -> str:
+    for first, second in zip_longest(*(iter_steps(folder / CellFile.STEPS) for folder in (one, other))):
+        if first is None or second is None:
+            return f"step {(first or second).step} is only in the {'second' if first is None else 'first'} run"
+        for name in first._fields:
+            values = getattr(first, name), getattr(second, name)
+            if name not in MEASURED and repr(values[0]) != repr(values[1]):
+                return f"step {first.step}: {name} is {values[0]}, then {values[1]}"
+    return ""
+
+
+def _of_results(one: RunRecord, other: RunRecord) -> str:
+    for first, second in zip(one.summary.epochs, other.summary.epochs, strict=True):
+        results = [epoch.model_dump(exclude=set(MEASURED)) for epoch in (first, second)]
+        for name, value in results[0].items():
+            if repr(value) != repr(results[1][name]):
+                return f"epoch {first.epoch}: {name} is {value}, then {results[1][name]}"
+    if one.status != other.status:
+        return f"the run {one.status}, then {other.status}"
+    return ""
+
+
+def _of_states(one: Path, other: Path) -> str:
+    """Compare the contents of the last checkpoints; a diverged run leaves none at its end."""
+    from ampcompare.checkpoint.store.difference import first_difference
+    from ampcompare.checkpoint.store.folder import CheckpointFolder
+
+    ends = [CheckpointFolder(folder / CellFile.CHECKPOINTS).newest() for folder in (one, other)]
+    if ends[0] is None or ends[1] is None:
+        return ""
+    return first_difference(ends[0][1], ends[1][1], apart=(*MEASURED, "resumed"))

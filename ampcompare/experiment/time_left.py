@@ -3,7 +3,7 @@
 An arm costs the mean of its cells that ran in this call; else of its records that were there before; else the
 projection of its running cell; else the mean of the arms whose cost is known. A cached cell costs nothing. The start of
 a process counts apart from the work, since the first one loads the libraries for all others. The last report is assumed
-to take as long as the one after the last cell.
+to take as long as the one before it.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from pathlib import Path
 
 from ampcompare.analysis.runs.comparability import changed_settings
 from ampcompare.base.errors import RecordError
+from ampcompare.base.files.run_files import RunFile
 from ampcompare.experiment.observer import Outline
 from ampcompare.experiment.plan import Plan
-from ampcompare.experiment.run import load_records, reusable
+from ampcompare.experiment.run_directory import RunDirectory
 from ampcompare.experiment.timing_rounds import TIMED_STEPS
 from ampcompare.launch.base import Progress
 from ampcompare.records.run import RunRecord
@@ -120,13 +121,13 @@ class TimeLeft:
             self._steps[label] = progress.step_seconds
 
     def end(self, index: int, now: float, *, reused: bool = False) -> None:
-        """Record the end of a cell, with its reports written."""
+        """Record the end of a cell, with the report on it written, unless it is the last one."""
         cell = self._running.pop(index, None)
         if cell is not None and not reused:
             start = cell.began if cell.reported is None else cell.reported
             whole = (now - start) / max(FIRST_SHARE, 1 - cell.first_share)
             self._work.setdefault(self.outline.labels[index], []).append(whole)
-            if cell.reported is not None:
+            if cell.reported is not None and (self._running or self._waiting):
                 self._report_seconds = now - cell.latest
             self._starts.append(start - cell.began)
         block = self._blocks[self._block_of(index)]
@@ -235,7 +236,7 @@ def estimate(plan: Plan, folder: Path) -> _Estimate:
     left = [
         (label, cell)
         for label, cell in zip(plan.labels, plan.cells, strict=True)
-        if not (os.path.isdir(folder) and reusable(folder, cell).record)
+        if not (os.path.isdir(folder) and RunDirectory(folder).reusable(cell).record)
     ]
     one_each = dict(left)
     alike: dict[str, list[RunRecord]] = {label: [] for label in one_each}
@@ -256,7 +257,7 @@ def estimate(plan: Plan, folder: Path) -> _Estimate:
 def _places(folder: Path) -> list[Path]:
     """Return the run directory and the newest others next to it."""
     try:
-        cells = sorted(folder.parent.glob("*/cells"), key=lambda path: path.stat().st_mtime, reverse=True)
+        cells = sorted(folder.parent.glob(f"*/{RunFile.CELLS}"), key=lambda path: path.stat().st_mtime, reverse=True)
     except OSError:
         cells = []
     return [folder, *[path.parent for path in cells if path.parent != folder][:MAX_OTHERS]]
@@ -264,7 +265,7 @@ def _places(folder: Path) -> list[Path]:
 
 def _results(folder: Path) -> list[RunRecord]:
     try:
-        return [record for record in load_records(folder)[0] if record.status in ("completed", "diverged")]
+        return [record for record in RunDirectory(folder).records()[0] if record.status in ("completed", "diverged")]
     except RecordError:
         return []
 

@@ -12,10 +12,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ampcompare.base.errors import Ended
+from ampcompare.base.files.run_files import CellFile
 from ampcompare.experiment.plan import Plan
 from ampcompare.experiment.run_order import balanced_rows
 from ampcompare.launch.base import Launcher
-from ampcompare.launch.cell_files import CHECKPOINTS, write_record
+from ampcompare.launch.cell_files import write_record
 from ampcompare.records.run import RunRecord, TimingRound
 from ampcompare.settings.config import RunConfig, SavingConfig
 
@@ -97,9 +98,10 @@ def round_config(record: RunRecord) -> RunConfig:
 def _turn(record: RunRecord, number: int, folder: Path, launcher: Launcher) -> TimingRound | None:
     """Run one turn in `folder/rounds/NUMBER`; None if it failed or diverged."""
     config = round_config(record)
-    round_folder = folder / "rounds" / str(number)
+    round_folder = folder / CellFile.ROUNDS / str(number)
     turn = launcher.launch(config, round_folder)
-    shutil.rmtree(round_folder / CHECKPOINTS, ignore_errors=True)  # a run that is asked to stop saves a checkpoint
+    # A run that is asked to stop saves a checkpoint.
+    shutil.rmtree(round_folder / CellFile.CHECKPOINTS, ignore_errors=True)
     asked = config.saving.stop_at_step or 0
     if turn.status == "interrupted" and turn.summary.num_steps < asked:
         raise Ended(f"{record.arm} was stopped in timing round {number}; the same command runs the round again")

@@ -16,7 +16,8 @@ from pathlib import Path
 import psutil
 
 from ampcompare.base.errors import EnvironmentUnfit
-from ampcompare.base.files.loaded_code import LOADED, read_loaded
+from ampcompare.base.files.loaded_code import read_loaded
+from ampcompare.base.files.run_files import CellFile, RunFile, log_name
 from ampcompare.base.files.write import write_atomically
 from ampcompare.base.secrets import mask
 from ampcompare.launch.base import Progress
@@ -26,13 +27,10 @@ from ampcompare.settings.config import RunConfig
 from ampcompare.settings.validation import validated
 
 __all__ = [
-    "CHECKPOINTS",
-    "PROGRESS_FILE",
     "archive_checkpoints",
     "archive_previous",
     "continue_steps",
     "last_lines",
-    "log_name",
     "log_tail",
     "make_cell_folder",
     "private_folder",
@@ -47,11 +45,12 @@ __all__ = [
     "write_record",
 ]
 
-CHECKPOINTS = "checkpoints"
-PROGRESS_FILE = "progress.json"
 # The number in a name is the PID of the process that writes there.
 LEFTOVER = re.compile(r"\..+\.(?P<writer>\d+)\.tmp|\.rendezvous\.(?P<agent>\d+)\..+")
-CELLS = ("cells/*", "cells/*/node*", "verify-resume/*", "unbroken", "resumed")
+FOLDERS = (
+    *(f"{RunFile.CELLS}/*", f"{RunFile.CELLS}/*/{CellFile.NODE}*"),
+    *(f"{RunFile.VERIFY_RESUME}/*", *RunFile.VERIFIED),
+)
 MAX_AGE_SECONDS = 3600.0
 
 
@@ -74,7 +73,7 @@ def write_config(config: RunConfig, folder: Path) -> None:
     Raises:
         EnvironmentUnfit: the disk is full or the folder cannot be written.
     """
-    write_atomically(folder / "config.json", dump_json(config))
+    write_atomically(folder / CellFile.CONFIG, dump_json(config))
 
 
 def read_config(folder: Path) -> RunConfig:
@@ -83,7 +82,7 @@ def read_config(folder: Path) -> RunConfig:
     Raises:
         ConfigError: a setting is unknown to this version, or invalid in it.
     """
-    return validated(RunConfig, json.loads((folder / "config.json").read_text(encoding="utf-8")))
+    return validated(RunConfig, json.loads((folder / CellFile.CONFIG).read_text(encoding="utf-8")))
 
 
 def write_record(record: RunRecord, folder: Path) -> None:
@@ -91,16 +90,16 @@ def write_record(record: RunRecord, folder: Path) -> None:
     text = dump_json(record)
     if (masked := mask(text)) != text:  # before the checksum
         record = RunRecord.model_validate_json(masked)
-    write_atomically(folder / "record.json", sealed_json(record))
+    write_atomically(folder / CellFile.RECORD, sealed_json(record))
 
 
 def archive_previous(folder: Path) -> None:
     """Rename the files of an earlier run of this cell to `*.previous.*`, so that none is mistaken for a new one."""
-    for name in ("record.json", "steps.jsonl", "epochs.jsonl"):
+    for name in (CellFile.RECORD, CellFile.STEPS, CellFile.EPOCHS):
         path = folder / name
         if path.exists():
             path.replace(path.with_suffix(f".previous{path.suffix}"))
-    (folder / LOADED).unlink(missing_ok=True)
+    (folder / CellFile.LOADED).unlink(missing_ok=True)
 
 
 def with_code(record: RunRecord, folder: Path) -> RunRecord:
@@ -118,8 +117,8 @@ def continue_steps(folder: Path, others: Sequence[Path], step: int) -> bool:
     Returns:
         Whether such a file exists; otherwise `steps.jsonl` is empty.
     """
-    steps = folder / "steps.jsonl"
-    for path in (steps, folder / "steps.previous.jsonl", *others):
+    steps = folder / CellFile.STEPS
+    for path in (steps, steps.with_suffix(f".previous{steps.suffix}"), *others):
         lines = _first_steps(path, step)
         if len(lines) == step:
             write_atomically(steps, "".join(lines))
@@ -144,9 +143,9 @@ def _first_steps(path: Path, count: int) -> list[str]:
 
 def archive_checkpoints(folder: Path) -> None:
     """Rename the checkpoints of an earlier run to `checkpoints.previous`, so that none is mistaken for a new one."""
-    path = folder / CHECKPOINTS
+    path = folder / CellFile.CHECKPOINTS
     if path.exists():
-        previous = folder / f"{CHECKPOINTS}.previous"
+        previous = folder / f"{CellFile.CHECKPOINTS}.previous"
         shutil.rmtree(previous, ignore_errors=True)
         path.replace(previous)
 
@@ -159,7 +158,7 @@ def progress_writer(folder: Path, place: str = "") -> Callable[[Progress], None]
     """
 
     def write(progress: Progress) -> None:
-        write_atomically(folder / PROGRESS_FILE, json.dumps({"place": place, "progress": progress}))
+        write_atomically(folder / CellFile.PROGRESS, json.dumps({"place": place, "progress": progress}))
 
     if place:
         write(Progress(0, 0, 0, "starting"))
@@ -183,7 +182,7 @@ def progress_reader(
         if on_progress is None:
             return
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            text = (folder / PROGRESS_FILE).read_text(encoding="utf-8")
+            text = (folder / CellFile.PROGRESS).read_text(encoding="utf-8")
             if text != last:  # compared as text: no NaN equals another
                 facts = json.loads(text)
                 place, progress = facts["place"], Progress(*facts["progress"])
@@ -202,11 +201,6 @@ def send_output_to(path: Path) -> None:
     os.dup2(log, 1)
     os.dup2(log, 2)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-
-
-def log_name(rank: int) -> str:
-    """Return the name of the file that holds the output of a rank."""
-    return "log.txt" if rank == 0 else f"rank{rank}.log"
 
 
 def last_lines(path: Path, count: int) -> list[str]:
@@ -238,19 +232,15 @@ def remove_leftovers(folder: Path) -> None:
 
     In cells of Slurm and folders of nodes, whose processes may be on other machines, files stay for an hour.
     """
-    _remove_from(folder)
-    for cell in (cell for pattern in CELLS for cell in folder.glob(pattern)):
-        remote = cell.name.startswith("node") or (cell / "job.json").exists()
-        for path in (cell, cell / "checkpoints"):
-            _remove_from(path, remote=remote)
+    remove_leftovers_of_cell(folder)
+    for cell in (cell for pattern in FOLDERS for cell in folder.glob(pattern)):
+        remote = cell.name.startswith(CellFile.NODE) or (cell / CellFile.JOB).exists()
+        for path in (cell, cell / CellFile.CHECKPOINTS):
+            remove_leftovers_of_cell(path, remote=remote)
 
 
-def remove_leftovers_of_cell(folder: Path) -> None:
+def remove_leftovers_of_cell(folder: Path, *, remote: bool = False) -> None:
     """Remove from a cell the temporary files of an agent that was killed, and of its ranks."""
-    _remove_from(folder)
-
-
-def _remove_from(folder: Path, *, remote: bool = False) -> None:
     with contextlib.suppress(OSError):  # a file that cannot be removed costs space only
         for entry in os.scandir(folder):
             match = LEFTOVER.fullmatch(entry.name)

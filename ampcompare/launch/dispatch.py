@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ampcompare.base.errors import UnsupportedCombination
+from ampcompare.base.errors import ConfigError, UnsupportedCombination
+from ampcompare.base.files.run_files import log_name
 from ampcompare.launch.base import Launcher, Progress
-from ampcompare.launch.cell_files import write_record
-from ampcompare.launch.distributed_env import world_of
+from ampcompare.launch.cell_files import archive_previous, write_config, write_record
+from ampcompare.launch.distributed_env import DistributedEnv, world_of
 from ampcompare.launch.multi_process import MultiProcessLauncher
 from ampcompare.launch.places import ANYWHERE, Place
 from ampcompare.launch.slurm import SlurmLauncher
@@ -19,6 +20,43 @@ from ampcompare.records.run import RunRecord
 from ampcompare.settings.config import RunConfig
 
 __all__ = ["make_launcher"]
+
+
+class ExternalLauncher(Launcher):
+    """Joins externally launched ranks. Single-use: O1 patches torch permanently.
+
+    Args:
+        world: rank and world size of this process.
+
+    Attributes:
+        is_main: whether this process prints the results: rank 0, or the rank that failed first.
+    """
+
+    def __init__(self, world: DistributedEnv) -> None:
+        self.world = world
+        self.is_main = world.rank == 0
+
+    def launch(
+        self, config: RunConfig, folder: Path, on_progress: Callable[[Progress], None] | None = None
+    ) -> RunRecord:
+        """Train as one of the ranks; see `Launcher.launch`.
+
+        Raises:
+            ConfigError: the number of processes that were started is not the configuration's.
+        """
+        from ampcompare.launch.worker.rank import run_rank
+
+        if config.processes != self.world.size:
+            raise ConfigError(
+                f"the settings are for {config.processes} processes, but {self.world.size} were started; leave the "
+                f"number out of the settings"
+            )
+        folder.mkdir(parents=True, exist_ok=True)
+        if self.world.rank == 0:
+            archive_previous(folder)
+            write_config(config, folder)
+        record, self.is_main = run_rank(config, folder, self.world, on_progress, log=folder / log_name(self.world.rank))
+        return record
 
 
 class DispatchingLauncher(Launcher):
@@ -136,8 +174,6 @@ def make_launcher(
             f"processes of each cell itself; call it once, with --nproc-per-node {world.size}"
         )
     if world is not None:
-        from ampcompare.launch.external import ExternalLauncher
-
         return ExternalLauncher(world)
     launcher = DispatchingLauncher(dist_url=dist_url, **options)
     launcher.launcher_of(config)  # refuse what cannot work before anything runs

@@ -17,6 +17,7 @@ import psutil
 
 from ampcompare.base.environment.threads import THREAD_VARIABLES
 from ampcompare.base.errors import LaunchError
+from ampcompare.base.files.run_files import CellFile
 from ampcompare.base.isolate.start import isolated_environment, start_command
 from ampcompare.launch.base import Launcher, Progress, failed_record, interrupted_record
 from ampcompare.launch.cell_files import log_tail, make_cell_folder, write_config, write_record
@@ -65,7 +66,7 @@ class ForkedLauncher(Launcher):
             else:
                 code, killed_by = self._run_interpreter(config, folder)
             self._server.check()
-        path = folder / "record.json"
+        path = folder / CellFile.RECORD
         if code == 0 and not killed_by and path.exists():
             return read_record(path)
         if self._is_asked() and killed_by == signal.SIGTERM:
@@ -93,7 +94,7 @@ class ForkedLauncher(Launcher):
                 self._server.check()
                 how = server.how_it_ended()
                 self._server.drop()
-                if (folder / "record.json").exists():
+                if (folder / CellFile.RECORD).exists():
                     return 0, 0
                 if self._is_asked():
                     return 0, signal.SIGTERM
@@ -131,7 +132,7 @@ class ForkedLauncher(Launcher):
     def _run_interpreter(self, config: RunConfig, folder: Path) -> tuple[int, int]:
         make_cell_folder(folder)
         write_config(config, folder)
-        with (folder / "log.txt").open("wb") as log, self._place.pinned():
+        with (folder / CellFile.LOG).open("wb") as log, self._place.pinned():
             command = start_command("ampcompare.launch.worker.cell", str(folder))
             streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
             environment = worker_environment(self._place)

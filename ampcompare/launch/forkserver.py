@@ -2,10 +2,8 @@
 
 It is a separate program, so that a user's unguarded script or notebook is never imported again.
 Requests come on standard input, one JSON object per line: `{"config": ..., "folder": ..., "working": ...}`, with the
-working directory of the cell. Answers on standard output:
-`{"event": "ready"}`, `{"event": "begin", "pid": ...}`, `{"event": "progress", ...}` and
-`{"event": "exit", "code": ..., "signal": ...}`.
-The end of standard input ends the server and its cell; a cell outlives a server that is killed.
+working directory of the cell. Answers go to standard output; a cell, which sends some itself, outlives a server that is
+killed.
 CUDA is not initialized before the fork.
 """
 
@@ -26,13 +24,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from ampcompare.base.files.run_files import CellFile
 from ampcompare.base.isolate.child import ended_by_hangup
+from ampcompare.base.isolate.forks import follow_fork, send_event
 
 with ended_by_hangup(0) if __name__ == "__main__" else contextlib.nullcontext():
     import torch
 
     from ampcompare.launch.base import Progress
-    from ampcompare.launch.cell_files import log_name, send_output_to
+    from ampcompare.launch.cell_files import send_output_to
     from ampcompare.launch.stop_signal import end_signals
     from ampcompare.launch.worker.cell import run_cell
     from ampcompare.settings.config import RunConfig
@@ -40,12 +40,6 @@ with ended_by_hangup(0) if __name__ == "__main__" else contextlib.nullcontext():
     from ampcompare.tasks.torchvision_loader import load_torchvision
 
 __all__ = ["main"]
-
-POLL_SECONDS = 0.02
-
-
-def _send(channel: int, **message: Any) -> None:
-    os.write(channel, (json.dumps(message) + "\n").encode())  # one write under 4 KiB: lines of two processes never mix
 
 
 def _run(request: dict[str, Any], channel: int, signals: Sequence[int]) -> NoReturn:
@@ -58,16 +52,16 @@ def _run(request: dict[str, Any], channel: int, signals: Sequence[int]) -> NoRet
     try:
         for number in signals:  # before the parent knows the PID: a signal that it sends is not ignored
             signal.signal(number, signal.SIG_DFL)
-        _send(channel, event="begin", pid=os.getpid())  # not sent by the server, which may be killed first
+        send_event(channel, "begin", pid=os.getpid())  # not sent by the server, which may be killed first
         folder = Path(request["folder"])
         os.chdir(request["working"])
-        send_output_to(folder / log_name(0))
+        send_output_to(folder / CellFile.LOG)
         _exit_with_parent(os.dup(0))
         null = os.open(os.devnull, os.O_RDONLY)
         os.dup2(null, 0)
 
         def report(progress: Progress) -> None:
-            _send(channel, event="progress", values=progress)
+            send_event(channel, "progress", values=progress)
 
         run_cell(RunConfig.model_validate(request["config"]), folder, report)
         code = 0
@@ -113,17 +107,7 @@ def _serve(line: bytes, channel: int, signals: Sequence[int]) -> bool:
     child = os.fork()
     if child == 0:
         _run(request, channel, signals)
-    while True:
-        ended, status = os.waitpid(child, os.WNOHANG)
-        if ended:
-            code = os.waitstatus_to_exitcode(status)
-            _send(channel, event="exit", code=max(code, 0), signal=max(-code, 0))
-            return True
-        readable, _, _ = select.select([0], [], [], POLL_SECONDS)
-        if readable and not os.read(0, 1):  # while a cell runs only the end of the parent can be read
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-            return False
+    return follow_fork(child, 0, channel, lambda pid: os.kill(pid, signal.SIGKILL))
 
 
 def _import_optimizers() -> None:
@@ -145,7 +129,7 @@ def main() -> int:
         signal.signal(number, signal.SIG_IGN)
     channel = os.dup(1)
     os.dup2(2, 1)
-    _send(channel, event="ready", seconds=time.process_time())
+    send_event(channel, "ready", seconds=time.process_time())
     buffer = b""
     while True:
         chunk = os.read(0, 65536)

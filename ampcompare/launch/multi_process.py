@@ -15,10 +15,10 @@ from typing import Any, Literal
 import psutil
 
 from ampcompare.base.errors import UnsupportedCombination
+from ampcompare.base.files.run_files import CellFile
 from ampcompare.base.isolate.start import start_command
 from ampcompare.launch.base import Launcher, Progress, failed_record, interrupted_record
 from ampcompare.launch.cell_files import (
-    PROGRESS_FILE,
     last_lines,
     log_tail,
     make_cell_folder,
@@ -101,13 +101,13 @@ class MultiProcessLauncher(Launcher):
             )
         folder = folder.resolve()
         if not self.is_main:  # the machines may share a disk
-            folder /= f"node{self._options['node_rank']}"
+            folder /= f"{CellFile.NODE}{self._options['node_rank']}"
         self._stood_still = ""
         request = Request(str(folder), config.digest(), self.launcher, config.processes // nnodes, **self._options)
         with self._agent.busy():
             for _ in range(MAX_AGENTS):
                 make_cell_folder(folder)
-                for name in ("failure.json", PROGRESS_FILE):
+                for name in (CellFile.FAILURE, CellFile.PROGRESS):
                     (folder / name).unlink(missing_ok=True)
                 write_config(config, folder)
                 code = self._run(request, folder, on_progress, config.stall_timeout)
@@ -115,7 +115,7 @@ class MultiProcessLauncher(Launcher):
                 if code != -signal.SIGKILL or self._is_asked() or self._stood_still or nnodes > 1:
                     break
                 _wait_for_ranks(folder)
-                if (folder / "record.json").exists():
+                if (folder / CellFile.RECORD).exists():
                     break
                 self.note(f"the launcher of the ranks was killed by SIGKILL; {config.arm} starts again")
             self._agent.check()
@@ -132,7 +132,7 @@ class MultiProcessLauncher(Launcher):
         environment = worker_environment(self._place)
         for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
             environment.pop(name, None)
-        with (folder / "launcher.log").open("wb") as log, self._place.pinned():
+        with (folder / CellFile.LAUNCHER_LOG).open("wb") as log, self._place.pinned():
             # In a new session, Ctrl-C in the terminal reaches only this process, which then ends the ranks.
             agent = self._agent.start(
                 lambda: subprocess.Popen(
@@ -161,7 +161,7 @@ class MultiProcessLauncher(Launcher):
         return self._agent.is_asked or not self.may_start()
 
     def _record(self, config: RunConfig, folder: Path, code: int) -> RunRecord:
-        path = folder / "record.json"
+        path = folder / CellFile.RECORD
         record = read_record(path) if path.exists() else None
         if code == 0 and record is not None:
             return record
@@ -192,7 +192,7 @@ class MultiProcessLauncher(Launcher):
     def _describe_failure(self, folder: Path, code: int, killed: dict[str, int] | None) -> str:
         failure = killed or next(iter(_failures(folder)), None)
         if failure is None:
-            tail = " | ".join(line.strip() for line in last_lines(folder / "launcher.log", TAIL_LINES))
+            tail = " | ".join(line.strip() for line in last_lines(folder / CellFile.LAUNCHER_LOG, TAIL_LINES))
             return f"the launcher of the ranks ended with exit code {code}" + (f": {tail}" if tail else "")
         rank, how = failure["rank"], f"ended with exit code {failure['code']}"
         if failure["code"] < 0:
@@ -293,7 +293,7 @@ def _wait_for_ranks(folder: Path) -> None:
 
 def _failures(folder: Path) -> list[dict[str, int]]:
     try:
-        failures: list[dict[str, int]] = json.loads((folder / "failure.json").read_text(encoding="utf-8"))
+        failures: list[dict[str, int]] = json.loads((folder / CellFile.FAILURE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return []
     return failures

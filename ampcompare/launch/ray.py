@@ -20,11 +20,11 @@ from typing import Any
 
 from ampcompare.base.environment.gpus import visible_gpus
 from ampcompare.base.errors import BackendUnavailable, EnvironmentUnfit, LaunchError
+from ampcompare.base.files.run_files import CellFile
 from ampcompare.base.files.write import write_atomically
 from ampcompare.base.secrets import hidden, restore
 from ampcompare.launch.base import Progress, QueueLauncher, failed_record, interrupted_record
 from ampcompare.launch.cell_files import (
-    PROGRESS_FILE,
     make_cell_folder,
     progress_reader,
     progress_writer,
@@ -97,7 +97,7 @@ class RayLauncher(QueueLauncher):
                 needs = _resources(config)
                 self._check(needs)
                 make_cell_folder(folder)
-                (folder / PROGRESS_FILE).unlink(missing_ok=True)
+                (folder / CellFile.PROGRESS).unlink(missing_ok=True)
                 token = secrets.token_hex(16)
                 write_atomically(folder / TOKEN, token)
                 task = self._ray.remote(**needs)(train)
@@ -159,7 +159,7 @@ class RayLauncher(QueueLauncher):
         with contextlib.suppress(self._ray.exceptions.RayError):  # its machine was lost, and it starts again
             for folder, text in (self._ray.get(answer) if answer is not None else {}).items():
                 if Path(folder) in self._tasks:
-                    write_atomically(Path(folder) / PROGRESS_FILE, text)
+                    write_atomically(Path(folder) / CellFile.PROGRESS, text)
         return self._board.take.remote()
 
     def _result(self, config: RunConfig, folder: Path) -> RunRecord:
@@ -176,7 +176,7 @@ class RayLauncher(QueueLauncher):
             return record
         _receive(files, folder)
         # Ray decides what runs next to a cell, so that none is known to have been alone.
-        record = read_record(folder / "record.json").model_copy(update={"jobs": max(1, self._announced)})
+        record = read_record(folder / CellFile.RECORD).model_copy(update={"jobs": max(1, self._announced)})
         write_record(record, folder)
         return record
 
@@ -224,7 +224,7 @@ def _resources(config: RunConfig) -> dict[str, Any]:
 
 def _receive(files: dict[str, bytes], folder: Path) -> None:
     """Write the files of a cell, if they came back through the object store; `record.json` last."""
-    for name in sorted(files, key=lambda name: name == "record.json"):
+    for name in sorted(files, key=lambda name: name == CellFile.RECORD):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(files[name])
     (folder / TOKEN).unlink(missing_ok=True)
@@ -285,7 +285,9 @@ def train(settings: str, folder: str, token: str, secrets_: dict[str, str], boar
         place = Place(tuple(visible_gpus()), shared=True) if _resources(config)["num_gpus"] else ANYWHERE
         launcher = stack.enter_context(make_launcher(config.model_copy(update={"launcher": "auto"}), place=place))
         own = launcher.launcher_of(config.model_copy(update={"launcher": "auto"}))  # type: ignore[attr-defined]
-        if shared and (path / PROGRESS_FILE).exists():  # Ray starts the task again, whose machine or worker was lost
+        if (
+            shared and (path / CellFile.PROGRESS).exists()
+        ):  # Ray starts the task again, whose machine or worker was lost
             config = config.model_copy(update={"saving": config.saving.model_copy(update={"resume": "auto"})})
         own.launch(config, path, _reporter(path, folder, place, None if shared else board))
         if shared:
@@ -306,7 +308,7 @@ def _reporter(path: Path, folder: str, place: Place, board: Any) -> Callable[[Pr
 
     def report(progress: Progress) -> None:
         write(progress)
-        board.put.remote(folder, (path / PROGRESS_FILE).read_text(encoding="utf-8"))
+        board.put.remote(folder, (path / CellFile.PROGRESS).read_text(encoding="utf-8"))
 
     if board is None:
         return write

@@ -30,11 +30,11 @@ from ampcompare.base.errors import (
     LaunchError,
     UnsupportedCombination,
 )
+from ampcompare.base.files.run_files import CellFile
 from ampcompare.base.files.write import write_atomically
 from ampcompare.base.isolate.start import __file__ as START
 from ampcompare.launch.base import Progress, QueueLauncher, failed_record
 from ampcompare.launch.cell_files import (
-    PROGRESS_FILE,
     log_tail,
     make_cell_folder,
     progress_reader,
@@ -164,7 +164,7 @@ class _Job:
 
     def save(self, folder: Path) -> None:
         """Write `job.json`."""
-        write_atomically(folder / "job.json", json.dumps(asdict(self)))
+        write_atomically(folder / CellFile.JOB, json.dumps(asdict(self)))
 
 
 class SlurmLauncher(QueueLauncher):
@@ -251,7 +251,7 @@ class SlurmLauncher(QueueLauncher):
     def _result(self, config: RunConfig, folder: Path) -> RunRecord:
         """Return the record of a cell that is not waited for any more."""
         job = self._jobs.pop(folder)
-        path = folder / "record.json"
+        path = folder / CellFile.RECORD
         record = read_record(path) if path.exists() else None
         if record is None or (self._cells_per_job == 1 and _was_killed(job.job, record)):
             record = failed_record(config, _describe_end(job, folder))
@@ -281,7 +281,7 @@ class SlurmLauncher(QueueLauncher):
         shares = [folders[start : start + size] for start in range(0, len(folders), size)]
         for number, (config, folder) in enumerate(cells):
             make_cell_folder(folder)
-            (folder / PROGRESS_FILE).unlink(missing_ok=True)
+            (folder / CellFile.PROGRESS).unlink(missing_ok=True)
             write_config(config, folder)
             self._jobs[folder] = _Job("", token, number // size, str(logs))
             self._jobs[folder].save(folder)
@@ -393,12 +393,12 @@ class _Wait:
                 self._ended = self._ended or time.monotonic()
         if not (self._started or is_new):  # cells that are queued may be many
             return False
-        self._started = (self._folder / PROGRESS_FILE).exists() or self._ended is not None
+        self._started = (self._folder / CellFile.PROGRESS).exists() or self._ended is not None
         over = _is_done(self._folder, resolved=self._resolved)
         self._report()
         if over or self._ended is None:
             return over
-        return (self._folder / "record.json").exists() or time.monotonic() - self._ended > RECORD_SECONDS
+        return (self._folder / CellFile.RECORD).exists() or time.monotonic() - self._ended > RECORD_SECONDS
 
 
 def _earlier_job(folder: Path, active: Mapping[str, str]) -> _Job | None:
@@ -408,7 +408,7 @@ def _earlier_job(folder: Path, active: Mapping[str, str]) -> _Job | None:
         active: the comment of each such job, by its ID.
     """
     try:
-        text = (folder / "job.json").read_text(encoding="utf-8")
+        text = (folder / CellFile.JOB).read_text(encoding="utf-8")
         saved = _Job(**{"logs": str(folder / "slurm"), **json.loads(text)})
     except (OSError, ValueError, TypeError):
         return None
@@ -431,7 +431,7 @@ def _is_done(folder: Path, *, resolved: bool) -> bool:
     Args:
         resolved: whether the job itself finds out why a cell failed.
     """
-    path = folder / "record.json"
+    path = folder / CellFile.RECORD
     final = ("completed", "diverged", "failed") if resolved else ("completed", "diverged")
     return path.exists() and read_record(path).status in final
 

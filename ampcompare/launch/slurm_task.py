@@ -10,7 +10,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from ampcompare.launch.cell_files import log_name, progress_writer, read_config
+from ampcompare.base.files.run_files import CellFile, log_name
+from ampcompare.launch.cell_files import progress_writer, read_config
 from ampcompare.launch.distributed_env import world_of
 from ampcompare.records.run import read_record
 from ampcompare.settings.config import RunConfig
@@ -64,7 +65,7 @@ def train_in_turn(folders: list[str]) -> None:
         for number in (_warning(), signal.SIGTERM):
             signal.signal(number, stop)
         for cell in map(Path, folders):
-            path = cell / "record.json"
+            path = cell / CellFile.RECORD
             if stopped or (path.exists() and read_record(path).status != "interrupted"):
                 continue
             config = _config_of(cell)

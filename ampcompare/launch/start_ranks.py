@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NoReturn
 
+from ampcompare.base.files.run_files import CellFile
 from ampcompare.base.files.write import write_atomically
 from ampcompare.base.isolate.start import __file__ as START
 from ampcompare.base.isolate.start import start_command
@@ -256,7 +257,7 @@ def main(arguments: list[str]) -> int:
         sys.stderr.write(f"{error}\n")
         return 1
     if failures:
-        write_atomically(Path(request.folder) / "failure.json", json.dumps(failures))
+        write_atomically(Path(request.folder) / CellFile.FAILURE, json.dumps(failures))
     return 1 if failures else 0
 
 

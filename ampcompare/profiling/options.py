@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ampcompare.base.errors import AmpCompareError, ConfigError, EnvironmentUnfit, LaunchError
+from ampcompare.base.files.run_files import RunFile
 from ampcompare.base.isolate.call import call_in_child
 from ampcompare.records.profile import ArmProfile
 from ampcompare.settings.config import RunConfig
@@ -84,7 +85,7 @@ class ProfileRequest:
     @property
     def trace(self) -> Path:
         """The file for the trace of rank 0."""
-        return Path(self.answers) / "trace.json"
+        return Path(self.answers) / RunFile.TRACE
 
     def write(self, path: Path) -> None:
         """Write the request for the processes."""

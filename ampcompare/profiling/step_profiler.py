@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from ampcompare.base.files.run_files import RunFile
 from ampcompare.profiling.ledger import Block, Ledger
 from ampcompare.profiling.marks import Marks
 from ampcompare.profiling.trace import Account, read_trace
@@ -313,7 +314,7 @@ def _outermost(operations: Sequence[tuple[float, float, str]], when: float) -> s
 
 def _events_of(profiler: Any) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="ampcompare-trace-") as folder:
-        path = Path(folder) / "trace.json"
+        path = Path(folder) / RunFile.TRACE
         profiler.export_chrome_trace(str(path))
         read: dict[str, Any] = json.loads(path.read_text(encoding="utf-8", errors="replace"))
     return read

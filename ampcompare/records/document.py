@@ -19,7 +19,7 @@ from ampcompare.base.files.read import FileFault, parse_json, read_text
 from ampcompare.records.fields import FrozenRecord
 from ampcompare.records.step import StepRecord
 
-__all__ = ["SCHEMA", "SchemaNumber", "dump_json", "read_model", "record_checksum", "sealed_json"]
+__all__ = ["SCHEMA", "SchemaNumber", "dump_json", "read_model", "read_with_source", "record_checksum", "sealed_json"]
 
 SCHEMA = 2  # 1: results were top-1 and top-5, by these names
 
@@ -63,6 +63,15 @@ def read_model(path: Path, model: type[Stored], what: str) -> Stored:
     """Read a file that holds one `model`, called `what` in messages.
 
     Raises:
+        RecordError: as for `read_with_source`.
+    """
+    return read_with_source(path, model, what)[0]
+
+
+def read_with_source(path: Path, model: type[Stored], what: str) -> tuple[Stored, dict[str, Any]]:
+    """Read a file that holds one `model`, called `what` in messages, and return its plain content as well.
+
+    Raises:
         RecordError: no such file, not JSON, another schema, or a field that is missing or wrong.
     """
     try:
@@ -81,7 +90,7 @@ def read_model(path: Path, model: type[Stored], what: str) -> Stored:
             "upgrade ampcompare"
         )
     try:
-        return model.model_validate(data)
+        return model.model_validate(data), data
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])

@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["OPENED", "OpenedFiles", "forget_reads", "read_opened"]
+from ampcompare.base.files.run_files import CellFile, RunFile
 
-OPENED = "opened.jsonl"
+__all__ = ["OpenedFiles", "forget_reads", "read_opened"]
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,8 @@ def read_opened(folder: Path) -> OpenedFiles:
     wrote, read = order["wrote"], order["read"]
     others: set[str] = set()
     data: set[tuple[str, str]] = set()
-    if read and folder.parent.name == "cells":
-        for path in folder.parent.glob(f"*/{OPENED}"):
+    if read and folder.parent.name == RunFile.CELLS:
+        for path in folder.parent.glob(f"*/{CellFile.OPENED}"):
             if path.parent.name != folder.name:
                 for kind, file, content in _rows(path.parent):
                     others.update([file] if kind == "wrote" else [])
@@ -72,9 +72,9 @@ def forget_reads(folder: Path) -> None:
     ]
     with contextlib.suppress(OSError):
         if kept:
-            (folder / OPENED).write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
+            (folder / CellFile.OPENED).write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
         else:
-            (folder / OPENED).unlink(missing_ok=True)
+            (folder / CellFile.OPENED).unlink(missing_ok=True)
 
 
 KINDS = ("wrote", "read", "resumed", "made")
@@ -83,7 +83,7 @@ KINDS = ("wrote", "read", "resumed", "made")
 def _rows(folder: Path) -> Iterator[tuple[str, str, str]]:
     """Yield of each row its kind, the file, and the digest of its content, "" where it has none."""
     try:
-        lines = (folder / OPENED).read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = (folder / CellFile.OPENED).read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return
     for line in lines:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from ampcompare.base.files.run_files import CellFile, RunFile, file_of_cell
 from ampcompare.base.files.write import write_atomically
 from ampcompare.records.comparison import Comparison
 from ampcompare.report.document import Document
@@ -32,7 +33,6 @@ __all__ = [
 ]
 
 MAX_LINE = 100_000  # a conclusion names every arm, and there may be hundreds
-LOG = "log.txt"
 DOCUMENTS = {  # of each class of results
     "Comparison": "ampcompare.report.comparison:comparison_document",
     "Diagnosis": "ampcompare.report.diagnosis:diagnosis_document",
@@ -130,10 +130,10 @@ class Format:
 
 FORMATS: dict[str, Format] = {
     "table": Format("ampcompare.report.terminal:Terminal"),
-    "md": Format("ampcompare.report.markdown:Markdown", "report.md"),
-    "csv": Format("ampcompare.report.csv:Csv", "report.csv"),
-    "json": Format("ampcompare.report.json:Json", "report.json"),
-    "html": Format("ampcompare.report.html.page:Html", "report.html", packages=("jinja2",), seconds=10.0),
+    "md": Format("ampcompare.report.markdown:Markdown", f"{RunFile.REPORT}.md"),
+    "csv": Format("ampcompare.report.csv:Csv", f"{RunFile.REPORT}.csv"),
+    "json": Format("ampcompare.report.json:Json", f"{RunFile.REPORT}.json"),
+    "html": Format("ampcompare.report.html.page:Html", f"{RunFile.REPORT}.html", packages=("jinja2",), seconds=10.0),
     "latex": Format("ampcompare.report.latex:Latex"),
 }
 """By the name that `report --format` takes. A new line here is a new format."""
@@ -190,8 +190,9 @@ def log_links(comparison: Comparison, runs: Iterable[Path], folder: Path) -> dic
         except ValueError:  # on another drive
             continue
         for cell in {record.cell for record in comparison.records if CELL.fullmatch(record.cell)}:
-            if (run / "cells" / cell / LOG).is_file():
-                links[cell] = quote(Path(start, "cells", cell, LOG).as_posix())
+            log = file_of_cell(cell, CellFile.LOG)
+            if (run / log).is_file():
+                links[cell] = quote(Path(start, log).as_posix())
     return links
 
 

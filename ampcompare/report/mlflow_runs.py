@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ampcompare.base.errors import EnvironmentUnfit, RecordError
+from ampcompare.base.files.run_files import CellFile, file_of_cell
 from ampcompare.records.comparison import Comparison
 from ampcompare.records.run import RunRecord
 from ampcompare.report.export import Exporter, Point, points_of
@@ -66,7 +67,7 @@ class MlflowRuns(Exporter):
         if self._client.search_runs([experiment], same):
             self._note(f"{name} is there already")
             return
-        steps = folder / "cells" / record.cell / "steps.jsonl"
+        steps = folder / file_of_cell(record.cell, CellFile.STEPS)
         try:
             points = list(points_of(record, steps)) if steps.exists() else []
         except RecordError as error:

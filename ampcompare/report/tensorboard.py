@@ -15,6 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from ampcompare.base.errors import ConfigError, EnvironmentUnfit, RecordError
+from ampcompare.base.files.run_files import CellFile, file_of_cell
 from ampcompare.base.files.write import write_file
 from ampcompare.records.comparison import Comparison
 from ampcompare.records.run import RunRecord
@@ -54,7 +55,7 @@ class EventFiles(Exporter):
     def write(self, comparison: Comparison, folder: Path) -> None:
         """Write the event files that are missing for the records of a comparison whose run directory is `folder`."""
         for record in comparison.records:
-            steps = folder / "cells" / record.cell / "steps.jsonl"
+            steps = folder / file_of_cell(record.cell, CellFile.STEPS)
             if steps.exists():
                 self._write(record, steps)
 

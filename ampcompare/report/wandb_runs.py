@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ampcompare.base.errors import EnvironmentUnfit, RecordError
+from ampcompare.base.files.run_files import CellFile, file_of_cell
 from ampcompare.records.comparison import Comparison
 from ampcompare.records.run import RunRecord
 from ampcompare.report.export import Exporter, points_of
@@ -46,7 +47,7 @@ class WandbRuns(Exporter):
         if any(self._folder.glob(f"wandb/*run-*-{run_id}")):
             self._note(f"{name} is there already")
             return
-        steps = folder / "cells" / record.cell / "steps.jsonl"
+        steps = folder / file_of_cell(record.cell, CellFile.STEPS)
         points = list(points_of(record, steps)) if steps.exists() else []
         # The machine that exports is not the one that trained: W&B would note down the wrong one.
         of_this_machine = {"disable_git": True, "disable_code": True, "x_disable_stats": True, "x_disable_meta": True}

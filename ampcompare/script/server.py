@@ -4,8 +4,7 @@ The fork runs `ampcompare exec` as `python -m ampcompare` would, and ends as an 
 thread and never touches CUDA.
 
 A request is one line of JSON on the socket whose number is the first argument, `{"words", "folder", "environment"}`,
-with the file that gets the output. The answers are `{"pid"}` and `{"code"}`, negative for a signal. The end of the
-socket ends the server and its cell.
+with the file that gets the output.
 """
 
 from __future__ import annotations
@@ -16,20 +15,19 @@ import importlib
 import json
 import os
 import runpy
-import select
 import signal
 import socket
 import sys
 from typing import Any
 
 from ampcompare.base.isolate.child import ended_by_hangup
+from ampcompare.base.isolate.forks import follow_fork, send_event
 
 with ended_by_hangup(int(sys.argv[1])) if __name__ == "__main__" else contextlib.nullcontext():
     import torch
 
 __all__ = ["main"]
 
-POLL_SECONDS = 0.02
 MAX_REQUEST = 2**20
 PRELOADED = ("ampcompare.script.prepare", "ampcompare.cli.exec_command", "ampcompare.cli.group")
 
@@ -43,7 +41,7 @@ def main() -> None:
         torch.optim.SGD([torch.zeros(1)], lr=1.0)  # torch imports modules for more than a second here
     gc.collect()
     gc.freeze()  # a collection in a fork does not copy the pages of what is there now
-    channel.sendall(b'{"ready": true}\n')
+    send_event(channel.fileno(), "ready")
     while request := _receive(channel):
         begun, begins = os.pipe()
         child = os.fork()
@@ -56,7 +54,8 @@ def main() -> None:
         os.read(begun, 1)  # until the cell can be stopped by a signal to its group
         os.close(begun)
         os.close(request[1])
-        if not _follow(child, channel):
+        send_event(channel.fileno(), "begin", pid=child)
+        if not follow_fork(child, channel.fileno(), channel.fileno(), _kill_cell):
             return
 
 
@@ -96,22 +95,10 @@ def _become(request: dict[str, Any], output: int, begins: int) -> None:
     runpy.run_module("ampcompare", run_name="__main__")
 
 
-def _follow(child: int, channel: socket.socket) -> bool:
-    """Report start and end of a cell; return whether the launcher is still there."""
-    channel.sendall(json.dumps({"pid": child}).encode() + b"\n")
-    while True:
-        ended, status = os.waitpid(child, os.WNOHANG)
-        if ended:
-            with contextlib.suppress(BrokenPipeError):
-                channel.sendall(json.dumps({"code": os.waitstatus_to_exitcode(status)}).encode() + b"\n")
-            return True
-        readable, _, _ = select.select([channel], [], [], POLL_SECONDS)
-        if readable:  # while a cell runs only the end of the socket can be read
-            with contextlib.suppress(ProcessLookupError):  # it may not lead a group yet
-                os.killpg(child, signal.SIGKILL)
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-            return False
+def _kill_cell(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):  # it may not lead a group yet
+        os.killpg(pid, signal.SIGKILL)
+    os.kill(pid, signal.SIGKILL)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from ampcompare.experiment.plan import make_plan
-from ampcompare.experiment.run import cell_folder
+from ampcompare.experiment.run_directory import RunDirectory
 from ampcompare.launch.cell_files import write_record
 from ampcompare.records.evaluation import EpochResult
 from ampcompare.records.run import RunRecord, RunSummary, StepRecord, dump_json
@@ -82,7 +82,7 @@ def run_folder(tmp_path: Path, run_of: Callable[..., Any]) -> Callable[..., Path
         folder = tmp_path / name
         for config in plan.cells:
             record, steps = run_of(config, TOP1[config.arm][config.recipe.seed])
-            cell = cell_folder(folder, config)
+            cell = RunDirectory(folder).cell(config)
             cell.mkdir(parents=True)
             write_record(record, cell)
             (cell / "steps.jsonl").write_text("".join(dump_json(step, indent=None) + "\n" for step in steps))

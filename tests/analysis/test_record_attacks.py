@@ -15,7 +15,7 @@ from ampcompare.analysis.summary import summarize
 from ampcompare.base.environment.versions import fingerprint
 from ampcompare.base.errors import RecordError
 from ampcompare.experiment.load import reload_comparison
-from ampcompare.experiment.run import reusable
+from ampcompare.experiment.run_directory import RunDirectory
 from ampcompare.records.comparison import ArmSummary, Comparison
 from ampcompare.records.document import record_checksum
 from ampcompare.records.run import RunRecord, dump_json, read_record
@@ -366,9 +366,9 @@ def test_compare_runs_such_a_cell_again(attack: str, run_folder: MakeFolder, rec
     path = record_path(folder, "half", 0)
     config = read_record(path).config
     _edit(path, lambda data: data.update(environment={**data["environment"], **fingerprint()}))
-    assert reusable(folder, config).record is not None
+    assert RunDirectory(folder).reusable(config).record is not None
     _edit(path, ATTACKS[attack][0])
-    reuse = reusable(folder, config)
+    reuse = RunDirectory(folder).reusable(config)
     assert reuse.record is None
     assert ATTACKS[attack][1] in reuse.reason
     assert reuse.reason.endswith("; the file is kept as record.rejected.json")
@@ -383,7 +383,7 @@ def test_compare_takes_no_record_of_another_cell(run_folder: MakeFolder, record_
     config = read_record(target).config
     _edit(source, lambda data: data.update(environment={**data["environment"], **fingerprint()}))
     shutil.copy(source, target)
-    reuse = reusable(folder, config)
+    reuse = RunDirectory(folder).reusable(config)
     assert reuse.record is None
     assert f"(half, seed 0), but is in the folder of cell {config.digest()}" in reuse.reason
 

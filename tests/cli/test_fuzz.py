@@ -20,7 +20,8 @@ from ampcompare.base.environment.versions import fingerprint
 from ampcompare.cli import main
 from ampcompare.experiment.load import reload_comparison
 from ampcompare.experiment.plan import make_plan
-from ampcompare.experiment.run import reusable, run_plan
+from ampcompare.experiment.run import run_plan
+from ampcompare.experiment.run_directory import RunDirectory
 from ampcompare.launch.base import Launcher
 from ampcompare.launch.cell_files import write_config, write_record
 from ampcompare.records.evaluation import EpochResult
@@ -335,7 +336,7 @@ def attempt(pristine: Path, scratch: Path, kind: str, seed: int) -> list[str]:
                 faults.append(f"{kind} {seed}: {words[0]} ended with {code}: {text[-600:]}")
         if path.name == "record.json":
             for cell in make_plan(RunConfig(), ARMS, [0, 1, 2]).cells:
-                reusable(folder / "out", cell)
+                RunDirectory(folder / "out").reusable(cell)
         return faults
     finally:
         shutil.rmtree(folder)

@@ -6,7 +6,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from ampcompare.cli.list_command import run_row
-from ampcompare.experiment.run_folder import RunFolder
+from ampcompare.experiment.run_directory import RunBrief
 
 CHANGED = datetime(2024, 5, 6, 7, 8, tzinfo=timezone.utc)
 
@@ -14,18 +14,18 @@ CHANGED = datetime(2024, 5, 6, 7, 8, tzinfo=timezone.utc)
 def test_a_row_of_a_run_directory() -> None:
     """A row has folder, date, tag, the first arms, seeds as ranges, the cells done of those planned, the headline."""
     arms = ("fp32", "half", "native:fp16", "apex:O1", "apex:O2")
-    run = RunFolder(Path("runs/a"), CHANGED, "night", arms, (0, 1, 7), (3, 4), "Use half.")
+    run = RunBrief(Path("runs/a"), CHANGED, "night", arms, (0, 1, 7), (3, 4), "Use half.")
     shown = "fp32, half, native:fp16, apex:O1 and 1 more"
     assert run_row(run) == ["runs/a", "2024-05-06 07:08", "night", shown, "0-1,7", "3/4", "Use half."]
 
 
 def test_a_row_without_a_plan() -> None:
     """Without a plan the cells have no total; a fault stands in place of the headline, and what is not known is -."""
-    assert run_row(RunFolder(Path("a"), CHANGED, cells=(2, None)))[2:] == ["-", "-", "-", "2", "-"]
-    assert run_row(RunFolder(Path("a"), CHANGED, headline="old", fault="cannot be read"))[-1] == "cannot be read"
+    assert run_row(RunBrief(Path("a"), CHANGED, cells=(2, None)))[2:] == ["-", "-", "-", "2", "-"]
+    assert run_row(RunBrief(Path("a"), CHANGED, headline="old", fault="cannot be read"))[-1] == "cannot be read"
 
 
 def test_texts_are_harmless() -> None:
     """What a file says can neither steer a terminal nor break a line."""
-    run = RunFolder(Path("a\x1b"), CHANGED, "\x07", ("\x1b[2J", "b\nc"), headline="\r\u202e")
+    run = RunBrief(Path("a\x1b"), CHANGED, "\x07", ("\x1b[2J", "b\nc"), headline="\r\u202e")
     assert all(cell.isprintable() for cell in run_row(run))

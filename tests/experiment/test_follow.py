@@ -15,7 +15,8 @@ from ampcompare.base.errors import ConfigError
 from ampcompare.experiment.follow import Follower, following, load_callback
 from ampcompare.experiment.observer import Observer, Outline
 from ampcompare.experiment.plan import make_plan
-from ampcompare.experiment.run import cell_folder, run_plan
+from ampcompare.experiment.run import run_plan
+from ampcompare.experiment.run_directory import RunDirectory
 from ampcompare.launch.base import Launcher, Progress
 from ampcompare.launch.cell_files import make_cell_folder
 from ampcompare.launch.worker.cell import run_cell
@@ -139,10 +140,10 @@ def test_a_resumed_cell_is_heard_from_its_first_step(tmp_path: Path) -> None:
     heard, config = Heard(), RunConfig.model_validate({**CONFIG.model_dump(), "saving": {"resume": "auto"}})
     follower = Follower(Observer(), [heard])
     follower.plan(Outline([config], ["fp32"], [None], tmp_path))
-    cell_folder(tmp_path, config).parent.mkdir()
-    folder.rename(cell_folder(tmp_path, config))
+    RunDirectory(tmp_path).cell(config).parent.mkdir()
+    folder.rename(RunDirectory(tmp_path).cell(config))
     follower.begin(config, 1, 1)
-    record = InThisProcess().launch(config, cell_folder(tmp_path, config), lambda it: follower.progress(1, it))
+    record = InThisProcess().launch(config, RunDirectory(tmp_path).cell(config), lambda it: follower.progress(1, it))
     follower.end(record, reused=False)
     assert [resumption.step for resumption in record.resumed] == [7]
     kinds = [kind for _, kind, _ in heard.events]
@@ -152,7 +153,7 @@ def test_a_resumed_cell_is_heard_from_its_first_step(tmp_path: Path) -> None:
 
 def test_half_a_line_waits_and_a_new_file_is_read_again(tmp_path: Path) -> None:
     """A line that is being written is passed on when it is complete; steps of a file that was replaced come once."""
-    heard, folder = Heard(), cell_folder(tmp_path, CONFIG)
+    heard, folder = Heard(), RunDirectory(tmp_path).cell(CONFIG)
     folder.mkdir(parents=True)
     follower = Follower(Observer(), [heard])
     follower.plan(Outline([CONFIG], ["fp32"], [None], tmp_path))

@@ -13,12 +13,12 @@ import pytest
 from ampcompare.analysis.inference.criteria import Criteria
 from ampcompare.base.environment.versions import fingerprint
 from ampcompare.base.errors import RecordError
-from ampcompare.experiment.journal import JOURNAL, read_looks
 from ampcompare.experiment.load import reload_comparison, reload_experiments
 from ampcompare.experiment.matrix import crossed
 from ampcompare.experiment.observer import Observer
 from ampcompare.experiment.plan import make_plan, plan_rows
 from ampcompare.experiment.run import run_plan
+from ampcompare.experiment.run_directory import RunDirectory
 from ampcompare.launch.base import Launcher
 from ampcompare.launch.cell_files import write_record
 from ampcompare.records.comparison import ArmSummary, Comparison
@@ -86,7 +86,7 @@ def _half(comparison: Comparison) -> ArmSummary:
 def test_one_look_is_written_and_tested(tmp_path: Path) -> None:
     """A comparison that ends leaves a line with its seeds, pairs, margins, cells and verdicts."""
     comparison = _compare(tmp_path, range(3))
-    (look,) = read_looks(tmp_path)
+    (look,) = RunDirectory(tmp_path).looks()
     assert (look.number, look.seeds, look.pairs) == (1, [0, 1, 2], {"half": 3})
     assert look.error_rate == pytest.approx(0.04)
     assert (look.margin, look.time_margin, look.reference, look.arms) == (0.5, 0.02, "fp32", list(ARMS))
@@ -101,18 +101,18 @@ def test_one_look_is_written_and_tested(tmp_path: Path) -> None:
 def test_the_same_again_is_no_look(tmp_path: Path) -> None:
     """The same command again, and a report of the folder, change neither the journal nor a verdict."""
     first = _compare(tmp_path, range(3))
-    before = (tmp_path / JOURNAL).read_bytes()
+    before = (RunDirectory(tmp_path).journal_file).read_bytes()
     for _ in range(3):
         assert _compare(tmp_path, range(3)) == first
         assert reload_comparison(tmp_path) == first
-    assert (tmp_path / JOURNAL).read_bytes() == before
+    assert (RunDirectory(tmp_path).journal_file).read_bytes() == before
 
 
 def test_another_preference_is_no_look(tmp_path: Path) -> None:
     """What is preferred and how the report is called tests nothing."""
     _compare(tmp_path, range(3))
     again = _compare(tmp_path, range(3), terms=Criteria(margin=0.5, prefer="memory", tag="other"))
-    assert (again.look, len(read_looks(tmp_path))) == (1, 1)
+    assert (again.look, len(RunDirectory(tmp_path).looks())) == (1, 1)
 
 
 def test_more_seeds_are_a_second_look(tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ def test_more_seeds_are_a_second_look(tmp_path: Path) -> None:
     second = _compare(tmp_path, range(6))
     assert second.look == 2
     assert second.error_rate == pytest.approx(0.005)
-    assert [look.number for look in read_looks(tmp_path)] == [1, 2]
+    assert [look.number for look in RunDirectory(tmp_path).looks()] == [1, 2]
     assert not any(line.startswith("Changed") for line in second.headline)
     for form in ("md", "html", "json"):
         if not FORMATS[form].missing:
@@ -157,7 +157,7 @@ def test_a_margin_chosen_after_the_runs_is_named(tmp_path: Path) -> None:
     assert changed.look == 2
     assert changed.error_rate == pytest.approx(0.005)
     assert changed.headline[0] == "Changed after runs were seen: margin 3 pp instead of 0.5 pp."
-    assert read_looks(tmp_path)[1].changes == ["margin 3 pp instead of 0.5 pp"]
+    assert RunDirectory(tmp_path).looks()[1].changes == ["margin 3 pp instead of 0.5 pp"]
 
 
 def test_a_reference_chosen_after_the_runs_is_named(tmp_path: Path) -> None:
@@ -218,7 +218,7 @@ def test_nothing_is_tested_on_the_way(tmp_path: Path) -> None:
         assert _half(comparison).accuracy_verdict == "inconclusive (not tested)"
         assert _half(comparison).metric_difference_low is None
         assert any(line.startswith("Nothing was tested: some runs") for line in comparison.reading)
-    assert read_looks(tmp_path) == []
+    assert RunDirectory(tmp_path).looks() == []
     whole = _compare(tmp_path, range(6))
     assert whole.look == 1
     assert whole.error_rate == pytest.approx(0.04)
@@ -230,7 +230,7 @@ def test_a_report_of_runs_on_the_way_tests_nothing(tmp_path: Path) -> None:
     _compare(tmp_path, range(6), test=False)
     shown = reload_comparison(tmp_path)
     assert _half(shown).accuracy_verdict == "inconclusive (not tested)"
-    assert len(read_looks(tmp_path)) == 1
+    assert len(RunDirectory(tmp_path).looks()) == 1
 
 
 def test_a_planned_single_look_has_all_and_leaves_none(tmp_path: Path) -> None:
@@ -256,7 +256,7 @@ def test_an_open_look_after_a_single_one_has_nothing(tmp_path: Path) -> None:
 def test_failed_runs_are_not_seen(tmp_path: Path) -> None:
     """A failed cell is part of no look; that it ran later is a look and no repeat."""
     _compare(tmp_path, range(4), launcher=Pretend(fail=[3]))
-    assert read_looks(tmp_path)[0].seeds == [0, 1, 2]
+    assert RunDirectory(tmp_path).looks()[0].seeds == [0, 1, 2]
     whole = _compare(tmp_path, range(4))
     assert whole.look == 2
     assert not whole.headline[0].startswith("Changed")
@@ -277,7 +277,7 @@ def test_failed_runs_are_not_seen(tmp_path: Path) -> None:
 def test_a_damaged_journal_is_named(looked_three_times: Path, tmp_path: Path, damage: Any, line: int) -> None:
     """A line that is cut, changed or taken out is named by both commands, and nothing runs or is overwritten."""
     shutil.copytree(looked_three_times, tmp_path, dirs_exist_ok=True)
-    path = tmp_path / JOURNAL
+    path = RunDirectory(tmp_path).journal_file
     path.write_text("".join(f"{text}\n" for text in damage(path.read_text().splitlines())))
     before, launcher = path.read_bytes(), Pretend()
     commands: list[Callable[[], object]] = [
@@ -294,7 +294,7 @@ def test_the_journal_is_strict_json(tmp_path: Path) -> None:
     """Each line is one JSON object with the look and a hash of the line before."""
     _compare(tmp_path, range(3))
     _compare(tmp_path, range(4))
-    lines = [json.loads(line) for line in (tmp_path / JOURNAL).read_text().splitlines()]
+    lines = [json.loads(line) for line in (RunDirectory(tmp_path).journal_file).read_text().splitlines()]
     assert [sorted(line) for line in lines] == [["before", "look"]] * 2
     assert lines[0]["before"] != lines[1]["before"]
 
@@ -307,7 +307,7 @@ def _edit_plan(folder: Path, **values: Any) -> None:
 def test_folders_of_versions_without_a_journal_are_read_as_before(tmp_path: Path) -> None:
     """Records of an earlier version, whose plan names no journal, are tested at 5 % when they are read."""
     _compare(tmp_path, range(3))
-    (tmp_path / JOURNAL).unlink()
+    (RunDirectory(tmp_path).journal_file).unlink()
     plan = json.loads((tmp_path / "plan.json").read_text())
     del plan["journal"]
     (tmp_path / "plan.json").write_text(json.dumps(plan))
@@ -329,7 +329,7 @@ def test_folders_of_versions_without_a_journal_are_read_as_before(tmp_path: Path
 def test_the_end_of_the_journal_is_guarded_too(looked_three_times: Path, tmp_path: Path, attack: Any) -> None:
     """The plan names the last look, so that taking it away gives no error rate back, to neither command."""
     shutil.copytree(looked_three_times, tmp_path, dirs_exist_ok=True)
-    path = tmp_path / JOURNAL
+    path = RunDirectory(tmp_path).journal_file
     attack(path, path.read_text().splitlines())
     launcher = Pretend()
     commands: list[Callable[[], object]] = [

@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from ampcompare.base.errors import ConfigError
-from ampcompare.experiment.run_folder import OWNER, owned
+from ampcompare.base.files.run_files import RunFile
+from ampcompare.experiment.run_directory import RunDirectory
 from ampcompare.launch.base import Launcher
 from ampcompare.launch.dispatch import DispatchingLauncher
 from ampcompare.launch.pool import LauncherPool
@@ -23,9 +24,9 @@ from ampcompare.launch.pool import LauncherPool
 HOLDER = """
 import sys, time
 from pathlib import Path
-from ampcompare.experiment.run_folder import owned
+from ampcompare.experiment.run_directory import RunDirectory
 from ampcompare.launch.dispatch import DispatchingLauncher
-with owned(Path(sys.argv[1]), DispatchingLauncher(), command="ampcompare compare --tag first"):
+with RunDirectory(Path(sys.argv[1])).owned(DispatchingLauncher(), command="ampcompare compare --tag first"):
     print("held", flush=True)
     time.sleep(60)
 """
@@ -59,17 +60,17 @@ def test_the_second_is_refused_until_the_first_is_gone(
     """A second owner is refused with who holds the folder; one that was killed holds nothing."""
     out = tmp_path / "out"
     try:
-        with pytest.raises(ConfigError) as refused, owned(out, launcher):
+        with pytest.raises(ConfigError) as refused, RunDirectory(out).owned(launcher):
             pytest.fail("two owners")
         for part in (f"process {other.pid} on {socket.gethostname()}, since 20", "compare --tag first", "--wait"):
             assert part in str(refused.value)
         assert refused.value.exit_code == 2
     finally:
         _end(other)
-    assert json.loads((out / OWNER).read_text())["pid"] == other.pid  # left by the dead one
-    with owned(out, launcher):
-        assert json.loads((out / OWNER).read_text())["pid"] == os.getpid()
-    assert not (out / OWNER).exists()
+    assert json.loads((out / RunFile.OWNER).read_text())["pid"] == other.pid  # left by the dead one
+    with RunDirectory(out).owned(launcher):
+        assert json.loads((out / RunFile.OWNER).read_text())["pid"] == os.getpid()
+    assert not (out / RunFile.OWNER).exists()
 
 
 def test_waiting(other: subprocess.Popen[str], launcher: Launcher, tmp_path: Path) -> None:
@@ -78,14 +79,14 @@ def test_waiting(other: subprocess.Popen[str], launcher: Launcher, tmp_path: Pat
     try:
         with (
             pytest.raises(ConfigError, match=r"is in use after 0.3 s by process"),
-            owned(tmp_path / "out", launcher, wait_seconds=0.3, note=notes.append),
+            RunDirectory(tmp_path / "out").owned(launcher, wait_seconds=0.3, note=notes.append),
         ):
             pytest.fail("two owners")
         assert notes[0].endswith("waiting for it to end")
         assert f"process {other.pid}" in notes[0]
         threading.Timer(0.4, _end, [other]).start()
         begin = time.monotonic()
-        with owned(tmp_path / "out", launcher, wait_seconds=float("inf")):
+        with RunDirectory(tmp_path / "out").owned(launcher, wait_seconds=float("inf")):
             assert time.monotonic() - begin >= 0.3
     finally:
         _end(other)
@@ -98,10 +99,10 @@ def test_what_a_dead_owner_wrote_is_not_believed(
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
     for text in (json.dumps({"pid": gone.pid, "host": socket.gethostname()}), "[" * 5000, '{"pid": 1e999}', "{}"):
-        (tmp_path / "out" / OWNER).write_text(text)
+        (tmp_path / "out" / RunFile.OWNER).write_text(text)
         with (
             pytest.raises(ConfigError, match="by another command that left no details"),
-            owned(tmp_path / "out", launcher),
+            RunDirectory(tmp_path / "out").owned(launcher),
         ):
             pytest.fail("two owners")
     _end(other)
@@ -111,7 +112,7 @@ def test_only_the_main_process_locks(other: subprocess.Popen[str], tmp_path: Pat
     """Ranks and machines that take part in the command of another process do not ask for its folder."""
     silent = DispatchingLauncher(nnodes=2, node_rank=1)
     for launcher in (silent, LauncherPool([silent])):
-        with owned(tmp_path / "out", launcher):
+        with RunDirectory(tmp_path / "out").owned(launcher):
             assert other.poll() is None
     _end(other)
 
@@ -119,10 +120,13 @@ def test_only_the_main_process_locks(other: subprocess.Popen[str], tmp_path: Pat
 def test_deep_and_impossible_folders(launcher: Launcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder a thousand levels deep is made; a name that is too long is refused, and nothing is made."""
     monkeypatch.chdir(tmp_path)
-    with owned(Path("/".join(["d"] * 1000)), launcher):
+    with RunDirectory(Path("/".join(["d"] * 1000))).owned(launcher):
         pass
     for name in ("/".join(["e" * 20] * 220), "f" * 300, "g\0h"):
-        with pytest.raises(ConfigError, match="cannot make the output folder"), owned(Path(name), launcher):
+        with (
+            pytest.raises(ConfigError, match="cannot make the output folder"),
+            RunDirectory(Path(name)).owned(launcher),
+        ):
             pytest.fail("made")
     assert os.listdir() == ["d"]
     subprocess.run(["rm", "-rf", "d"], check=True)  # Python's own removal recurses once per level

@@ -6,12 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
-from filelock import FileLock
 
 from ampcompare.base.errors import ConfigError
-from ampcompare.experiment.journal import JOURNAL, read_looks
+from ampcompare.base.files.run_files import RunFile
 from ampcompare.experiment.load import reload_comparison
-from ampcompare.experiment.run_folder import LOCK
+from ampcompare.experiment.run_directory import RunDirectory
 from ampcompare.report.base import write_reports
 from tests.experiment.test_journal import _compare
 
@@ -24,7 +23,7 @@ def test_it_is_a_look_that_is_named_and_counted(tmp_path: Path) -> None:
     assert other.error_rate == pytest.approx(0.005)
     assert "Changed after runs were seen: reference half instead of fp32." in [*other.headline, *other.reading]
     assert {row.arm for row in other.arms if row.accuracy_verdict} == {row.arm for row in other.arms} - {"half"}
-    looks = read_looks(tmp_path)
+    looks = RunDirectory(tmp_path).looks()
     assert [look.reference for look in looks] == ["fp32", "half"]
     assert looks[1].changes == ["reference half instead of fp32"]
 
@@ -33,13 +32,13 @@ def test_the_same_reference_again_spends_nothing(tmp_path: Path) -> None:
     """The second report against an arm is the first one again; that of the plan's own reference names the other."""
     _compare(tmp_path, range(3))
     first = reload_comparison(tmp_path, reference="half")
-    before = (tmp_path / JOURNAL).read_bytes()
+    before = (RunDirectory(tmp_path).journal_file).read_bytes()
     again = reload_comparison(tmp_path, reference="half")
     assert (again.look, again.error_rate, again.arms) == (first.look, first.error_rate, first.arms)
     own = reload_comparison(tmp_path, reference="fp32")
     assert own == reload_comparison(tmp_path)
     assert "Changed after runs were seen: reference fp32 instead of half." in [*own.headline, *own.reading]
-    assert (tmp_path / JOURNAL).read_bytes() == before
+    assert (RunDirectory(tmp_path).journal_file).read_bytes() == before
 
 
 def test_runs_on_the_way_are_not_tested(tmp_path: Path) -> None:
@@ -49,7 +48,7 @@ def test_runs_on_the_way_are_not_tested(tmp_path: Path) -> None:
     (tmp_path / "cells" / plan["cells"]["half@2"] / "record.json").unlink()
     shown = reload_comparison(tmp_path, reference="half")
     assert (shown.reference, shown.error_rate) == ("half", 0)
-    assert read_looks(tmp_path) == []
+    assert RunDirectory(tmp_path).looks() == []
 
 
 def test_a_name_that_is_none(tmp_path: Path) -> None:
@@ -57,22 +56,22 @@ def test_a_name_that_is_none(tmp_path: Path) -> None:
     _compare(tmp_path, range(3))
     with pytest.raises(ConfigError, match=r"--reference 'hal' is not one of the arms of these runs: fp32, .*half"):
         reload_comparison(tmp_path, reference="hal")
-    assert len(read_looks(tmp_path)) == 1
+    assert len(RunDirectory(tmp_path).looks()) == 1
 
 
 def test_a_folder_in_use_is_not_written(tmp_path: Path) -> None:
     """While another command owns the run directory, a look would race with it."""
     _compare(tmp_path, range(3))
-    with FileLock(tmp_path / LOCK), pytest.raises(ConfigError, match="in use by another command"):
+    with RunDirectory(tmp_path).lock(), pytest.raises(ConfigError, match="in use by another command"):
         reload_comparison(tmp_path, reference="half")
-    assert len(read_looks(tmp_path)) == 1
+    assert len(RunDirectory(tmp_path).looks()) == 1
 
 
 def test_a_look_that_cannot_be_written_is_not_tested(tmp_path: Path) -> None:
     """Where the lock cannot be made, nothing is tested, and the report says why."""
     _compare(tmp_path, range(3))
-    (tmp_path / LOCK).unlink(missing_ok=True)
-    (tmp_path / LOCK).mkdir()
+    (tmp_path / RunFile.LOCK).unlink(missing_ok=True)
+    (tmp_path / RunFile.LOCK).mkdir()
     shown = reload_comparison(tmp_path, reference="half")
     assert shown.error_rate == 0
     assert any("the run directory is not writable" in line for line in shown.reading)

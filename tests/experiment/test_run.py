@@ -15,7 +15,8 @@ from ampcompare.base.errors import ConfigError, Ended, RecordError
 from ampcompare.experiment.load import reload_comparison
 from ampcompare.experiment.observer import Observer, Outline
 from ampcompare.experiment.plan import Plan, make_plan
-from ampcompare.experiment.run import cell_folder, load_records, run_plan
+from ampcompare.experiment.run import run_plan
+from ampcompare.experiment.run_directory import RunDirectory
 from ampcompare.experiment.timing_rounds import TIMED_STEPS
 from ampcompare.launch.base import Launcher
 from ampcompare.launch.forked import ForkedLauncher
@@ -121,7 +122,7 @@ Ran = tuple[Path, Comparison, Listener]
 
 
 def _said(folder: Path, config: RunConfig, word: str) -> list[str]:
-    lines = (cell_folder(folder, config) / "log.txt").read_text().splitlines()
+    lines = (RunDirectory(folder).cell(config) / "log.txt").read_text().splitlines()
     return [line for line in lines if line.startswith(f"{word} ")]
 
 
@@ -201,7 +202,9 @@ def test_reload_gives_the_same_report(ran: Ran, form: str) -> None:
 def test_a_single_record_can_be_read(ran: Ran, plan: Plan) -> None:
     """A record.json alone is a table of one row."""
     cell = next(cell for cell in plan.cells if cell.arm == "native:fp16")
-    assert [row.arm for row in reload_comparison(cell_folder(ran[0], cell) / "record.json").arms] == ["native:fp16"]
+    assert [row.arm for row in reload_comparison(RunDirectory(ran[0]).cell(cell) / "record.json").arms] == [
+        "native:fp16"
+    ]
 
 
 # Models that take more memory than their process may have, in torch and in Python, at two places of a cell.
@@ -272,7 +275,7 @@ def _again(
 
 
 def _record_of(folder: Path, plan: Plan, arm: str) -> Path:
-    return cell_folder(folder, next(cell for cell in plan.cells if cell.arm == arm)) / "record.json"
+    return RunDirectory(folder).cell(next(cell for cell in plan.cells if cell.arm == arm)) / "record.json"
 
 
 def test_the_same_plan_again_runs_nothing(launcher: ForkedLauncher, small: Plan, done: Path) -> None:
@@ -287,7 +290,7 @@ def test_the_same_plan_again_runs_nothing(launcher: ForkedLauncher, small: Plan,
 
 def test_force_runs_again(launcher: ForkedLauncher, small: Plan, done: Path) -> None:
     """With `force` no record is taken, and the same results come out."""
-    hashes = {record.arm: record.summary.losses_sha256 for record in load_records(done)[0]}
+    hashes = {record.arm: record.summary.losses_sha256 for record in RunDirectory(done).records()[0]}
     reused, _, comparison = _again(small, done, launcher, force=True)
     assert not any(reused.values())
     assert {record.arm: record.summary.losses_sha256 for record in comparison.records} == hashes
@@ -423,7 +426,7 @@ def test_reload_without_a_plan(ran: Ran, plan: Plan, tmp_path: Path) -> None:
     """Records whose plan is lost are summed up all the same, with fp32 as the reference."""
     for cell in _cells(plan, 0):
         record = next(record for record in ran[1].records if record.cell == cell.digest())
-        target = cell_folder(tmp_path, cell) / "record.json"
+        target = RunDirectory(tmp_path).cell(cell) / "record.json"
         target.parent.mkdir(parents=True)
         target.write_text(sealed_json(record))
     comparison = reload_comparison(tmp_path)
@@ -445,9 +448,9 @@ def test_timing_rounds_take_turns(launcher: ForkedLauncher, small: Plan, done: P
         assert timing.readings.timed_steps >= TIMED_STEPS
     turns = sorted((timing.started or "", timing.number) for each in rounds.values() for timing in each)
     assert [number for _, number in turns] == [1, 1, 2, 2, 3, 3]
-    folder = cell_folder(done, plan.cells[0])
+    folder = RunDirectory(done).cell(plan.cells[0])
     assert not (folder / "rounds" / "1" / "checkpoints").exists()
-    assert {record.arm: record.timing_rounds for record in load_records(done)[0]} == rounds
+    assert {record.arm: record.timing_rounds for record in RunDirectory(done).records()[0]} == rounds
     again = _again(plan, done, launcher)
     assert (again[1], again[2]) == ([], comparison)
 
@@ -468,13 +471,13 @@ def test_a_round_that_is_stopped_ends_the_comparison(small: Plan, done: Path) ->
 
     class Stopped(Launcher):
         def launch(self, config: RunConfig, folder: Path, on_progress: object = None) -> RunRecord:
-            record = load_records(done)[0][0]
+            record = RunDirectory(done).records()[0][0]
             summary = record.summary.model_copy(update={"num_steps": 20})
             return record.model_copy(update={"config": config, "status": "interrupted", "summary": summary})
 
     with pytest.raises(Ended, match="was stopped in timing round 1; the same command runs the round again"):
         run_plan(dataclasses.replace(small, timing_rounds=2), done, Stopped())
-    assert all(not record.timing_rounds for record in load_records(done)[0])
+    assert all(not record.timing_rounds for record in RunDirectory(done).records()[0])
 
 
 def test_a_turn_that_fails_does_not_count(small: Plan, done: Path) -> None:
@@ -482,10 +485,10 @@ def test_a_turn_that_fails_does_not_count(small: Plan, done: Path) -> None:
 
     class Failing(Launcher):
         def launch(self, config: RunConfig, folder: Path, on_progress: object = None) -> RunRecord:
-            record = next(record for record in load_records(done)[0] if record.arm == config.arm)
+            record = next(record for record in RunDirectory(done).records()[0] if record.arm == config.arm)
             return record if config.arm == "fp32" else record.model_copy(update={"status": "failed"})
 
     listener = Listener()
     run_plan(dataclasses.replace(small, timing_rounds=1), done, Failing(), observer=listener)
     assert listener.notes[-1] == "timing round 1 of seed 0 does not count: native:bf16 failed in it"
-    assert all(not record.timing_rounds for record in load_records(done)[0])
+    assert all(not record.timing_rounds for record in RunDirectory(done).records()[0])

@@ -9,15 +9,22 @@ from pathlib import Path
 import pytest
 
 from ampcompare.base.errors import RecordError
-from ampcompare.experiment.run_folder import describe_run, find_runs, newest_run
+from ampcompare.experiment.run_directory import RunDirectory, find_runs, newest_runs
 
 
-def _make(folder: Path, moment: int, **plan: object) -> Path:
+def _make(folder: Path, moment: int) -> Path:
     cells = {"fp32@0": "a" * 12, "fp32@1": "b" * 12, "half@0": "c" * 12, "half@7": "d" * 12}
     for cell in list(cells.values())[:3]:
         (folder / "cells" / cell).mkdir(parents=True)
         (folder / "cells" / cell / "record.json").write_text('{"status": "completed"}')
-    text = {"arms": ["fp32", "half"], "cells": cells, "terms": {"tag": "night"}, **plan}
+    text = {
+        "arms": ["fp32", "half"],
+        "reference": "fp32",
+        "command": "",
+        "order": [],
+        "cells": cells,
+        "terms": {"tag": "night"},
+    }
     (folder / "plan.json").write_text(json.dumps(text))
     (folder / "report.json").write_text(json.dumps({"headline": ["Use half.", "It is fast."]}))
     for path in (folder / "plan.json", folder / "report.json", folder / "cells"):
@@ -30,22 +37,22 @@ def test_the_newest_comes_first(tmp_path: Path) -> None:
     old, new = _make(tmp_path / "b", 1000), _make(tmp_path / "study" / "a", 2000)
     (tmp_path / "empty").mkdir()
     (tmp_path / "notes.txt").write_text("")
-    assert find_runs(tmp_path) == [new, old]
-    assert newest_run(tmp_path) == new
+    assert [run.path for run in find_runs(tmp_path)] == [new, old]
+    assert newest_runs(tmp_path) == [new, old]
 
 
 def test_none_is_one_clear_line(tmp_path: Path) -> None:
     """Where there is no run directory, the message says where was looked and how to name one."""
     for folder in (tmp_path, tmp_path / "absent"):
         with pytest.raises(RecordError, match=r"no run directory in .*, as in: ampcompare report DIR"):
-            newest_run(folder)
+            newest_runs(folder)
     with pytest.raises(RecordError, match="there is no folder"):
         find_runs(tmp_path / "absent")
 
 
 def test_what_a_run_says(tmp_path: Path) -> None:
     """A run directory has its tag, arms and seeds, the number of cells done and planned, and the headline."""
-    run = describe_run(_make(tmp_path / "a", 1000))
+    run = RunDirectory(_make(tmp_path / "a", 1000)).brief()
     assert (run.tag, run.arms, run.seeds, run.cells) == ("night", ("fp32", "half"), (0, 1, 7), (3, 4))
     assert (run.headline, run.fault) == ("Use half.", "")
 
@@ -56,7 +63,7 @@ def test_only_results_are_done(tmp_path: Path) -> None:
     texts = ('{"status": "failed"}', '{"status": "diverged"}', "{")
     for cell, text in zip(("a", "b", "c"), texts, strict=True):
         (folder / "cells" / (12 * cell) / "record.json").write_text(text)
-    assert describe_run(folder).cells == (1, 4)
+    assert RunDirectory(folder).brief().cells == (1, 4)
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"cells": 7, "arms": []}', '{"cells": {"x": "y"}, "arms": ["a"]}'])
@@ -64,6 +71,6 @@ def test_a_damaged_plan_is_named(tmp_path: Path, text: str) -> None:
     """A directory whose plan cannot be read has the reason in place of a headline, and hides no other."""
     folder = _make(tmp_path / "a", 1000)
     (folder / "plan.json").write_text(text)
-    run = describe_run(folder)
+    run = RunDirectory(folder).brief()
     assert run.fault.startswith("cannot be read: ")
     assert not run.headline

@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from ampcompare.analysis.inference.criteria import Criteria
 from ampcompare.experiment.compare import plan_comparison
 from ampcompare.experiment.options import CompareOptions, LaunchOptions
 from ampcompare.experiment.plan import Plan, make_plan
-from ampcompare.experiment.run import order_as_run, with_recorded_order
+from ampcompare.experiment.run import order_as_run
+from ampcompare.experiment.run_directory import RunDirectory, StoredPlan
 from ampcompare.experiment.run_order import balanced_rows, device_of_cells, position_sums
 from ampcompare.settings.config import RunConfig
 
@@ -87,7 +89,8 @@ def test_each_plan_draws_its_order() -> None:
 
 
 def _write(folder: Path, plan: Plan) -> None:
-    (folder / "plan.json").write_text(json.dumps({"order": plan.order, "order_seed": plan.order_seed}))
+    stored = StoredPlan.of(plan, command="", terms=Criteria(), pilot=(), journal="")
+    RunDirectory(folder).write_plan(stored)
 
 
 def test_the_nodes_of_a_command_have_one_order(tmp_path: Path) -> None:
@@ -111,12 +114,14 @@ def test_the_nodes_of_a_command_have_one_order(tmp_path: Path) -> None:
 def test_a_folder_keeps_its_order(tmp_path: Path) -> None:
     """The order that a run directory records holds for the next call, and its seed draws the same extension."""
     first = make_plan(RunConfig(), ARMS, range(3))
-    assert with_recorded_order(first, tmp_path) is first
+    assert RunDirectory(tmp_path).in_recorded_order(first) is first
     _write(tmp_path, first)
-    again, more = (with_recorded_order(make_plan(RunConfig(), ARMS, range(count)), tmp_path) for count in (3, 5))
+    again, more = (
+        RunDirectory(tmp_path).in_recorded_order(make_plan(RunConfig(), ARMS, range(count))) for count in (3, 5)
+    )
     assert (again.order, again.order_seed, again.cells) == (first.order, first.order_seed, first.cells)
     assert more.order[: len(first.order)] == first.order
-    assert more.order == with_recorded_order(make_plan(RunConfig(), ARMS, range(5)), tmp_path).order
+    assert more.order == RunDirectory(tmp_path).in_recorded_order(make_plan(RunConfig(), ARMS, range(5))).order
     rows = [list(more.labels[start : start + 5]) for start in range(0, 25, 5)]
     assert _range(list(ARMS), rows) == 0
 
@@ -125,7 +130,7 @@ def test_arms_and_seeds_that_the_record_lacks(tmp_path: Path) -> None:
     """Added arms follow those of a recorded block, and removed cells are left out."""
     first = make_plan(RunConfig(), ARMS[:3], [1, 2])
     _write(tmp_path, first)
-    plan = with_recorded_order(make_plan(RunConfig(), [*ARMS[:2], ARMS[4]], [0, 2]), tmp_path)
+    plan = RunDirectory(tmp_path).in_recorded_order(make_plan(RunConfig(), [*ARMS[:2], ARMS[4]], [0, 2]))
     blocks = [plan.order[place] for place in plan.blocks()[1]]
     kept = [name for name in first.order if name.endswith("@2") and not name.startswith(ARMS[2])]
     assert blocks == [*kept, f"{ARMS[4]}@2"]
@@ -139,14 +144,16 @@ def test_a_damaged_plan_is_no_order(tmp_path: Path, text: str) -> None:
     """A plan.json that holds no order changes nothing; the run writes it again."""
     plan = make_plan(RunConfig(), ARMS, range(2))
     (tmp_path / "plan.json").write_text(text)
-    assert with_recorded_order(plan, tmp_path) is plan
+    assert RunDirectory(tmp_path).in_recorded_order(plan) is plan
 
 
 def test_a_plan_of_an_earlier_version_is_kept(tmp_path: Path) -> None:
     """An order without its seed is kept as well, and extended by the seed of this plan."""
     first, plan = make_plan(RunConfig(), ARMS, range(2)), make_plan(RunConfig(), ARMS, range(3))
-    (tmp_path / "plan.json").write_text(json.dumps({"order": first.order, "order_seed": None}))
-    kept = with_recorded_order(plan, tmp_path)
+    _write(tmp_path, first)
+    path = RunDirectory(tmp_path).plan_file
+    path.write_text(json.dumps({**json.loads(path.read_text()), "order_seed": None}))
+    kept = RunDirectory(tmp_path).in_recorded_order(plan)
     assert (kept.order[:10], kept.order_seed) == (first.order, plan.order_seed)
 
 

@@ -11,7 +11,8 @@ from ampcompare.base.environment.versions import fingerprint
 from ampcompare.base.errors import ConfigError
 from ampcompare.base.files.loaded_code import digest_of
 from ampcompare.experiment.plan import make_plan
-from ampcompare.experiment.run import SameCode, reusable, run_plan
+from ampcompare.experiment.run import SameCode, run_plan
+from ampcompare.experiment.run_directory import RunDirectory
 from ampcompare.launch.base import Launcher
 from ampcompare.records.document import sealed_json
 from ampcompare.records.run import RunRecord
@@ -85,5 +86,5 @@ def test_a_matrix_whose_code_changes_ends(config: RunConfig, tmp_path: Path) -> 
     with pytest.raises(ConfigError, match=r"helper\.py is changed, since .* loaded it"):
         run_plan(plan, tmp_path / "run", _Editor())
     assert _Editor.cells == 2
-    reasons = [reusable(tmp_path / "run", cell).reason for cell in plan.cells]
+    reasons = [RunDirectory(tmp_path / "run").reusable(cell).reason for cell in plan.cells]
     assert sorted(reasons) == ["", "", *["helper.py changed since"] * 2]

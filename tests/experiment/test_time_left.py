@@ -184,18 +184,17 @@ def test_timing_rounds_count() -> None:
 
 
 def test_the_last_report_counts() -> None:
-    """After the last cell comes one more report, which takes about as long as the one after the cell before."""
-    left = TimeLeft(outline(["fp32"], 2, {0: 10.0}))
-    assert left.seconds(0.0) == pytest.approx(10.0)
-    left.begin(1, 0.0)
-    left.report(1, Progress(0, 100, 0), 0.0)
-    left.report(1, Progress(100, 100, 0), 10.0)
+    """After the last cell comes a report, which takes about as long as the one after the cell before."""
+    left = TimeLeft(outline(["fp32"], 2, {}))
+    for cell, began, ended in ((0, 0.0, 13.0), (1, 13.0, 23.0)):
+        left.begin(cell, began)
+        left.report(cell, Progress(0, 100, 0), began)
+        left.report(cell, Progress(100, 100, 0), began + 10.0)
+        left.end(cell, ended)
 
-    left.end(1, 13.0)
-
-    assert left.seconds(13.0) == pytest.approx(3.0)
-    assert left.seconds(15.0) == pytest.approx(1.0)
-    assert left.seconds(20.0) == 0.0
+    assert left.seconds(23.0) == pytest.approx(3.0)
+    assert left.seconds(25.0) == pytest.approx(1.0)
+    assert left.seconds(30.0) == 0.0
 
 
 def test_cells_of_all_seeds_in_a_queue() -> None:

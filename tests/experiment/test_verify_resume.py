@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ampcompare.base.errors import ConfigError, LaunchError
-from ampcompare.experiment.verify_resume import verify_resume
+from ampcompare.experiment.single_run import verify_resume
 from ampcompare.launch.base import Launcher, Progress
 from ampcompare.launch.worker.cell import run_cell
 from ampcompare.records.run import RunRecord

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ampcompare.base.files.run_files import CellFile
 from ampcompare.launch.base import Progress
-from ampcompare.launch.cell_files import PROGRESS_FILE, archive_previous, progress_reader, progress_writer
+from ampcompare.launch.cell_files import archive_previous, progress_reader, progress_writer
 
 
 def test_files_of_an_earlier_run_are_kept_under_another_name(tmp_path: Path) -> None:
@@ -42,7 +43,7 @@ def test_an_unreadable_progress_file_reports_nothing(tmp_path: Path) -> None:
     read = progress_reader(tmp_path, received.append)
 
     read()
-    (tmp_path / PROGRESS_FILE).write_text("[1,")
+    (tmp_path / CellFile.PROGRESS).write_text("[1,")
     read()
 
     assert received == []

@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from ampcompare.base.errors import ConfigError, EnvironmentUnfit, LaunchError, UnsupportedCombination
-from ampcompare.launch.dispatch import make_launcher
+from ampcompare.launch.dispatch import ExternalLauncher, make_launcher
 from ampcompare.launch.distributed_env import DistributedEnv, rank_of, world_of
-from ampcompare.launch.external import ExternalLauncher
 from ampcompare.launch.forked import ForkedLauncher
 from ampcompare.launch.multi_process import MultiProcessLauncher
 from ampcompare.launch.worker import cell as worker

@@ -15,12 +15,14 @@ import pytest
 
 from ampcompare.base.environment.versions import fingerprint
 from ampcompare.base.errors import Ended
+from ampcompare.base.files.run_files import CellFile
 from ampcompare.experiment.observer import Observer
 from ampcompare.experiment.plan import Plan, make_plan
-from ampcompare.experiment.run import cell_folder, run_plan
+from ampcompare.experiment.run import run_plan
+from ampcompare.experiment.run_directory import RunDirectory
 from ampcompare.launch import slurm, slurm_task
 from ampcompare.launch.base import Progress
-from ampcompare.launch.cell_files import PROGRESS_FILE, progress_writer, write_record
+from ampcompare.launch.cell_files import progress_writer, write_record
 from ampcompare.launch.ray import TOKEN, RayLauncher
 from ampcompare.launch.slurm import Ending, SlurmLauncher
 from ampcompare.records.document import sealed_json
@@ -62,7 +64,7 @@ class Cells:
         self._make_record = make_record
 
     def path(self, number: int) -> Path:
-        return cell_folder(self.folder, self.plan.cells[number - 1])
+        return RunDirectory(self.folder).cell(self.plan.cells[number - 1])
 
     def reports(self, number: int, place: str, steps: int) -> None:
         progress_writer(self.path(number), place)(Progress(steps, 10, 0))
@@ -277,4 +279,4 @@ def test_a_cell_of_ray_that_ended_while_the_command_stops(ray: Ray, tmp_path: Pa
     ]
     assert set(cells.run(RayLauncher()).values()) == {"completed"}
     assert str(cells.path(4)) not in ray.tasks
-    assert not (cells.path(1) / PROGRESS_FILE).exists()
+    assert not (cells.path(1) / CellFile.PROGRESS).exists()

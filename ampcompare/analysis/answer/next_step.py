@@ -19,6 +19,7 @@ from ampcompare.analysis.inference.effect import MIN_PAIRS
 from ampcompare.analysis.runs.divergence_cause import EPS, divergence_cause
 from ampcompare.analysis.runs.learning import idle_verdict
 from ampcompare.analysis.runs.record_checks import SEEDS_ITSELF
+from ampcompare.base.files.run_files import CellFile, file_of_cell
 from ampcompare.records.comparison import ArmSummary, Comparison, NextStep
 from ampcompare.records.run import RunRecord
 
@@ -128,8 +129,8 @@ def _failed(comparison: Comparison, by_arm: Mapping[str, Sequence[RunRecord]]) -
         if failed:
             yield NextStep(
                 command=shlex.join(["ampcompare", "doctor", "--for", _arm(failed)]),
-                why=f"check what {_arm(failed)} needs here; the log is cells/{failed[0].cell}/log.txt in the run "
-                "directory",
+                why=f"check what {_arm(failed)} needs here; the log is "
+                f"{file_of_cell(failed[0].cell, CellFile.LOG)} in the run directory",
             )
             return
 
@@ -146,7 +147,7 @@ def _in_foreground(record: RunRecord) -> NextStep:
     arguments = script.arguments_for(seed, record.config.arm, Path("by-hand"))
     return NextStep(
         command=shlex.join([*words, script.name, *arguments]),
-        why=f"run it in the foreground; its log is cells/{record.cell}/log.txt in the run directory",
+        why=f"run it in the foreground; its log is {file_of_cell(record.cell, CellFile.LOG)} in the run directory",
     )
 
 

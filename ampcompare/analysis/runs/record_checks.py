@@ -15,16 +15,16 @@ from pathlib import Path
 from typing import Any
 
 from ampcompare.base.errors import RecordError
-from ampcompare.base.files.read import FileFault, read_json
-from ampcompare.records.document import record_checksum
+from ampcompare.base.files.run_files import CellFile, RunFile
+from ampcompare.records.document import read_with_source, record_checksum
 from ampcompare.records.evaluation import EpochResult, PrecisionResult
 from ampcompare.records.metric import TOP1, TOP5, Metric
-from ampcompare.records.run import RunRecord, read_record
+from ampcompare.records.run import RunRecord
 from ampcompare.records.step import iter_steps
 from ampcompare.records.summary import Trace, loss_tail
 from ampcompare.settings.digest import settings_digest
 
-__all__ = ["SEEDS_ITSELF", "contradiction", "implausible", "read_checked", "unique_runs"]
+__all__ = ["SEEDS_ITSELF", "check_record", "contradiction", "implausible", "read_checked", "unique_runs"]
 
 MAX_CHECKED_BYTES = 2**26  # of a steps.jsonl, about 300,000 steps; beyond that the record stands alone
 SEEDS_ITSELF = "the script seeds itself, so pass the seed on with --seed-arg, or as {seed}"
@@ -39,22 +39,30 @@ def read_checked(path: Path) -> RunRecord:
     Raises:
         RecordError: it cannot be read, or has a fault; the message names the file, what was read and what was expected.
     """
-    record = read_record(path)
-    try:
-        raw = read_json(path)
-    except FileFault as fault:
-        raise RecordError(f"cannot read run record {path}: {fault}") from None
+    record, raw = read_with_source(path, RunRecord, "run record")
+    check_record(path, raw, record)
+    return record
+
+
+def check_record(path: Path, raw: Mapping[str, Any], record: RunRecord) -> None:
+    """Check a record against its folder, itself, its checksum, and `steps.jsonl` next to it.
+
+    Args:
+        raw: what its file holds.
+
+    Raises:
+        RecordError: it has a fault.
+    """
     first = next(filter(None, _faults_of_file(path, raw, record)), "")
     if first:
         raise RecordError(f"{path}: {first}")
-    return record
 
 
 def _faults_of_file(path: Path, raw: Mapping[str, Any], record: RunRecord) -> Iterator[str]:
     yield _foreign(path, raw, record)
     yield implausible(record)
     yield contradiction(record)
-    yield _steps_fault(path.with_name("steps.jsonl"), record)
+    yield _steps_fault(path.with_name(CellFile.STEPS), record)
     yield _edited(raw, record)
 
 
@@ -65,7 +73,7 @@ def _foreign(path: Path, raw: Mapping[str, Any], record: RunRecord) -> str:
     if record.cell != own:
         return f"it calls itself cell {record.cell}, but its settings ({whose}) are those of cell {own}"
     folder = path.absolute().parent
-    if folder.parent.name == "cells" and folder.name != own:
+    if folder.parent.name == RunFile.CELLS and folder.name != own:
         return f"it is the record of cell {own} ({whose}), but is in the folder of cell {folder.name}"
     if record.arm != record.config.arm:
         return f"it calls its arm {record.arm}, but its settings say {record.config.arm}"

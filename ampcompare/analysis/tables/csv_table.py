@@ -30,6 +30,7 @@ from ampcompare.analysis.tables.quantities import (
 )
 from ampcompare.base.errors import ConfigError, RecordError
 from ampcompare.base.files.read import read_text
+from ampcompare.base.files.run_files import RunFile
 from ampcompare.records.metric import MAX_NAME, Metric
 
 __all__ = ["MAX_BYTES", "ResultsTable", "Run", "TableOptions", "read_table", "read_table_file", "same_words"]
@@ -137,7 +138,7 @@ def read_table_file(path: Path, options: TableOptions | None = None) -> ResultsT
     """
     if path.is_dir():
         raise RecordError(f"{path} is a folder, but a table is a CSV or Markdown file. {_report_of(str(path))}")
-    if path.stem == "report" and (path.parent / "cells").is_dir():
+    if path.stem == RunFile.REPORT and (path.parent / RunFile.CELLS).is_dir():
         raise RecordError(f"{path} is a report of ampcompare, not a table. {_report_of(str(path.parent))}")
     try:
         text = read_text(path, most=MAX_BYTES, encoding="utf-8-sig")

@@ -33,11 +33,11 @@ from types import CodeType, FrameType
 from typing import Any, TypeAlias
 
 from ampcompare.base.environment.versions import installed_version
+from ampcompare.base.files.run_files import CellFile, RunFile
 from ampcompare.base.secrets import is_secret_name, mask
 
 __all__ = [
     "DIGITS",
-    "LOADED",
     "CodeWatch",
     "LoadedCode",
     "Names",
@@ -50,7 +50,6 @@ __all__ = [
     "watch_code",
 ]
 
-LOADED = "loaded.jsonl"
 CODE = (
     *(".py", ".pyw", ".pyc", ".pyx", ".so", ".pyd"),
     *(".c", ".cc", ".cpp", ".cxx", ".cu", ".cuh", ".h", ".hpp"),  # extensions that torch compiles at the start
@@ -146,10 +145,10 @@ class CodeWatch:
     """
 
     def __init__(self, folder: Path, base: Path) -> None:
-        self._list = str(folder / LOADED)
+        self._list = str(folder / CellFile.LOADED)
         own = os.path.realpath(folder)
         cells = os.path.dirname(own)
-        self._own = os.path.join(cells if os.path.basename(cells) == "cells" else own, "")
+        self._own = os.path.join(cells if os.path.basename(cells) == RunFile.CELLS else own, "")
         self._names = Names(base)
         self._here = os.path.join(os.getcwd(), "")
         self._environment = dict(os.environ)
@@ -420,7 +419,7 @@ def read_loaded(folder: Path) -> LoadedCode:
     found: dict[str, dict[str, None]] = {}
     loaded, generated = LoadedCode(), set()
     try:
-        lines = (folder / LOADED).read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = (folder / CellFile.LOADED).read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return loaded
     for line in lines:

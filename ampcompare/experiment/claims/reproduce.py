@@ -21,7 +21,7 @@ from ampcompare.experiment.claims.evaluate import ClaimResult, judge_claim
 from ampcompare.experiment.observer import Observer
 from ampcompare.experiment.plan import make_plan, parse_seeds
 from ampcompare.experiment.run import run_plan
-from ampcompare.experiment.run_folder import check_output_dir
+from ampcompare.experiment.run_directory import RunDirectory
 from ampcompare.launch.base import Launcher
 from ampcompare.records.comparison import Comparison
 from ampcompare.records.run import RunRecord, dump_json
@@ -94,7 +94,7 @@ def reproduce(
         ConfigError: the folder cannot be written.
         LaunchError: the program of a shape failed.
     """
-    check_output_dir(folder)
+    RunDirectory(folder).make()
     observer = observer or Observer()
     began = time.monotonic()
     found: dict[str, tuple[list[RunRecord], str]] = {}

@@ -9,7 +9,7 @@ from ampcompare.experiment.claims.report import claims_document
 from ampcompare.experiment.claims.reproduce import Reproduction, reproduce, sees_gpu, select_claims
 from ampcompare.experiment.observer import Observer
 from ampcompare.experiment.options import StudyOptions
-from ampcompare.experiment.run_folder import owned
+from ampcompare.experiment.run_directory import RunDirectory
 from ampcompare.experiment.single_run import WhileRunning
 from ampcompare.launch.places import find_places
 from ampcompare.launch.pool import launcher_at
@@ -41,7 +41,7 @@ def run_study(
         observer.note(text)
     gpu = any(claim.needs_gpu for claim in claims) and sees_gpu()
     folder, wait = options.folder, options.wait_seconds
-    hold = owned(folder, launcher, command=options.command, wait_seconds=wait, note=observer.note)
+    hold = RunDirectory(folder).owned(launcher, command=options.command, wait_seconds=wait, note=observer.note)
     with launcher, hold, while_running(launcher):
         reproduction = reproduce(
             study, claims, folder, launcher, gpu=gpu, budget_seconds=options.budget_seconds, observer=observer,

@@ -26,27 +26,26 @@ from ampcompare.base.environment.threads import THREAD_VARIABLES
 from ampcompare.base.environment.versions import fingerprint, host_name
 from ampcompare.base.errors import EnvironmentUnfit
 from ampcompare.base.files.loaded_code import Names
+from ampcompare.base.files.run_files import CellFile
 from ampcompare.base.isolate.start import start_command
 from ampcompare.base.rank_marks import CELL_FOLDER
 from ampcompare.base.secrets import MASK, learn_file, mask, mask_variable
 from ampcompare.launch.base import Launcher, Progress
 from ampcompare.launch.cell_files import last_lines, make_cell_folder, with_code, write_config, write_record
 from ampcompare.launch.places import ANYWHERE, Place
-from ampcompare.launch.script.children import (
-    RECORD,
-    RECORDS,
+from ampcompare.launch.script.output import OutputReader, Printed
+from ampcompare.launch.script.refusals import why_refused
+from ampcompare.launch.script.rows import (
+    ScriptRows,
     error_of_children,
     of_training_process,
     training_children,
 )
-from ampcompare.launch.script.output import OutputReader, Printed
-from ampcompare.launch.script.refusals import why_refused
-from ampcompare.launch.script.rows import ScriptRows
 from ampcompare.launch.script.supervise import end_family
 from ampcompare.launch.stoppable import Stoppable
 from ampcompare.records.evaluation import EpochResult
 from ampcompare.records.metric import metrics_of
-from ampcompare.records.opened_files import OPENED, forget_reads, read_opened
+from ampcompare.records.opened_files import forget_reads, read_opened
 from ampcompare.records.run import EngineInfo, RunRecord, RunSummary, StepRecord, dump_json
 from ampcompare.records.summary import loss_tail
 from ampcompare.script.legacy.old_script import COMPAT_HINT, is_of_old_script
@@ -93,9 +92,9 @@ class ScriptLauncher(Launcher):
     ) -> RunRecord:
         assert config.script is not None
         make_cell_folder(folder)
-        for old in folder.glob(RECORDS):
+        for old in folder.glob(CellFile.SCRIPTS):
             old.unlink()
-        (folder / OPENED).unlink(missing_ok=True)
+        (folder / CellFile.OPENED).unlink(missing_ok=True)
         write_config(config, folder)
         if reason := why_refused(config.script, config.parsed_arm):
             refused = failed_script(config, reason, exit_code=2)
@@ -113,7 +112,7 @@ class ScriptLauncher(Launcher):
             self._process.check()
         wall = time.perf_counter() - begin
         rows = of_training_process(folder)
-        (folder / "steps.jsonl").write_text("".join(dump_json(step, indent=None) + "\n" for step in rows.steps))
+        (folder / CellFile.STEPS).write_text("".join(dump_json(step, indent=None) + "\n" for step in rows.steps))
         if self._is_asked():
             record = failed_script(config, "asked to stop", started=started).model_copy(
                 update={"status": "interrupted"}
@@ -140,11 +139,11 @@ class ScriptLauncher(Launcher):
         process = self._start(config, script, folder)
         if self._is_asked():
             self._send_stop(process)
-        reader = OutputReader(process.stdout, folder / "log.txt", script.metrics)
+        reader = OutputReader(process.stdout, folder / CellFile.LOG, script.metrics)
         pump = threading.Thread(target=reader.pump, daemon=True)
         pump.start()
         try:
-            counter = _StepCounter(folder / RECORD, script.max_steps or 0)
+            counter = _StepCounter(folder / CellFile.SCRIPT, script.max_steps or 0)
             while process.poll() is None:
                 time.sleep(POLL_SECONDS)
                 if on_progress is not None and (progress := counter.read()) is not None:
@@ -229,7 +228,7 @@ def script_command(config: RunConfig, script: ScriptConfig, folder: Path) -> lis
     if config.processes > 1 or script.torchrun:
         start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
         start += [str(config.processes), "-m"]
-    options = ["--arm", config.arm, "--seed", str(seed), "--record", str((folder / RECORD).resolve())]
+    options = ["--arm", config.arm, "--seed", str(seed), "--record", str((folder / CellFile.SCRIPT).resolve())]
     if script.max_steps is not None:
         options += ["--max-steps", str(script.max_steps)]
     if config.device == "cpu":
@@ -296,7 +295,7 @@ def _failure(script: ScriptConfig, code: int, rows: ScriptRows, folder: Path) ->
 
 def _last_words(code: int, folder: Path) -> str:
     """Return the last line of a script's output, or ampcompare's own if it is about the end."""
-    lines = last_lines(folder / "log.txt", MAX_LAST_LINES)
+    lines = last_lines(folder / CellFile.LOG, MAX_LAST_LINES)
     lines = [line for line in lines if not NO_REASON.match(line) and WORD.search(line)]  # no ruled line
     last = lines[-1] if lines else ""
     if last.startswith("ampcompare: "):
@@ -660,13 +659,13 @@ class _ScriptServer:
         if timeout is not None and not self._can_read(timeout):
             return None
         answer = self._answer(None)
-        return -signal.SIGKILL if answer is None else answer["code"]
+        return -signal.SIGKILL if answer is None else answer["code"] or -answer["signal"]
 
     def _can_read(self, timeout: float) -> bool:
         with self._reading:
             return self._channel.fileno() < 0 or bool(select.select([self._channel], [], [], timeout)[0])
 
-    def _answer(self, timeout: float | None) -> dict[str, int] | None:
+    def _answer(self, timeout: float | None) -> dict[str, Any] | None:
         if timeout is not None and not self._can_read(timeout):
             return None
         line = b""

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from ampcompare.base.files.run_files import CellFile
 from ampcompare.launch.cell_files import last_lines
-from ampcompare.launch.script.children import RECORD
 from ampcompare.launch.script.launcher import ScriptLauncher
 from ampcompare.launch.script.rows import read_rows
 from ampcompare.settings.config import RunConfig
@@ -59,12 +59,12 @@ def list_metrics(config: RunConfig) -> tuple[list[SeenMetric], str | None]:
     with tempfile.TemporaryDirectory() as name, ScriptLauncher() as launcher:
         folder = Path(name)
         record = launcher.launch(brief, folder)
-        rows = read_rows(folder / RECORD)
+        rows = read_rows(folder / CellFile.SCRIPT)
         seen = [
             SeenMetric(metric, rows.sources[metric], len(values), values[-1], _option(metric))
             for metric, values in rows.scalars.items()
         ]
-        seen += _printed(last_lines(folder / "log.txt", MAX_LINES))
+        seen += _printed(last_lines(folder / CellFile.LOG, MAX_LINES))
     return seen, record.error
 
 

@@ -27,10 +27,10 @@ from ampcompare import guards
 from ampcompare.base.environment.versions import fingerprint, host_name
 from ampcompare.base.errors import EnvironmentUnfit
 from ampcompare.base.files.loaded_code import end_watch, watch_code
+from ampcompare.base.files.run_files import CellFile
 from ampcompare.base.files.write import write_atomically
 from ampcompare.launch.base import Phase, Progress
 from ampcompare.launch.cell_files import (
-    CHECKPOINTS,
     archive_checkpoints,
     continue_steps,
     read_config,
@@ -219,9 +219,9 @@ def build(config: RunConfig, folder: Path, device: torch.device, ranks: Communic
     # Only now: a checkpoint that does not fit changes no file.
     ranks.broadcast_from_rank0(lambda: _prepare_files(folder, point, attempt))
     steps_path, epochs_path = (
-        folder / name if ranks.is_first else Path(os.devnull) for name in ("steps.jsonl", "epochs.jsonl")
+        folder / name if ranks.is_first else Path(os.devnull) for name in (CellFile.STEPS, CellFile.EPOCHS)
     )
-    saver = Saver(folder / CHECKPOINTS, config.saving, _log, steps_path, ranks)
+    saver = Saver(folder / CellFile.CHECKPOINTS, config.saving, _log, steps_path, ranks)
     stop = StopRequest(config.saving.stop_at_step)
     session = Session(config, assembly, saver=saver, stop=stop)
     units = config.recipe.batch_size * ranks.size * task.units_per_sample
@@ -581,7 +581,7 @@ def _find_resume_point(config: RunConfig, folder: Path, ranks: Communicator, att
 def _read_checkpoint(
     config: RunConfig, folder: Path, world_size: int, attempt: int
 ) -> tuple[str, dict[str, Any], dict[str, Any]] | None:
-    checkpoints, resume = folder / CHECKPOINTS, config.saving.resume
+    checkpoints, resume = folder / CellFile.CHECKPOINTS, config.saving.resume
     checkpoint = find_checkpoint(AUTO, checkpoints) if attempt else None
     if checkpoint is None and resume is not None:
         checkpoint = find_checkpoint(resume, checkpoints)
@@ -597,17 +597,17 @@ def _prepare_files(folder: Path, point: _ResumePoint | None, attempt: int) -> No
     Args:
         attempt: restarts before this one, whose checkpoints stay.
     """
-    checkpoints = folder / CHECKPOINTS
+    checkpoints = folder / CellFile.CHECKPOINTS
     is_own = point is not None and checkpoints.resolve() in point.path.resolve().parents
     if not attempt and not is_own:
         archive_checkpoints(folder)
-    write_atomically(folder / "epochs.jsonl", "")  # earlier ones are in the checkpoint, and written from there
+    write_atomically(folder / CellFile.EPOCHS, "")  # earlier ones are in the checkpoint, and written from there
     if point is None:
-        write_atomically(folder / "steps.jsonl", "")
+        write_atomically(folder / CellFile.STEPS, "")
         return
     step = point.resumption.step
-    if not continue_steps(folder, [point.path.parent.parent / "steps.jsonl"], step):
-        point.resumption.notes.append(f"steps.jsonl begins with step {step}")
+    if not continue_steps(folder, [point.path.parent.parent / CellFile.STEPS], step):
+        point.resumption.notes.append(f"{CellFile.STEPS} begins with step {step}")
 
 
 if __name__ == "__main__":

@@ -26,8 +26,9 @@ import torch.distributed as dist
 from ampcompare.base.environment.versions import fingerprint
 from ampcompare.base.errors import ConfigError, EnvironmentUnfit, LaunchError
 from ampcompare.base.files.loaded_code import watch_code
+from ampcompare.base.files.run_files import log_name
 from ampcompare.launch.base import Progress
-from ampcompare.launch.cell_files import log_name, progress_writer, read_config, send_output_to, with_code, write_record
+from ampcompare.launch.cell_files import progress_writer, read_config, send_output_to, with_code, write_record
 from ampcompare.launch.distributed_env import DistributedEnv, loopback, world_of
 from ampcompare.launch.places import with_place
 from ampcompare.launch.stop_signal import stopped_by_signal

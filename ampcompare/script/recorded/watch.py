@@ -33,10 +33,10 @@ from torch import distributed
 from torch.jit._script import RecursiveScriptModule
 
 from ampcompare.base.files.loaded_code import CODE, TRACKERS, digest_of, is_users_code, on_file_events
+from ampcompare.base.files.run_files import CellFile
 from ampcompare.base.metric_log import listen, log_metric
 from ampcompare.guards.events import Layer, Points, Subscriptions
 from ampcompare.guards.import_hook import ImportHook
-from ampcompare.records.opened_files import OPENED
 from ampcompare.script.legacy.record.recorder import Recorder
 from ampcompare.script.recorded.pairing import FirstBatches, HashedWeights, weights_of
 from ampcompare.training.metrics.memory import MemoryMeter, make_memory_meter
@@ -434,7 +434,8 @@ class WrittenFiles:
         thread = threading.get_ident()
         self._busy.add(thread)
         try:
-            descriptor = os.open(self._own + OPENED, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            file = self._own + CellFile.OPENED
+            descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
             try:
                 os.write(descriptor, json.dumps(line).encode() + b"\n")
             finally:

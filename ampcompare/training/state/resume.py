@@ -11,6 +11,7 @@ from pydantic_core import PydanticSerializationError
 
 from ampcompare.base.environment.versions import fingerprint, host_name
 from ampcompare.base.errors import CheckpointError
+from ampcompare.base.files.run_files import RunFile
 from ampcompare.records.run import Resumption
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.recipe import Recipe
@@ -63,7 +64,7 @@ def find_checkpoint(resume: str, own: Path) -> FoundCheckpoint | None:
     if not path.is_dir() or is_sharded_folder(path):
         return FoundCheckpoint(path, read_saved(path), [])
     forms = ("step-*.pt", "step-*.dcp")
-    saved = sorted({found.parent for form in forms for found in path.glob(f"cells/*/{own.name}/{form}")})
+    saved = sorted({found.parent for form in forms for found in path.glob(f"{RunFile.CELLS}/*/{own.name}/{form}")})
     if len(saved) > 1:
         shown = ", ".join(map(str, saved[:MAX_NAMED])) + (", ..." if len(saved) > MAX_NAMED else "")
         raise CheckpointError(f"{path} holds checkpoints of {len(saved)} cells; name one of {shown}")

@@ -14,7 +14,8 @@ import pytest
 import torch
 from torch.jit._script import RecursiveScriptModule
 
-from ampcompare.records.opened_files import OPENED, forget_reads, read_opened
+from ampcompare.base.files.run_files import CellFile
+from ampcompare.records.opened_files import forget_reads, read_opened
 from ampcompare.script.recorded import watch
 from ampcompare.script.recorded.watch import WrittenFiles
 
@@ -114,7 +115,9 @@ def test_what_another_cell_wrote_is_seen_when_it_is_read(cells: Path) -> None:
     torch.save(TENSORS, "ck.pt")
     torch.jit.script(torch.nn.Linear(2, 2)).save("scripted.pt")
     names = ("ck.pt", "scripted.pt", "teacher.txt", "mlruns/0/meta.txt")
-    (cells / "other" / OPENED).write_text("".join(json.dumps({"wrote": os.path.abspath(one)}) + "\n" for one in names))
+    (cells / "other" / CellFile.OPENED).write_text(
+        "".join(json.dumps({"wrote": os.path.abspath(one)}) + "\n" for one in names)
+    )
     watched = WrittenFiles()
     torch.load("ck.pt")
     torch.jit.load("scripted.pt")
@@ -153,7 +156,7 @@ def test_a_checkpoint_of_an_earlier_attempt_is_seen(cells: Path, monkeypatch: py
     watched.end()
     assert read_opened(mine).resumed == [str(mine / "ck.pt")]
     monkeypatch.setenv("AMPCOMPARE_CELL_STARTED", str(time.time() - 100))
-    (mine / OPENED).unlink()
+    (mine / CellFile.OPENED).unlink()
     watched = WrittenFiles()
     (mine / "ck.pt").read_text()
     watched.end()
@@ -191,7 +194,7 @@ def test_what_a_cell_makes_before_it_computes_is_data_to_others(
 def test_what_a_cell_makes_of_another_ones_results_is_no_data(cells: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It may have copied trained weights before its first forward pass."""
     np.save("weights.npy", np.ones(2))
-    (cells / "other" / OPENED).write_text(json.dumps({"wrote": os.path.abspath("weights.npy")}) + "\n")
+    (cells / "other" / CellFile.OPENED).write_text(json.dumps({"wrote": os.path.abspath("weights.npy")}) + "\n")
     watched = WrittenFiles()
     np.save("copy.npy", np.load("weights.npy"))
     watched.begin()

@@ -1,0 +1,62 @@
+"""The names of the files in a run directory and in the folders of its cells; no other file of the package has them."""
+
+from __future__ import annotations
+
+from pathlib import PurePosixPath
+
+__all__ = ["CellFile", "RunFile", "file_of_cell", "log_name"]
+
+
+class RunFile:
+    """Names in a run directory. REPORT, PROFILE and DIAGNOSIS are followed by the suffix of their format."""
+
+    PLAN = "plan.json"
+    JOURNAL = "journal.jsonl"
+    ENVIRONMENT = "env.json"
+    REPORT = "report"
+    PROFILE = "profile"
+    TRACE = "trace.json"
+    DIAGNOSIS = "diagnosis"
+    LOCK = ".lock"
+    OWNER = ".owner.json"
+    CELLS = "cells"
+    VERIFY_RESUME = "verify-resume"
+    VERIFIED = ("unbroken", "resumed")  # of --verify-resume, in that folder; the first is the run without a break
+
+
+class CellFile:
+    """Names in the folder of a cell.
+
+    NODE is followed by the rank of a machine, whose ranks log there. RANK_SCRIPTS and SCRIPTS are patterns: those of
+    ranks that ampcompare has started, and those of all processes.
+    """
+
+    CONFIG = "config.json"
+    RECORD = "record.json"
+    UNREADABLE = "record.unreadable.json"
+    REJECTED = "record.rejected.json"
+    STEPS = "steps.jsonl"
+    EPOCHS = "epochs.jsonl"
+    LOG = "log.txt"
+    LAUNCHER_LOG = "launcher.log"
+    PROGRESS = "progress.json"
+    FAILURE = "failure.json"
+    JOB = "job.json"
+    LOADED = "loaded.jsonl"
+    OPENED = "opened.jsonl"
+    SCRIPT = "script.jsonl"
+    SCRIPTS = "script*.jsonl"
+    RANK_SCRIPTS = "script.rank*.jsonl"
+    CHECKPOINTS = "checkpoints"
+    ROUNDS = "rounds"
+    NODE = "node"
+
+
+def file_of_cell(cell: str, name: str) -> PurePosixPath:
+    """Return the path below a run directory of a file of a cell."""
+    return PurePosixPath(RunFile.CELLS, cell, name)
+
+
+def log_name(rank: int) -> str:
+    """Return the name of the file that holds the output of a rank."""
+    return CellFile.LOG if rank == 0 else f"rank{rank}.log"

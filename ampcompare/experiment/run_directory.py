@@ -1,0 +1,558 @@
+"""A run directory: its files, the lock for one command at a time, its plan, its cells, and the looks at its runs."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import itertools
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import psutil
+from filelock import FileLock, Timeout
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from ampcompare.analysis.inference.criteria import Criteria
+from ampcompare.analysis.runs.comparability import foreign_steps
+from ampcompare.analysis.runs.record_checks import check_record, read_checked
+from ampcompare.base.environment.versions import SWITCHES, fingerprint, installed_version
+from ampcompare.base.errors import ConfigError, RecordError
+from ampcompare.base.files.loaded_code import changed_code
+from ampcompare.base.files.read import FileFault, parse_json, read_json, read_text
+from ampcompare.base.files.run_files import CellFile, RunFile
+from ampcompare.base.files.write import append_line, write_atomically
+from ampcompare.base.secrets import hide
+from ampcompare.experiment.plan import Plan
+from ampcompare.launch.base import Launcher
+from ampcompare.launch.cell_files import remove_leftovers
+from ampcompare.records.document import read_with_source
+from ampcompare.records.look import Look
+from ampcompare.records.published import Published
+from ampcompare.records.run import RunRecord, dump_json
+from ampcompare.settings.config import RunConfig
+from ampcompare.settings.validation import validated
+
+__all__ = [
+    "DEFAULT_FOLDER",
+    "MAX_NAMED",
+    "Reuse",
+    "RunBrief",
+    "RunDirectory",
+    "StoredPlan",
+    "code_folder",
+    "find_runs",
+    "labeled",
+    "newest_runs",
+    "row_of",
+]
+
+# As long as any name below a run directory.
+DEEPEST = Path(RunFile.CELLS, "0" * 12, f"{CellFile.CHECKPOINTS}.previous", "0" * 64)
+MAX_SHOWN = 200
+POLL_SECONDS = 0.2
+NAMING_SECONDS = 2.0  # an owner needs a moment to write its details
+MAX_SHOWN_COMMAND = 300
+MAX_NAMED = 3  # records in the message of an error, or files
+DEFAULT_FOLDER = Path("runs")
+REPORT = f"{RunFile.REPORT}.json"
+CHANGED = (REPORT, RunFile.PLAN, RunFile.CELLS)  # which every command writes that adds to a run directory
+RESULTS = ("completed", "diverged")
+
+
+class StoredPlan(BaseModel):
+    """What `plan.json` says: the rows of a comparison, and in which order its cells ran and will run.
+
+    Attributes:
+        order: every cell as LABEL@SEED.
+        order_seed: None in plans of earlier versions.
+        cells: the name of each cell's folder, under LABEL@SEED.
+        pilot: seeds whose spread determined the number of seeds.
+        journal: hash of the last look in the journal, "" where there is none; None in plans of versions without one.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    arms: list[str] = Field(min_length=1)
+    reference: str
+    seeds: list[int] = []
+    order: list[str]
+    order_seed: int | None = None
+    timing_rounds: int = 0
+    command: str
+    terms: Criteria = Criteria()
+    cells: dict[str, str]
+    pilot: list[int] = []
+    published: Published | None = None
+    journal: str | None = None
+
+    @classmethod
+    def of(cls, plan: Plan, *, command: str, terms: Criteria, pilot: Collection[int], journal: str) -> StoredPlan:
+        """Return what is stored of a plan."""
+        names = ("arms", "reference", "seeds", "order", "order_seed", "timing_rounds", "published")
+        cells = {label: cell.digest() for label, cell in zip(plan.order, plan.cells, strict=True)}
+        facts: dict[str, Any] = {name: getattr(plan, name) for name in names}
+        return cls(**facts, command=command, terms=terms, cells=cells, pilot=sorted(pilot), journal=journal)
+
+    def check_rows(self) -> None:
+        """Check that every row which the plan names is one of its arms.
+
+        Raises:
+            ConfigError: one is not.
+        """
+        rows = {"reference": self.reference, **{f"cell {label}": row_of(label) for label in self.cells}}
+        for what, row in rows.items():
+            if row not in self.arms:
+                raise ConfigError(f"the row {row!r} of {what} is not one of its arms")
+
+
+def row_of(label: str) -> str:
+    """Return the row of a cell that is written LABEL@SEED."""
+    return label.rpartition("@")[0]
+
+
+def labeled(record: RunRecord, label: str) -> RunRecord:
+    """Return a record under the label of its row, which names the arm and what is varied."""
+    return record if record.arm == label else record.model_copy(update={"arm": label})
+
+
+@dataclass(frozen=True)
+class Reuse:
+    """The record of a cell that need not run again, or None and the reason why it must; "" if it has no record yet."""
+
+    record: RunRecord | None
+    reason: str
+
+
+@dataclass(frozen=True)
+class RunBrief:
+    """The contents of a run directory in brief.
+
+    Attributes:
+        changed: when a cell or a report was last written.
+        cells: that completed or diverged, and that were planned; the latter None without a plan.
+        headline: of its last report; "" where it has none.
+        fault: why its files cannot be read; "" if they can.
+    """
+
+    path: Path
+    changed: datetime
+    tag: str = ""
+    arms: tuple[str, ...] = ()
+    seeds: tuple[int, ...] = ()
+    cells: tuple[int, int | None] = (0, None)
+    headline: str = ""
+    fault: str = ""
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """A run directory, which need not exist. The command that writes into it holds its lock; reading needs none."""
+
+    path: Path
+
+    @property
+    def plan_file(self) -> Path:
+        """The file of the plan."""
+        return self.path / RunFile.PLAN
+
+    @property
+    def journal_file(self) -> Path:
+        """The file of the looks at its runs."""
+        return self.path / RunFile.JOURNAL
+
+    def cell(self, config: RunConfig) -> Path:
+        """Return the folder of a cell; it is named by its digest, never by the text of its arm."""
+        return self.cell_named(config.digest())
+
+    def cell_named(self, digest: str) -> Path:
+        """Return the folder of a cell by the digest of its settings."""
+        return self.path / RunFile.CELLS / digest
+
+    def record_files(self) -> list[Path]:
+        """Return the file of each record that is there, by the names of the cells."""
+        return sorted(self.path.glob(f"{RunFile.CELLS}/*/{CellFile.RECORD}"))
+
+    def check_name(self) -> None:
+        """Check that a run directory of this name, with its files, can exist.
+
+        Raises:
+            ConfigError: it is too long, or below a file.
+        """
+        try:
+            with contextlib.suppress(FileNotFoundError):
+                os.lstat(self.path.absolute() / DEEPEST)
+        except (OSError, ValueError) as error:
+            raise self._cannot_be_made(error) from None
+
+    def make(self) -> None:
+        """Create the run directory and check that files can be written there.
+
+        Raises:
+            ConfigError: it cannot be made or written.
+        """
+        self.check_name()
+        try:
+            # One by one from the top: pathlib recurses once per level.
+            missing = itertools.takewhile(lambda path: not os.path.isdir(path), (self.path, *self.path.parents))
+            for path in reversed(list(missing)):
+                path.mkdir(exist_ok=True)
+        except OSError as error:
+            raise self._cannot_be_made(error) from None
+        if not os.access(self.path, os.W_OK | os.X_OK):
+            raise ConfigError(f"the output folder {self._shown()} is not writable; choose another --output-dir")
+
+    def _cannot_be_made(self, error: OSError | ValueError) -> ConfigError:
+        why = getattr(error, "strerror", None) or error  # a ValueError is about a null byte
+        return ConfigError(f"cannot make the output folder {self._shown()}: {why}; choose another --output-dir")
+
+    def _shown(self) -> str:
+        name = str(self.path)
+        return name if len(name) <= MAX_SHOWN else f"{name[:MAX_SHOWN]}... ({len(name):,} characters)"
+
+    def lock(self) -> FileLock:
+        """Return the lock, which the system releases when its process ends, so that a dead owner blocks nobody."""
+        return FileLock(self.path.resolve() / RunFile.LOCK)
+
+    @contextlib.contextmanager
+    def owned(
+        self,
+        launcher: Launcher,
+        *,
+        command: str = "",
+        wait_seconds: float = 0.0,
+        note: Callable[[str], None] | None = None,
+    ) -> Iterator[None]:
+        """Make the run directory and hold its lock; of processes that take part in one command, the main one does.
+
+        Args:
+            launcher: of the cells, which knows whether this process is the main one.
+            command: what to show to others that want the folder.
+            wait_seconds: how long to wait for another owner to end.
+            note: called with the owner that it waits for.
+
+        Raises:
+            ConfigError: the folder cannot be made or written, or another command holds it.
+        """
+        if not launcher.is_main:
+            yield
+            return
+        self.make()
+        lock, owner = self.lock(), self.path / RunFile.OWNER
+        try:
+            self._acquire(lock, wait_seconds, note)
+        except OSError as error:
+            raise ConfigError(
+                f"the output folder {self.path} cannot be locked: {error.strerror or error}; choose another "
+                "--output-dir"
+            ) from None
+        try:
+            remove_leftovers(self.path)  # left by processes that have ended: no other process may write here now
+            this_process = {
+                "pid": os.getpid(),
+                "host": socket.gethostname(),
+                "command": command or " ".join(hide(sys.argv)),
+                "since": datetime.now().astimezone().isoformat(timespec="seconds"),
+            }
+            write_atomically(owner, dump_json(this_process))
+            yield
+        finally:
+            with contextlib.suppress(OSError):
+                owner.unlink(missing_ok=True)
+            lock.release()
+
+    def _acquire(self, lock: FileLock, wait_seconds: float, note: Callable[[str], None] | None) -> None:
+        with contextlib.suppress(Timeout):
+            lock.acquire(timeout=0)
+            return
+        owner = self._name_owner()
+        if wait_seconds > 0:
+            if note is not None:
+                note(f"{self.path} is in use by {owner}; waiting for it to end")
+            with contextlib.suppress(Timeout):
+                lock.acquire(timeout=-1 if wait_seconds == float("inf") else wait_seconds, poll_interval=POLL_SECONDS)
+                return
+            owner = self._name_owner()
+        waited = f" after {wait_seconds:g} s" if wait_seconds > 0 else ""
+        raise ConfigError(
+            f"{self.path} is in use{waited} by {owner}; wait for it to end (--wait does that), or choose another "
+            "--output-dir"
+        )
+
+    def _name_owner(self) -> str:
+        """Return who holds the folder, from the details that the owner wrote; a file left by an earlier, dead owner
+        does not count."""
+        end = time.monotonic() + NAMING_SECONDS
+        while True:
+            try:
+                owner = read_json(self.path / RunFile.OWNER)
+                pid, host = int(owner["pid"]), str(owner["host"])
+                if host != socket.gethostname() or psutil.pid_exists(pid):
+                    said = f"process {pid} on {host}, since {owner['since']}: {owner['command']}"
+                    return said if len(said) <= MAX_SHOWN_COMMAND else f"{said[:MAX_SHOWN_COMMAND]}..."
+            except (FileFault, KeyError, TypeError, ValueError, OverflowError):
+                pass
+            if time.monotonic() >= end:
+                return "another command that left no details"
+            time.sleep(POLL_SECONDS)
+
+    def plan(self) -> StoredPlan | None:
+        """Read the plan; None where there is none.
+
+        Raises:
+            FileFault: it cannot be read, or holds no object.
+            ConfigError: it is not a plan.
+        """
+        return validated(StoredPlan, _document(self.plan_file)) if os.path.lexists(self.plan_file) else None
+
+    def write_plan(self, plan: StoredPlan) -> None:
+        """Write the plan; of one that was read, only what was there and what was changed."""
+        values = {name: value for name, value in plan.model_dump().items() if name in plan.model_fields_set}
+        write_atomically(self.plan_file, dump_json(values))
+
+    def in_recorded_order(self, plan: Plan) -> Plan:
+        """Return a plan in the order recorded here, extended by missing cells; else the plan unchanged."""
+        try:
+            recorded = self.plan()
+        except (FileFault, ConfigError):  # the run writes it again; other readers refuse it
+            return plan
+        if recorded is None:
+            return plan
+        return plan.in_order(recorded.order, plan.order_seed if recorded.order_seed is None else recorded.order_seed)
+
+    def records(self) -> tuple[list[RunRecord], list[str]]:
+        """Read every valid record, and the faults of the others.
+
+        Raises:
+            RecordError: there is no valid record.
+        """
+        records, excluded = [], []
+        for path in self.record_files():
+            try:
+                records.append(read_checked(path))
+            except RecordError as error:
+                if os.path.lexists(path):  # else a command that runs this cell again has just set it aside
+                    excluded.append(str(error))
+        if excluded and not records:
+            again = f"run the command that wrote {self.path} again to repeat such cells"
+            raise RecordError(f"{self.path} holds no usable record: {'; '.join(excluded[:MAX_NAMED])}; {again}")
+        if not records:
+            raise RecordError(
+                f"{self.path} holds no records ({RunFile.CELLS}/*/{CellFile.RECORD}); name a folder that run or "
+                "compare wrote"
+            )
+        return records, excluded
+
+    def reusable(self, config: RunConfig) -> Reuse:
+        """Return the record of a cell that need not run again, or why it must; a damaged one is set aside."""
+        path = self.cell(config) / CellFile.RECORD
+        if not os.path.lexists(path):
+            return Reuse(None, "")
+        try:
+            record, raw = read_with_source(path, RunRecord, "run record")
+        except RecordError as error:
+            return _kept_aside(path, CellFile.UNREADABLE, error)
+        if reason := _why_again(record, config):
+            return Reuse(None, reason)
+        try:
+            check_record(path, raw, record)
+            return Reuse(record, "")
+        except RecordError as error:
+            return _kept_aside(path, CellFile.REJECTED, error)
+
+    def looks(self) -> list[Look]:
+        """Return the looks at the runs, in order; none where there is no journal.
+
+        Raises:
+            RecordError: a line is damaged, changed or missing, including the last one, which the plan names.
+        """
+        path = self.journal_file
+        try:
+            plan = self.plan()
+            head = plan.journal if plan is not None else None
+        except (FileFault, ConfigError):
+            head = None
+        if not os.path.lexists(path):
+            if head:
+                raise self._lacks_a_look()
+            return []
+        try:
+            lines = read_text(path).splitlines()
+        except FileFault as fault:
+            raise RecordError(f"cannot read the journal {path}: {fault}") from None
+        looks, before = [], ""
+        for number, line in enumerate(lines, 1):
+            try:
+                data = parse_json(line)
+                if not isinstance(data, dict) or data.get("before") != _hash(before):
+                    raise FileFault("it does not follow from the line before, so a line was changed or removed")
+                looks.append(Look.model_validate(data["look"]))
+            except (FileFault, KeyError, ValidationError) as error:
+                why = f"{error}".splitlines()[0]
+                raise RecordError(
+                    f"{path}, line {number}, is damaged: {why}; how often these runs were looked at is not known, so "
+                    "restore the file or choose another --output-dir"
+                ) from None
+            before = line
+        if head and head not in map(_hash, lines):
+            raise self._lacks_a_look()
+        return looks
+
+    def _lacks_a_look(self) -> RecordError:
+        return RecordError(
+            f"{self.journal_file} lacks the look that {RunFile.PLAN} names: it was deleted, cut, changed or replaced; "
+            "how often these runs were looked at is not known, so restore the file or choose another --output-dir"
+        )
+
+    def last_look(self) -> str:
+        """Return the hash of the last look, "" where there is none; the plan keeps it, since no later line does."""
+        return _hash(line) if (line := self._last_line()) else ""
+
+    def _last_line(self) -> str:
+        lines = read_text(self.journal_file).splitlines() if self.journal_file.exists() else []
+        return lines[-1] if lines else ""
+
+    def append_look(self, look: Look) -> None:
+        """Append a look to the journal, sync it to disk, and name it in the plan, so that its loss is noticed.
+
+        Raises:
+            EnvironmentUnfit: the file cannot be written.
+        """
+        line = dump_json({"before": _hash(self._last_line()), "look": look.model_dump()}, indent=None)
+        append_line(self.journal_file, line)
+        if (plan := self.plan()) is not None:
+            self.write_plan(plan.model_copy(update={"journal": self.last_look()}))
+
+    def brief(self) -> RunBrief:
+        """Return what it holds in brief; one with damaged files has a fault instead of facts."""
+        changed = datetime.fromtimestamp(self.changed()).astimezone()
+        try:
+            plan, report = self.plan(), _document(self.path / REPORT)
+            if plan is not None:
+                done = sum(_is_result(self.cell_named(cell) / CellFile.RECORD) for cell in plan.cells.values())
+                headline = report.get("headline")
+                return RunBrief(
+                    self.path,
+                    changed,
+                    plan.terms.tag,
+                    tuple(plan.arms),
+                    tuple(sorted({int(label.rpartition("@")[2]) for label in plan.cells})),
+                    (done, len(plan.cells)),
+                    str(headline[0]) if isinstance(headline, list) and headline else "",
+                )
+            records = [_document(record) for record in self.record_files()]
+            arms = tuple(dict.fromkeys(str(record.get("arm")) for record in records))
+            seeds = {int(record["config"]["recipe"]["seed"]) for record in records}
+            done = sum(record.get("status") in RESULTS for record in records)
+            return RunBrief(self.path, changed, "", arms, tuple(sorted(seeds)), (done, None))
+        except (FileFault, ConfigError, KeyError, TypeError, ValueError, AttributeError) as error:
+            why = str(error) if isinstance(error, FileFault) else "a file has unexpected contents"
+            return RunBrief(self.path, changed, fault=f"cannot be read: {why}")
+
+    def changed(self) -> float:
+        """Return when a cell or a report was last written, in seconds since the epoch."""
+        times = [0.0]
+        for name in CHANGED:
+            with contextlib.suppress(OSError):
+                times.append((self.path / name).stat().st_mtime)
+        return max(times)
+
+
+def code_folder(config: RunConfig) -> Path:
+    """Return the folder to which the names of a run's own files are relative."""
+    return Path.cwd() if config.script is None else config.script.folder
+
+
+def _why_again(record: RunRecord, config: RunConfig) -> str:
+    """Return why a cell must run again that has a record; "" if it need not."""
+    if record.status not in RESULTS:
+        was = "was " if record.status == "interrupted" else ""
+        return f"it {was}{record.status} before"
+    now = fingerprint()
+    changed = [name for name, value in now.items() if record.environment.get(name) != value]
+    changed += [name for name in SWITCHES if name not in now and record.environment.get(name)]
+    ran = record.effective
+    if ran is not None and installed_version(ran.library) not in (ran.version, None):
+        changed.append(ran.library)
+    changed += [name for name, version in record.packages.items() if installed_version(name) != version]
+    code = changed_code(record.code or {}, code_folder(config))
+    gone = [name for name, how in code.items() if how == "gone"]
+    changed += [name for name in code if name not in gone]
+    if changed or gone:
+        shown = [f"{_some(changed)} changed since"] if changed else []
+        shown += [f"{_some(gone)} {'are' if len(gone) > 1 else 'is'} gone"] if gone else []
+        return " and ".join(shown)
+    before = foreign_steps(record)
+    if before and not config.saving.resume_into_other_arm:
+        return f"it was {before}"
+    other = record.config.saving.resume
+    if config.saving.resume_into_other_arm and config.saving.resume not in (other, "auto"):
+        return f"it resumed from {other or 'no checkpoint'} before"
+    return ""
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join([*names[:MAX_NAMED], *(["..."] if len(names) > MAX_NAMED else [])])
+
+
+def _kept_aside(path: Path, name: str, error: RecordError) -> Reuse:
+    path.replace(path.with_name(name))
+    return Reuse(None, f"{error}; the file is kept as {name}")
+
+
+def _hash(line: str) -> str:
+    return hashlib.sha256(line.encode()).hexdigest()[:16]
+
+
+def find_runs(folder: Path = DEFAULT_FOLDER) -> list[RunDirectory]:
+    """Return the run directories in a folder and in its folders, the one that changed last first.
+
+    Raises:
+        RecordError: the folder cannot be read.
+    """
+    if not folder.is_dir():
+        raise RecordError(
+            f"there is no folder {folder}; name a run directory, or the folder that holds run directories"
+        )
+    patterns = (f"*/{RunFile.CELLS}", f"*/*/{RunFile.CELLS}")
+    try:
+        found = {path.parent for pattern in patterns for path in folder.glob(pattern) if path.is_dir()}
+    except OSError as error:
+        raise RecordError(f"cannot read the folder {folder}: {error.strerror or error}") from None
+    return sorted(map(RunDirectory, found), key=lambda run: (-run.changed(), str(run.path)))
+
+
+def newest_runs(folder: Path = DEFAULT_FOLDER) -> list[Path]:
+    """Return the run directories, at least one, that which changed last first.
+
+    Raises:
+        RecordError: there is none.
+    """
+    found = find_runs(folder) if folder.is_dir() else []
+    if not found:
+        raise RecordError(f"there is no run directory in {folder.absolute()}; name one, as in: ampcompare report DIR")
+    return [run.path for run in found]
+
+
+def _is_result(record: Path) -> bool:
+    """Return whether a cell was trained to its end; one whose record is damaged is not."""
+    try:
+        return _document(record).get("status") in RESULTS
+    except FileFault:
+        return False
+
+
+def _document(path: Path) -> Mapping[str, Any]:
+    """Return a JSON object; empty where there is no such file."""
+    if not os.path.lexists(path):
+        return {}
+    found = read_json(path)
+    if not isinstance(found, dict):
+        raise FileFault(f"{path.name} is not a JSON object")
+    return found
