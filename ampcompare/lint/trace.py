@@ -7,17 +7,19 @@ import enum
 import functools
 import itertools
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from ampcompare.lint.roles import AUTOCASTS, CLIPS, WRAPPERS, Roles
-from ampcompare.source.names import ModuleNames, Scope
+from ampcompare.lint.roles import Roles
+from ampcompare.source.amp_names import AUTOCASTS, CLIPS, WRAPPERS
+from ampcompare.source.branches import Facts, contradict, narrowed
+from ampcompare.source.calls import argument, arguments, parameters, passed
+from ampcompare.source.module import Module, Scope
 from ampcompare.source.syntax import dotted
 
-__all__ = ["FINITE", "Context", "Event", "Facts", "Kind", "Tracer", "conditions", "contradict", "narrowed", "plain"]
+__all__ = ["FINITE", "Context", "Event", "Kind", "Tracer", "plain"]
 
-Facts = Mapping[str, object]
 # Conditions that ask whether numbers are finite.
 FINITE = re.compile(r"finite|isnan|isinf|\bnan\b|\binf\b", re.IGNORECASE)
 MAX_DEPTH = 5
@@ -132,85 +134,6 @@ def plain(name: str) -> str:
     return name.rpartition(":")[2]
 
 
-def contradict(one: Facts, other: Facts) -> bool:
-    """Return whether two sets of conditions cannot both hold."""
-    return any(key in other and other[key] != value for key, value in one.items())
-
-
-def conditions(test: ast.expr, holds: bool) -> dict[str, object]:
-    """Return what is known where a test holds, or where it does not.
-
-    `x is not None` counts as `x`; `a == "b"` contradicts `a == "c"`.
-    """
-    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-        return conditions(test.operand, not holds)
-    if isinstance(test, ast.BoolOp):
-        if isinstance(test.op, ast.And) == holds:
-            return _joined(conditions(value, holds) for value in test.values) | {ast.unparse(test): holds}
-        return {ast.unparse(test): holds}
-    if isinstance(test, ast.Compare) and len(test.ops) == 1:
-        operator, right = test.ops[0], test.comparators[0]
-        is_equal = isinstance(operator, (ast.Eq, ast.Is))
-        if is_equal or isinstance(operator, (ast.NotEq, ast.IsNot)):
-            holds = holds == is_equal
-            left = ast.unparse(test.left)
-            if isinstance(right, ast.Constant):
-                if right.value is None or isinstance(right.value, bool):
-                    return {left: holds == bool(right.value)}
-                known: dict[str, object] = {f"{left} == {right.value!r}": holds}
-                if holds:
-                    known[f"{left} =="] = right.value
-                return known
-            return {f"{left} == {ast.unparse(right)}": holds}
-    return {ast.unparse(test): holds}
-
-
-def narrowed(facts: Facts, test: ast.expr, holds: bool) -> Facts:
-    """Return facts together with what a test adds to them.
-
-    Where `a and b` does not hold but `b` does, `a` does not; where `a or b` holds but `b` does not, `a` does.
-    """
-    known = {**facts, **conditions(test, holds)}
-    while True:
-        found = _last_of_joint(known)
-        if not found:
-            return known
-        known |= found
-
-
-def _last_of_joint(known: Facts) -> dict[str, object]:
-    """Return what follows for the only undecided part of a joint condition."""
-    for text, value in known.items():
-        test = _joint(text) if isinstance(value, bool) else None
-        if test is None or isinstance(test.op, ast.And) == value:
-            continue
-        undecided = [each for each in test.values if not _is_known(known, each, not value)]
-        if len(undecided) == 1:
-            found = conditions(undecided[0], bool(value))
-            if any(key not in known for key in found):
-                return {key: one for key, one in found.items() if key not in known}
-    return {}
-
-
-def _is_known(known: Facts, test: ast.expr, holds: bool) -> bool:
-    return all(key in known and known[key] == value for key, value in conditions(test, holds).items())
-
-
-@functools.cache
-def _joint(text: str) -> ast.BoolOp | None:
-    if " and " not in text and " or " not in text:
-        return None
-    try:
-        test = ast.parse(text, mode="eval").body
-    except SyntaxError:  # a key that stands for no expression, such as that of a `try`
-        return None
-    return test if isinstance(test, ast.BoolOp) else None
-
-
-def _joined(parts: Iterable[dict[str, object]]) -> dict[str, object]:
-    return {key: value for part in parts for key, value in part.items()}
-
-
 METHODS = {
     "unscale_": Kind.UNSCALE,
     "zero_grad": Kind.ZERO_GRAD,
@@ -244,8 +167,8 @@ class Tracer:
     followed once.
     """
 
-    def __init__(self, names: ModuleNames, roles: Roles) -> None:
-        self._names = names
+    def __init__(self, module: Module, roles: Roles) -> None:
+        self._module = module
         self._roles = roles
         self._known: dict[ast.AST, list[tuple[ast.Call, Tests]]] = {}
 
@@ -322,18 +245,16 @@ class Tracer:
         choices = [node.body, node.orelse] if isinstance(node, ast.IfExp) else [node]
         text = dotted(node)
         if text is not None:
-            choices += self._names.values_of(text, frame.scope) or []
+            choices += self._module.values_of(text, frame.scope) or []
         for choice in choices:
             if not isinstance(choice, ast.Call):
                 continue
-            full = self._names.resolve(choice.func, frame.scope) or ""
+            full = self._module.resolve(choice.func, frame.scope) or ""
             if full == "apex.amp.scale_loss" or full.endswith("amp.scale_loss"):
                 return Context("scale_loss", statement, bound, choice)
             if full in AUTOCASTS:
-                off = any(
-                    keyword.arg == "enabled" and isinstance(keyword.value, ast.Constant) and not keyword.value.value
-                    for keyword in choice.keywords
-                ) or (full == "torch.cuda.amp.autocast" and _is_false(choice.args[:1]))
+                enabled = argument(choice, "enabled", 0 if full == "torch.cuda.amp.autocast" else None)
+                off = isinstance(enabled, ast.Constant) and not enabled.value
                 return Context("autocast", statement, bound, choice, enabled=not off)
         return Context("other", statement, bound)
 
@@ -351,7 +272,7 @@ class Tracer:
     def _call(self, call: ast.Call, statement: ast.stmt, frame: _Frame) -> None:
         if self._inlined(call, frame):
             return
-        full = self._names.resolve(call.func, frame.scope) or ""
+        full = self._module.resolve(call.func, frame.scope) or ""
         first = call.args[0] if call.args else None
         add = functools.partial(self._add, call, statement, frame)
         if full in CLIPS and isinstance(first, ast.IfExp):
@@ -362,14 +283,14 @@ class Tracer:
         elif full in CLIPS:
             add(Kind.CLIP, first)
         elif full in WRAPPERS:
-            add(Kind.WRAP, first or _keyword(call, "module"), self._bound(statement, frame))
+            add(Kind.WRAP, first or argument(call, "module"), self._bound(statement, frame))
         elif full == "apex.amp.initialize":
-            add(Kind.INITIALIZE, first or _keyword(call, "models"), self._bound(statement, frame))
+            add(Kind.INITIALIZE, first or argument(call, "models"), self._bound(statement, frame))
         elif full.startswith("apex.") and full.endswith(".FP16_Optimizer"):
             add(Kind.FP16_OPTIMIZER, self._bound(statement, frame))
         elif full == "apex.amp.scale_loss":
-            optimizer = call.args[1] if len(call.args) > 1 else _keyword(call, "optimizers")
-            add(Kind.SCALE_LOSS, first or _keyword(call, "loss"), optimizer)
+            optimizer = call.args[1] if len(call.args) > 1 else argument(call, "optimizers")
+            add(Kind.SCALE_LOSS, first or argument(call, "loss"), optimizer)
         elif full == "apex.parallel.convert_syncbn_model":
             add(Kind.SYNC_BATCH_NORM, first, self._bound(statement, frame))
         elif full == "torch.save":
@@ -385,8 +306,7 @@ class Tracer:
         elif full in NORMS and any(isinstance(node, ast.Attribute) and node.attr == "grad" for node in ast.walk(call)):
             add(Kind.GRADIENT, first)
         elif not isinstance(call.func, ast.Attribute) or not self._method(call, call.func, frame, add):
-            passed = [*call.args, *(keyword.value for keyword in call.keywords)]
-            for value in passed:
+            for value in passed(call):
                 if self._roles.of(value, frame.scope) in ("scaler", "optimizer"):
                     add(Kind.OPAQUE, value)
 
@@ -421,7 +341,7 @@ class Tracer:
                 add(Kind.BACKWARD, receiver, scaler=self._scaler_of(receiver, frame))
             return True
         role = self._roles.of(receiver, frame.scope)
-        first = call.args[0] if call.args else _keyword(call, "optimizer")
+        first = call.args[0] if call.args else argument(call, "optimizer")
         if name == "scale" and role == "scaler" and first is not None:
             add(Kind.SCALE, receiver, first)
         elif name == "step" and role == "scaler" and first is not None:
@@ -446,8 +366,10 @@ class Tracer:
 
     def _makers(self, node: ast.expr, frame: _Frame) -> set[str]:
         """Return the full names of what builds the objects that a name or attribute may be."""
-        values = self._names.values_of(dotted(node) or "", frame.scope) or []
-        return {self._names.resolve(one.func, frame.scope) or "" if isinstance(one, ast.Call) else "" for one in values}
+        values = self._module.values_of(dotted(node) or "", frame.scope) or []
+        return {
+            self._module.resolve(one.func, frame.scope) or "" if isinstance(one, ast.Call) else "" for one in values
+        }
 
     def _scaler_of(self, node: ast.expr | None, frame: _Frame) -> str:
         """Return the scaler that has scaled a loss."""
@@ -546,17 +468,11 @@ class Tracer:
 
     def _arguments(self, callee: Scope, call: ast.Call, frame: _Frame) -> dict[str, str]:
         assert isinstance(callee.node, (ast.FunctionDef, ast.AsyncFunctionDef))
-        parameters = [argument.arg for argument in [*callee.node.args.posonlyargs, *callee.node.args.args]]
-        if callee.owner is not None and parameters[:1] == ["self"]:
-            parameters = parameters[1:]
-        pairs: list[tuple[str, ast.expr]] = []
-        for parameter, value in zip(parameters, call.args, strict=False):
-            if isinstance(value, ast.Starred):
-                break
-            pairs.append((parameter, value))
-        pairs += [(keyword.arg, keyword.value) for keyword in call.keywords if keyword.arg is not None]
+        names = parameters(callee.node, positional=True)
+        if callee.owner is not None and names[:1] == ["self"]:
+            names = names[1:]
         found = {}
-        for name, value in pairs:
+        for name, value in arguments(call, names).items():
             found[name] = self._canonical(value, frame)
             scaler = self._scaler_of(value, frame)
             if scaler:
@@ -608,11 +524,3 @@ def _gradient_in(node: ast.expr) -> ast.expr | None:
             return node
         node = node.func if isinstance(node, ast.Call) else node.value
     return None
-
-
-def _keyword(call: ast.Call, name: str) -> ast.expr | None:
-    return next((keyword.value for keyword in call.keywords if keyword.arg == name), None)
-
-
-def _is_false(values: list[ast.expr]) -> bool:
-    return bool(values) and isinstance(values[0], ast.Constant) and values[0].value is False

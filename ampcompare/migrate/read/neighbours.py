@@ -11,6 +11,7 @@ from functools import cached_property
 from itertools import islice
 from pathlib import Path
 
+from ampcompare.source.calls import arguments, parameters
 from ampcompare.source.find import find_sources
 from ampcompare.source.syntax import SourceInvalid, parse_tree
 
@@ -164,14 +165,12 @@ def _helpers_in(content: str) -> dict[str, Helper]:
 
 
 def _as_helper(function: ast.FunctionDef) -> Helper | None:
-    arguments = function.args
-    names = tuple(each.arg for each in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs))
+    names = tuple(parameters(function))
     text = ast.unparse(function)
     for node in ast.walk(function):
         if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
             continue
-        given = {str(each.arg): each.value for each in node.keywords}
-        given |= dict(zip(("loss", "optimizers"), node.args, strict=False))
+        given = arguments(node, ("loss", "optimizers"))
         loss, optimizer = (getattr(given.get(name), "id", None) for name in ("loss", "optimizers"))
         if loss not in names:
             continue

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from ampcompare.migrate.read.sites import Backward, Read, Sites, Step, Unsure
-from ampcompare.migrate.read.tree import Function, Tree
+from ampcompare.source.module import Function, Module
 from ampcompare.source.syntax import dotted
 
 __all__ = ["Order", "find_order", "functions_by_name"]
@@ -28,17 +28,17 @@ class Order:
     pending: dict[int, tuple[str, ...]] = field(default_factory=dict)
 
 
-def functions_by_name(tree: Tree) -> dict[str, list[Function]]:
+def functions_by_name(module: Module) -> dict[str, list[Function]]:
     """Return the functions of a module by the key that a call has: `name`, or `self.name` for methods."""
     found: dict[str, list[Function]] = {}
-    for node in tree.nodes:
+    for node in module.nodes:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            key = f"self.{node.name}" if tree.class_of(node) is not None else node.name
+            key = f"self.{node.name}" if module.class_of(node) is not None else node.name
             found.setdefault(key, []).append(node)
     return found
 
 
-def find_order(tree: Tree, sites: Sites, group: Callable[[str], str]) -> Order:
+def find_order(module: Module, sites: Sites, group: Callable[[str], str]) -> Order:
     """Return the order of events.
 
     Args:
@@ -55,17 +55,17 @@ def find_order(tree: Tree, sites: Sites, group: Callable[[str], str]) -> Order:
         local[id(step.call)] = step
     for read in sites.reads:
         local[id(read.node)] = read
-    named = functions_by_name(tree)
+    named = functions_by_name(module)
     per_function: dict[Function | None, list[Backward | Step | Read | str]] = {}
-    for node in _in_order(tree):
+    for node in _in_order(module):
         event = local.get(id(node))
-        function = tree.function(node)
+        function = module.function(node)
         if event is not None:
             per_function.setdefault(function, []).append(event)
         elif isinstance(node, ast.Call) and (key := dotted(node.func)) in named:
             per_function.setdefault(function, []).append(str(key))
     called = {event for events in per_function.values() for event in events if isinstance(event, str)}
-    roots = [function for function in per_function if not _is_called(tree, function, called)]
+    roots = [function for function in per_function if not _is_called(module, function, called)]
     for function in [*roots, *per_function]:
         events = list(_expand(function, per_function, named, 0))
         if function not in roots and all(id(each.call) in order.updates for each in events if isinstance(each, Step)):
@@ -74,16 +74,16 @@ def find_order(tree: Tree, sites: Sites, group: Callable[[str], str]) -> Order:
     return order
 
 
-def _in_order(tree: Tree) -> Iterator[ast.AST]:
+def _in_order(module: Module) -> Iterator[ast.AST]:
     """Yield the nodes in the order of the text, a call after its arguments."""
-    nodes = [node for node in tree.nodes if isinstance(node, (ast.With, ast.Call, ast.Attribute, ast.Expr))]
+    nodes = [node for node in module.nodes if isinstance(node, (ast.With, ast.Call, ast.Attribute, ast.Expr))]
     return iter(sorted(nodes, key=lambda node: (node.lineno, node.col_offset)))
 
 
-def _is_called(tree: Tree, function: Function | None, called: set[str]) -> bool:
+def _is_called(module: Module, function: Function | None, called: set[str]) -> bool:
     if function is None:
         return False
-    return (f"self.{function.name}" if tree.class_of(function) is not None else function.name) in called
+    return (f"self.{function.name}" if module.class_of(function) is not None else function.name) in called
 
 
 def _expand(
