@@ -10,11 +10,11 @@ from typing import NamedTuple
 
 from ampcompare.lint.finding import Finding
 from ampcompare.lint.mistake import Mistake
-from ampcompare.lint.roles import Roles
 from ampcompare.lint.trace import Event, Kind, Tracer
 from ampcompare.source.calls import argument
 from ampcompare.source.edits import Edit, Edits
 from ampcompare.source.module import Module, Scope
+from ampcompare.source.roles import Roles
 from ampcompare.source.syntax import dotted
 
 __all__ = [
@@ -78,12 +78,6 @@ class LintModule(Module):
         return [trace for scope in scopes if (trace := tracer.trace(scope))]
 
     @functools.cached_property
-    def resolved(self) -> list[tuple[ast.Call, str]]:
-        """All calls whose functions have a full name."""
-        pairs = ((call, self.resolve(call.func)) for call in self.calls)
-        return [(call, name) for call, name in pairs if name is not None]
-
-    @functools.cached_property
     def new_scalers(self) -> list[ast.Call]:
         """All calls that build a GradScaler."""
         return [call for call in self.calls if self.roles.is_new_scaler(call, self.scope_of[call])]
@@ -95,12 +89,6 @@ class LintModule(Module):
             literal(level) if (level := argument(call, "opt_level")) is not None else "O1"
             for call in self.calls_of("apex.amp.initialize")
         }
-
-    def calls_of(self, *names: str) -> Iterator[ast.Call]:
-        """Yield the calls of functions by full name."""
-        for call, name in self.resolved:
-            if name in names:
-                yield call
 
     def mentions(self, pattern: str) -> bool:
         """Return whether the text matches a regular expression anywhere."""

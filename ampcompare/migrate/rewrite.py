@@ -87,7 +87,7 @@ def migrate_text(text: str, target: str = "torch", around: Around = ALONE) -> Mi
     if not may_use_apex(text):
         return Migration(text, [])
     module = Module(text)
-    names = Names(module, around.helpers(module.tree), around.passed_on(module.tree))
+    names = Names(module, around.helpers(module), around.passed_on(module))
     if not names.imports and not names.uses:
         return Migration(text, [])
     edits, findings, unsure = Edits(module), [], None

@@ -127,6 +127,11 @@ class Module(Text):
             node = self.parent(node)
             yield node
 
+    def is_in(self, node: ast.AST, block: Block) -> bool:
+        """Return whether a node is one of some statements, or in one of them."""
+        around = [node, *self.ancestors(node)]
+        return any(each in around for each in block)
+
     def within_function(self, node: ast.AST) -> Iterator[ast.AST]:
         """Yield the nodes around a node up to its function, or up to the module where it is in none."""
         for outer in self.ancestors(node) if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) else ():
@@ -168,6 +173,19 @@ class Module(Text):
         """Return the class whose method a function is."""
         holder = None if function is None else self.scope_of[function].node
         return holder if isinstance(holder, ast.ClassDef) else None
+
+    def key(self, function: Function) -> str:
+        """Return what calls of a function name: `name`, or `self.name` for a method."""
+        return f"self.{function.name}" if self.class_of(function) is not None else function.name
+
+    @functools.cached_property
+    def functions(self) -> dict[str, list[Function]]:
+        """All functions by their keys."""
+        found: dict[str, list[Function]] = {}
+        for node in self.scope_from:
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                found.setdefault(self.key(node), []).append(node)
+        return found
 
     @functools.cached_property
     def unit(self) -> str:
@@ -241,7 +259,7 @@ class Module(Text):
         while pairs:
             target, value = pairs.pop(0)
             if isinstance(target, (ast.Tuple, ast.List)):
-                values: list[ast.expr] = [ast.Starred(value)] * len(target.elts)
+                values: list[ast.expr] = [ast.Starred(value) for _ in target.elts]
                 if isinstance(value, (ast.Tuple, ast.List)) and len(value.elts) == len(target.elts):
                     values = value.elts
                 pairs += zip(target.elts, values, strict=True)
@@ -300,6 +318,18 @@ class Module(Text):
         named = [one for one in flat_values(values) if not is_literal(one, None)]
         base = self.resolve(named[0], scope, depth=depth + 1) if len(named) == 1 else None
         return None if base is None else _joined(base, rest)
+
+    @functools.cached_property
+    def resolved(self) -> list[tuple[ast.Call, str]]:
+        """All calls whose functions have a full name."""
+        pairs = ((call, self.resolve(call.func)) for call in self.calls)
+        return [(call, name) for call, name in pairs if name is not None]
+
+    def calls_of(self, *names: str) -> Iterator[ast.Call]:
+        """Yield the calls of functions by full name."""
+        for call, name in self.resolved:
+            if name in names:
+                yield call
 
     def has_alternatives(self, node: ast.expr) -> bool:
         """Return whether imports, or an import and an assignment, bind the head of an expression differently."""

@@ -302,8 +302,8 @@ def _refusal(what: str, advice: str) -> str:
 
 def _constructed(module: Module, path: Path) -> Iterator[tuple[str, str]]:
     """Yield the place of each trainer that a file makes, and why it is refused; "" where it may train."""
-    for call in module.calls:
-        library = CONSTRUCTORS.get(module.resolve(call.func) or "")
+    for call, name in module.resolved:
+        library = CONSTRUCTORS.get(name)
         if library is not None:
             what = "" if _is_in_branch(module, call) else _why(library, call)
             yield f"{path}:{call.lineno}", what

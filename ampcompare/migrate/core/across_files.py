@@ -174,7 +174,6 @@ def _replicated(core: Core, initialize: Initialize) -> dict[str, ast.stmt] | Non
 
 def _beside(module: Module, statement: ast.stmt, other: ast.stmt) -> ast.stmt:
     """Return the statement, or the one around it, in the innermost block that holds another statement too."""
-    around = [other, *module.ancestors(other)]
-    while not any(each in around for each in module.block(statement)):
+    while not module.is_in(other, module.block(statement)):
         statement = module.statement(module.parent(statement))
     return statement

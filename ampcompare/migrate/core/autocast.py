@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
-from ampcompare.migrate.read.order import functions_by_name
 from ampcompare.source.calls import passed
 from ampcompare.source.syntax import dotted
 
@@ -31,14 +30,17 @@ def note_handed_on(core: Core) -> None:
     known = {key.rpartition(".")[2] for key in core.sites.optimizers} | {
         each.optimizer.rpartition(".")[2] for each in core.sites.steps
     }
-    here = functions_by_name(core.module)
     followed = {id(each.call) for each in core.sites.backwards}
-    for node in core.module.nodes:
-        if not isinstance(node, ast.Call) or id(node) in followed or core.names.meaning(node.func) is not None:
+    for node in core.module.calls:
+        if id(node) in followed or core.names.meaning(node.func) is not None:
             continue
         key = dotted(node.func)
         given = [dotted(each) or "" for each in passed(node)]
-        if key is None or key in here or not any(each.rpartition(".")[2] in known for each in given if each):
+        if (
+            key is None
+            or key in core.module.functions
+            or not any(each.rpartition(".")[2] in known for each in given if each)
+        ):
             continue
         if any("loss" in each.rpartition(".")[2].lower() for each in given):
             core.note(

@@ -17,8 +17,9 @@ from ampcompare.migrate.finding import Finding
 from ampcompare.migrate.read.forward import find_forward, model_keys
 from ampcompare.migrate.read.names import Names, drop_passed
 from ampcompare.migrate.read.neighbours import Around
-from ampcompare.migrate.read.order import find_order, functions_by_name
+from ampcompare.migrate.read.order import find_order
 from ampcompare.migrate.read.sites import Backward, Initialize, Sites, Step, Unsure, collect_sites
+from ampcompare.source.amp_names import AUTOCASTS, SCALERS
 from ampcompare.source.branches import is_exclusive
 from ampcompare.source.calls import parameters
 from ampcompare.source.edits import Edits
@@ -28,7 +29,6 @@ from ampcompare.source.syntax import dotted, walk
 __all__ = ["rewrite_core"]
 
 NO_GRAD = ("torch.no_grad", "torch.inference_mode")
-NATIVE = ("torch.cuda.amp", "torch.amp", "torch.autocast", "torch.cpu.amp")
 
 
 def rewrite_core(module: Module, names: Names, edits: Edits, torch: str, target: str, around: Around) -> list[Finding]:
@@ -133,7 +133,7 @@ def _cast_evaluation(core: Core) -> None:
         _, end = core.module.span(node.items[-1].optional_vars or node.items[-1].context_expr)
         core.edits.replace_span(end, end, f", {header}")
     trained = {each.function for each in core.sites.backwards}
-    for functions in functions_by_name(core.module).values():
+    for functions in core.module.functions.values():
         for function in functions:
             if function in trained or any(each in wrapped for each in walk(function)):
                 continue
@@ -271,16 +271,11 @@ def _test(module: Module, backward: Backward, others: list[Backward]) -> str | N
         if isinstance(outer, ast.If):
             positive = any(each is below for each in outer.body)
             other = outer.orelse if positive else outer.body
-            if any(not each.scales and _is_in(module, each.statement, other) for each in others):
+            if any(not each.scales and module.is_in(each.statement, other) for each in others):
                 text = ast.unparse(outer.test)
                 return text if positive else f"not ({text})"
         below = outer
     return None
-
-
-def _is_in(module: Module, statement: ast.stmt, block: list[ast.stmt]) -> bool:
-    around = [statement, *module.ancestors(statement)]
-    return any(each in around for each in block)
 
 
 def _is_known(module: Module, expression: str, function: Function, place: ast.stmt) -> bool:
@@ -319,15 +314,14 @@ def _check_native(module: Module, names: Names, sites: Sites) -> bool:
     if not alive:
         return apart and bool(used)
     for node in alive:
-        if not apart or not all(_is_apart(module, node, each.statement) for each in sites.initializes):
+        chosen = isinstance(module.statement(node), ast.Assign)  # and no more than that
+        if not apart or not chosen or not all(is_exclusive(module, node, each.call) for each in sites.initializes):
             raise Unsure(node, "the file uses torch.amp as well as Apex; remove the branch of Apex by hand")
     return True
 
 
 def _is_native(names: Names, node: ast.Name | ast.Attribute) -> bool:
-    if isinstance(node.ctx, ast.Store) or (meaning := names.meaning(node)) is None:
-        return False
-    return meaning.startswith(NATIVE) and meaning.rpartition(".")[2] in ("autocast", "GradScaler")
+    return not isinstance(node.ctx, ast.Store) and names.meaning(node) in AUTOCASTS | SCALERS
 
 
 def _is_harmless(module: Module, names: Names, node: ast.Name | ast.Attribute) -> bool:
@@ -398,26 +392,6 @@ def _is_dead(module: Module, node: ast.AST) -> bool:
     words = {each.value for each in module.nodes if isinstance(each, ast.Constant) and isinstance(each.value, str)}
     read = {each.id for each in module.nodes if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Load)}
     return not targets & (read | words)
-
-
-def _is_apart(module: Module, node: ast.AST, initialize: ast.stmt) -> bool:
-    """Return whether two places are in different branches of one `if`, and the first only chooses something."""
-    statement = module.statement(node)
-    if not isinstance(statement, ast.Assign):
-        return False
-    for outer in module.ancestors(statement):
-        if isinstance(outer, ast.If):
-            sides = [
-                [_is_below(module, each, place) for each in (outer.body, outer.orelse)]
-                for place in (statement, initialize)
-            ]
-            if sides in ([[True, False], [False, True]], [[False, True], [True, False]]):
-                return True
-    return False
-
-
-def _is_below(module: Module, block: list[ast.stmt], statement: ast.stmt) -> bool:
-    return any(each is statement or each in module.ancestors(statement) for each in block)
 
 
 def _rewrite_backwards(core: Core) -> None:

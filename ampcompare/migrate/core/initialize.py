@@ -129,11 +129,10 @@ def _is_made_above(core: Core, initialize: Initialize) -> bool:
     """Return whether a call for a model alone follows one with an optimizer, whose scaler it shares."""
     if "optimizers" in initialize.arguments:
         return False
-    around = [initialize.statement, *core.module.ancestors(initialize.statement)]
     return any(
         "optimizers" in each.arguments
         and each.statement.lineno < initialize.statement.lineno
-        and any(one in around for one in core.module.block(each.statement))
+        and core.module.is_in(initialize.statement, core.module.block(each.statement))
         for each in core.sites.initializes
         if each.function is initialize.function
     )

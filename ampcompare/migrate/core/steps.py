@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import ast
-import re
 
 from ampcompare.migrate.core.context import Core
 from ampcompare.migrate.read.sites import Step, Unsure
 from ampcompare.source.branches import is_exclusive
 from ampcompare.source.module import Function
+from ampcompare.source.roles import Roles
 from ampcompare.source.syntax import dotted
 
 __all__ = ["note_steps_apart", "rewrite_steps", "stepped_apart"]
 
-OPTIMIZER = re.compile(r"(?:^|_)(?:opt|optim|optimizer)(?:_|s?$)|optimizer", re.IGNORECASE)
-SCHEDULER = re.compile(r"sched|(?:^|_)lr(?:_|$)|warmup", re.IGNORECASE)
 APART = (
     "amp.initialize does not get {0}, so its gradients stay scaled, in a clip of all parameters too, as with Apex; if "
     "its parameters get gradients of the scaled loss, call scaler.unscale_({0}) and scaler.step({0})"
@@ -45,15 +43,15 @@ def stepped_apart(core: Core, function: Function | None) -> list[tuple[ast.Call,
     if any(each.function is function for each in sites.others):
         return []  # they have backward passes of their own
     passes = [each.statement for each in sites.backwards if each.scales and each.function is function]
-    found = []
-    for node in module.nodes:
-        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute) or node.func.attr != "step":
+    found, roles = [], Roles(module)
+    for node in module.calls:
+        if not isinstance(node.func, ast.Attribute) or node.func.attr != "step":
             continue
         key = dotted(node.func.value)
         last = (key or "").rpartition(".")[2]
         if key is None or node.args or last in known or module.function(node) is not function:
             continue
-        if OPTIMIZER.search(last) and not SCHEDULER.search(last):
+        if roles.of(node.func.value, module.scope_of[node]) == "optimizer":
             if any(each.lineno < node.lineno and not is_exclusive(module, each, node) for each in passes):
                 found.append((node, key))
     return found

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from ampcompare.migrate.core.steps import stepped_apart
 from ampcompare.migrate.read.sites import Backward, Read, Step, Unsure
-from ampcompare.source.branches import conditions_around
+from ampcompare.source.amp_names import CLIPS
+from ampcompare.source.branches import conditions_around, is_exclusive
 from ampcompare.source.calls import HIDDEN, arguments
 from ampcompare.source.module import Module
 from ampcompare.source.syntax import dotted
@@ -16,10 +17,6 @@ if TYPE_CHECKING:
     from ampcompare.migrate.core.context import Core
 
 __all__ = ["place_unscale"]
-
-
-# The limit is their second argument.
-CLIPS = ("torch.nn.utils.clip_grad_norm_", "torch.nn.utils.clip_grad_value_")
 
 
 def place_unscale(core: Core) -> None:
@@ -74,10 +71,10 @@ def _calls(core: Core, read: Read, optimizer: str) -> list[Read]:
         Unsure: they cannot all be followed.
     """
     function, module = read.function, core.module
-    key = None if function is None else f"self.{function.name}" if module.class_of(function) else function.name
+    key = None if function is None else module.key(function)
     found = []
-    for node in module.nodes:
-        if isinstance(node, ast.Call) and key is not None and dotted(node.func) == key:
+    for node in module.calls:
+        if key is not None and dotted(node.func) == key:
             call = Read(node, module.statement(node), module.function(node), (optimizer,))
             if _step_after(core, call, optimizer) is None:
                 break
@@ -159,26 +156,13 @@ def _refuse_mixed(core: Core, optimizer: str, step: Step, reads: list[Read]) -> 
     for backward in core.sites.backwards:
         if backward.function is not step.function or not first < backward.statement.lineno < step.statement.lineno:
             continue
-        if optimizer not in backward.optimizers or _is_in_another_branch(
-            core.module, backward.statement, step.statement
-        ):
+        if optimizer not in backward.optimizers or is_exclusive(core.module, backward.statement, step.statement):
             continue
         raise Unsure(
             reads[0].node,
             "gradients are read here, and another backward pass follows before the step; GradScaler unscales once "
             "between two steps",
         )
-
-
-def _is_in_another_branch(module: Module, one: ast.stmt, other: ast.stmt) -> bool:
-    """Return whether two statements are in different branches of one `if`, so that only one of them runs."""
-    around = [other, *module.ancestors(other)]
-    for outer in module.ancestors(one):
-        if isinstance(outer, ast.If) and outer in around:
-            return [each in around for each in outer.body] != [
-                each is one or each in module.ancestors(one) for each in outer.body
-            ]
-    return False
 
 
 def _read_scaled(core: Core, optimizer: str, step: Step, read: Read) -> None:
@@ -259,7 +243,7 @@ def _insert(core: Core, lines: list[str], statements: list[ast.stmt]) -> None:
     block = _common_block(module, statements)
     holders: dict[int, list[ast.stmt]] = {}
     for statement in statements:
-        index = next(i for i, each in enumerate(block) if each is statement or each in module.ancestors(statement))
+        index = next(i for i, each in enumerate(block) if module.is_in(statement, [each]))
         holders.setdefault(index, []).append(statement)
     first = min(holders)
     holder = block[first]
@@ -272,7 +256,7 @@ def _insert(core: Core, lines: list[str], statements: list[ast.stmt]) -> None:
     if len(holders) > 1:
         raise Unsure(statements[-1], "gradients are read in a branch and again after it; unscale them once, by hand")
     for branch in module.blocks(holder):
-        inner = [each for each in within if any(s is each or s in module.ancestors(each) for s in branch)]
+        inner = [each for each in within if module.is_in(each, branch)]
         if inner:
             _insert(core, lines, inner)
 
@@ -281,12 +265,9 @@ def _common_block(module: Module, statements: list[ast.stmt]) -> list[ast.stmt]:
     """Return the innermost block that all statements are in, or below."""
     block = module.block(statements[0])
     while True:
-        if all(any(each is s or each in module.ancestors(s) for each in block) for s in statements):
+        if all(module.is_in(each, block) for each in statements):
             return block
-        parent = module.parent(block[0])
-        while not isinstance(parent, ast.stmt):
-            parent = module.parent(parent)
-        block = module.block(parent)
+        block = module.block(module.statement(module.parent(block[0])))
 
 
 PACE = (

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from ampcompare.migrate.read.names import Names
-from ampcompare.migrate.read.order import functions_by_name
 from ampcompare.migrate.read.sites import Backward, Sites
 from ampcompare.source.calls import arguments, parameters
 from ampcompare.source.module import Block, Function, Module
@@ -85,7 +84,6 @@ class _Finder:
         self._sites = sites
         self._models = model_keys(module, sites)
         self._tails = {key.rpartition(".")[2] for key in self._models}
-        self._functions = functions_by_name(module)
         self._barriers = self._find_barriers()
         self._initializing = {each.statement for each in sites.initializes} | {
             outer for each in sites.initializes for outer in module.ancestors(each.statement)
@@ -183,9 +181,9 @@ class _Finder:
         found = False
         given = parameters(function, positional=True)
         first = 1 if cls is not None and given[:1] in (["self"], ["cls"]) else 0
-        key = f"self.{function.name}" if cls is not None else function.name
-        for node in module.nodes:
-            if not (isinstance(node, ast.Call) and dotted(node.func) == key) or module.function(node) is function:
+        key = module.key(function)
+        for node in module.calls:
+            if dotted(node.func) != key or module.function(node) is function:
                 continue
             values = [value for name, value in arguments(node, given[first:]).items() if name in needed]
             if values and not any(self._computes(value) for value in values):

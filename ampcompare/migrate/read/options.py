@@ -79,8 +79,7 @@ def _literal(value: ast.expr) -> dict[str, ast.expr] | None:
 
 def _runs_before(module: Module, statement: ast.stmt, use: ast.expr) -> bool:
     """Return whether a statement always runs before a use: it stands above, in a block around the use."""
-    around = [module.statement(use), *module.ancestors(module.statement(use))]
-    return statement.lineno < use.lineno and any(each in around for each in module.block(statement))
+    return statement.lineno < use.lineno and module.is_in(use, module.block(statement))
 
 
 def _rebinds(scope: ast.AST, statement: ast.Assign, use: ast.expr) -> bool:

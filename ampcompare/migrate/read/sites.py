@@ -76,6 +76,13 @@ class Backward:
     call: ast.Call | None = None
 
     @property
+    def made(self) -> ast.AST:
+        """The call by which it is made: of `scale_loss`, of `backward`, or of a function of another file."""
+        if isinstance(self.statement, ast.With):
+            return self.statement.items[0].context_expr
+        return self.call or self.statement.value  # type: ignore[attr-defined,no-any-return]
+
+    @property
     def scales(self) -> bool:
         """Whether the loss goes through `scale_loss`, here or in another file."""
         return self.block or self.call is not None
@@ -350,15 +357,8 @@ def _add_reads(module: Module, sites: Sites, names: Names) -> None:
 
 def _called_in(module: Module, functions: set[Function | None]) -> set[Function | None]:
     """Return the functions of the module, and methods of the same object, that some functions call."""
-    called = {
-        dotted(node.func) for node in module.nodes if isinstance(node, ast.Call) and module.function(node) in functions
-    }
-    return {
-        node
-        for node in module.nodes
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
-        and (f"self.{node.name}" if module.class_of(node) is not None else node.name) in called
-    }
+    called = {dotted(call.func) for call in module.calls if module.function(call) in functions}
+    return {each for key, named in module.functions.items() if key in called for each in named}
 
 
 def _copies_weights(module: Module, call: ast.Call) -> bool:

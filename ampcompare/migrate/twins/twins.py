@@ -807,13 +807,13 @@ def _rewrite_ddp(
         value = known.get(name)
         if value is not None and not (isinstance(value, ast.Constant) and not value.value):
             raise Unsure(call, f"{name} has no equivalent in torch's DistributedDataParallel")
-    kept = [module.source(known["module"])] if "module" in known else []
+    texts = [module.source(known["module"])] if "module" in known else []
     delay = known.get("delay_allreduce")
     if delay is not None and not (isinstance(delay, ast.Constant) and not delay.value):
-        kept.append(f"find_unused_parameters={module.source(delay)}")
-    edits.replace(call, f"{module.source(call.func)}({', '.join(kept)})")
+        texts.append(f"find_unused_parameters={module.source(delay)}")
+    edits.replace(call, f"{module.source(call.func)}({', '.join(texts)})")
     if isinstance(call.func, ast.Attribute):
-        edits.replace(call, f"{torch}{DDP.removeprefix('torch')}({', '.join(kept)})")
+        edits.replace(call, f"{torch}{DDP.removeprefix('torch')}({', '.join(texts)})")
     dropped = sorted(set(known) - {"module", "delay_allreduce"})
     if dropped:
         note(call, f"{', '.join(dropped)} of Apex's DistributedDataParallel has no equivalent and is left out")
