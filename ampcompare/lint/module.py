@@ -11,7 +11,7 @@ from typing import NamedTuple
 from ampcompare.lint.finding import Finding
 from ampcompare.lint.mistake import Mistake
 from ampcompare.lint.trace import Event, Kind, Tracer
-from ampcompare.source.calls import argument
+from ampcompare.source.calls import argument, last_name
 from ampcompare.source.edits import Edit, Edits
 from ampcompare.source.module import Module, Scope
 from ampcompare.source.roles import Roles
@@ -170,11 +170,11 @@ def training_scopes(module: Module) -> list[Scope]:
     callers: dict[str, set[Scope]] = {}
     for call in module.calls:
         scope = module.scope_of[call]
-        name = _last(call.func)
+        name = last_name(call.func)
         callers.setdefault(name, set()).add(scope)
         if name == "step":
             for argument in call.args:  # a closure
-                callers.setdefault(_last(argument), set()).add(scope)
+                callers.setdefault(last_name(argument), set()).add(scope)
         if _is_of_training(call, scope, module):
             reached.add(scope)
     waiting = list(reached)
@@ -186,15 +186,9 @@ def training_scopes(module: Module) -> list[Scope]:
     return [scope for scope in scopes if scope in reached]
 
 
-def _last(node: ast.expr) -> str:
-    if isinstance(node, ast.Attribute):
-        return node.attr
-    return node.id if isinstance(node, ast.Name) else ""
-
-
 def _is_of_training(call: ast.Call, scope: Scope, module: Module) -> bool:
     function = call.func
     if isinstance(function, ast.Attribute):
         return OF_TRAINING.search(function.attr) is not None or "scaler" in (dotted(function) or "").lower()
-    full = module.resolve(function, scope) or _last(function)
+    full = module.resolve(function, scope) or last_name(function)
     return OF_TRAINING.search(full.rpartition(".")[2]) is not None

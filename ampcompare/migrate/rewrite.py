@@ -14,6 +14,7 @@ from ampcompare.migrate.read.names import Names
 from ampcompare.migrate.read.neighbours import ALONE, Around
 from ampcompare.migrate.read.sites import Unsure
 from ampcompare.migrate.twins.twins import Twins
+from ampcompare.source.calls import argument, last_name
 from ampcompare.source.edits import Edits
 from ampcompare.source.module import Block, Module
 
@@ -248,20 +249,14 @@ def _rewrite_texts(module: Module, edits: Edits, names: Names) -> None:
     """Name torch.amp instead of Apex in the help of `add_argument` and of click options."""
     if not any(meaning.startswith("apex.amp") for _, meaning in names.uses):
         return
-    for node in module.nodes:
-        if not isinstance(node, ast.Call):
-            continue
-        name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-        if name not in ("add_argument", "option", "argument"):
-            continue
-        for keyword in node.keywords:
-            if keyword.arg == "help":
-                old = module.source(keyword.value)
-                new = old
-                for pattern, text in PHRASES:
-                    new = pattern.sub(text, new)
-                if new != old:
-                    edits.replace(keyword.value, new)
+    for call in module.calls:
+        words = argument(call, "help") if last_name(call.func) in ("add_argument", "option", "argument") else None
+        if words is not None:
+            old = new = module.source(words)
+            for pattern, text in PHRASES:
+                new = pattern.sub(text, new)
+            if new != old:
+                edits.replace(words, new)
 
 
 def _torch_name(module: Module, names: Names, edits: Edits) -> tuple[str, ast.stmt | None]:
@@ -435,11 +430,9 @@ def _cast_notes(module: Module, names: Names) -> list[Finding]:
     if not any(meaning == "apex.amp.initialize" for _, meaning in names.uses):
         return []
     found: dict[str, Finding] = {}
-    for node in module.nodes:
-        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
-            continue
-        name = node.func.attr
-        if name not in _DIFFERENT or name in found:
+    for node, _ in module.methods(*_DIFFERENT):
+        name = last_name(node.func)
+        if name in found:
             continue
         meaning = names.meaning(node.func) or ""
         functional = meaning.startswith("torch.nn.functional.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Sequence
 
-__all__ = ["HIDDEN", "argument", "arguments", "is_literal", "parameters", "passed"]
+__all__ = ["HIDDEN", "argument", "arguments", "is_literal", "last_name", "parameters", "passed"]
 
 HIDDEN = {"*", "**"}  # of what has no name where it is given
 
@@ -50,6 +50,11 @@ def parameters(function: ast.FunctionDef | ast.AsyncFunctionDef, *, positional: 
     """
     given = function.args
     return [each.arg for each in (*given.posonlyargs, *given.args, *(() if positional else given.kwonlyargs))]
+
+
+def last_name(node: ast.AST) -> str:
+    """Return the last part of the name of a function or object, such as `step`; empty for any other expression."""
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 
 def is_literal(node: ast.expr | None, value: object) -> bool:

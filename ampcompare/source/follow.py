@@ -118,8 +118,8 @@ class Follower:
             return False
         assert isinstance(callee.node, (ast.FunctionDef, ast.AsyncFunctionDef))
         home = callee.parent
-        is_nested = home is not None and not isinstance(home.node, (ast.Module, ast.ClassDef))
-        names = dict(frame.names) if is_nested and home in frame.scope.enclosing() else {}  # it sees those around it
+        sees = home is not None and home in frame.scope.enclosing()
+        names = dict(frame.names) if sees and home is not None and home.function is not None else {}
         if call is not None:
             names.update(self.given(callee, call, frame))
         prefix = f"{next(self._frames)}:"

@@ -127,6 +127,10 @@ class Module(Text):
             node = self.parent(node)
             yield node
 
+    def outermost(self, node: ast.AST) -> ast.stmt:
+        """Return the statement of the module itself that a node is in."""
+        return next(each for each in self.tree.body if self.is_in(node, [each]))
+
     def is_in(self, node: ast.AST, block: Block) -> bool:
         """Return whether a node is one of some statements, or in one of them."""
         around = [node, *self.ancestors(node)]
@@ -173,6 +177,18 @@ class Module(Text):
         """Return the class whose method a function is."""
         holder = None if function is None else self.scope_of[function].node
         return holder if isinstance(holder, ast.ClassDef) else None
+
+    def functions_around(self, node: ast.AST) -> Iterator[Function]:
+        """Yield the functions around a node, the innermost first."""
+        while (function := self.function(node)) is not None:
+            yield function
+            node = function
+
+    def methods(self, *names: str) -> Iterator[tuple[ast.Call, ast.expr]]:
+        """Yield the calls of methods of some names, with the object of each."""
+        for call in self.calls:
+            if isinstance(call.func, ast.Attribute) and call.func.attr in names:
+                yield call, call.func.value
 
     def key(self, function: Function) -> str:
         """Return what calls of a function name: `name`, or `self.name` for a method."""

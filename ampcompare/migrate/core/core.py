@@ -20,8 +20,8 @@ from ampcompare.migrate.read.neighbours import Around
 from ampcompare.migrate.read.order import find_order
 from ampcompare.migrate.read.sites import Backward, Initialize, Sites, Step, Unsure, collect_sites
 from ampcompare.source.amp_names import AUTOCASTS, SCALERS
-from ampcompare.source.branches import is_exclusive
-from ampcompare.source.calls import parameters
+from ampcompare.source.branches import branches_around, is_exclusive
+from ampcompare.source.calls import last_name, parameters
 from ampcompare.source.edits import Edits
 from ampcompare.source.module import Function, Module
 from ampcompare.source.syntax import dotted, walk
@@ -152,8 +152,7 @@ def _is_no_grad(core: Core, node: ast.With) -> bool:
 
 
 def _is_model(call: ast.Call, tails: set[str]) -> bool:
-    name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
-    return name in tails
+    return last_name(call.func) in tails
 
 
 def _calls(node: ast.AST, tails: set[str]) -> bool:
@@ -176,9 +175,7 @@ def _reaches(core: Core, node: ast.AST) -> bool:
     if core.scalers.home == "self":
         return function is not None and [each.arg for each in function.args.args[:1]] == ["self"]
     created = {each.function for each in core.sites.initializes}
-    while function is not None and function not in created:
-        function = core.module.function(function)
-    return function in created
+    return any(each in created for each in (*core.module.functions_around(node), None))
 
 
 def _rewrite_for_precision(core: Core) -> None:
@@ -266,15 +263,11 @@ def _name_carried(core: Core) -> None:
 
 def _test(module: Module, backward: Backward, others: list[Backward]) -> str | None:
     """Return the test of the nearest `if` that has the block in one branch and a plain backward pass in the other."""
-    below: ast.AST = backward.statement
-    for outer in module.ancestors(backward.statement):
-        if isinstance(outer, ast.If):
-            positive = any(each is below for each in outer.body)
-            other = outer.orelse if positive else outer.body
-            if any(not each.scales and module.is_in(each.statement, other) for each in others):
-                text = ast.unparse(outer.test)
-                return text if positive else f"not ({text})"
-        below = outer
+    for outer, positive in branches_around(module, backward.statement):
+        other = outer.orelse if positive else outer.body
+        if any(not each.scales and module.is_in(each.statement, other) for each in others):
+            text = ast.unparse(outer.test)
+            return text if positive else f"not ({text})"
     return None
 
 
@@ -348,13 +341,13 @@ def _is_harmless(module: Module, names: Names, node: ast.Name | ast.Attribute) -
 
 def _is_elsewhere(module: Module, sites: Sites, node: ast.AST) -> bool:
     """Return whether the outermost function around a use has nothing of Apex in it."""
-    outermost = [each for each in module.ancestors(node) if isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef))]
-    if not outermost:
+    functions = list(module.functions_around(node))
+    if not functions:
         return False
     statements: list[ast.AST] = [*sites.masters, *sites.saves, *sites.loads]
     statements += [each.statement for each in sites.initializes]
     statements += [each.statement for each in sites.backwards] + [each.statement for each in sites.steps]
-    return not any(outermost[-1] in module.ancestors(each) for each in statements)
+    return not any(functions[-1] in module.ancestors(each) for each in statements)
 
 
 def _is_another_branch(module: Module, names: Names, sites: Sites, node: ast.Name | ast.Attribute) -> bool:
@@ -373,12 +366,13 @@ def _is_another_branch(module: Module, names: Names, sites: Sites, node: ast.Nam
 
 def _steps_apart(module: Module, step: Step) -> bool:
     """Return whether another branch steps the same optimizer through a GradScaler, so that this one is not for it."""
-    for node in module.nodes:
-        if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "step" and node.args:
-            if dotted(node.args[0]) == step.optimizer and module.function(node) is step.function:
-                if is_exclusive(module, node, step.statement):
-                    return True
-    return False
+    return any(
+        call.args
+        and dotted(call.args[0]) == step.optimizer
+        and module.function(call) is step.function
+        and is_exclusive(module, call, step.statement)
+        for call, _ in module.methods("step")
+    )
 
 
 def _is_dead(module: Module, node: ast.AST) -> bool:

@@ -46,9 +46,7 @@ def declare_global(core: Core, function: Function | None) -> None:
     if len(core.declared) == 1 and not core.has_global:
         core.has_global = True
         default = [f"{name} = {core.off}" for name in scalers.names]
-        outermost: ast.AST = function
-        while not isinstance(module.parent(outermost), ast.Module):
-            outermost = module.parent(outermost)
+        outermost = module.outermost(function)
         first_use = next(
             each for each in module.tree.body if isinstance(each, (ast.FunctionDef, ast.ClassDef)) or each is outermost
         )

@@ -137,7 +137,7 @@ def _home(module: Module, sites: Sites) -> str:
         if function is None:
             # A class body at the top of the module is no scope for the functions in it.
             return "module"
-        if all(_is_inside(module, each, function) for each in used):
+        if all(each is not None and function in (each, *module.functions_around(each)) for each in used):
             return "local"
     owners = {module.class_of(_outermost(module, each)) for each in created | used}
     if len(owners) == 1 and None not in owners:
@@ -146,15 +146,7 @@ def _home(module: Module, sites: Sites) -> str:
 
 
 def _outermost(module: Module, function: Function | None) -> Function | None:
-    while function is not None and (outer := module.function(function)) is not None:
-        function = outer
-    return function
-
-
-def _is_inside(module: Module, function: Function | None, outer: Function) -> bool:
-    while function is not None and function is not outer:
-        function = module.function(function)
-    return function is outer
+    return None if function is None else [function, *module.functions_around(function)][-1]
 
 
 def _has_self(function: Function | None) -> bool:

@@ -53,20 +53,12 @@ def _is_in_reach(core: Core, call: ast.Call, key: str) -> bool:
             return False
         return module.class_of(function) in {module.class_of(each) for each in users} - {None}
     root = key.split(".")[0]
-    scopes: list[ast.AST] = [module.tree, *([] if function is None else [function, *module.ancestors(function)])]
-    for node in module.nodes:
-        if isinstance(node, ast.arg) and node.arg == root and module.parent(module.parent(node)) in scopes:
-            return True
-        if isinstance(node, ast.Name) and node.id == root and isinstance(node.ctx, ast.Store):
-            if (module.function(node) or module.tree) in scopes:
-                return True
-    return False
+    return any(root in one.parameters or root in one.values for one in module.scope_of[call].enclosing())
 
 
 def _parameters(module: Module, node: ast.AST) -> set[str]:
     """Return the parameters of the functions around a node."""
-    functions = (each for each in module.ancestors(node) if isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef)))
-    return {each.arg for function in functions for each in ast.walk(function.args) if isinstance(each, ast.arg)}
+    return {name for scope in module.scope_of[node].enclosing() for name in scope.parameters}
 
 
 def _bound_in(function: Function | None) -> dict[str, str | None]:

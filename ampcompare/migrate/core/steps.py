@@ -44,14 +44,12 @@ def stepped_apart(core: Core, function: Function | None) -> list[tuple[ast.Call,
         return []  # they have backward passes of their own
     passes = [each.statement for each in sites.backwards if each.scales and each.function is function]
     found, roles = [], Roles(module)
-    for node in module.calls:
-        if not isinstance(node.func, ast.Attribute) or node.func.attr != "step":
-            continue
-        key = dotted(node.func.value)
+    for node, stepped in module.methods("step"):
+        key = dotted(stepped)
         last = (key or "").rpartition(".")[2]
         if key is None or node.args or last in known or module.function(node) is not function:
             continue
-        if roles.of(node.func.value, module.scope_of[node]) == "optimizer":
+        if roles.of(stepped, module.scope_of[node]) == "optimizer":
             if any(each.lineno < node.lineno and not is_exclusive(module, each, node) for each in passes):
                 found.append((node, key))
     return found
@@ -94,6 +92,4 @@ def _is_scaled(core: Core, function: Function | None, optimizer: str) -> bool:
     """Return whether a step uses scaled gradients: not where all backward passes of its function are plain ones."""
     if any(each.function is function for each in core.sites.backwards):
         return True
-    module = core.module
-    inside = [node for node in module.nodes if isinstance(node, ast.Call) and module.function(node) is function]
-    return not any(isinstance(each.func, ast.Attribute) and each.func.attr == "backward" for each in inside)
+    return not any(core.module.function(call) is function for call, _ in core.module.methods("backward"))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ampcompare.migrate.core.steps import stepped_apart
 from ampcompare.migrate.read.sites import Backward, Read, Step, Unsure
 from ampcompare.source.amp_names import CLIPS
-from ampcompare.source.branches import conditions_around, is_exclusive
+from ampcompare.source.branches import branches_around, conditions_around, is_exclusive
 from ampcompare.source.calls import HIDDEN, arguments
 from ampcompare.source.module import Module
 from ampcompare.source.syntax import dotted
@@ -283,15 +283,11 @@ def _plain_parameters(core: Core, call: ast.Call) -> str | None:
         return None
     statement = module.statement(call)
     before, text = ast.unparse(call), ast.unparse(statement)
-    below: ast.AST = statement
-    for outer in module.ancestors(statement):
-        if isinstance(outer, ast.If):
-            others = [each for block in (outer.body, outer.orelse) if below not in block for each in block]
-            for other in (node for each in others for node in ast.walk(each)):
-                if isinstance(other, ast.Call) and getattr(other.func, "attr", "") == "parameters":
-                    if text.replace(before, ast.unparse(other)) == ast.unparse(module.statement(other)):
-                        return module.source(other)
-        below = outer
+    for outer, positive in branches_around(module, statement):
+        for other, _ in module.methods("parameters"):
+            if module.is_in(other, outer.orelse if positive else outer.body):
+                if text.replace(before, ast.unparse(other)) == ast.unparse(module.statement(other)):
+                    return module.source(other)
     return None
 
 

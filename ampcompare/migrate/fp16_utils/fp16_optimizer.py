@@ -323,9 +323,7 @@ def _find_casts(module: Module, names: Names, wrapped: ast.stmt) -> list[_ModelC
     function = module.function(wrapped)
     tests = _tests(module, wrapped)
     found: list[_ModelCast] = []
-    for node in module.nodes:
-        if not isinstance(node, ast.Call):
-            continue
+    for node in module.calls:
         statement, key = module.statement(node), _cast(module, names, node)
         if key is None or not _is_model(module, key):
             continue

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from ampcompare.migrate.read.names import Names
 from ampcompare.migrate.read.sites import Backward, Sites
-from ampcompare.source.calls import arguments, parameters
+from ampcompare.source.calls import arguments, last_name, parameters
 from ampcompare.source.module import Block, Function, Module
 from ampcompare.source.syntax import dotted, walk
 
@@ -107,10 +107,7 @@ class _Finder:
         return found
 
     def _find_barriers(self) -> set[ast.AST]:
-        found: set[ast.AST] = set()
-        for node in self._module.nodes:
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in BARRIERS:
-                found.add(node)
+        found: set[ast.AST] = {call for call, _ in self._module.methods(*BARRIERS)}
         found |= {each.statement for each in self._sites.backwards}
         return found | {outer for node in found for outer in self._module.ancestors(node)}
 
@@ -223,7 +220,7 @@ class _Finder:
         return False
 
     def _may_compute(self, call: ast.Call) -> bool:
-        name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+        name = last_name(call.func)
         return name not in TRIVIAL and not (name[:1].isupper() and isinstance(call.func, ast.Name) and not call.args)
 
     def _runs(self, block: Block, marked: set[ast.stmt]) -> Iterator[tuple[ast.stmt, ast.stmt]]:

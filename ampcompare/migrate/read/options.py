@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterable
 
 from ampcompare.migrate.finding import Unsure
-from ampcompare.source.calls import HIDDEN, arguments
+from ampcompare.source.calls import HIDDEN, arguments, last_name
 from ampcompare.source.module import Module
 from ampcompare.source.syntax import dotted, walk
 
@@ -159,7 +159,7 @@ def _flags(module: Module) -> set[str]:
     """Return names that the file makes boolean: options with `store_true`, annotations, assignments."""
     found: set[str] = set()
     for node in module.nodes:
-        if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "add_argument":
+        if isinstance(node, ast.Call) and last_name(node.func) == "add_argument":
             given = arguments(node)
             action = given.get("action")
             if isinstance(action, ast.Constant) and action.value in ("store_true", "store_false"):

@@ -39,8 +39,9 @@ def find_order(module: Module, sites: Sites, group: Callable[[str], str]) -> Ord
     order = Order()
     events = _Events(module, sites)
     called = {dotted(call.func) for call in module.calls}
-    scopes = [scope for scope in module.scopes if not isinstance(scope.node, (ast.ClassDef, ast.Lambda))]
-    roots = [scope for scope in scopes if scope is module.top or module.key(scope.node) not in called]
+    by_key = [(key, module.scope_from[each]) for key, named in module.functions.items() for each in named]
+    scopes = [module.top, *(scope for _, scope in by_key)]
+    roots = [module.top, *(scope for key, scope in by_key if key not in called)]
     for scope in [*roots, *(each for each in scopes if each not in roots)]:
         found = events.of(scope)
         if scope not in roots and all(id(each.call) in order.updates for each in found if isinstance(each, Step)):

@@ -10,7 +10,7 @@ from ampcompare.migrate.finding import Unsure
 from ampcompare.migrate.read.names import Names
 from ampcompare.migrate.read.options import UNSEEN, bind, members, unknown_options
 from ampcompare.source.branches import is_exclusive
-from ampcompare.source.calls import arguments, is_literal
+from ampcompare.source.calls import arguments, is_literal, last_name
 from ampcompare.source.module import Function, Module
 from ampcompare.source.syntax import dotted, walk
 
@@ -80,7 +80,7 @@ class Backward:
         """The call by which it is made: of `scale_loss`, of `backward`, or of a function of another file."""
         if isinstance(self.statement, ast.With):
             return self.statement.items[0].context_expr
-        return self.call or self.statement.value  # type: ignore[attr-defined,no-any-return]
+        return self.call or self.statement.value  # type: ignore[attr-defined]
 
     @property
     def scales(self) -> bool:
@@ -222,11 +222,10 @@ def _block(module: Module, call: ast.Call) -> Backward:
 
 def _handed_on(module: Module, names: Names) -> Iterator[Backward]:
     """Yield the backward passes of losses that are handed to functions of other files, which scale them."""
-    for node in module.nodes:
-        helper = names.helpers.get(dotted(node.func) or "") if isinstance(node, ast.Call) else None
+    for node in module.calls:
+        helper = names.helpers.get(dotted(node.func) or "")
         if helper is None:
             continue
-        assert isinstance(node, ast.Call)
         bound = arguments(node, helper.parameters)
         if helper.loss not in bound:
             raise Unsure(node, "the loss that this function of another file scales is not among its arguments here")
@@ -239,12 +238,10 @@ def _handed_on(module: Module, names: Names) -> Iterator[Backward]:
 
 def _add_steps(module: Module, sites: Sites, known: set[str]) -> None:
     tails = {key.rpartition(".")[2] for key in known}
-    for node in module.nodes:
-        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "step"):
-            continue
-        key = dotted(node.func.value)
+    for node, stepped in module.methods("step"):
+        key = dotted(stepped)
         if key is None:
-            key = module.source(node.func.value)
+            key = module.source(stepped)
             if key not in known:
                 continue
         elif key not in known and (key.rpartition(".")[2] not in tails or _holds_another(key, known)):
@@ -269,15 +266,13 @@ def _add_plain_backwards(module: Module, sites: Sites, known: set[str], names: N
     stepping = {each.function for each in sites.steps} - functions - {None}
     functions |= {each for each in stepping if _called_in(module, {each}) & functions}
     bodies = {each.statement: each.name for each in sites.backwards}
-    for node in module.nodes:
-        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "backward"):
-            continue
+    for node, loss in module.methods("backward"):
         statement = module.statement(node)
         if any(each.call is node for each in sites.backwards):
             continue
         if module.function(node) not in functions or not isinstance(statement, ast.Expr) or statement.value is not node:
             continue
-        receiver = dotted(node.func.value)
+        receiver = dotted(loss)
         if any(outer in bodies for outer in module.ancestors(statement)):
             continue  # of the scaled loss
         if receiver is not None and receiver.rpartition(".")[2].startswith("optim"):
@@ -286,7 +281,7 @@ def _add_plain_backwards(module: Module, sites: Sites, known: set[str], names: N
             if all(is_exclusive(module, node, each.statement) for each in sites.backwards if each.scales):
                 continue
             raise Unsure(node, f"what {ast.unparse(node.func)} does with its loss cannot be seen in this file")
-        if isinstance(node.func.value, ast.Call) and getattr(node.func.value.func, "attr", "") == "scale":
+        if isinstance(loss, ast.Call) and isinstance(loss.func, ast.Attribute) and loss.func.attr == "scale":
             blocks = [
                 each.statement for each in sites.backwards if each.scales and each.function is module.function(node)
             ]
@@ -295,9 +290,9 @@ def _add_plain_backwards(module: Module, sites: Sites, known: set[str], names: N
                 continue
             raise Unsure(node, "a GradScaler scales this loss, next to Apex; remove the branch of Apex by hand")
         if not all(_is_known(each, known) for each in _next_steps(module, node)):
-            sites.others.append(Backward(statement, module.function(node), node.func.value, (), False))
+            sites.others.append(Backward(statement, module.function(node), loss, (), False))
             continue
-        sites.backwards.append(Backward(statement, module.function(node), node.func.value, (), False))
+        sites.backwards.append(Backward(statement, module.function(node), loss, (), False))
 
 
 def _is_of_another(call: ast.Call, known: set[str], names: Names) -> bool:
@@ -318,17 +313,14 @@ def _next_steps(module: Module, backward: ast.Call) -> list[str]:
     zeroed = {
         dotted(node.value) for node in module.nodes if isinstance(node, ast.Attribute) and node.attr == "zero_grad"
     }
-    steps = [
-        node
-        for node in walk(module.function(backward) or module.tree)
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "step"
-    ]
+    function = module.function(backward)
     below = [
-        (node.lineno, key)
-        for node in steps
-        if node.lineno >= backward.lineno
-        and (key := dotted(node.func.value)) in zeroed  # type: ignore[attr-defined]
-        and not is_exclusive(module, node, backward)
+        (call.lineno, key)
+        for call, stepped in module.methods("step")
+        if call.lineno >= backward.lineno
+        and function in (None, *module.functions_around(call))
+        and (key := dotted(stepped)) in zeroed
+        and not is_exclusive(module, call, backward)
     ]
     return [str(min(below)[1])] if below else []
 
@@ -382,8 +374,7 @@ def _copies_weights(module: Module, call: ast.Call) -> bool:
 def _clips(node: ast.AST) -> bool:
     if not isinstance(node, ast.Call):
         return False
-    name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-    return name.startswith(("clip_grad", "get_grad_norm", "dispatch_clip_grad"))
+    return last_name(node.func).startswith(("clip_grad", "get_grad_norm", "dispatch_clip_grad"))
 
 
 def _reads_grad(module: Module, node: ast.AST) -> bool:

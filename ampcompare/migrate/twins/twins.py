@@ -503,12 +503,9 @@ def _rewrite_larc(module: Module, edits: Edits, torch: str, node: ast.Name | ast
         raise Unsure(node, "LARC scales gradients before the step, and a fused optimizer unscales them in it")
     edits.replace(node, NAME)
     if NAME + "(optimizer, trust" not in edits.inserted():
-        statement: ast.AST = module.statement(node)
-        while not isinstance(module.parent(statement), ast.Module):
-            statement = module.parent(statement)
         unit = module.unit
         lines = FUNCTION.format(torch=torch).replace("    ", unit).splitlines()
-        edits.before(statement, [*lines, "", ""])  # type: ignore[arg-type]
+        edits.before(module.outermost(node), [*lines, "", ""])
     statement = module.statement(call)
     key = dotted(statement.targets[0]) if isinstance(statement, ast.Assign) else None
     for each in module.nodes:  # the optimizer inside is the optimizer itself now
