@@ -299,3 +299,21 @@ def test_two_networks_are_unscaled_once() -> None:
     assert codes_of(script) == ["AMP201", "AMP201"]
     assert fixed.count("scaler.unscale_(optimizer)") == 1
     assert left == check_text(fixed, selection.reports) == []
+
+
+@pytest.mark.parametrize("line", ["global amp", "pass"])
+def test_a_name_that_a_function_imports_for_the_module(line: str) -> None:
+    """With `global` an import in one function counts in the others; without, it is a name of that function alone."""
+    script = f"""
+        def main():
+            {line}
+            from apex import amp
+
+        def train():
+            loss = model(batch)
+            with amp.scale_loss(loss, optimizer) as scaled:
+                scaled.backward()
+            optimizer.zero_grad()
+            optimizer.step()
+    """
+    assert ("AMP214" in codes_of(script)) is (line == "global amp")

@@ -152,11 +152,10 @@ scaler.update()
 def update_missing(module: LintModule) -> Iterator[Finding]:
     """A scaler that steps and is updated nowhere in the module."""
     if module.mentions(r"\.update\(|_maybe_opt_step|\.update\b(?!\()"):
-        calls = [call for call in module.calls if isinstance(call.func, ast.Attribute) and call.func.attr == "update"]
-        for call in calls:
-            assert isinstance(call.func, ast.Attribute)
-            known = module.roles.of(call.func.value, module.scope_of[call])
-            if known == "scaler" or "scaler" in ast.unparse(call.func.value).lower():
+        calls = list(module.methods("update"))
+        for call, updated in calls:
+            known = module.roles.of(updated, module.scope_of[call])
+            if known == "scaler" or "scaler" in ast.unparse(updated).lower():
                 return
         if not calls:
             return

@@ -71,14 +71,13 @@ parser.add_argument("--shuffle", type=bool, default=False)
 )
 def boolean_flag(module: LintModule) -> Iterator[Finding]:
     """Options of mixed precision with `type=bool`."""
-    for call in module.calls:
-        if isinstance(call.func, ast.Attribute) and call.func.attr == "add_argument":
-            kind = argument(call, "type")
-            flags = [literal(argument) or "" for argument in call.args]
-            if isinstance(kind, ast.Name) and kind.id == "bool" and argument(call, "action") is None:
-                flag = next((flag for flag in flags if PRECISION.search(flag.replace("_", " ").replace("-", " "))), "")
-                if flag:
-                    yield module.finding("AMP403", call, f"`{flag} False` is true")
+    for call, _ in module.methods("add_argument"):
+        kind = argument(call, "type")
+        flags = [literal(one) or "" for one in call.args]
+        if isinstance(kind, ast.Name) and kind.id == "bool" and argument(call, "action") is None:
+            flag = next((flag for flag in flags if PRECISION.search(flag.replace("_", " ").replace("-", " "))), "")
+            if flag:
+                yield module.finding("AMP403", call, f"`{flag} False` is true")
 
 
 @rule(

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from ampcompare.migrate.finding import NOTE, Finding
 from ampcompare.migrate.read.names import Names
 from ampcompare.migrate.read.sites import Unsure
+from ampcompare.source.branches import Facts, facts_at
 from ampcompare.source.calls import arguments, is_literal
 from ampcompare.source.edits import Edits
 from ampcompare.source.module import Function, Module
@@ -334,7 +335,7 @@ def _find_casts(module: Module, names: Names, wrapped: ast.stmt) -> list[_ModelC
             key = own
         else:
             continue
-        if not _tests(module, statement) <= tests:
+        if not _tests(module, statement).items() <= tests.items():
             raise Unsure(node, "the model is cast to fp16 here under another condition than FP16_Optimizer is made")
         found.append(_ModelCast(node, statement, key))
     if not found:
@@ -396,20 +397,9 @@ def _belongs(module: Module, statement: ast.stmt, wrapped: ast.stmt, key: str, f
     return True
 
 
-def _tests(module: Module, statement: ast.stmt) -> set[str]:
-    """Return the tests around a statement, up to its function; the other branch of one is another test."""
-    found, below = set(), statement
-    for outer in module.ancestors(statement):
-        if isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            break
-        if isinstance(outer, ast.If) and below in outer.body:
-            both = isinstance(outer.test, ast.BoolOp) and isinstance(outer.test.op, ast.And)
-            found |= {ast.unparse(each) for each in (outer.test.values if both else [outer.test])}  # type: ignore[attr-defined]
-        elif isinstance(outer, ast.If):
-            found.add(f"not {ast.unparse(outer.test)}")
-        if isinstance(outer, ast.stmt):
-            below = outer
-    return found
+def _tests(module: Module, statement: ast.stmt) -> Facts:
+    """Return what the tests around a statement say, up to its function."""
+    return facts_at(module, statement, module.function(statement))
 
 
 def _mentions(node: ast.AST, key: str) -> bool:
