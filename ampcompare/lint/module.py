@@ -98,11 +98,6 @@ class LintModule(Module):
         """Return whether a node stands under an `if` of its function."""
         return any(isinstance(outer, ast.If) for outer in self.within_function(node))
 
-    def siblings(self, statement: ast.stmt) -> tuple[list[ast.stmt], int]:
-        """Return the block in which a statement stands, and its place there."""
-        block = self.block(statement)
-        return block, block.index(statement)
-
     def finding(self, code: str, node: ast.AST, message: str, edits: tuple[Edit, ...] = ()) -> Finding:
         """Return a finding at a node."""
         line, column = getattr(node, "lineno", 1), getattr(node, "col_offset", 0)

@@ -156,6 +156,15 @@ class Module(Text):
                 return block
         raise LookupError(ast.dump(statement))
 
+    def siblings(self, statement: ast.stmt) -> tuple[Block, int]:
+        """Return the block in which a statement stands, and its place there."""
+        block = self.block(statement)
+        return block, block.index(statement)
+
+    def outer(self, statement: ast.stmt) -> ast.stmt | None:
+        """Return the statement that holds another one; None for a statement of the module itself."""
+        return next((each for each in self.ancestors(statement) if isinstance(each, ast.stmt)), None)
+
     @staticmethod
     def blocks(node: ast.AST) -> Iterator[Block]:
         """Yield the lists of statements directly below a node."""

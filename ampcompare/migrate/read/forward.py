@@ -131,8 +131,8 @@ class _Finder:
         if depth > MAX_DEPTH or visit in self._done:
             return depth <= MAX_DEPTH
         self._done.add(visit)
-        module, needed = self._module, set(needed)
-        current: ast.AST = statement
+        needed = set(needed)
+        current = statement
         before: dict[int, tuple[Block, set[ast.stmt]]] | None = None
         while True:
             marked = self._mark_above(current, needed)
@@ -142,25 +142,23 @@ class _Finder:
                 if not self._tails:
                     return True
                 before = {key: (block, set(each)) for key, (block, each) in self._marks.items()}
-            parent = module.parent(current)
-            while not isinstance(parent, (ast.stmt, ast.Module)):
-                parent = module.parent(parent)
-            if isinstance(parent, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            outer = self._module.outer(current)
+            if isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef)):
                 if before is None:
-                    return self._trace_outside(parent, needed, depth)
+                    return self._trace_outside(outer, needed, depth)
                 break
-            if isinstance(parent, (ast.Module, ast.ClassDef)):
+            if outer is None or isinstance(outer, ast.ClassDef):
                 break
-            current = parent
+            current = outer
         if before is not None:
             self._marks = before
         return before is not None
 
-    def _mark_above(self, current: ast.AST, needed: set[str]) -> set[ast.stmt]:
+    def _mark_above(self, current: ast.stmt, needed: set[str]) -> set[ast.stmt]:
         """Mark the statements of the same block that define needed names, and need what they read."""
-        block = self._module.block(current)  # type: ignore[arg-type]
+        block, place = self._module.siblings(current)
         marked: set[ast.stmt] = set()
-        for each in reversed(block[: next(i for i, s in enumerate(block) if s is current)]):
+        for each in reversed(block[:place]):
             if each in self._initializing:
                 break
             if each in self._barriers or not _defines(each, needed):

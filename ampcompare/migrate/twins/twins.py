@@ -707,18 +707,16 @@ def _loads(module: Module, variable: ast.Name) -> Iterator[ast.Name]:
 
 def _last_binding(module: Module, use: ast.Name) -> ast.Assign | None:
     """Return the nearest assignment that always runs before a use, in its function."""
-    current: ast.stmt = module.statement(use)
-    while True:
-        block = module.block(current)
-        for each in reversed(block[: next(i for i, statement in enumerate(block) if statement is current)]):
+    outer: ast.stmt | None = module.statement(use)
+    while (current := outer) is not None:
+        block, place = module.siblings(current)
+        for each in reversed(block[:place]):
             if isinstance(each, ast.Assign) and any(dotted(target) == use.id for target in each.targets):
                 return each
-        parent = module.parent(current)
-        while not isinstance(parent, (ast.stmt, ast.Module)):
-            parent = module.parent(parent)
-        if isinstance(parent, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Module)):
-            return None
-        current = parent
+        outer = module.outer(current)
+        if isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            break
+    return None
 
 
 def _argument_names(module: Module, call: ast.Call) -> set[str] | None:
