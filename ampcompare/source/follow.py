@@ -101,8 +101,7 @@ class Follower:
         if text is None:
             return None
         if text.startswith("self.") and frame.scope.owner is not None:
-            method = frame.scope.owner.functions.get(text.removeprefix("self."))
-            return None if method is None or isinstance(method.node, ast.ClassDef) else method
+            return self.module.method(frame.scope.owner, text.removeprefix("self."))
         for scope in frame.scope.enclosing():
             if text in scope.functions:
                 found = scope.functions[text]

@@ -199,6 +199,20 @@ class Module(Text):
             if isinstance(call.func, ast.Attribute) and call.func.attr in names:
                 yield call, call.func.value
 
+    def method(self, owner: Scope, name: str, depth: int = 0) -> Scope | None:
+        """Return a method of a class, its own or one of a base class of this module."""
+        found = owner.functions.get(name)
+        if found is not None:
+            return None if isinstance(found.node, ast.ClassDef) else found
+        bases = owner.node.bases if isinstance(owner.node, ast.ClassDef) and depth < MAX_ALIASES else []
+        for base in bases:
+            scopes = owner.parent.enclosing() if owner.parent is not None else ()
+            text = dotted(base) or ""
+            holder = next((one.functions[text] for one in scopes if text in one.functions), None)
+            if holder is not None and (method := self.method(holder, name, depth + 1)) is not None:
+                return method
+        return None
+
     def key(self, function: Function) -> str:
         """Return what calls of a function name: `name`, or `self.name` for a method."""
         return f"self.{function.name}" if self.class_of(function) is not None else function.name

@@ -317,3 +317,23 @@ def test_a_name_that_a_function_imports_for_the_module(line: str) -> None:
             optimizer.step()
     """
     assert ("AMP214" in codes_of(script)) is (line == "global amp")
+
+
+@pytest.mark.parametrize("base", ["Base", "Other"])
+def test_methods_of_a_base_class_in_the_file_are_followed(base: str) -> None:
+    """A clip in an inherited method comes between backward pass and step as one of the class itself does."""
+    script = f"""
+        class Base:
+            def clip(self):
+                torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+
+        class Trainer({base}):
+            def fit(self):
+                for batch in loader:
+                    self.optimizer.zero_grad()
+                    self.scaler.scale(self.model(batch)).backward()
+                    self.clip()
+                    self.scaler.step(self.optimizer)
+                    self.scaler.update()
+    """
+    assert codes_of(script) == (["AMP201"] if base == "Base" else [])
