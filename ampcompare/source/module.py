@@ -10,14 +10,14 @@ import ast
 import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from ampcompare.source.amp_names import APEX, STARS, shown
 from ampcompare.source.calls import is_literal
 from ampcompare.source.syntax import children, dotted, parse_tree
 from ampcompare.source.text import Text
 
-__all__ = ["Block", "Function", "Module", "Scope", "flat_values"]
+__all__ = ["Block", "Function", "Imported", "Module", "Scope", "flat_values"]
 
 Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
 Block: TypeAlias = list[ast.stmt]
@@ -66,6 +66,20 @@ class Scope:
             scope = scope.parent
 
 
+class Imported(NamedTuple):
+    """One name of an import.
+
+    Attributes:
+        statement: that imports it.
+        alias: how.
+        full: its full name, `apex.*` for all of a module; it begins with dots for what is next to this module.
+    """
+
+    statement: ast.Import | ast.ImportFrom
+    alias: ast.alias
+    full: str
+
+
 class Module(Text):
     """A module that was parsed.
 
@@ -78,7 +92,7 @@ class Module(Text):
         scopes: all scopes, the outer ones first.
         scope_from: the scope that a class, function or lambda makes.
         calls: all calls, in the order of the source.
-        stars: modules of which all names are imported.
+        imports: all imports, in the order of the source.
 
     Raises:
         SourceInvalid: it is not Python 3, or nested too deeply.
@@ -94,7 +108,7 @@ class Module(Text):
         self.parents: dict[ast.AST, ast.AST] = {}
         self.scope_of: dict[ast.AST, Scope] = {self.tree: self.top}
         self.calls: list[ast.Call] = []
-        self.stars: list[str] = []
+        self.imports: list[Imported] = []
         self._walk()
         self.calls.sort(key=lambda call: (call.lineno, call.col_offset))
 
@@ -266,19 +280,19 @@ class Module(Text):
 
     def _import(self, node: ast.Import, scope: Scope) -> Scope:
         for alias in node.names:
+            self.imports.append(Imported(node, alias, alias.name))
             head = alias.name.partition(".")[0]
             self._holder(scope, alias.asname or head).bind(alias.asname or head, alias.name if alias.asname else head)
         return scope
 
     def _import_from(self, node: ast.ImportFrom, scope: Scope) -> Scope:
         module = "." * node.level + (node.module or "")
+        prefix = f"{module}." if node.module else module
         for alias in node.names:
-            names = {alias.asname or alias.name: alias.name}
-            if alias.name == "*":
-                self.stars.append(module)
-                names = {name: name for name in STARS.get(module, ())}
-            for name, theirs in names.items():
-                self._holder(scope, name).bind(name, f"{module}.{theirs}" if node.module else f"{module}{theirs}")
+            self.imports.append(Imported(node, alias, prefix + alias.name))
+            names = {name: name for name in STARS.get(module, ())}
+            for name, theirs in (names if alias.name == "*" else {alias.asname or alias.name: alias.name}).items():
+                self._holder(scope, name).bind(name, prefix + theirs)
         return scope
 
     def _holder(self, scope: Scope, name: str) -> Scope:

@@ -267,7 +267,7 @@ def _is_fp32(arm: Arm) -> bool:
 def _foreign_precision(source: _SourceFiles, arguments: Sequence[str]) -> str:
     """Return why no arm but `script` can train a script, with the place; "" where that is not certain."""
     is_lightning = any(
-        head in LIGHTNING_PACKAGES for module in source.files.values() for head in _imported_libraries(module)
+        each.full.partition(".")[0] in LIGHTNING_PACKAGES for module in source.files.values() for each in module.imports
     )
     for number, text in enumerate(arguments):
         name, has_value, value = text.partition("=")
@@ -285,15 +285,6 @@ def _foreign_precision(source: _SourceFiles, arguments: Sequence[str]) -> str:
     if found and all(what for _, what in found):
         return f"{found[0][0]}: {found[0][1]}"
     return ""
-
-
-def _imported_libraries(module: Module) -> Iterator[str]:
-    """Yield the first parts of the names that a file imports."""
-    for node in module.nodes:
-        if isinstance(node, ast.Import):
-            yield from (alias.name.partition(".")[0] for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            yield (node.module or "").partition(".")[0]
 
 
 def _refusal(what: str, advice: str) -> str:

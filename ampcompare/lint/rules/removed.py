@@ -46,19 +46,6 @@ QUERIES = {
 }
 
 
-def _imports(module: LintModule) -> Iterator[ast.Import | ast.ImportFrom]:
-    for node in module.nodes:
-        if isinstance(node, (ast.Import, ast.ImportFrom)):
-            yield node
-
-
-def _imported(node: ast.Import | ast.ImportFrom) -> list[str]:
-    """Return the full names that an import statement names."""
-    if isinstance(node, ast.Import):
-        return [alias.name for alias in node.names]
-    return [] if node.level else [f"{node.module}.{alias.name}" for alias in node.names]
-
-
 def _is_guarded(module: LintModule, node: ast.AST) -> bool:
     """Return whether a statement stands in a `try` with handlers or under a condition."""
     return any(
@@ -140,18 +127,16 @@ except ImportError:
 )
 def imports(module: LintModule) -> Iterator[Finding]:
     """Imports of what was removed or moved."""
-    for node in _imports(module):
-        for name in _imported(node):
-            package, _, last = name.rpartition(".")
-            parts = name.split(".")
-            if parts[0] == "apex" and len(parts) > 1 and parts[1] in REMOVED and not _is_guarded(module, node):
-                yield module.finding("AMP301", node, f"`apex.{parts[1]}` was removed from Apex in May 2025")
-                break
-            if name == "apex.optimizers.FP16_Optimizer":
-                yield module.finding("AMP308", node, "`apex.optimizers` has no `FP16_Optimizer`")
-            elif package in ("torch.cuda.amp", "torch.amp") and last in OF_APEX:
-                yield module.finding("AMP304", node, f"`{package}` has no `{last}`")
-        if isinstance(node, ast.ImportFrom) and node.module == "apex.fp16_utils" and node.names[0].name == "*":
+    for node, _, name in module.imports:
+        package, _, last = name.rpartition(".")
+        parts = name.split(".")
+        if parts[0] == "apex" and len(parts) > 1 and parts[1] in REMOVED and not _is_guarded(module, node):
+            yield module.finding("AMP301", node, f"`apex.{parts[1]}` was removed from Apex in May 2025")
+        elif name == "apex.optimizers.FP16_Optimizer":
+            yield module.finding("AMP308", node, "`apex.optimizers` has no `FP16_Optimizer`")
+        elif package in ("torch.cuda.amp", "torch.amp") and last in OF_APEX:
+            yield module.finding("AMP304", node, f"`{package}` has no `{last}`")
+        if name == "apex.fp16_utils.*":
             yield module.finding("AMP404", node, "the names used from `apex.fp16_utils` are not visible")
 
 
@@ -191,9 +176,7 @@ def bare_except(module: LintModule) -> Iterator[Finding]:
 
 def _of_amp(module: LintModule, node: ast.stmt) -> bool:
     """Return whether a statement imports the part of Apex that mixed precision needs."""
-    if not isinstance(node, (ast.Import, ast.ImportFrom)):
-        return False
-    names = [name.split(".") for name in _imported(node)]
+    names = [each.full.split(".") for each in module.imports if each.statement is node]
     if any(parts[0] == "apex" and parts[1:2] in (["amp"], ["fp16_utils"]) for parts in names):
         return True
     return ["apex"] in names and module.mentions(r"\bapex\.amp\b")
@@ -263,7 +246,8 @@ class Square(torch.autograd.Function):
 )
 def device_amp(module: LintModule) -> Iterator[Finding]:
     """Uses of `torch.cuda.amp` and `torch.cpu.amp`."""
-    groups = {name: edits for node in _imports(module) for name, edits in _renamed_import(module, node).items()}
+    statements = dict.fromkeys(each.statement for each in module.imports)
+    groups = {name: edits for node in statements for name, edits in _renamed_import(module, node).items()}
     for node in module.nodes:
         if not isinstance(node, (ast.Name, ast.Attribute)) or not isinstance(node.ctx, ast.Load):
             continue
@@ -469,7 +453,7 @@ except NameError:
 )
 def not_imported(module: LintModule) -> Iterator[Finding]:
     """Calls of `amp`, where nothing binds that name."""
-    if module.stars or module.mentions(r"globals\(\)|setattr\(|exec\("):
+    if any(each.alias.name == "*" for each in module.imports) or module.mentions(r"globals\(\)|setattr\(|exec\("):
         return
     bound = {
         name for scope in module.scopes for name in (*scope.imports, *scope.parameters, *scope.values, *scope.functions)

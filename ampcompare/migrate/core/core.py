@@ -99,14 +99,13 @@ def _refuse_library(module: Module, initialize: Initialize) -> None:
     """Refuse a trainer that inherits its backward pass from the one of transformers, which calls Apex itself."""
     holder = module.class_of(initialize.function)
     bases = {dotted(base) for base in holder.bases} if holder is not None else set()
-    for node in module.nodes:
-        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "transformers" and not node.level:
-            if any(alias.name == "Trainer" and (alias.asname or alias.name) in bases for alias in node.names):
-                raise Unsure(
-                    initialize.call,
-                    "the backward pass is in transformers.Trainer, which is not migrated; let it use torch.amp, by the "
-                    "arguments of the Trainer, and remove this branch by hand",
-                )
+    for _, alias, full in module.imports:
+        if full.startswith("transformers.") and alias.name == "Trainer" and (alias.asname or alias.name) in bases:
+            raise Unsure(
+                initialize.call,
+                "the backward pass is in transformers.Trainer, which is not migrated; let it use torch.amp, by the "
+                "arguments of the Trainer, and remove this branch by hand",
+            )
 
 
 def _is_passed_on(module: Module, node: ast.AST) -> bool:
@@ -283,9 +282,7 @@ def _is_known(module: Module, expression: str, function: Function, place: ast.st
                 known.add(node.id)
             elif module.function(node) is None:
                 known.add(node.id)
-        elif isinstance(node, (ast.Import, ast.ImportFrom)) and module.function(node) is None:
-            known |= {alias.asname or alias.name.split(".")[0] for alias in node.names}
-    return names <= known
+    return names <= known | module.top.imports.keys()
 
 
 def _check_native(module: Module, names: Names, sites: Sites) -> bool:

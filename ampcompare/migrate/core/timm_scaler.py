@@ -31,15 +31,15 @@ def uses_timm_scaler(module: Module, sites: Sites) -> bool:
 
 
 def _imports(module: Module) -> Iterator[ast.ImportFrom]:
-    for node in module.nodes:
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("timm.utils") and not node.level:
-            if any(alias.name in (APEX, "*") and alias.asname is None for alias in node.names):
+    for node, alias, full in module.imports:
+        if isinstance(node, ast.ImportFrom) and full.startswith("timm.utils"):
+            if alias.name in (APEX, "*") and alias.asname is None:
                 yield node
 
 
 def _timm_calls(module: Module) -> Iterator[ast.Call]:
-    for node in module.nodes:
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == APEX:
+    for node in module.calls:
+        if isinstance(node.func, ast.Name) and node.func.id == APEX:
             yield node
 
 

@@ -42,11 +42,7 @@ class Names:
         self.module = module
         self.helpers = helpers
         self.imports: list[tuple[ast.Import | ast.ImportFrom, ast.alias]] = [
-            (node, alias)
-            for node in module.nodes
-            if isinstance(node, (ast.Import, ast.ImportFrom))
-            for alias in node.names
-            if _package(node, alias) in APEX
+            (node, alias) for node, alias, full in module.imports if full.split(".")[0] in APEX
         ]
         for name, meaning in passed_on.items():
             module.top.bind(name, meaning)
@@ -125,13 +121,6 @@ class Names:
                 return []
             found += given
         return found
-
-
-def _package(node: ast.Import | ast.ImportFrom, alias: ast.alias) -> str:
-    """Return the first part of what is imported; empty for a module next to this one."""
-    if isinstance(node, ast.ImportFrom):
-        return "" if node.level else (node.module or "").split(".")[0]
-    return alias.name.split(".")[0]
 
 
 def _initializes(function: ast.FunctionDef) -> bool:

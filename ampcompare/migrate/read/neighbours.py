@@ -82,12 +82,8 @@ class Around:
     def helpers(self, module: Module) -> dict[str, Helper]:
         """Return the functions of other files that scale a loss for a module, by what it calls them."""
         found: dict[str, Helper] = {}
-        if self.path is None:
-            return found
-        for node in module.nodes:
-            if isinstance(node, (ast.Import, ast.ImportFrom)):
-                for alias in node.names:
-                    found |= _helpers_of(self.path, node, alias)
+        for node, alias, _ in module.imports if self.path is not None else ():
+            found |= _helpers_of(Path(str(self.path)), node, alias)
         return found
 
     def passed_on(self, module: Module) -> dict[str, str]:
@@ -96,17 +92,16 @@ class Around:
         Such as `amp`, by `from utils import *` where `utils.py` says `from apex import amp`.
         """
         found: dict[str, str] = {}
-        for node in module.nodes if self.path is not None else ():
+        for node, alias, _ in module.imports if self.path is not None else ():
             if not isinstance(node, ast.ImportFrom):
                 continue
-            for alias in node.names:
-                text = f"from {'.' * node.level}{node.module or ''} import {alias.name}"
-                for place in _imported(Path(str(self.path)), text):
-                    if "apex" in (content := _text(place)) and place.stem != alias.name:
-                        held = _from_apex(content)
-                        found |= held if alias.name == "*" else {}
-                        if alias.name in held:
-                            found[alias.asname or alias.name] = held[alias.name]
+            text = f"from {'.' * node.level}{node.module or ''} import {alias.name}"
+            for place in _imported(Path(str(self.path)), text):
+                if "apex" in (content := _text(place)) and place.stem != alias.name:
+                    held = _from_apex(content)
+                    found |= held if alias.name == "*" else {}
+                    if alias.name in held:
+                        found[alias.asname or alias.name] = held[alias.name]
         return found
 
 
