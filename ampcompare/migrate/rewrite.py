@@ -14,6 +14,7 @@ from ampcompare.migrate.read.names import Names
 from ampcompare.migrate.read.neighbours import ALONE, Around
 from ampcompare.migrate.read.sites import Unsure
 from ampcompare.migrate.twins.twins import Twins
+from ampcompare.source.amp_names import APEX, CORE
 from ampcompare.source.calls import argument, last_name
 from ampcompare.source.edits import Edits
 from ampcompare.source.module import Block, Module
@@ -21,7 +22,6 @@ from ampcompare.source.module import Block, Module
 __all__ = ["Migration", "may_use_apex", "migrate_text"]
 
 WORD = re.compile(r"\bapex\b|\bamp_C\b|\bapex_C\b|\bamp\.scale_loss\(")
-CORE = ("initialize", "scale_loss", "master_params", "state_dict", "load_state_dict")
 
 PROBE = (
     "the answer is yes now, whether Apex is there or not, since migrated files ask it; a file that asks it and still "
@@ -322,7 +322,7 @@ def _import_from_engine(module: Module, names: Names, edits: Edits, kept: Iterab
             if isinstance(statement, ast.ImportFrom):
                 package = _engine_name(statement.module or "")
                 lines.append(f"from {package} import {alias.name}" + (f" as {alias.asname}" if alias.asname else ""))
-            elif alias.name in ("apex", "amp_C", "apex_C"):
+            elif alias.name in APEX:
                 lines.append(f"from ampcompare.apex import {alias.name} as {local}" if alias.name != "apex" else "")
                 lines[-1] = lines[-1] or f"import ampcompare.apex as {local}"
             elif alias.asname:
@@ -354,16 +354,14 @@ def _rewritten(
     for alias in statement.names:
         local = alias.asname or alias.name.split(".")[0]
         twin = twins.get((statement, alias.name))
-        if isinstance(statement, ast.Import) and alias.name.split(".")[0] not in ("apex", "amp_C", "apex_C"):
+        if isinstance(statement, ast.Import) and alias.name.split(".")[0] not in APEX:
             kept.append(alias)
         elif twin is not None:
             package, _, name = twin.rpartition(".")
             lines.append(f"from {package} import {name}" + (f" as {local}" if local != name else ""))
         elif (alias.name == "*" and stars) or local in needed:
             kept.append(alias)
-    foreign = isinstance(statement, ast.Import) and all(
-        each.name.split(".")[0] not in ("apex", "amp_C", "apex_C") for each in kept
-    )
+    foreign = isinstance(statement, ast.Import) and all(each.name.split(".")[0] not in APEX for each in kept)
     complete = not kept or foreign
     if len(kept) == len(statement.names):
         return None, False

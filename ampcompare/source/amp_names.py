@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-__all__ = ["APEX", "AUTOCASTS", "CLIPS", "ROOTS", "SCALERS", "STARS", "WRAPPERS", "shown"]
+__all__ = ["APEX", "AUTOCASTS", "CLIPS", "CORE", "ROOTS", "SCALERS", "STARS", "WRAPPERS", "shown"]
 
 APEX = ("apex", "amp_C", "apex_C")
 ROOTS = (*APEX, "torch")
+# Of `apex.amp`, as it is since 2019.
+CORE = ("initialize", "scale_loss", "master_params", "state_dict", "load_state_dict")
 AUTOCASTS = frozenset(
     {
         "torch.autocast",
@@ -53,7 +55,7 @@ STARS = {
         "to_python_float",
         "tofp16",
     ),
-    "apex.amp": ("initialize", "scale_loss", "master_params", "state_dict", "load_state_dict"),
+    "apex.amp": CORE,
     "apex.parallel": ("DistributedDataParallel", "Reducer", "SyncBatchNorm", "convert_syncbn_model"),
     "apex.optimizers": ("FusedAdam", "FusedLAMB", "FusedNovoGrad", "FusedSGD", "FusedAdagrad"),
 }

@@ -215,13 +215,13 @@ class Module(Text):
 
     def method(self, owner: Scope, name: str, depth: int = 0) -> Scope | None:
         """Return a method of a class, its own or one of a base class of this module."""
+        if not isinstance(owner.node, ast.ClassDef) or depth > MAX_ALIASES:
+            return None
         found = owner.functions.get(name)
         if found is not None:
             return None if isinstance(found.node, ast.ClassDef) else found
-        bases = owner.node.bases if isinstance(owner.node, ast.ClassDef) and depth < MAX_ALIASES else []
-        for base in bases:
+        for text in filter(None, map(dotted, owner.node.bases)):
             scopes = owner.parent.enclosing() if owner.parent is not None else ()
-            text = dotted(base) or ""
             holder = next((one.functions[text] for one in scopes if text in one.functions), None)
             if holder is not None and (method := self.method(holder, name, depth + 1)) is not None:
                 return method

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from ampcompare.migrate.finding import Unsure
 from ampcompare.migrate.read.names import Names
 from ampcompare.migrate.read.options import UNSEEN, bind, members, unknown_options
+from ampcompare.source.amp_names import CORE
 from ampcompare.source.branches import is_exclusive
 from ampcompare.source.calls import arguments, is_literal, last_name
 from ampcompare.source.module import Function, Module
@@ -154,7 +155,7 @@ def collect_sites(module: Module, names: Names) -> Sites:
             continue
         call = module.parent(node)
         what = meaning.removeprefix("apex.amp.")
-        if what not in ("initialize", "scale_loss", "master_params", "state_dict", "load_state_dict"):
+        if what not in CORE:
             continue
         if not isinstance(call, ast.Call) or call.func is not node:
             raise Unsure(node, f"amp.{what} is passed as a value; call it directly")
