@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import ast
 import functools
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
 from ampcompare.source.amp_names import APEX, STARS, shown
-from ampcompare.source.calls import is_literal
+from ampcompare.source.calls import arguments, is_literal, last_name, parameters
 from ampcompare.source.syntax import children, dotted, parse_tree
 from ampcompare.source.text import Text
 
@@ -109,6 +110,7 @@ class Module(Text):
         self.scope_of: dict[ast.AST, Scope] = {self.tree: self.top}
         self.calls: list[ast.Call] = []
         self.imports: list[Imported] = []
+        self._known: dict[tuple[Scope, str], str | None] = {}
         self._walk()
         self.calls.sort(key=lambda call: (call.lineno, call.col_offset))
 
@@ -259,8 +261,8 @@ class Module(Text):
         elif not isinstance(node, ast.ClassDef):
             inner.owner = scope.owner  # a function inside a method sees its `self`
         if not isinstance(node, ast.ClassDef):
-            arguments = node.args
-            named = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg]
+            given = node.args
+            named = [*given.posonlyargs, *given.args, *given.kwonlyargs, given.vararg, given.kwarg]
             inner.parameters = {argument.arg for argument in named if argument is not None}
         if not isinstance(node, ast.Lambda):
             scope.functions[node.name] = inner
@@ -340,7 +342,8 @@ class Module(Text):
     def resolve(self, node: ast.AST, scope: Scope | None = None, *, follow: bool = True, depth: int = 0) -> str | None:
         """Return the full name of an expression by imports, such as `apex.amp.initialize`, or None.
 
-        Where several imports bind a name, that of Apex counts, else the last.
+        Where several imports bind a name, that of Apex counts, else the last. A parameter is what all calls of its
+        function in this module pass for it.
 
         Args:
             scope: in which it is looked up; by default that in which it stands.
@@ -358,6 +361,9 @@ class Module(Text):
             values = one.values.get(head)
             if values is not None and not (len(values) == 1 and dotted(values[0]) == head):
                 return self._through(values, one, rest, depth) if follow else None
+            if head in one.parameters and head != "self" and follow:
+                base = self._passed(one, head)
+                return None if base is None else _joined(base, rest)
             if head in one.parameters or head in one.functions:
                 break
         if follow and head == "self" and scope.owner is not None and rest:
@@ -371,6 +377,28 @@ class Module(Text):
         named = [one for one in flat_values(values) if not is_literal(one, None)]
         base = self.resolve(named[0], scope, depth=depth + 1) if len(named) == 1 else None
         return None if base is None else _joined(base, rest)
+
+    def _passed(self, scope: Scope, parameter: str) -> str | None:
+        """Return the full name of what all calls of a function in this module pass for a parameter."""
+        if (scope, parameter) not in self._known:
+            self._known[scope, parameter] = None  # for a function that calls itself
+            function = scope.node
+            found: set[str | None] = set()
+            if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                names = parameters(function, positional=True)
+                names = names[1:] if self.class_of(function) is not None else names
+                given = (arguments(call, names).get(parameter) for call in self._by_name[function.name])
+                found = {None if value is None else self.resolve(value) for value in given}
+            self._known[scope, parameter] = found.pop() if len(found) == 1 else None
+        return self._known[scope, parameter]
+
+    @functools.cached_property
+    def _by_name(self) -> defaultdict[str, list[ast.Call]]:
+        """All calls by the last part of the names of their functions."""
+        found: defaultdict[str, list[ast.Call]] = defaultdict(list)
+        for call in self.calls:
+            found[last_name(call.func)].append(call)
+        return found
 
     @functools.cached_property
     def resolved(self) -> list[tuple[ast.Call, str]]:

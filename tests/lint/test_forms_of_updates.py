@@ -337,3 +337,21 @@ def test_methods_of_a_base_class_in_the_file_are_followed(base: str) -> None:
                     self.scaler.update()
     """
     assert codes_of(script) == (["AMP201"] if base == "Base" else [])
+
+
+@pytest.mark.parametrize("given", ["amp", "other"])
+def test_amp_that_is_passed_to_a_function(given: str) -> None:
+    """A parameter is what all calls in the file pass for it."""
+    script = f"""
+        from apex import amp
+
+        def train(model, optimizer, mixed):
+            for batch in loader:
+                with mixed.scale_loss(model(batch), optimizer) as scaled:
+                    scaled.backward()
+                    optimizer.step()
+                optimizer.zero_grad()
+
+        train(model, optimizer, {given})
+    """
+    assert codes_of(script) == (["AMP105"] if given == "amp" else [])
