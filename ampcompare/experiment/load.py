@@ -25,6 +25,7 @@ from ampcompare.analysis.summary import summarize
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import ConfigError, EnvironmentUnfit, RecordError, close_matches
 from ampcompare.base.files.read import FileFault, read_json
+from ampcompare.base.files.run_files import RunFile
 from ampcompare.experiment.journal import NO_PLAN, Journal
 from ampcompare.experiment.run_directory import RunDirectory, StoredPlan, labeled, row_of
 from ampcompare.profiling.reasons import deciding

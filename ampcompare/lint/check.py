@@ -8,7 +8,7 @@ from collections.abc import Callable
 from ampcompare.lint.catalog import RULES
 from ampcompare.lint.finding import Finding
 from ampcompare.lint.module import LintModule
-from ampcompare.source.syntax import SourceInvalid, parse_tree
+from ampcompare.source.syntax import SourceInvalid
 
 __all__ = ["UNREADABLE", "check_text", "is_of_interest"]
 
@@ -39,7 +39,7 @@ def check_text(text: str, selected: Callable[[str], bool] = lambda code: True) -
     """
     if not is_of_interest(text):
         return []
-    module = LintModule(text, parse_tree(text))
+    module = LintModule(text)
     found: dict[tuple[str, int, int], Finding] = {}
     for rule in RULES:
         if any(map(selected, rule.codes)):

@@ -8,11 +8,13 @@ import re
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from ampcompare.lint.finding import Edit, Finding, Text
+from ampcompare.lint.finding import Finding
 from ampcompare.lint.mistake import Mistake
-from ampcompare.lint.roles import Roles
-from ampcompare.lint.trace import Event, Facts, Kind, Tracer, narrowed
-from ampcompare.source.names import ModuleNames, Scope
+from ampcompare.lint.trace import Event, Kind, Tracer
+from ampcompare.source.calls import argument, last_name
+from ampcompare.source.edits import Edit, Edits
+from ampcompare.source.module import Module, Scope
+from ampcompare.source.roles import Roles
 from ampcompare.source.syntax import dotted
 
 __all__ = [
@@ -21,7 +23,6 @@ __all__ = [
     "Rule",
     "Trace",
     "events_between",
-    "keyword",
     "literal",
     "name_of",
     "rule",
@@ -58,124 +59,82 @@ def rule(*found: Mistake | str) -> Callable[[Check], Check]:
     return register
 
 
-class LintModule:
-    """The tree of a module, its names, and the traces of its functions.
+class LintModule(Module):
+    """A module with the traces of its functions.
 
     Attributes:
-        tree: of the module.
-        text: of the module, by lines and columns.
-        names: imports and assignments by scope.
         roles: what objects are.
     """
 
-    def __init__(self, text: str, tree: ast.Module) -> None:
-        self.tree = tree
-        self.text = Text(text)
-        self.names = ModuleNames(tree)
-        self.roles = Roles(self.names)
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.roles = Roles(self)
 
     @functools.cached_property
     def traces(self) -> list[Trace]:
         """The events of each function and of the module, those that have nothing to do with training left out."""
-        tracer = Tracer(self.names, self.roles)
-        scopes = training_scopes(self.names, self.text.text)
+        tracer = Tracer(self, self.roles)
+        scopes = training_scopes(self)
         return [trace for scope in scopes if (trace := tracer.trace(scope))]
-
-    @functools.cached_property
-    def resolved(self) -> list[tuple[ast.Call, str]]:
-        """All calls whose functions have a full name."""
-        pairs = ((call, self.names.resolve_here(call.func)) for call in self.names.calls)
-        return [(call, name) for call, name in pairs if name is not None]
 
     @functools.cached_property
     def new_scalers(self) -> list[ast.Call]:
         """All calls that build a GradScaler."""
-        return [call for call in self.names.calls if self.roles.is_new_scaler(call, self.names.scope_of[call])]
+        return [call for call in self.calls if self.roles.is_new_scaler(call, self.scope_of[call])]
 
     @functools.cached_property
     def opt_levels(self) -> set[str | None]:
         """The opt levels of all calls of `amp.initialize`; None stands for one that is not written there."""
         return {
-            literal(level) if (level := keyword(call, "opt_level")) is not None else "O1"
+            literal(level) if (level := argument(call, "opt_level")) is not None else "O1"
             for call in self.calls_of("apex.amp.initialize")
         }
 
-    def calls_of(self, *names: str) -> Iterator[ast.Call]:
-        """Yield the calls of functions by full name."""
-        for call, name in self.resolved:
-            if name in names:
-                yield call
-
     def mentions(self, pattern: str) -> bool:
         """Return whether the text matches a regular expression anywhere."""
-        return re.search(pattern, self.text.text) is not None
-
-    def statement_of(self, node: ast.AST) -> ast.stmt | None:
-        """Return the statement around a node."""
-        while not isinstance(node, ast.stmt):
-            if node not in self.names.parents:
-                return None
-            node = self.names.parents[node]
-        return node
-
-    def function_of(self, node: ast.AST) -> ast.AST:
-        """Return the function around a node, or the module."""
-        scope: Scope = self.names.scope_of[node]
-        return scope.node
+        return re.search(pattern, self.text) is not None
 
     def is_conditional(self, node: ast.AST) -> bool:
         """Return whether a node stands under an `if` of its function."""
-        while node in self.names.parents:
-            node = self.names.parents[node]
-            if isinstance(node, ast.If):
-                return True
-            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                return False
-        return False
-
-    def facts_at(self, node: ast.AST) -> Facts:
-        """Return the conditions of the `if` statements of its function under which a node is reached."""
-        found: list[tuple[ast.If, bool]] = []
-        while node in self.names.parents and not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            parent = self.names.parents[node]
-            if isinstance(parent, ast.If) and node is not parent.test:
-                found.append((parent, node in parent.body))
-            node = parent
-        facts: Facts = {}
-        for outer, holds in reversed(found):
-            facts = narrowed(facts, outer.test, holds)
-        return facts
-
-    def siblings(self, statement: ast.stmt) -> tuple[list[ast.stmt], int]:
-        """Return the block in which a statement stands, and its place there."""
-        parent = self.names.parents[statement]
-        for name in ("body", "orelse", "finalbody"):
-            block = getattr(parent, name, None)
-            if isinstance(block, list) and statement in block:
-                return block, block.index(statement)
-        return [statement], 0
+        return any(isinstance(outer, ast.If) for outer in self.within_function(node))
 
     def finding(self, code: str, node: ast.AST, message: str, edits: tuple[Edit, ...] = ()) -> Finding:
         """Return a finding at a node."""
         line, column = getattr(node, "lineno", 1), getattr(node, "col_offset", 0)
-        statement = self.statement_of(node)
+        statement = None if node is self.tree else self.statement(node)
         last = line
         if statement is not None and not hasattr(statement, "body"):
             last = statement.end_lineno or line
         elif isinstance(node, ast.expr):
             last = node.end_lineno or line
-        return Finding(code, line, self.text.column(line, column), message, edits, last)
+        return Finding(code, line, self.column(line, column), message, edits, last)
 
+    # What fixes are made of.
 
-def keyword(call: ast.Call, name: str, position: int | None = None) -> ast.expr | None:
-    """Return the value of an argument, by keyword or by position."""
-    for one in call.keywords:
-        if one.arg == name:
-            return one.value
-    if position is not None and len(call.args) > position:
-        value = call.args[position]
-        return None if isinstance(value, ast.Starred) else value
-    return None
+    def insert_before(self, statement: ast.stmt, line: str) -> tuple[Edit, ...]:
+        """Return the edits that put a line above a statement, or none where other code is on its line."""
+        edits = Edits(self)
+        if self.is_alone(statement):
+            edits.before(statement, [line])
+        return edits.settled()
+
+    def insert_after(self, statement: ast.stmt, line: str) -> tuple[Edit, ...]:
+        """Return the edits that put a line below a statement, or none where other code is on its line."""
+        edits = Edits(self)
+        if self.is_alone(statement):
+            edits.after(statement, [line])
+        return edits.settled()
+
+    def delete(self, statement: ast.stmt) -> tuple[Edit, ...]:
+        """Return the edits that remove a statement with its lines, or none where other code is on them."""
+        edits = Edits(self)
+        if self.is_alone(statement):
+            edits.remove(statement)
+        return edits.settled()
+
+    def replace(self, node: ast.AST, text: str) -> tuple[Edit, ...]:
+        """Return the edit that replaces a node by other text."""
+        return (Edit(*self.span(node), text),)
 
 
 def literal(node: ast.expr | None) -> str | None:
@@ -194,28 +153,24 @@ def name_of(node: ast.AST) -> str:
     return dotted(node) or ""
 
 
-def training_scopes(names: ModuleNames, text: str) -> list[Scope]:
+def training_scopes(module: Module) -> list[Scope]:
     """Return the functions, and the module, that make a call of training, or call a function that does.
 
     A call by name counts for every function of that name, wherever it is defined: one too many does no harm.
-
-    Args:
-        names: of the module.
-        text: of the module.
     """
-    scopes = [scope for scope in names.scopes if not isinstance(scope.node, (ast.ClassDef, ast.Lambda))]
-    if re.search(r"\bBCELoss\b", text):  # an object that is called by any name
+    scopes = [scope for scope in module.scopes if not isinstance(scope.node, (ast.ClassDef, ast.Lambda))]
+    if re.search(r"\bBCELoss\b", module.text):  # an object that is called by any name
         return scopes
     reached: set[Scope] = set()
     callers: dict[str, set[Scope]] = {}
-    for call in names.calls:
-        scope = names.scope_of[call]
-        name = _last(call.func)
+    for call in module.calls:
+        scope = module.scope_of[call]
+        name = last_name(call.func)
         callers.setdefault(name, set()).add(scope)
         if name == "step":
             for argument in call.args:  # a closure
-                callers.setdefault(_last(argument), set()).add(scope)
-        if _is_of_training(call, scope, names):
+                callers.setdefault(last_name(argument), set()).add(scope)
+        if _is_of_training(call, scope, module):
             reached.add(scope)
     waiting = list(reached)
     while waiting:
@@ -226,15 +181,9 @@ def training_scopes(names: ModuleNames, text: str) -> list[Scope]:
     return [scope for scope in scopes if scope in reached]
 
 
-def _last(node: ast.expr) -> str:
-    if isinstance(node, ast.Attribute):
-        return node.attr
-    return node.id if isinstance(node, ast.Name) else ""
-
-
-def _is_of_training(call: ast.Call, scope: Scope, names: ModuleNames) -> bool:
+def _is_of_training(call: ast.Call, scope: Scope, module: Module) -> bool:
     function = call.func
     if isinstance(function, ast.Attribute):
         return OF_TRAINING.search(function.attr) is not None or "scaler" in (dotted(function) or "").lower()
-    full = names.resolve(function, scope) or _last(function)
+    full = module.resolve(function, scope) or last_name(function)
     return OF_TRAINING.search(full.rpartition(".")[2]) is not None

@@ -8,10 +8,11 @@ from pathlib import Path
 from ampcompare.base.errors import EnvironmentUnfit
 from ampcompare.base.files.read import FileFault
 from ampcompare.lint.check import check_text, is_of_interest
-from ampcompare.lint.finding import Finding, apply_edits
+from ampcompare.lint.finding import Finding
 from ampcompare.lint.report import Located, Report, Unread
 from ampcompare.lint.selection import Selection
 from ampcompare.source.document import Document, read_document, write_document
+from ampcompare.source.edits import apply_edits
 from ampcompare.source.find import find_sources
 from ampcompare.source.syntax import SourceInvalid, parse_tree
 

@@ -5,27 +5,23 @@ from __future__ import annotations
 import ast
 import enum
 import functools
-import itertools
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TypeAlias
 
-from ampcompare.lint.roles import AUTOCASTS, CLIPS, WRAPPERS, Roles
-from ampcompare.source.names import ModuleNames, Scope
+from ampcompare.source.amp_names import AUTOCASTS, CLIPS, WRAPPERS
+from ampcompare.source.branches import Facts, contradict, narrowed
+from ampcompare.source.calls import argument, arguments, parameters, passed
+from ampcompare.source.follow import Follower, Frame
+from ampcompare.source.module import Module, Scope
+from ampcompare.source.roles import Roles
 from ampcompare.source.syntax import dotted
 
-__all__ = ["FINITE", "Context", "Event", "Facts", "Kind", "Tracer", "conditions", "contradict", "narrowed", "plain"]
+__all__ = ["FINITE", "Context", "Event", "Kind", "Tracer", "plain"]
 
-Facts = Mapping[str, object]
 # Conditions that ask whether numbers are finite.
 FINITE = re.compile(r"finite|isnan|isinf|\bnan\b|\binf\b", re.IGNORECASE)
-MAX_DEPTH = 5
 MAX_EVENTS = 1500
-MAX_CALLS = 4000
-LEAVES = (ast.Name, ast.Constant, ast.expr_context, ast.operator, ast.cmpop)
-APART = (ast.Lambda, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, *LEAVES)  # hold no call of the expression
-ENDS = (ast.Return, ast.Raise, ast.Continue, ast.Break)
 LIBRARIES = ("accelerator", "fabric", "trainer", "engine", "strategy", "plugin")
 CROSS_ENTROPIES = ("torch.nn.functional.binary_cross_entropy",)
 NORMS = ("torch.norm", "torch.linalg.norm", "torch.linalg.vector_norm", "torch.nn.utils.get_total_norm")
@@ -132,85 +128,6 @@ def plain(name: str) -> str:
     return name.rpartition(":")[2]
 
 
-def contradict(one: Facts, other: Facts) -> bool:
-    """Return whether two sets of conditions cannot both hold."""
-    return any(key in other and other[key] != value for key, value in one.items())
-
-
-def conditions(test: ast.expr, holds: bool) -> dict[str, object]:
-    """Return what is known where a test holds, or where it does not.
-
-    `x is not None` counts as `x`; `a == "b"` contradicts `a == "c"`.
-    """
-    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-        return conditions(test.operand, not holds)
-    if isinstance(test, ast.BoolOp):
-        if isinstance(test.op, ast.And) == holds:
-            return _joined(conditions(value, holds) for value in test.values) | {ast.unparse(test): holds}
-        return {ast.unparse(test): holds}
-    if isinstance(test, ast.Compare) and len(test.ops) == 1:
-        operator, right = test.ops[0], test.comparators[0]
-        is_equal = isinstance(operator, (ast.Eq, ast.Is))
-        if is_equal or isinstance(operator, (ast.NotEq, ast.IsNot)):
-            holds = holds == is_equal
-            left = ast.unparse(test.left)
-            if isinstance(right, ast.Constant):
-                if right.value is None or isinstance(right.value, bool):
-                    return {left: holds == bool(right.value)}
-                known: dict[str, object] = {f"{left} == {right.value!r}": holds}
-                if holds:
-                    known[f"{left} =="] = right.value
-                return known
-            return {f"{left} == {ast.unparse(right)}": holds}
-    return {ast.unparse(test): holds}
-
-
-def narrowed(facts: Facts, test: ast.expr, holds: bool) -> Facts:
-    """Return facts together with what a test adds to them.
-
-    Where `a and b` does not hold but `b` does, `a` does not; where `a or b` holds but `b` does not, `a` does.
-    """
-    known = {**facts, **conditions(test, holds)}
-    while True:
-        found = _last_of_joint(known)
-        if not found:
-            return known
-        known |= found
-
-
-def _last_of_joint(known: Facts) -> dict[str, object]:
-    """Return what follows for the only undecided part of a joint condition."""
-    for text, value in known.items():
-        test = _joint(text) if isinstance(value, bool) else None
-        if test is None or isinstance(test.op, ast.And) == value:
-            continue
-        undecided = [each for each in test.values if not _is_known(known, each, not value)]
-        if len(undecided) == 1:
-            found = conditions(undecided[0], bool(value))
-            if any(key not in known for key in found):
-                return {key: one for key, one in found.items() if key not in known}
-    return {}
-
-
-def _is_known(known: Facts, test: ast.expr, holds: bool) -> bool:
-    return all(key in known and known[key] == value for key, value in conditions(test, holds).items())
-
-
-@functools.cache
-def _joint(text: str) -> ast.BoolOp | None:
-    if " and " not in text and " or " not in text:
-        return None
-    try:
-        test = ast.parse(text, mode="eval").body
-    except SyntaxError:  # a key that stands for no expression, such as that of a `try`
-        return None
-    return test if isinstance(test, ast.BoolOp) else None
-
-
-def _joined(parts: Iterable[dict[str, object]]) -> dict[str, object]:
-    return {key: value for part in parts for key, value in part.items()}
-
-
 METHODS = {
     "unscale_": Kind.UNSCALE,
     "zero_grad": Kind.ZERO_GRAD,
@@ -219,157 +136,71 @@ METHODS = {
     "to": Kind.CUDA,
     "load_state_dict": Kind.LOAD,
 }
-# Conditions of a part of an expression, each with whether it holds.
-Tests: TypeAlias = tuple[tuple[ast.expr, bool], ...]
 
 
-@dataclass(frozen=True)
-class _Frame:
-    """Where the tracer is."""
+class Tracer(Follower):
+    """The events of one function or module: calls of interest, with the caller's names for what is passed."""
 
-    scope: Scope
-    facts: Facts
-    loops: tuple[ast.AST, ...]
-    contexts: tuple[Context, ...]
-    names: dict[str, str]  # canonical name of each parameter
-    prefix: str  # of local names
-    active: tuple[Scope, ...]
-
-
-class Tracer:
-    """The events of one function or module, in the order of its lines.
-
-    Every branch is followed, and each event knows the conditions under which it runs. Calls of functions of this module
-    and of methods of `self` are followed too, with the caller's names for their arguments. The body of a loop is
-    followed once.
-    """
-
-    def __init__(self, names: ModuleNames, roles: Roles) -> None:
-        self._names = names
+    def __init__(self, module: Module, roles: Roles) -> None:
+        super().__init__(module)
         self._roles = roles
-        self._known: dict[ast.AST, list[tuple[ast.Call, Tests]]] = {}
 
     def trace(self, scope: Scope) -> list[Event]:
         """Return the events of a function or of the module."""
-        assert not isinstance(scope.node, (ast.ClassDef, ast.Lambda))
         self._events: list[Event] = []
         self._scaled: dict[str, str] = {}
-        self._calls = 0
-        self._frames = itertools.count(1)
-        self._block(scope.node.body, _Frame(scope, {}, (), (), {}, "", (scope,)))
+        self.follow(scope)
         return self._events
 
-    def _block(self, body: list[ast.stmt], frame: _Frame) -> Facts | None:
-        """Follow statements; return what is known behind them, or None if that is not reached."""
-        for statement in body:
-            if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-                continue
-            if len(self._events) > MAX_EVENTS or self._calls > MAX_CALLS:
-                return None
-            if isinstance(statement, ast.If):
-                self._expression(statement.test, statement, frame)
-                test = self._spelled_out(statement.test, frame)
-                branches = ((statement.body, True), (statement.orelse, False))
-                known = [
-                    self._block(branch, replace(frame, facts=narrowed(frame.facts, test, holds)))
-                    for branch, holds in branches
-                ]
-                reached = [facts for facts in known if facts is not None]
-                if not reached:
-                    return None
-                if len(reached) == 1:
-                    frame = replace(frame, facts=reached[0])
-            elif isinstance(statement, (ast.For, ast.AsyncFor, ast.While)):
-                head = statement.test if isinstance(statement, ast.While) else statement.iter
-                self._expression(head, statement, frame)
-                self._block(statement.body, replace(frame, loops=(*frame.loops, statement)))
-                self._block(statement.orelse, frame)
-            elif isinstance(statement, (ast.With, ast.AsyncWith)):
-                facts = self._block(statement.body, self._enter(statement, frame))
-                if facts is None:
-                    return None
-                frame = replace(frame, facts=facts)
-            elif isinstance(statement, ast.Try) or type(statement).__name__ == "TryStar":
-                self._try(statement, frame)  # type: ignore[arg-type]
-            elif isinstance(statement, ast.Match):
-                self._expression(statement.subject, statement, frame)
-                key = f"match {ast.unparse(statement.subject)}"
-                for number, case in enumerate(statement.cases):
-                    self._block(case.body, replace(frame, facts={**frame.facts, key: number}))
-            else:
-                self._expression(statement, statement, frame)
-                self._note_assignment(statement, frame)
-                if isinstance(statement, ENDS):
-                    return None
-        return frame.facts
+    def is_full(self) -> bool:
+        return len(self._events) > MAX_EVENTS
 
-    def _try(self, statement: ast.Try, frame: _Frame) -> None:
-        key = f"try at {statement.lineno}"
-        self._block([*statement.body, *statement.orelse], replace(frame, facts={**frame.facts, key: True}))
-        for handler in statement.handlers:
-            self._block(handler.body, replace(frame, facts={**frame.facts, key: False}))
-        self._block(statement.finalbody, frame)
+    def enter(self, item: ast.withitem, statement: ast.With | ast.AsyncWith, frame: Frame) -> Context:
+        bound = "" if item.optional_vars is None else self._canonical(item.optional_vars, frame)
+        return self._context(item.context_expr, statement, bound, frame)
 
-    def _enter(self, statement: ast.With | ast.AsyncWith, frame: _Frame) -> _Frame:
-        contexts = list(frame.contexts)
-        for item in statement.items:
-            self._expression(item.context_expr, statement, frame)
-            bound = "" if item.optional_vars is None else self._canonical(item.optional_vars, frame)
-            contexts.append(self._context(item.context_expr, statement, bound, frame))
-        return replace(frame, contexts=tuple(contexts))
-
-    def _context(self, node: ast.expr, statement: ast.With | ast.AsyncWith, bound: str, frame: _Frame) -> Context:
+    def _context(self, node: ast.expr, statement: ast.With | ast.AsyncWith, bound: str, frame: Frame) -> Context:
         choices = [node.body, node.orelse] if isinstance(node, ast.IfExp) else [node]
         text = dotted(node)
         if text is not None:
-            choices += self._names.values_of(text, frame.scope) or []
+            choices += self.module.values_of(text, frame.scope) or []
         for choice in choices:
             if not isinstance(choice, ast.Call):
                 continue
-            full = self._names.resolve(choice.func, frame.scope) or ""
+            full = self.module.resolve(choice.func, frame.scope) or ""
             if full == "apex.amp.scale_loss" or full.endswith("amp.scale_loss"):
                 return Context("scale_loss", statement, bound, choice)
             if full in AUTOCASTS:
-                off = any(
-                    keyword.arg == "enabled" and isinstance(keyword.value, ast.Constant) and not keyword.value.value
-                    for keyword in choice.keywords
-                ) or (full == "torch.cuda.amp.autocast" and _is_false(choice.args[:1]))
+                enabled = argument(choice, "enabled", 0 if full == "torch.cuda.amp.autocast" else None)
+                off = isinstance(enabled, ast.Constant) and not enabled.value
                 return Context("autocast", statement, bound, choice, enabled=not off)
         return Context("other", statement, bound)
 
-    def _expression(self, node: ast.AST, statement: ast.stmt, frame: _Frame) -> None:
-        calls = self._known.get(node)
-        if calls is None:
-            calls = self._known[node] = list(_calls_of(node))
-        for call, tests in calls:
-            self._calls += 1
-            inner = frame
-            for test, holds in tests:
-                inner = replace(inner, facts=narrowed(inner.facts, self._spelled_out(test, frame), holds))
-            self._call(call, statement, inner)
+    def reach(self, node: ast.AST, statement: ast.stmt, frame: Frame) -> None:
+        assert isinstance(node, ast.Call)
+        if not self.inline(node.func, frame, node):
+            self._call(node, statement, frame)
 
-    def _call(self, call: ast.Call, statement: ast.stmt, frame: _Frame) -> None:
-        if self._inlined(call, frame):
-            return
-        full = self._names.resolve(call.func, frame.scope) or ""
+    def _call(self, call: ast.Call, statement: ast.stmt, frame: Frame) -> None:
+        full = self.module.resolve(call.func, frame.scope) or ""
         first = call.args[0] if call.args else None
         add = functools.partial(self._add, call, statement, frame)
         if full in CLIPS and isinstance(first, ast.IfExp):
-            test = self._spelled_out(first.test, frame)
+            test = self.spelled_out(first.test, frame)
             for choice, holds in ((first.body, True), (first.orelse, False)):
                 inner = replace(frame, facts=narrowed(frame.facts, test, holds))
                 self._add(call, statement, inner, Kind.CLIP, choice)
         elif full in CLIPS:
             add(Kind.CLIP, first)
         elif full in WRAPPERS:
-            add(Kind.WRAP, first or _keyword(call, "module"), self._bound(statement, frame))
+            add(Kind.WRAP, first or argument(call, "module"), self._bound(statement, frame))
         elif full == "apex.amp.initialize":
-            add(Kind.INITIALIZE, first or _keyword(call, "models"), self._bound(statement, frame))
+            add(Kind.INITIALIZE, first or argument(call, "models"), self._bound(statement, frame))
         elif full.startswith("apex.") and full.endswith(".FP16_Optimizer"):
             add(Kind.FP16_OPTIMIZER, self._bound(statement, frame))
         elif full == "apex.amp.scale_loss":
-            optimizer = call.args[1] if len(call.args) > 1 else _keyword(call, "optimizers")
-            add(Kind.SCALE_LOSS, first or _keyword(call, "loss"), optimizer)
+            optimizer = call.args[1] if len(call.args) > 1 else argument(call, "optimizers")
+            add(Kind.SCALE_LOSS, first or argument(call, "loss"), optimizer)
         elif full == "apex.parallel.convert_syncbn_model":
             add(Kind.SYNC_BATCH_NORM, first, self._bound(statement, frame))
         elif full == "torch.save":
@@ -385,8 +216,7 @@ class Tracer:
         elif full in NORMS and any(isinstance(node, ast.Attribute) and node.attr == "grad" for node in ast.walk(call)):
             add(Kind.GRADIENT, first)
         elif not isinstance(call.func, ast.Attribute) or not self._method(call, call.func, frame, add):
-            passed = [*call.args, *(keyword.value for keyword in call.keywords)]
-            for value in passed:
+            for value in passed(call):
                 if self._roles.of(value, frame.scope) in ("scaler", "optimizer"):
                     add(Kind.OPAQUE, value)
 
@@ -394,7 +224,7 @@ class Tracer:
         self,
         call: ast.Call,
         statement: ast.stmt,
-        frame: _Frame,
+        frame: Frame,
         kind: Kind,
         subject: ast.expr | str | None,
         target: ast.expr | str | None = "",
@@ -405,7 +235,7 @@ class Tracer:
         facts, loops, contexts = frame.facts, frame.loops, frame.contexts
         self._events.append(Event(kind, call, statement, subject, facts, loops, contexts, frame.scope, target, scaler))
 
-    def _method(self, call: ast.Call, function: ast.Attribute, frame: _Frame, add: Callable[..., None]) -> bool:
+    def _method(self, call: ast.Call, function: ast.Attribute, frame: Frame, add: Callable[..., None]) -> bool:
         """Record the call of a method that is an event; return whether it is one.
 
         Args:
@@ -421,14 +251,14 @@ class Tracer:
                 add(Kind.BACKWARD, receiver, scaler=self._scaler_of(receiver, frame))
             return True
         role = self._roles.of(receiver, frame.scope)
-        first = call.args[0] if call.args else _keyword(call, "optimizer")
+        first = call.args[0] if call.args else argument(call, "optimizer")
         if name == "scale" and role == "scaler" and first is not None:
             add(Kind.SCALE, receiver, first)
         elif name == "step" and role == "scaler" and first is not None:
             add(Kind.SCALER_STEP, receiver, first)
         elif name == "step" and role == "optimizer":
             for value in call.args:
-                self._inlined_function(value, frame)  # a closure
+                self.inline(value, frame)  # a closure
             add(Kind.STEP, receiver)
         elif name == "step" and role == "scheduler":
             add(Kind.SCHEDULE, receiver)
@@ -444,12 +274,12 @@ class Tracer:
             return False
         return True
 
-    def _makers(self, node: ast.expr, frame: _Frame) -> set[str]:
+    def _makers(self, node: ast.expr, frame: Frame) -> set[str]:
         """Return the full names of what builds the objects that a name or attribute may be."""
-        values = self._names.values_of(dotted(node) or "", frame.scope) or []
-        return {self._names.resolve(one.func, frame.scope) or "" if isinstance(one, ast.Call) else "" for one in values}
+        values = self.module.values_of(dotted(node) or "", frame.scope) or []
+        return {self.module.resolve(one.func, frame.scope) or "" if isinstance(one, ast.Call) else "" for one in values}
 
-    def _scaler_of(self, node: ast.expr | None, frame: _Frame) -> str:
+    def _scaler_of(self, node: ast.expr | None, frame: Frame) -> str:
         """Return the scaler that has scaled a loss."""
         if node is None:
             return ""
@@ -458,7 +288,7 @@ class Tracer:
                 return self._canonical(node.func.value, frame)
         return self._scaled.get(self._canonical(node, frame), "")
 
-    def _note_assignment(self, statement: ast.stmt, frame: _Frame) -> None:
+    def assigned(self, statement: ast.stmt, frame: Frame) -> None:
         if not isinstance(statement, ast.Assign) or len(statement.targets) != 1:
             return
         name = self._canonical(statement.targets[0], frame)
@@ -468,14 +298,14 @@ class Tracer:
         else:
             self._scaled.pop(name, None)
 
-    def _bound(self, statement: ast.stmt, frame: _Frame) -> str:
+    def _bound(self, statement: ast.stmt, frame: Frame) -> str:
         if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
             target = statement.targets[0]
             first = target.elts[0] if isinstance(target, (ast.Tuple, ast.List)) and target.elts else target
             return self._canonical(first, frame)
         return ""
 
-    def _canonical(self, node: ast.AST | None, frame: _Frame) -> str:
+    def _canonical(self, node: ast.AST | None, frame: Frame) -> str:
         """Return one text for an object, the same in the functions that it is passed to."""
         if node is None:
             return ""
@@ -496,17 +326,17 @@ class Tracer:
             return f"{frame.prefix}{text}" if head != "self" else text
         return text
 
-    def _spelled_out(self, test: ast.expr, frame: _Frame) -> ast.expr:
+    def spelled_out(self, test: ast.expr, frame: Frame) -> ast.expr:
         """Return a condition in the words of the function that the trace began in.
 
         A parameter is spelled as the argument that it got, a name such as `is_last` as the test of a remainder.
         """
         if isinstance(test, ast.UnaryOp):
-            return ast.UnaryOp(test.op, self._spelled_out(test.operand, frame))
+            return ast.UnaryOp(test.op, self.spelled_out(test.operand, frame))
         if isinstance(test, ast.BoolOp):
-            return ast.BoolOp(test.op, [self._spelled_out(value, frame) for value in test.values])
+            return ast.BoolOp(test.op, [self.spelled_out(value, frame) for value in test.values])
         if isinstance(test, ast.Compare):
-            return ast.Compare(self._spelled_out(test.left, frame), test.ops, test.comparators)
+            return ast.Compare(self.spelled_out(test.left, frame), test.ops, test.comparators)
         head, dot, rest = (dotted(test) or "").partition(".")
         if head in frame.names and ":" not in frame.names[head] and frame.names[head] != head:
             try:
@@ -518,87 +348,18 @@ class Tracer:
             return values[0] if any(isinstance(node, ast.Mod) for node in ast.walk(values[0])) else test
         return test
 
-    def _inlined(self, call: ast.Call, frame: _Frame) -> bool:
-        return self._inlined_function(call.func, frame, call)
-
-    def _inlined_function(self, node: ast.expr, frame: _Frame, call: ast.Call | None = None) -> bool:
-        """Follow a call of a function of this module; return whether it was followed."""
-        callee = self._callee(node, frame)
-        if callee is None or callee in frame.active or len(frame.active) > MAX_DEPTH:
-            return False
+    def given(self, callee: Scope, call: ast.Call, frame: Frame) -> dict[str, str]:
         assert isinstance(callee.node, (ast.FunctionDef, ast.AsyncFunctionDef))
-        names: dict[str, str] = {}
-        home = callee.parent
-        if (
-            home is not None
-            and home in frame.scope.enclosing()
-            and not isinstance(home.node, (ast.Module, ast.ClassDef))
-        ):
-            names.update(frame.names)  # a nested function sees the names around it
-        if call is not None:
-            names.update(self._arguments(callee, call, frame))
-        prefix = f"{next(self._frames)}:"
-        self._block(
-            callee.node.body,
-            replace(frame, scope=callee, names=names, prefix=prefix, active=(*frame.active, callee)),
-        )
-        return True
-
-    def _arguments(self, callee: Scope, call: ast.Call, frame: _Frame) -> dict[str, str]:
-        assert isinstance(callee.node, (ast.FunctionDef, ast.AsyncFunctionDef))
-        parameters = [argument.arg for argument in [*callee.node.args.posonlyargs, *callee.node.args.args]]
-        if callee.owner is not None and parameters[:1] == ["self"]:
-            parameters = parameters[1:]
-        pairs: list[tuple[str, ast.expr]] = []
-        for parameter, value in zip(parameters, call.args, strict=False):
-            if isinstance(value, ast.Starred):
-                break
-            pairs.append((parameter, value))
-        pairs += [(keyword.arg, keyword.value) for keyword in call.keywords if keyword.arg is not None]
+        names = parameters(callee.node, positional=True)
+        if callee.owner is not None and names[:1] == ["self"]:
+            names = names[1:]
         found = {}
-        for name, value in pairs:
+        for name, value in arguments(call, names).items():
             found[name] = self._canonical(value, frame)
             scaler = self._scaler_of(value, frame)
             if scaler:
                 self._scaled[found[name]] = scaler
         return found
-
-    def _callee(self, node: ast.expr, frame: _Frame) -> Scope | None:
-        text = dotted(node)
-        if text is None:
-            return None
-        if text.startswith("self.") and frame.scope.owner is not None:
-            method = frame.scope.owner.functions.get(text.removeprefix("self."))
-            return None if method is None or isinstance(method.node, ast.ClassDef) else method
-        for scope in frame.scope.enclosing():
-            if text in scope.functions:
-                found = scope.functions[text]
-                return None if isinstance(found.node, ast.ClassDef) else found
-            if text in scope.parameters:
-                return None
-        return None
-
-
-def _calls_of(node: ast.AST, tests: Tests = ()) -> Iterator[tuple[ast.Call, Tests]]:
-    """Yield the calls of an expression, the inner ones first, without those of lambdas.
-
-    With each call come the tests of conditional expressions, `and` and `or` under which it is made.
-    """
-    if isinstance(node, ast.IfExp):
-        yield from _calls_of(node.test, tests)
-        yield from _calls_of(node.body, (*tests, (node.test, True)))
-        yield from _calls_of(node.orelse, (*tests, (node.test, False)))
-        return
-    if isinstance(node, ast.BoolOp):
-        for value in node.values:
-            yield from _calls_of(value, tests)
-            tests = (*tests, (value, isinstance(node.op, ast.And)))
-        return
-    for child in ast.iter_child_nodes(node):
-        if not isinstance(child, APART):
-            yield from _calls_of(child, tests)
-    if isinstance(node, ast.Call):
-        yield node, tests
 
 
 def _gradient_in(node: ast.expr) -> ast.expr | None:
@@ -608,11 +369,3 @@ def _gradient_in(node: ast.expr) -> ast.expr | None:
             return node
         node = node.func if isinstance(node, ast.Call) else node.value
     return None
-
-
-def _keyword(call: ast.Call, name: str) -> ast.expr | None:
-    return next((keyword.value for keyword in call.keywords if keyword.arg == name), None)
-
-
-def _is_false(values: list[ast.expr]) -> bool:
-    return bool(values) and isinstance(values[0], ast.Constant) and values[0].value is False

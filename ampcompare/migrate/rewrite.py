@@ -8,19 +8,20 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from ampcompare.migrate.core.core import rewrite_core
-from ampcompare.migrate.edits import Edits
 from ampcompare.migrate.finding import BY_HAND, MARK, NOTE, Finding
 from ampcompare.migrate.fp16_utils.fp16_optimizer import at_level_2
 from ampcompare.migrate.read.names import Names
 from ampcompare.migrate.read.neighbours import ALONE, Around
 from ampcompare.migrate.read.sites import Unsure
-from ampcompare.migrate.read.tree import Block, Tree
 from ampcompare.migrate.twins.twins import Twins
+from ampcompare.source.amp_names import APEX, CORE
+from ampcompare.source.calls import argument, last_name
+from ampcompare.source.edits import Edits
+from ampcompare.source.module import Block, Module
 
 __all__ = ["Migration", "may_use_apex", "migrate_text"]
 
 WORD = re.compile(r"\bapex\b|\bamp_C\b|\bapex_C\b|\bamp\.scale_loss\(")
-CORE = ("initialize", "scale_loss", "master_params", "state_dict", "load_state_dict")
 
 PROBE = (
     "the answer is yes now, whether Apex is there or not, since migrated files ask it; a file that asks it and still "
@@ -86,23 +87,23 @@ def migrate_text(text: str, target: str = "torch", around: Around = ALONE) -> Mi
     """
     if not may_use_apex(text):
         return Migration(text, [])
-    tree = Tree(text)
-    names = Names(tree, around.helpers(tree.module), around.passed_on(tree.module))
+    module = Module(text)
+    names = Names(module, around.helpers(module), around.passed_on(module))
     if not names.imports and not names.uses:
         return Migration(text, [])
-    edits, findings, unsure = Edits(tree), [], None
-    torch, above = _torch_name(tree, names, edits)
-    if (earlier := _without_fp16_optimizer(tree, names, torch, target)) is not None:
+    edits, findings, unsure = Edits(module), [], None
+    torch, above = _torch_name(module, names, edits)
+    if (earlier := _without_fp16_optimizer(module, names, torch, target)) is not None:
         return earlier
     try:
-        findings += rewrite_core(tree, names, edits, torch, target, around)
+        findings += rewrite_core(module, names, edits, torch, target, around)
     except Unsure as error:
         unsure = error
-        edits = Edits(tree)
+        edits = Edits(module)
         findings.append(_by_hand(error.node, str(error)))
     if target == "precision":
-        return _for_precision(tree, names, edits, findings, unsure, above)
-    twins = Twins(tree, names, edits, torch, core=unsure is None)
+        return _for_precision(module, names, edits, findings, unsure, above)
+    twins = Twins(module, names, edits, torch, core=unsure is None)
     kept: list[ast.AST] = []
     for node, meaning in names.uses:
         if meaning.startswith("apex.amp.") and meaning.split(".")[2] in CORE:
@@ -116,25 +117,25 @@ def migrate_text(text: str, target: str = "torch", around: Around = ALONE) -> Mi
             kept.append(node)
             findings.append(_by_hand(error.node, str(error)))
     findings += twins.findings
-    _rewrite_imports(tree, names, edits, kept, twins.imports)
-    findings += _probes(tree, names, edits)
+    _rewrite_imports(module, names, edits, kept, twins.imports)
+    findings += _probes(module, names, edits)
     if unsure is None:
-        _rewrite_texts(tree, edits, names)
-        findings += _cast_notes(tree, names)
+        _rewrite_texts(module, edits, names)
+        findings += _cast_notes(module, names)
     findings = sorted(set(findings))
     if edits and above is not None and _needs_torch(edits, torch):
         edits.before(above, [f"import {torch}"])
     if edits and "functools.partial(" in edits.inserted():
-        _import_functools(tree, edits)
-    _mark(tree, edits, findings)
+        _import_functools(module, edits)
+    _mark(module, edits, findings)
     result = _join_branches(edits.result()) if edits else text
     return Migration(result, findings, len(names.uses), len(kept))
 
 
-def _without_fp16_optimizer(tree: Tree, names: Names, torch: str, target: str) -> Migration | None:
+def _without_fp16_optimizer(module: Module, names: Names, torch: str, target: str) -> Migration | None:
     """Return the migration of a module with `FP16_Optimizer`; None without one, or where a line remains by hand."""
     try:
-        level_2 = at_level_2(tree, names, torch)
+        level_2 = at_level_2(module, names, torch)
     except Unsure:
         return None
     if level_2 is None:
@@ -147,7 +148,7 @@ def _without_fp16_optimizer(tree: Tree, names: Names, torch: str, target: str) -
 
 
 def _for_precision(
-    tree: Tree, names: Names, edits: Edits, findings: list[Finding], unsure: Unsure | None, above: ast.stmt | None
+    module: Module, names: Names, edits: Edits, findings: list[Finding], unsure: Unsure | None, above: ast.stmt | None
 ) -> Migration:
     """Finish a module whose core is rewritten: what else it uses of Apex comes from `ampcompare.apex`."""
     kept = [
@@ -155,26 +156,26 @@ def _for_precision(
         for node, meaning in names.uses
         if unsure is not None or not (meaning.startswith("apex.amp.") and meaning.split(".")[2] in CORE)
     ]
-    imported = _import_from_engine(tree, names, edits, kept)
+    imported = _import_from_engine(module, names, edits, kept)
     if edits and unsure is None and "ampcompare.make_precision" in edits.inserted():
-        first = next((each for each in tree.module.body if isinstance(each, (ast.Import, ast.ImportFrom))), above)
+        first = next((each for each in module.tree.body if isinstance(each, (ast.Import, ast.ImportFrom))), above)
         if isinstance(first, ast.ImportFrom) and first.module == "__future__":
             first = above
         if first is not None:
             edits.before(first, ["import ampcompare"])
     findings = sorted(set(findings))
-    _mark(tree, edits, findings)
+    _mark(module, edits, findings)
     left = 0 if imported else len(kept)
-    return Migration(edits.result() if edits else tree.text, findings, len(names.uses), left)
+    return Migration(edits.result() if edits else module.text, findings, len(names.uses), left)
 
 
-def _probes(tree: Tree, names: Names, edits: Edits) -> list[Finding]:
+def _probes(module: Module, names: Names, edits: Edits) -> list[Finding]:
     """Return notes on a module that only says whether Apex is there, and says so always from now on."""
     if names.uses:
         return []
     found = []
     for statement in dict.fromkeys(each for each, _ in names.imports):
-        around = tree.parent(statement)
+        around = module.parent(statement)
         answers = (ast.Assign, ast.Return)
         if isinstance(around, ast.Try) and any(isinstance(each, answers) for each in (*around.body, *around.orelse)):
             if edits.is_removed(statement):
@@ -190,94 +191,88 @@ def _needs_torch(edits: Edits, torch: str) -> bool:
     return re.search(rf"(?<!from )(?<![\w.]){re.escape(torch)}\.", edits.inserted()) is not None
 
 
-def _mark(tree: Tree, edits: Edits, findings: list[Finding]) -> None:
+def _mark(module: Module, edits: Edits, findings: list[Finding]) -> None:
     """Put a comment above each statement that is left by hand, unless it is there already."""
     done: set[ast.stmt] = set()
     for finding in findings:
         if finding.kind == NOTE:
             continue
-        statement = _statement_at(tree, finding)
+        statement = _statement_at(module, finding)
         if statement is None or statement in done:
             continue
         done.add(statement)
-        line = tree.line_of(statement)
-        above = tree.line_text(line - 1).strip() if line > 1 else ""
-        if not above.startswith(MARK.strip()) and edits.begins_line(statement) and not _is_elif(tree, statement):
+        line = module.first_line(statement)
+        above = module.line_text(line - 1).strip() if line > 1 else ""
+        if not above.startswith(MARK.strip()) and module.begins_line(statement) and not _is_elif(module, statement):
             edits.before(statement, [f"{MARK}{finding.message}"])
 
 
-def _is_elif(tree: Tree, statement: ast.stmt) -> bool:
-    return tree.text.startswith("elif", tree.span(statement)[0])
+def _is_elif(module: Module, statement: ast.stmt) -> bool:
+    return module.text.startswith("elif", module.span(statement)[0])
 
 
-def _statement_at(tree: Tree, finding: Finding) -> ast.stmt | None:
-    for node in tree.nodes:
+def _statement_at(module: Module, finding: Finding) -> ast.stmt | None:
+    for node in module.nodes:
         if getattr(node, "lineno", None) == finding.line and getattr(node, "col_offset", None) == finding.column:
-            return tree.statement(node)
+            return module.statement(node)
     return None
 
 
 def _join_branches(text: str) -> str:
     """Return a rewritten module without the `if` statements whose two branches scale a loss and are equal."""
     while any(mark in text for mark in MARKS):
-        tree = Tree(text)
-        equal = [node for node in tree.nodes if isinstance(node, ast.If) and _is_equal(tree, node)]
+        module = Module(text)
+        equal = [node for node in module.nodes if isinstance(node, ast.If) and _is_equal(module, node)]
         if not equal:
             break
-        edits = Edits(tree)
+        edits = Edits(module)
         for branch in equal:
-            if not any(outer in equal for outer in tree.ancestors(branch)):
+            if not any(outer in equal for outer in module.ancestors(branch)):
                 edits.unwrap(branch, branch.orelse)
         text = edits.result()
     return text
 
 
-def _is_equal(tree: Tree, node: ast.If) -> bool:
+def _is_equal(module: Module, node: ast.If) -> bool:
     if not node.orelse or any(isinstance(each, (ast.Call, ast.NamedExpr)) for each in ast.walk(node.test)):
         return False
-    if tree.text.startswith("elif", tree.span(node)[0]) or len(node.body) != len(node.orelse):
+    if module.text.startswith("elif", module.span(node)[0]) or len(node.body) != len(node.orelse):
         return False
-    if isinstance(node.orelse[0], ast.If) and tree.text.startswith("elif", tree.span(node.orelse[0])[0]):
+    if isinstance(node.orelse[0], ast.If) and module.text.startswith("elif", module.span(node.orelse[0])[0]):
         return False
-    if not any(mark in tree.source(node.body[0]) for mark in MARKS):
+    if not any(mark in module.source(node.body[0]) for mark in MARKS):
         return False
     return [ast.dump(each) for each in node.body] == [ast.dump(each) for each in node.orelse]
 
 
-def _rewrite_texts(tree: Tree, edits: Edits, names: Names) -> None:
+def _rewrite_texts(module: Module, edits: Edits, names: Names) -> None:
     """Name torch.amp instead of Apex in the help of `add_argument` and of click options."""
     if not any(meaning.startswith("apex.amp") for _, meaning in names.uses):
         return
-    for node in tree.nodes:
-        if not isinstance(node, ast.Call):
-            continue
-        name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-        if name not in ("add_argument", "option", "argument"):
-            continue
-        for keyword in node.keywords:
-            if keyword.arg == "help":
-                old = tree.source(keyword.value)
-                new = old
-                for pattern, text in PHRASES:
-                    new = pattern.sub(text, new)
-                if new != old:
-                    edits.replace(keyword.value, new)
+    for call in module.calls:
+        words = argument(call, "help") if last_name(call.func) in ("add_argument", "option", "argument") else None
+        if words is not None:
+            old = new = module.source(words)
+            for pattern, text in PHRASES:
+                new = pattern.sub(text, new)
+            if new != old:
+                edits.replace(words, new)
 
 
-def _torch_name(tree: Tree, names: Names, edits: Edits) -> tuple[str, ast.stmt | None]:
+def _torch_name(module: Module, names: Names, edits: Edits) -> tuple[str, ast.stmt | None]:
     """Return the name by which a module knows torch, and the statement above which to import it, if any."""
-    for node in tree.module.body:
+    for node in module.tree.body:
         if isinstance(node, ast.Import):
             for alias in node.names:
                 if alias.name == "torch" or (alias.name.startswith("torch.") and alias.asname is None):
                     return alias.asname or "torch", None
-    body = [each for each in tree.module.body if not _is_prologue(each)]
+    body = [each for each in module.tree.body if not _is_prologue(each)]
     return "torch", body[0] if body else None
 
 
-def _import_functools(tree: Tree, edits: Edits) -> None:
+def _import_functools(module: Module, edits: Edits) -> None:
     """Import functools at the top of a module that has not."""
-    body = [each for each in tree.module.body if not _is_prologue(each)]
+    body = [each for each in module.tree.body if not _is_prologue(each)]
     imported = {alias.asname or alias.name for each in body if isinstance(each, ast.Import) for alias in each.names}
     if "functools" not in imported:
         edits.before(body[0], ["import functools"])
@@ -289,7 +284,7 @@ def _is_prologue(statement: ast.stmt) -> bool:
 
 
 def _rewrite_imports(
-    tree: Tree, names: Names, edits: Edits, kept: Iterable[ast.AST], twins: dict[tuple[ast.stmt, str], str]
+    module: Module, names: Names, edits: Edits, kept: Iterable[ast.AST], twins: dict[tuple[ast.stmt, str], str]
 ) -> None:
     """Rewrite the imports.
 
@@ -309,12 +304,12 @@ def _rewrite_imports(
             edits.replace_statement(statement, lines)
             if complete:
                 gone.add(statement)
-    for node in tree.nodes:
+    for node in module.nodes:
         if isinstance(node, ast.Try):
-            _settle_try(tree, edits, node, gone)
+            _settle_try(module, edits, node, gone)
 
 
-def _import_from_engine(tree: Tree, names: Names, edits: Edits, kept: Iterable[ast.AST]) -> bool:
+def _import_from_engine(module: Module, names: Names, edits: Edits, kept: Iterable[ast.AST]) -> bool:
     """Import what remains from `ampcompare.apex`, which has the surface of Apex; return whether that serves."""
     needed = {_root(node) for node in kept}
     complete = True
@@ -325,9 +320,9 @@ def _import_from_engine(tree: Tree, names: Names, edits: Edits, kept: Iterable[a
             if alias.name != "*" and local not in needed:
                 continue
             if isinstance(statement, ast.ImportFrom):
-                module = _engine_name(statement.module or "")
-                lines.append(f"from {module} import {alias.name}" + (f" as {alias.asname}" if alias.asname else ""))
-            elif alias.name in ("apex", "amp_C", "apex_C"):
+                package = _engine_name(statement.module or "")
+                lines.append(f"from {package} import {alias.name}" + (f" as {alias.asname}" if alias.asname else ""))
+            elif alias.name in APEX:
                 lines.append(f"from ampcompare.apex import {alias.name} as {local}" if alias.name != "apex" else "")
                 lines[-1] = lines[-1] or f"import ampcompare.apex as {local}"
             elif alias.asname:
@@ -340,8 +335,8 @@ def _import_from_engine(tree: Tree, names: Names, edits: Edits, kept: Iterable[a
     return complete
 
 
-def _engine_name(module: str) -> str:
-    return f"ampcompare.{module}" if module.split(".")[0] == "apex" else module
+def _engine_name(package: str) -> str:
+    return f"ampcompare.{package}" if package.split(".")[0] == "apex" else package
 
 
 def _root(node: ast.AST) -> str:
@@ -359,16 +354,14 @@ def _rewritten(
     for alias in statement.names:
         local = alias.asname or alias.name.split(".")[0]
         twin = twins.get((statement, alias.name))
-        if isinstance(statement, ast.Import) and alias.name.split(".")[0] not in ("apex", "amp_C", "apex_C"):
+        if isinstance(statement, ast.Import) and alias.name.split(".")[0] not in APEX:
             kept.append(alias)
         elif twin is not None:
-            module, _, name = twin.rpartition(".")
-            lines.append(f"from {module} import {name}" + (f" as {local}" if local != name else ""))
+            package, _, name = twin.rpartition(".")
+            lines.append(f"from {package} import {name}" + (f" as {local}" if local != name else ""))
         elif (alias.name == "*" and stars) or local in needed:
             kept.append(alias)
-    foreign = isinstance(statement, ast.Import) and all(
-        each.name.split(".")[0] not in ("apex", "amp_C", "apex_C") for each in kept
-    )
+    foreign = isinstance(statement, ast.Import) and all(each.name.split(".")[0] not in APEX for each in kept)
     complete = not kept or foreign
     if len(kept) == len(statement.names):
         return None, False
@@ -381,7 +374,7 @@ def _rewritten(
     return lines, complete
 
 
-def _settle_try(tree: Tree, edits: Edits, node: ast.Try, gone: set[ast.stmt]) -> None:
+def _settle_try(module: Module, edits: Edits, node: ast.Try, gone: set[ast.stmt]) -> None:
     """Remove a `try` that guarded only imports of Apex; what else its body does stays."""
     if not any(each in gone for each in node.body) or node.finalbody:
         return
@@ -397,18 +390,19 @@ def _settle_try(tree: Tree, edits: Edits, node: ast.Try, gone: set[ast.stmt]) ->
     else:
         edits.remove(node)
     if node.orelse:
-        _keep_else(tree, edits, node)
+        _keep_else(module, edits, node)
 
 
 def _whole(body: Block) -> Block:
     return body
 
 
-def _keep_else(tree: Tree, edits: Edits, node: ast.Try) -> None:
-    outer = tree.indent(node)
-    inner = tree.indent(node.orelse[0])
+def _keep_else(module: Module, edits: Edits, node: ast.Try) -> None:
+    outer = module.indent(node)
+    inner = module.indent(node.orelse[0])
     text = "".join(
-        tree.line_text(number) for number in range(tree.line_of(node.orelse[0]), (node.orelse[-1].end_lineno or 0) + 1)
+        module.line_text(number)
+        for number in range(module.first_line(node.orelse[0]), (node.orelse[-1].end_lineno or 0) + 1)
     )
     lines = [line.removeprefix(inner) if line.startswith(inner) else line.strip() for line in text.splitlines()]
     edits.after(node, lines)
@@ -429,16 +423,14 @@ def _catches_import_error(handler: ast.ExceptHandler) -> bool:
     return any(isinstance(kind, ast.Name) and kind.id in CAUGHT for kind in kinds)
 
 
-def _cast_notes(tree: Tree, names: Names) -> list[Finding]:
+def _cast_notes(module: Module, names: Names) -> list[Finding]:
     """Return one note for each function with other casts, at its first call."""
     if not any(meaning == "apex.amp.initialize" for _, meaning in names.uses):
         return []
     found: dict[str, Finding] = {}
-    for node in tree.nodes:
-        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
-            continue
-        name = node.func.attr
-        if name not in _DIFFERENT or name in found:
+    for node, _ in module.methods(*_DIFFERENT):
+        name = last_name(node.func)
+        if name in found:
             continue
         meaning = names.meaning(node.func) or ""
         functional = meaning.startswith("torch.nn.functional.")

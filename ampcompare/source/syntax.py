@@ -1,4 +1,4 @@
-"""Parse source with Python's own parser, which says what is wrong and where; dotted names in its trees."""
+"""Parse source with Python's own parser, which says what is wrong and where; walk its trees; dotted names in them."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import ast
 import re
 import sys
 import warnings
+from collections.abc import Iterator
 
-__all__ = ["NEWLINE", "SourceInvalid", "SourceLines", "dotted", "parse_tree"]
+__all__ = ["NEWLINE", "SourceInvalid", "children", "dotted", "parse_tree", "walk"]
 
 # What Python's parser says of statements that Python 2 had.
 PYTHON_2 = (
@@ -17,6 +18,17 @@ PYTHON_2 = (
     "multiple exception types must be parenthesized",
 )
 NEWLINE = re.compile(r"\r\n|\r|\n")
+# Fields that hold text, numbers, or one of the objects that all nodes share, such as `ast.Load()`.
+PLAIN = {
+    "arg", "asname", "attr", "conversion", "ctx", "id", "is_async", "kind", "level", "module", "name", "op", "ops",
+    "rest", "simple", "tag", "type_comment",
+}  # fmt: skip
+# The fields of each class of nodes that hold nodes.
+FIELDS = {
+    kind: () if kind is ast.Constant else tuple(name for name in kind._fields if name not in PLAIN)
+    for kind in vars(ast).values()
+    if isinstance(kind, type) and issubclass(kind, ast.AST)
+}
 
 
 class SourceInvalid(ValueError):
@@ -63,30 +75,24 @@ def dotted(node: ast.AST | None) -> str | None:
     return ".".join([node.id, *reversed(parts)])
 
 
-class SourceLines:
-    """A text by lines and columns as `ast` counts them: lines from 1, columns in bytes of UTF-8.
+def children(node: ast.AST) -> list[ast.AST]:
+    """Return the nodes directly below a node; `ast.iter_child_nodes` does the same in several times the time.
 
-    Attributes:
-        text: the source.
-        starts: where each line begins in it; the last one is empty where the text ends with a newline.
+    Contexts and operators are left out.
     """
+    found: list[ast.AST] = []
+    for name in FIELDS[node.__class__]:
+        value = getattr(node, name, None)
+        if value.__class__ is list:
+            found += [each for each in value if isinstance(each, ast.AST)]
+        elif value is not None:
+            found.append(value)
+    return found
 
-    def __init__(self, text: str) -> None:
-        self.text = text
-        self.starts = [0, *(match.end() for match in NEWLINE.finditer(text))]
-        self._is_ascii = text.isascii()
 
-    def line_start(self, line: int) -> int:
-        """Return where a line begins; behind the last line, the end of the text."""
-        return self.starts[line - 1] if line <= len(self.starts) else len(self.text)
-
-    def line_text(self, line: int) -> str:
-        """Return a line with its end."""
-        return self.text[self.line_start(line) : self.line_start(line + 1)]
-
-    def offset(self, line: int, column: int) -> int:
-        """Return the index in the text of a position."""
-        start = self.line_start(line)
-        if self._is_ascii:
-            return start + column
-        return start + len(self.line_text(line).encode("utf-8")[:column].decode("utf-8", "ignore"))
+def walk(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield a node and all below it, as `ast.walk` does in twice the time, without contexts and operators."""
+    waiting = [node]
+    for each in waiting:  # which grows meanwhile
+        yield each
+        waiting += children(each)

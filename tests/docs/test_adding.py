@@ -210,7 +210,7 @@ RULE = """
     ),
 )
 def dummy(module: LintModule) -> Iterator[Finding]:
-    for call in module.names.calls:
+    for call in module.calls:
         if name_of(call.func) == "amp_dummy":
             yield module.finding("AMP299", call, "a dummy is called")
 """

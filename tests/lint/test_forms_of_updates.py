@@ -299,3 +299,59 @@ def test_two_networks_are_unscaled_once() -> None:
     assert codes_of(script) == ["AMP201", "AMP201"]
     assert fixed.count("scaler.unscale_(optimizer)") == 1
     assert left == check_text(fixed, selection.reports) == []
+
+
+@pytest.mark.parametrize("line", ["global amp", "pass"])
+def test_a_name_that_a_function_imports_for_the_module(line: str) -> None:
+    """With `global` an import in one function counts in the others; without, it is a name of that function alone."""
+    script = f"""
+        def main():
+            {line}
+            from apex import amp
+
+        def train():
+            loss = model(batch)
+            with amp.scale_loss(loss, optimizer) as scaled:
+                scaled.backward()
+            optimizer.zero_grad()
+            optimizer.step()
+    """
+    assert ("AMP214" in codes_of(script)) is (line == "global amp")
+
+
+@pytest.mark.parametrize("base", ["Base", "Other"])
+def test_methods_of_a_base_class_in_the_file_are_followed(base: str) -> None:
+    """A clip in an inherited method comes between backward pass and step as one of the class itself does."""
+    script = f"""
+        class Base:
+            def clip(self):
+                torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+
+        class Trainer({base}):
+            def fit(self):
+                for batch in loader:
+                    self.optimizer.zero_grad()
+                    self.scaler.scale(self.model(batch)).backward()
+                    self.clip()
+                    self.scaler.step(self.optimizer)
+                    self.scaler.update()
+    """
+    assert codes_of(script) == (["AMP201"] if base == "Base" else [])
+
+
+@pytest.mark.parametrize("given", ["amp", "other"])
+def test_amp_that_is_passed_to_a_function(given: str) -> None:
+    """A parameter is what all calls in the file pass for it."""
+    script = f"""
+        from apex import amp
+
+        def train(model, optimizer, mixed):
+            for batch in loader:
+                with mixed.scale_loss(model(batch), optimizer) as scaled:
+                    scaled.backward()
+                    optimizer.step()
+                optimizer.zero_grad()
+
+        train(model, optimizer, {given})
+    """
+    assert codes_of(script) == (["AMP105"] if given == "amp" else [])

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import ast
 from textwrap import dedent
 
 import pytest
 
 from ampcompare.lint.module import training_scopes
-from ampcompare.source.names import ModuleNames
+from ampcompare.source.module import Module
 
 SCRIPT = """
 import torch
@@ -44,8 +43,7 @@ read("data")
 
 
 def followed(text: str) -> set[str]:
-    tree = ast.parse(dedent(text))
-    return {getattr(scope.node, "name", "module") for scope in training_scopes(ModuleNames(tree), text)}
+    return {getattr(scope.node, "name", "module") for scope in training_scopes(Module(dedent(text)))}
 
 
 def test_functions_of_training_and_their_callers_are_followed() -> None:

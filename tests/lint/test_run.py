@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from ampcompare.lint.finding import Edit, apply_edits
 from ampcompare.lint.run import lint_files
 from ampcompare.lint.selection import Selection
+from ampcompare.source.edits import Edit, apply_edits
 
 TYPO = 'm, o = amp.initialize(m, o, opt_level="01")\n'
 SCRIPT = f"from apex import amp  # noqa\n{TYPO}"

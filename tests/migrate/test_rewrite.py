@@ -64,6 +64,34 @@ def test_newlines_of_the_file_are_kept(newline: str) -> None:
     assert after == migrate_text(before).text.replace("\n", newline)
 
 
+BRANCHES = """import torch
+from apex import amp
+
+model, optimizer = amp.initialize(model, optimizer)
+for x in data:
+    loss = model(x).mean()
+    optimizer.zero_grad()
+    if fp16:
+        with amp.scale_loss(loss, optimizer) as scaled:
+            scaled.backward()
+        optimizer.step()
+    else:
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+"""
+
+
+@pytest.mark.parametrize("test", ["if not fp16:", "if fp16 is None:", "if not (fp16 and loss):"])
+def test_a_test_that_is_asked_the_other_way_round_counts_as_else(test: str) -> None:
+    """Whether two branches can both run is a matter of what they say, unless one of them says less."""
+    migration = migrate_text(BRANCHES.replace("else:", test))
+    excludes = "loss" not in test
+    assert bool(migration.findings) is not excludes
+    if excludes:
+        assert migration.text == migrate_text(BRANCHES).text.replace("else:", test)
+
+
 def test_characters_outside_of_ascii_do_not_shift_the_edits() -> None:
     """`ast` counts columns in bytes."""
     before = 'from apex import amp\nimport torch\n"""ß"""; x = "…", amp.initialize(models=m, opt_level="O1")\n'

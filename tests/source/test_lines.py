@@ -6,7 +6,7 @@ import ast
 
 import pytest
 
-from ampcompare.source.syntax import SourceLines
+from ampcompare.source.text import Text
 
 
 @pytest.mark.parametrize("newline", ["\n", "\r\n", "\r"])
@@ -14,7 +14,7 @@ from ampcompare.source.syntax import SourceLines
 def test_positions_of_nodes(newline: str, word: str) -> None:
     """A node lies where `ast` says that it does, in bytes, on every line."""
     text = newline.join([f"first = '{word}'; second = 1", "", f"third = ['{word}', fourth]", ""])
-    lines = SourceLines(text)
+    lines = Text(text)
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Name):
             start = lines.offset(node.lineno, node.col_offset)
@@ -23,6 +23,6 @@ def test_positions_of_nodes(newline: str, word: str) -> None:
 
 def test_lines_and_their_starts() -> None:
     """Each line has its end; behind the last line there is nothing."""
-    lines = SourceLines("a\r\nb\n\rc")
+    lines = Text("a\r\nb\n\rc")
     assert [lines.line_text(number) for number in range(1, 6)] == ["a\r\n", "b\n", "\r", "c", ""]
     assert [lines.line_start(number) for number in (1, 2, 4, 9)] == [0, 3, 6, 7]

@@ -18,9 +18,10 @@ from pathlib import Path
 from ampcompare.backends.apex_levels import apex_level
 from ampcompare.backends.arm import Arm
 from ampcompare.settings.script import ScriptConfig
+from ampcompare.source.calls import argument
 from ampcompare.source.document import read_document
-from ampcompare.source.names import ModuleNames
-from ampcompare.source.syntax import dotted, parse_tree
+from ampcompare.source.module import Module
+from ampcompare.source.syntax import dotted
 
 __all__ = ["why_refused"]
 
@@ -82,35 +83,21 @@ BRANCHES = (ast.If, ast.IfExp, ast.Try, ast.For, ast.AsyncFor, ast.While, ast.Ma
 NAMES = {
     "initialize": ("apex.amp.initialize", "ampcompare.apex.amp.initialize"),
     "init": ("apex.amp.init", "ampcompare.apex.amp.init"),
-    "autocast": (
-        *("torch.autocast", "torch.amp.autocast", "torch.cuda.amp.autocast", "torch.cpu.amp.autocast"),
-        "torch.amp.autocast_mode.autocast",
-    ),
-    "scaler": ("torch.amp.GradScaler", "torch.cuda.amp.GradScaler", "torch.cpu.amp.GradScaler"),
 }
 KINDS = {full: kind for kind, names in NAMES.items() for full in names}
 WORD = re.compile(r"[A-Za-z_]\w*")
 
 
-@dataclass(frozen=True)
-class _SourceFile:
-    """A file that was read and parsed."""
-
-    path: Path
-    text: str
-    tree: ast.Module
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _SourceFiles:
     """What was found.
 
     Attributes:
-        files: the script first.
+        files: the script first, by their paths.
         complete: whether these files are all code that can reach mixed precision.
     """
 
-    files: tuple[_SourceFile, ...]
+    files: dict[Path, Module]
     complete: bool
 
 
@@ -120,38 +107,37 @@ def _read_files(script: Path, root: Path) -> _SourceFiles:
     Args:
         root: the first folder in which its imports are looked up.
     """
-    found: dict[Path, _SourceFile] = {}
+    found: dict[Path, Module] = {}
     waiting, complete = [script], True
     while waiting:
         path = waiting.pop(0)
         if path in found:
             continue
         if len(found) == MAX_FILES:
-            return _SourceFiles(tuple(found.values()), complete=False)
+            return _SourceFiles(found, complete=False)
         try:
-            text = read_document(path).text
-            tree = parse_tree(text)
+            module = Module(read_document(path).text)
         except (OSError, ValueError):  # the errors of both are of these kinds
             complete = False
             continue
-        found[path] = _SourceFile(path, text, tree)
-        for name in _imported(tree, path, root):
+        found[path] = module
+        for name in _imported(module, path, root):
             files = _files_of(name, root)
             waiting += files
             head = name.partition(".")[0]
             if not files and (head in OPAQUE_MODULES or head not in {*sys.stdlib_module_names, *PLAIN_PACKAGES}):
                 complete = False
-        complete = complete and not any(map(_is_opaque, ast.walk(tree)))
-    return _SourceFiles(tuple(found.values()), complete)
+        complete = complete and not any(map(_is_opaque, module.calls))
+    return _SourceFiles(found, complete)
 
 
-def _is_opaque(node: ast.AST) -> bool:
-    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in OPAQUE_CALLS
+def _is_opaque(call: ast.Call) -> bool:
+    return isinstance(call.func, ast.Name) and call.func.id in OPAQUE_CALLS
 
 
-def _imported(tree: ast.Module, path: Path, root: Path) -> Iterator[str]:
+def _imported(module: Module, path: Path, root: Path) -> Iterator[str]:
     """Yield the full names of modules that a file imports; `from a import b` may import `a.b`."""
-    for node in ast.walk(tree):
+    for node in module.nodes:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -184,7 +170,7 @@ def _files_of(name: str, root: Path) -> list[Path]:
     return files
 
 
-NO_SOURCE = _SourceFiles((), complete=False)
+NO_SOURCE = _SourceFiles({}, complete=False)
 
 
 def why_refused(script: ScriptConfig, arm: Arm) -> str:
@@ -280,9 +266,11 @@ def _is_fp32(arm: Arm) -> bool:
 
 def _foreign_precision(source: _SourceFiles, arguments: Sequence[str]) -> str:
     """Return why no arm but `script` can train a script, with the place; "" where that is not certain."""
-    is_lightning = any(head in LIGHTNING_PACKAGES for file in source.files for head in _imported_libraries(file.tree))
-    for number, argument in enumerate(arguments):
-        name, has_value, value = argument.partition("=")
+    is_lightning = any(
+        each.full.partition(".")[0] in LIGHTNING_PACKAGES for module in source.files.values() for each in module.imports
+    )
+    for number, text in enumerate(arguments):
+        name, has_value, value = text.partition("=")
         key = name.lstrip("-+").replace("-", "_")
         known = ARGUMENTS.get(key, {}) if name.startswith("--") else {}
         if key.startswith("trainer.") or (is_lightning and name.startswith("--")):
@@ -293,32 +281,22 @@ def _foreign_precision(source: _SourceFiles, arguments: Sequence[str]) -> str:
             if STRATEGIES.get(given.rpartition(".")[2], given).startswith(begins):
                 shown = f"{name} {given}" if begins else name
                 return _refusal(f"the argument {shown}", advice)
-    found = [(place, what) for file in source.files for place, what in _constructed(file.tree, str(file.path))]
+    found = [one for path, module in source.files.items() for one in _constructed(module, path)]
     if found and all(what for _, what in found):
         return f"{found[0][0]}: {found[0][1]}"
     return ""
-
-
-def _imported_libraries(tree: ast.Module) -> Iterator[str]:
-    """Yield the first parts of the names that a file imports."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name.partition(".")[0] for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            yield (node.module or "").partition(".")[0]
 
 
 def _refusal(what: str, advice: str) -> str:
     return f"{what} has its own precision and steps, which this arm cannot replace; {advice}, or compare script only"
 
 
-def _constructed(tree: ast.Module, path: str) -> Iterator[tuple[str, str]]:
+def _constructed(module: Module, path: Path) -> Iterator[tuple[str, str]]:
     """Yield the place of each trainer that a file makes, and why it is refused; "" where it may train."""
-    names = ModuleNames(tree)
-    for call in names.calls:
-        library = CONSTRUCTORS.get(names.resolve_here(call.func) or "")
+    for call, name in module.resolved:
+        library = CONSTRUCTORS.get(name)
         if library is not None:
-            what = "" if _is_in_branch(names, call) else _why(library, call)
+            what = "" if _is_in_branch(module, call) else _why(library, call)
             yield f"{path}:{call.lineno}", what
 
 
@@ -346,13 +324,11 @@ def _literal(value: ast.expr) -> str | None:
     return "a dictionary" if isinstance(value, ast.Dict) and value.keys else None
 
 
-def _is_in_branch(names: ModuleNames, call: ast.Call) -> bool:
-    node = names.parents.get(call)
-    while node is not None:
-        if isinstance(node, BRANCHES) and not (isinstance(node, ast.If) and "__main__" in ast.unparse(node.test)):
-            return True
-        node = names.parents.get(node)
-    return False
+def _is_in_branch(module: Module, call: ast.Call) -> bool:
+    return any(
+        isinstance(outer, BRANCHES) and not (isinstance(outer, ast.If) and "__main__" in ast.unparse(outer.test))
+        for outer in module.ancestors(call)
+    )
 
 
 @dataclass(frozen=True)
@@ -388,35 +364,32 @@ class _Uses:
 def _find_uses(source: _SourceFiles) -> _Uses:
     """Return what all files of a script do."""
     uses = _Uses()
-    for file in source.files:
-        uses.words.update(WORD.findall(file.text))
-        names = ModuleNames(file.tree)
-        for call in names.calls:
-            kind = KINDS.get(names.resolve_here(call.func) or "")
+    for path, module in source.files.items():
+        uses.words.update(WORD.findall(module.text))
+        for call in module.calls:
+            kind = KINDS.get(module.resolve(call.func) or "")
             if kind is not None:
-                uses.calls[kind].append(_use(file, call))
+                uses.calls[kind].append(_use(path, call))
             elif isinstance(call.func, ast.Attribute) and call.func.attr == "step":
-                if _has_closure(names, call):
-                    uses.closures.append(_use(file, call))
+                if _has_closure(module, call):
+                    uses.closures.append(_use(path, call))
                 elif "sched" not in (dotted(call.func) or "").lower():
                     uses.steps = True
     return uses
 
 
-def _use(file: _SourceFile, call: ast.Call) -> _Use:
-    given = next((one.value for one in call.keywords if one.arg == "enabled"), None)
+def _use(path: Path, call: ast.Call) -> _Use:
+    given = argument(call, "enabled")
     enabled = given.value if isinstance(given, ast.Constant) and isinstance(given.value, bool) else None
-    return _Use(f"{file.path}:{call.lineno}", enabled)
+    return _Use(f"{path}:{call.lineno}", enabled)
 
 
-def _has_closure(names: ModuleNames, call: ast.Call) -> bool:
-    return any(_is_function(names, call, value) for value in call.args) or any(
-        one.arg == "closure" for one in call.keywords
-    )
+def _has_closure(module: Module, call: ast.Call) -> bool:
+    return any(_is_function(module, call, value) for value in call.args) or argument(call, "closure") is not None
 
 
-def _is_function(names: ModuleNames, call: ast.Call, value: ast.expr) -> bool:
+def _is_function(module: Module, call: ast.Call, value: ast.expr) -> bool:
     if isinstance(value, ast.Lambda):
         return True
-    scopes = names.scope_of[call].enclosing()
+    scopes = module.scope_of[call].enclosing()
     return isinstance(value, ast.Name) and any(value.id in scope.functions for scope in scopes)

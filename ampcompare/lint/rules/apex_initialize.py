@@ -5,10 +5,12 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from ampcompare.lint.finding import Edit, Finding
+from ampcompare.lint.finding import Finding
 from ampcompare.lint.mistake import Mistake
-from ampcompare.lint.module import LintModule, Trace, events_between, keyword, literal, name_of, rule
+from ampcompare.lint.module import LintModule, Trace, events_between, literal, name_of, rule
 from ampcompare.lint.trace import Event, Kind
+from ampcompare.source.calls import argument
+from ampcompare.source.edits import Edit
 
 __all__: list[str] = []
 
@@ -31,7 +33,7 @@ TORCH_DDP_ARGUMENTS = frozenset(
 
 def _models(event: Event) -> set[str]:
     """Return the names of the models of an `amp.initialize`."""
-    first = keyword(event.call, "models", 0)
+    first = argument(event.call, "models", 0)
     if isinstance(first, (ast.List, ast.Tuple)):
         return {name_of(element) for element in first.elts} - {""}
     return {event.subject} - {""}
@@ -264,7 +266,7 @@ def _is_of_callee(wrap: Event, event: Event) -> bool:
 
 def _built_again(module: LintModule, event: Event, after: list[Event]) -> Iterator[Finding]:
     """Yield the optimizers that replace one that `amp.initialize` has patched."""
-    optimizer = name_of(keyword(event.call, "optimizers", 1) or event.call)
+    optimizer = name_of(argument(event.call, "optimizers", 1) or event.call)
     if not optimizer or any(other.kind is Kind.INITIALIZE for other in after):
         return
     for index, other in enumerate(after):
@@ -294,7 +296,7 @@ def _after(module: LintModule, trace: Trace, event: Event, after: list[Event], m
     for other in after:
         if other.kind is Kind.INITIALIZE and other.call is not event.call and other.scope is event.scope:
             # A training after another one, such as that of the next fold, is right; so is a model without optimizer.
-            if keyword(event.call, "optimizers", 1) is None and event.call.args:
+            if argument(event.call, "optimizers", 1) is None and event.call.args:
                 continue
             if not events_between(trace, event, other, Kind.BACKWARD, Kind.STEP) and models != _models(other):
                 yield module.finding("AMP102", other.call, f"`amp.initialize` was called in line {event.call.lineno}")
@@ -343,14 +345,14 @@ def opt_level_typo(module: LintModule) -> Iterator[Finding]:
     """Opt levels written with a zero, as an argument, a default, or the default of an option."""
     if not module.mentions(r"\bapex\b|\bamp\b"):
         return
-    for call in module.names.calls:
+    for call in module.calls:
         values = [one.value for one in call.keywords if one.arg in ("opt_level", "fp16_opt_level", "amp_opt_level")]
         flags = " ".join(filter(None, map(literal, call.args)))
         if name_of(call.func).endswith("add_argument") and "opt" in flags and "level" in flags:
             values += [one.value for one in call.keywords if one.arg == "default"]
         for value in values:
             yield from _typo(module, value)
-    for scope in module.names.scopes:
+    for scope in module.scopes:
         for name, assigned in scope.values.items():
             if name.endswith("opt_level"):
                 for value in assigned:
@@ -362,16 +364,16 @@ def opt_level_typo(module: LintModule) -> Iterator[Finding]:
             pairs += [
                 (one, value) for one, value in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True) if value
             ]
-            for argument, value in pairs:
-                if argument.arg.endswith("opt_level"):
+            for parameter, value in pairs:
+                if parameter.arg.endswith("opt_level"):
                     yield from _typo(module, value)
 
 
 def _typo(module: LintModule, value: ast.expr) -> Iterator[Finding]:
     right = TYPOS.get(literal(value) or "")
     if right is not None:
-        source = module.text.source(value)
-        edits = module.text.replace(value, f"{source[0]}{right}{source[-1]}") if len(source) == 4 else ()
+        source = module.source(value)
+        edits = module.replace(value, f"{source[0]}{right}{source[-1]}") if len(source) == 4 else ()
         yield module.finding("AMP108", value, f"{source} is not an opt level; Apex knows {right!r}", edits)
 
 
@@ -434,16 +436,20 @@ from apex import amp
 def result_of_initialize(module: LintModule) -> Iterator[Finding]:
     """What the result of `amp.initialize` is bound to."""
     for call in module.calls_of("apex.amp.initialize"):
-        model, optimizer = keyword(call, "models", 0), keyword(call, "optimizers", 1)
-        statement = module.names.parents[call]
-        if any(isinstance(argument, ast.Starred) for argument in call.args) or model is None:
+        model, optimizer = argument(call, "models", 0), argument(call, "optimizers", 1)
+        statement = module.parents[call]
+        if any(isinstance(one, ast.Starred) for one in call.args) or model is None:
             continue
-        if isinstance(optimizer, (ast.List, ast.Tuple)) and len(optimizer.elts) > 1 and not keyword(call, "num_losses"):
+        if (
+            isinstance(optimizer, (ast.List, ast.Tuple))
+            and len(optimizer.elts) > 1
+            and not argument(call, "num_losses")
+        ):
             yield module.finding("AMP406", call, f"{len(optimizer.elts)} optimizers share one loss scaler")
         named = [name_of(one) for one in (model, optimizer) if one is not None]
         right = ", ".join(named) if all(named) else ""
         if isinstance(statement, ast.Expr):
-            start = module.text.start(statement)
+            start = module.start(statement)
             edits: tuple[Edit, ...] = (Edit(start, start, f"{right} = "),) if right else ()
             yield module.finding("AMP402", call, "the result of `amp.initialize` is discarded", edits)
         elif isinstance(statement, ast.Assign) and len(statement.targets) == 1 and optimizer is not None:
@@ -453,7 +459,7 @@ def result_of_initialize(module: LintModule) -> Iterator[Finding]:
                 continue
             if bound == named[:1] or bound == named[::-1] or _overwrites(module, call, named, bound):
                 shown = ", ".join(bound)
-                edits = module.text.replace(target, right)
+                edits = module.replace(target, right)
                 yield module.finding("AMP109", call, f"`{right}` are returned, but bound to `{shown}`", edits)
 
 
@@ -461,9 +467,9 @@ def _overwrites(module: LintModule, call: ast.Call, named: list[str], bound: lis
     """Return whether the optimizer that comes back takes the name of something else, and is used by its old one."""
     if len(bound) != 2 or bound[0] != named[0] or bound[1] == named[1] or not bound[1]:
         return False
-    scope = module.names.scope_of[call]
-    values = module.names.values_of(bound[1], scope) or []
-    used = {name_of(one.func) for one in module.names.calls}
+    scope = module.scope_of[call]
+    values = module.values_of(bound[1], scope) or []
+    used = {name_of(one.func) for one in module.calls}
     others = [value for value in values if not isinstance(value, ast.Starred)]
     return bool(others) and f"{named[1]}.step" in used and f"{bound[1]}.step" not in used
 
@@ -491,9 +497,9 @@ model = convert_syncbn_model(model)
 def result_of_conversion(module: LintModule) -> Iterator[Finding]:
     """What the result of Apex's `convert_syncbn_model` is bound to."""
     for call in module.calls_of("apex.parallel.convert_syncbn_model"):
-        statement, model = module.names.parents[call], name_of(keyword(call, "module", 0) or call.func)
+        statement, model = module.parents[call], name_of(argument(call, "module", 0) or call.func)
         if isinstance(statement, ast.Expr):
-            start = module.text.start(statement)
+            start = module.start(statement)
             edits = (Edit(start, start, f"{model} = "),) if call.args and model else ()
             yield module.finding("AMP115", call, "the converted model is discarded", edits)
         elif isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Tuple):
@@ -524,5 +530,5 @@ def arguments_of_ddp(module: LintModule) -> Iterator[Finding]:
     """Arguments of torch's DistributedDataParallel for Apex's."""
     for call in module.calls_of("apex.parallel.DistributedDataParallel"):
         wrong = [one.arg for one in call.keywords if one.arg in TORCH_DDP_ARGUMENTS]
-        if wrong and not module.names.has_alternatives(call.func):
+        if wrong and not module.has_alternatives(call.func):
             yield module.finding("AMP116", call, f"Apex's DistributedDataParallel has no argument `{wrong[0]}`")

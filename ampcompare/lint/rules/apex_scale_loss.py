@@ -6,11 +6,14 @@ import ast
 import re
 from collections.abc import Iterator
 
-from ampcompare.lint.finding import Edit, Finding
+from ampcompare.lint.finding import Finding
 from ampcompare.lint.mistake import Mistake
-from ampcompare.lint.module import LintModule, Trace, keyword, literal, name_of, rule
-from ampcompare.lint.trace import Event, Facts, Kind, conditions, contradict, narrowed, plain
-from ampcompare.source.names import Scope
+from ampcompare.lint.module import LintModule, Trace, literal, name_of, rule
+from ampcompare.lint.trace import Event, Kind, plain
+from ampcompare.source.branches import Facts, conditions, contradict, facts_at, narrowed
+from ampcompare.source.calls import argument, is_literal
+from ampcompare.source.edits import Edit
+from ampcompare.source.module import Scope
 
 __all__: list[str] = []
 
@@ -115,14 +118,14 @@ def inside_the_block(module: LintModule) -> Iterator[Finding]:
                     "AMP105", event.call, f"`{event.shown}` steps with gradients that are still scaled"
                 )
             elif event.kind is Kind.BACKWARD and isinstance(event.call.func, ast.Attribute):
-                loss = keyword(block.call, "loss", 0)
+                loss = argument(block.call, "loss", 0)
                 receiver = event.call.func.value
-                if loss is None or block.name == event.subject or event.scope is not module.names.scope_of[block.call]:
+                if loss is None or block.name == event.subject or event.scope is not module.scope_of[block.call]:
                     continue
                 if name_of(receiver) and name_of(receiver) == name_of(loss):
                     item = next(item for item in block.node.items if item.context_expr is block.call)
                     bound = item.optional_vars
-                    edits = () if bound is None else module.text.replace(receiver, name_of(bound))
+                    edits = () if bound is None else module.replace(receiver, name_of(bound))
                     yield module.finding("AMP106", event.call, f"`{name_of(loss)}` is not the scaled loss", edits)
 
 
@@ -208,14 +211,14 @@ def copies_of_o2(module: LintModule) -> Iterator[Finding]:
                 yield module.finding("AMP104", event.call, f"`{event.shown}` are the fp16 copies under O2")
             if scaled:
                 source = scaled[-1].call
-                optimizer = keyword(source, "optimizers", 1)
-                local = source in module.names.scope_of and module.names.scope_of[source] is event.scope
+                optimizer = argument(source, "optimizers", 1)
+                local = source in module.scope_of and module.scope_of[source] is event.scope
                 plain_parameters = not isinstance(event.call.args[0], ast.IfExp)
                 edits: tuple[Edit, ...] = ()
                 if local and optimizer is not None and isinstance(source.func, ast.Attribute) and name_of(optimizer):
-                    amp = module.text.source(source.func.value)
+                    amp = module.source(source.func.value)
                     if plain_parameters:
-                        edits = module.text.replace(event.call.args[0], f"{amp}.master_params({name_of(optimizer)})")
+                        edits = module.replace(event.call.args[0], f"{amp}.master_params({name_of(optimizer)})")
                 message = f"`{event.shown}` are the fp16 copies under O2"
                 yield module.finding("AMP104", event.call, message, edits)
     yield from _edited_gradients(module)
@@ -239,7 +242,7 @@ def _never_with(module: LintModule, facts: Facts, scope: Scope, kind: Kind) -> b
 
 def _facts_of_wrap(event: Event) -> Facts:
     """Return the conditions of a call that wraps, `enabled=` of `amp.initialize` among them."""
-    enabled = keyword(event.call, "enabled")
+    enabled = argument(event.call, "enabled")
     if event.kind is not Kind.INITIALIZE or enabled is None or isinstance(enabled, ast.Constant):
         return event.facts
     return narrowed(event.facts, enabled, True)
@@ -249,7 +252,7 @@ def _flags(module: LintModule, facts: Facts, scope: Scope) -> Facts:
     """Return what facts say of flags, and of what these are assigned from, by the last part of their names."""
     found = dict(facts)
     for key, value in facts.items():
-        values = module.names.values_of(key, scope) or []
+        values = module.values_of(key, scope) or []
         if len(values) == 1 and isinstance(value, bool) and isinstance(values[0], FLAGS):
             found |= conditions(values[0], value)
     return {LAST_PART.sub("", key): value for key, value in found.items()}
@@ -259,12 +262,12 @@ def _is_of_initialized(module: LintModule, event: Event) -> bool:
     """Return whether a class clips the parameters of a model that another of its methods gave to `amp.initialize`."""
     model = event.subject.removesuffix(".parameters()")
     prepared = [call for call in module.calls_of("apex.amp.initialize") if name_of(_model(call)) == model]
-    homes = [module.names.scope_of[call].owner for call in prepared]
+    homes = [module.scope_of[call].owner for call in prepared]
     return model.startswith("self.") and event.scope.owner is not None and event.scope.owner in homes
 
 
 def _model(call: ast.Call) -> ast.expr:
-    return keyword(call, "models", 0) or call
+    return argument(call, "models", 0) or call
 
 
 def _clips_of_fp16_optimizer(module: LintModule) -> Iterator[Finding]:
@@ -280,8 +283,8 @@ def _clips_of_fp16_optimizer(module: LintModule) -> Iterator[Finding]:
             ]
             if passes and isinstance(passes[-1].call.func, ast.Attribute):
                 owner = passes[-1].call.func.value
-                values = module.names.values_of(name_of(owner), passes[-1].scope) or []
-                made = {module.names.resolve_here(one.func) or "" for one in values if isinstance(one, ast.Call)}
+                values = module.values_of(name_of(owner), passes[-1].scope) or []
+                made = {module.resolve(one.func) or "" for one in values if isinstance(one, ast.Call)}
                 if any(name.startswith("apex.") and name.endswith(".FP16_Optimizer") for name in made):
                     message = f"`{event.shown}` are the fp16 copies of `{name_of(owner)}`"
                     yield module.finding("AMP104", event.call, message)
@@ -311,22 +314,22 @@ def _edited_gradients(module: LintModule) -> Iterator[Finding]:
         function = node.iter.func
         if not isinstance(function, ast.Attribute) or function.attr not in ("parameters", "named_parameters"):
             continue
-        here = module.function_of(node)
-        facts = module.facts_at(node)
+        here = module.scope_of[node].node
+        facts = facts_at(module, node)
         before = [
             call
             for call in blocks
-            if module.function_of(call) is here and call.lineno < node.lineno
-            if not contradict(module.facts_at(call), facts)
+            if module.scope_of[call].node is here and call.lineno < node.lineno
+            if not contradict(facts_at(module, call), facts)
         ]
         steps = [
             call
-            for call in module.names.calls
+            for call in module.calls
             if call.lineno > (node.end_lineno or 0)
             and name_of(call.func).endswith(".step")
-            and module.function_of(call) is here
+            and module.scope_of[call].node is here
         ]
-        if before and steps and not _never_with(module, facts, module.names.scope_of[node], Kind.INITIALIZE):
+        if before and steps and not _never_with(module, facts, module.scope_of[node], Kind.INITIALIZE):
             for part in ast.walk(node):
                 if isinstance(part, ast.stmt) and _edits_gradient(part):
                     yield module.finding("AMP117", part, "this changes the gradient of an fp16 copy under O2")
@@ -336,7 +339,7 @@ def _edits_gradient(statement: ast.stmt) -> bool:
     if isinstance(statement, ast.AugAssign):
         return _is_gradient(statement.target)
     if isinstance(statement, ast.Assign):
-        empties = isinstance(statement.value, ast.Constant) and statement.value.value is None
+        empties = is_literal(statement.value, None)
         return not empties and any(_is_gradient(target) for target in statement.targets)
     if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
         function = statement.value.func
@@ -376,11 +379,11 @@ with block as scaled_loss:
 def without_with(module: LintModule) -> Iterator[Finding]:
     """`scale_loss` whose result is used as if it were the loss."""
     for call in module.calls_of("apex.amp.scale_loss"):
-        parent = module.names.parents[call]
+        parent = module.parents[call]
         used = isinstance(parent, (ast.Attribute, ast.Expr))
         if isinstance(parent, ast.Assign) and parent.value is call:
             name = name_of(parent.targets[0])
-            uses = [name_of(other.func) for other in module.names.calls]
+            uses = [name_of(other.func) for other in module.calls]
             used = bool(name) and f"{name}.backward" in uses
             entered = any(
                 isinstance(node, ast.withitem) and name_of(node.context_expr) == name for node in ast.walk(module.tree)
@@ -435,8 +438,8 @@ def never_unscaled(module: LintModule) -> Iterator[Finding]:
 
 
 def _delays(call: ast.Call) -> bool:
-    value = keyword(call, "delay_unscale", 4)
-    return isinstance(value, ast.Constant) and value.value is True
+    value = argument(call, "delay_unscale", 4)
+    return is_literal(value, True)
 
 
 @rule(
@@ -486,13 +489,13 @@ scaler.update()
 )
 def scaled_loss_read(module: LintModule) -> Iterator[Finding]:
     """Numbers that are read from a scaled loss."""
-    for call in module.names.calls:
+    for call in module.calls:
         node: ast.expr | None = None
         if isinstance(call.func, ast.Attribute) and call.func.attr == "item" and not call.args:
             node = call.func.value
         elif name_of(call.func) == "float" and len(call.args) == 1:
             node = call.args[0]
-        parent = module.names.parents[call]
+        parent = module.parents[call]
         if not isinstance(node, ast.Name) or (
             isinstance(parent, ast.BinOp) and isinstance(parent.op, (ast.Div, ast.FloorDiv))
         ):
@@ -501,29 +504,25 @@ def scaled_loss_read(module: LintModule) -> Iterator[Finding]:
             inner = _inner(value)
             if not isinstance(inner, ast.Call) or _is_labelled(parent):
                 continue
-            if module.names.resolve_here(inner.func) == "apex.amp.scale_loss":
-                loss = keyword(inner, "loss", 0)
-                edits = () if loss is None or not name_of(loss) else module.text.replace(node, name_of(loss))
+            if module.resolve(inner.func) == "apex.amp.scale_loss":
+                loss = argument(inner, "loss", 0)
+                edits = () if loss is None or not name_of(loss) else module.replace(node, name_of(loss))
                 yield module.finding("AMP118", call, f"`{node.id}` follows the loss scale", edits)
             elif isinstance(inner.func, ast.Attribute) and inner.func.attr == "scale":
-                if module.roles.of(inner.func.value, module.names.scope_of[call]) == "scaler":
+                if module.roles.of(inner.func.value, module.scope_of[call]) == "scaler":
                     yield module.finding("AMP228", call, f"`{node.id}` follows the loss scale")
 
 
 def _values_at(module: LintModule, call: ast.Call, name: str) -> list[ast.expr]:
     """Return what a name holds at a call: its only value, or the nearest above it whose block the call stands in."""
-    values = module.names.scope_of[call].values.get(name, [])
+    values = module.scope_of[call].values.get(name, [])
     if len(values) < 2:
         return values
     above = [value for value in map(_inner, values) if value.lineno < call.lineno]
     nearest = max(above, key=lambda value: value.lineno, default=None)
-    if nearest is None or (statement := module.statement_of(nearest)) is None:
+    if nearest is None:
         return []
-    block = module.names.parents[statement]
-    around: ast.AST = call
-    while around is not block and around in module.names.parents:
-        around = module.names.parents[around]
-    return [nearest] if around is block else []
+    return [nearest] if module.parent(module.statement(nearest)) in module.ancestors(call) else []
 
 
 def _inner(value: ast.expr) -> ast.expr:
@@ -574,7 +573,7 @@ def accumulation_unscales(module: LintModule) -> Iterator[Finding]:
     """Accumulation in which each micro-batch is unscaled."""
     for trace in module.traces:
         for event in trace:
-            if event.kind is not Kind.SCALE_LOSS or keyword(event.call, "delay_unscale", 4) is not None:
+            if event.kind is not Kind.SCALE_LOSS or argument(event.call, "delay_unscale", 4) is not None:
                 continue
             rest = [other for other in trace[trace.index(event) :] if other.kind is Kind.STEP]
             if any(

@@ -5,12 +5,15 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from ampcompare.lint.finding import Edit, Finding
+from ampcompare.lint.finding import Finding
 from ampcompare.lint.mistake import Mistake
-from ampcompare.lint.module import LintModule, keyword, literal, name_of, rule
-from ampcompare.lint.roles import AUTOCASTS
-from ampcompare.lint.trace import Context, Event, Kind, conditions, contradict
-from ampcompare.source.names import Scope
+from ampcompare.lint.module import LintModule, literal, name_of, rule
+from ampcompare.lint.trace import Context, Event, Kind
+from ampcompare.source.amp_names import AUTOCASTS
+from ampcompare.source.branches import conditions, contradict
+from ampcompare.source.calls import argument
+from ampcompare.source.edits import Edit
+from ampcompare.source.module import Scope
 
 __all__ = ["is_fp16", "is_in_fp16_block"]
 
@@ -53,31 +56,31 @@ def backward_in_autocast(module: LintModule) -> Iterator[Finding]:
 
 def _may_be_on(block: Context, event: Event) -> bool:
     """Return whether the argument `enabled` of an autocast can be true under the conditions of an event."""
-    enabled = None if block.call is None else keyword(block.call, "enabled")
+    enabled = None if block.call is None else argument(block.call, "enabled")
     return enabled is None or not contradict(conditions(enabled, True), event.facts)
 
 
 def _moved_out(module: LintModule, event: Event, block: Context) -> tuple[Edit, ...]:
     """Return the edits that end an autocast block before the backward pass, if only plain lines follow it there."""
-    text, body = module.text, block.node.body
+    body = block.node.body
     if event.statement not in body[1:] or len(block.node.items) > 1:
         return ()
     rest = body[body.index(event.statement) :]
-    plain = all(isinstance(one, ast.Expr) and one.lineno == one.end_lineno and text.stands_alone(one) for one in rest)
-    outer, inner = text.indent(block.node), text.indent(event.statement)
+    plain = all(isinstance(one, ast.Expr) and one.lineno == one.end_lineno and module.is_alone(one) for one in rest)
+    outer, inner = module.indent(block.node), module.indent(event.statement)
     if (
         not plain
         or not inner.startswith(outer)
-        or text.text[text.start(block.node) - len(outer) : text.start(block.node)] != outer
+        or module.text[module.start(block.node) - len(outer) : module.start(block.node)] != outer
     ):
         return ()
-    starts = [text.line_start(line) for line in range(rest[0].lineno, (rest[-1].end_lineno or 0) + 1)]
+    starts = [module.line_start(line) for line in range(rest[0].lineno, (rest[-1].end_lineno or 0) + 1)]
     extra = len(inner) - len(outer)
     if extra <= 0 or not all(
-        text.text.startswith(inner, start) or not text.text[start : start + 1].strip() for start in starts
+        module.text.startswith(inner, start) or not module.text[start : start + 1].strip() for start in starts
     ):
         return ()
-    return tuple(Edit(start, start + extra, "") for start in starts if text.text.startswith(inner, start))
+    return tuple(Edit(start, start + extra, "") for start in starts if module.text.startswith(inner, start))
 
 
 @rule(
@@ -105,16 +108,16 @@ with context:
 def autocast_not_entered(module: LintModule) -> Iterator[Finding]:
     """Autocast that no `with` enters, and autocast that `with` enters or that decorates without a call."""
     for call in module.calls_of(*AUTOCASTS):
-        if isinstance(module.names.parents[call], ast.Expr):
+        if isinstance(module.parents[call], ast.Expr):
             yield module.finding("AMP222", call, "this autocast is not entered")
-    for node in module.names.parents:
+    for node in module.nodes:
         uncalled: list[ast.expr] = []
         if isinstance(node, ast.withitem):
             uncalled = [node.context_expr]
         elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             uncalled = node.decorator_list
         for one in uncalled:
-            if isinstance(one, (ast.Name, ast.Attribute)) and module.names.resolve_here(one) in AUTOCASTS:
+            if isinstance(one, (ast.Name, ast.Attribute)) and module.resolve(one) in AUTOCASTS:
                 yield module.finding("AMP222", one, f"`{name_of(one)}` is not called")
 
 
@@ -144,32 +147,30 @@ with torch.autocast(device.type):
 def device_of_autocast(module: LintModule) -> Iterator[Finding]:
     """`torch.autocast` without a device type, or with something else than the type of a device."""
     for call in module.calls_of("torch.autocast", "torch.amp.autocast"):
-        if module.names.has_alternatives(call.func) or any(one.arg is None for one in call.keywords):
+        if module.has_alternatives(call.func) or any(one.arg is None for one in call.keywords):
             continue
         if any(isinstance(argument, ast.Starred) for argument in call.args):
             continue
-        device = keyword(call, "device_type", 0)
+        device = argument(call, "device_type", 0)
         edits: tuple[Edit, ...] = ()
         if device is None:
             yield module.finding("AMP229", call, "autocast has no device type")
         elif ":" in (literal(device) or ""):
-            source = module.text.source(device)
+            source = module.source(device)
             if source.count(":") == 1 and source[0] in "'\"":
-                edits = module.text.replace(device, source.partition(":")[0] + source[-1])
+                edits = module.replace(device, source.partition(":")[0] + source[-1])
             yield module.finding("AMP229", call, f"{source} is a device, not a device type", edits)
         elif _is_device(module, device):
-            edits = module.text.replace(device, f"{name_of(device)}.type") if name_of(device) else ()
-            yield module.finding(
-                "AMP229", call, f"`{module.text.source(device)}` is a device, not a device type", edits
-            )
+            edits = module.replace(device, f"{name_of(device)}.type") if name_of(device) else ()
+            yield module.finding("AMP229", call, f"`{module.source(device)}` is a device, not a device type", edits)
 
 
 def _is_device(module: LintModule, node: ast.expr) -> bool:
     """Return whether an expression is surely a `torch.device`."""
-    scope = module.names.scope_of[node]
-    values = [node] if isinstance(node, ast.Call) else module.names.values_of(name_of(node), scope) or []
+    scope = module.scope_of[node]
+    values = [node] if isinstance(node, ast.Call) else module.values_of(name_of(node), scope) or []
     return bool(values) and all(
-        isinstance(value, ast.Call) and module.names.resolve(value.func, scope) == "torch.device" for value in values
+        isinstance(value, ast.Call) and module.resolve(value.func, scope) == "torch.device" for value in values
     )
 
 
@@ -212,9 +213,9 @@ def cross_entropy_in_autocast(module: LintModule) -> Iterator[Finding]:
 
 def _is_of_cuda(module: LintModule, call: ast.Call) -> bool:
     """Return whether an autocast is surely one of CUDA."""
-    if module.names.resolve_here(call.func) == "torch.cuda.amp.autocast":
+    if module.resolve(call.func) == "torch.cuda.amp.autocast":
         return True
-    return literal(keyword(call, "device_type", 0)) == "cuda"
+    return literal(argument(call, "device_type", 0)) == "cuda"
 
 
 @rule(
@@ -259,39 +260,36 @@ def fp16_without_scaler(module: LintModule) -> Iterator[Finding]:
 
 def _is_computed_in_fp16(module: LintModule, event: Event) -> bool:
     """Return whether a loss is assigned under fp16 autocast, or returned from there by a function of the module."""
-    values = module.names.values_of(event.shown, event.scope) or []
+    values = module.values_of(event.shown, event.scope) or []
     if len(values) != 1:
         return False
     if is_in_fp16_block(module, values[0]):
         return True
     called = name_of(values[0].func) if isinstance(values[0], ast.Call) else ""
-    owner = event.scope.owner if called.startswith("self.") else module.names.module
+    owner = event.scope.owner if called.startswith("self.") else module.top
     function = None if owner is None else owner.functions.get(called.removeprefix("self."))
     return function is not None and _returns_from_fp16(module, function)
 
 
 def _returns_from_fp16(module: LintModule, function: Scope) -> bool:
     inside = (node for node in ast.walk(function.node) if isinstance(node, ast.Return))
-    returns = [node for node in inside if module.function_of(node) is function.node]
+    returns = [node for node in inside if module.scope_of[node].node is function.node]
     return bool(returns) and all(one.value is not None and is_in_fp16_block(module, one.value) for one in returns)
 
 
 def is_in_fp16_block(module: LintModule, node: ast.AST) -> bool:
     """Return whether the innermost autocast around a node is surely on, of CUDA, and of fp16."""
-    while node in module.names.parents and not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-        node = module.names.parents[node]
-        if not isinstance(node, ast.With):
-            continue
-        for item in node.items:
+    for outer in module.within_function(node):
+        for item in outer.items if isinstance(outer, ast.With) else ():
             call = item.context_expr
-            if isinstance(call, ast.Call) and module.names.resolve_here(call.func) in AUTOCASTS:
+            if isinstance(call, ast.Call) and module.resolve(call.func) in AUTOCASTS:
                 return is_fp16(module, call)
     return False
 
 
 def is_fp16(module: LintModule, call: ast.Call) -> bool:
     """Return whether an autocast is surely on, of CUDA, and of fp16."""
-    dtype = keyword(call, "dtype", 1)
-    half = dtype is None or module.names.resolve_here(dtype) in ("torch.float16", "torch.half")
-    of_cuda_alone = module.names.resolve_here(call.func) == "torch.cuda.amp.autocast"
-    return half and keyword(call, "enabled", 0 if of_cuda_alone else 2) is None and _is_of_cuda(module, call)
+    dtype = argument(call, "dtype", 1)
+    half = dtype is None or module.resolve(dtype) in ("torch.float16", "torch.half")
+    of_cuda_alone = module.resolve(call.func) == "torch.cuda.amp.autocast"
+    return half and argument(call, "enabled", 0 if of_cuda_alone else 2) is None and _is_of_cuda(module, call)

@@ -6,10 +6,12 @@ import ast
 import re
 from collections.abc import Iterator
 
-from ampcompare.lint.finding import Edit, Finding
+from ampcompare.lint.finding import Finding
 from ampcompare.lint.mistake import Mistake
-from ampcompare.lint.module import LintModule, keyword, literal, name_of, rule
+from ampcompare.lint.module import LintModule, literal, name_of, rule
 from ampcompare.lint.trace import Kind, plain
+from ampcompare.source.calls import argument, is_literal, passed
+from ampcompare.source.edits import Edit
 
 __all__: list[str] = []
 
@@ -74,7 +76,7 @@ torch.save(model.state_dict(), weights)
 )
 def state_unsaved(module: LintModule) -> Iterator[Finding]:
     """Checkpoints with the state of an optimizer, in a module that saves no state of the loss scale."""
-    source = module.text.text
+    source = module.text
     apex = next(module.calls_of("apex.amp.initialize"), None)
     scalers = [call for call in module.new_scalers if not _is_off(call)]
     for code, maker, state in (("AMP119", apex, AMP_STATE), ("AMP226", scalers[0] if scalers else None, SCALER_STATE)):
@@ -85,7 +87,7 @@ def state_unsaved(module: LintModule) -> Iterator[Finding]:
             saved = _saved_mapping(module, call)
             if saved in reported:
                 continue
-            alone = _is_state_of_optimizer(module, keyword(call, "obj", 0))
+            alone = _is_state_of_optimizer(module, argument(call, "obj", 0))
             alone = alone or (code == "AMP226" and _is_saved_elsewhere(module, call))
             if not (alone or (saved is not None and _holds_optimizer(module, call, saved))):
                 continue
@@ -105,44 +107,42 @@ def state_unsaved(module: LintModule) -> Iterator[Finding]:
 
 def _is_passed_to_saver(module: LintModule) -> bool:
     """Return whether a scaler is passed to something else than a function of the module that may save it."""
-    for call in module.names.calls:
+    for call in module.calls:
         name = name_of(call.func).rpartition(".")[2]
-        passed = [*call.args, *(one.value for one in call.keywords)]
         if re.search(r"(?i)save|checkpoint|ckpt|state|dict|resume", name) and not _is_of_module(module, call):
-            if any(module.roles.of(value, module.names.scope_of[call]) == "scaler" for value in passed):
+            if any(module.roles.of(value, module.scope_of[call]) == "scaler" for value in passed(call)):
                 return True
     return False
 
 
 def _is_of_module(module: LintModule, call: ast.Call) -> bool:
-    return any(name_of(call.func) in scope.functions for scope in module.names.scope_of[call].enclosing())
+    return any(name_of(call.func) in scope.functions for scope in module.scope_of[call].enclosing())
 
 
 def _is_saved_elsewhere(module: LintModule, call: ast.Call) -> bool:
     """Return whether a function of another module gets an optimizer to save, and can reach no scaler of this one."""
     name = name_of(call.func)
-    passed = [*call.args, *(one.value for one in call.keywords)]
-    scope = module.names.scope_of[call]
+    scope = module.scope_of[call]
     if (
         not STATE_SAVER.match(name.rpartition(".")[2])
         or _is_of_module(module, call)
         or any(one.arg is None for one in call.keywords)
     ):
         return False
-    if re.fullmatch(r"self\.\w+", name) or any(name_of(value) == "self" for value in passed):
+    if re.fullmatch(r"self\.\w+", name) or any(name_of(value) == "self" for value in passed(call)):
         return False
-    if not any(module.roles.of(value, scope) == "optimizer" for value in passed):
+    if not any(module.roles.of(value, scope) == "optimizer" for value in passed(call)):
         return False
-    return all(_stays(module, node) for node in module.names.scope_of if isinstance(node, (ast.Name, ast.Attribute)))
+    return all(_stays(module, node) for node in module.scope_of if isinstance(node, (ast.Name, ast.Attribute)))
 
 
 def _stays(module: LintModule, node: ast.Name | ast.Attribute) -> bool:
     """Return whether a use of a scaler gives it to nothing that may keep it; other names are no matter."""
-    if module.roles.of(node, module.names.scope_of[node]) != "scaler" or isinstance(node.ctx, ast.Store):
+    if module.roles.of(node, module.scope_of[node]) != "scaler" or isinstance(node.ctx, ast.Store):
         return True
-    parent = module.names.parents[node]
+    parent = module.parents[node]
     while isinstance(parent, (ast.keyword, ast.IfExp, ast.BoolOp)):
-        parent = module.names.parents[parent]
+        parent = module.parents[parent]
     if isinstance(parent, ast.Call):
         return parent.func is node or not KEEPER.search(name_of(parent.func).rpartition(".")[2])
     return not isinstance(parent, (ast.Dict, ast.List, ast.Tuple, ast.Set, ast.Assign, ast.Return, ast.Starred))
@@ -151,7 +151,7 @@ def _stays(module: LintModule, node: ast.Name | ast.Attribute) -> bool:
 def _saving_calls(module: LintModule) -> Iterator[ast.Call]:
     """Yield the calls of `torch.save`, and of functions whose names say that they save."""
     known = {id(call): name for call, name in module.resolved}
-    for call in sorted(module.names.calls, key=lambda each: each.lineno):
+    for call in sorted(module.calls, key=lambda each: each.lineno):
         name = known.get(id(call)) or name_of(call.func)
         if name == "torch.save" or SAVER.match(name.rpartition(".")[2]):
             yield call
@@ -163,7 +163,7 @@ def _reached(module: LintModule, maker: ast.Call, save: ast.Call, *, of_process:
     Args:
         of_process: whether the loss scale is one of the process, which every method of a class reaches.
     """
-    home, here = module.names.scope_of[maker], module.names.scope_of[save]
+    home, here = module.scope_of[maker], module.scope_of[save]
     if of_process and home.owner is not None and home.owner is here.owner:
         return True
     kept = home.owner is not None and any(
@@ -175,15 +175,15 @@ def _reached(module: LintModule, maker: ast.Call, save: ast.Call, *, of_process:
 
 
 def _is_off(call: ast.Call) -> bool:
-    value = keyword(call, "enabled")
-    return isinstance(value, ast.Constant) and value.value is False
+    value = argument(call, "enabled")
+    return is_literal(value, False)
 
 
 def _saved_mapping(module: LintModule, call: ast.Call) -> ast.Dict | ast.Call | None:
     """Return the dict that a call saves, written with braces or as a call of `dict` with keywords."""
-    value = keyword(call, "obj", 0)
+    value = argument(call, "obj", 0)
     if isinstance(value, ast.Name):
-        values = module.names.scope_of[call].values.get(value.id, [])
+        values = module.scope_of[call].values.get(value.id, [])
         above = [each for each in values if getattr(each, "lineno", call.lineno) < call.lineno]
         made = [each for each in above if not _is_extended(each, value.id)]
         nearest = max(made, key=lambda each: each.lineno, default=None)
@@ -206,7 +206,7 @@ def _steps_without_scaler(module: LintModule, call: ast.Call, saved: ast.Dict | 
     """Return whether the optimizers that a call saves step by themselves, and others by the scaler."""
     states = [node for root in (call, saved) if root is not None for node in ast.walk(root)]
     owners = [node.value for node in states if isinstance(node, ast.Attribute) and node.attr == "state_dict"]
-    names = {name_of(one) for one in owners if module.roles.of(one, module.names.scope_of[call]) == "optimizer"}
+    names = {name_of(one) for one in owners if module.roles.of(one, module.scope_of[call]) == "optimizer"}
     events = [event for trace in module.traces for event in trace]
     scaled = {plain(event.target) for event in events if event.kind is Kind.SCALER_STEP}
     alone = {plain(event.subject) for event in events if event.kind is Kind.STEP}
@@ -221,7 +221,7 @@ def _is_extended(value: ast.expr, name: str) -> bool:
 def _holds_optimizer(module: LintModule, call: ast.Call, saved: ast.Dict | ast.Call) -> bool:
     """Return whether a dict has the state of an optimizer, written in it or assigned to one of its keys."""
     values = saved.values if isinstance(saved, ast.Dict) else [one.value for one in saved.keywords]
-    named = keyword(call, "obj", 0)
+    named = argument(call, "obj", 0)
     if isinstance(named, ast.Name):
         values = [*values, *_assigned_to_keys(module, call, named.id)]
     return any(_is_state_of_optimizer(module, value) for value in values)
@@ -229,7 +229,7 @@ def _holds_optimizer(module: LintModule, call: ast.Call, saved: ast.Dict | ast.C
 
 def _assigned_to_keys(module: LintModule, call: ast.Call, name: str) -> Iterator[ast.expr]:
     """Yield what the lines above a call assign to keys of a dict."""
-    for node in ast.walk(module.names.scope_of[call].node):
+    for node in ast.walk(module.scope_of[call].node):
         if isinstance(node, ast.Assign) and node.lineno < call.lineno:
             target = node.targets[0]
             if isinstance(target, ast.Subscript) and name_of(target.value) == name:
@@ -240,45 +240,45 @@ def _is_state_of_optimizer(module: LintModule, value: ast.expr | None) -> bool:
     if isinstance(value, ast.IfExp):
         return any(_is_state_of_optimizer(module, each) for each in (value.body, value.orelse))
     if isinstance(value, ast.Name):
-        values = module.names.scope_of[value].values.get(value.id, [])
+        values = module.scope_of[value].values.get(value.id, [])
         return any(isinstance(each, ast.Call) and _is_state_of_optimizer(module, each) for each in values)
     if not isinstance(value, ast.Call) or not isinstance(value.func, ast.Attribute) or value.func.attr != "state_dict":
         return False
-    return module.roles.of(value.func.value, module.names.scope_of[value]) == "optimizer"
+    return module.roles.of(value.func.value, module.scope_of[value]) == "optimizer"
 
 
 def _added_state(module: LintModule, code: str, maker: ast.Call, call: ast.Call, saved: ast.Dict) -> tuple[Edit, ...]:
     """Return the edit that adds the state to the dict, where its object is surely there."""
-    scope = module.names.scope_of[call]
+    scope = module.scope_of[call]
     if code == "AMP119":
         if (
             not isinstance(maker.func, ast.Attribute)
             or module.is_conditional(maker)
-            or scope is not module.names.scope_of[maker]
+            or scope is not module.scope_of[maker]
         ):
             return ()
-        owner, key = module.text.source(maker.func.value), "amp"
+        owner, key = module.source(maker.func.value), "amp"
     else:
-        statement = module.names.parents[maker]
+        statement = module.parents[maker]
         if not isinstance(statement, ast.Assign) or module.is_conditional(maker):
             return ()
         owner, key = name_of(statement.targets[0]), "scaler"
-        home = module.names.scope_of[maker]
+        home = module.scope_of[maker]
         of_class = owner.startswith("self.") and scope.owner is not None and scope.owner is home.owner
         if not owner or not (of_class or home is scope):
             return ()
     last = saved.values[-1]
-    quote = module.text.source(saved.keys[-1])[0] if isinstance(saved.keys[-1], ast.Constant) else '"'
+    quote = module.source(saved.keys[-1])[0] if isinstance(saved.keys[-1], ast.Constant) else '"'
     quote = quote if quote in "'\"" else '"'
     entry = f"{quote}{key}{quote}: {owner}.state_dict()"
-    end = module.text.end(last)
+    end = module.end(last)
     if last.end_lineno == saved.end_lineno or saved.keys[-1] is None:
         return (Edit(end, end, f", {entry}"),)
-    line = module.text.line_start(saved.keys[-1].lineno)
-    written = module.text.text[line : module.text.start(saved.keys[-1])]
+    line = module.line_start(saved.keys[-1].lineno)
+    written = module.text[line : module.start(saved.keys[-1])]
     if written.strip():
         return (Edit(end, end, f", {entry}"),)
-    return (Edit(end, end, f",{module.text.newline()}{written}{entry}"),)
+    return (Edit(end, end, f",{module.newline}{written}{entry}"),)
 
 
 @rule(
@@ -333,19 +333,19 @@ def state_unloaded(module: LintModule) -> Iterator[Finding]:
     if next(module.calls_of("apex.amp.state_dict"), None) is not None:
         shown = "the state of the optimizer is loaded, but that of Apex is saved and never loaded"
         yield module.finding("AMP122", of_optimizer[0], shown)
-    elif any(_is_state_of_scaler(module, call) for call in module.names.calls):
+    elif any(_is_state_of_scaler(module, call) for call in module.calls):
         shown = "the state of the optimizer is loaded, but that of the scaler is saved and never loaded"
         yield module.finding("AMP231", of_optimizer[0], shown)
 
 
 def _loads_of_optimizer_alone(module: LintModule) -> list[ast.Call]:
     """Return the calls that load the state of an optimizer, in a module that surely loads none of a loss scale."""
-    loads = [call for call in module.names.calls if name_of(call.func).endswith(".load_state_dict")]
+    loads = [call for call in module.calls if name_of(call.func).endswith(".load_state_dict")]
     of_optimizer = [
         call
         for call in loads
         if isinstance(call.func, ast.Attribute)
-        and module.roles.of(call.func.value, module.names.scope_of[call]) == "optimizer"
+        and module.roles.of(call.func.value, module.scope_of[call]) == "optimizer"
     ]
     return [] if any(_may_load_scale(module, call) for call in loads) else of_optimizer
 
@@ -353,7 +353,7 @@ def _loads_of_optimizer_alone(module: LintModule) -> list[ast.Call]:
 def _is_state_of_scaler(module: LintModule, call: ast.Call) -> bool:
     if not isinstance(call.func, ast.Attribute) or call.func.attr != "state_dict":
         return False
-    return module.roles.of(call.func.value, module.names.scope_of[call]) == "scaler"
+    return module.roles.of(call.func.value, module.scope_of[call]) == "scaler"
 
 
 def _may_load_scale(module: LintModule, call: ast.Call) -> bool:
@@ -361,6 +361,6 @@ def _may_load_scale(module: LintModule, call: ast.Call) -> bool:
     if re.search(r"(?i)scaler|\bamp", ast.unparse(call)):
         return True
     assert isinstance(call.func, ast.Attribute)
-    values = module.names.values_of(name_of(call.func.value), module.names.scope_of[call]) or []
+    values = module.values_of(name_of(call.func.value), module.scope_of[call]) or []
     keys = [node.slice for node in ast.walk(call) if isinstance(node, ast.Subscript)]
     return any(isinstance(value, ast.Starred) for value in values) or any(literal(key) is None for key in keys)

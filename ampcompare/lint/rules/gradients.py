@@ -6,10 +6,12 @@ import ast
 import re
 from collections.abc import Iterator
 
-from ampcompare.lint.finding import Edit, Finding
+from ampcompare.lint.finding import Finding
 from ampcompare.lint.mistake import Mistake
-from ampcompare.lint.module import LintModule, Trace, events_between, keyword, name_of, rule
+from ampcompare.lint.module import LintModule, Trace, events_between, name_of, rule
 from ampcompare.lint.trace import FINITE, Event, Kind, plain
+from ampcompare.source.calls import argument, is_literal
+from ampcompare.source.edits import Edit
 
 __all__: list[str] = []
 
@@ -140,15 +142,15 @@ def _scaled_finding(module: LintModule, event: Event, last: Event, steps: list[E
     if code == "AMP201" and len(names) == 1 and same_place and known and may_unscale:
         function, argument = steps[0].call.func, steps[0].call.args[:1]
         assert isinstance(function, ast.Attribute)
-        optimizer = "".join(map(module.text.source, argument))
-        line = f"{module.text.source(function.value)}.unscale_({optimizer})"
-        edits = module.text.insert_before(event.statement, line)
+        optimizer = "".join(map(module.source, argument))
+        line = f"{module.source(function.value)}.unscale_({optimizer})"
+        edits = module.insert_before(event.statement, line)
     return module.finding(code, event.call, f"the gradients are still scaled by `{plain(last.scaler)}`", edits)
 
 
 def _source_around(module: LintModule, event: Event) -> str:
-    function = module.function_of(event.call)
-    return module.text.text if isinstance(function, ast.Module) else ast.unparse(function)
+    function = module.scope_of[event.call].node
+    return module.text if isinstance(function, ast.Module) else ast.unparse(function)
 
 
 @rule(
@@ -304,10 +306,10 @@ scaler.update()
 def penalty_of_scaled(module: LintModule) -> Iterator[Finding]:
     """A gradient penalty from gradients of a scaled loss, in a function that divides by no scale."""
     for call in module.calls_of("torch.autograd.grad"):
-        graph, outputs = keyword(call, "create_graph"), keyword(call, "outputs", 0)
-        if not (isinstance(graph, ast.Constant) and graph.value is True) or outputs is None:
+        graph, outputs = argument(call, "create_graph"), argument(call, "outputs", 0)
+        if not is_literal(graph, True) or outputs is None:
             continue
-        scope = module.names.scope_of[call]
+        scope = module.scope_of[call]
         values = [outputs]
         if isinstance(outputs, ast.Name):
             values = scope.values.get(outputs.id, [])

@@ -6,9 +6,10 @@ import ast
 import re
 from collections.abc import Iterator
 
-from ampcompare.lint.finding import Edit, Finding
+from ampcompare.lint.finding import Finding
 from ampcompare.lint.mistake import Mistake
 from ampcompare.lint.module import LintModule, name_of, rule
+from ampcompare.source.edits import Edit
 
 __all__: list[str] = []
 
@@ -88,24 +89,24 @@ trainer = pl.Trainer(precision="16-mixed")
 )
 def backward_of_module(module: LintModule) -> Iterator[Finding]:
     """Backward passes past Lightning, in a module that optimizes by hand and trains in fp16."""
-    if not HALF.search(module.text.text):
+    if not HALF.search(module.text):
         return
-    for scope in module.names.scopes:
+    for scope in module.scopes:
         if not isinstance(scope.node, ast.ClassDef) or not _optimizes_by_hand(module, scope.node):
             continue
-        for call in module.names.calls:
+        for call in module.calls:
             function = call.func
             if not isinstance(function, ast.Attribute) or function.attr != "backward" or call.args:
                 continue
-            if module.names.scope_of[call].owner is scope and isinstance(function.value, (ast.Name, ast.BinOp)):
+            if module.scope_of[call].owner is scope and isinstance(function.value, (ast.Name, ast.BinOp)):
                 edits: tuple[Edit, ...] = ()
                 if isinstance(function.value, ast.Name) and not call.keywords:
-                    edits = module.text.replace(call, f"self.manual_backward({function.value.id})")
+                    edits = module.replace(call, f"self.manual_backward({function.value.id})")
                 yield module.finding("AMP233", call, "this backward pass does not go through Lightning", edits)
 
 
 def _optimizes_by_hand(module: LintModule, node: ast.ClassDef) -> bool:
-    bases = [module.names.resolve_here(base) or "" for base in node.bases]
+    bases = [module.resolve(base) or "" for base in node.bases]
     if not any(base.startswith(PACKAGES) and base.endswith("LightningModule") for base in bases):
         return False
     return any(

@@ -5,12 +5,14 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from ampcompare.lint.finding import Edit, Finding
+from ampcompare.lint.finding import Finding
 from ampcompare.lint.mistake import Mistake
-from ampcompare.lint.module import LintModule, keyword, name_of, rule
-from ampcompare.lint.roles import AUTOCASTS
+from ampcompare.lint.module import LintModule, name_of, rule
 from ampcompare.lint.rules.autocast import is_fp16, is_in_fp16_block
-from ampcompare.source.names import Scope
+from ampcompare.source.amp_names import AUTOCASTS
+from ampcompare.source.calls import argument
+from ampcompare.source.edits import Edit
+from ampcompare.source.module import Scope
 
 __all__: list[str] = []
 
@@ -57,15 +59,15 @@ with torch.autocast("cuda"):
 )
 def masked_by_overflow(module: LintModule) -> Iterator[Finding]:
     """`masked_fill` of an fp16 tensor with a number beyond the range of fp16."""
-    for call in module.names.calls:
+    for call in module.calls:
         if not isinstance(call.func, ast.Attribute) or call.func.attr not in ("masked_fill", "masked_fill_"):
             continue
-        value = keyword(call, "value", 1)
+        value = argument(call, "value", 1)
         number = _number(value)
         if value is None or number is None or not LARGEST < abs(number) < float("inf"):
             continue
-        if _is_half(module, call.func.value, module.names.scope_of[call], call.lineno):
-            shown = f"`{module.text.source(call.func.value)}` is fp16, which holds no number beyond {LARGEST:.0f}"
+        if _is_half(module, call.func.value, module.scope_of[call], call.lineno):
+            shown = f"`{module.source(call.func.value)}` is fp16, which holds no number beyond {LARGEST:.0f}"
             yield module.finding("AMP236", call, shown, _smallest(module, call, value, number))
 
 
@@ -96,17 +98,17 @@ def _is_half(module: LintModule, node: ast.expr, scope: Scope, line: int) -> boo
         return bool(above) and all(_is_half(module, one, scope, one.lineno) for one in above)
     if not isinstance(node, ast.Call):
         return False
-    if (module.names.resolve_here(node.func) or "") in CAST_TO_FP16:
+    if (module.resolve(node.func) or "") in CAST_TO_FP16:
         return _is_cast(module, node)
-    dtype = keyword(node, "dtype")
+    dtype = argument(node, "dtype")
     if dtype is not None:
-        return module.names.resolve_here(dtype) in HALF
+        return module.resolve(dtype) in HALF
     if not isinstance(node.func, ast.Attribute):
         return False
     if node.func.attr in CAST_METHODS:
         return _is_cast(module, node)
     if node.func.attr in ("half", "to"):
-        return node.func.attr == "half" or any(module.names.resolve_here(one) in HALF for one in node.args)
+        return node.func.attr == "half" or any(module.resolve(one) in HALF for one in node.args)
     plain = node.func.attr not in ("div", "div_", "mul", "mul_") or _is_plain_number(module, node.args[0], scope)
     return node.func.attr in KEEPING and plain and _is_half(module, node.func.value, scope, line)
 
@@ -119,8 +121,8 @@ def _is_plain_number(module: LintModule, node: ast.expr, scope: Scope) -> bool:
         # `head_dim ** -0.5` is one of a size: tensors are not raised to it by hand.
         return isinstance(node.op, ast.Pow) and _number(node.right) in (0.5, -0.5)
     if isinstance(node, ast.Call):
-        return (module.names.resolve_here(node.func) or "").startswith(("math.", "numpy.sqrt"))
-    values = module.names.values_of(name_of(node), scope) or []
+        return (module.resolve(node.func) or "").startswith(("math.", "numpy.sqrt"))
+    values = module.values_of(name_of(node), scope) or []
     return bool(values) and all(not _mentions(one, node) and _is_plain_number(module, one, scope) for one in values)
 
 
@@ -133,30 +135,24 @@ def _is_cast(module: LintModule, node: ast.expr) -> bool:
     """Return whether autocast surely runs an operation in fp16: by a block around it, or as decorator."""
     if is_in_fp16_block(module, node):
         return True
-    function = module.function_of(node)
+    function = module.scope_of[node].node
     if not isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)) or _has_block(module, node):
         return False
     casts = [
-        one
-        for one in function.decorator_list
-        if isinstance(one, ast.Call) and module.names.resolve_here(one.func) in AUTOCASTS
+        one for one in function.decorator_list if isinstance(one, ast.Call) and module.resolve(one.func) in AUTOCASTS
     ]
     return len(casts) == 1 and is_fp16(module, casts[0])
 
 
 def _has_block(module: LintModule, node: ast.AST) -> bool:
     """Return whether any `with` that may be an autocast stands around a node in its function."""
-    while node in module.names.parents and not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-        node = module.names.parents[node]
-        if isinstance(node, (ast.With, ast.AsyncWith)):
-            return True
-    return False
+    return any(isinstance(outer, (ast.With, ast.AsyncWith)) for outer in module.within_function(node))
 
 
 def _smallest(module: LintModule, call: ast.Call, value: ast.expr, number: float) -> tuple[Edit, ...]:
     """Return the edit that writes the limit of the tensor's dtype, where tensor and torch have plain names."""
     assert isinstance(call.func, ast.Attribute)
     tensor = name_of(call.func.value)
-    if not tensor or module.names.module.imports.get("torch") != "torch":
+    if not tensor or module.top.imports.get("torch") != ["torch"]:
         return ()
-    return module.text.replace(value, f"torch.finfo({tensor}.dtype).{'min' if number < 0 else 'max'}")
+    return module.replace(value, f"torch.finfo({tensor}.dtype).{'min' if number < 0 else 'max'}")

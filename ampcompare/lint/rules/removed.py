@@ -5,10 +5,12 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 
-from ampcompare.lint.finding import Edit, Finding
+from ampcompare.lint.finding import Finding
 from ampcompare.lint.mistake import Mistake
 from ampcompare.lint.module import LintModule, name_of, rule
+from ampcompare.source.edits import Edit
 
 __all__: list[str] = []
 
@@ -44,29 +46,12 @@ QUERIES = {
 }
 
 
-def _imports(module: LintModule) -> Iterator[ast.Import | ast.ImportFrom]:
-    for node in module.names.parents:
-        if isinstance(node, (ast.Import, ast.ImportFrom)):
-            yield node
-
-
-def _imported(node: ast.Import | ast.ImportFrom) -> list[str]:
-    """Return the full names that an import statement names."""
-    if isinstance(node, ast.Import):
-        return [alias.name for alias in node.names]
-    return [] if node.level else [f"{node.module}.{alias.name}" for alias in node.names]
-
-
 def _is_guarded(module: LintModule, node: ast.AST) -> bool:
     """Return whether a statement stands in a `try` with handlers or under a condition."""
-    while node in module.names.parents:
-        parent = module.names.parents[node]
-        if isinstance(parent, ast.If) or (
-            isinstance(parent, ast.Try) and parent.handlers and node not in parent.orelse
-        ):
-            return True
-        node = parent
-    return False
+    return any(
+        isinstance(outer, ast.If) or (isinstance(outer, ast.Try) and outer.handlers and below not in outer.orelse)
+        for below, outer in pairwise([node, *module.ancestors(node)])
+    )
 
 
 @rule(
@@ -142,18 +127,16 @@ except ImportError:
 )
 def imports(module: LintModule) -> Iterator[Finding]:
     """Imports of what was removed or moved."""
-    for node in _imports(module):
-        for name in _imported(node):
-            package, _, last = name.rpartition(".")
-            parts = name.split(".")
-            if parts[0] == "apex" and len(parts) > 1 and parts[1] in REMOVED and not _is_guarded(module, node):
-                yield module.finding("AMP301", node, f"`apex.{parts[1]}` was removed from Apex in May 2025")
-                break
-            if name == "apex.optimizers.FP16_Optimizer":
-                yield module.finding("AMP308", node, "`apex.optimizers` has no `FP16_Optimizer`")
-            elif package in ("torch.cuda.amp", "torch.amp") and last in OF_APEX:
-                yield module.finding("AMP304", node, f"`{package}` has no `{last}`")
-        if isinstance(node, ast.ImportFrom) and node.module == "apex.fp16_utils" and node.names[0].name == "*":
+    for node, _, name in module.imports:
+        package, _, last = name.rpartition(".")
+        parts = name.split(".")
+        if parts[0] == "apex" and len(parts) > 1 and parts[1] in REMOVED and not _is_guarded(module, node):
+            yield module.finding("AMP301", node, f"`apex.{parts[1]}` was removed from Apex in May 2025")
+        elif name == "apex.optimizers.FP16_Optimizer":
+            yield module.finding("AMP308", node, "`apex.optimizers` has no `FP16_Optimizer`")
+        elif package in ("torch.cuda.amp", "torch.amp") and last in OF_APEX:
+            yield module.finding("AMP304", node, f"`{package}` has no `{last}`")
+        if name == "apex.fp16_utils.*":
             yield module.finding("AMP404", node, "the names used from `apex.fp16_utils` are not visible")
 
 
@@ -181,21 +164,19 @@ except ImportError:
 )
 def bare_except(module: LintModule) -> Iterator[Finding]:
     """A bare `except:` around an import of Apex."""
-    for node in module.names.parents:
+    for node in module.nodes:
         if isinstance(node, ast.Try) and any(_of_amp(module, statement) for statement in node.body):
             for handler in node.handlers:
                 if handler.type is None and not _reports(handler):
-                    start = module.text.offset(handler.lineno, handler.col_offset)
-                    written = module.text.text[start : start + len("except:")] == "except:"
+                    start = module.offset(handler.lineno, handler.col_offset)
+                    written = module.text[start : start + len("except:")] == "except:"
                     edits = (Edit(start, start + len("except:"), "except ImportError:"),) if written else ()
                     yield module.finding("AMP120", handler, "any error from the import of Apex is swallowed", edits)
 
 
 def _of_amp(module: LintModule, node: ast.stmt) -> bool:
     """Return whether a statement imports the part of Apex that mixed precision needs."""
-    if not isinstance(node, (ast.Import, ast.ImportFrom)):
-        return False
-    names = [name.split(".") for name in _imported(node)]
+    names = [each.full.split(".") for each in module.imports if each.statement is node]
     if any(parts[0] == "apex" and parts[1:2] in (["amp"], ["fp16_utils"]) for parts in names):
         return True
     return ["apex"] in names and module.mentions(r"\bapex\.amp\b")
@@ -265,21 +246,22 @@ class Square(torch.autograd.Function):
 )
 def device_amp(module: LintModule) -> Iterator[Finding]:
     """Uses of `torch.cuda.amp` and `torch.cpu.amp`."""
-    groups = {name: edits for node in _imports(module) for name, edits in _renamed_import(module, node).items()}
-    for node in module.names.parents:
+    statements = dict.fromkeys(each.statement for each in module.imports)
+    groups = {name: edits for node in statements for name, edits in _renamed_import(module, node).items()}
+    for node in module.nodes:
         if not isinstance(node, (ast.Name, ast.Attribute)) or not isinstance(node.ctx, ast.Load):
             continue
         if (node.id if isinstance(node, ast.Name) else node.attr) not in (*CALLED, *DECORATORS) and not isinstance(
             node, ast.Name
         ):
             continue
-        full = module.names.resolve_here(node) or ""
+        full = module.resolve(node) or ""
         package, _, last = full.rpartition(".")
-        if package not in PACKAGES or module.names.has_alternatives(node) or _is_fallback(module, node):
+        if package not in PACKAGES or module.has_alternatives(node) or _is_fallback(module, node):
             continue
         edits = groups.get(node.id, ()) if isinstance(node, ast.Name) else _renamed(module, node, full)
-        if last in CALLED and isinstance(module.names.parents[node], ast.Call):
-            call = module.names.parents[node]
+        if last in CALLED and isinstance(module.parents[node], ast.Call):
+            call = module.parents[node]
             if isinstance(call, ast.Call) and call.func is node:
                 yield module.finding("AMP302", call, f"`{package}.{last}` is deprecated", edits)
         elif last in DECORATORS:
@@ -288,14 +270,12 @@ def device_amp(module: LintModule) -> Iterator[Finding]:
 
 def _is_fallback(module: LintModule, node: ast.AST) -> bool:
     """Return whether a name is used only where something newer is missing."""
-    while node in module.names.parents:
-        parent = module.names.parents[node]
-        if isinstance(parent, ast.ExceptHandler):
+    for below, outer in pairwise([node, *module.ancestors(node)]):
+        if isinstance(outer, ast.ExceptHandler):
             return True
-        if isinstance(parent, (ast.If, ast.IfExp)) and parent.test is not node:
-            if OF_VERSIONS.search(ast.unparse(parent.test)):
+        if isinstance(outer, (ast.If, ast.IfExp)) and outer.test is not below:
+            if OF_VERSIONS.search(ast.unparse(outer.test)):
                 return True
-        node = parent
     return False
 
 
@@ -307,14 +287,14 @@ def _renamed(module: LintModule, node: ast.Attribute, full: str) -> tuple[Edit, 
         return ()
     head = text.removesuffix(f".{full.removeprefix('torch.')}")
     changed = _changed_use(module, node, last, PACKAGES[package])
-    return () if changed is None else (*module.text.replace(node, f"{head}.amp.{last}"), *changed)
+    return () if changed is None else (*module.replace(node, f"{head}.amp.{last}"), *changed)
 
 
 def _changed_use(module: LintModule, node: ast.expr, name: str, device: str) -> tuple[Edit, ...] | None:
     """Return the edits that name the device where a name is used; None where it is not clear how."""
-    parent = module.names.parents[node]
+    parent = module.parents[node]
     call = parent if isinstance(parent, ast.Call) and parent.func is node else None
-    end = module.text.end(node)
+    end = module.end(node)
     if name in DECORATORS:
         if call is None:
             return (Edit(end, end, f'(device_type="{device}")'),)
@@ -333,7 +313,7 @@ def _changed_use(module: LintModule, node: ast.expr, name: str, device: str) -> 
         if len(call.args) > 1:
             return None
         if call.args:
-            start = module.text.start(call.args[0])
+            start = module.start(call.args[0])
             return (Edit(start, start, f'"{device}", enabled='),)
     opening = _opening(module, call)
     return (Edit(opening, opening, f'"{device}"' + (", " if call.args or call.keywords else "")),)
@@ -341,7 +321,7 @@ def _changed_use(module: LintModule, node: ast.expr, name: str, device: str) -> 
 
 def _opening(module: LintModule, call: ast.Call) -> int:
     """Return the place behind the opening parenthesis of a call."""
-    return module.text.text.index("(", module.text.end(call.func)) + 1
+    return module.text.index("(", module.end(call.func)) + 1
 
 
 def _renamed_import(module: LintModule, node: ast.Import | ast.ImportFrom) -> dict[str, tuple[Edit, ...]]:
@@ -351,11 +331,11 @@ def _renamed_import(module: LintModule, node: ast.Import | ast.ImportFrom) -> di
     names = [alias.name for alias in node.names]
     if any(alias.asname for alias in node.names) or not set(names) <= {*CALLED, *DECORATORS}:
         return {}
-    statement = module.text.source(node)
-    edits = list(module.text.replace(node, statement.replace(node.module, "torch.amp", 1)))
-    for use in module.names.parents:
+    statement = module.source(node)
+    edits = list(module.replace(node, statement.replace(node.module, "torch.amp", 1)))
+    for use in module.nodes:
         if isinstance(use, ast.Name) and use.id in names:
-            if module.names.resolve_here(use) != f"{node.module}.{use.id}":
+            if module.resolve(use) != f"{node.module}.{use.id}":
                 return {}
             changed = _changed_use(module, use, use.id, PACKAGES[node.module])
             if changed is None or not isinstance(use.ctx, ast.Load):
@@ -428,19 +408,19 @@ def calls(module: LintModule) -> Iterator[Finding]:
         if package in ("torch.cuda.amp", "torch.amp") and last in OF_APEX and isinstance(call.func, ast.Attribute):
             yield module.finding("AMP304", call, f"`{package}` has no `{last}`")
         elif full == "torch.nn.utils.clip_grad_norm":
-            end = module.text.end(call.func)
+            end = module.end(call.func)
             written = name_of(call.func).endswith("clip_grad_norm") and isinstance(call.func, ast.Attribute)
             edits = (Edit(end, end, "_"),) if written else ()
             yield module.finding("AMP306", call, "`clip_grad_norm` is deprecated", edits)
         elif full == "apex.amp.init":
             yield module.finding("AMP307", call, "`amp.init` was removed")
         elif full in QUERIES and not _is_fallback(module, call):
-            source = module.text.source(call.func)
+            source = module.source(call.func)
             edits = ()
             if isinstance(call.func, ast.Attribute) and not call.keywords:
                 opening = _opening(module, call)
-                new = f"{module.text.source(call.func.value)}.{QUERIES[full]}" + (", " if call.args else "")
-                edits = (Edit(module.text.start(call), opening, new),)
+                new = f"{module.source(call.func.value)}.{QUERIES[full]}" + (", " if call.args else "")
+                edits = (Edit(module.start(call), opening, new),)
             yield module.finding("AMP309", call, f"`{source}` is deprecated", edits)
 
 
@@ -473,23 +453,17 @@ except NameError:
 )
 def not_imported(module: LintModule) -> Iterator[Finding]:
     """Calls of `amp`, where nothing binds that name."""
-    if module.names.stars or module.mentions(r"globals\(\)|setattr\(|exec\("):
+    if any(each.alias.name == "*" for each in module.imports) or module.mentions(r"globals\(\)|setattr\(|exec\("):
         return
     bound = {
-        name
-        for scope in module.names.scopes
-        for name in (*scope.imports, *scope.parameters, *scope.values, *scope.functions)
+        name for scope in module.scopes for name in (*scope.imports, *scope.parameters, *scope.values, *scope.functions)
     }
     if "amp" in bound:
         return
-    for call in module.names.calls:
+    for call in module.calls:
         if name_of(call.func) in ("amp.initialize", "amp.scale_loss") and not _in_try(module, call):
             yield module.finding("AMP305", call, "nothing in this module binds `amp`")
 
 
 def _in_try(module: LintModule, node: ast.AST) -> bool:
-    while node in module.names.parents:
-        node = module.names.parents[node]
-        if isinstance(node, ast.Try):
-            return True
-    return False
+    return any(isinstance(outer, ast.Try) for outer in module.ancestors(node))

@@ -5,10 +5,11 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from ampcompare.lint.finding import Edit, Finding
+from ampcompare.lint.finding import Finding
 from ampcompare.lint.mistake import Mistake
 from ampcompare.lint.module import LintModule, Trace, events_between, rule
 from ampcompare.lint.trace import Event, Kind, plain
+from ampcompare.source.edits import Edit
 
 __all__: list[str] = []
 
@@ -18,11 +19,11 @@ UNKNOWN = (Kind.OPAQUE, Kind.FOREIGN_BACKWARD)
 def _receiver(module: LintModule, event: Event) -> str:
     """Return the source of the object whose method is called."""
     assert isinstance(event.call.func, ast.Attribute)
-    return module.text.source(event.call.func.value)
+    return module.source(event.call.func.value)
 
 
 def _first_argument(module: LintModule, event: Event) -> str:
-    return module.text.source(event.call.args[0]) if event.call.args else ""
+    return module.source(event.call.args[0]) if event.call.args else ""
 
 
 def _last_before(trace: Trace, event: Event, *kinds: Kind) -> Event | None:
@@ -98,7 +99,7 @@ def steps_of_both_kinds(module: LintModule) -> Iterator[Finding]:
                 backward = _last_before(trace, first, Kind.BACKWARD)
                 if backward is None or not backward.scaler:
                     continue
-                edits = module.text.delete(event.statement) if _alone(module, event) else ()
+                edits = module.delete(event.statement) if _alone(module, event) else ()
                 message = f"`{plain(event.subject)}` steps in line {other.call.lineno} too, by the scaler"
                 yield module.finding("AMP202", event.call, message, edits)
                 break
@@ -119,7 +120,7 @@ def _without_scaler(module: LintModule, trace: Trace, event: Event) -> Iterator[
     updates = any(other.kind is Kind.UPDATE for other in trace)
     local = last.scope is event.scope and updates and not event.call.args
     optimizer = _receiver(module, event)
-    edits = module.text.replace(event.call, f"{scaler}.step({optimizer})") if local else ()
+    edits = module.replace(event.call, f"{scaler}.step({optimizer})") if local else ()
     yield module.finding("AMP203", event.call, f"the gradients are scaled by `{scaler}`", edits)
 
 
@@ -151,13 +152,10 @@ scaler.update()
 def update_missing(module: LintModule) -> Iterator[Finding]:
     """A scaler that steps and is updated nowhere in the module."""
     if module.mentions(r"\.update\(|_maybe_opt_step|\.update\b(?!\()"):
-        calls = [
-            call for call in module.names.calls if isinstance(call.func, ast.Attribute) and call.func.attr == "update"
-        ]
-        for call in calls:
-            assert isinstance(call.func, ast.Attribute)
-            known = module.roles.of(call.func.value, module.names.scope_of[call])
-            if known == "scaler" or "scaler" in ast.unparse(call.func.value).lower():
+        calls = list(module.methods("update"))
+        for call, updated in calls:
+            known = module.roles.of(updated, module.scope_of[call])
+            if known == "scaler" or "scaler" in ast.unparse(updated).lower():
                 return
         if not calls:
             return
@@ -171,7 +169,7 @@ def update_missing(module: LintModule) -> Iterator[Finding]:
                 continue
             alone = len(steps) == 1 and isinstance(event.statement, ast.Expr)
             line = f"{_receiver(module, event)}.update()"
-            edits = module.text.insert_after(event.statement, line) if alone else ()
+            edits = module.insert_after(event.statement, line) if alone else ()
             yield module.finding("AMP204", event.call, f"`{plain(event.subject)}` is never updated", edits)
             break
 
@@ -435,6 +433,6 @@ def _unscaled(code: str, module: LintModule, step: Event, event: Event) -> Findi
     loss = event.call.func.value if isinstance(event.call.func, ast.Attribute) else None
     edits: tuple[Edit, ...] = ()
     if loss is not None and step.scope is event.scope and isinstance(loss, (ast.Name, ast.Attribute)):
-        edits = module.text.replace(loss, f"{_receiver(module, step)}.scale({module.text.source(loss)})")
+        edits = module.replace(loss, f"{_receiver(module, step)}.scale({module.source(loss)})")
     shown = f"`{plain(event.subject)}` is not scaled by `{plain(step.subject)}`"
     return module.finding(code, event.call, shown, edits)

@@ -8,9 +8,10 @@ from collections.abc import Iterator
 
 from ampcompare.lint.finding import Finding
 from ampcompare.lint.mistake import Mistake
-from ampcompare.lint.module import LintModule, keyword, name_of, rule
-from ampcompare.lint.roles import AUTOCASTS
+from ampcompare.lint.module import LintModule, name_of, rule
 from ampcompare.lint.trace import Event, Kind, plain
+from ampcompare.source.amp_names import AUTOCASTS
+from ampcompare.source.calls import argument, is_literal
 
 __all__: list[str] = []
 
@@ -45,15 +46,15 @@ def scaler_with_bf16(module: LintModule) -> Iterator[Finding]:
     if kinds != {"torch.bfloat16"} or module.mentions(r"float16\b(?<!bfloat16)|\bhalf\b|fp16"):
         return
     for call in module.new_scalers:
-        choice = isinstance(module.names.parents[call], (ast.IfExp, ast.BoolOp, ast.Return))
-        if keyword(call, "enabled") is None and not choice and not module.is_conditional(call):
+        choice = isinstance(module.parents[call], (ast.IfExp, ast.BoolOp, ast.Return))
+        if argument(call, "enabled") is None and not choice and not module.is_conditional(call):
             yield module.finding("AMP223", call, "each autocast of this module has dtype bfloat16")
 
 
 def _dtype(module: LintModule, call: ast.Call) -> str:
-    position = 0 if module.names.resolve_here(call.func) == "torch.cpu.amp.autocast" else 1
-    value = keyword(call, "dtype", position)
-    return "" if value is None else module.names.resolve_here(value) or "unknown"
+    position = 0 if module.resolve(call.func) == "torch.cpu.amp.autocast" else 1
+    value = argument(call, "dtype", position)
+    return "" if value is None else module.resolve(value) or "unknown"
 
 
 @rule(
@@ -97,7 +98,7 @@ def half_with_scaler(module: LintModule) -> Iterator[Finding]:
             in_place = isinstance(statement, ast.Expr) and statement.value is event.call
             if isinstance(statement, ast.Assign) and statement.value is event.call:
                 in_place = [name_of(target) for target in statement.targets] == [name]
-            if module.is_conditional(event.call) and any(keyword(call, "enabled") for call in module.new_scalers):
+            if module.is_conditional(event.call) and any(argument(call, "enabled") for call in module.new_scalers):
                 continue  # the scaler may be off where the model is cast
             if not in_place or module.mentions(rf"{re.escape(name)}\.float\(\)"):
                 continue
@@ -156,8 +157,8 @@ def scaler_in_loop(module: LintModule) -> Iterator[Finding]:
 
 
 def _is_off(call: ast.Call) -> bool:
-    enabled = keyword(call, "enabled")
-    return isinstance(enabled, ast.Constant) and enabled.value is False
+    enabled = argument(call, "enabled")
+    return is_literal(enabled, False)
 
 
 def _is_batch_loop(event: Event) -> bool:
@@ -196,8 +197,8 @@ def step_with_closure(module: LintModule) -> Iterator[Finding]:
     for trace in module.traces:
         for event in trace:
             if event.kind is Kind.SCALER_STEP:
-                value = keyword(event.call, "closure", 1)
-                if value is not None and not (isinstance(value, ast.Constant) and value.value is None):
+                value = argument(event.call, "closure", 1)
+                if value is not None and not is_literal(value, None):
                     function = isinstance(value, ast.Name) and any(
                         value.id in one.functions for one in event.scope.enclosing()
                     )

@@ -8,8 +8,9 @@ from collections.abc import Iterator
 
 from ampcompare.lint.finding import Finding
 from ampcompare.lint.mistake import Mistake
-from ampcompare.lint.module import LintModule, keyword, literal, name_of, rule
-from ampcompare.lint.roles import AUTOCASTS
+from ampcompare.lint.module import LintModule, literal, name_of, rule
+from ampcompare.source.amp_names import AUTOCASTS
+from ampcompare.source.calls import argument, is_literal
 
 __all__: list[str] = []
 
@@ -40,7 +41,7 @@ def private_state(module: LintModule) -> Iterator[Finding]:
     if not module.mentions("_amp_sta"):
         return
     lines = set()
-    for node in module.names.parents:
+    for node in module.nodes:
         if isinstance(node, ast.Attribute) and node.attr in ("_amp_state", "_amp_stash"):
             name = node.attr
         elif isinstance(node, ast.Name) and node.id == "_amp_state":
@@ -70,14 +71,13 @@ parser.add_argument("--shuffle", type=bool, default=False)
 )
 def boolean_flag(module: LintModule) -> Iterator[Finding]:
     """Options of mixed precision with `type=bool`."""
-    for call in module.names.calls:
-        if isinstance(call.func, ast.Attribute) and call.func.attr == "add_argument":
-            kind = keyword(call, "type")
-            flags = [literal(argument) or "" for argument in call.args]
-            if isinstance(kind, ast.Name) and kind.id == "bool" and keyword(call, "action") is None:
-                flag = next((flag for flag in flags if PRECISION.search(flag.replace("_", " ").replace("-", " "))), "")
-                if flag:
-                    yield module.finding("AMP403", call, f"`{flag} False` is true")
+    for call, _ in module.methods("add_argument"):
+        kind = argument(call, "type")
+        flags = [literal(one) or "" for one in call.args]
+        if isinstance(kind, ast.Name) and kind.id == "bool" and argument(call, "action") is None:
+            flag = next((flag for flag in flags if PRECISION.search(flag.replace("_", " ").replace("-", " "))), "")
+            if flag:
+                yield module.finding("AMP403", call, f"`{flag} False` is true")
 
 
 @rule(
@@ -132,25 +132,25 @@ def main():
 )
 def scaler_of_main(module: LintModule) -> Iterator[Finding]:
     """Functions that read a global scaler which is None or off until the function that runs the script sets it."""
-    for name, values in module.names.module.values.items():
+    for name, values in module.top.values.items():
         if not values or not all(_is_none_or_off(module, value) for value in values):
             continue
         setters = [
             scope
-            for scope in module.names.module.functions.values()
+            for scope in module.top.functions.values()
             if any(isinstance(node, ast.Global) and name in node.names for node in ast.walk(scope.node))
         ]
         if not setters or not all(_runs_as_script(module, scope.node) for scope in setters):
             continue
         if not any(module.roles.is_new_scaler(value, one) for one in setters for value in one.values.get(name, ())):
             continue
-        for scope in module.names.module.functions.values():
+        for scope in module.top.functions.values():
             if scope in setters or name in scope.parameters or name in scope.values:
                 continue
             uses = [
                 call
-                for call in module.names.calls
-                if module.names.scope_of[call] is scope and name_of(call.func) in (f"{name}.scale", f"{name}.step")
+                for call in module.calls
+                if module.scope_of[call] is scope and name_of(call.func) in (f"{name}.scale", f"{name}.step")
             ]
             if uses:
                 setter = setters[0].node
@@ -162,9 +162,9 @@ def scaler_of_main(module: LintModule) -> Iterator[Finding]:
 def _is_none_or_off(module: LintModule, value: ast.expr) -> bool:
     if isinstance(value, ast.Constant):
         return value.value is None
-    enabled = keyword(value, "enabled") if isinstance(value, ast.Call) else None
-    off = isinstance(enabled, ast.Constant) and enabled.value is False
-    return off and module.roles.is_new_scaler(value, module.names.module)
+    enabled = argument(value, "enabled") if isinstance(value, ast.Call) else None
+    off = is_literal(enabled, False)
+    return off and module.roles.is_new_scaler(value, module.top)
 
 
 def _runs_as_script(module: LintModule, node: ast.AST) -> bool:
@@ -172,17 +172,13 @@ def _runs_as_script(module: LintModule, node: ast.AST) -> bool:
     if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
         if any(isinstance(part, ast.Attribute) and part.attr == "parse_args" for part in ast.walk(node)):
             return True
-        calls = [call for call in module.names.calls if name_of(call.func) == node.name]
+        calls = [call for call in module.calls if name_of(call.func) == node.name]
         return bool(calls) and all(_under_main(module, call) for call in calls)
     return False
 
 
 def _under_main(module: LintModule, node: ast.AST) -> bool:
-    while node in module.names.parents:
-        node = module.names.parents[node]
-        if isinstance(node, ast.If) and "__name__" in ast.unparse(node.test):
-            return True
-    return False
+    return any(isinstance(outer, ast.If) and "__name__" in ast.unparse(outer.test) for outer in module.ancestors(node))
 
 
 @rule(
@@ -226,14 +222,14 @@ def evaluation_without_autocast(module: LintModule) -> Iterator[Finding]:
     """A forward pass without gradients outside autocast, in a module that trains under it."""
     if next(module.calls_of(*AUTOCASTS), None) is None:
         return
-    for scope in module.names.scopes:
+    for scope in module.scopes:
         if not isinstance(scope.node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             continue
         decorated = {name_of(one.func if isinstance(one, ast.Call) else one) for one in scope.node.decorator_list}
         if not decorated & {"torch.no_grad", "torch.inference_mode"}:
             continue
-        inside = [call for call in module.names.calls if module.names.scope_of[call] is scope]
-        if any(module.names.resolve_here(call.func) in AUTOCASTS for call in inside):
+        inside = [call for call in module.calls if module.scope_of[call] is scope]
+        if any(module.resolve(call.func) in AUTOCASTS for call in inside):
             continue
         for call in inside:
             if name_of(call.func).rpartition(".")[2] in ("model", "net", "network"):

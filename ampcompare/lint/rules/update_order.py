@@ -6,11 +6,12 @@ import ast
 import re
 from collections.abc import Iterator
 
-from ampcompare.lint.finding import Edit, Finding
+from ampcompare.lint.finding import Finding
 from ampcompare.lint.mistake import Mistake
 from ampcompare.lint.module import LintModule, Trace, events_between, name_of, rule
 from ampcompare.lint.trace import FINITE, Event, Kind, plain
-from ampcompare.source.names import flat_values
+from ampcompare.source.edits import Edit
+from ampcompare.source.module import flat_values
 
 __all__: list[str] = []
 
@@ -252,7 +253,7 @@ for batch in loader:
 )
 def scheduler_first(module: LintModule) -> Iterator[Finding]:
     """A scheduler that is called between backward pass and step."""
-    own = {scope.node.name for scope in module.names.scopes if isinstance(scope.node, ast.ClassDef)}
+    own = {scope.node.name for scope in module.scopes if isinstance(scope.node, ast.ClassDef)}
     for trace in _amp_traces(module):
         for event in trace:
             if event.kind is not Kind.SCHEDULE or not event.loops:
@@ -286,14 +287,14 @@ def _is_own(module: LintModule, event: Event, classes: set[str]) -> bool:
     """Return whether a scheduler is of a class outside torch, which may set the first rate in its first step."""
     assert isinstance(event.call.func, ast.Attribute)
     last = name_of(event.call.func.value).rpartition(".")[2]
-    for scope in module.names.scopes:
+    for scope in module.scopes:
         for name, values in scope.values.items():
             if name.rpartition(".")[2] != last:
                 continue
             for value in flat_values(values):
                 if not isinstance(value, ast.Call):
                     continue
-                made = module.names.resolve(value.func, scope) or name_of(value.func)
+                made = module.resolve(value.func, scope) or name_of(value.func)
                 kind = made.rpartition(".")[2]
                 if kind in classes or (kind[:1].isupper() and not made.startswith(LIBRARIES)):
                     return True
@@ -302,7 +303,6 @@ def _is_own(module: LintModule, event: Event, classes: set[str]) -> bool:
 
 def _swapped(module: LintModule, event: Event, step: Event) -> tuple[Edit, ...]:
     """Return the edit that moves the scheduler below the step and the update that follow it directly."""
-    text = module.text
     block, index = module.siblings(event.statement)
     if step.statement not in block[index + 1 : index + 2] or not isinstance(event.statement, ast.Expr):
         return ()
@@ -314,14 +314,14 @@ def _swapped(module: LintModule, event: Event, step: Event) -> tuple[Edit, ...]:
             and name_of(other.value.func).endswith(".update")
         ):
             last = other
-    if not text.stands_alone(event.statement) or not text.stands_alone(last):
+    if not module.is_alone(event.statement) or not module.is_alone(last):
         return ()
-    first = text.line_start(event.statement.lineno)
-    end = text.line_start((event.statement.end_lineno or 0) + 1)
-    below = text.line_start((last.end_lineno or 0) + 1)
-    if not text.text[:below].endswith("\n"):
+    first = module.line_start(event.statement.lineno)
+    end = module.line_start((event.statement.end_lineno or 0) + 1)
+    below = module.line_start((last.end_lineno or 0) + 1)
+    if not module.text[:below].endswith("\n"):
         return ()
-    return (Edit(first, below, text.text[end:below] + text.text[first:end]),)
+    return (Edit(first, below, module.text[end:below] + module.text[first:end]),)
 
 
 @rule(

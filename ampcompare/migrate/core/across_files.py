@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from ampcompare.migrate.read.options import members
 from ampcompare.migrate.read.sites import Initialize, Unsure
-from ampcompare.migrate.read.tree import Tree
+from ampcompare.source.calls import is_literal, parameters
+from ampcompare.source.module import Module
 from ampcompare.source.syntax import dotted
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ def carried_keys(core: Core, initialize: Initialize) -> list[str]:
     optimizers = initialize.arguments.get("optimizers")
     if not (core.across or _trains_elsewhere(core)) or optimizers is None:
         return []
-    if isinstance(optimizers, ast.Constant) and optimizers.value is None:
+    if is_literal(optimizers, None):
         return []
     elements = optimizers.elts if isinstance(optimizers, (ast.List, ast.Tuple)) else [optimizers]
     keys = [dotted(each) for each in elements]
@@ -75,11 +76,11 @@ def attach(core: Core, initialize: Initialize, keys: list[str]) -> list[str]:
     """Return lines that give optimizers what they carry; a parameter may be None where a model only predicts."""
     lines: list[str] = []
     function = initialize.function
-    arguments = [] if function is None else [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
+    given = [] if function is None else parameters(function)
     for key in keys:
         line = f"{key}.{core.scalers.attribute} = {_made_here(core, key)}"
-        optional = any(each.arg == key for each in arguments)
-        lines += [f"if {key} is not None:", f"{core.tree.unit}{line}"] if optional else [line]
+        optional = key in given
+        lines += [f"if {key} is not None:", f"{core.module.unit}{line}"] if optional else [line]
     return lines
 
 
@@ -87,10 +88,10 @@ def wrapped_models(core: Core, initialize: Initialize) -> list[str]:
     """Return lines that let `forward` of the models run under autocast wherever it is called, if it is not here."""
     if not (_trains_elsewhere(core) or core.forward.missing):
         return []
-    tree = core.tree
+    module = core.module
     replicated = _replicated(core, initialize)
     models = initialize.arguments.get("models")
-    elements: list[ast.expr] = [] if models is None else members(tree, models)
+    elements: list[ast.expr] = [] if models is None else members(module, models)
     lines = []
     keys = []
     enabled = "" if core.always else f", enabled={_made_here(core)}.is_enabled()"
@@ -108,7 +109,7 @@ def wrapped_models(core: Core, initialize: Initialize) -> list[str]:
         if replicated is None:
             keys.append(key)
         elif key in replicated:
-            core.edits.after(_beside(tree, replicated[key], initialize.statement), [line])
+            core.edits.after(_beside(module, replicated[key], initialize.statement), [line])
         else:
             lines.append(line)
     if replicated is None:
@@ -125,14 +126,14 @@ def wrapped_models(core: Core, initialize: Initialize) -> list[str]:
 def _subclasses(core: Core, keys: list[str]) -> list[str]:
     """Return lines that give models a class with autocast, which copies and replicas of them have too."""
     if len(keys) > 1:
-        names = {node.id for node in core.tree.nodes if isinstance(node, ast.Name)}
+        names = {node.id for node in core.module.nodes if isinstance(node, ast.Name)}
         each = next(name for name in ("each", "module", "part", "one_model") if name not in names)
         inside = _subclasses(core, [each])
         head = [line for line in inside if line.startswith("casts = ")]
-        body = [f"{core.tree.unit}{line}" for line in inside if line and line not in head]
+        body = [f"{core.module.unit}{line}" for line in inside if line and line not in head]
         return [*head, f"for {each} in ({', '.join(keys)}):", *body]
     (key,) = keys
-    unit = core.tree.unit
+    unit = core.module.unit
     casts = "" if core.always else ", enabled=casts"
     context = f'{core.torch}.autocast("cuda", dtype={core.torch}.float16{casts})'
     return [
@@ -155,25 +156,24 @@ def _replicated(core: Core, initialize: Initialize) -> dict[str, ast.stmt] | Non
     carries autocast to the threads of its replicas. None if a model may be put under DataParallel in another function,
     or be copied: the forward pass of a copy would be that of the model.
     """
-    tree, found = core.tree, {}
-    if COPIES.search(tree.text):
+    module, found = core.module, {}
+    if COPIES.search(module.text):
         return None
-    for node in tree.nodes:
+    for node in module.nodes:
         if not isinstance(node, (ast.Name, ast.Attribute)) or (dotted(node) or "").split(".")[-1] != "DataParallel":
             continue
-        call, statement = tree.parent(node), tree.statement(node)
+        call, statement = module.parent(node), module.statement(node)
         key = dotted(call.args[0]) if isinstance(call, ast.Call) and call.func is node and call.args else None
         bound = [dotted(each) for each in statement.targets] if isinstance(statement, ast.Assign) else []
-        if key is None or bound != [key] or tree.function(node) is not initialize.function:
+        if key is None or bound != [key] or module.function(node) is not initialize.function:
             return None
         if statement.lineno > initialize.statement.lineno:  # else it is what goes through initialize
             found[key] = statement
     return found
 
 
-def _beside(tree: Tree, statement: ast.stmt, other: ast.stmt) -> ast.stmt:
+def _beside(module: Module, statement: ast.stmt, other: ast.stmt) -> ast.stmt:
     """Return the statement, or the one around it, in the innermost block that holds another statement too."""
-    around = [other, *tree.ancestors(other)]
-    while not any(each in around for each in tree.block(statement)):
-        statement = tree.statement(tree.parent(statement))
+    while not module.is_in(other, module.block(statement)):
+        statement = module.statement(module.parent(statement))
     return statement

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
-from ampcompare.migrate.read.order import functions_by_name
+from ampcompare.source.calls import passed
 from ampcompare.source.syntax import dotted
 
 if TYPE_CHECKING:
@@ -30,14 +30,17 @@ def note_handed_on(core: Core) -> None:
     known = {key.rpartition(".")[2] for key in core.sites.optimizers} | {
         each.optimizer.rpartition(".")[2] for each in core.sites.steps
     }
-    here = functions_by_name(core.tree)
     followed = {id(each.call) for each in core.sites.backwards}
-    for node in core.tree.nodes:
-        if not isinstance(node, ast.Call) or id(node) in followed or core.names.meaning(node.func) is not None:
+    for node in core.module.calls:
+        if id(node) in followed or core.names.meaning(node.func) is not None:
             continue
         key = dotted(node.func)
-        given = [dotted(each) or "" for each in (*node.args, *(each.value for each in node.keywords))]
-        if key is None or key in here or not any(each.rpartition(".")[2] in known for each in given if each):
+        given = [dotted(each) or "" for each in passed(node)]
+        if (
+            key is None
+            or key in core.module.functions
+            or not any(each.rpartition(".")[2] in known for each in given if each)
+        ):
             continue
         if any("loss" in each.rpartition(".")[2].lower() for each in given):
             core.note(
@@ -55,7 +58,7 @@ def wrap_forward(core: Core) -> None:
 
 def optimizer_near(core: Core, node: ast.AST) -> str | None:
     """Return an optimizer of the function around a node, else of the module."""
-    function = core.tree.function(node)
+    function = core.module.function(node)
     for backward in core.sites.backwards:
         if backward.optimizers and backward.function is function:
             return backward.optimizers[0]

@@ -6,13 +6,13 @@ import ast
 from dataclasses import dataclass, field
 
 from ampcompare.migrate.core.scalers import Scalers
-from ampcompare.migrate.edits import Edits
 from ampcompare.migrate.finding import NOTE, Finding
 from ampcompare.migrate.read.forward import Forward
 from ampcompare.migrate.read.names import Names
 from ampcompare.migrate.read.order import Order
 from ampcompare.migrate.read.sites import Backward, Sites, Unsure
-from ampcompare.migrate.read.tree import Function, Tree
+from ampcompare.source.edits import Edits
+from ampcompare.source.module import Function, Module
 
 __all__ = ["Core"]
 
@@ -34,7 +34,7 @@ class Core:
         local: functions in which a variable has the scaler that the optimizer carries.
     """
 
-    tree: Tree
+    module: Module
     names: Names
     edits: Edits
     torch: str
@@ -73,7 +73,7 @@ class Core:
         Raises:
             Unsure: no optimizer is in reach that carries it.
         """
-        function = self.tree.function(node)
+        function = self.module.function(node)
         if function in self.local:
             return self.local[function]
         try:

@@ -13,24 +13,25 @@ from ampcompare.migrate.core.state_dict import optimizer_of_state, rewrite_state
 from ampcompare.migrate.core.steps import note_steps_apart, rewrite_steps
 from ampcompare.migrate.core.timm_scaler import rewrite_timm, uses_timm_scaler
 from ampcompare.migrate.core.unscale import place_unscale
-from ampcompare.migrate.edits import Edits
 from ampcompare.migrate.finding import Finding
-from ampcompare.migrate.read.exclusive import is_exclusive
 from ampcompare.migrate.read.forward import find_forward, model_keys
 from ampcompare.migrate.read.names import Names, drop_passed
 from ampcompare.migrate.read.neighbours import Around
-from ampcompare.migrate.read.order import find_order, functions_by_name
+from ampcompare.migrate.read.order import find_order
 from ampcompare.migrate.read.sites import Backward, Initialize, Sites, Step, Unsure, collect_sites
-from ampcompare.migrate.read.tree import Function, Tree, walk
-from ampcompare.source.syntax import dotted
+from ampcompare.source.amp_names import AUTOCASTS, SCALERS
+from ampcompare.source.branches import branches_around, is_exclusive
+from ampcompare.source.calls import last_name, parameters
+from ampcompare.source.edits import Edits
+from ampcompare.source.module import Function, Module
+from ampcompare.source.syntax import dotted, walk
 
 __all__ = ["rewrite_core"]
 
 NO_GRAD = ("torch.no_grad", "torch.inference_mode")
-NATIVE = ("torch.cuda.amp", "torch.amp", "torch.autocast", "torch.cpu.amp")
 
 
-def rewrite_core(tree: Tree, names: Names, edits: Edits, torch: str, target: str, around: Around) -> list[Finding]:
+def rewrite_core(module: Module, names: Names, edits: Edits, torch: str, target: str, around: Around) -> list[Finding]:
     """Rewrite the core of a module, all of it.
 
     Args:
@@ -39,23 +40,25 @@ def rewrite_core(tree: Tree, names: Names, edits: Edits, torch: str, target: str
     Raises:
         Unsure: something cannot be rewritten surely; the edits are incomplete then and must not be used.
     """
-    sites = collect_sites(tree, names)
+    sites = collect_sites(module, names)
     if not (sites.initializes or sites.backwards or sites.masters or sites.saves or sites.loads):
         return []
-    _refuse(tree, names, sites)
-    helped = find_helped(tree, sites, around)
-    native = _check_native(tree, names, sites)
-    scalers = plan_scalers(tree, sites, "scaler" if target == "torch" else "precision", across=around.across or helped)
-    order = find_order(tree, sites, scalers.name)
-    core = Core(tree, names, edits, torch, target, sites, scalers, order, find_forward(tree, names, sites))
+    _refuse(module, names, sites)
+    helped = find_helped(module, sites, around)
+    native = _check_native(module, names, sites)
+    scalers = plan_scalers(
+        module, sites, "scaler" if target == "torch" else "precision", across=around.across or helped
+    )
+    order = find_order(module, sites, scalers.name)
+    core = Core(module, names, edits, torch, target, sites, scalers, order, find_forward(module, names, sites))
     core.native = native
     core.across, core.helped = around.across or helped, helped
-    if target == "torch" and uses_timm_scaler(tree, sites):
+    if target == "torch" and uses_timm_scaler(module, sites):
         rewrite_timm(core)
         return core.findings
     create_scalers(core)
     _name_carried(core)
-    if scalers.home == "optimizer" and not sites.initializes and sites.backwards and not around.is_given(tree.text):
+    if scalers.home == "optimizer" and not sites.initializes and sites.backwards and not around.is_given(module.text):
         what = "scaler" if target == "torch" else "precision"
         core.note(
             sites.backwards[0].statement,
@@ -76,39 +79,38 @@ def rewrite_core(tree: Tree, names: Names, edits: Edits, torch: str, target: str
     rewrite_steps(core)
     note_steps_apart(core)
     rewrite_state(core)
-    drop_passed(tree, edits, names.parameters)
+    drop_passed(module, edits, names.parameters)
     return core.findings
 
 
-def _refuse(tree: Tree, names: Names, sites: Sites) -> None:
+def _refuse(module: Module, names: Names, sites: Sites) -> None:
     for initialize in sites.initializes if not sites.backwards else []:
-        _refuse_library(tree, initialize)
+        _refuse_library(module, initialize)
     for use, name in names.uses:
-        if name in ("apex", "apex.amp") and id(use) not in names.passed and _is_passed_on(tree, use):
+        if name in ("apex", "apex.amp") and id(use) not in names.passed and _is_passed_on(module, use):
             raise Unsure(use, f"{name} is passed as a value; what is called on it cannot be seen")
-    for node in tree.nodes:
+    for node in module.nodes:
         if isinstance(node, ast.Attribute) and node.attr in ("scale_loss", "master_params"):
-            if names.meaning(node) is None and isinstance(tree.parent(node), ast.Call):
+            if names.meaning(node) is None and isinstance(module.parent(node), ast.Call):
                 raise Unsure(node, f"{node.attr} is called on something that may be apex.amp or not")
 
 
-def _refuse_library(tree: Tree, initialize: Initialize) -> None:
+def _refuse_library(module: Module, initialize: Initialize) -> None:
     """Refuse a trainer that inherits its backward pass from the one of transformers, which calls Apex itself."""
-    holder = tree.class_of(initialize.function)
+    holder = module.class_of(initialize.function)
     bases = {dotted(base) for base in holder.bases} if holder is not None else set()
-    for node in tree.nodes:
-        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "transformers" and not node.level:
-            if any(alias.name == "Trainer" and (alias.asname or alias.name) in bases for alias in node.names):
-                raise Unsure(
-                    initialize.call,
-                    "the backward pass is in transformers.Trainer, which is not migrated; let it use torch.amp, by the "
-                    "arguments of the Trainer, and remove this branch by hand",
-                )
+    for _, alias, full in module.imports:
+        if full.startswith("transformers.") and alias.name == "Trainer" and (alias.asname or alias.name) in bases:
+            raise Unsure(
+                initialize.call,
+                "the backward pass is in transformers.Trainer, which is not migrated; let it use torch.amp, by the "
+                "arguments of the Trainer, and remove this branch by hand",
+            )
 
 
-def _is_passed_on(tree: Tree, node: ast.AST) -> bool:
+def _is_passed_on(module: Module, node: ast.AST) -> bool:
     """Return whether a name of a module is used as a value, other than in a test for `None`."""
-    parent = tree.parent(node)
+    parent = module.parent(node)
     if isinstance(getattr(node, "ctx", None), ast.Store) or isinstance(parent, (ast.Compare, ast.Global)):
         return False
     return not (isinstance(parent, (ast.If, ast.BoolOp, ast.IfExp, ast.UnaryOp)))
@@ -118,19 +120,19 @@ def _cast_evaluation(core: Core) -> None:
     """Add autocast to `with torch.no_grad():` around calls of a model, and note the calls that stay in fp32."""
     if core.forward.missing or not core.sites.initializes or not any(each.scales for each in core.sites.backwards):
         return  # the model itself runs under autocast, or nothing is trained here
-    tails = {key.rpartition(".")[2] for key in model_keys(core.tree, core.sites)}
+    tails = {key.rpartition(".")[2] for key in model_keys(core.module, core.sites)}
     wrapped: set[ast.AST] = set()
-    for node in core.tree.nodes:
+    for node in core.module.nodes:
         if not isinstance(node, ast.With) or not _is_no_grad(core, node) or not _calls(node, tails):
             continue
-        if any(outer in wrapped for outer in core.tree.ancestors(node)) or not _reaches(core, node):
+        if any(outer in wrapped for outer in core.module.ancestors(node)) or not _reaches(core, node):
             continue
         wrapped.add(node)
         header = core.autocast(node, None).removeprefix("with ").removesuffix(":")
-        _, end = core.tree.span(node.items[-1].optional_vars or node.items[-1].context_expr)
+        _, end = core.module.span(node.items[-1].optional_vars or node.items[-1].context_expr)
         core.edits.replace_span(end, end, f", {header}")
     trained = {each.function for each in core.sites.backwards}
-    for functions in functions_by_name(core.tree).values():
+    for functions in core.module.functions.values():
         for function in functions:
             if function in trained or any(each in wrapped for each in walk(function)):
                 continue
@@ -149,8 +151,7 @@ def _is_no_grad(core: Core, node: ast.With) -> bool:
 
 
 def _is_model(call: ast.Call, tails: set[str]) -> bool:
-    name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
-    return name in tails
+    return last_name(call.func) in tails
 
 
 def _calls(node: ast.AST, tails: set[str]) -> bool:
@@ -169,13 +170,11 @@ def _reaches(core: Core, node: ast.AST) -> bool:
         return False
     if core.always or core.scalers.home == "module":
         return True
-    function = core.tree.function(node)
+    function = core.module.function(node)
     if core.scalers.home == "self":
         return function is not None and [each.arg for each in function.args.args[:1]] == ["self"]
     created = {each.function for each in core.sites.initializes}
-    while function is not None and function not in created:
-        function = core.tree.function(function)
-    return function in created
+    return any(each in created for each in (*core.module.functions_around(node), None))
 
 
 def _rewrite_for_precision(core: Core) -> None:
@@ -184,7 +183,7 @@ def _rewrite_for_precision(core: Core) -> None:
     Raises:
         Unsure: a scaler out of reach, or several.
     """
-    tree, edits = core.tree, core.edits
+    module, edits = core.module, core.edits
     if len(core.scalers.names) > 1:
         raise Unsure(core.sites.initializes[0].call, "several loss scalers; use ampcompare.apex, which has loss_id")
     note_missing_forward(core)
@@ -202,9 +201,9 @@ def _rewrite_for_precision(core: Core) -> None:
         edits.replace(call, f"{core.scaler(call, key)}.unscale({key})")
     for call in (*core.sites.saves, *core.sites.loads):
         method = "state_dict" if call in core.sites.saves else "load_state_dict"
-        _, end = tree.span(call.func)
+        _, end = module.span(call.func)
         precision = core.scaler(call, optimizer_of_state(core, call))
-        edits.replace(call, f"{precision}.{method}{tree.text[end : tree.span(call)[1]]}")
+        edits.replace(call, f"{precision}.{method}{module.text[end : module.span(call)[1]]}")
 
 
 def _call(backward: Backward) -> ast.expr:
@@ -213,16 +212,16 @@ def _call(backward: Backward) -> ast.expr:
 
 
 def _arguments(core: Core, backward: Backward) -> str:
-    tree = core.tree
+    module = core.module
     optimizers = backward.arguments["optimizers"]
-    text = tree.source(optimizers)
+    text = module.source(optimizers)
     is_list = isinstance(optimizers, (ast.List, ast.Tuple)) or text.endswith("optimizers")
-    parts = [tree.source(backward.loss), text if is_list else f"[{text}]"]
+    parts = [module.source(backward.loss), text if is_list else f"[{text}]"]
     for name in ("delay_unscale", "delay_overflow_check"):
         if name in backward.arguments:
             if name == "delay_overflow_check":
                 raise Unsure(backward.statement, "delay_overflow_check is not an option of the contract")
-            parts.append(f"{name}={tree.source(backward.arguments[name])}")
+            parts.append(f"{name}={module.source(backward.arguments[name])}")
     return ", ".join(parts)
 
 
@@ -233,7 +232,9 @@ def _name_carried(core: Core) -> None:
     """
     if core.scalers.home != "optimizer":
         return
-    tests = {each.function: _test(core.tree, each, core.sites.backwards) for each in core.sites.backwards if each.block}
+    tests = {
+        each.function: _test(core.module, each, core.sites.backwards) for each in core.sites.backwards if each.block
+    }
     common = next(iter(tests.values())) if len(set(tests.values())) == 1 else None
     nodes: dict[Function | None, list[ast.stmt]] = {}
     for statement in (
@@ -241,15 +242,15 @@ def _name_carried(core: Core) -> None:
         *(each.statement for each in core.sites.steps),
         *(first for first, _ in core.forward.regions),
     ):
-        nodes.setdefault(core.tree.function(statement), []).append(statement)
+        nodes.setdefault(core.module.function(statement), []).append(statement)
     for function, statements in nodes.items():
         test = tests.get(function, common)
         key = optimizer_near(core, statements[0])
         if function is None or test is None or key is None:
             continue
         first = min(statements, key=lambda each: each.lineno)
-        place = next(each for each in function.body if each is first or each in core.tree.ancestors(first))
-        if _is_known(core.tree, f"{key}, {test}", function, place):
+        place = next(each for each in function.body if each is first or each in core.module.ancestors(first))
+        if _is_known(core.module, f"{key}, {test}", function, place):
             name = core.scalers.names[0]
             core.local[function] = name
             core.edits.before(
@@ -259,77 +260,64 @@ def _name_carried(core: Core) -> None:
             core.note(first, f"the optimizer must carry {core.scalers.attribute} here even where {test} does not hold")
 
 
-def _test(tree: Tree, backward: Backward, others: list[Backward]) -> str | None:
+def _test(module: Module, backward: Backward, others: list[Backward]) -> str | None:
     """Return the test of the nearest `if` that has the block in one branch and a plain backward pass in the other."""
-    below: ast.AST = backward.statement
-    for outer in tree.ancestors(backward.statement):
-        if isinstance(outer, ast.If):
-            positive = any(each is below for each in outer.body)
-            other = outer.orelse if positive else outer.body
-            if any(not each.scales and _is_in(tree, each.statement, other) for each in others):
-                text = ast.unparse(outer.test)
-                return text if positive else f"not ({text})"
-        below = outer
+    for outer, positive in branches_around(module, backward.statement):
+        other = outer.orelse if positive else outer.body
+        if any(not each.scales and module.is_in(each.statement, other) for each in others):
+            text = ast.unparse(outer.test)
+            return text if positive else f"not ({text})"
     return None
 
 
-def _is_in(tree: Tree, statement: ast.stmt, block: list[ast.stmt]) -> bool:
-    around = [statement, *tree.ancestors(statement)]
-    return any(each in around for each in block)
-
-
-def _is_known(tree: Tree, expression: str, function: Function, place: ast.stmt) -> bool:
+def _is_known(module: Module, expression: str, function: Function, place: ast.stmt) -> bool:
     """Return whether all names of an expression have the value above a statement that they have below it."""
     names = {node.id for node in ast.walk(ast.parse(expression)) if isinstance(node, ast.Name)}
-    arguments = function.args
-    known = {each.arg for each in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)}
-    for node in tree.nodes:
+    known = set(parameters(function))
+    for node in module.nodes:
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id in names:
-            if tree.function(node) is function:
+            if module.function(node) is function:
                 if node.lineno >= place.lineno:
                     return False
                 known.add(node.id)
-            elif tree.function(node) is None:
+            elif module.function(node) is None:
                 known.add(node.id)
-        elif isinstance(node, (ast.Import, ast.ImportFrom)) and tree.function(node) is None:
-            known |= {alias.asname or alias.name.split(".")[0] for alias in node.names}
-    return names <= known
+    return names <= known | module.top.imports.keys()
 
 
-def _check_native(tree: Tree, names: Names, sites: Sites) -> bool:
+def _check_native(module: Module, names: Names, sites: Sites) -> bool:
     """Return whether torch.amp is used in the branches of an `if` that do not use Apex.
 
     Raises:
         Unsure: the two may meet.
     """
     for step in sites.steps if sites.natives else []:
-        if not sites.initializes or not _steps_apart(tree, step):
+        if not sites.initializes or not _steps_apart(module, step):
             raise Unsure(step.call, "this step may follow a GradScaler or Apex; remove the branch of Apex by hand")
-    if "autocast" not in tree.text and "GradScaler" not in tree.text:
+    if "autocast" not in module.text and "GradScaler" not in module.text:
         return False
-    found = [node for node in tree.nodes if isinstance(node, (ast.Name, ast.Attribute)) and _is_native(names, node)]
-    used = [node for node in found if not _is_dead(tree, node)]
+    found = [node for node in module.nodes if isinstance(node, (ast.Name, ast.Attribute)) and _is_native(names, node)]
+    used = [node for node in found if not _is_dead(module, node)]
     apart = bool(not sites.backwards and not sites.masters and sites.initializes)
-    alive = [node for node in used if not _is_harmless(tree, names, node) and not _is_elsewhere(tree, sites, node)]
-    alive = [node for node in alive if not _is_another_branch(tree, names, sites, node)]
+    alive = [node for node in used if not _is_harmless(module, names, node) and not _is_elsewhere(module, sites, node)]
+    alive = [node for node in alive if not _is_another_branch(module, names, sites, node)]
     if not alive:
         return apart and bool(used)
     for node in alive:
-        if not apart or not all(_is_apart(tree, node, each.statement) for each in sites.initializes):
+        chosen = isinstance(module.statement(node), ast.Assign)  # and no more than that
+        if not apart or not chosen or not all(is_exclusive(module, node, each.call) for each in sites.initializes):
             raise Unsure(node, "the file uses torch.amp as well as Apex; remove the branch of Apex by hand")
     return True
 
 
 def _is_native(names: Names, node: ast.Name | ast.Attribute) -> bool:
-    if isinstance(node.ctx, ast.Store) or (meaning := names.meaning(node)) is None:
-        return False
-    return meaning.startswith(NATIVE) and meaning.rpartition(".")[2] in ("autocast", "GradScaler")
+    return not isinstance(node.ctx, ast.Store) and names.meaning(node) in AUTOCASTS | SCALERS
 
 
-def _is_harmless(tree: Tree, names: Names, node: ast.Name | ast.Attribute) -> bool:
+def _is_harmless(module: Module, names: Names, node: ast.Name | ast.Attribute) -> bool:
     """Return whether a use is an annotation, or an autocast that cannot switch another one off."""
     below: ast.AST = node
-    for outer in tree.ancestors(node):
+    for outer in module.ancestors(node):
         if below in (getattr(outer, "annotation", None), getattr(outer, "returns", None)):
             return True
         if isinstance(outer, ast.stmt):
@@ -338,7 +326,7 @@ def _is_harmless(tree: Tree, names: Names, node: ast.Name | ast.Attribute) -> bo
     meaning = str(names.meaning(node))
     if not meaning.endswith(".autocast"):
         return False
-    call = tree.parent(node)
+    call = module.parent(node)
     if not (isinstance(call, ast.Call) and call.func is node):
         return isinstance(call, ast.Assign)
     before_enabled = 2 if meaning in ("torch.autocast", "torch.amp.autocast") else 0
@@ -348,18 +336,18 @@ def _is_harmless(tree: Tree, names: Names, node: ast.Name | ast.Attribute) -> bo
     )
 
 
-def _is_elsewhere(tree: Tree, sites: Sites, node: ast.AST) -> bool:
+def _is_elsewhere(module: Module, sites: Sites, node: ast.AST) -> bool:
     """Return whether the outermost function around a use has nothing of Apex in it."""
-    outermost = [each for each in tree.ancestors(node) if isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef))]
-    if not outermost:
+    functions = list(module.functions_around(node))
+    if not functions:
         return False
     statements: list[ast.AST] = [*sites.masters, *sites.saves, *sites.loads]
     statements += [each.statement for each in sites.initializes]
     statements += [each.statement for each in sites.backwards] + [each.statement for each in sites.steps]
-    return not any(outermost[-1] in tree.ancestors(each) for each in statements)
+    return not any(functions[-1] in module.ancestors(each) for each in statements)
 
 
-def _is_another_branch(tree: Tree, names: Names, sites: Sites, node: ast.Name | ast.Attribute) -> bool:
+def _is_another_branch(module: Module, names: Names, sites: Sites, node: ast.Name | ast.Attribute) -> bool:
     """Return whether a use is one of a branch that never runs together with a block of `scale_loss`.
 
     A GradScaler is, wherever it is made: what it scales is looked at elsewhere.
@@ -369,51 +357,32 @@ def _is_another_branch(tree: Tree, names: Names, sites: Sites, node: ast.Name | 
         return False
     if str(names.meaning(node)).endswith(".GradScaler"):
         return True
-    near = [each for each in blocks if tree.function(each) is tree.function(node)]
-    return bool(near) and all(is_exclusive(tree, node, each) for each in near)
+    near = [each for each in blocks if module.function(each) is module.function(node)]
+    return bool(near) and all(is_exclusive(module, node, each) for each in near)
 
 
-def _steps_apart(tree: Tree, step: Step) -> bool:
+def _steps_apart(module: Module, step: Step) -> bool:
     """Return whether another branch steps the same optimizer through a GradScaler, so that this one is not for it."""
-    for node in tree.nodes:
-        if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "step" and node.args:
-            if dotted(node.args[0]) == step.optimizer and tree.function(node) is step.function:
-                if is_exclusive(tree, node, step.statement):
-                    return True
-    return False
+    return any(
+        call.args
+        and dotted(call.args[0]) == step.optimizer
+        and module.function(call) is step.function
+        and is_exclusive(module, call, step.statement)
+        for call, _ in module.methods("step")
+    )
 
 
-def _is_dead(tree: Tree, node: ast.AST) -> bool:
+def _is_dead(module: Module, node: ast.AST) -> bool:
     """Return whether an object is only bound to a name of the module that nothing reads."""
-    statement = tree.statement(node)
-    if not isinstance(statement, ast.Assign) or tree.function(statement) is not None:
+    statement = module.statement(node)
+    if not isinstance(statement, ast.Assign) or module.function(statement) is not None:
         return False
     targets = {target.id for target in statement.targets if isinstance(target, ast.Name)}
     if len(targets) != len(statement.targets):
         return False
-    words = {each.value for each in tree.nodes if isinstance(each, ast.Constant) and isinstance(each.value, str)}
-    read = {each.id for each in tree.nodes if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Load)}
+    words = {each.value for each in module.nodes if isinstance(each, ast.Constant) and isinstance(each.value, str)}
+    read = {each.id for each in module.nodes if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Load)}
     return not targets & (read | words)
-
-
-def _is_apart(tree: Tree, node: ast.AST, initialize: ast.stmt) -> bool:
-    """Return whether two places are in different branches of one `if`, and the first only chooses something."""
-    statement = tree.statement(node)
-    if not isinstance(statement, ast.Assign):
-        return False
-    for outer in tree.ancestors(statement):
-        if isinstance(outer, ast.If):
-            sides = [
-                [_is_below(tree, each, place) for each in (outer.body, outer.orelse)]
-                for place in (statement, initialize)
-            ]
-            if sides in ([[True, False], [False, True]], [[False, True], [True, False]]):
-                return True
-    return False
-
-
-def _is_below(tree: Tree, block: list[ast.stmt], statement: ast.stmt) -> bool:
-    return any(each is statement or each in tree.ancestors(statement) for each in block)
 
 
 def _rewrite_backwards(core: Core) -> None:
@@ -436,13 +405,13 @@ def _optimizer_of(core: Core, backward: Backward) -> str | None:
 
 
 def _backward(core: Core, backward: Backward) -> None:
-    tree, edits, statement = core.tree, core.edits, backward.statement
+    module, edits, statement = core.module, core.edits, backward.statement
     if backward in core.consumed:
         return
-    loss = tree.source(backward.loss)
+    loss = module.source(backward.loss)
     inline: list[str] = []
     if backward in core.forward.inline:
-        inline = [core.autocast(statement, _optimizer_of(core, backward)), f"{tree.unit}loss = {loss}"]
+        inline = [core.autocast(statement, _optimizer_of(core, backward)), f"{module.unit}loss = {loss}"]
         loss = "loss"
     if backward.call is not None:  # the other file scales
         if inline:
@@ -461,13 +430,13 @@ def _backward(core: Core, backward: Backward) -> None:
     _refuse_inside(core, statement)
     uses = [
         node
-        for node in tree.nodes
+        for node in module.nodes
         if isinstance(node, ast.Name)
         and node.id == backward.name
-        and tree.function(node) is backward.function
+        and module.function(node) is backward.function
         and isinstance(node.ctx, ast.Load)
     ]
-    inside = [node for node in uses if statement in tree.ancestors(node)]
+    inside = [node for node in uses if statement in module.ancestors(node)]
     others = [
         each
         for each in core.sites.backwards
@@ -476,18 +445,18 @@ def _backward(core: Core, backward: Backward) -> None:
     later = [
         node
         for node in uses
-        if node not in inside and not any(each.statement in tree.ancestors(node) for each in others)
+        if node not in inside and not any(each.statement in module.ancestors(node) for each in others)
     ]
-    if len(inside) == 1 and not later and _backward_receiver(tree, inside[0]):
-        call = tree.parent(tree.parent(inside[0]))
+    if len(inside) == 1 and not later and _backward_receiver(module, inside[0]):
+        call = module.parent(module.parent(inside[0]))
         _maybe_collapse(core, backward, statement, call, scaler, loss, inline)
         return
     header = [*inline, f"{backward.name} = {scaler}.scale({loss})"] if backward.name else inline
     edits.unwrap(statement, statement.body, header)
 
 
-def _backward_receiver(tree: Tree, name: ast.Name) -> bool:
-    attribute = tree.parent(name)
+def _backward_receiver(module: Module, name: ast.Name) -> bool:
+    attribute = module.parent(name)
     return isinstance(attribute, ast.Attribute) and attribute.attr == "backward"
 
 
@@ -495,21 +464,21 @@ def _maybe_collapse(
     core: Core, backward: Backward, statement: ast.With, call: ast.AST, scaler: str, loss: str, inline: list[str]
 ) -> None:
     """Inline the scaled loss; where the other branch of an `if` is the plain backward pass, the `if` goes."""
-    tree, edits = core.tree, core.edits
+    module, edits = core.module, core.edits
     assert isinstance(call, ast.Call)
     assert isinstance(call.func, ast.Attribute)
-    branch = tree.parent(statement)
+    branch = module.parent(statement)
     alone = len(statement.body) == 1 and isinstance(statement.body[0], ast.Expr) and statement.body[0].value is call
-    _, end = tree.span(call.func)
-    scaled = f"{scaler}.scale({loss}).backward{tree.text[end : tree.span(call)[1]]}"
+    _, end = module.span(call.func)
+    scaled = f"{scaler}.scale({loss}).backward{module.text[end : module.span(call)[1]]}"
     if isinstance(branch, ast.If) and alone and len(branch.body) == 1 and len(branch.orelse) == 1:
         pair = {branch.body[0], branch.orelse[0]} - {statement}
         other = next((each for each in core.sites.backwards if each.statement in pair), None)
         if other is not None and not other.scales and ast.unparse(other.loss) == ast.unparse(backward.loss):
             core.consumed.append(other)
             lines = [*inline, scaled]
-            if tree.text.startswith("elif", tree.span(branch)[0]):
-                lines = ["else:", *(f"{tree.unit}{each}" for each in lines)]
+            if module.text.startswith("elif", module.span(branch)[0]):
+                lines = ["else:", *(f"{module.unit}{each}" for each in lines)]
             edits.replace_statement(branch, lines)
             return
     edits.replace(call.func.value, f"{scaler}.scale({loss})")
@@ -518,12 +487,12 @@ def _maybe_collapse(
 
 def _refuse_inside(core: Core, statement: ast.With) -> None:
     for read in core.sites.reads:
-        if statement in core.tree.ancestors(read.statement) and isinstance(read.node, ast.Call):
+        if statement in core.module.ancestors(read.statement) and isinstance(read.node, ast.Call):
             raise Unsure(
                 read.node,
                 "gradients are still scaled inside the block of scale_loss, so this clips almost everything; move it "
                 "below the block",
             )
     for step in core.sites.steps:
-        if statement in core.tree.ancestors(step.statement):
+        if statement in core.module.ancestors(step.statement):
             raise Unsure(step.call, "the step is inside the block of scale_loss, where gradients are still scaled")

@@ -5,13 +5,14 @@ from __future__ import annotations
 from ampcompare.migrate.finding import Unsure
 from ampcompare.migrate.read.neighbours import Around
 from ampcompare.migrate.read.sites import Backward, Initialize, Sites
-from ampcompare.migrate.read.tree import Tree
+from ampcompare.source.calls import parameters
+from ampcompare.source.module import Module
 from ampcompare.source.syntax import dotted
 
 __all__ = ["find_helped"]
 
 
-def find_helped(tree: Tree, sites: Sites, around: Around) -> bool:
+def find_helped(module: Module, sites: Sites, around: Around) -> bool:
     """Return whether such a function is in the module, so that the optimizer must carry the scaler to it.
 
     Raises:
@@ -33,10 +34,7 @@ def find_helped(tree: Tree, sites: Sites, around: Around) -> bool:
 
 
 def _is_parameter(backward: Backward, key: str) -> bool:
-    if backward.function is None:
-        return False
-    arguments = backward.function.args
-    return any(each.arg == key for each in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs))
+    return backward.function is not None and key in parameters(backward.function)
 
 
 def _steps_all(initializes: list[Initialize], stepped: set[str]) -> bool:

@@ -10,7 +10,8 @@ from ampcompare.migrate.core.across_files import attach, carried_keys, is_bound_
 from ampcompare.migrate.core.placing import call_lines, conditions_of, declare_global
 from ampcompare.migrate.read.options import as_bool
 from ampcompare.migrate.read.sites import Initialize, Unsure
-from ampcompare.migrate.read.tree import Function, Tree
+from ampcompare.source.calls import is_literal
+from ampcompare.source.module import Function, Module
 from ampcompare.source.syntax import dotted
 
 if TYPE_CHECKING:
@@ -39,10 +40,10 @@ def create_scalers(core: Core) -> None:
     initializes = core.sites.initializes
     single = len(initializes) == 1
     made: list[tuple[Initialize, _ScalerSettings]] = [
-        (each, _scaler_settings(core.tree, each, single=single)) for each in initializes
+        (each, _scaler_settings(core.module, each, single=single)) for each in initializes
     ]
     core.update = made[0][1].update if made else ""
-    conditional = any(conditions_of(core.tree, each) or settings.enabled for each, settings in made)
+    conditional = any(conditions_of(core.module, each) or settings.enabled for each, settings in made)
     core.always = bool(made) and not conditional and core.scalers.home not in ("module", "optimizer")
     if core.scalers.home == "module" and made and all(each.function is None for each, _ in made):
         core.always = not conditional
@@ -53,13 +54,13 @@ def create_scalers(core: Core) -> None:
 
 
 def _create(core: Core, initialize: Initialize, settings: _ScalerSettings, single: bool) -> None:
-    tree, edits, scalers = core.tree, core.edits, core.scalers
+    module, edits, scalers = core.module, core.edits, core.scalers
     function = initialize.function
     if core.target == "precision":
         _create_precision(core, initialize)
         return
     inside = "self." if scalers.home == "self" else ""
-    conditions = conditions_of(tree, initialize)
+    conditions = conditions_of(module, initialize)
     enabled = list(settings.enabled)
     hoisted = not core.native and single and bool(conditions) and _can_hoist(core, initialize, conditions)
     hoisted &= initialize.options is None  # a dict that may be None where Apex is off
@@ -72,7 +73,7 @@ def _create(core: Core, initialize: Initialize, settings: _ScalerSettings, singl
     if "False" in enabled:
         enabled = ["False"]
     if enabled:
-        arguments.append(f"enabled={as_bool(tree, _joined(enabled))}")
+        arguments.append(f"enabled={as_bool(module, _joined(enabled))}")
     lines = [line for name in scalers.names for line in _construction(core, f"{inside}{name}", arguments)]
     in_module = scalers.home == "module" and function is not None
     if in_module:
@@ -83,7 +84,7 @@ def _create(core: Core, initialize: Initialize, settings: _ScalerSettings, singl
     if at_times:
         default = []
         _declare_in_class(core, initialize)
-    place = (id(tree.block(initialize.statement)), tuple(lines))
+    place = (id(module.block(initialize.statement)), tuple(lines))
     unused = core.always and "optimizers" not in initialize.arguments and not core.sites.backwards
     if unused or place in core.made or _is_made_above(core, initialize):
         lines = []
@@ -113,7 +114,7 @@ def _may_run_again(function: Function | None, conditions: list[ast.If]) -> bool:
 
 def _declare_in_class(core: Core, initialize: Initialize) -> None:
     """Make a scaler that does nothing the default of a class, once."""
-    holder = core.tree.class_of(initialize.function)
+    holder = core.module.class_of(initialize.function)
     if holder is None or holder in core.defaults:
         return
     core.defaults.add(holder)
@@ -128,11 +129,10 @@ def _is_made_above(core: Core, initialize: Initialize) -> bool:
     """Return whether a call for a model alone follows one with an optimizer, whose scaler it shares."""
     if "optimizers" in initialize.arguments:
         return False
-    around = [initialize.statement, *core.tree.ancestors(initialize.statement)]
     return any(
         "optimizers" in each.arguments
         and each.statement.lineno < initialize.statement.lineno
-        and any(one in around for one in core.tree.block(each.statement))
+        and core.module.is_in(initialize.statement, core.module.block(each.statement))
         for each in core.sites.initializes
         if each.function is initialize.function
     )
@@ -172,7 +172,7 @@ def _text_of_test(core: Core, test: ast.expr) -> str:
     kept = [part for part in _parts(test) if not _asks_for_apex(core, part)]
     if len(kept) < len(_parts(test)):
         return " and ".join(_text_of_test(core, part) for part in kept)
-    text = core.tree.source(test)
+    text = core.module.source(test)
     if "\n" in text:
         text = ast.unparse(test)
     return f"({text})" if isinstance(test, (ast.BoolOp, ast.IfExp, ast.NamedExpr, ast.Lambda)) else text
@@ -180,12 +180,12 @@ def _text_of_test(core: Core, test: ast.expr) -> str:
 
 def _can_hoist(core: Core, initialize: Initialize, conditions: list[ast.If]) -> bool:
     """Return whether the tests around a call can be evaluated above the outermost one, with the same results."""
-    tree = core.tree
+    module = core.module
     if any(_asks_for_apex(core, part) is None for each in conditions for part in _parts(each.test)):
         return False
     below: ast.stmt = initialize.statement
     for condition in conditions:
-        chain = [below, *(each for each in tree.ancestors(below))]
+        chain = [below, *(each for each in module.ancestors(below))]
         if not any(each in chain for each in condition.body):
             return False  # in an else or elif
         for node in ast.walk(condition.test):
@@ -194,7 +194,7 @@ def _can_hoist(core: Core, initialize: Initialize, conditions: list[ast.If]) -> 
             if isinstance(node, ast.Call) and dotted(node.func) not in ("hasattr", "getattr", "isinstance", "len"):
                 return False
     outermost = conditions[-1]
-    if any(isinstance(each, ast.If) and outermost in each.orelse for each in [tree.parent(outermost)]):
+    if any(isinstance(each, ast.If) and outermost in each.orelse for each in [module.parent(outermost)]):
         return False  # an elif
     used = {
         key
@@ -215,14 +215,14 @@ def _can_hoist(core: Core, initialize: Initialize, conditions: list[ast.If]) -> 
     return True
 
 
-def _results(tree: Tree, initialize: Initialize) -> str:
+def _results(module: Module, initialize: Initialize) -> str:
     """Return the expression that has the value of the call."""
     models, optimizers = initialize.arguments.get("models"), initialize.arguments.get("optimizers")
     if models is None:
         raise Unsure(initialize.call, "amp.initialize without models")
-    if optimizers is None or (isinstance(optimizers, ast.Constant) and optimizers.value is None):
-        return tree.source(models)
-    return f"{tree.source(models)}, {tree.source(optimizers)}"
+    if optimizers is None or is_literal(optimizers, None):
+        return module.source(models)
+    return f"{module.source(models)}, {module.source(optimizers)}"
 
 
 def _flat(node: ast.expr) -> list[ast.expr]:
@@ -237,8 +237,8 @@ def replace_call(core: Core, initialize: Initialize, lines: list[str]) -> None:
     Raises:
         Unsure: it stands inside another statement, or has no models.
     """
-    results = _results(core.tree, initialize)
-    tree, edits, statement = core.tree, core.edits, initialize.statement
+    results = _results(core.module, initialize)
+    module, edits, statement = core.module, core.edits, initialize.statement
     if isinstance(statement, ast.Expr) and statement.value is initialize.call:
         edits.replace_statement(statement, lines)
         return
@@ -248,9 +248,9 @@ def replace_call(core: Core, initialize: Initialize, lines: list[str]) -> None:
         targets = _flat(statement.targets[0])
         if len(sources) == len(targets):
             pairs = [
-                (tree.source(target), tree.source(source))
+                (module.source(target), module.source(source))
                 for target, source in zip(targets, sources, strict=True)
-                if tree.source(target) != tree.source(source) and tree.source(target) != "_"
+                if module.source(target) != module.source(source) and module.source(target) != "_"
             ]
             assigned = []
             if pairs:
@@ -285,7 +285,7 @@ class _ScalerSettings:
     notes: list[str] = field(default_factory=list)
 
 
-def _scaler_settings(tree: Tree, initialize: Initialize, *, single: bool) -> _ScalerSettings:
+def _scaler_settings(module: Module, initialize: Initialize, *, single: bool) -> _ScalerSettings:
     """Return the settings for a call.
 
     Args:
@@ -296,30 +296,30 @@ def _scaler_settings(tree: Tree, initialize: Initialize, *, single: bool) -> _Sc
     """
     given = initialize.arguments
     settings = _ScalerSettings()
-    _read_level(tree, given, settings)
+    _read_level(module, given, settings)
     enabled = given.get("enabled")
-    if enabled is not None and not (isinstance(enabled, ast.Constant) and enabled.value is True):
-        settings.enabled.append(tree.source(enabled))
-    _read_scale(tree, given, settings, single)
+    if enabled is not None and not is_literal(enabled, True):
+        settings.enabled.append(module.source(enabled))
+    _read_scale(module, given, settings, single)
     if "min_loss_scale" in given and not _is_none(given["min_loss_scale"]):
         settings.notes.append("GradScaler has no min_loss_scale: its scale can fall below the floor")
     limit = given.get("max_loss_scale")
     if limit is not None and not _is_none(limit):
         settings.notes.append("GradScaler has no max_loss_scale: its scale can grow above the ceiling")
         if not settings.arguments:
-            settings.arguments.append(f"init_scale=min(2.0**16, {tree.source(limit)})")
+            settings.arguments.append(f"init_scale=min(2.0**16, {module.source(limit)})")
     if initialize.options is not None:
-        name = tree.source(initialize.options)
+        name = module.source(initialize.options)
         settings.notes.append(f"other options in {name} than enabled, opt_level and loss_scale are not checked")
     if "cast_model_outputs" in given:
         settings.notes.append("cast_model_outputs has no equivalent: cast the outputs where their type matters")
     patched = given.get("patch_torch_functions")
-    if isinstance(patched, ast.Constant) and patched.value is False and settings.level == "O1":
+    if is_literal(patched, False) and settings.level == "O1":
         raise Unsure(initialize.call, "O1 without casts is loss scaling alone; write that by hand")
     return settings
 
 
-def _read_level(tree: Tree, given: dict[str, ast.expr], settings: _ScalerSettings) -> None:
+def _read_level(module: Module, given: dict[str, ast.expr], settings: _ScalerSettings) -> None:
     level = given.get("opt_level")
     if level is None:
         settings.level = "O1"
@@ -332,7 +332,7 @@ def _read_level(tree: Tree, given: dict[str, ast.expr], settings: _ScalerSetting
         elif settings.level in ("O2", "O3"):
             settings.notes.append(NO_TWIN.format(level=settings.level))
     else:
-        text = tree.source(level)
+        text = module.source(level)
         settings.enabled.append(f'{text if _is_plain(level) else f"({text})"} != "O0"')
         settings.notes.append(
             "the opt level is chosen at run time: O0 trains in fp32 and O1 under autocast as before; "
@@ -340,11 +340,11 @@ def _read_level(tree: Tree, given: dict[str, ast.expr], settings: _ScalerSetting
         )
 
 
-def _read_scale(tree: Tree, given: dict[str, ast.expr], settings: _ScalerSettings, single: bool) -> None:
+def _read_scale(module: Module, given: dict[str, ast.expr], settings: _ScalerSettings, single: bool) -> None:
     scale = given.get("loss_scale")
     if scale is None or _is_none(scale) or (isinstance(scale, ast.Constant) and scale.value == "dynamic"):
         return
-    text = tree.source(scale)
+    text = module.source(scale)
     number = _number(scale)
     if number is not None:
         text = repr(float(number)) if isinstance(scale, ast.Constant) else text
@@ -356,7 +356,7 @@ def _read_scale(tree: Tree, given: dict[str, ast.expr], settings: _ScalerSetting
         settings.notes.append("a static scale: GradScaler skips a step whose gradients overflow; Apex takes it")
         return
     if isinstance(scale, ast.IfExp) and isinstance(scale.body, ast.Constant) and scale.body.value == "dynamic":
-        dynamic, text = tree.source(scale.test), tree.source(scale.orelse)
+        dynamic, text = module.source(scale.test), module.source(scale.orelse)
     else:
         text = text if _is_plain(scale) else f"({text})"
         dynamic = f'{text} in (None, "dynamic")'
@@ -381,7 +381,7 @@ def _number(node: ast.expr) -> float | None:
 
 
 def _is_none(node: ast.expr) -> bool:
-    return isinstance(node, ast.Constant) and node.value is None
+    return is_literal(node, None)
 
 
 def _is_plain(node: ast.expr) -> bool:
@@ -390,13 +390,13 @@ def _is_plain(node: ast.expr) -> bool:
 
 def _create_precision(core: Core, initialize: Initialize) -> None:
     """Put `make_precision` and `prepare` in the place of a call; what is above it makes fp32 the default."""
-    tree, edits = core.tree, core.edits
+    module, edits = core.module, core.edits
     name = f"self.{core.scalers.names[0]}" if core.scalers.home == "self" else core.scalers.names[0]
-    arguments = [_arm(tree, initialize), 'device="cuda"', *_options(tree, initialize)]
+    arguments = [_arm(module, initialize), 'device="cuda"', *_options(module, initialize)]
     _require_known_options(initialize)
-    preparation = _preparation(tree, initialize, name)
+    preparation = _preparation(module, initialize, name)
     lines = [*call_lines(core, f"{name} = ampcompare.make_precision", arguments), preparation]
-    conditions = conditions_of(tree, initialize)
+    conditions = conditions_of(module, initialize)
     if core.scalers.home == "module" and initialize.function is not None:
         declare_global(core, initialize.function)
     elif conditions and conditions[-1] not in core.defaults:
@@ -410,28 +410,28 @@ def _create_precision(core: Core, initialize: Initialize) -> None:
     edits.replace_statement(initialize.statement, lines)
 
 
-def _arm(tree: Tree, initialize: Initialize) -> str:
+def _arm(module: Module, initialize: Initialize) -> str:
     """Return an expression for the arm: that of the opt level, or fp32 where Apex is not enabled."""
     level = initialize.arguments.get("opt_level")
-    arm = '"apex:O1"' if level is None else f'f"apex:{{{tree.source(level)}}}"'
+    arm = '"apex:O1"' if level is None else f'f"apex:{{{module.source(level)}}}"'
     if isinstance(level, ast.Constant):
         arm = f'"apex:{level.value!s}"'
-    elif level is not None and any(mark in tree.source(level) for mark in ('"', "'", "\n", "\\")):
-        arm = f'"apex:" + {tree.source(level)}'  # before Python 3.12 these may not stand in an f-string
+    elif level is not None and any(mark in module.source(level) for mark in ('"', "'", "\n", "\\")):
+        arm = f'"apex:" + {module.source(level)}'  # before Python 3.12 these may not stand in an f-string
     enabled = initialize.arguments.get("enabled")
-    if enabled is None or (isinstance(enabled, ast.Constant) and enabled.value is True):
+    if enabled is None or is_literal(enabled, True):
         return arm
-    return f'{arm} if {tree.source(enabled)} else "fp32"'
+    return f'{arm} if {module.source(enabled)} else "fp32"'
 
 
-def _options(tree: Tree, initialize: Initialize) -> list[str]:
+def _options(module: Module, initialize: Initialize) -> list[str]:
     """Return the arguments for the options of the arm; None stands for the default of the opt level and is left out."""
     arguments = []
     for option in OPTIONS:
         value = initialize.arguments.get(option)
-        if value is None or (isinstance(value, ast.Constant) and value.value is None):
+        if value is None or is_literal(value, None):
             continue
-        text = tree.source(value)
+        text = module.source(value)
         if isinstance(value, ast.Constant) or _is_choice(value):
             arguments.append(f"{option}={text}")
         else:
@@ -454,7 +454,7 @@ def _require_known_options(initialize: Initialize) -> None:
         raise Unsure(initialize.call, "its options depend on the run; write the options for --to precision by hand")
 
 
-def _preparation(tree: Tree, initialize: Initialize, name: str) -> str:
+def _preparation(module: Module, initialize: Initialize, name: str) -> str:
     """Return the line that prepares models and optimizers; its results are bound as those of the call were.
 
     Raises:
@@ -466,21 +466,21 @@ def _preparation(tree: Tree, initialize: Initialize, name: str) -> str:
     optimizers = initialize.arguments.get("optimizers")
     if isinstance(optimizers, ast.Constant):
         optimizers = None
-    prepare = f"{name}.prepare({_as_list(tree, models)}, {_as_list(tree, optimizers)})"
+    prepare = f"{name}.prepare({_as_list(module, models)}, {_as_list(module, optimizers)})"
     if isinstance(initialize.statement, ast.Expr):
         return prepare
     target = initialize.statement.targets[0] if isinstance(initialize.statement, ast.Assign) else None
     bound = list(target.elts) if isinstance(target, (ast.Tuple, ast.List)) and optimizers is not None else [target]
     if target is None or len(bound) != 1 + (optimizers is not None):
         raise Unsure(initialize.call, "the result of amp.initialize is not bound to its own names")
-    names = [_bound_to(tree, each, given) for each, given in zip(bound, (models, optimizers), strict=False)]
+    names = [_bound_to(module, each, given) for each, given in zip(bound, (models, optimizers), strict=False)]
     return f"{', '.join([*names, '_'][:2])} = {prepare}"
 
 
-def _bound_to(tree: Tree, target: ast.expr | None, given: ast.expr | None) -> str:
+def _bound_to(module: Module, target: ast.expr | None, given: ast.expr | None) -> str:
     """Return what `prepare` is unpacked into: a name that stands for several of them takes the list itself."""
     is_whole = isinstance(given, (ast.List, ast.Tuple)) and not isinstance(target, (ast.List, ast.Tuple))
-    return tree.source(target) if is_whole and target is not None else _as_list(tree, target)
+    return module.source(target) if is_whole and target is not None else _as_list(module, target)
 
 
 def _is_choice(value: ast.expr) -> bool:
@@ -488,10 +488,10 @@ def _is_choice(value: ast.expr) -> bool:
     return isinstance(value, ast.IfExp) and isinstance(value.body, ast.Constant) and value.body.value == "dynamic"
 
 
-def _as_list(tree: Tree, node: ast.expr | None) -> str:
+def _as_list(module: Module, node: ast.expr | None) -> str:
     if node is None:
         return "[]"
-    text = tree.source(node)
+    text = module.source(node)
     if isinstance(node, ast.Tuple):
         return f"[{text.removeprefix('(').removesuffix(')')}]"
     return text if isinstance(node, ast.List) else f"[{text}]"

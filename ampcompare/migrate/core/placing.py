@@ -6,7 +6,7 @@ import ast
 from typing import TYPE_CHECKING
 
 from ampcompare.migrate.read.sites import Initialize
-from ampcompare.migrate.read.tree import Function, Tree
+from ampcompare.source.module import Function, Module
 
 if TYPE_CHECKING:
     from ampcompare.migrate.core.context import Core
@@ -16,10 +16,10 @@ __all__ = ["call_lines", "conditions_of", "declare_global"]
 MAX_LENGTH = 100  # of a line; longer calls get a line for each argument
 
 
-def conditions_of(tree: Tree, initialize: Initialize) -> list[ast.If]:
+def conditions_of(module: Module, initialize: Initialize) -> list[ast.If]:
     """Return the `if` statements around a call, the innermost first, up to its function or loop."""
     found = []
-    for outer in tree.ancestors(initialize.statement):
+    for outer in module.ancestors(initialize.statement):
         if isinstance(outer, ast.If):
             found.append(outer)
         elif isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef, ast.For, ast.While, ast.ClassDef)):
@@ -31,13 +31,13 @@ def call_lines(core: Core, function: str, arguments: list[str]) -> list[str]:
     text = f"{function}({', '.join(arguments)})"
     if len(text) <= MAX_LENGTH and "\n" not in text:
         return [text]
-    return [f"{function}(", *(f"{core.tree.unit}{each}," for each in arguments), ")"]
+    return [f"{function}(", *(f"{core.module.unit}{each}," for each in arguments), ")"]
 
 
 def declare_global(core: Core, function: Function | None) -> None:
     """Make the scaler a global variable: a default at the top of the module, and `global` in the function."""
     assert function is not None
-    tree, edits, scalers = core.tree, core.edits, core.scalers
+    module, edits, scalers = core.module, core.edits, core.scalers
     if function not in core.declared:
         core.declared.add(function)
         body = function.body
@@ -46,11 +46,9 @@ def declare_global(core: Core, function: Function | None) -> None:
     if len(core.declared) == 1 and not core.has_global:
         core.has_global = True
         default = [f"{name} = {core.off}" for name in scalers.names]
-        outermost: ast.AST = function
-        while not isinstance(tree.parent(outermost), ast.Module):
-            outermost = tree.parent(outermost)
+        outermost = module.outermost(function)
         first_use = next(
-            each for each in tree.module.body if isinstance(each, (ast.FunctionDef, ast.ClassDef)) or each is outermost
+            each for each in module.tree.body if isinstance(each, (ast.FunctionDef, ast.ClassDef)) or each is outermost
         )
         edits.before(first_use, [f"{default[0]}  # {function.name} sets it", *default[1:], "", ""])
 

@@ -6,7 +6,7 @@ import ast
 from dataclasses import dataclass
 
 from ampcompare.migrate.read.sites import Backward, Sites
-from ampcompare.migrate.read.tree import Function, Tree
+from ampcompare.source.module import Function, Module
 from ampcompare.source.syntax import dotted
 
 __all__ = ["Scalers", "plan_scalers"]
@@ -51,7 +51,7 @@ class Scalers:
         return f"self.{name}" if self.home == "self" else name
 
 
-def plan_scalers(tree: Tree, sites: Sites, word: str, *, across: bool = False) -> Scalers:
+def plan_scalers(module: Module, sites: Sites, word: str, *, across: bool = False) -> Scalers:
     """Return the scalers that the uses of a module need.
 
     Args:
@@ -61,11 +61,11 @@ def plan_scalers(tree: Tree, sites: Sites, word: str, *, across: bool = False) -
     Raises:
         Unsure: the scalers cannot reach every use.
     """
-    home = _home(tree, sites)
+    home = _home(module, sites)
     if across and home == "module":
         home = "optimizer"
     groups = _groups(sites)
-    name = _free_name(tree, word, attribute=home == "self")
+    name = _free_name(module, word, attribute=home == "self")
     if len(groups) <= 1:
         keys = groups[0] if groups else ()
         return Scalers((name,), home, dict.fromkeys(keys, name), CARRIED[word])
@@ -115,21 +115,21 @@ def _suffix(key: str, number: int) -> str:
     return "".join(each if each.isalnum() or each == "_" else "_" for each in tail).strip("_") or str(number)
 
 
-def _free_name(tree: Tree, word: str, *, attribute: bool) -> str:
-    used = {node.attr for node in tree.nodes if isinstance(node, ast.Attribute) and dotted(node.value) == "self"}
+def _free_name(module: Module, word: str, *, attribute: bool) -> str:
+    used = {node.attr for node in module.nodes if isinstance(node, ast.Attribute) and dotted(node.value) == "self"}
     if not attribute:
-        used = {node.id for node in tree.nodes if isinstance(node, ast.Name)}
-        used |= {node.arg for node in tree.nodes if isinstance(node, ast.arg)}
+        used = {node.id for node in module.nodes if isinstance(node, ast.Name)}
+        used |= {node.arg for node in module.nodes if isinstance(node, ast.arg)}
     names = (word, f"grad_{word}", f"amp_{word}", f"{word}_of_amp")
     return next((name for name in names if name not in used), f"{word}_for_amp")
 
 
-def _home(tree: Tree, sites: Sites) -> str:
+def _home(module: Module, sites: Sites) -> str:
     created = {each.function for each in sites.initializes}
     others = [*sites.masters, *sites.saves, *sites.loads]
     used: set[Function | None] = {each.function for each in sites.backwards}
     used |= {each.function for each in sites.steps} | {each.function for each in sites.reads}
-    used |= {tree.function(each) for each in others}
+    used |= {module.function(each) for each in others}
     if not created:
         return "optimizer"
     if len(created) == 1:
@@ -137,24 +137,16 @@ def _home(tree: Tree, sites: Sites) -> str:
         if function is None:
             # A class body at the top of the module is no scope for the functions in it.
             return "module"
-        if all(_is_inside(tree, each, function) for each in used):
+        if all(each is not None and function in (each, *module.functions_around(each)) for each in used):
             return "local"
-    owners = {tree.class_of(_outermost(tree, each)) for each in created | used}
+    owners = {module.class_of(_outermost(module, each)) for each in created | used}
     if len(owners) == 1 and None not in owners:
-        return "self" if all(_has_self(_outermost(tree, each)) for each in created | used) else "module"
+        return "self" if all(_has_self(_outermost(module, each)) for each in created | used) else "module"
     return "module"
 
 
-def _outermost(tree: Tree, function: Function | None) -> Function | None:
-    while function is not None and (outer := tree.function(function)) is not None:
-        function = outer
-    return function
-
-
-def _is_inside(tree: Tree, function: Function | None, outer: Function) -> bool:
-    while function is not None and function is not outer:
-        function = tree.function(function)
-    return function is outer
+def _outermost(module: Module, function: Function | None) -> Function | None:
+    return None if function is None else [function, *module.functions_around(function)][-1]
 
 
 def _has_self(function: Function | None) -> bool:

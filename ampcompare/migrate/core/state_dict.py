@@ -6,8 +6,8 @@ import ast
 from typing import TYPE_CHECKING
 
 from ampcompare.migrate.read.sites import Unsure
-from ampcompare.migrate.read.tree import Function, Tree, walk
-from ampcompare.source.syntax import dotted
+from ampcompare.source.module import Function, Module
+from ampcompare.source.syntax import dotted, walk
 
 if TYPE_CHECKING:
     from ampcompare.migrate.core.context import Core
@@ -33,40 +33,32 @@ def optimizer_of_state(core: Core, call: ast.Call) -> str | None:
     """Return an optimizer that is in reach of a call, for a scaler that it carries."""
     if core.scalers.home != "optimizer":
         return None
-    function = core.tree.function(call)
+    function = core.module.function(call)
     names = [each.arg for each in function.args.args] if function is not None else []
     keys = [*core.sites.optimizers, *(each.optimizer for each in core.sites.steps)]
     if keys:
         found = next((key for key in keys if _is_in_reach(core, call, key)), None)
         return found or next(filter(None, (_other_name(core, call, key) for key in keys)), None)
-    own = {key for node in ast.walk(function or core.tree.module) if (key := _attribute_of_self(node)) in OWN}
+    own = {key for node in ast.walk(function or core.module.tree) if (key := _attribute_of_self(node)) in OWN}
     return next((name for name in names if name in ("optimizer", "optim", "opt")), own.pop() if len(own) == 1 else None)
 
 
 def _is_in_reach(core: Core, call: ast.Call, key: str) -> bool:
     """Return whether a key means an optimizer where a call is: in its function, or in its class."""
-    tree, function = core.tree, core.tree.function(call)
+    module, function = core.module, core.module.function(call)
     users = {each.function for each in core.sites.backwards if key in each.optimizers}
     users |= {each.function for each in core.sites.steps if each.optimizer == key}
     if key.startswith("self."):
-        if "self" not in _parameters(tree, call) or key in _bound_in(function):
+        if "self" not in _parameters(module, call) or key in _bound_in(function):
             return False
-        return tree.class_of(function) in {tree.class_of(each) for each in users} - {None}
+        return module.class_of(function) in {module.class_of(each) for each in users} - {None}
     root = key.split(".")[0]
-    scopes: list[ast.AST] = [tree.module, *([] if function is None else [function, *tree.ancestors(function)])]
-    for node in tree.nodes:
-        if isinstance(node, ast.arg) and node.arg == root and tree.parent(tree.parent(node)) in scopes:
-            return True
-        if isinstance(node, ast.Name) and node.id == root and isinstance(node.ctx, ast.Store):
-            if (tree.function(node) or tree.module) in scopes:
-                return True
-    return False
+    return any(root in one.parameters or root in one.values for one in module.scope_of[call].enclosing())
 
 
-def _parameters(tree: Tree, node: ast.AST) -> set[str]:
+def _parameters(module: Module, node: ast.AST) -> set[str]:
     """Return the parameters of the functions around a node."""
-    functions = (each for each in tree.ancestors(node) if isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef)))
-    return {each.arg for function in functions for each in ast.walk(function.args) if isinstance(each, ast.arg)}
+    return {name for scope in module.scope_of[node].enclosing() for name in scope.parameters}
 
 
 def _bound_in(function: Function | None) -> dict[str, str | None]:
@@ -88,12 +80,12 @@ def _other_name(core: Core, call: ast.Call, key: str) -> str | None:
     """Return what a function calls an optimizer of `self` that it holds, or gets in a class method."""
     if not key.startswith("self."):
         return None
-    function = core.tree.function(call)
+    function = core.module.function(call)
     bound = _bound_in(function)
     if (name := next((name for name, value in bound.items() if value == key and "." not in name), None)) is not None:
         return name
     own = key.rpartition(".")[2]
-    return own if own in _parameters(core.tree, call) and own not in bound else None
+    return own if own in _parameters(core.module, call) and own not in bound else None
 
 
 def _attribute_of_self(node: ast.AST) -> str | None:
@@ -111,12 +103,12 @@ def _saved(core: Core, call: ast.Call) -> str:
 
 
 def _load(core: Core, call: ast.Call) -> None:
-    tree = core.tree
-    statement = tree.statement(call)
+    module = core.module
+    statement = module.statement(call)
     if not isinstance(statement, ast.Expr) or len(call.args) + len(call.keywords) != 1:
         raise Unsure(call, "amp.load_state_dict is not a statement of its own")
     value = call.args[0] if call.args else call.keywords[0].value
-    text = tree.source(value)
+    text = module.source(value)
     names = core.scalers.names
     single = len(names) == 1 or core.scalers.home == "optimizer"
     scalers = [core.scaler(call, optimizer_of_state(core, call))]
@@ -125,7 +117,7 @@ def _load(core: Core, call: ast.Call) -> None:
     lines: list[str] = []
     if dotted(value) is None and not _is_lookup(value):
         lines, text = [f"amp_state = {text}"], "amp_state"
-    unit = tree.unit
+    unit = module.unit
     lines.append(f'if "loss_scaler0" in {text}:  # saved with Apex')
     for number, scaler in enumerate(scalers):
         entry = f'{text}["loss_scaler{number}"]'

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import ast
-import re
 
 from ampcompare.migrate.core.context import Core
-from ampcompare.migrate.read.exclusive import is_exclusive
 from ampcompare.migrate.read.sites import Step, Unsure
-from ampcompare.migrate.read.tree import Function
+from ampcompare.source.branches import is_exclusive
+from ampcompare.source.module import Function
+from ampcompare.source.roles import Roles
 from ampcompare.source.syntax import dotted
 
 __all__ = ["note_steps_apart", "rewrite_steps", "stepped_apart"]
 
-OPTIMIZER = re.compile(r"(?:^|_)(?:opt|optim|optimizer)(?:_|s?$)|optimizer", re.IGNORECASE)
-SCHEDULER = re.compile(r"sched|(?:^|_)lr(?:_|$)|warmup", re.IGNORECASE)
 APART = (
     "amp.initialize does not get {0}, so its gradients stay scaled, in a clip of all parameters too, as with Apex; if "
     "its parameters get gradients of the scaled loss, call scaler.unscale_({0}) and scaler.step({0})"
@@ -40,21 +38,19 @@ def rewrite_steps(core: Core) -> None:
 
 def stepped_apart(core: Core, function: Function | None) -> list[tuple[ast.Call, str]]:
     """Return the steps, below a scaled backward pass of a function, of optimizers that Apex has nothing to do with."""
-    tree, sites = core.tree, core.sites
+    module, sites = core.module, core.sites
     known = {each.optimizer.rpartition(".")[2] for each in sites.steps}
     if any(each.function is function for each in sites.others):
         return []  # they have backward passes of their own
     passes = [each.statement for each in sites.backwards if each.scales and each.function is function]
-    found = []
-    for node in tree.nodes:
-        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute) or node.func.attr != "step":
-            continue
-        key = dotted(node.func.value)
+    found, roles = [], Roles(module)
+    for node, stepped in module.methods("step"):
+        key = dotted(stepped)
         last = (key or "").rpartition(".")[2]
-        if key is None or node.args or last in known or tree.function(node) is not function:
+        if key is None or node.args or last in known or module.function(node) is not function:
             continue
-        if OPTIMIZER.search(last) and not SCHEDULER.search(last):
-            if any(each.lineno < node.lineno and not is_exclusive(tree, each, node) for each in passes):
+        if roles.of(stepped, module.scope_of[node]) == "optimizer":
+            if any(each.lineno < node.lineno and not is_exclusive(module, each, node) for each in passes):
                 found.append((node, key))
     return found
 
@@ -68,7 +64,7 @@ def note_steps_apart(core: Core) -> None:
 
 def _last(core: Core, step: Step) -> ast.stmt:
     """Return the statement to update the scale after: the `if` around the step, where others step above it anyway."""
-    tree = core.tree
+    module = core.module
     name = core.scalers.name(step.optimizer)
     others = [
         each.statement
@@ -76,10 +72,10 @@ def _last(core: Core, step: Step) -> ast.stmt:
         if each.optimizer != step.optimizer and core.scalers.name(each.optimizer) == name
     ]
     found: ast.stmt = step.statement
-    for outer in tree.ancestors(step.statement):
+    for outer in module.ancestors(step.statement):
         if not isinstance(outer, ast.If):
             break
-        if any(each in others and each.lineno < outer.lineno for each in tree.block(outer)):
+        if any(each in others and each.lineno < outer.lineno for each in module.block(outer)):
             found = outer
     return found
 
@@ -87,8 +83,8 @@ def _last(core: Core, step: Step) -> ast.stmt:
 def _is_first(core: Core, step: Step) -> bool:
     """Return whether a step comes before all backward passes of its function: GradScaler refuses such a step."""
     backwards = [each.statement for each in core.sites.backwards if each.function is step.function]
-    around = [each for each in core.tree.ancestors(step.statement) if isinstance(each, (ast.For, ast.While))]
-    repeated = any(outer in core.tree.ancestors(each) for outer in around for each in backwards)
+    around = [each for each in core.module.ancestors(step.statement) if isinstance(each, (ast.For, ast.While))]
+    repeated = any(outer in core.module.ancestors(each) for outer in around for each in backwards)
     return bool(backwards) and not repeated and all(each.lineno > step.statement.lineno for each in backwards)
 
 
@@ -96,6 +92,4 @@ def _is_scaled(core: Core, function: Function | None, optimizer: str) -> bool:
     """Return whether a step uses scaled gradients: not where all backward passes of its function are plain ones."""
     if any(each.function is function for each in core.sites.backwards):
         return True
-    tree = core.tree
-    inside = [node for node in tree.nodes if isinstance(node, ast.Call) and tree.function(node) is function]
-    return not any(isinstance(each.func, ast.Attribute) and each.func.attr == "backward" for each in inside)
+    return not any(core.module.function(call) is function for call, _ in core.module.methods("backward"))

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from ampcompare.migrate.core.across_files import wrapped_models
 from ampcompare.migrate.core.initialize import replace_call
 from ampcompare.migrate.finding import Unsure
-from ampcompare.migrate.read.exclusive import conditions_around
 from ampcompare.migrate.read.sites import Sites
-from ampcompare.migrate.read.tree import Tree
+from ampcompare.source.branches import conditions_around
+from ampcompare.source.module import Module
 
 if TYPE_CHECKING:
     from ampcompare.migrate.core.context import Core
@@ -23,23 +23,23 @@ CASTS = "torch.cuda.amp.autocast"
 STATE = "NativeScaler saves its state under another key than ApexScaler, so files from before do not restore the scale"
 
 
-def uses_timm_scaler(tree: Tree, sites: Sites) -> bool:
+def uses_timm_scaler(module: Module, sites: Sites) -> bool:
     """Return whether a module initializes Apex, and leaves the rest to `ApexScaler` of timm."""
     if sites.backwards or sites.masters or sites.saves or sites.loads or not sites.initializes:
         return False
-    return APEX in tree.text and any(True for _ in _timm_calls(tree)) and any(True for _ in _imports(tree))
+    return APEX in module.text and any(True for _ in _timm_calls(module)) and any(True for _ in _imports(module))
 
 
-def _imports(tree: Tree) -> Iterator[ast.ImportFrom]:
-    for node in tree.nodes:
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("timm.utils") and not node.level:
-            if any(alias.name in (APEX, "*") and alias.asname is None for alias in node.names):
+def _imports(module: Module) -> Iterator[ast.ImportFrom]:
+    for node, alias, full in module.imports:
+        if isinstance(node, ast.ImportFrom) and full.startswith("timm.utils"):
+            if alias.name in (APEX, "*") and alias.asname is None:
                 yield node
 
 
-def _timm_calls(tree: Tree) -> Iterator[ast.Call]:
-    for node in tree.nodes:
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == APEX:
+def _timm_calls(module: Module) -> Iterator[ast.Call]:
+    for node in module.calls:
+        if isinstance(node.func, ast.Name) and node.func.id == APEX:
             yield node
 
 
@@ -49,15 +49,15 @@ def rewrite_timm(core: Core) -> None:
     Raises:
         Unsure: the class is used without being called, or `initialize` gives more than a level.
     """
-    tree, edits = core.tree, core.edits
-    calls = list(_timm_calls(tree))
-    names = [node for node in tree.nodes if isinstance(node, ast.Name) and node.id == APEX]
+    module, edits = core.module, core.edits
+    calls = list(_timm_calls(module))
+    names = [node for node in module.nodes if isinstance(node, ast.Name) and node.id == APEX]
     if len(names) > len(calls):
         raise Unsure(names[-1], f"{APEX} of timm is passed as a value; {TIMM_NATIVE} is its equivalent")
     for call in calls:
         edits.replace(call.func, TIMM_NATIVE)
         core.note(call, STATE)
-    for node in _imports(tree):
+    for node in _imports(module):
         kept = [alias for alias in node.names if alias.name != APEX]
         if len(kept) < len(node.names):
             if not any(alias.name == TIMM_NATIVE for alias in kept):
@@ -68,7 +68,7 @@ def rewrite_timm(core: Core) -> None:
     for each in core.sites.initializes:
         level = each.arguments.get("opt_level")
         fixed = level is None or isinstance(level, ast.Constant)
-        fixed = fixed or f"{ast.unparse(level)} != 'O0'" in conditions_around(tree, each.call)  # type: ignore[arg-type]
+        fixed = fixed or f"{ast.unparse(level)} != 'O0'" in conditions_around(module, each.call)  # type: ignore[arg-type]
         if "enabled" in each.arguments or not fixed:
             raise Unsure(each.call, f"{TIMM_NATIVE} of timm scales always, but here a run chooses the level")
         casts = _casts(core, each.call)
@@ -78,8 +78,8 @@ def rewrite_timm(core: Core) -> None:
 
 def _casts(core: Core, call: ast.Call) -> str | None:
     """Return the statement by which another branch chooses autocast, `amp_autocast = torch.cuda.amp.autocast`."""
-    for node in core.tree.nodes:
+    for node in core.module.nodes:
         if isinstance(node, ast.Assign) and core.names.meaning(node.value) == CASTS:
-            if core.tree.function(node) is core.tree.function(call):
-                return core.tree.source(node)
+            if core.module.function(node) is core.module.function(call):
+                return core.module.source(node)
     return None

@@ -6,19 +6,17 @@ import ast
 from typing import TYPE_CHECKING
 
 from ampcompare.migrate.core.steps import stepped_apart
-from ampcompare.migrate.read.exclusive import conditions_around
 from ampcompare.migrate.read.sites import Backward, Read, Step, Unsure
-from ampcompare.migrate.read.tree import Tree
+from ampcompare.source.amp_names import CLIPS
+from ampcompare.source.branches import branches_around, conditions_around, is_exclusive
+from ampcompare.source.calls import HIDDEN, arguments
+from ampcompare.source.module import Module
 from ampcompare.source.syntax import dotted
 
 if TYPE_CHECKING:
     from ampcompare.migrate.core.context import Core
 
 __all__ = ["place_unscale"]
-
-
-# The limit is their second argument.
-CLIPS = ("torch.nn.utils.clip_grad_norm_", "torch.nn.utils.clip_grad_value_")
 
 
 def place_unscale(core: Core) -> None:
@@ -57,10 +55,10 @@ def place_unscale(core: Core) -> None:
 
 def _scaled_elsewhere(core: Core, read: Read) -> tuple[str, ...]:
     """Return the optimizers of the steps below a read whose backward passes are in a function of another module."""
-    tree = core.tree
+    module = core.module
     if not core.across or any(each.scales for each in core.sites.backwards):
         return ()
-    if any(isinstance(node, ast.Attribute) and node.attr == "backward" for node in tree.nodes):
+    if any(isinstance(node, ast.Attribute) and node.attr == "backward" for node in module.nodes):
         return ()
     below = [each for each in core.sites.steps if each.function is read.function]
     return tuple({each.optimizer: None for each in below if each.statement.lineno > read.statement.lineno})
@@ -72,12 +70,12 @@ def _calls(core: Core, read: Read, optimizer: str) -> list[Read]:
     Raises:
         Unsure: they cannot all be followed.
     """
-    function, tree = read.function, core.tree
-    key = None if function is None else f"self.{function.name}" if tree.class_of(function) else function.name
+    function, module = read.function, core.module
+    key = None if function is None else module.key(function)
     found = []
-    for node in tree.nodes:
-        if isinstance(node, ast.Call) and key is not None and dotted(node.func) == key:
-            call = Read(node, tree.statement(node), tree.function(node), (optimizer,))
+    for node in module.calls:
+        if key is not None and dotted(node.func) == key:
+            call = Read(node, module.statement(node), module.function(node), (optimizer,))
             if _step_after(core, call, optimizer) is None:
                 break
             found.append(call)
@@ -89,7 +87,7 @@ def _calls(core: Core, read: Read, optimizer: str) -> list[Read]:
 
 def _is_inside_block(core: Core, read: Read) -> bool:
     blocks = {each.statement for each in core.sites.backwards if each.block}
-    return any(outer in blocks for outer in core.tree.ancestors(read.statement))
+    return any(outer in blocks for outer in core.module.ancestors(read.statement))
 
 
 def _is_after_all(core: Core, read: Read) -> bool:
@@ -110,8 +108,8 @@ def _step_after(core: Core, read: Read, optimizer: str) -> Step | None:
     return min(after, key=lambda step: step.statement.lineno, default=None)
 
 
-def _loop(tree: Tree, node: ast.AST) -> ast.AST | None:
-    for outer in tree.ancestors(node):
+def _loop(module: Module, node: ast.AST) -> ast.AST | None:
+    for outer in module.ancestors(node):
         if isinstance(outer, (ast.For, ast.While, ast.AsyncFor, ast.FunctionDef, ast.AsyncFunctionDef)):
             return outer
     return None
@@ -128,12 +126,12 @@ def _varies(test: str, loop: ast.AST | None) -> bool:
 
 
 def _place(core: Core, optimizer: str, step: Step, reads: list[Read]) -> None:
-    tree = core.tree
-    loop = _loop(tree, step.statement)
+    module = core.module
+    loop = _loop(module, step.statement)
     only_if: set[str] = set()
     for read in reads:
-        missing = set(conditions_around(tree, step.statement, loop) - conditions_around(tree, read.statement, loop))
-        if _loop(tree, read.statement) is not loop or any(_varies(test, loop) for test in missing):
+        missing = set(conditions_around(module, step.statement, loop) - conditions_around(module, read.statement, loop))
+        if _loop(module, read.statement) is not loop or any(_varies(test, loop) for test in missing):
             for each in reads:
                 _read_scaled(core, optimizer, step, each)
             return
@@ -143,12 +141,12 @@ def _place(core: Core, optimizer: str, step: Step, reads: list[Read]) -> None:
     scaler = core.scaler(step.call, optimizer)
     lines = [f"{scaler}.unscale_({optimizer})"]
     if only_if and len({each.optimizer for each in core.sites.steps}) > 1:  # one of several may be None, or not step
-        lines = [f"if {' and '.join(sorted(only_if))}:", f"{tree.unit}{lines[0]}"]
+        lines = [f"if {' and '.join(sorted(only_if))}:", f"{module.unit}{lines[0]}"]
     ordered = sorted(statements, key=lambda each: each.lineno)
     _insert(core, lines, ordered)
     for node in ast.walk(loop) if loop is not None else ():
         if isinstance(node, ast.Continue) and ordered[0].lineno < node.lineno < step.statement.lineno:
-            if not conditions_around(tree, step.statement, loop) - conditions_around(tree, node, loop):
+            if not conditions_around(module, step.statement, loop) - conditions_around(module, node, loop):
                 core.edits.before(node, [f"{scaler}.update()"])  # this step is skipped, its gradients were unscaled
 
 
@@ -158,24 +156,13 @@ def _refuse_mixed(core: Core, optimizer: str, step: Step, reads: list[Read]) -> 
     for backward in core.sites.backwards:
         if backward.function is not step.function or not first < backward.statement.lineno < step.statement.lineno:
             continue
-        if optimizer not in backward.optimizers or _is_in_another_branch(core.tree, backward.statement, step.statement):
+        if optimizer not in backward.optimizers or is_exclusive(core.module, backward.statement, step.statement):
             continue
         raise Unsure(
             reads[0].node,
             "gradients are read here, and another backward pass follows before the step; GradScaler unscales once "
             "between two steps",
         )
-
-
-def _is_in_another_branch(tree: Tree, one: ast.stmt, other: ast.stmt) -> bool:
-    """Return whether two statements are in different branches of one `if`, so that only one of them runs."""
-    around = [other, *tree.ancestors(other)]
-    for outer in tree.ancestors(one):
-        if isinstance(outer, ast.If) and outer in around:
-            return [each in around for each in outer.body] != [
-                each is one or each in tree.ancestors(one) for each in outer.body
-            ]
-    return False
 
 
 def _read_scaled(core: Core, optimizer: str, step: Step, read: Read) -> None:
@@ -189,11 +176,11 @@ def _read_scaled(core: Core, optimizer: str, step: Step, read: Read) -> None:
     call = getattr(read.statement, "value", None)
     limit = _limit(core, call) if isinstance(call, ast.Call) else None
     if isinstance(call, ast.Call) and limit is not None:
-        text = core.tree.source(limit)
+        text = core.module.source(limit)
         plain = isinstance(limit, (ast.Name, ast.Attribute, ast.Constant, ast.Subscript, ast.Call))
         core.edits.replace(limit, f"{text if plain else f'({text})'} * {scaler}.get_scale()")
         if not isinstance(read.statement, ast.Expr):
-            _, end = core.tree.span(call)
+            _, end = core.module.span(call)
             core.edits.replace_span(end, end, f" / {scaler}.get_scale()")
         return
     if any(isinstance(node, (ast.Return, ast.Yield, ast.Continue)) for node in ast.walk(read.statement)):
@@ -213,23 +200,23 @@ def _limit(core: Core, call: ast.Call) -> ast.expr | None:
     """Return the limit of a clip of torch; None for any other call."""
     if core.names.meaning(call.func) not in CLIPS:
         return None
-    if any(isinstance(each, ast.Starred) for each in call.args) or any(each.arg is None for each in call.keywords):
+    given = arguments(call, ("parameters", "limit"))
+    if given.keys() & HIDDEN:
         return None
-    named = [each.value for each in call.keywords if each.arg in ("max_norm", "clip_value")]
-    return next(iter([*call.args[1:2], *named]), None)
+    return next((given[name] for name in ("limit", "max_norm", "clip_value") if name in given), None)
 
 
 def _collapsed(core: Core, read: Read) -> ast.stmt:
     """Return the statement to unscale above; where the other branch of an `if` clips the plain parameters, it stays."""
-    tree = core.tree
-    branch = tree.parent(read.statement)
+    module = core.module
+    branch = module.parent(read.statement)
     if stepped_apart(core, read.function):
         return read.statement  # what the plain parameters hold beyond those of the optimizer is scaled
     if not isinstance(branch, ast.If) or branch in core.replaced:
         return branch if isinstance(branch, ast.If) and branch in core.replaced else read.statement
     if len(branch.body) != 1 or len(branch.orelse) != 1 or read.statement is not branch.body[0]:
         return read.statement
-    if tree.text.startswith("elif", tree.span(branch)[0]):
+    if module.text.startswith("elif", module.span(branch)[0]):
         return read.statement
     first, second = branch.body[0], branch.orelse[0]
     if not isinstance(first, (ast.Expr, ast.Assign)) or type(first) is not type(second):
@@ -252,11 +239,11 @@ def _collapsed(core: Core, read: Read) -> ast.stmt:
 
 def _insert(core: Core, lines: list[str], statements: list[ast.stmt]) -> None:
     """Unscale above the first of several statements that are read before one step, in each branch if need be."""
-    tree = core.tree
-    block = _common_block(tree, statements)
+    module = core.module
+    block = _common_block(module, statements)
     holders: dict[int, list[ast.stmt]] = {}
     for statement in statements:
-        index = next(i for i, each in enumerate(block) if each is statement or each in tree.ancestors(statement))
+        index = next(i for i, each in enumerate(block) if module.is_in(statement, [each]))
         holders.setdefault(index, []).append(statement)
     first = min(holders)
     holder = block[first]
@@ -268,22 +255,19 @@ def _insert(core: Core, lines: list[str], statements: list[ast.stmt]) -> None:
         return
     if len(holders) > 1:
         raise Unsure(statements[-1], "gradients are read in a branch and again after it; unscale them once, by hand")
-    for branch in tree.blocks(holder):
-        inner = [each for each in within if any(s is each or s in tree.ancestors(each) for s in branch)]
+    for branch in module.blocks(holder):
+        inner = [each for each in within if module.is_in(each, branch)]
         if inner:
             _insert(core, lines, inner)
 
 
-def _common_block(tree: Tree, statements: list[ast.stmt]) -> list[ast.stmt]:
+def _common_block(module: Module, statements: list[ast.stmt]) -> list[ast.stmt]:
     """Return the innermost block that all statements are in, or below."""
-    block = tree.block(statements[0])
+    block = module.block(statements[0])
     while True:
-        if all(any(each is s or each in tree.ancestors(s) for each in block) for s in statements):
+        if all(module.is_in(each, block) for each in statements):
             return block
-        parent = tree.parent(block[0])
-        while not isinstance(parent, ast.stmt):
-            parent = tree.parent(parent)
-        block = tree.block(parent)
+        block = module.block(module.statement(module.parent(block[0])))
 
 
 PACE = (
@@ -294,20 +278,16 @@ PACE = (
 
 def _plain_parameters(core: Core, call: ast.Call) -> str | None:
     """Return the parameters that the other branch of an `if`, for fp32, has in the place of `amp.master_params`."""
-    tree = core.tree
-    if stepped_apart(core, tree.function(call)):
+    module = core.module
+    if stepped_apart(core, module.function(call)):
         return None
-    statement = tree.statement(call)
+    statement = module.statement(call)
     before, text = ast.unparse(call), ast.unparse(statement)
-    below: ast.AST = statement
-    for outer in tree.ancestors(statement):
-        if isinstance(outer, ast.If):
-            others = [each for block in (outer.body, outer.orelse) if below not in block for each in block]
-            for other in (node for each in others for node in ast.walk(each)):
-                if isinstance(other, ast.Call) and getattr(other.func, "attr", "") == "parameters":
-                    if text.replace(before, ast.unparse(other)) == ast.unparse(tree.statement(other)):
-                        return tree.source(other)
-        below = outer
+    for outer, positive in branches_around(module, statement):
+        for other, _ in module.methods("parameters"):
+            if module.is_in(other, outer.orelse if positive else outer.body):
+                if text.replace(before, ast.unparse(other)) == ast.unparse(module.statement(other)):
+                    return module.source(other)
     return None
 
 
@@ -317,7 +297,7 @@ def _parameters(core: Core, call: ast.Call) -> str:
         return plain
     optimizer = dotted(call.args[0])
     models = set()
-    for node in core.tree.nodes:
+    for node in core.module.nodes:
         if isinstance(node, ast.Assign) and any(dotted(target) == optimizer for target in node.targets):
             value = node.value
             if not isinstance(value, ast.Call) or core.names.meaning(value.func) == "apex.amp.initialize":
@@ -328,13 +308,13 @@ def _parameters(core: Core, call: ast.Call) -> str:
                 and isinstance(first.func, ast.Attribute)
                 and first.func.attr == "parameters"
             )
-            models.add(core.tree.source(first) if is_parameters and first is not None else "")
+            models.add(core.module.source(first) if is_parameters and first is not None else "")
     visible = len(models) == 1 and "" not in models
     if visible:
         text = next(iter(models))
         owner = text.split("(")[0].rpartition(".")[0]
-        function = core.tree.function(call)
-        scope = core.tree.module if function is None else function
+        function = core.module.function(call)
+        scope = core.module.tree if function is None else function
         names = {dotted(node) for node in ast.walk(scope) if isinstance(node, (ast.Name, ast.Attribute))}
         names |= {node.arg for node in ast.walk(scope) if isinstance(node, ast.arg)}
         if owner in names:

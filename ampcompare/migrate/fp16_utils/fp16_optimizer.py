@@ -10,11 +10,13 @@ import ast
 import difflib
 from dataclasses import dataclass
 
-from ampcompare.migrate.edits import Edits
 from ampcompare.migrate.finding import NOTE, Finding
 from ampcompare.migrate.read.names import Names
 from ampcompare.migrate.read.sites import Unsure
-from ampcompare.migrate.read.tree import Function, Tree
+from ampcompare.source.branches import Facts, facts_at
+from ampcompare.source.calls import arguments, is_literal
+from ampcompare.source.edits import Edits
+from ampcompare.source.module import Function, Module
 from ampcompare.source.syntax import dotted
 
 __all__ = ["AtLevel2", "at_level_2"]
@@ -72,7 +74,7 @@ class _Wrapped:
     scale: str
 
 
-def at_level_2(tree: Tree, names: Names, torch: str) -> AtLevel2 | None:
+def at_level_2(module: Module, names: Names, torch: str) -> AtLevel2 | None:
     """Return the module with `amp.initialize` in the place of `FP16_Optimizer`; None if it does not use it.
 
     Args:
@@ -84,35 +86,35 @@ def at_level_2(tree: Tree, names: Names, torch: str) -> AtLevel2 | None:
     uses = [node for node, meaning in names.uses if meaning.rpartition(".")[2] == NAME]
     if not uses:
         return None
-    return _Rewriter(tree, names, torch, [_wrapped(tree, use) for use in uses]).rewrite()
+    return _Rewriter(module, names, torch, [_wrapped(module, use) for use in uses]).rewrite()
 
 
-def _wrapped(tree: Tree, use: ast.AST) -> _Wrapped:
-    call = tree.parent(use)
-    statement = tree.statement(use)
+def _wrapped(module: Module, use: ast.AST) -> _Wrapped:
+    call = module.parent(use)
+    statement = module.statement(use)
     if not isinstance(call, ast.Call) or not isinstance(statement, ast.Assign) or statement.value is not call:
         raise Unsure(use, f"{NAME} is not bound to a name where it is made")
     key = dotted(statement.targets[0])
-    given = dict(zip(OPTIONS, call.args, strict=False)) | {str(each.arg): each.value for each in call.keywords}
+    given = arguments(call, OPTIONS)
     inner = dotted(given.get("init_optimizer"))
     if key is None or inner is None or len(statement.targets) > 1:
         raise Unsure(call, f"{NAME} is not made from a plain name")
     if not set(given) <= set(OPTIONS) or not _begins_at_default(given.get("dynamic_loss_args")):
         raise Unsure(call, f"{NAME} has arguments that cannot be followed")
-    return _Wrapped(call, statement, key, inner, _scale(tree, given))
+    return _Wrapped(call, statement, key, inner, _scale(module, given))
 
 
-def _scale(tree: Tree, given: dict[str, ast.expr]) -> str:
+def _scale(module: Module, given: dict[str, ast.expr]) -> str:
     dynamic, static = given.get("dynamic_loss_scale"), given.get("static_loss_scale")
-    fixed = tree.source(static) if static is not None else "1.0"
+    fixed = module.source(static) if static is not None else "1.0"
     if dynamic is None or (isinstance(dynamic, ast.Constant) and not dynamic.value):
         return fixed
-    return '"dynamic"' if isinstance(dynamic, ast.Constant) else f'"dynamic" if {tree.source(dynamic)} else {fixed}'
+    return '"dynamic"' if isinstance(dynamic, ast.Constant) else f'"dynamic" if {module.source(dynamic)} else {fixed}'
 
 
 def _begins_at_default(options: ast.expr | None) -> bool:
     """Return whether `dynamic_loss_args` are not given, or only name the first scale that GradScaler has anyway."""
-    if options is None or (isinstance(options, ast.Constant) and options.value is None):
+    if options is None or is_literal(options, None):
         return True
     if not isinstance(options, ast.Dict):
         return False
@@ -126,19 +128,19 @@ def _begins_at_default(options: ast.expr | None) -> bool:
 class _Rewriter:
     """Puts the new calls into one module."""
 
-    def __init__(self, tree: Tree, names: Names, torch: str, wrapped: list[_Wrapped]) -> None:
-        self._tree = tree
+    def __init__(self, module: Module, names: Names, torch: str, wrapped: list[_Wrapped]) -> None:
+        self._module = module
         self._names = names
         self._torch = torch
         self._wrapped = wrapped
         self._key = wrapped[0].key
-        self._edits = Edits(tree)
+        self._edits = Edits(module)
         self._notes: list[Finding] = []
         self._batch_norm = True  # whether its weights stay in fp32, as network_to_half lets them
 
     def rewrite(self) -> AtLevel2:
         self._check()
-        casts = _find_casts(self._tree, self._names, self._wrapped[0].statement)
+        casts = _find_casts(self._module, self._names, self._wrapped[0].statement)
         for each in casts:
             self._batch_norm &= bool(each.call.args)
             self._drop_cast(each)
@@ -149,7 +151,7 @@ class _Rewriter:
         if any("dynamic" in each.scale for each in self._wrapped):
             self._note(self._wrapped[0].call, GROWTH)
         text = self._edits.result()
-        return AtLevel2(text, _origins(self._tree.text, text), self._notes)
+        return AtLevel2(text, _origins(self._module.text, text), self._notes)
 
     def _note(self, node: ast.AST, message: str) -> None:
         self._notes.append(Finding(node.lineno, node.col_offset, NOTE, message))  # type: ignore[attr-defined]
@@ -158,11 +160,11 @@ class _Rewriter:
         first = self._wrapped[0]
         if any((each.key, each.inner) != (first.key, first.inner) for each in self._wrapped):
             raise Unsure(self._wrapped[1].call, f"several optimizers go through {NAME}")
-        if len({self._tree.function(each.call) for each in self._wrapped}) > 1:
+        if len({self._module.function(each.call) for each in self._wrapped}) > 1:
             raise Unsure(self._wrapped[1].call, f"{NAME} is made in two functions")
         if any(meaning.startswith("apex.amp.") for _, meaning in self._names.uses):
             raise Unsure(first.call, f"{NAME} is used together with apex.amp")
-        for node in self._tree.nodes:
+        for node in self._module.nodes:
             if isinstance(node, ast.Name) and node.id in ("scaled_loss", CLIP, "amp"):
                 raise Unsure(node, f"{node.id} has another meaning here")
 
@@ -172,7 +174,7 @@ class _Rewriter:
         if cast.statement.value is call and isinstance(inner, (ast.Name, ast.Attribute)):  # type: ignore[attr-defined]
             self._edits.remove(cast.statement)
             return
-        self._edits.replace(call, self._tree.source(inner))
+        self._edits.replace(call, self._module.source(inner))
 
     def _initialize(self, models: list[str]) -> None:
         given = models[0] if len(models) == 1 else f"[{', '.join(models)}]"
@@ -180,7 +182,7 @@ class _Rewriter:
         pair = self._pair()
         if pair is not None:
             dynamic, fixed = self._wrapped[0].scale, self._wrapped[1].scale
-            scale = f"{dynamic} if {self._tree.source(pair.test)} else {fixed}"
+            scale = f"{dynamic} if {self._module.source(pair.test)} else {fixed}"
             self._edits.replace_statement(pair, [self._call(first, given, scale)])
             return
         for each in self._wrapped:
@@ -192,7 +194,7 @@ class _Rewriter:
 
     def _pair(self) -> ast.If | None:
         """Return the `if` that chooses between a dynamic and a static scale and does nothing else."""
-        outer = self._tree.parent(self._wrapped[0].statement)
+        outer = self._module.parent(self._wrapped[0].statement)
         if len(self._wrapped) != 2 or not isinstance(outer, ast.If) or self._wrapped[0].scale != '"dynamic"':
             return None
         alone = [each.statement for each in self._wrapped] == [*outer.body, *outer.orelse]
@@ -201,13 +203,13 @@ class _Rewriter:
     # the optimizer
 
     def _use_optimizer(self) -> None:
-        tree, tail = self._tree, self._key.rpartition(".")[2]
+        module, tail = self._module, self._key.rpartition(".")[2]
         backwards = 0
-        for node in tree.nodes:
+        for node in module.nodes:
             if not isinstance(node, ast.Attribute):
                 continue
             key = dotted(node.value)
-            call = tree.parent(node)
+            call = module.parent(node)
             called = isinstance(call, ast.Call) and call.func is node
             if key is None or key.rpartition(".")[2] != tail:
                 if node.attr == "backward" and called and call.args:  # type: ignore[attr-defined]
@@ -222,28 +224,28 @@ class _Rewriter:
             raise Unsure(self._wrapped[0].call, f"no {self._key}.backward() is in this file")
 
     def _backward(self, call: ast.Call, key: str) -> None:
-        statement = self._tree.statement(call)
+        statement = self._module.statement(call)
         kept = [each for each in call.keywords if each.arg == "retain_graph"]
         others = [each for each in call.keywords if each.arg not in ("retain_graph", "update_master_grads")]
         if len(call.args) != 1 or others or not isinstance(statement, ast.Expr) or statement.value is not call:
             raise Unsure(call, f"the arguments of backward of {NAME} cannot be followed")
-        options = f"retain_graph={self._tree.source(kept[0].value)}" if kept else ""
+        options = f"retain_graph={self._module.source(kept[0].value)}" if kept else ""
         lines = [
-            f"with amp.scale_loss({self._tree.source(call.args[0])}, {key}) as scaled_loss:",
-            f"{self._tree.unit}scaled_loss.backward({options})",
+            f"with amp.scale_loss({self._module.source(call.args[0])}, {key}) as scaled_loss:",
+            f"{self._module.unit}scaled_loss.backward({options})",
         ]
-        if not self._tree.is_alone(statement):
+        if not self._module.is_alone(statement):
             raise Unsure(call, "the backward pass shares its line with another statement")
         self._edits.replace_statement(statement, lines)
 
     def _attribute(self, node: ast.Attribute, call: ast.Call | None, key: str) -> None:
-        statement = self._tree.statement(node)
+        statement = self._module.statement(node)
         if node.attr in ("state_dict", "load_state_dict"):
             self._note(node, STATE)
         elif node.attr in SCALE and isinstance(node.ctx, ast.Load):
             self._edits.replace(node, "amp._amp_state.loss_scalers[0].loss_scale()")
         elif node.attr == "clip_master_grads" and call is not None and call.args:
-            inside = ", ".join(self._tree.source(each) for each in (*call.args, *call.keywords))
+            inside = ", ".join(self._module.source(each) for each in (*call.args, *call.keywords))
             self._edits.replace(call, f"{self._torch}.nn.utils.clip_grad_norm_(amp.master_params({key}), {inside})")
         elif node.attr == "update_master_grads" and isinstance(statement, ast.Expr):
             self._edits.remove(statement)
@@ -254,9 +256,9 @@ class _Rewriter:
 
     def _clip_groups(self) -> None:
         """Clip below the step where `FusedAdam` of 2019 did so: by the norm of each group of parameters."""
-        tree, unit = self._tree, self._tree.unit
+        module, unit = self._module, self._module.unit
         for node, meaning in self._names.uses:
-            call, statement = tree.parent(node), tree.statement(node)
+            call, statement = module.parent(node), module.statement(node)
             if not meaning.endswith(".FusedAdam") or not isinstance(call, ast.Call):
                 continue
             limit = next((each for each in call.keywords if each.arg == "max_grad_norm"), None)
@@ -265,13 +267,13 @@ class _Rewriter:
             key = dotted(statement.targets[0]) if isinstance(statement, ast.Assign) else None
             if key != self._wrapped[0].inner or not isinstance(limit.value, ast.Constant):
                 raise Unsure(call, "max_grad_norm of FusedAdam cannot be followed")
-            kept = [tree.source(each) for each in (*call.args, *call.keywords) if each is not limit]
+            kept = [module.source(each) for each in (*call.args, *call.keywords) if each is not limit]
             stays = any(each.arg == "bias_correction" and not getattr(each.value, "value", 1) for each in call.keywords)
             kept += ["fused=False"] if limit.value.value and not stays else []  # it would unscale after the hook below
-            self._edits.replace(call, f"{tree.source(call.func)}({', '.join(kept)})")
+            self._edits.replace(call, f"{module.source(call.func)}({', '.join(kept)})")
             if not limit.value.value:
                 continue
-            clip = f'{self._torch}.nn.utils.clip_grad_norm_(group["params"], {tree.source(limit.value)})'
+            clip = f'{self._torch}.nn.utils.clip_grad_norm_(group["params"], {module.source(limit.value)})'
             hook = [f"def {CLIP}(optimizer, *_):", f"{unit}for group in optimizer.param_groups:", f"{unit * 2}{clip}"]
             self._edits.after(statement, ["", *hook, "", f"{key}.register_step_pre_hook({CLIP})"])
             self._note(call, CLIPPED)
@@ -310,7 +312,7 @@ class _ModelCast:
     key: str
 
 
-def _find_casts(tree: Tree, names: Names, wrapped: ast.stmt) -> list[_ModelCast]:
+def _find_casts(module: Module, names: Names, wrapped: ast.stmt) -> list[_ModelCast]:
     """Return the casts of the models that belong to the optimizer of a statement.
 
     Args:
@@ -319,23 +321,21 @@ def _find_casts(tree: Tree, names: Names, wrapped: ast.stmt) -> list[_ModelCast]
     Raises:
         Unsure: there is none, or one under other conditions than those of the statement.
     """
-    function = tree.function(wrapped)
-    tests = _tests(tree, wrapped)
+    function = module.function(wrapped)
+    tests = _tests(module, wrapped)
     found: list[_ModelCast] = []
-    for node in tree.nodes:
-        if not isinstance(node, ast.Call):
+    for node in module.calls:
+        statement, key = module.statement(node), _cast(module, names, node)
+        if key is None or not _is_model(module, key):
             continue
-        statement, key = tree.statement(node), _cast(tree, names, node)
-        if key is None or not _is_model(tree, key):
-            continue
-        if tree.function(node) is function:
-            if not _belongs(tree, statement, wrapped, key, function):
+        if module.function(node) is function:
+            if not _belongs(module, statement, wrapped, key, function):
                 continue
-        elif (own := _own(tree, node, key, function)) is not None and _is_model(tree, own):
+        elif (own := _own(module, node, key, function)) is not None and _is_model(module, own):
             key = own
         else:
             continue
-        if not _tests(tree, statement) <= tests:
+        if not _tests(module, statement).items() <= tests.items():
             raise Unsure(node, "the model is cast to fp16 here under another condition than FP16_Optimizer is made")
         found.append(_ModelCast(node, statement, key))
     if not found:
@@ -343,9 +343,9 @@ def _find_casts(tree: Tree, names: Names, wrapped: ast.stmt) -> list[_ModelCast]
     return found
 
 
-def _cast(tree: Tree, names: Names, call: ast.Call) -> str | None:
+def _cast(module: Module, names: Names, call: ast.Call) -> str | None:
     """Return the key of the model that a call such as `model.half()` casts."""
-    statement = tree.statement(call)
+    statement = module.statement(call)
     converts = names.meaning(call.func) in CONVERTERS and len(call.args) == 1 and not call.keywords
     halves = isinstance(call.func, ast.Attribute) and call.func.attr == "half" and not call.args
     if not converts and not halves:
@@ -359,15 +359,15 @@ def _cast(tree: Tree, names: Names, call: ast.Call) -> str | None:
     return bound if converts or dotted(cast) == bound or _makes_module(cast) else None
 
 
-def _own(tree: Tree, call: ast.Call, key: str, function: Function | None) -> str | None:
+def _own(module: Module, call: ast.Call, key: str, function: Function | None) -> str | None:
     """Return the attribute of the object to which another method of its class binds the model that it casts."""
-    method = tree.function(call)
-    if method is None or function is None or tree.class_of(method) is None:
+    method = module.function(call)
+    if method is None or function is None or module.class_of(method) is None:
         return None
-    if tree.class_of(method) is not tree.class_of(function):
+    if module.class_of(method) is not module.class_of(function):
         return None
     if key.startswith("self."):  # not in a method such as `half`, which casts for another reason
-        return key if method.name == "__init__" or _tests(tree, tree.statement(call)) else None
+        return key if method.name == "__init__" or _tests(module, module.statement(call)) else None
     for node in ast.walk(method):
         if isinstance(node, ast.Assign) and node.lineno > call.lineno and _mentions(node.value, key):
             bound = dotted(node.targets[0])
@@ -375,9 +375,9 @@ def _own(tree: Tree, call: ast.Call, key: str, function: Function | None) -> str
     return None
 
 
-def _is_model(tree: Tree, key: str) -> bool:
+def _is_model(module: Module, key: str) -> bool:
     """Return whether the module uses a name as it does with models only, or puts it into a parallel wrapper."""
-    for node in tree.nodes:
+    for node in module.nodes:
         if isinstance(node, ast.Attribute) and node.attr in OF_MODELS and dotted(node.value) == key:
             return True
         if isinstance(node, ast.Call) and (dotted(node.func) or "").endswith("DataParallel"):
@@ -386,10 +386,10 @@ def _is_model(tree: Tree, key: str) -> bool:
     return False
 
 
-def _belongs(tree: Tree, statement: ast.stmt, wrapped: ast.stmt, key: str, function: Function | None) -> bool:
+def _belongs(module: Module, statement: ast.stmt, wrapped: ast.stmt, key: str, function: Function | None) -> bool:
     """Return whether no other model is bound to the name between a cast and the optimizer."""
     first, last = sorted((statement.lineno, wrapped.lineno))
-    for node in ast.walk(function or tree.module):
+    for node in ast.walk(function or module.tree):
         if not isinstance(node, ast.Assign) or not first < node.lineno < last:
             continue
         if any(dotted(each) == key for each in node.targets) and not _mentions(node.value, key):
@@ -397,20 +397,9 @@ def _belongs(tree: Tree, statement: ast.stmt, wrapped: ast.stmt, key: str, funct
     return True
 
 
-def _tests(tree: Tree, statement: ast.stmt) -> set[str]:
-    """Return the tests around a statement, up to its function; the other branch of one is another test."""
-    found, below = set(), statement
-    for outer in tree.ancestors(statement):
-        if isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            break
-        if isinstance(outer, ast.If) and below in outer.body:
-            both = isinstance(outer.test, ast.BoolOp) and isinstance(outer.test.op, ast.And)
-            found |= {ast.unparse(each) for each in (outer.test.values if both else [outer.test])}  # type: ignore[attr-defined]
-        elif isinstance(outer, ast.If):
-            found.add(f"not {ast.unparse(outer.test)}")
-        if isinstance(outer, ast.stmt):
-            below = outer
-    return found
+def _tests(module: Module, statement: ast.stmt) -> Facts:
+    """Return what the tests around a statement say, up to its function."""
+    return facts_at(module, statement, module.function(statement))
 
 
 def _mentions(node: ast.AST, key: str) -> bool:

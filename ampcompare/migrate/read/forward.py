@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from ampcompare.migrate.read.names import Names
-from ampcompare.migrate.read.order import functions_by_name
 from ampcompare.migrate.read.sites import Backward, Sites
-from ampcompare.migrate.read.tree import Block, Function, Tree, walk
-from ampcompare.source.syntax import dotted
+from ampcompare.source.calls import arguments, last_name, parameters
+from ampcompare.source.module import Block, Function, Module
+from ampcompare.source.syntax import dotted, walk
 
 __all__ = ["Forward", "find_forward", "model_keys"]
 
@@ -41,7 +41,7 @@ class Forward:
     missing: list[Backward] = field(default_factory=list)
 
 
-def model_keys(tree: Tree, sites: Sites) -> set[str]:
+def model_keys(module: Module, sites: Sites) -> set[str]:
     """Return the keys of the models that went through `amp.initialize`, and of their parallel wrappers."""
     found: set[str] = set()
     for each in sites.initializes:
@@ -53,7 +53,7 @@ def model_keys(tree: Tree, sites: Sites) -> set[str]:
                 found |= _keys_in(target)
             elif isinstance(target, (ast.Tuple, ast.List)) and target.elts:
                 found |= _keys_in(target.elts[0])
-    for node in tree.nodes:
+    for node in module.nodes:
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) and node.value.args:
             name = (dotted(node.value.func) or "").rpartition(".")[2]
             if name in WRAPPERS and dotted(node.value.args[0]) in found:
@@ -70,24 +70,23 @@ def _keys_in(node: ast.AST | None) -> set[str]:
     return {key} if key is not None else set()
 
 
-def find_forward(tree: Tree, names: Names, sites: Sites) -> Forward:
+def find_forward(module: Module, names: Names, sites: Sites) -> Forward:
     """Return where the forward passes of the backward passes are."""
-    return _Finder(tree, names, sites).find()
+    return _Finder(module, names, sites).find()
 
 
 class _Finder:
     """Marks the statements that a loss comes from, block by block."""
 
-    def __init__(self, tree: Tree, names: Names, sites: Sites) -> None:
-        self._tree = tree
+    def __init__(self, module: Module, names: Names, sites: Sites) -> None:
+        self._module = module
         self._names = names
         self._sites = sites
-        self._models = model_keys(tree, sites)
+        self._models = model_keys(module, sites)
         self._tails = {key.rpartition(".")[2] for key in self._models}
-        self._functions = functions_by_name(tree)
         self._barriers = self._find_barriers()
         self._initializing = {each.statement for each in sites.initializes} | {
-            outer for each in sites.initializes for outer in tree.ancestors(each.statement)
+            outer for each in sites.initializes for outer in module.ancestors(each.statement)
         }
         self._marks: dict[int, tuple[Block, set[ast.stmt]]] = {}
         self._done: set[tuple[int, frozenset[str]]] = set()
@@ -108,12 +107,9 @@ class _Finder:
         return found
 
     def _find_barriers(self) -> set[ast.AST]:
-        found: set[ast.AST] = set()
-        for node in self._tree.nodes:
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in BARRIERS:
-                found.add(node)
+        found: set[ast.AST] = {call for call, _ in self._module.methods(*BARRIERS)}
         found |= {each.statement for each in self._sites.backwards}
-        return found | {outer for node in found for outer in self._tree.ancestors(node)}
+        return found | {outer for node in found for outer in self._module.ancestors(node)}
 
     def _trace_loss(self, backward: Backward) -> bool:
         """Trace a loss; one that is a parameter of the function was computed by its callers, at least in part."""
@@ -135,8 +131,8 @@ class _Finder:
         if depth > MAX_DEPTH or visit in self._done:
             return depth <= MAX_DEPTH
         self._done.add(visit)
-        tree, needed = self._tree, set(needed)
-        current: ast.AST = statement
+        needed = set(needed)
+        current = statement
         before: dict[int, tuple[Block, set[ast.stmt]]] | None = None
         while True:
             marked = self._mark_above(current, needed)
@@ -146,25 +142,23 @@ class _Finder:
                 if not self._tails:
                     return True
                 before = {key: (block, set(each)) for key, (block, each) in self._marks.items()}
-            parent = tree.parent(current)
-            while not isinstance(parent, (ast.stmt, ast.Module)):
-                parent = tree.parent(parent)
-            if isinstance(parent, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            outer = self._module.outer(current)
+            if isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef)):
                 if before is None:
-                    return self._trace_outside(parent, needed, depth)
+                    return self._trace_outside(outer, needed, depth)
                 break
-            if isinstance(parent, (ast.Module, ast.ClassDef)):
+            if outer is None or isinstance(outer, ast.ClassDef):
                 break
-            current = parent
+            current = outer
         if before is not None:
             self._marks = before
         return before is not None
 
-    def _mark_above(self, current: ast.AST, needed: set[str]) -> set[ast.stmt]:
+    def _mark_above(self, current: ast.stmt, needed: set[str]) -> set[ast.stmt]:
         """Mark the statements of the same block that define needed names, and need what they read."""
-        block = self._tree.block(current)  # type: ignore[arg-type]
+        block, place = self._module.siblings(current)
         marked: set[ast.stmt] = set()
-        for each in reversed(block[: next(i for i, s in enumerate(block) if s is current)]):
+        for each in reversed(block[:place]):
             if each in self._initializing:
                 break
             if each in self._barriers or not _defines(each, needed):
@@ -177,21 +171,19 @@ class _Finder:
 
     def _trace_outside(self, function: Function, needed: set[str], depth: int) -> bool:
         """Follow parameters to the callers, and attributes of `self` to the other methods."""
-        tree = self._tree
-        cls = tree.class_of(function)
+        module = self._module
+        cls = module.class_of(function)
         found = False
-        arguments = [each.arg for each in (*function.args.posonlyargs, *function.args.args)]
-        first = 1 if cls is not None and arguments[:1] in (["self"], ["cls"]) else 0
-        key = f"self.{function.name}" if cls is not None else function.name
-        for node in tree.nodes:
-            if not (isinstance(node, ast.Call) and dotted(node.func) == key) or tree.function(node) is function:
+        given = parameters(function, positional=True)
+        first = 1 if cls is not None and given[:1] in (["self"], ["cls"]) else 0
+        key = module.key(function)
+        for node in module.calls:
+            if dotted(node.func) != key or module.function(node) is function:
                 continue
-            passed = dict(zip(arguments[first:], node.args, strict=False))
-            passed |= {str(each.arg): each.value for each in node.keywords}
-            values = [value for name, value in passed.items() if name in needed]
+            values = [value for name, value in arguments(node, given[first:]).items() if name in needed]
             if values and not any(self._computes(value) for value in values):
                 keys = set().union(*(_loads(value) for value in values))
-                found = self._trace(tree.statement(node), keys, depth + 1) or found
+                found = self._trace(module.statement(node), keys, depth + 1) or found
         own = {key for key in needed if key.startswith("self.")}
         if cls is None or not own or found:
             return found
@@ -226,7 +218,7 @@ class _Finder:
         return False
 
     def _may_compute(self, call: ast.Call) -> bool:
-        name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+        name = last_name(call.func)
         return name not in TRIVIAL and not (name[:1].isupper() and isinstance(call.func, ast.Name) and not call.args)
 
     def _runs(self, block: Block, marked: set[ast.stmt]) -> Iterator[tuple[ast.stmt, ast.stmt]]:
@@ -264,7 +256,7 @@ def _own_calls(node: ast.AST) -> Iterator[ast.Call]:
 
 def _all_blocks(function: Function) -> Iterator[Block]:
     for node in walk(function):
-        yield from Tree.blocks(node)
+        yield from Module.blocks(node)
 
 
 def _loads(node: ast.AST) -> set[str]:

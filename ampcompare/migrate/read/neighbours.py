@@ -11,7 +11,9 @@ from functools import cached_property
 from itertools import islice
 from pathlib import Path
 
+from ampcompare.source.calls import arguments, parameters
 from ampcompare.source.find import find_sources
+from ampcompare.source.module import Module
 from ampcompare.source.syntax import SourceInvalid, parse_tree
 
 __all__ = ["ALONE", "Around", "Helper", "look_around"]
@@ -77,34 +79,29 @@ class Around:
                     return True
         return False
 
-    def helpers(self, module: ast.Module) -> dict[str, Helper]:
+    def helpers(self, module: Module) -> dict[str, Helper]:
         """Return the functions of other files that scale a loss for a module, by what it calls them."""
         found: dict[str, Helper] = {}
-        if self.path is None:
-            return found
-        for node in ast.walk(module):
-            if isinstance(node, (ast.Import, ast.ImportFrom)):
-                for alias in node.names:
-                    found |= _helpers_of(self.path, node, alias)
+        for node, alias, _ in module.imports if self.path is not None else ():
+            found |= _helpers_of(Path(str(self.path)), node, alias)
         return found
 
-    def passed_on(self, module: ast.Module) -> dict[str, str]:
+    def passed_on(self, module: Module) -> dict[str, str]:
         """Return the names that a module imports from files around it which have them from Apex, with what they mean.
 
         Such as `amp`, by `from utils import *` where `utils.py` says `from apex import amp`.
         """
         found: dict[str, str] = {}
-        for node in ast.walk(module) if self.path is not None else ():
+        for node, alias, _ in module.imports if self.path is not None else ():
             if not isinstance(node, ast.ImportFrom):
                 continue
-            for alias in node.names:
-                text = f"from {'.' * node.level}{node.module or ''} import {alias.name}"
-                for place in _imported(Path(str(self.path)), text):
-                    if "apex" in (content := _text(place)) and place.stem != alias.name:
-                        held = _from_apex(content)
-                        found |= held if alias.name == "*" else {}
-                        if alias.name in held:
-                            found[alias.asname or alias.name] = held[alias.name]
+            text = f"from {'.' * node.level}{node.module or ''} import {alias.name}"
+            for place in _imported(Path(str(self.path)), text):
+                if "apex" in (content := _text(place)) and place.stem != alias.name:
+                    held = _from_apex(content)
+                    found |= held if alias.name == "*" else {}
+                    if alias.name in held:
+                        found[alias.asname or alias.name] = held[alias.name]
         return found
 
 
@@ -114,23 +111,10 @@ ALONE = Around()
 def _from_apex(content: str) -> dict[str, str]:
     """Return the names of a module that its imports of Apex bind outside of functions, with what they mean."""
     try:
-        module = parse_tree(content)
+        imports = Module(content).top.imports
     except SourceInvalid:
         return {}
-    found: dict[str, str] = {}
-    nodes: list[ast.AST] = [module]
-    while nodes:
-        node = nodes.pop()
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)):
-            continue
-        if isinstance(node, ast.ImportFrom) and not node.level and (node.module or "").split(".")[0] == "apex":
-            found |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
-        elif isinstance(node, ast.Import):
-            for alias in node.names:
-                if alias.name.split(".")[0] == "apex":
-                    found[alias.asname or "apex"] = alias.name if alias.asname else "apex"
-        nodes += ast.iter_child_nodes(node)
-    return {name: meaning for name, meaning in found.items() if name != "*"}
+    return {name: full for name, names in imports.items() for full in names if full.split(".")[0] == "apex"}
 
 
 def _helpers_of(path: Path, node: ast.Import | ast.ImportFrom, alias: ast.alias) -> dict[str, Helper]:
@@ -164,14 +148,12 @@ def _helpers_in(content: str) -> dict[str, Helper]:
 
 
 def _as_helper(function: ast.FunctionDef) -> Helper | None:
-    arguments = function.args
-    names = tuple(each.arg for each in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs))
+    names = tuple(parameters(function))
     text = ast.unparse(function)
     for node in ast.walk(function):
         if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
             continue
-        given = {str(each.arg): each.value for each in node.keywords}
-        given |= dict(zip(("loss", "optimizers"), node.args, strict=False))
+        given = arguments(node, ("loss", "optimizers"))
         loss, optimizer = (getattr(given.get(name), "id", None) for name in ("loss", "optimizers"))
         if loss not in names:
             continue

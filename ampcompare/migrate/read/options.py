@@ -6,8 +6,9 @@ import ast
 from collections.abc import Iterable
 
 from ampcompare.migrate.finding import Unsure
-from ampcompare.migrate.read.tree import Tree, walk
-from ampcompare.source.syntax import dotted
+from ampcompare.source.calls import HIDDEN, arguments, last_name
+from ampcompare.source.module import Module
+from ampcompare.source.syntax import dotted, walk
 
 __all__ = ["UNSEEN", "as_bool", "bind", "entries", "lookups", "members", "unknown_options"]
 
@@ -19,7 +20,7 @@ WITHOUT_TWIN = frozenset({"keep_batchnorm_fp32", "master_weights", "verbosity"})
 FUNCTIONS = {"bool", "hasattr", "isinstance", "callable"}
 
 
-def entries(tree: Tree, options: ast.expr, optional: frozenset[str]) -> dict[str, ast.expr] | None:
+def entries(module: Module, options: ast.expr, optional: frozenset[str]) -> dict[str, ast.expr] | None:
     """Return the entries of a dict that one statement above makes; None if something else may change it.
 
     What it holds is evaluated there and used at the call, so a name in it must not be bound again in between.
@@ -32,20 +33,20 @@ def entries(tree: Tree, options: ast.expr, optional: frozenset[str]) -> dict[str
         return _literal(options)
     if not isinstance(options, ast.Name):
         return None
-    scope = tree.function(options) or tree.module
+    scope = module.function(options) or module.tree
     found: dict[str, ast.expr] | None = None
     later: set[str] = set()
     for node in ast.walk(scope):
         if not isinstance(node, ast.Name) or node.id != options.id or node is options:
             continue
-        parent = tree.parent(node)
+        parent = module.parent(node)
         if isinstance(parent, ast.Assign) and parent.targets == [node] and found is None:
             found = _literal(parent.value)
-            if found is None or not _runs_before(tree, parent, options) or _rebinds(scope, parent, options):
+            if found is None or not _runs_before(module, parent, options) or _rebinds(scope, parent, options):
                 return None
         elif isinstance(parent, ast.Subscript) and isinstance(parent.ctx, ast.Store) and parent.value is node:
             key = parent.slice.value if isinstance(parent.slice, ast.Constant) else None
-            if key not in optional or not isinstance(tree.parent(parent), ast.Assign):
+            if key not in optional or not isinstance(module.parent(parent), ast.Assign):
                 return None
             later.add(str(key))
         else:
@@ -53,7 +54,7 @@ def entries(tree: Tree, options: ast.expr, optional: frozenset[str]) -> dict[str
     return None if found is None else found | dict.fromkeys(later, UNSEEN)
 
 
-def lookups(tree: Tree, options: ast.expr, given: Iterable[str]) -> dict[str, ast.expr] | None:
+def lookups(module: Module, options: ast.expr, given: Iterable[str]) -> dict[str, ast.expr] | None:
     """Return look-ups in a dict that only a run knows, such as one of a configuration; None where it has no plain name.
 
     Args:
@@ -62,24 +63,23 @@ def lookups(tree: Tree, options: ast.expr, given: Iterable[str]) -> dict[str, as
     """
     if dotted(options) is None:
         return None
-    text = tree.source(options)
-    return {name: tree.make(f"{text}{lookup}") for name, lookup in ASKED.items() if name not in given}
+    text = module.source(options)
+    return {name: module.make(f"{text}{lookup}") for name, lookup in ASKED.items() if name not in given}
 
 
 def _literal(value: ast.expr) -> dict[str, ast.expr] | None:
     if isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id == "dict":
-        known = not value.args and all(each.arg is not None for each in value.keywords)
-        return {str(each.arg): each.value for each in value.keywords} if known else None
+        given = arguments(value)
+        return None if value.args or given.keys() & HIDDEN else given
     if not isinstance(value, ast.Dict):
         return None
     keys = [each.value for each in value.keys if isinstance(each, ast.Constant) and isinstance(each.value, str)]
     return dict(zip(keys, value.values, strict=True)) if len(keys) == len(value.keys) else None
 
 
-def _runs_before(tree: Tree, statement: ast.stmt, use: ast.expr) -> bool:
+def _runs_before(module: Module, statement: ast.stmt, use: ast.expr) -> bool:
     """Return whether a statement always runs before a use: it stands above, in a block around the use."""
-    around = [tree.statement(use), *tree.ancestors(tree.statement(use))]
-    return statement.lineno < use.lineno and any(each in around for each in tree.block(statement))
+    return statement.lineno < use.lineno and module.is_in(use, module.block(statement))
 
 
 def _rebinds(scope: ast.AST, statement: ast.Assign, use: ast.expr) -> bool:
@@ -93,54 +93,54 @@ def _rebinds(scope: ast.AST, statement: ast.Assign, use: ast.expr) -> bool:
     )
 
 
-def bind(call: ast.Call, names: tuple[str, ...], tree: Tree | None = None) -> dict[str, ast.expr]:
+def bind(call: ast.Call, names: tuple[str, ...], module: Module | None = None) -> dict[str, ast.expr]:
     """Return the arguments of a call by name.
 
     Args:
-        tree: to look up the dict of `**options` in; without it such a call is refused.
+        module: to look up the dict of `**options` in; without it such a call is refused.
     """
-    spread = [each.value for each in call.keywords if each.arg is None]
-    bound = dict(zip(names, call.args, strict=False))
-    bound |= {str(each.arg): each.value for each in call.keywords if each.arg is not None}
-    options = None
-    if tree is not None and len(spread) == 1:
-        options = entries(tree, spread[0], WITHOUT_TWIN) or lookups(tree, spread[0], bound)
-    if any(isinstance(each, ast.Starred) for each in call.args) or (spread and options is None):
+    bound = arguments(call, names)
+    spread = bound.pop("**", None)
+    options: dict[str, ast.expr] | None = {}
+    if spread is not None:
+        single = sum(each.arg is None for each in call.keywords) == 1
+        options = entries(module, spread, WITHOUT_TWIN) or lookups(module, spread, bound) if module and single else None
+    if "*" in bound or options is None:
         raise Unsure(call, "its arguments are passed as * or **, so they cannot be seen here; write them out")
-    bound |= options or {}
+    bound |= options
     unknown = next((name for name in bound if name not in names), None)
     if unknown is not None:
         raise Unsure(call, f"Apex has no argument {unknown}")
     return bound
 
 
-def unknown_options(tree: Tree, call: ast.Call) -> ast.expr | None:
+def unknown_options(module: Module, call: ast.Call) -> ast.expr | None:
     """Return the dict behind `**` in a call if only a run knows what it holds."""
-    spread = [each.value for each in call.keywords if each.arg is None]
-    return spread[0] if spread and entries(tree, spread[0], WITHOUT_TWIN) is None else None
+    spread = arguments(call).get("**")
+    return spread if spread is not None and entries(module, spread, WITHOUT_TWIN) is None else None
 
 
-def members(tree: Tree, value: ast.expr) -> list[ast.expr]:
+def members(module: Module, value: ast.expr) -> list[ast.expr]:
     """Return the elements of a list, or of all lists that a local variable is bound to; else the value alone."""
     if isinstance(value, (ast.List, ast.Tuple)):
         return list(value.elts)
     if not isinstance(value, ast.Name):
         return [value]
     found: dict[str, ast.expr] = {}
-    for node in walk(tree.function(value) or tree.module):
+    for node in walk(module.function(value) or module.tree):
         if not isinstance(node, ast.Name) or node.id != value.id or node is value:
             continue
-        bound = tree.parent(node)
+        bound = module.parent(node)
         if isinstance(bound, ast.Assign) and bound.targets == [node] and isinstance(bound.value, (ast.List, ast.Tuple)):
-            found |= {tree.source(each): each for each in bound.value.elts}
+            found |= {module.source(each): each for each in bound.value.elts}
         elif isinstance(node.ctx, ast.Store) or isinstance(bound, ast.Attribute):
             return [value]  # it is another list, or `append` changes it
     return list(found.values()) or [value]
 
 
-def as_bool(tree: Tree, text: str) -> str:
+def as_bool(module: Module, text: str) -> str:
     """Return an expression with `bool(...)` around it, unless it is one already."""
-    return text if _is_bool(ast.parse(text, mode="eval").body, _flags(tree)) else f"bool({text})"
+    return text if _is_bool(ast.parse(text, mode="eval").body, _flags(module)) else f"bool({text})"
 
 
 def _is_bool(node: ast.expr, flags: set[str]) -> bool:
@@ -155,12 +155,12 @@ def _is_bool(node: ast.expr, flags: set[str]) -> bool:
     return isinstance(node, ast.Compare) or (isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not))
 
 
-def _flags(tree: Tree) -> set[str]:
+def _flags(module: Module) -> set[str]:
     """Return names that the file makes boolean: options with `store_true`, annotations, assignments."""
     found: set[str] = set()
-    for node in tree.nodes:
-        if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "add_argument":
-            given = {each.arg: each.value for each in node.keywords}
+    for node in module.nodes:
+        if isinstance(node, ast.Call) and last_name(node.func) == "add_argument":
+            given = arguments(node)
             action = given.get("action")
             if isinstance(action, ast.Constant) and action.value in ("store_true", "store_false"):
                 names = [each.value for each in (*node.args, given.get("dest")) if isinstance(each, ast.Constant)]

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ampcompare.migrate.read.sites import Backward, Read, Sites, Step, Unsure
-from ampcompare.migrate.read.tree import Function, Tree
+from ampcompare.source.follow import DEFINITIONS, Follower, Frame
+from ampcompare.source.module import Module, Scope
 from ampcompare.source.syntax import dotted
 
-__all__ = ["Order", "find_order", "functions_by_name"]
-
-MAX_DEPTH = 6
+__all__ = ["Order", "find_order"]
 
 
 @dataclass
@@ -28,17 +27,7 @@ class Order:
     pending: dict[int, tuple[str, ...]] = field(default_factory=dict)
 
 
-def functions_by_name(tree: Tree) -> dict[str, list[Function]]:
-    """Return the functions of a module by the key that a call has: `name`, or `self.name` for methods."""
-    found: dict[str, list[Function]] = {}
-    for node in tree.nodes:
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            key = f"self.{node.name}" if tree.class_of(node) is not None else node.name
-            found.setdefault(key, []).append(node)
-    return found
-
-
-def find_order(tree: Tree, sites: Sites, group: Callable[[str], str]) -> Order:
+def find_order(module: Module, sites: Sites, group: Callable[[str], str]) -> Order:
     """Return the order of events.
 
     Args:
@@ -48,55 +37,53 @@ def find_order(tree: Tree, sites: Sites, group: Callable[[str], str]) -> Order:
         Unsure: a step is met in two orders that ask for different updates.
     """
     order = Order()
-    local: dict[int, Backward | Step | Read] = {}
-    for backward in sites.backwards:
-        local[id(backward.statement if backward.call is None else backward.call)] = backward
-    for step in sites.steps:
-        local[id(step.call)] = step
-    for read in sites.reads:
-        local[id(read.node)] = read
-    named = functions_by_name(tree)
-    per_function: dict[Function | None, list[Backward | Step | Read | str]] = {}
-    for node in _in_order(tree):
-        event = local.get(id(node))
-        function = tree.function(node)
-        if event is not None:
-            per_function.setdefault(function, []).append(event)
-        elif isinstance(node, ast.Call) and (key := dotted(node.func)) in named:
-            per_function.setdefault(function, []).append(str(key))
-    called = {event for events in per_function.values() for event in events if isinstance(event, str)}
-    roots = [function for function in per_function if not _is_called(tree, function, called)]
-    for function in [*roots, *per_function]:
-        events = list(_expand(function, per_function, named, 0))
-        if function not in roots and all(id(each.call) in order.updates for each in events if isinstance(each, Step)):
+    events = _Events(module, sites)
+    called = {dotted(call.func) for call in module.calls}
+    by_key = [(key, module.scope_from[each]) for key, named in module.functions.items() for each in named]
+    scopes = [module.top, *(scope for _, scope in by_key)]
+    roots = [module.top, *(scope for key, scope in by_key if key not in called)]
+    for scope in [*roots, *(each for each in scopes if each not in roots)]:
+        found = events.of(scope)
+        if scope not in roots and all(id(each.call) in order.updates for each in found if isinstance(each, Step)):
             continue
-        _simulate(events, order, sites, group)
+        _simulate(found, order, sites, group)
     return order
 
 
-def _in_order(tree: Tree) -> Iterator[ast.AST]:
-    """Yield the nodes in the order of the text, a call after its arguments."""
-    nodes = [node for node in tree.nodes if isinstance(node, (ast.With, ast.Call, ast.Attribute, ast.Expr))]
-    return iter(sorted(nodes, key=lambda node: (node.lineno, node.col_offset)))
+class _Events(Follower):
+    """The events of a function, with those of the functions that it calls."""
 
+    kinds = (ast.Call, ast.Attribute)
+    apart = (*DEFINITIONS, ast.Name, ast.Constant)
 
-def _is_called(tree: Tree, function: Function | None, called: set[str]) -> bool:
-    if function is None:
-        return False
-    return (f"self.{function.name}" if tree.class_of(function) is not None else function.name) in called
+    def __init__(self, module: Module, sites: Sites) -> None:
+        super().__init__(module)
+        self._local: dict[int, Backward | Step | Read] = {}
+        for backward in sites.backwards:
+            self._local[id(backward.made)] = backward
+        for step in sites.steps:
+            self._local[id(step.call)] = step
+        for read in sites.reads:
+            self._local[id(read.node)] = read
 
+    def of(self, scope: Scope) -> list[Backward | Step | Read]:
+        """Return the events of a function or of the module."""
+        self._found: list[Backward | Step | Read] = []
+        self.follow(scope)
+        return self._found
 
-def _expand(
-    function: Function | None,
-    per_function: dict[Function | None, list[Backward | Step | Read | str]],
-    named: dict[str, list[Function]],
-    depth: int,
-) -> Iterator[Backward | Step | Read]:
-    for event in per_function.get(function, []):
-        if not isinstance(event, str):
-            yield event
-        elif depth < MAX_DEPTH and len(named[event]) == 1 and named[event][0] is not function:
-            yield from _expand(named[event][0], per_function, named, depth + 1)
+    def reach(self, node: ast.AST, statement: ast.stmt, frame: Frame) -> None:
+        event = self._local.get(id(node))
+        if event is not None:
+            self._found.append(event)
+        elif isinstance(node, ast.Call):
+            self.inline(node.func, frame, node)
+
+    def callee(self, node: ast.expr, frame: Frame) -> Scope | None:
+        """Return also a method that only another class of the module has, such as one of a base."""
+        found = super().callee(node, frame)
+        named = self.module.functions.get(dotted(node) or "", ()) if found is None else ()
+        return self.module.scope_from[named[0]] if len(named) == 1 else found
 
 
 def _beside(plain: Backward, sites: Sites) -> list[str]:

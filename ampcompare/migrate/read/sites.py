@@ -7,11 +7,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from ampcompare.migrate.finding import Unsure
-from ampcompare.migrate.read.exclusive import is_exclusive
 from ampcompare.migrate.read.names import Names
 from ampcompare.migrate.read.options import UNSEEN, bind, members, unknown_options
-from ampcompare.migrate.read.tree import Function, Tree, walk
-from ampcompare.source.syntax import dotted
+from ampcompare.source.amp_names import CORE
+from ampcompare.source.branches import is_exclusive
+from ampcompare.source.calls import arguments, is_literal, last_name
+from ampcompare.source.module import Function, Module
+from ampcompare.source.syntax import dotted, walk
 
 __all__ = ["Backward", "Initialize", "Read", "Sites", "Step", "Unsure", "collect_sites"]
 
@@ -75,6 +77,13 @@ class Backward:
     call: ast.Call | None = None
 
     @property
+    def made(self) -> ast.AST:
+        """The call by which it is made: of `scale_loss`, of `backward`, or of a function of another file."""
+        if isinstance(self.statement, ast.With):
+            return self.statement.items[0].context_expr
+        return self.call or self.statement.value  # type: ignore[attr-defined]
+
+    @property
     def scales(self) -> bool:
         """Whether the loss goes through `scale_loss`, here or in another file."""
         return self.block or self.call is not None
@@ -134,7 +143,7 @@ class Sites:
         return tuple(dict.fromkeys(key for each in self.backwards for key in each.optimizers))
 
 
-def collect_sites(tree: Tree, names: Names) -> Sites:
+def collect_sites(module: Module, names: Names) -> Sites:
     """Return the sites of a module.
 
     Raises:
@@ -144,30 +153,30 @@ def collect_sites(tree: Tree, names: Names) -> Sites:
     for node, meaning in names.uses:
         if not meaning.startswith("apex.amp."):
             continue
-        call = tree.parent(node)
+        call = module.parent(node)
         what = meaning.removeprefix("apex.amp.")
-        if what not in ("initialize", "scale_loss", "master_params", "state_dict", "load_state_dict"):
+        if what not in CORE:
             continue
         if not isinstance(call, ast.Call) or call.func is not node:
             raise Unsure(node, f"amp.{what} is passed as a value; call it directly")
         if what == "initialize":
-            bound = bind(call, INITIALIZE, tree)
+            bound = bind(call, INITIALIZE, module)
             kept = {name: value for name, value in bound.items() if value is not UNSEEN}
-            sometimes, unknown = frozenset(set(bound) - set(kept)), unknown_options(tree, call)
+            sometimes, unknown = frozenset(set(bound) - set(kept)), unknown_options(module, call)
             sites.initializes.append(
-                Initialize(call, tree.statement(call), tree.function(call), kept, sometimes, unknown)
+                Initialize(call, module.statement(call), module.function(call), kept, sometimes, unknown)
             )
         elif what == "scale_loss":
-            sites.backwards.append(_block(tree, call))
+            sites.backwards.append(_block(module, call))
         elif what == "master_params":
             sites.masters.append(call)
         else:
             (sites.saves if what == "state_dict" else sites.loads).append(call)
-    sites.backwards += list(_handed_on(tree, names))
+    sites.backwards += list(_handed_on(module, names))
     known = set(sites.optimizers) | {key for each in sites.initializes for key in _optimizers_of(each)}
-    _add_steps(tree, sites, known)
-    _add_plain_backwards(tree, sites, known, names)
-    _add_reads(tree, sites, names)
+    _add_steps(module, sites, known)
+    _add_plain_backwards(module, sites, known, names)
+    _add_reads(module, sites, names)
     sites.backwards.sort(key=lambda each: each.statement.lineno)
     return sites
 
@@ -184,9 +193,9 @@ def _optimizers_of(initialize: Initialize) -> list[str]:
     return [key for key in keys if key is not None and key != "_"]
 
 
-def _block(tree: Tree, call: ast.Call) -> Backward:
+def _block(module: Module, call: ast.Call) -> Backward:
     bound = bind(call, SCALE_LOSS)
-    statement = tree.statement(call)
+    statement = module.statement(call)
     if not isinstance(statement, ast.With) or all(item.context_expr is not call for item in statement.items):
         raise Unsure(call, "amp.scale_loss is used without a with statement of its own")
     if len(statement.items) > 1:
@@ -199,10 +208,10 @@ def _block(tree: Tree, call: ast.Call) -> Backward:
     optimizers = bound.get("optimizers")
     if "loss" not in bound or optimizers is None:
         raise Unsure(call, "amp.scale_loss needs a loss and its optimizers")
-    keys = [dotted(each) or tree.source(each) for each in members(tree, optimizers)]
+    keys = [dotted(each) or module.source(each) for each in members(module, optimizers)]
     return Backward(
         statement,
-        tree.function(call),
+        module.function(call),
         bound["loss"],
         tuple(keys),
         True,
@@ -212,40 +221,36 @@ def _block(tree: Tree, call: ast.Call) -> Backward:
     )
 
 
-def _handed_on(tree: Tree, names: Names) -> Iterator[Backward]:
+def _handed_on(module: Module, names: Names) -> Iterator[Backward]:
     """Yield the backward passes of losses that are handed to functions of other files, which scale them."""
-    for node in tree.nodes:
-        helper = names.helpers.get(dotted(node.func) or "") if isinstance(node, ast.Call) else None
+    for node in module.calls:
+        helper = names.helpers.get(dotted(node.func) or "")
         if helper is None:
             continue
-        assert isinstance(node, ast.Call)
-        bound = dict(zip(helper.parameters, node.args, strict=False))
-        bound |= {str(each.arg): each.value for each in node.keywords}
+        bound = arguments(node, helper.parameters)
         if helper.loss not in bound:
             raise Unsure(node, "the loss that this function of another file scales is not among its arguments here")
         given = None if helper.optimizer is None else bound.get(helper.optimizer)
-        keys = [] if given is None else [dotted(each) or tree.source(each) for each in members(tree, given)]
+        keys = [] if given is None else [dotted(each) or module.source(each) for each in members(module, given)]
         yield Backward(
-            tree.statement(node), tree.function(node), bound[helper.loss], tuple(keys), block=False, call=node
+            module.statement(node), module.function(node), bound[helper.loss], tuple(keys), block=False, call=node
         )
 
 
-def _add_steps(tree: Tree, sites: Sites, known: set[str]) -> None:
+def _add_steps(module: Module, sites: Sites, known: set[str]) -> None:
     tails = {key.rpartition(".")[2] for key in known}
-    for node in tree.nodes:
-        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "step"):
-            continue
-        key = dotted(node.func.value)
+    for node, stepped in module.methods("step"):
+        key = dotted(stepped)
         if key is None:
-            key = tree.source(node.func.value)
+            key = module.source(stepped)
             if key not in known:
                 continue
         elif key not in known and (key.rpartition(".")[2] not in tails or _holds_another(key, known)):
             continue
         if node.args or any(each.arg in (None, "closure") for each in node.keywords):
             raise Unsure(node, "a step with a closure: GradScaler cannot skip it; call step() without arguments")
-        options = tuple(f"{each.arg}={tree.source(each.value)}" for each in node.keywords)
-        sites.steps.append(Step(node, tree.statement(node), tree.function(node), key, options))
+        options = tuple(f"{each.arg}={module.source(each.value)}" for each in node.keywords)
+        sites.steps.append(Step(node, module.statement(node), module.function(node), key, options))
 
 
 def _holds_another(key: str, known: set[str]) -> bool:
@@ -253,44 +258,42 @@ def _holds_another(key: str, known: set[str]) -> bool:
     return any(each.startswith(f"{key}.") for each in known)
 
 
-def _add_plain_backwards(tree: Tree, sites: Sites, known: set[str], names: Names) -> None:
+def _add_plain_backwards(module: Module, sites: Sites, known: set[str], names: Names) -> None:
     """Add each `loss.backward()` in a function that also has a block of `scale_loss`, for the same optimizers.
 
     So does one that calls a function with such a block, and steps itself.
     """
     functions = {each.function for each in sites.backwards}
     stepping = {each.function for each in sites.steps} - functions - {None}
-    functions |= {each for each in stepping if _called_in(tree, {each}) & functions}
+    functions |= {each for each in stepping if _called_in(module, {each}) & functions}
     bodies = {each.statement: each.name for each in sites.backwards}
-    for node in tree.nodes:
-        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "backward"):
-            continue
-        statement = tree.statement(node)
+    for node, loss in module.methods("backward"):
+        statement = module.statement(node)
         if any(each.call is node for each in sites.backwards):
             continue
-        if tree.function(node) not in functions or not isinstance(statement, ast.Expr) or statement.value is not node:
+        if module.function(node) not in functions or not isinstance(statement, ast.Expr) or statement.value is not node:
             continue
-        receiver = dotted(node.func.value)
-        if any(outer in bodies for outer in tree.ancestors(statement)):
+        receiver = dotted(loss)
+        if any(outer in bodies for outer in module.ancestors(statement)):
             continue  # of the scaled loss
         if receiver is not None and receiver.rpartition(".")[2].startswith("optim"):
             continue  # FP16_Optimizer
         if _is_of_another(node, known, names):
-            if all(is_exclusive(tree, node, each.statement) for each in sites.backwards if each.scales):
+            if all(is_exclusive(module, node, each.statement) for each in sites.backwards if each.scales):
                 continue
             raise Unsure(node, f"what {ast.unparse(node.func)} does with its loss cannot be seen in this file")
-        if isinstance(node.func.value, ast.Call) and getattr(node.func.value.func, "attr", "") == "scale":
+        if isinstance(loss, ast.Call) and isinstance(loss.func, ast.Attribute) and loss.func.attr == "scale":
             blocks = [
-                each.statement for each in sites.backwards if each.scales and each.function is tree.function(node)
+                each.statement for each in sites.backwards if each.scales and each.function is module.function(node)
             ]
-            if all(is_exclusive(tree, node, each) for each in blocks):
+            if all(is_exclusive(module, node, each) for each in blocks):
                 sites.natives.append(node)
                 continue
             raise Unsure(node, "a GradScaler scales this loss, next to Apex; remove the branch of Apex by hand")
-        if not all(_is_known(each, known) for each in _next_steps(tree, node)):
-            sites.others.append(Backward(statement, tree.function(node), node.func.value, (), False))
+        if not all(_is_known(each, known) for each in _next_steps(module, node)):
+            sites.others.append(Backward(statement, module.function(node), loss, (), False))
             continue
-        sites.backwards.append(Backward(statement, tree.function(node), node.func.value, (), False))
+        sites.backwards.append(Backward(statement, module.function(node), loss, (), False))
 
 
 def _is_of_another(call: ast.Call, known: set[str], names: Names) -> bool:
@@ -306,20 +309,19 @@ def _is_of_another(call: ast.Call, known: set[str], names: Names) -> bool:
     )
 
 
-def _next_steps(tree: Tree, backward: ast.Call) -> list[str]:
+def _next_steps(module: Module, backward: ast.Call) -> list[str]:
     """Return the optimizer of the next step below a plain backward pass in its function; none if there is none."""
-    zeroed = {dotted(node.value) for node in tree.nodes if isinstance(node, ast.Attribute) and node.attr == "zero_grad"}
-    steps = [
-        node
-        for node in walk(tree.function(backward) or tree.module)
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "step"
-    ]
+    zeroed = {
+        dotted(node.value) for node in module.nodes if isinstance(node, ast.Attribute) and node.attr == "zero_grad"
+    }
+    function = module.function(backward)
     below = [
-        (node.lineno, key)
-        for node in steps
-        if node.lineno >= backward.lineno
-        and (key := dotted(node.func.value)) in zeroed  # type: ignore[attr-defined]
-        and not is_exclusive(tree, node, backward)
+        (call.lineno, key)
+        for call, stepped in module.methods("step")
+        if call.lineno >= backward.lineno
+        and function in (None, *module.functions_around(call))
+        and (key := dotted(stepped)) in zeroed
+        and not is_exclusive(module, call, backward)
     ]
     return [str(min(below)[1])] if below else []
 
@@ -328,41 +330,34 @@ def _is_known(key: str, known: set[str]) -> bool:
     return key in known or key.rpartition(".")[2] in {each.rpartition(".")[2] for each in known}
 
 
-def _add_reads(tree: Tree, sites: Sites, names: Names) -> None:
+def _add_reads(module: Module, sites: Sites, names: Names) -> None:
     masters = {id(call): call for call in sites.masters}
     functions = {each.function for each in sites.backwards} | {each.function for each in sites.steps}
-    functions |= _called_in(tree, functions)
-    for node in tree.nodes:
+    functions |= _called_in(module, functions)
+    for node in module.nodes:
         if isinstance(node, ast.Call) and id(node) in masters:
             argument = dotted(node.args[0]) if len(node.args) == 1 else None
             if argument is None:
                 raise Unsure(node, "the optimizer of amp.master_params is not a plain name")
-            if _copies_weights(tree, node):
+            if _copies_weights(module, node):
                 continue
-            sites.reads.append(Read(node, _reading(tree, node), tree.function(node), (argument,)))
-        elif tree.function(node) in functions and (_clips(node) or _reads_grad(tree, node)):
+            sites.reads.append(Read(node, _reading(module, node), module.function(node), (argument,)))
+        elif module.function(node) in functions and (_clips(node) or _reads_grad(module, node)):
             if any(isinstance(each, ast.Call) and id(each) in masters for each in walk(node)):
                 continue
-            sites.reads.append(Read(node, _reading(tree, node), tree.function(node), ()))
+            sites.reads.append(Read(node, _reading(module, node), module.function(node), ()))
 
 
-def _called_in(tree: Tree, functions: set[Function | None]) -> set[Function | None]:
+def _called_in(module: Module, functions: set[Function | None]) -> set[Function | None]:
     """Return the functions of the module, and methods of the same object, that some functions call."""
-    called = {
-        dotted(node.func) for node in tree.nodes if isinstance(node, ast.Call) and tree.function(node) in functions
-    }
-    return {
-        node
-        for node in tree.nodes
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
-        and (f"self.{node.name}" if tree.class_of(node) is not None else node.name) in called
-    }
+    called = {dotted(call.func) for call in module.calls if module.function(call) in functions}
+    return {each for key, named in module.functions.items() if key in called for each in named}
 
 
-def _copies_weights(tree: Tree, call: ast.Call) -> bool:
+def _copies_weights(module: Module, call: ast.Call) -> bool:
     """Return whether master weights are only saved, or go through a loop that only copies into them."""
-    loop, outer = tree.statement(call), tree.parent(call)
-    if isinstance(outer, ast.Call) and dotted(outer.func) == "list" and isinstance(tree.parent(outer), ast.Dict):
+    loop, outer = module.statement(call), module.parent(call)
+    if isinstance(outer, ast.Call) and dotted(outer.func) == "list" and isinstance(module.parent(outer), ast.Dict):
         save = loop.value if isinstance(loop, ast.Expr) else None
         return isinstance(save, ast.Call) and dotted(save.func) == "torch.save"
     if not isinstance(loop, ast.For) or call not in walk(loop.iter):
@@ -380,38 +375,37 @@ def _copies_weights(tree: Tree, call: ast.Call) -> bool:
 def _clips(node: ast.AST) -> bool:
     if not isinstance(node, ast.Call):
         return False
-    name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-    return name.startswith(("clip_grad", "get_grad_norm", "dispatch_clip_grad"))
+    return last_name(node.func).startswith(("clip_grad", "get_grad_norm", "dispatch_clip_grad"))
 
 
-def _reads_grad(tree: Tree, node: ast.AST) -> bool:
+def _reads_grad(module: Module, node: ast.AST) -> bool:
     if not (
         isinstance(node, ast.Attribute) and node.attr == "grad" and isinstance(node.value, (ast.Name, ast.Attribute))
     ):
         return False
     if dotted(node) in ("torch.autograd.grad", "autograd.grad"):
         return False
-    statement = tree.statement(node)
-    if _is_own_leaf(tree, node.value):
+    statement = module.statement(node)
+    if _is_own_leaf(module, node.value):
         return False
     if isinstance(statement, ast.Assign) and node in statement.targets:
-        return not (isinstance(statement.value, ast.Constant) and statement.value.value is None)
-    test = tree.parent(node)  # whether there is a gradient is no matter of its scale
+        return not is_literal(statement.value, None)
+    test = module.parent(node)  # whether there is a gradient is no matter of its scale
     return not (isinstance(test, ast.Compare) and any(isinstance(each, (ast.Is, ast.IsNot)) for each in test.ops))
 
 
-def _is_own_leaf(tree: Tree, owner: ast.Name | ast.Attribute) -> bool:
+def _is_own_leaf(module: Module, owner: ast.Name | ast.Attribute) -> bool:
     """Return whether a function makes the tensor whose gradient it reads, as attacks on inputs do.
 
     It is in no optimizer, so its gradient stays scaled, under Apex and under GradScaler.
     """
     key = dotted(owner)
-    for node in walk(tree.function(owner) or tree.module):
+    for node in walk(module.function(owner) or module.tree):
         if isinstance(node, ast.Assign) and any(
             isinstance(each, ast.Attribute) and each.attr == "requires_grad" and dotted(each.value) == key
             for each in node.targets
         ):
-            return isinstance(node.value, ast.Constant) and node.value.value is True
+            return is_literal(node.value, True)
         if isinstance(node, ast.Assign) and any(dotted(each) == key for each in node.targets):
             if any(isinstance(each, ast.keyword) and each.arg == "requires_grad" for each in walk(node.value)):
                 return True
@@ -423,15 +417,15 @@ def _is_own_leaf(tree: Tree, owner: ast.Name | ast.Attribute) -> bool:
     return False
 
 
-def _reading(tree: Tree, node: ast.AST) -> ast.stmt:
+def _reading(module: Module, node: ast.AST) -> ast.stmt:
     """Return the outermost loop over parameters around a use, or its statement."""
-    statement = tree.statement(node)
-    outer = tree.parent(statement)
+    statement = module.statement(node)
+    outer = module.parent(statement)
     found = statement
     while isinstance(outer, (ast.For, ast.If)):
         if isinstance(outer, ast.For) and _is_over_parameters(outer):
             found = outer
-        outer = tree.parent(outer)
+        outer = module.parent(outer)
     return found
 
 

@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
 from ampcompare.migrate.core.scalers import plan_scalers
-from ampcompare.migrate.edits import Edits
 from ampcompare.migrate.finding import NOTE, Finding
 from ampcompare.migrate.read.names import Names
 from ampcompare.migrate.read.options import as_bool
 from ampcompare.migrate.read.sites import Unsure, collect_sites
-from ampcompare.migrate.read.tree import Tree
 from ampcompare.migrate.twins.catalog import DECORATORS, IMPORTED, OPTIMIZERS, STAYS, Optimizer
+from ampcompare.source.calls import HIDDEN, arguments, is_literal
+from ampcompare.source.edits import Edits
+from ampcompare.source.module import Module
 from ampcompare.source.syntax import dotted
 
 __all__ = ["DDP", "Twins"]
@@ -89,8 +90,8 @@ class Twins:
         findings: notes.
     """
 
-    def __init__(self, tree: Tree, names: Names, edits: Edits, torch: str, *, core: bool) -> None:
-        self._tree = tree
+    def __init__(self, module: Module, names: Names, edits: Edits, torch: str, *, core: bool) -> None:
+        self._module = module
         self._names = names
         self._edits = edits
         self._torch = torch
@@ -118,7 +119,7 @@ class Twins:
             return self.rewrite(node.value, ".".join(parts[:-1]))  # type: ignore[arg-type]
         if parts[:2] == ["apex", "optimizers"] and parts[-1] in OPTIMIZERS:
             fused = not _uses_larc([each for _, each in self._names.uses])
-            return _rewrite_optimizer(self._tree, self._edits, self._torch, node, parts[-1], self._note, fused=fused)
+            return _rewrite_optimizer(self._module, self._edits, self._torch, node, parts[-1], self._note, fused=fused)
         if parts[-1] in ("FusedRMSNorm", "MixedFusedRMSNorm") and parts[1] == "normalization":
             return self._rms_norm(node)
         if meaning.startswith("apex.amp."):
@@ -128,10 +129,10 @@ class Twins:
         if meaning == "apex.parallel.create_syncbn_process_group":
             return self._process_group(node)
         if meaning.startswith("apex.parallel.LARC"):
-            _rewrite_larc(self._tree, self._edits, self._torch, node)
+            _rewrite_larc(self._module, self._edits, self._torch, node)
             return True
         if meaning in ("apex.fp16_utils.network_to_half", "apex.fp16_utils.convert_network") and self._core:
-            if _evaluate_half(self._tree, self._names, self._edits, self._torch, node, self._note):
+            if _evaluate_half(self._module, self._names, self._edits, self._torch, node, self._note):
                 return True
         if meaning.startswith("apex.fp16_utils") or meaning.endswith("FP16_Optimizer"):
             raise Unsure(
@@ -157,7 +158,7 @@ class Twins:
         return False
 
     def _call(self, node: ast.AST) -> ast.Call | None:
-        parent = self._tree.parent(node)
+        parent = self._module.parent(node)
         return parent if isinstance(parent, ast.Call) and parent.func is node else None
 
     # `amp = None` and tests for it
@@ -165,7 +166,7 @@ class Twins:
     def _is_absence(self, node: ast.AST) -> bool:
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             return True
-        parent = self._tree.parent(node)
+        parent = self._module.parent(node)
         return (
             isinstance(parent, ast.Compare)
             and parent.left is node
@@ -177,12 +178,12 @@ class Twins:
     def _absence(self, node: ast.Name | ast.Attribute) -> bool:
         if not self._core:
             return False
-        parent = self._tree.parent(node)
+        parent = self._module.parent(node)
         if isinstance(parent, ast.Compare):
             self._edits.replace(parent, "True" if isinstance(parent.ops[0], ast.IsNot) else "False")
             return True
-        statement = self._tree.statement(node)
-        caught = any(isinstance(outer, ast.ExceptHandler) for outer in self._tree.ancestors(statement))
+        statement = self._module.statement(node)
+        caught = any(isinstance(outer, ast.ExceptHandler) for outer in self._module.ancestors(statement))
         value = _value_of(statement, node)
         if value is not None and (twin := self._fallback(node, value, caught=caught)):
             return self._imported(node, "", twin)
@@ -194,7 +195,7 @@ class Twins:
 
     def _is_test(self, node: ast.AST) -> bool:
         """Return whether only the truth of a name matters, such as in `amp.state_dict() if amp else None`."""
-        parent = self._tree.parent(node)
+        parent = self._module.parent(node)
         if isinstance(parent, (ast.If, ast.IfExp)):
             return parent.test is node
         return isinstance(parent, ast.BoolOp) or (isinstance(parent, ast.UnaryOp) and isinstance(parent.op, ast.Not))
@@ -206,10 +207,10 @@ class Twins:
         if not self._names.may_be_none(node):
             self._edits.replace(node, "True")
             return True
-        sites = collect_sites(self._tree, self._names)
-        scalers = plan_scalers(self._tree, sites, "scaler")
+        sites = collect_sites(self._module, self._names)
+        scalers = plan_scalers(self._module, sites, "scaler")
         early = any(
-            each.function is self._tree.function(node) and each.statement.lineno > node.lineno
+            each.function is self._module.function(node) and each.statement.lineno > node.lineno
             for each in sites.initializes
         )
         if early or len(scalers.names) != 1 or scalers.home == "optimizer":
@@ -231,7 +232,7 @@ class Twins:
     def _imported(self, node: ast.Name | ast.Attribute, meaning: str, twin: str) -> bool:
         call = self._call(node)
         if twin == DDP and call is not None:
-            _rewrite_ddp(self._tree, self._names, self._edits, self._torch, call, self._note, core=self._core)
+            _rewrite_ddp(self._module, self._names, self._edits, self._torch, call, self._note, core=self._core)
         if twin == "torch.nn.SyncBatchNorm.convert_sync_batchnorm":
             if call is not None and any(each.arg in ("channel_last", None) for each in call.keywords):
                 raise Unsure(call, "channel_last of convert_syncbn_model has no equivalent")
@@ -250,13 +251,13 @@ class Twins:
         if call is None or len(call.args) + len(call.keywords) != 1:
             raise Unsure(node, "create_syncbn_process_group is passed as a value")
         size = call.args[0] if call.args else call.keywords[0].value
-        text = self._tree.source(size)
+        text = self._module.source(size)
         group = f"{self._torch}.distributed.new_subgroups({text})[0]"
         if isinstance(size, ast.Constant) and not size.value:  # one group of all
             group = "None"
         elif not isinstance(size, ast.Constant):
             group = f"{group} if {text} else None"
-            group = group if isinstance(self._tree.parent(call), (ast.Assign, ast.keyword)) else f"({group})"
+            group = group if isinstance(self._module.parent(call), (ast.Assign, ast.keyword)) else f"({group})"
         self._edits.replace(call, group)
         return True
 
@@ -264,7 +265,7 @@ class Twins:
 
     def _rms_norm(self, node: ast.Name | ast.Attribute) -> bool:
         call = self._call(node)
-        if isinstance(self._tree.parent(node), ast.ClassDef):
+        if isinstance(self._module.parent(node), ast.ClassDef):
             self._note(node, "FusedRMSNorm is a base class here; it stays, and current Apex still has it")
             return False
         if call is None:
@@ -272,7 +273,7 @@ class Twins:
         has_eps = len(call.args) > 1 or any(each.arg in ("eps", None) for each in call.keywords)
         self._edits.replace(node, f"{self._torch}.nn.RMSNorm")
         if not has_eps:
-            _add_argument(self._tree, self._edits, call, "eps=1e-5")
+            _add_argument(self._module, self._edits, call, "eps=1e-5")
         return True
 
     # amp
@@ -292,7 +293,7 @@ class Twins:
             return self._registered(call, REGISTERED[what])
         if what.startswith("lists.") and call is not None:
             return self._listed(call, what)
-        if what == "init" and call is not None and _cast_from_here(self._tree, self._edits, self._torch, call):
+        if what == "init" and call is not None and _cast_from_here(self._module, self._edits, self._torch, call):
             return True
         if what.startswith("_amp_state"):
             return self._state(node, what)
@@ -302,27 +303,27 @@ class Twins:
 
     def _is_lookup(self, node: ast.AST) -> bool:
         """Replace a test such as `"state_dict" in amp.__dict__`, for versions of Apex that lack a function."""
-        test = self._tree.parent(node)
+        test = self._module.parent(node)
         if not isinstance(test, ast.Compare) or len(test.ops) != 1 or not isinstance(test.ops[0], ast.In):
             return False
         if not isinstance(test.left, ast.Constant) or test.left.value not in ("state_dict", "load_state_dict"):
             return False
-        both = self._tree.parent(test)
+        both = self._module.parent(test)
         if isinstance(both, ast.BoolOp) and isinstance(both.op, ast.And) and len(both.values) == 2:
-            self._edits.replace(both, self._tree.source(both.values[0 if both.values[1] is test else 1]))
+            self._edits.replace(both, self._module.source(both.values[0 if both.values[1] is test else 1]))
         else:
             self._edits.replace(test, "True")
         return True
 
     def _registered(self, call: ast.Call, dtype: str) -> bool:
         """Let a function cast its inputs, as Apex patched it; where autocast does so, nothing is left to do."""
-        statement = self._tree.statement(call)
+        statement = self._module.statement(call)
         if not self._core:
             return False
         if (
             len(call.args) != 2
             or not isinstance(call.args[1], ast.Constant)
-            or statement is not self._tree.parent(call)
+            or statement is not self._module.parent(call)
         ):
             raise Unsure(call, "the function to register cannot be seen; autocast has no registry")
         name, owner = str(call.args[1].value), self._names.meaning(call.args[0])
@@ -331,7 +332,7 @@ class Twins:
         if dtype == "float16" and name in HALF and owner in ("torch", "torch.nn.functional"):
             self._edits.remove(statement)
             return True
-        function = f"{self._tree.source(call.args[0])}.{name}"
+        function = f"{self._module.source(call.args[0])}.{name}"
         arguments = f'{function}, cast_inputs={self._torch}.{dtype}, device_type="cuda"'
         self._edits.replace_statement(statement, [f"{function} = {self._torch}.amp.custom_fwd({arguments})"])
         self._note(call, f"{function} casts its inputs under autocast for the whole process, as Apex had it")
@@ -340,12 +341,12 @@ class Twins:
     def _listed(self, call: ast.Call, what: str) -> bool:
         """Rewrite a change of the lists of O1, such as `amp.lists.functional_overrides.FP32_FUNCS.remove(...)`."""
         parts = what.split(".")
-        statement = self._tree.statement(call)
+        statement = self._module.statement(call)
         if not self._core:
             return False
         owner = LISTS.get(parts[1])
         constant = call.args[0] if len(call.args) == 1 else None
-        if owner is None or not isinstance(constant, ast.Constant) or statement is not self._tree.parent(call):
+        if owner is None or not isinstance(constant, ast.Constant) or statement is not self._module.parent(call):
             raise Unsure(call, f"amp.{what}: the lists of O1 have no equivalent in autocast")
         function = f"{self._torch}{owner}.{constant.value!s}"
         if parts[-1] == "remove":
@@ -363,10 +364,10 @@ class Twins:
         arguments = f'cast_inputs={self._torch}.{dtype}, device_type="cuda"'
         call = self._call(node)
         if call is not None and len(call.args) == 1 and not call.keywords:
-            function = self._tree.source(call.args[0])
+            function = self._module.source(call.args[0])
             self._edits.replace(call, f"{self._torch}.amp.custom_fwd({function}, {arguments})")
             return True
-        parent = self._tree.parent(node)
+        parent = self._module.parent(node)
         if isinstance(parent, (ast.FunctionDef, ast.AsyncFunctionDef)) and node in parent.decorator_list:
             if parent.name == "backward":
                 self._edits.replace(node, f'{self._torch}.amp.custom_bwd(device_type="cuda")')
@@ -377,26 +378,26 @@ class Twins:
 
     def _state(self, node: ast.Name | ast.Attribute, what: str) -> bool:
         """Rewrite `amp._amp_state.loss_scalers[0].loss_scale()` and assignments of its `_loss_scale`."""
-        tree = self._tree
-        subscript = tree.parent(node)
-        attribute = tree.parent(subscript)
+        module = self._module
+        subscript = module.parent(node)
+        attribute = module.parent(subscript)
         is_scaler = what == "_amp_state.loss_scalers" and isinstance(subscript, ast.Subscript)
         if not self._core and is_scaler:
             return False
         if is_scaler and isinstance(attribute, ast.Attribute):
-            scalers = plan_scalers(tree, collect_sites(tree, self._names), "scaler")
+            scalers = plan_scalers(module, collect_sites(module, self._names), "scaler")
             if len(scalers.names) == 1 and scalers.home != "optimizer":
                 scaler = scalers.reference(None)
-                call = tree.parent(attribute)
+                call = module.parent(attribute)
                 if attribute.attr == "loss_scale" and isinstance(call, ast.Call):
                     self._edits.replace(call, f"{scaler}.get_scale()")
                     return True
                 if attribute.attr == "_loss_scale" and isinstance(attribute.ctx, ast.Load):
                     self._edits.replace(attribute, f"{scaler}.get_scale()")
                     return True
-                statement = tree.statement(node)
+                statement = module.statement(node)
                 if isinstance(statement, ast.Assign) and statement.targets == [attribute]:
-                    value = tree.source(statement.value)
+                    value = module.source(statement.value)
                     self._edits.replace_statement(
                         statement, [f'{scaler}.load_state_dict({{**{scaler}.state_dict(), "scale": {value}}})']
                     )
@@ -407,7 +408,7 @@ class Twins:
         call = self._call(node)
         if call is None or len(call.args) != 1 or call.keywords:
             raise Unsure(node, "to_python_float is passed as a value; use t.item() instead")
-        text = self._tree.source(call.args[0])
+        text = self._module.source(call.args[0])
         plain = isinstance(call.args[0], (ast.Name, ast.Attribute, ast.Call, ast.Subscript))
         self._edits.replace(call, f"{text}.item()" if plain else f"({text}).item()")
         return True
@@ -423,12 +424,12 @@ def _value_of(statement: ast.stmt, node: ast.AST) -> ast.expr | None:
     return value
 
 
-def _trains(tree: Tree) -> bool:
-    return any(isinstance(each, ast.Attribute) and each.attr in TRAINING for each in tree.nodes)
+def _trains(module: Module) -> bool:
+    return any(isinstance(each, ast.Attribute) and each.attr in TRAINING for each in module.nodes)
 
 
 def _evaluate_half(
-    tree: Tree,
+    module: Module,
     names: Names,
     edits: Edits,
     torch: str,
@@ -436,12 +437,12 @@ def _evaluate_half(
     note: Callable[[ast.AST, str], None],
 ) -> bool:
     """Let a model run under autocast instead of in fp16; return False where that is not sure to be the same."""
-    call, statement = tree.parent(node), tree.statement(node)
-    if not isinstance(call, ast.Call) or call.func is not node or not call.args or call.keywords or _trains(tree):
+    call, statement = module.parent(node), module.statement(node)
+    if not isinstance(call, ast.Call) or call.func is not node or not call.args or call.keywords or _trains(module):
         return False
     if any(meaning.endswith("FP16_Optimizer") for _, meaning in names.uses):
         return False
-    if any(isinstance(each, ast.Attribute) and each.attr == "DataParallel" for each in tree.nodes):
+    if any(isinstance(each, ast.Attribute) and each.attr == "DataParallel" for each in module.nodes):
         return False
     if len(call.args) > 1 and names.meaning(call.args[1]) not in ("torch.half", "torch.float16"):
         return False
@@ -452,24 +453,24 @@ def _evaluate_half(
         return False
     if model is None:
         return False
-    source = tree.source(call.args[0])
+    source = module.source(call.args[0])
     wrap = f'{model}.forward = {torch}.autocast("cuda", dtype={torch}.float16)({model}.forward)'
     edits.replace_statement(statement, [*([f"{model} = {source}"] if source != model else []), wrap])
     note(call, f"{dotted(node)} made the weights fp16; under autocast they stay fp32, and products are in fp16")
     return True
 
 
-def _cast_from_here(tree: Tree, edits: Edits, torch: str, call: ast.Call) -> bool:
+def _cast_from_here(module: Module, edits: Edits, torch: str, call: ast.Call) -> bool:
     """Turn the casts of `amp.init` on for the rest of the process; return False where its handle is used."""
-    statement = tree.statement(call)
-    given = {str(each.arg): each.value for each in call.keywords}
+    statement = module.statement(call)
+    given = arguments(call)
     handle = dotted(statement.targets[0]) if isinstance(statement, ast.Assign) else None
-    names = [each for each in tree.nodes if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Load)]
-    if handle is None or any(each.id == handle for each in names) or _trains(tree):
+    names = [each for each in module.nodes if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Load)]
+    if handle is None or any(each.id == handle for each in names) or _trains(module):
         return False
     if call.args or set(given) - {"enabled", "verbose", "enable_caching"}:
         return False
-    enabled = f", enabled={as_bool(tree, tree.source(given['enabled']))}" if "enabled" in given else ""
+    enabled = f", enabled={as_bool(module, module.source(given['enabled']))}" if "enabled" in given else ""
     autocast = f'{torch}.autocast("cuda", dtype={torch}.float16, cache_enabled=False{enabled})'
     lines = [f"{handle} = {autocast}", f"{handle}.__enter__()  # for the rest of the process, as amp.init has it"]
     edits.replace_statement(statement, lines)
@@ -484,7 +485,7 @@ def _uses_larc(meanings: list[str]) -> bool:
     return any(each.startswith("apex.parallel.LARC") for each in meanings)
 
 
-def _rewrite_larc(tree: Tree, edits: Edits, torch: str, node: ast.Name | ast.Attribute) -> None:
+def _rewrite_larc(module: Module, edits: Edits, torch: str, node: ast.Name | ast.Attribute) -> None:
     """Replace the class in a call by the function, which the first call brings along.
 
     Args:
@@ -493,24 +494,21 @@ def _rewrite_larc(tree: Tree, edits: Edits, torch: str, node: ast.Name | ast.Att
     Raises:
         Unsure: the class is not called, or the module has another use for the name of the function.
     """
-    call = tree.parent(node)
+    call = module.parent(node)
     if not isinstance(call, ast.Call) or call.func is not node:
         raise Unsure(node, "LARC is passed as a value; torch has no class of that kind")
-    if any(getattr(each, "id", getattr(each, "name", None)) == NAME for each in tree.nodes):
+    if any(getattr(each, "id", getattr(each, "name", None)) == NAME for each in module.nodes):
         raise Unsure(node, f"LARC becomes a function {NAME}, but the module has something else of that name")
-    if any(isinstance(each, ast.keyword) and each.arg == "fused" for each in tree.nodes):
+    if any(isinstance(each, ast.keyword) and each.arg == "fused" for each in module.nodes):
         raise Unsure(node, "LARC scales gradients before the step, and a fused optimizer unscales them in it")
     edits.replace(node, NAME)
     if NAME + "(optimizer, trust" not in edits.inserted():
-        statement: ast.AST = tree.statement(node)
-        while not isinstance(tree.parent(statement), ast.Module):
-            statement = tree.parent(statement)
-        unit = tree.unit
+        unit = module.unit
         lines = FUNCTION.format(torch=torch).replace("    ", unit).splitlines()
-        edits.before(statement, [*lines, "", ""])  # type: ignore[arg-type]
-    statement = tree.statement(call)
+        edits.before(module.outermost(node), [*lines, "", ""])
+    statement = module.statement(call)
     key = dotted(statement.targets[0]) if isinstance(statement, ast.Assign) else None
-    for each in tree.nodes:  # the optimizer inside is the optimizer itself now
+    for each in module.nodes:  # the optimizer inside is the optimizer itself now
         if isinstance(each, ast.Attribute) and each.attr == "optim" and key is not None and dotted(each.value) == key:
             edits.replace(each, key)
 
@@ -518,17 +516,17 @@ def _rewrite_larc(tree: Tree, edits: Edits, torch: str, node: ast.Name | ast.Att
 Note: TypeAlias = Callable[[ast.AST, str], None]
 
 
-def _add_argument(tree: Tree, edits: Edits, call: ast.Call, text: str) -> None:
+def _add_argument(module: Module, edits: Edits, call: ast.Call, text: str) -> None:
     """Put an argument at the end of those of a call."""
-    start = tree.span(call.func)[1]
-    inner = tree.text[start : tree.span(call)[1] - 1].rstrip()
+    start = module.span(call.func)[1]
+    inner = module.text[start : module.span(call)[1] - 1].rstrip()
     separator = "" if inner.endswith("(") else (" " if inner.endswith(",") else ", ")
     at = start + len(inner)
     edits.replace_span(at, at, f"{separator}{text}")
 
 
 def _rewrite_optimizer(
-    tree: Tree, edits: Edits, torch: str, node: ast.Name | ast.Attribute, name: str, note: Note, *, fused: bool
+    module: Module, edits: Edits, torch: str, node: ast.Name | ast.Attribute, name: str, note: Note, *, fused: bool
 ) -> bool:
     """Rewrite a use of a fused optimizer; return False where it stays.
 
@@ -541,27 +539,27 @@ def _rewrite_optimizer(
     Raises:
         Unsure: its arguments have no equivalent, or cannot be seen.
     """
-    parent = tree.parent(node)
+    parent = module.parent(node)
     twin = OPTIMIZERS[name]
     if isinstance(parent, ast.ClassDef):
         note(node, f"{name} is a base class here; it stays, and current Apex still has it")
         return False
     if not (isinstance(parent, ast.Call) and parent.func is node):
-        _value(tree, edits, torch, node, name, fused)
+        _value(module, edits, torch, node, name, fused)
         return True
     given = {each.arg: each.value for each in parent.keywords if each.arg is not None}
-    target, stays = _target(tree, parent, name, given)
+    target, stays = _target(module, parent, name, given)
     if stays:
         note(node, NO_CORRECTION)
         return False
     spread = any(each.arg is None for each in parent.keywords)
     if spread:
         note(parent, f"arguments passed as ** must be those of {target}, without {', '.join(twin.dropped)}")
-    _call(tree, edits, torch, parent, twin, target, fused)
+    _call(module, edits, torch, parent, twin, target, fused)
     return True
 
 
-def _target(tree: Tree, call: ast.Call, name: str, given: dict[str, ast.expr]) -> tuple[str, bool]:
+def _target(module: Module, call: ast.Call, name: str, given: dict[str, ast.expr]) -> tuple[str, bool]:
     """Return the class of torch for a call, and whether Apex's stays."""
     twin = OPTIMIZERS[name]
     if any(isinstance(each, ast.Starred) for each in call.args) or len(call.args) > 2:
@@ -584,11 +582,11 @@ def _target(tree: Tree, call: ast.Call, name: str, given: dict[str, ast.expr]) -
     return ("torch.optim.Adam" if mode is not None and not mode.value else twin.torch), False
 
 
-def _call(tree: Tree, edits: Edits, torch: str, call: ast.Call, twin: Optimizer, target: str, fused: bool) -> None:
+def _call(module: Module, edits: Edits, torch: str, call: ast.Call, twin: Optimizer, target: str, fused: bool) -> None:
     given = {each.arg for each in call.keywords}
-    arguments = [tree.source(each) for each in call.args]
+    arguments = [module.source(each) for each in call.args]
     arguments += [
-        f"{each.arg}={tree.source(each.value)}" if each.arg else f"**{tree.source(each.value)}"
+        f"{each.arg}={module.source(each.value)}" if each.arg else f"**{module.source(each.value)}"
         for each in call.keywords
         if each.arg not in twin.dropped
     ]
@@ -604,22 +602,22 @@ def _call(tree: Tree, edits: Edits, torch: str, call: ast.Call, twin: Optimizer,
         edits.replace(call, f"{full}({', '.join([*arguments, *added])})")
     else:
         edits.replace(call.func, full)
-        _add_argument(tree, edits, call, ", ".join(added))
+        _add_argument(module, edits, call, ", ".join(added))
 
 
 # a class that is chosen first: `cls = FusedAdam`, `{"adam": FusedAdam}[name]`
 
 
-def _value(tree: Tree, edits: Edits, torch: str, node: ast.Name | ast.Attribute, name: str, fused: bool) -> None:
+def _value(module: Module, edits: Edits, torch: str, node: ast.Name | ast.Attribute, name: str, fused: bool) -> None:
     """Replace a class that is only called later, with arguments that can all be seen, by a partial of its twin."""
     twin = OPTIMIZERS[name]
-    calls = list(_calls(tree, node, name))
+    calls = list(_calls(module, node, name))
     if not calls:
         raise Unsure(node, f"{name} is chosen, but its call is not found; its twin {twin.torch} has other arguments")
     allowed = set(twin.arguments) - set(twin.dropped)
     explicit: list[set[str]] = []
     for call in calls:
-        given = _argument_names(tree, call)
+        given = _argument_names(module, call)
         if given is None or any(isinstance(each, ast.Starred) for each in call.args) or len(call.args) > 2:
             raise Unsure(node, f"{name} is chosen here, and the arguments of its call in line {call.lineno} are hidden")
         wrong = sorted(given - allowed)
@@ -633,53 +631,53 @@ def _value(tree: Tree, edits: Edits, torch: str, node: ast.Name | ast.Attribute,
     edits.replace(node, f"functools.partial({', '.join([full, *added, *(['fused=True'] if fused else [])])})")
 
 
-def _calls(tree: Tree, node: ast.expr, name: str) -> Iterator[ast.Call]:
+def _calls(module: Module, node: ast.expr, name: str) -> Iterator[ast.Call]:
     """Yield the calls that a chosen class comes to.
 
     Raises:
         Unsure: it also goes somewhere else.
     """
-    parent = tree.parent(node)
+    parent = module.parent(node)
     if isinstance(parent, ast.Call) and parent.func is node:
         yield parent
         return
     if isinstance(parent, ast.IfExp) and parent.test is not node:
-        yield from _calls(tree, parent, name)
+        yield from _calls(module, parent, name)
         return
     if isinstance(parent, ast.Dict) and node in parent.values:
-        yield from _entries(tree, parent, name)
+        yield from _entries(module, parent, name)
         return
     variable = _assigned(parent, node)
     if variable is None:
         raise Unsure(node, f"{name} is passed as a value; its twin {OPTIMIZERS[name].torch} has other arguments")
-    for use in _loads(tree, variable):
-        call = tree.parent(use)
+    for use in _loads(module, variable):
+        call = module.parent(use)
         if not (isinstance(call, ast.Call) and call.func is use):
             raise Unsure(node, f"{name} is passed on in line {use.lineno}, where its call cannot be seen")
         yield call
 
 
-def _entries(tree: Tree, table: ast.Dict, name: str) -> Iterator[ast.Call]:
-    parent = tree.parent(table)
+def _entries(module: Module, table: ast.Dict, name: str) -> Iterator[ast.Call]:
+    parent = module.parent(table)
     if isinstance(parent, ast.Subscript) and parent.value is table:
-        yield from _calls(tree, parent, name)
+        yield from _calls(module, parent, name)
         return
     variable = _assigned(parent, table)
     if variable is None:
         raise Unsure(table, f"the table with {name} is passed on; its equivalent has other arguments")
-    for use in _loads(tree, variable):
-        outer = tree.parent(use)
+    for use in _loads(module, variable):
+        outer = module.parent(use)
         if isinstance(outer, ast.Subscript) and outer.value is use and isinstance(outer.ctx, ast.Load):
-            yield from _calls(tree, outer, name)
-        elif not _reads_keys(tree, outer, use):
+            yield from _calls(module, outer, name)
+        elif not _reads_keys(module, outer, use):
             raise Unsure(table, f"the table with {name} is passed on in line {use.lineno}")
 
 
-def _reads_keys(tree: Tree, outer: ast.AST, use: ast.Name) -> bool:
+def _reads_keys(module: Module, outer: ast.AST, use: ast.Name) -> bool:
     """Return whether only the keys of a table are used."""
     if isinstance(outer, ast.Compare):
         return use in outer.comparators and all(isinstance(each, (ast.In, ast.NotIn)) for each in outer.ops)
-    call = tree.parent(outer)
+    call = module.parent(outer)
     return isinstance(outer, ast.Attribute) and outer.attr == "keys" and isinstance(call, ast.Call)
 
 
@@ -691,63 +689,61 @@ def _assigned(parent: ast.AST, value: ast.expr) -> ast.Name | None:
     return None
 
 
-def _loads(tree: Tree, variable: ast.Name) -> Iterator[ast.Name]:
+def _loads(module: Module, variable: ast.Name) -> Iterator[ast.Name]:
     """Yield the places where a variable is read, except those that it reaches only after it was bound again.
 
     They are in its function, or anywhere if it is of the module or global.
     """
-    scope: ast.AST = tree.function(variable) or tree.module
+    scope: ast.AST = module.function(variable) or module.tree
     for each in ast.walk(scope):
         if isinstance(each, (ast.Global, ast.Nonlocal)) and variable.id in each.names:
-            scope = tree.module
+            scope = module.tree
     for each in ast.walk(scope):
         if isinstance(each, ast.Name) and each.id == variable.id and isinstance(each.ctx, ast.Load):
-            last = _last_binding(tree, each)
+            last = _last_binding(module, each)
             if last is None or last.lineno <= variable.lineno:
                 yield each
 
 
-def _last_binding(tree: Tree, use: ast.Name) -> ast.Assign | None:
+def _last_binding(module: Module, use: ast.Name) -> ast.Assign | None:
     """Return the nearest assignment that always runs before a use, in its function."""
-    current: ast.stmt = tree.statement(use)
-    while True:
-        block = tree.block(current)
-        for each in reversed(block[: next(i for i, statement in enumerate(block) if statement is current)]):
+    outer: ast.stmt | None = module.statement(use)
+    while (current := outer) is not None:
+        block, place = module.siblings(current)
+        for each in reversed(block[:place]):
             if isinstance(each, ast.Assign) and any(dotted(target) == use.id for target in each.targets):
                 return each
-        parent = tree.parent(current)
-        while not isinstance(parent, (ast.stmt, ast.Module)):
-            parent = tree.parent(parent)
-        if isinstance(parent, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Module)):
-            return None
-        current = parent
+        outer = module.outer(current)
+        if isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            break
+    return None
 
 
-def _argument_names(tree: Tree, call: ast.Call) -> set[str] | None:
+def _argument_names(module: Module, call: ast.Call) -> set[str] | None:
     """Return the keywords of a call; those of `**options` from its one dict, and None if that cannot be seen."""
     found: set[str] = set()
     for each in call.keywords:
-        keys = {each.arg} if each.arg is not None else _keys(tree, each.value)
+        keys = {each.arg} if each.arg is not None else _keys(module, each.value)
         if keys is None:
             return None
         found |= keys
     return found
 
 
-def _keys(tree: Tree, options: ast.expr) -> set[str] | None:
+def _keys(module: Module, options: ast.expr) -> set[str] | None:
     """Return the keys that a dict of options may have at a use; None if something else may change it."""
     if not isinstance(options, ast.Name):
         return None
-    scope = tree.function(options) or tree.module
-    last = _last_binding(tree, options)
-    loops = any(isinstance(each, (ast.For, ast.While)) for each in tree.ancestors(options))
+    scope = module.function(options) or module.tree
+    last = _last_binding(module, options)
+    loops = any(isinstance(each, (ast.For, ast.While)) for each in module.ancestors(options))
     found: set[str] = set()
     for node in ast.walk(scope):
         if not isinstance(node, ast.Name) or node.id != options.id:
             continue
         if last is not None and (node.lineno < last.lineno or (node.lineno > options.lineno and not loops)):
             continue
-        parent = tree.parent(node)
+        parent = module.parent(node)
         if isinstance(parent, ast.keyword) and parent.arg is None:
             continue
         keys = _bound_keys(parent, node)
@@ -767,7 +763,7 @@ def _bound_keys(parent: ast.AST, node: ast.Name) -> set[str] | None:
 
 
 def _rewrite_ddp(
-    tree: Tree,
+    module: Module,
     names: Names,
     edits: Edits,
     torch: str,
@@ -786,10 +782,9 @@ def _rewrite_ddp(
     Raises:
         Unsure: an argument has no equivalent, or cannot be seen.
     """
-    if any(isinstance(each, ast.Starred) for each in call.args) or any(each.arg is None for each in call.keywords):
+    bound = arguments(call, DDP_ARGUMENTS)
+    if bound.keys() & HIDDEN:
         raise Unsure(call, "the arguments of Apex's DistributedDataParallel are passed as * or **")
-    bound = dict(zip(DDP_ARGUMENTS, call.args, strict=False))
-    bound |= {str(each.arg): each.value for each in call.keywords}
     known = {name: value for name, value in bound.items() if name in DDP_ARGUMENTS}
     if len(known) < len(bound):  # torch's own arguments, which Apex would refuse
         return
@@ -799,21 +794,21 @@ def _rewrite_ddp(
     if len(bound) == 1:
         return
     average = known.get("gradient_average")
-    if average is not None and not (isinstance(average, ast.Constant) and average.value is True):
+    if average is not None and not is_literal(average, True):
         raise Unsure(call, "gradient_average=False has no equivalent: torch averages; scale the loss by the world size")
-    kept = any(isinstance(each, ast.Attribute) and each.attr == "allreduce_buffers" for each in tree.nodes)
+    kept = any(isinstance(each, ast.Attribute) and each.attr == "allreduce_buffers" for each in module.nodes)
     refused = ("allreduce_communicators", "allreduce_trigger_params", *(["retain_allreduce_buffers"] if kept else []))
     for name in refused:
         value = known.get(name)
         if value is not None and not (isinstance(value, ast.Constant) and not value.value):
             raise Unsure(call, f"{name} has no equivalent in torch's DistributedDataParallel")
-    arguments = [tree.source(known["module"])] if "module" in known else []
+    texts = [module.source(known["module"])] if "module" in known else []
     delay = known.get("delay_allreduce")
     if delay is not None and not (isinstance(delay, ast.Constant) and not delay.value):
-        arguments.append(f"find_unused_parameters={tree.source(delay)}")
-    edits.replace(call, f"{tree.source(call.func)}({', '.join(arguments)})")
+        texts.append(f"find_unused_parameters={module.source(delay)}")
+    edits.replace(call, f"{module.source(call.func)}({', '.join(texts)})")
     if isinstance(call.func, ast.Attribute):
-        edits.replace(call, f"{torch}{DDP.removeprefix('torch')}({', '.join(arguments)})")
+        edits.replace(call, f"{torch}{DDP.removeprefix('torch')}({', '.join(texts)})")
     dropped = sorted(set(known) - {"module", "delay_allreduce"})
     if dropped:
         note(call, f"{', '.join(dropped)} of Apex's DistributedDataParallel has no equivalent and is left out")
@@ -822,7 +817,7 @@ def _rewrite_ddp(
 def _halves_weights(names: Names) -> bool:
     """Return whether a module initializes at O2 or O3, whose weights take half the memory."""
     for use, meaning in names.uses:
-        call = names.tree.parent(use)
+        call = names.module.parent(use)
         if meaning == "apex.amp.initialize" and isinstance(call, ast.Call):
             level = next((each.value for each in call.keywords if each.arg == "opt_level"), None)
             if isinstance(level, ast.Constant) and level.value in ("O2", "O3"):

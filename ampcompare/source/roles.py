@@ -5,37 +5,11 @@ from __future__ import annotations
 import ast
 import re
 
-from ampcompare.source.names import ModuleNames, Scope
+from ampcompare.source.module import Module, Scope
 from ampcompare.source.syntax import dotted
 
-__all__ = ["AUTOCASTS", "CLIPS", "WRAPPERS", "Roles"]
+__all__ = ["Roles"]
 
-AUTOCASTS = frozenset(
-    {
-        "torch.autocast",
-        "torch.amp.autocast",
-        "torch.cuda.amp.autocast",
-        "torch.cpu.amp.autocast",
-        "torch.xpu.amp.autocast",
-        "torch.npu.amp.autocast",
-    }
-)
-CLIPS = frozenset(
-    {
-        "torch.nn.utils.clip_grad_norm_",
-        "torch.nn.utils.clip_grad_norm",
-        "torch.nn.utils.clip_grad_value_",
-    }
-)
-WRAPPERS = frozenset(
-    {
-        "torch.nn.DataParallel",
-        "torch.nn.parallel.DataParallel",
-        "torch.nn.parallel.DistributedDataParallel",
-        "torch.nn.parallel.distributed.DistributedDataParallel",
-        "apex.parallel.DistributedDataParallel",
-    }
-)
 # Classes with another name, such as a scaler of Paddle or of the script itself, may work otherwise.
 SCALERS = ("GradScaler", "ShardedGradScaler", "get_grad_scaler", "grad_scaler")
 OPTIMIZER = re.compile(r"^(?:opt|optim|optimizer)(?:s|izers)?(?:_?[a-z0-9]{1,12})*$|(?:^|_)(?:opt|optim|optimizer)s?$")
@@ -46,8 +20,8 @@ OTHER_FRAMEWORKS = ("paddle", "mindspore", "oneflow", "tensorflow", "mxnet", "ji
 class Roles:
     """Roles of the objects of one module."""
 
-    def __init__(self, names: ModuleNames) -> None:
-        self._names = names
+    def __init__(self, module: Module) -> None:
+        self._module = module
         self._known: dict[tuple[str, Scope], str] = {}
 
     def of(self, node: ast.expr, scope: Scope) -> str:
@@ -71,7 +45,7 @@ class Roles:
 
     def _decide(self, text: str, scope: Scope) -> str:
         last = text.rpartition(".")[2].strip("_").lower()
-        values = self._names.values_of(text, scope) or []
+        values = self._module.values_of(text, scope) or []
         values = [value for value in values if not isinstance(value, (ast.Constant, ast.Starred))]
         made = {self._made(value, scope) for value in values if isinstance(value, ast.Call)}
         for role in ("scaler", "scheduler", "optimizer"):
@@ -86,7 +60,7 @@ class Roles:
         return "optimizer" if OPTIMIZER.search(last) and not is_setting else ""
 
     def _made(self, call: ast.Call, scope: Scope) -> str:
-        name = self._names.resolve(call.func, scope) or dotted(call.func) or ""
+        name = self._module.resolve(call.func, scope) or dotted(call.func) or ""
         if name.startswith(OTHER_FRAMEWORKS):
             return "other"
         last = name.rpartition(".")[2]

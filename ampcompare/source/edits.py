@@ -1,15 +1,26 @@
-"""Edits of a source text at positions of its tree: what is not edited keeps every byte."""
+"""Edits of a source text at positions of its tree: what is not edited keeps every byte.
+
+Those of `Edits` are made by statement, as rewriting and fixes ask for them; what is left is a list of `Edit`.
+"""
 
 from __future__ import annotations
 
 import ast
-import bisect
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from ampcompare.migrate.read.tree import Tree
+from ampcompare.source.module import Module
 
-__all__ = ["Edits"]
+__all__ = ["Edit", "Edits", "apply_edits"]
+
+
+@dataclass(frozen=True, order=True)
+class Edit:
+    """A piece of the text that is replaced, by offsets in characters."""
+
+    start: int
+    end: int
+    text: str
 
 
 @dataclass
@@ -32,8 +43,8 @@ class _Line:
 class Edits:
     """A set of edits; later ones inside the span of an earlier replacement are lost, those around it win."""
 
-    def __init__(self, tree: Tree) -> None:
-        self.tree = tree
+    def __init__(self, module: Module) -> None:
+        self.module = module
         self._lines: dict[int, _Line] = {}
         self._spans: dict[tuple[int, int], str | list[str]] = {}
         self._removed: set[ast.stmt] = set()
@@ -48,7 +59,7 @@ class Edits:
 
     def replace(self, node: ast.AST, text: str) -> None:
         """Replace an expression."""
-        self._spans[self.tree.span(node)] = text
+        self._spans[self.module.span(node)] = text
 
     def replace_span(self, start: int, end: int, text: str) -> None:
         """Replace characters of the text."""
@@ -56,10 +67,10 @@ class Edits:
 
     def replace_statement(self, statement: ast.stmt, lines: list[str]) -> None:
         """Replace a statement by others, which are given without the indentation of the block."""
-        if lines and not self.tree.is_alone(statement):
-            self._spans[self.tree.span(statement)] = "; ".join(lines)
+        if lines and not self.module.is_alone(statement):
+            self._spans[self.module.span(statement)] = "; ".join(lines)
         elif lines:
-            self._spans[self.tree.span(statement)] = list(lines)
+            self._spans[self.module.span(statement)] = list(lines)
         else:
             self.remove(statement)
 
@@ -78,23 +89,23 @@ class Edits:
             lines: without the indentation of the block.
             outside: above a `with` that the statement was wrapped in.
         """
-        while self.tree.text.startswith("elif", self.tree.span(statement)[0]):
-            statement = self.tree.parent(statement)  # type: ignore[assignment]
-        if not self.tree.is_alone(statement) and not self.begins_line(statement):
-            start, _ = self.tree.span(statement)
+        while self.module.text.startswith("elif", self.module.span(statement)[0]):
+            statement = self.module.parent(statement)  # type: ignore[assignment]
+        if not self.module.begins_line(statement):
+            start, _ = self.module.span(statement)
             self._spans[(start, start)] = "".join(f"{line}; " for line in lines)
             return
-        line = self._line(self._unwrapped.get(statement, self.tree.line_of(statement)))
+        line = self._line(self._unwrapped.get(statement, self.module.first_line(statement)))
         line.before += [(0 if outside else line.deeper, 1, text) for text in lines]
 
     def after(self, statement: ast.stmt, lines: Iterable[str]) -> None:
         """Put statements below another."""
         end = statement.end_lineno or statement.lineno
-        if not self._ends_line(statement):
-            _, stop = self.tree.span(statement)
+        if not self.module.is_alone(statement):
+            _, stop = self.module.span(statement)
             self._spans[(stop, stop)] = "".join(f"; {line}" for line in lines)
             return
-        first = self.tree.line_of(statement)
+        first = self.module.first_line(statement)
         self._line(end).after += [(first, text) for text in lines]
 
     def inserted(self) -> str:
@@ -104,24 +115,12 @@ class Edits:
             texts += [text for _, _, text in line.before] + [text for _, text in line.after]
         return "\n".join(texts)
 
-    def begins_line(self, statement: ast.stmt) -> bool:
-        """Return whether a statement is the first of its line."""
-        start, _ = self.tree.span(statement)
-        return not self.tree.text[self.tree.starts[self.tree.line_of(statement) - 1] : start].strip()
-
-    def _ends_line(self, statement: ast.stmt) -> bool:
-        if not self.begins_line(statement):
-            return False
-        _, end = self.tree.span(statement)
-        rest = self.tree.text[end:].splitlines()[0] if self.tree.text[end:].splitlines() else ""
-        return not rest.strip() or rest.strip().startswith("#")
-
     def wrap(self, first: ast.stmt, last: ast.stmt, header: str) -> None:
         """Put statements of one block below a header such as `with ...:`."""
-        begin, end = self.tree.line_of(first), last.end_lineno or last.lineno
-        if not self.tree.is_alone(first) or not self.tree.is_alone(last):
-            start, _ = self.tree.span(first)
-            self._spans[(start, start)] = f"{header} " if self.begins_line(first) or first is last else ""
+        begin, end = self.module.first_line(first), last.end_lineno or last.lineno
+        if not self.module.is_alone(first) or not self.module.is_alone(last):
+            start, _ = self.module.span(first)
+            self._spans[(start, start)] = f"{header} " if self.module.begins_line(first) or first is last else ""
             return
         line = self._line(begin)
         line.before.append((line.deeper, 0, header))
@@ -135,23 +134,23 @@ class Edits:
         Args:
             body: a block of the statement; what else it holds goes.
         """
-        tree = self.tree
-        if not tree.is_alone(body[0]):  # on the line of the header
-            start, _ = tree.span(statement)
-            at, _ = tree.span(body[0])
+        module = self.module
+        if not module.is_alone(body[0]):  # on the line of the header
+            start, _ = module.span(statement)
+            at, _ = module.span(body[0])
             self._spans[(start, at)] = "".join(f"{line}; " for line in lines)
             return
-        outer, inner = tree.indent(statement), tree.indent(body[0])
-        top, begin = tree.line_of(statement), self._first_line(statement, body)
+        outer, inner = module.indent(statement), module.indent(body[0])
+        top, begin = module.first_line(statement), self._first_line(statement, body)
         end = body[-1].end_lineno or body[-1].lineno
-        self._spans[(tree.starts[top - 1], tree.starts[begin - 1])] = ""
+        self._spans[(module.starts[top - 1], module.starts[begin - 1])] = ""
         self._unwrapped[statement] = begin
         self._line(top)
         moved = self._lines.pop(top)
         last = statement.end_lineno or statement.lineno
         if last > end:
-            stop = tree.line_start(last + 1)
-            self._spans[(tree.starts[end], stop)] = ""
+            stop = module.line_start(last + 1)
+            self._spans[(module.starts[end], stop)] = ""
         for number in range(begin, end + 1):
             if number not in self._inside_strings():
                 self._line(number).cut.append((inner, outer))
@@ -162,9 +161,9 @@ class Edits:
 
     def _first_line(self, statement: ast.stmt, body: list[ast.stmt]) -> int:
         """Return where a block begins, with the comments above its first statement."""
-        tree = self.tree
-        line, top = tree.line_of(body[0]), tree.line_of(statement)
-        while line - 1 > top and tree.line_text(line - 1).lstrip().startswith("#"):
+        module = self.module
+        line, top = module.first_line(body[0]), module.first_line(statement)
+        while line - 1 > top and module.line_text(line - 1).lstrip().startswith("#"):
             line -= 1
         return line
 
@@ -172,7 +171,7 @@ class Edits:
         """Return the lines that begin inside a string, whose text is not indentation."""
         if self._strings is None:
             self._strings = set()
-            for node in self.tree.nodes:
+            for node in self.module.nodes:
                 is_text = isinstance(node, ast.Constant) and isinstance(node.value, (str, bytes))
                 if (is_text or isinstance(node, ast.JoinedStr)) and node.end_lineno != node.lineno:  # type: ignore[attr-defined]
                     self._strings.update(range(node.lineno + 1, node.end_lineno + 1))  # type: ignore[attr-defined]
@@ -180,111 +179,121 @@ class Edits:
 
     def _indentation(self, number: int, deeper: int | None = None) -> str:
         """Return the new indentation of a line."""
-        text = self.tree.line_text(number)
-        old = text[: len(text) - len(text.lstrip(" \t\f"))]
+        old = self.module.line_indent(number)
         line = self._lines.get(number)
         if line is None:
             return old
         for inner, outer in reversed(line.cut):
             if old.startswith(inner):
                 old = outer + old[len(inner) :]
-        return self.tree.unit * (line.deeper if deeper is None else deeper) + old
+        return self.module.unit * (line.deeper if deeper is None else deeper) + old
 
     def result(self) -> str:
         """Return the text with all edits."""
+        return apply_edits(self.module.text, [(edit,) for edit in self.settled()])[0]
+
+    def settled(self) -> tuple[Edit, ...]:
+        """Return all edits by position, the widest first where several begin together, after what is put above it."""
         self._settle_removed()
-        tree, newline = self.tree, self.tree.newline
+        module, newline = self.module, self.module.newline
         spans = {span: text for span, text in self._spans.items() if isinstance(text, str)}
         for (start, end), text in self._spans.items():
             if isinstance(text, list):
-                number = self._line_at(start)
+                number = module.line_at(start)
                 spans[(start, end)] = newline.join(
                     [text[0], *(each and self._indentation(number) + each for each in text[1:])]
                 )
         for number, line in sorted(self._lines.items()):
-            begin = tree.starts[number - 1]
-            text = tree.line_text(number)
-            old = text[: len(text) - len(text.lstrip(" \t\f"))]
+            begin = module.starts[number - 1]
+            text, old = module.line_text(number), module.line_indent(number)
             lines = [
                 (content and self._indentation(number, deeper) + content) + newline
                 for deeper, _, content in line.before
             ]
             kept = old if not text.strip() else self._indentation(number)
             if lines or kept != old:
-                self._put(spans, begin, begin + len(old), "".join(lines) + kept)
+                same = kept == old
+                self._put(spans, begin, begin if same else begin + len(old), "".join(lines) + ("" if same else kept))
             if line.after:
                 stop = begin + len(text)
                 ends = text.endswith(("\n", "\r"))
                 below = [content and self._indentation(first) + content for first, content in line.after]
                 joined = "".join(f"{each}{newline}" for each in below) if ends else newline + newline.join(below)
                 self._put(spans, stop, stop, joined)
-        return self._apply(spans)
+        edits = [Edit(start, end, text) for (start, end), text in spans.items()]
+        return tuple(sorted(edits, key=lambda edit: (edit.start, edit.end != edit.start, -edit.end)))
 
     @staticmethod
     def _put(spans: dict[tuple[int, int], str], start: int, end: int, text: str) -> None:
         spans[(start, end)] = spans.get((start, end), "") + text
 
-    def _apply(self, spans: dict[tuple[int, int], str]) -> str:
-        parts: list[str] = []
-        done = 0
-        # The widest first where several begin together; insertions come before what they stand above.
-        for (start, end), text in sorted(
-            spans.items(), key=lambda item: (item[0][0], item[0][1] != item[0][0], -item[0][1])
-        ):
-            if start < done:
-                continue
-            parts += [self.tree.text[done:start], text]
-            done = end
-        parts.append(self.tree.text[done:])
-        return "".join(parts)
-
-    def _line_at(self, offset: int) -> int:
-        return bisect.bisect_right(self.tree.starts, offset)
-
     def _settle_removed(self) -> None:
         """Turn removed statements into spans; what would leave a block empty goes too, or becomes `pass`."""
-        tree = self.tree
+        module = self.module
         changed = True
         while changed:
             changed = False
             for statement in list(self._removed):
-                parent = tree.parent(statement)
+                parent = module.parent(statement)
                 if not isinstance(parent, (ast.If, ast.With)) or parent in self._removed:
                     continue
-                if all(each in self._removed for block in tree.blocks(parent) for each in block):
+                if all(each in self._removed for block in module.blocks(parent) for each in block):
                     self._removed.add(parent)
                     changed = True
         for statement in self._removed:
-            if any(outer in self._removed for outer in tree.ancestors(statement)):
+            if any(outer in self._removed for outer in module.ancestors(statement)):
                 continue
-            block = tree.block(statement)
+            block = module.block(statement)
             kept = [each for each in block if each not in self._removed]
-            if not kept and not isinstance(tree.parent(statement), ast.Module) and statement is block[-1]:
-                self._spans[tree.span(statement)] = "pass"
-            elif tree.is_alone(statement):
+            if not kept and not isinstance(module.parent(statement), ast.Module) and statement is block[-1]:
+                self._spans[module.span(statement)] = "pass"
+            elif module.is_alone(statement):
                 self._remove_lines(statement)
             else:
-                self._spans[tree.span(statement)] = "pass"
+                self._spans[module.span(statement)] = "pass"
 
     def _remove_lines(self, statement: ast.stmt) -> None:
-        tree = self.tree
-        first, last = tree.line_of(statement), statement.end_lineno or statement.lineno
-        stop = tree.line_start(last + 1)
+        module = self.module
+        first, last = module.first_line(statement), statement.end_lineno or statement.lineno
+        stop = module.line_start(last + 1)
         above = first - 1  # as many blank lines remain as the longer run around the statement had
         while (
             above >= 1
-            and last + 1 < len(tree.starts)
-            and not (tree.line_text(above) + tree.line_text(last + 1)).strip()
+            and last + 1 < len(module.starts)
+            and not (module.line_text(above) + module.line_text(last + 1)).strip()
         ):
             above, last = above - 1, last + 1
-            stop = tree.line_start(last + 1)
-        if tree.block(statement)[0] is statement and not isinstance(tree.parent(statement), ast.Module):
-            while last + 1 < len(tree.starts) and not tree.line_text(last + 1).strip():  # a block begins without them
+            stop = module.line_start(last + 1)
+        if module.block(statement)[0] is statement and not isinstance(module.parent(statement), ast.Module):
+            while (
+                last + 1 < len(module.starts) and not module.line_text(last + 1).strip()
+            ):  # a block begins without them
                 last += 1
-                stop = tree.line_start(last + 1)
+                stop = module.line_start(last + 1)
         moved = self._lines.pop(first, None)
-        self._spans[(tree.starts[first - 1], stop)] = ""
+        self._spans[(module.starts[first - 1], stop)] = ""
         if moved is not None and moved.before:
-            indent = tree.indent(statement)
-            text = "".join(f"{content and indent + content}{tree.newline}" for _, _, content in moved.before)
-            self._spans[(tree.starts[first - 1], stop)] = text
+            indent = module.indent(statement)
+            text = "".join(f"{content and indent + content}{module.newline}" for _, _, content in moved.before)
+            self._spans[(module.starts[first - 1], stop)] = text
+
+
+def apply_edits(text: str, groups: Iterable[tuple[Edit, ...]]) -> tuple[str, list[tuple[Edit, ...]]]:
+    """Return the text after the edits, and the groups that were applied: those that overlap no earlier one."""
+    taken: dict[Edit, None] = {}
+    applied = []
+    for group in groups:
+        new = [edit for edit in group if edit not in taken]
+        if any(_overlap(edit, other) for edit in new for other in taken):
+            continue
+        taken.update(dict.fromkeys(new))
+        applied.append(group)
+    for edit in sorted(taken, reverse=True):
+        text = text[: edit.start] + edit.text + text[edit.end :]
+    return text, applied
+
+
+def _overlap(one: Edit, other: Edit) -> bool:
+    if one.start == one.end and other.start == other.end:
+        return one.start == other.start
+    return one.start < other.end and other.start < one.end

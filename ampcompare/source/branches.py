@@ -1,0 +1,144 @@
+"""Under which conditions a place of a module runs, and whether two places can run together."""
+
+from __future__ import annotations
+
+import ast
+import functools
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import pairwise
+
+from ampcompare.source.module import Module
+from ampcompare.source.syntax import dotted
+
+__all__ = [
+    "Facts",
+    "branches_around",
+    "conditions",
+    "conditions_around",
+    "contradict",
+    "facts_at",
+    "is_exclusive",
+    "narrowed",
+]
+
+# What is known of expressions, by their text.
+Facts = Mapping[str, object]
+
+
+def branches_around(module: Module, node: ast.AST, within: ast.AST | None = None) -> Iterator[tuple[ast.If, bool]]:
+    """Yield the `if` statements around a node, the innermost first, and whether it is in the branch of the test.
+
+    Args:
+        within: a node around, at which this ends.
+    """
+    for below, outer in pairwise([node, *module.ancestors(node)]):
+        if outer is within:
+            break
+        if isinstance(outer, ast.If) and below is not outer.test:
+            yield outer, any(each is below for each in outer.body)
+
+
+def conditions_around(module: Module, node: ast.AST, within: ast.AST | None = None) -> set[str]:
+    """Return the tests, as text, under which a node runs in each round of a loop, or in its function."""
+    return {
+        ast.unparse(outer.test) if holds else f"not ({ast.unparse(outer.test)})"
+        for outer, holds in branches_around(module, node, within)
+    }
+
+
+def facts_at(module: Module, node: ast.AST, within: ast.AST | None = None) -> Facts:
+    """Return what is known where a node is reached, by the `if` statements around it."""
+    facts: Facts = {}
+    for outer, holds in reversed(list(branches_around(module, node, within))):
+        facts = narrowed(facts, outer.test, holds)
+    return facts
+
+
+def is_exclusive(module: Module, one: ast.AST, other: ast.AST) -> bool:
+    """Return whether two places never run together: a test of one is the opposite of a test of the other."""
+    return contradict(facts_at(module, one), facts_at(module, other))
+
+
+def contradict(one: Facts, other: Facts) -> bool:
+    """Return whether two sets of conditions cannot both hold."""
+    return any(key in other and other[key] != value for key, value in one.items())
+
+
+def conditions(test: ast.expr, holds: bool) -> dict[str, object]:
+    """Return what is known where a test holds, or where it does not.
+
+    `x is not None` counts as `x`; `a == "b"` contradicts `a == "c"`.
+    """
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        return conditions(test.operand, not holds)
+    if isinstance(test, ast.BoolOp):
+        if isinstance(test.op, ast.And) == holds:
+            return _joined(conditions(value, holds) for value in test.values) | {ast.unparse(test): holds}
+        return {ast.unparse(test): holds}
+    if isinstance(test, ast.Compare) and len(test.ops) == 1:
+        operator, right = test.ops[0], test.comparators[0]
+        is_equal = isinstance(operator, (ast.Eq, ast.Is))
+        if is_equal or isinstance(operator, (ast.NotEq, ast.IsNot)):
+            holds = holds == is_equal
+            left = ast.unparse(test.left)
+            known: dict[str, object]
+            if isinstance(right, ast.Constant):
+                if right.value is None or isinstance(right.value, bool):
+                    return {left: holds == bool(right.value)}
+                known = {f"{left} == {right.value!r}": holds}
+                if holds:
+                    known[f"{left} =="] = right.value
+                return known
+            known = {f"{left} == {ast.unparse(right)}": holds}
+            if (
+                holds and (dotted(right) or "").rpartition(".")[2].isupper()
+            ):  # a constant, or a member of an enumeration
+                known[f"{left} =="] = ast.unparse(right)
+            return known
+    return {ast.unparse(test): holds}
+
+
+def narrowed(facts: Facts, test: ast.expr, holds: bool) -> Facts:
+    """Return facts together with what a test adds to them.
+
+    Where `a and b` does not hold but `b` does, `a` does not; where `a or b` holds but `b` does not, `a` does.
+    """
+    known = {**facts, **conditions(test, holds)}
+    while True:
+        found = _last_of_joint(known)
+        if not found:
+            return known
+        known |= found
+
+
+def _last_of_joint(known: Facts) -> dict[str, object]:
+    """Return what follows for the only undecided part of a joint condition."""
+    for text, value in known.items():
+        test = _joint(text) if isinstance(value, bool) else None
+        if test is None or isinstance(test.op, ast.And) == value:
+            continue
+        undecided = [each for each in test.values if not _is_known(known, each, not value)]
+        if len(undecided) == 1:
+            found = conditions(undecided[0], bool(value))
+            if any(key not in known for key in found):
+                return {key: one for key, one in found.items() if key not in known}
+    return {}
+
+
+def _is_known(known: Facts, test: ast.expr, holds: bool) -> bool:
+    return all(key in known and known[key] == value for key, value in conditions(test, holds).items())
+
+
+@functools.cache
+def _joint(text: str) -> ast.BoolOp | None:
+    if " and " not in text and " or " not in text:
+        return None
+    try:
+        test = ast.parse(text, mode="eval").body
+    except SyntaxError:  # a key that stands for no expression, such as that of a `try`
+        return None
+    return test if isinstance(test, ast.BoolOp) else None
+
+
+def _joined(parts: Iterable[dict[str, object]]) -> dict[str, object]:
+    return {key: value for part in parts for key, value in part.items()}

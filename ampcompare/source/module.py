@@ -1,0 +1,450 @@
+"""One module as source: its tree with parents and scopes, what its names mean, and the text of each node.
+
+`ast` rather than a concrete syntax tree: it is several times faster, and edits at exact positions keep comments and
+formatting by themselves.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeAlias
+
+from ampcompare.source.amp_names import APEX, STARS, shown
+from ampcompare.source.calls import arguments, is_literal, last_name, parameters
+from ampcompare.source.syntax import children, dotted, parse_tree
+from ampcompare.source.text import Text
+
+__all__ = ["Block", "Function", "Imported", "Module", "Scope", "flat_values"]
+
+Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
+Block: TypeAlias = list[ast.stmt]
+BLOCKS = ("body", "orelse", "finalbody")
+MAX_ALIASES = 8
+
+
+@dataclass(eq=False)
+class Scope:
+    """One module, class or function.
+
+    Attributes:
+        node: what it belongs to.
+        parent: the scope around it; None for the module.
+        function: the innermost `def` that it is, or is in; None at the top of the module or of a class.
+        owner: the class whose method this is.
+        imports: every full name that imports bind to a local name, as of `try` and `except`, in their order.
+        parameters: of the function.
+        values: what is assigned to a name, or in methods to an attribute such as `self.scaler`, by its dotted text.
+        functions: that are defined in it.
+        globals: names that it declares to be those of the module.
+    """
+
+    node: ast.Module | ast.ClassDef | Function | ast.Lambda
+    parent: Scope | None
+    function: Function | None = None
+    owner: Scope | None = None
+    imports: dict[str, list[str]] = field(default_factory=dict)
+    parameters: set[str] = field(default_factory=set)
+    values: dict[str, list[ast.expr]] = field(default_factory=dict)
+    functions: dict[str, Scope] = field(default_factory=dict)
+    globals: set[str] = field(default_factory=set)
+
+    def bind(self, name: str, full: str) -> None:
+        """Let a name mean something of another module."""
+        known = self.imports.setdefault(name, [])
+        if full not in known:
+            known.append(full)
+
+    def enclosing(self) -> Iterator[Scope]:
+        """Yield the scopes in which a name of this one is looked up."""
+        scope: Scope | None = self
+        while scope is not None:
+            if scope is self or not isinstance(scope.node, ast.ClassDef):
+                yield scope
+            scope = scope.parent
+
+
+class Imported(NamedTuple):
+    """One name of an import.
+
+    Attributes:
+        statement: that imports it.
+        alias: how.
+        full: its full name, `apex.*` for all of a module; it begins with dots for what is next to this module.
+    """
+
+    statement: ast.Import | ast.ImportFrom
+    alias: ast.alias
+    full: str
+
+
+class Module(Text):
+    """A module that was parsed.
+
+    Attributes:
+        tree: its root.
+        nodes: parents before what they hold, in the order of the source; without contexts and operators.
+        parents: the node around each node.
+        scope_of: the scope in which each node is evaluated.
+        top: the outermost scope.
+        scopes: all scopes, the outer ones first.
+        scope_from: the scope that a class, function or lambda makes.
+        calls: all calls, in the order of the source.
+        imports: all imports, in the order of the source.
+
+    Raises:
+        SourceInvalid: it is not Python 3, or nested too deeply.
+    """
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.tree = parse_tree(text)
+        self.top = Scope(self.tree, None)
+        self.scopes = [self.top]
+        self.scope_from: dict[ast.AST, Scope] = {self.tree: self.top}
+        self.nodes: list[ast.AST] = []
+        self.parents: dict[ast.AST, ast.AST] = {}
+        self.scope_of: dict[ast.AST, Scope] = {self.tree: self.top}
+        self.calls: list[ast.Call] = []
+        self.imports: list[Imported] = []
+        self._known: dict[tuple[Scope, str], str | None] = {}
+        self._walk()
+        self.calls.sort(key=lambda call: (call.lineno, call.col_offset))
+
+    # The tree.
+
+    def _walk(self) -> None:
+        waiting: list[ast.AST] = [self.tree]
+        parents, scope_of, nodes = self.parents, self.scope_of, self.nodes
+        while waiting:
+            node = waiting.pop()
+            nodes.append(node)
+            inside = children(node)
+            scope = scope_of[node]
+            read = READERS.get(node.__class__)
+            if read is not None:
+                scope = read(self, node, scope)
+            if inside:
+                parents.update(dict.fromkeys(inside, node))
+                scope_of.update(dict.fromkeys(inside, scope))
+                inside.reverse()
+                waiting += inside
+
+    def parent(self, node: ast.AST) -> ast.AST:
+        """Return the node that holds another; the module holds itself."""
+        return self.parents.get(node, self.tree)
+
+    def ancestors(self, node: ast.AST) -> Iterator[ast.AST]:
+        """Yield the nodes around a node, the nearest first, the module last."""
+        while node is not self.tree:
+            node = self.parent(node)
+            yield node
+
+    def outermost(self, node: ast.AST) -> ast.stmt:
+        """Return the statement of the module itself that a node is in."""
+        return next(each for each in self.tree.body if self.is_in(node, [each]))
+
+    def is_in(self, node: ast.AST, block: Block) -> bool:
+        """Return whether a node is one of some statements, or in one of them."""
+        around = [node, *self.ancestors(node)]
+        return any(each in around for each in block)
+
+    def within_function(self, node: ast.AST) -> Iterator[ast.AST]:
+        """Yield the nodes around a node up to its function, or up to the module where it is in none."""
+        for outer in self.ancestors(node) if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) else ():
+            yield outer
+            if isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                break
+
+    def statement(self, node: ast.AST) -> ast.stmt:
+        """Return the smallest statement around an expression, or the statement itself."""
+        while not isinstance(node, ast.stmt):
+            node = self.parents[node]
+        return node
+
+    def block(self, statement: ast.stmt) -> Block:
+        """Return the list of statements that a statement stands in."""
+        for block in self.blocks(self.parent(statement)):
+            if any(each is statement for each in block):
+                return block
+        raise LookupError(ast.dump(statement))
+
+    def siblings(self, statement: ast.stmt) -> tuple[Block, int]:
+        """Return the block in which a statement stands, and its place there."""
+        block = self.block(statement)
+        return block, block.index(statement)
+
+    def outer(self, statement: ast.stmt) -> ast.stmt | None:
+        """Return the statement that holds another one; None for a statement of the module itself."""
+        return next((each for each in self.ancestors(statement) if isinstance(each, ast.stmt)), None)
+
+    @staticmethod
+    def blocks(node: ast.AST) -> Iterator[Block]:
+        """Yield the lists of statements directly below a node."""
+        for name in BLOCKS:
+            block = getattr(node, name, None)
+            if isinstance(block, list) and block and isinstance(block[0], ast.stmt):
+                yield block
+        for handler in getattr(node, "handlers", []):
+            yield handler.body
+        for case in getattr(node, "cases", []):
+            yield case.body
+
+    def function(self, node: ast.AST) -> Function | None:
+        """Return the innermost function around a node; None at the top of the module or of a class."""
+        scope = self.scope_of.get(node)
+        return None if scope is None else scope.function
+
+    def class_of(self, function: Function | None) -> ast.ClassDef | None:
+        """Return the class whose method a function is."""
+        holder = None if function is None else self.scope_of[function].node
+        return holder if isinstance(holder, ast.ClassDef) else None
+
+    def functions_around(self, node: ast.AST) -> Iterator[Function]:
+        """Yield the functions around a node, the innermost first."""
+        while (function := self.function(node)) is not None:
+            yield function
+            node = function
+
+    def methods(self, *names: str) -> Iterator[tuple[ast.Call, ast.expr]]:
+        """Yield the calls of methods of some names, with the object of each."""
+        for call in self.calls:
+            if isinstance(call.func, ast.Attribute) and call.func.attr in names:
+                yield call, call.func.value
+
+    def method(self, owner: Scope, name: str, depth: int = 0) -> Scope | None:
+        """Return a method of a class, its own or one of a base class of this module."""
+        if not isinstance(owner.node, ast.ClassDef) or depth > MAX_ALIASES:
+            return None
+        found = owner.functions.get(name)
+        if found is not None:
+            return None if isinstance(found.node, ast.ClassDef) else found
+        for text in filter(None, map(dotted, owner.node.bases)):
+            scopes = owner.parent.enclosing() if owner.parent is not None else ()
+            holder = next((one.functions[text] for one in scopes if text in one.functions), None)
+            if holder is not None and (method := self.method(holder, name, depth + 1)) is not None:
+                return method
+        return None
+
+    def key(self, function: Function) -> str:
+        """Return what calls of a function name: `name`, or `self.name` for a method."""
+        return f"self.{function.name}" if self.class_of(function) is not None else function.name
+
+    @functools.cached_property
+    def functions(self) -> dict[str, list[Function]]:
+        """All functions by their keys."""
+        found: dict[str, list[Function]] = {}
+        for node in self.scope_from:
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                found.setdefault(self.key(node), []).append(node)
+        return found
+
+    @functools.cached_property
+    def unit(self) -> str:
+        """The unit of indentation."""
+        for node in self.nodes:
+            if isinstance(node, ast.stmt) and node.col_offset and isinstance(self.parent(node), ast.stmt):
+                outer, inner = self.indent(self.parent(node)), self.indent(node)
+                if inner.startswith(outer) and len(inner) > len(outer):
+                    return inner[len(outer) :]
+        return "    "
+
+    # What the tree binds.
+
+    def _open(self, node: Function | ast.Lambda | ast.ClassDef, scope: Scope) -> Scope:
+        inner = Scope(node, scope, scope.function)
+        if isinstance(scope.node, ast.ClassDef):
+            inner.owner = scope
+        elif not isinstance(node, ast.ClassDef):
+            inner.owner = scope.owner  # a function inside a method sees its `self`
+        if not isinstance(node, ast.ClassDef):
+            given = node.args
+            named = [*given.posonlyargs, *given.args, *given.kwonlyargs, given.vararg, given.kwarg]
+            inner.parameters = {argument.arg for argument in named if argument is not None}
+        if not isinstance(node, ast.Lambda):
+            scope.functions[node.name] = inner
+            if not isinstance(node, ast.ClassDef):
+                inner.function = node
+        self.scope_from[node] = inner
+        self.scopes.append(inner)
+        return inner
+
+    def _call(self, node: ast.Call, scope: Scope) -> Scope:
+        self.calls.append(node)
+        return scope
+
+    def _global(self, node: ast.Global, scope: Scope) -> Scope:
+        scope.globals.update(node.names)
+        return scope
+
+    def _import(self, node: ast.Import, scope: Scope) -> Scope:
+        for alias in node.names:
+            self.imports.append(Imported(node, alias, alias.name))
+            head = alias.name.partition(".")[0]
+            self._holder(scope, alias.asname or head).bind(alias.asname or head, alias.name if alias.asname else head)
+        return scope
+
+    def _import_from(self, node: ast.ImportFrom, scope: Scope) -> Scope:
+        module = "." * node.level + (node.module or "")
+        prefix = f"{module}." if node.module else module
+        for alias in node.names:
+            self.imports.append(Imported(node, alias, prefix + alias.name))
+            names = {name: name for name in STARS.get(module, ())}
+            for name, theirs in (names if alias.name == "*" else {alias.asname or alias.name: alias.name}).items():
+                self._holder(scope, name).bind(name, prefix + theirs)
+        return scope
+
+    def _holder(self, scope: Scope, name: str) -> Scope:
+        """Return the scope that holds what a statement of a scope binds."""
+        return self.top if name in scope.globals else scope
+
+    def _assign(self, node: ast.AST, scope: Scope) -> Scope:
+        pairs: list[tuple[ast.expr, ast.expr]] = []
+        if isinstance(node, ast.Assign):
+            pairs = [(target, node.value) for target in node.targets]
+        elif isinstance(node, (ast.AnnAssign, ast.NamedExpr)) and node.value is not None:
+            pairs = [(node.target, node.value)]
+        elif isinstance(node, (ast.For, ast.AsyncFor, ast.comprehension)):
+            pairs = [(node.target, ast.Starred(node.iter))]  # an element, whatever it is
+        elif isinstance(node, ast.withitem) and node.optional_vars is not None:
+            pairs = [(node.optional_vars, ast.Starred(node.context_expr))]
+        while pairs:
+            target, value = pairs.pop(0)
+            if isinstance(target, (ast.Tuple, ast.List)):
+                values: list[ast.expr] = [ast.Starred(value) for _ in target.elts]
+                if isinstance(value, (ast.Tuple, ast.List)) and len(value.elts) == len(target.elts):
+                    values = value.elts
+                pairs += zip(target.elts, values, strict=True)
+            elif (text := dotted(target)) is not None:
+                holder = scope.owner if text.startswith("self.") and scope.owner is not None else scope
+                holder.values.setdefault(text, []).append(value)
+        return scope
+
+    # What names mean.
+
+    def values_of(self, text: str, scope: Scope) -> list[ast.expr] | None:
+        """Return what the scopes around assign to a name or attribute; None where nothing says, as for a parameter."""
+        if "." in text:
+            if text.startswith("self.") and scope.owner is not None:
+                found = scope.owner.values.get(text)
+                return None if found is None else flat_values(found)
+        head = text.partition(".")[0]
+        for one in scope.enclosing():
+            if text in one.values:
+                return flat_values(one.values[text])
+            if head in one.parameters:
+                return None
+        return None
+
+    def resolve(self, node: ast.AST, scope: Scope | None = None, *, follow: bool = True, depth: int = 0) -> str | None:
+        """Return the full name of an expression by imports, such as `apex.amp.initialize`, or None.
+
+        Where several imports bind a name, that of Apex counts, else the last. A parameter is what all calls of its
+        function in this module pass for it.
+
+        Args:
+            scope: in which it is looked up; by default that in which it stands.
+            follow: whether to look at what is assigned to a name, if that is no more than another name.
+        """
+        text = dotted(node)
+        if text is None or depth > MAX_ALIASES:
+            return None
+        scope = scope or self.scope_of.get(node, self.top)
+        head, _, rest = text.partition(".")
+        for one in scope.enclosing():
+            if head in one.imports:
+                names = one.imports[head]
+                return _joined(next((name for name in names if name.partition(".")[0] in APEX), names[-1]), rest)
+            values = one.values.get(head)
+            if values is not None and not (len(values) == 1 and dotted(values[0]) == head):
+                return self._through(values, one, rest, depth) if follow else None
+            if head in one.parameters and head != "self" and follow:
+                base = self._passed(one, head)
+                return None if base is None else _joined(base, rest)
+            if head in one.parameters or head in one.functions:
+                break
+        if follow and head == "self" and scope.owner is not None and rest:
+            name, _, beyond = rest.partition(".")
+            inside = next(iter(scope.owner.functions.values()), scope)
+            return self._through(scope.owner.values.get(f"self.{name}", []), inside, beyond, depth)
+        return None
+
+    def _through(self, values: list[ast.expr], scope: Scope, rest: str, depth: int) -> str | None:
+        """Return the full name of an attribute of the only value but None, if that is no more than a name."""
+        named = [one for one in flat_values(values) if not is_literal(one, None)]
+        base = self.resolve(named[0], scope, depth=depth + 1) if len(named) == 1 else None
+        return None if base is None else _joined(base, rest)
+
+    def _passed(self, scope: Scope, parameter: str) -> str | None:
+        """Return the full name of what all calls of a function in this module pass for a parameter."""
+        if (scope, parameter) not in self._known:
+            self._known[scope, parameter] = None  # for a function that calls itself
+            function = scope.node
+            found: set[str | None] = set()
+            if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                names = parameters(function, positional=True)
+                names = names[1:] if self.class_of(function) is not None else names
+                given = (arguments(call, names).get(parameter) for call in self._by_name[function.name])
+                found = {None if value is None else self.resolve(value) for value in given}
+            self._known[scope, parameter] = found.pop() if len(found) == 1 else None
+        return self._known[scope, parameter]
+
+    @functools.cached_property
+    def _by_name(self) -> defaultdict[str, list[ast.Call]]:
+        """All calls by the last part of the names of their functions."""
+        found: defaultdict[str, list[ast.Call]] = defaultdict(list)
+        for call in self.calls:
+            found[last_name(call.func)].append(call)
+        return found
+
+    @functools.cached_property
+    def resolved(self) -> list[tuple[ast.Call, str]]:
+        """All calls whose functions have a full name."""
+        pairs = ((call, self.resolve(call.func)) for call in self.calls)
+        return [(call, name) for call, name in pairs if name is not None]
+
+    def calls_of(self, *names: str) -> Iterator[ast.Call]:
+        """Yield the calls of functions by full name."""
+        for call, name in self.resolved:
+            if name in names:
+                yield call
+
+    def has_alternatives(self, node: ast.expr) -> bool:
+        """Return whether imports, or an import and an assignment, bind the head of an expression differently."""
+        head = (dotted(node) or "").partition(".")[0]
+        return any(
+            len(one.imports.get(head, ())) > 1 or (head in one.imports and head in one.values)
+            for one in self.scope_of[node].enclosing()
+        )
+
+
+def _joined(name: str, rest: str) -> str:
+    return shown(f"{name}.{rest}" if rest else name)
+
+
+# How each kind of node that opens a scope or binds a name is read; returns the scope of what is below it.
+READERS: dict[type[ast.AST], Callable[[Module, Any, Scope], Scope]] = {
+    ast.Call: Module._call,
+    **dict.fromkeys((ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef), Module._open),
+    ast.Global: Module._global,
+    ast.Import: Module._import,
+    ast.ImportFrom: Module._import_from,
+    **dict.fromkeys(
+        (ast.Assign, ast.AnnAssign, ast.NamedExpr, ast.For, ast.AsyncFor, ast.comprehension, ast.withitem),
+        Module._assign,
+    ),
+}
+
+
+def flat_values(values: list[ast.expr]) -> list[ast.expr]:
+    """Return values with those of conditional expressions one by one."""
+    found: list[ast.expr] = []
+    for value in values:
+        if isinstance(value, ast.IfExp):
+            found += flat_values([value.body, value.orelse])
+        else:
+            found.append(value)
+    return found

@@ -1,0 +1,114 @@
+"""What a module knows of its names, and in which order and under which conditions its lines run."""
+
+from __future__ import annotations
+
+import ast
+from textwrap import dedent
+
+import pytest
+
+from ampcompare.source.branches import is_exclusive
+from ampcompare.source.calls import arguments
+from ampcompare.source.edits import Edits
+from ampcompare.source.follow import Follower, Frame
+from ampcompare.source.module import Module
+
+
+def resolved(text: str) -> list[str | None]:
+    """Return the full names of the functions of all calls."""
+    module = Module(dedent(text))
+    return [module.resolve(call.func) for call in module.calls]
+
+
+@pytest.mark.parametrize(
+    ("text", "full"),
+    [
+        ("from apex import amp\namp.initialize()", "apex.amp.initialize"),
+        ("from apex.amp import *\ninitialize()", "apex.amp.initialize"),
+        ("from apex.amp.frontend import initialize\ninitialize()", "apex.amp.initialize"),
+        ("import apex.amp\nused = apex.amp\nused.initialize()", "apex.amp.initialize"),
+        ("try:\n from apex import amp\nexcept ImportError:\n from torch.cuda import amp\namp.f()", "apex.amp.f"),
+        ("def main():\n global amp\n from apex import amp\ndef train():\n amp.f()", "apex.amp.f"),
+        ("def main():\n from apex import amp\ndef train():\n amp.f()", None),
+        ("from apex import amp\ndef train(amp):\n amp.f()", None),
+        ("from apex import amp\ndef train(a, b):\n b.f()\ntrain(0, amp)", "apex.amp.f"),
+        ("from apex import amp\ndef train(a, b=None):\n b.f()\ntrain(0, b=amp)\nx.train(0)", None),
+        ("from apex import amp\ndef fit(a):\n a.f()\n fit(a)\nfit(amp)", None),
+        ("from apex import amp\ndef train():\n (x, (amp, y)) = z\n amp.f()", None),
+    ],
+)
+def test_full_names(text: str, full: str | None) -> None:
+    """Imports count in their scope, those of Apex before others, and through what stands for them."""
+    assert resolved(text)[0] == full
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "never"),
+    [
+        ("fp16", "not fp16", True),
+        ("fp16", "fp16 is None", True),
+        ("mode == 'apex'", "mode == 'torch'", True),
+        ("mode == Mode.APEX", "mode == Mode.TORCH", True),
+        ("mode == first", "mode == second", False),
+        ("fp16 and apex", "not apex", True),
+        ("fp16", "apex", False),
+    ],
+)
+def test_places_that_never_run_together(one: str, other: str, never: bool) -> None:
+    """Tests that cannot both hold are known, whatever their form."""
+    module = Module(f"if {one}:\n    f()\nif {other}:\n    g()\n")
+    first, second = module.calls
+    assert is_exclusive(module, first, second) is never
+
+
+class _Names(Follower):
+    """Notes the functions that are called and not in the module, with the number of conditions."""
+
+    def __init__(self, module: Module) -> None:
+        super().__init__(module)
+        self.found: list[tuple[str, int]] = []
+
+    def reach(self, node: ast.AST, statement: ast.stmt, frame: Frame) -> None:
+        assert isinstance(node, ast.Call)
+        if not self.inline(node.func, frame, node):
+            self.found.append((ast.unparse(node.func), len(frame.facts)))
+
+
+def test_calls_are_followed_in_the_order_in_which_they_run() -> None:
+    """Arguments come before their call, functions of the module where they are called, and each once in a circle."""
+    module = Module(
+        dedent("""
+            class Trainer:
+                def fit(self):
+                    self.update(loss())
+                    if late:
+                        return done()
+                    end()
+                def update(self, loss):
+                    first(second())
+                    self.fit()
+        """)
+    )
+    names = _Names(module)
+    names.follow(module.scope_from[module.functions["self.fit"][0]])
+    found = [("loss", 0), ("second", 0), ("first", 0), ("self.fit", 0), ("done", 1), ("end", 1)]
+    assert names.found == found
+
+
+def test_arguments_that_have_no_name_here_are_known_as_such() -> None:
+    """What a star hides is no argument of the name at its place."""
+    call = Module("f(1, *rest, key=2, **more)").calls[0]
+    assert {name: ast.unparse(value) for name, value in arguments(call, ("a", "b", "c")).items()} == {
+        "a": "1",
+        "*": "*rest",
+        "key": "2",
+        "**": "more",
+    }
+
+
+def test_a_line_goes_above_the_decorators_of_a_function() -> None:
+    """Decorators are a part of what they decorate."""
+    module = Module("x = 1\n@cached\ndef f():\n    pass\n")
+    edits = Edits(module)
+    edits.before(module.tree.body[1], ["y = 2"])
+    assert edits.result() == "x = 1\ny = 2\n@cached\ndef f():\n    pass\n"
