@@ -27,6 +27,7 @@ from ampcompare.experiment.run_folder import check_output_dir
 from ampcompare.experiment.timing_rounds import run_timing_rounds
 from ampcompare.launch.base import Launcher
 from ampcompare.launch.pool import LauncherPool
+from ampcompare.launch.stop_signal import raised_later
 from ampcompare.records.comparison import Comparison
 from ampcompare.records.opened_files import OPENED
 from ampcompare.records.run import RunRecord, dump_json, read_record
@@ -197,6 +198,7 @@ def run_plan(
     def done() -> list[RunRecord]:
         return [labeled(record, label) for record, label in zip(records, plan.labels, strict=True) if record]
 
+    @raised_later()
     def saved(*, complete: bool = False) -> Comparison:
         complete = complete and launcher.is_main
         design = journal.design(done()) if complete else journal.untested()

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ampcompare.base.errors import UnsupportedCombination
-from ampcompare.launch.base import Launcher, Progress
+from ampcompare.launch.base import Launcher, Progress, interrupted_record
 from ampcompare.launch.cell_files import write_record
 from ampcompare.launch.distributed_env import world_of
 from ampcompare.launch.multi_process import MultiProcessLauncher
@@ -78,6 +78,8 @@ class DispatchingLauncher(Launcher):
         launcher = self.launcher_of(config)
         if self._is_closed:  # before it was created
             raise LauncherClosed
+        if not self.may_start():
+            return interrupted_record(config)
         record = launcher.launch(config, folder, on_progress)
         if self.place.is_limited and self.is_main:
             record = self.place.mark(record)
