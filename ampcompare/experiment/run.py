@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ from ampcompare.launch.stop_signal import raised_later
 from ampcompare.records.comparison import Comparison
 from ampcompare.records.opened_files import OPENED
 from ampcompare.records.run import RunRecord, dump_json, read_record
-from ampcompare.settings.config import RunConfig
+from ampcompare.settings.config import LAUNCHERS, RunConfig
 
 __all__ = [
     "Reuse",
@@ -42,6 +42,7 @@ __all__ = [
     "order_as_run",
     "reusable",
     "run_plan",
+    "trained_by_any_launcher",
     "with_recorded_order",
 ]
 
@@ -163,6 +164,17 @@ def run_plan(
     observer = observer or Observer()
     launcher.on_note = observer.note
     plan = with_recorded_order(plan, folder)
+    # Existing records are read first, so that an intermediate report has every row that an earlier one had.
+    known: Sequence[Reuse] = [Reuse(None, "")] * len(plan.cells)
+    if force:  # what other cells wrote before does not count
+        for config in plan.cells:
+            (cell_folder(folder, config) / OPENED).unlink(missing_ok=True)
+    elif plan.timing_rounds:  # by this launcher
+        known = [reusable(folder, config) for config in plan.cells]
+    else:
+        planned = {config.digest() for config in plan.cells}
+        cells, known = zip(*(trained_by_any_launcher(folder, config, planned) for config in plan.cells), strict=True)
+        plan = replace(plan, cells=cells)
     plan_text: dict[str, Any] = {
         "arms": plan.arms,
         "reference": plan.reference,
@@ -183,16 +195,12 @@ def run_plan(
     plan_text["journal"] = journal_head(folder)
     write_atomically(folder / "plan.json", dump_json(plan_text))
     write_atomically(folder / "env.json", dump_json(fingerprint()))
-    # Existing records are read first, so that an intermediate report has every row that an earlier one had.
-    if force:  # what other cells wrote before does not count
-        for config in plan.cells:
-            (cell_folder(folder, config) / OPENED).unlink(missing_ok=True)
-    known = [Reuse(None, "") if force else reusable(folder, config) for config in plan.cells]
     records = [found.record for found in known]
     code = SameCode(plan.cells[0])
     starts = [None if record is None else record.started or "" for record in records]
     is_pool = isinstance(launcher, LauncherPool) and launcher.are_equal
-    together = may_start is None and (is_pool or all(launcher.is_queue(cell) for cell in plan.cells))
+    left = [cell for cell, found in zip(plan.cells, known, strict=True) if found.record is None]
+    together = may_start is None and (is_pool or (bool(left) and all(map(launcher.is_queue, left))))
     observer.plan(Outline(plan.cells, plan.labels, tuple(records), folder, jobs, plan.timing_rounds, together=together))
 
     def done() -> list[RunRecord]:
@@ -357,6 +365,23 @@ def with_recorded_order(plan: Plan, folder: Path) -> Plan:
         return plan
     seed = plan.order_seed if recorded.order_seed is None else recorded.order_seed
     return plan.in_order(recorded.order, seed)
+
+
+def trained_by_any_launcher(folder: Path, config: RunConfig, planned: Collection[str]) -> tuple[RunConfig, Reuse]:
+    """Return a cell and its record; that of another launcher where it has one alone.
+
+    A launcher changes no weight or loss. It is part of a cell's name all the same, so that launchers can be rows of a
+    comparison.
+
+    Args:
+        planned: digests of all cells of the plan, which are not taken for others.
+    """
+    found = reusable(folder, config)
+    for name in LAUNCHERS if found.record is None else ():
+        other = config.model_copy(update={"launcher": name})
+        if other.digest() not in planned and (reused := reusable(folder, other)).record is not None:
+            return other, reused
+    return config, found
 
 
 def order_as_run(plan: Plan, starts: Sequence[str | None]) -> list[str]:

@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from ampcompare.base.environment.gpus import visible_gpus
 from ampcompare.base.errors import BackendUnavailable, EnvironmentUnfit, LaunchError
 from ampcompare.base.files.write import write_atomically
@@ -38,6 +40,7 @@ __all__ = ["RayLauncher", "require_ray"]
 
 POLL_SECONDS = 0.5
 MAX_RETRIES = 3  # of a task whose machine or worker was lost
+GCS = "gcs_server"  # the process of Ray that every cluster has once
 TOKEN = "driver.token"  # a file by which a task recognizes the folder
 
 
@@ -54,8 +57,8 @@ def require_ray() -> None:
 class RayLauncher(QueueLauncher):
     """Submits a task per cell, all announced cells ahead, and waits for each.
 
-    It joins the cluster that RAY_ADDRESS names, or the one that `ray start` started here; else it starts Ray on this
-    machine, and ends it. Tasks end with this process.
+    It joins the cluster that RAY_ADDRESS names, or the one that `ray start` started last on this machine; else it
+    starts Ray here, and ends it. Tasks end with this process.
 
     Raises:
         BackendUnavailable: Ray is not installed.
@@ -82,13 +85,16 @@ class RayLauncher(QueueLauncher):
                 raise LaunchError(f"Ray cannot be reached or started: {said}") from None
 
     def _join_or_start(self) -> None:
+        # Not address="auto", by which Ray joins any cluster of the machine: also the one of another command, which
+        # ends with that command.
+        options = {"log_to_driver": False, "include_dashboard": False, "configure_logging": False}
         try:
-            self._ray.init(address="auto", log_to_driver=False, configure_logging=False)
-            self._is_cluster = True
-        except ConnectionError:
+            self._ray.init(**options)
+        except ConnectionError:  # the cluster that `ray start` started here is gone
             if os.environ.get("RAY_ADDRESS"):
                 raise
-            self._ray.init(log_to_driver=False, include_dashboard=False, configure_logging=False)
+            self._ray.init(address="local", **options)
+        self._is_cluster = not any(child.name() == GCS for child in psutil.Process().children())
 
     def submit_ahead(self, cells: Sequence[tuple[RunConfig, Path]]) -> None:
         for config, folder in cells:

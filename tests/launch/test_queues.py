@@ -15,16 +15,18 @@ import pytest
 
 from ampcompare.base.environment.versions import fingerprint
 from ampcompare.base.errors import Ended
+from ampcompare.experiment.load import reload_comparison
 from ampcompare.experiment.observer import Observer
 from ampcompare.experiment.plan import Plan, make_plan
-from ampcompare.experiment.run import cell_folder, run_plan
+from ampcompare.experiment.run import cell_folder, run_plan, trained_by_any_launcher
 from ampcompare.launch import slurm, slurm_task
-from ampcompare.launch.base import Progress
+from ampcompare.launch.base import Launcher, Progress
 from ampcompare.launch.cell_files import PROGRESS_FILE, progress_writer, write_record
 from ampcompare.launch.ray import TOKEN, RayLauncher
 from ampcompare.launch.slurm import Ending, SlurmLauncher
 from ampcompare.records.document import sealed_json
 from ampcompare.records.run import RunRecord
+from ampcompare.report.base import write_reports
 from ampcompare.settings.config import RunConfig
 
 MakeRecord = Callable[..., RunRecord]
@@ -148,6 +150,44 @@ def test_cells_of_slurm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, make_re
     monkeypatch.setattr(SlurmLauncher, "_submit", submit)
     assert set(cells.run(SlurmLauncher()).values()) == {"completed"}
     assert submitted == [cells.plan.cells[1]]
+
+
+class Here(Launcher):
+    """Trains cells on this machine, one at a time, and keeps which."""
+
+    def __init__(self, cells: Cells) -> None:
+        self.cells, self.trained = cells, []  # type: tuple[Cells, list[RunConfig]]
+
+    def launch(self, config: RunConfig, *rest: object) -> RunRecord:
+        self.trained.append(config)
+        number = self.cells.plan.cells.index(config) + 1
+        self.cells.ends(number)
+        return self.cells.record(number)
+
+
+def test_another_launcher_resumes(tmp_path: Path, make_record: MakeRecord) -> None:
+    """Cells that Slurm has trained are not trained again by another launcher, which trains the others; where launchers
+    are rows of the comparison, each trains its own."""
+    slurm_cells, here = Cells("slurm", tmp_path, make_record), Cells("auto", tmp_path, make_record)
+    for number in (1, 2, 4):
+        slurm_cells.ends(number)
+    trained = slurm_cells.plan.order[:2] + slurm_cells.plan.order[3:]
+    launcher = Here(here)
+    comparison = run_plan(here.plan, tmp_path, launcher, save=write_reports)
+    assert [f"{config.arm}@{config.recipe.seed}" for config in launcher.trained] == [slurm_cells.plan.order[2]]
+    assert [record.status for record in comparison.records] == ["completed"] * 4
+    assert sorted(f"{record.arm}@{record.config.recipe.seed}" for record in comparison.records) == sorted(
+        [*trained, slurm_cells.plan.order[2]]
+    )
+    read = reload_comparison(tmp_path)
+    assert [row.pairs for row in read.arms] == [2, 2]
+    assert read.excluded == []
+
+    base = here.plan.cells[0]
+    both = make_plan(base, ["fp32"], [0], vary=[("launcher", ["auto", "slurm", "ray"])])
+    for config in both.cells:
+        known = {cell.digest() for cell in both.cells}
+        assert trained_by_any_launcher(tmp_path, config, known)[0] == config
 
 
 def test_the_place_of_a_task_of_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
