@@ -72,10 +72,10 @@ def test_arms_as_on_this_machine(local: dict[str, tuple[Any, ...]], tmp_path: Pa
 
 
 @contextlib.contextmanager
-def _node(*words: str) -> Iterator[psutil.Process]:
+def _node(*words: str, **env: str) -> Iterator[psutil.Process]:
     """Start a machine of a cluster, and kill it and all that it started."""
     command = [sys.executable, "-c", "from ray.scripts.scripts import main; main()", "start", "--block", *words]
-    process = psutil.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = psutil.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env={**os.environ, **env})
     try:
         yield process
     finally:
@@ -166,7 +166,7 @@ def test_a_machine_that_is_lost(tmp_path: Path) -> None:
 
         def join() -> psutil.Process:
             words = (f"--address={address}", "--node-ip-address=127.0.0.1", "--num-cpus=1", "--num-gpus=0")
-            return machines.enter_context(_node(*words))
+            return machines.enter_context(_node(*words, RAY_AUTH_MODE="token"))  # the head asks for its token
 
         first = join()
         process = _start(tmp_path, *saves, "--arm", "fp32", "--launcher", "ray", "-o", "out", address=address)
