@@ -30,13 +30,14 @@ pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray")]
 
 PATIENCE = 240.0
 WORDS = ("compare", "--seeds", "0", "--train-size", "128", "--val-size", "64", "--device", "cpu", "--no-progress")
+BUSY = {"RAY_agent_register_timeout_ms": "240000"}  # on a machine with other work Ray ends itself after 30 s
 SMALL = {"epochs": 1, "data": {"train_size": 64, "val_size": 32}}
 
 
 def _start(folder: Path, *words: str, address: str | None = None) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "ampcompare", *WORDS, *words]
     env = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
-    env |= {} if address is None else {"RAY_ADDRESS": address}
+    env |= BUSY if address is None else {"RAY_ADDRESS": address}
     return subprocess.Popen(command, cwd=folder, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
 
 
@@ -75,7 +76,8 @@ def test_arms_as_on_this_machine(local: dict[str, tuple[Any, ...]], tmp_path: Pa
 def _node(*words: str, **env: str) -> Iterator[psutil.Process]:
     """Start a machine of a cluster, and kill it and all that it started."""
     command = [sys.executable, "-c", "from ray.scripts.scripts import main; main()", "start", "--block", *words]
-    process = psutil.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env={**os.environ, **env})
+    env = {**os.environ, **BUSY, **env}
+    process = psutil.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=env)
     try:
         yield process
     finally:
