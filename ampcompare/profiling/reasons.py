@@ -231,8 +231,7 @@ def _norms(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
 
 def _casts(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
     seconds = sum(part.seconds for part in arm.parts if part.kind == "cast" and part.phase not in ("optimizer", "data"))
-    is_timed = "emulated" not in arm.half  # next to products of another type times say nothing, but bytes do
-    share = _of_step(seconds, arm) if is_timed else 0.0
+    share = _of_step(seconds, arm)
     limits = arm.limits
     moved = limits.cast_bytes if limits is not None else 0.0
     total = limits.bytes if limits is not None else 0.0
@@ -241,8 +240,7 @@ def _casts(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
     if share < CASTS and not is_repeated and (not total or moved / total < MOVED):
         return
     of_all = moved / total if total else 0.0
-    time = f"take {percent(share)} of the step and " if is_timed else ""
-    text = f"casts {time}move {_mib(moved)}, {percent(of_all)} of all bytes"
+    text = f"casts take {percent(share)} of the step and move {_mib(moved)}, {percent(of_all)} of all bytes"
     if is_repeated:
         first = arm.repeated[0]
         place = first.where or first.module or "a library"

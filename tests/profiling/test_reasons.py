@@ -149,16 +149,6 @@ def test_a_change_that_saves_nothing_is_no_reason() -> None:
     assert find_reasons(arm, _arm("fp32")) == []
 
 
-def test_times_of_casts_next_to_an_emulation_are_no_reason() -> None:
-    """The products beside them are computed in another type than the arm's, so only bytes count."""
-    arm = _arm(forward_cast=0.3).model_copy(
-        update={"half": "bf16 emulated", "limits": Limits(flops=1e9, bytes=1e6, cast_bytes=1.5e5)}
-    )
-    assert [reason.kind for reason in find_reasons(arm, arm)] == ["emulation"]
-    arm = arm.model_copy(update={"limits": Limits(flops=1e9, bytes=1e6, cast_bytes=5e5)})
-    assert find_reasons(arm, arm)[0].text == "casts move 0.5 MiB, 50 % of all bytes"
-
-
 def test_what_counts_on_a_gpu_alone_comes_last() -> None:
     """On a CPU a read of the loss stands behind what costs time here, though its share may be equal."""
     arm = _arm(data_host=0.3).model_copy(update={"syncs": [Sync(where="a.py:3", what="item", calls=1)]})
