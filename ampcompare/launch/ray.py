@@ -81,8 +81,7 @@ class RayLauncher(QueueLauncher):
             try:
                 self._join_or_start()
             except (ConnectionError, RuntimeError, OSError, ValueError) as error:
-                said = (str(error).strip().splitlines() or [type(error).__name__])[0]
-                raise LaunchError(f"Ray cannot be reached or started: {said}") from None
+                raise LaunchError(f"Ray cannot be reached or started: {_first_line(error)}") from None
 
     def _join_or_start(self) -> None:
         # Not address="auto", by which Ray joins any cluster of the machine: also the one of another command, which
@@ -146,8 +145,13 @@ class RayLauncher(QueueLauncher):
             readers[index] = progress_reader(folder, report, functools.partial(on_place, index))
         answer: Any = None
         while left:
-            ended = self._ray.wait([self._tasks[folder] for _, folder in left.values()], timeout=POLL_SECONDS)[0]
-            answer = self._read_board(answer)
+            try:
+                ended = self._ray.wait([self._tasks[folder] for _, folder in left.values()], timeout=POLL_SECONDS)[0]
+                answer = self._read_board(answer)
+            except (self._ray.exceptions.RayError, ConnectionError) as error:
+                raise LaunchError(
+                    f"Ray is lost: {_first_line(error)}; the same command starts with the first cell that has no record"
+                ) from None
             for index, (config, folder) in list(left.items()):
                 readers[index]()
                 if self._tasks[folder] in ended:
@@ -197,22 +201,31 @@ class RayLauncher(QueueLauncher):
 
     def close(self) -> None:
         if self._ray.is_initialized():
-            for folder, task in self._tasks.items():  # cells that ended since the last look
-                with contextlib.suppress(self._ray.exceptions.RayError):
-                    if self._ray.wait([task], timeout=0)[0]:
-                        _receive(self._ray.get(task), folder)
-            self._cancel()
-            deadline = time.monotonic() + 10.0  # for tasks to end their cells
-            while self._tasks and time.monotonic() < deadline:
-                waiting = list(self._tasks.values())
-                if len(self._ray.wait(waiting, num_returns=len(waiting), timeout=1.0)[1]) == 0:
-                    break
+            with contextlib.suppress(self._ray.exceptions.RayError, ConnectionError):  # it may be lost
+                self._end_tasks()
             if self._is_ours:
                 self._ray.shutdown()
         for folder in self._tasks:
             (folder / TOKEN).unlink(missing_ok=True)
         self._tasks.clear()
         self._board = None  # it ends with its last handle
+
+    def _end_tasks(self) -> None:
+        """Keep what has ended since the last look, cancel the other tasks, and wait for them to end their cells."""
+        for folder, task in self._tasks.items():
+            with contextlib.suppress(self._ray.exceptions.RayError):
+                if self._ray.wait([task], timeout=0)[0]:
+                    _receive(self._ray.get(task), folder)
+        self._cancel()
+        deadline = time.monotonic() + 10.0
+        while self._tasks and time.monotonic() < deadline:
+            waiting = list(self._tasks.values())
+            if len(self._ray.wait(waiting, num_returns=len(waiting), timeout=1.0)[1]) == 0:
+                break
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def _resources(config: RunConfig) -> dict[str, Any]:

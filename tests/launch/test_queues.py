@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from ampcompare.base.environment.versions import fingerprint
-from ampcompare.base.errors import Ended
+from ampcompare.base.errors import Ended, LaunchError
 from ampcompare.experiment.load import reload_comparison
 from ampcompare.experiment.observer import Observer
 from ampcompare.experiment.plan import Plan, make_plan
@@ -25,7 +25,7 @@ from ampcompare.launch.cell_files import PROGRESS_FILE, progress_writer, write_r
 from ampcompare.launch.ray import TOKEN, RayLauncher
 from ampcompare.launch.slurm import Ending, SlurmLauncher
 from ampcompare.records.document import sealed_json
-from ampcompare.records.run import RunRecord
+from ampcompare.records.run import RunRecord, read_record
 from ampcompare.report.base import write_reports
 from ampcompare.settings.config import RunConfig
 
@@ -294,6 +294,45 @@ def test_cells_of_ray(ray: Ray, tmp_path: Path, make_record: MakeRecord) -> None
     ]
     assert "completed" in cells.listener.events[6]
     assert not list(tmp_path.glob(f"cells/*/{TOKEN}"))
+
+
+def test_ray_is_lost(ray: Ray, tmp_path: Path, make_record: MakeRecord) -> None:
+    """Where the head or the raylet of this machine has died, one line says so, and what had ended stays."""
+    cells = Cells("ray", tmp_path, make_record)
+
+    def dead(*words: object, **options: object) -> None:
+        raise RayError("the connection was lost")
+
+    ray.turns = [
+        lambda: (cells.ends(1), setattr(ray.tasks[str(cells.path(1))], "answer", {})),
+        lambda: setattr(ray, "wait", dead),
+    ]
+    lost = pytest.raises(LaunchError, match="Ray is lost: the connection was lost; the same command")
+    with lost, RayLauncher() as launcher:
+        cells.run(launcher)
+    assert read_record(cells.path(1) / "record.json").status == "completed"
+    assert not list(tmp_path.glob(f"cells/*/{TOKEN}"))
+
+
+def test_ray_is_joined_or_started(ray: Ray, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cluster of RAY_ADDRESS or of `ray start` is joined, never any other that runs here; where the latter is gone,
+    Ray is started, and where the former is, that is an error."""
+    asked: list[Any] = []
+
+    def init(**options: Any) -> None:
+        asked.append(options.get("address"))
+        if options.get("address") is None:
+            raise ConnectionError("Failed to connect to Ray cluster at here:6379")
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", init, raising=False)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    RayLauncher()
+    assert asked == [None, "local"]
+    monkeypatch.setenv("RAY_ADDRESS", "here:6379")
+    with pytest.raises(LaunchError, match="Ray cannot be reached or started: Failed to connect to Ray cluster at here"):
+        RayLauncher()
+    assert asked == [None, "local", None]
 
 
 def test_a_cell_of_ray_that_ended_while_the_command_stops(ray: Ray, tmp_path: Path, make_record: MakeRecord) -> None:
