@@ -172,8 +172,8 @@ def run_plan(
     elif plan.timing_rounds:  # by this launcher
         known = [reusable(folder, config) for config in plan.cells]
     else:
-        planned = {config.digest() for config in plan.cells}
-        cells, known = zip(*(trained_by_any_launcher(folder, config, planned) for config in plan.cells), strict=True)
+        others = {path.name for path in folder.glob("cells/*")} - {config.digest() for config in plan.cells}
+        cells, known = zip(*(trained_by_any_launcher(folder, config, others) for config in plan.cells), strict=True)
         plan = replace(plan, cells=cells)
     plan_text: dict[str, Any] = {
         "arms": plan.arms,
@@ -367,19 +367,19 @@ def with_recorded_order(plan: Plan, folder: Path) -> Plan:
     return plan.in_order(recorded.order, seed)
 
 
-def trained_by_any_launcher(folder: Path, config: RunConfig, planned: Collection[str]) -> tuple[RunConfig, Reuse]:
+def trained_by_any_launcher(folder: Path, config: RunConfig, others: Collection[str]) -> tuple[RunConfig, Reuse]:
     """Return a cell and its record; that of another launcher where it has one alone.
 
     A launcher changes no weight or loss. It is part of a cell's name all the same, so that launchers can be rows of a
     comparison.
 
     Args:
-        planned: digests of all cells of the plan, which are not taken for others.
+        others: names of cells in the run directory that are not of the plan.
     """
     found = reusable(folder, config)
-    for name in LAUNCHERS if found.record is None else ():
+    for name in LAUNCHERS if others and found.record is None else ():
         other = config.model_copy(update={"launcher": name})
-        if other.digest() not in planned and (reused := reusable(folder, other)).record is not None:
+        if other.digest() in others and (reused := reusable(folder, other)).record is not None:
             return other, reused
     return config, found
 
