@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray")]
 
 PATIENCE = 600.0  # on a machine with other work
 WORDS = ("compare", "--seeds", "0", "--train-size", "128", "--val-size", "64", "--device", "cpu", "--no-progress")
-BUSY = {"RAY_agent_register_timeout_ms": "240000"}  # on a machine with other work Ray ends itself after 30 s
+BUSY = {"RAY_agent_register_timeout_ms": "240000"}  # else a raylet of a recent Ray ends after 30 s on a busy machine
 AGENTS = ("dashboard-agent-listen", "dashboard-agent-grpc", "runtime-env-agent", "metrics-export")
 SMALL = {"epochs": 1, "data": {"train_size": 64, "val_size": 32}}
 
