@@ -6,8 +6,9 @@ An undisturbed comparison runs first, two cells at a time on cores of their own.
 folder, again and again: at a moment drawn evenly from the time that it takes to end the first cell and a share of the
 others, SIGINT, SIGTERM or SIGKILL goes to the command, to a server or to a cell, each drawn at random. A command that
 the signal does not end has up to a second, and is then ended by SIGTERM. After each round no process may be left after
-10 s, every file is whole, and each cell that had ended has the record that it had. At last the command runs to its end:
-weights, losses and metrics of all cells must be those of the undisturbed comparison, bit for bit.
+10 s, every file is whole, each cell that had ended has the record that it had, and no exit code is that of an internal
+error. At last the command runs to its end: weights, losses and metrics of all cells must be those of the undisturbed
+comparison, bit for bit.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
 TARGETS = ("command", "server", "cell")
 LIMIT = 10.0  # seconds for all processes to end
 SAVE_SECONDS = 60.0  # for a command that was asked to stop
+INTERNAL_ERROR = 70
 WORDS = (
     *("compare", "--arm", "fp32,native:bf16,half:bf16", "--data", "synthetic", "--train-size", "256"),
     *("--val-size", "64", "--image-size", "8", "--arch", "mlp", "--epochs", "12", "--batch-size", "16"),
@@ -158,18 +160,19 @@ def main(rounds: int, seed: int, out: str | None) -> None:
     lost, left = sum(row["lost"] for row in rows), sum(row["left"] for row in rows)
     headers = ["signal", "after s", "exit code", "cells with a record", "lost", "left after 10 s", "s to the end"]
     table = tabulate([list(row.values()) for row in rows], headers=headers, tablefmt="github", disable_numparse=True)
+    errors = sum(row["exit_code"] == INTERNAL_ERROR for row in rows)
     verdict = "equal" if same else "DO NOT EQUAL"
     text = (
         f"{table}\n\n{rounds} signals to a pool of {cells} cells. Run again to the end, it exits with {code}, and the "
         f"cells {verdict} those of the undisturbed comparison in weights, losses and metrics. Cells that had ended and "
-        f"were lost: {lost}. Processes left 10 s after the end of the command: {left}."
+        f"were lost: {lost}. Processes left 10 s after the end of the command: {left}. Internal errors: {errors}."
     )
     click.echo(text)
     if out is not None:
         facts = f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} at the end"
         data = {"cells": cells, "rounds": rows, "same": same, "exit_code": code}
         write_results(out, "A pool that is killed and continued", __doc__, facts, text, data)
-    if not same or lost or left:
+    if not same or lost or left or errors:
         raise SystemExit(1)
 
 

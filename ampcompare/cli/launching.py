@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
-from ampcompare.base.errors import ConfigError, Ended
+from ampcompare.base.errors import AmpCompareError, ConfigError, Ended
 from ampcompare.cli.help import MACHINE, PROCESSES, add_options, option, options_of
 from ampcompare.cli.options import typed_command, wait_seconds
 from ampcompare.cli.output import leave_closed_terminal
@@ -150,14 +150,19 @@ def options_by_name(kind: Callable[..., Options], parameters: Mapping[str, Any],
 def save_at_signals(launcher: Launcher) -> Iterator[None]:
     """Pass SIGTERM and SIGHUP on to the running cell, which saves and ends; end at once if none is running.
 
+    A cell that has just ended when it is asked is not followed by another.
+
     Raises:
         Ended: the signal came between two cells.
     """
+    names: list[str] = []
 
     def end(name: str) -> None:
+        names.append(name)
         if not launcher.terminate():
             raise Ended(f"ended by {name}; the same command resumes with the first cell that has no record")
 
+    launcher.may_start = lambda: not names
     with _at_signals(end):
         yield
 
@@ -179,16 +184,30 @@ def ended_by_signals() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _at_signals(act: Callable[[str], None]) -> Iterator[None]:
-    """Call `act` with the name of a signal that asks the command to end."""
+    """Call `act` with the name of a signal that asks the command to end.
+
+    What `act` raises leaves the block, also where it has come up in a library that makes another error of it, as a
+    module in C does of what interrupts an import.
+    """
     from ampcompare.launch.stop_signal import end_signals
+
+    raised: list[Ended] = []
 
     def end(number: int, frame: object) -> None:
         leave_closed_terminal()
-        act(signal.Signals(number).name)
+        try:
+            act(signal.Signals(number).name)
+        except Ended as error:
+            raised.append(error)
+            raise
 
     before = [(number, signal.signal(number, end)) for number in end_signals()]
     try:
         yield
+    except Exception as error:
+        if raised and not isinstance(error, AmpCompareError):
+            raise raised[0] from error
+        raise
     finally:
         for number, handler in before:
             signal.signal(number, handler)

@@ -88,6 +88,11 @@ def _diagnose(options: DiagnoseOptions, loop: Loop | None, say: Callable[[str], 
         return diagnose_given(loop, options)
     # Of the places that a comparison would have, the first.
     places = find_places([options.config], None, options.gpus)
+    if options.gpus is not None and len(places.all) > 1:
+        raise ConfigError(
+            f"--gpus {options.gpus} is for {len(places.all)} runs at the same time, but diagnose makes one after the "
+            "other; name the GPUs of one"
+        )
     for note in places.notes:
         say(note)
     environment = places.all[0].gpu_environment

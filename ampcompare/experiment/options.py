@@ -81,6 +81,8 @@ class LaunchOptions:
             raise ConfigError(
                 f"a task of Ray is on one machine, but --nnodes is {self.nnodes}; leave it out, or use another launcher"
             )
+        if jobs not in (None, 1) and self.nnodes > 1 and "slurm" not in launchers:
+            raise ConfigError(f"--jobs is not for cells on {self.nnodes} nodes, which run one by one; leave it out")
         if jobs not in (None, 1) and "ray" in launchers:
             raise ConfigError("--jobs is not for Ray, which runs as many cells as fit; leave it out")
 

@@ -9,7 +9,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -29,6 +29,7 @@ from ampcompare.experiment.timing_rounds import run_timing_rounds
 from ampcompare.launch.base import Launcher, Progress
 from ampcompare.launch.cell_files import write_record
 from ampcompare.launch.pool import LauncherPool
+from ampcompare.launch.stop_signal import raised_later
 from ampcompare.records.comparison import Comparison
 from ampcompare.records.run import RunRecord, dump_json
 from ampcompare.settings.config import RunConfig
@@ -83,7 +84,8 @@ def run_plan(
     plan, records = running.plan, running.records
     every = range(len(plan.cells))
     is_pool = isinstance(launcher, LauncherPool) and launcher.are_equal
-    together = may_start is None and (is_pool or all(launcher.is_queue(cell) for cell in plan.cells))
+    left = [plan.cells[index] for index in running.missing(every)]
+    together = may_start is None and (is_pool or (bool(left) and all(map(launcher.is_queue, left))))
     observer.plan(Outline(plan.cells, plan.labels, tuple(records), folder, jobs, plan.timing_rounds, together=together))
     try:
         if may_start is None:
@@ -149,16 +151,23 @@ class RunningPlan:
     ) -> None:
         run.make()
         self.run = run
-        self.plan = plan = run.in_recorded_order(plan)
+        plan = run.in_recorded_order(plan)
         looks = tuple(run.looks())
+        self._known: Sequence[Reuse] = [Reuse(None, "")] * len(plan.cells)
+        if force:  # what other cells wrote before does not count
+            for cell in plan.cells:
+                (run.cell(cell) / CellFile.OPENED).unlink(missing_ok=True)
+        elif plan.timing_rounds:  # by this launcher
+            self._known = [run.reusable(cell) for cell in plan.cells]
+        else:
+            others = run.cell_names() - {cell.digest() for cell in plan.cells}
+            cells, self._known = zip(*(run.trained_by_any_launcher(cell, others) for cell in plan.cells), strict=True)
+            plan = replace(plan, cells=cells)
+        self.plan = plan
         self._stored = StoredPlan.of(plan, command=command, terms=terms, pilot=pilot, journal=run.last_look())
         self._journal = Journal(run, self._stored, looks)
         run.write_plan(self._stored)
         write_atomically(run.path / RunFile.ENVIRONMENT, dump_json(fingerprint()))
-        if force:  # what other cells wrote before does not count
-            for cell in plan.cells:
-                (run.cell(cell) / CellFile.OPENED).unlink(missing_ok=True)
-        self._known = [Reuse(None, "") if force else run.reusable(cell) for cell in plan.cells]
         self.records = [found.record for found in self._known]
         self._starts = [None if record is None else record.started or "" for record in self.records]
         self._code = SameCode(plan.cells[0])
@@ -241,6 +250,7 @@ class RunningPlan:
         if timed and self.missing(range(len(self.records))):
             self.save()
 
+    @raised_later()
     def save(self, *, test: bool = False) -> Comparison:
         """Sum up, and write the report and the order in which the cells have run; once for the same records.
 

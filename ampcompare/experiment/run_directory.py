@@ -36,7 +36,7 @@ from ampcompare.records.document import read_with_source
 from ampcompare.records.look import Look
 from ampcompare.records.published import Published
 from ampcompare.records.run import RunRecord, dump_json
-from ampcompare.settings.config import RunConfig
+from ampcompare.settings.config import LAUNCHERS, RunConfig
 from ampcompare.settings.validation import validated
 
 __all__ = [
@@ -174,6 +174,10 @@ class RunDirectory:
     def cell_named(self, digest: str) -> Path:
         """Return the folder of a cell by the digest of its settings."""
         return self.path / RunFile.CELLS / digest
+
+    def cell_names(self) -> set[str]:
+        """Return the names of all cells that have a folder."""
+        return {path.name for path in (self.path / RunFile.CELLS).glob("*")}
 
     def record_files(self) -> list[Path]:
         """Return the file of each record that is there, by the names of the cells."""
@@ -365,6 +369,22 @@ class RunDirectory:
             return Reuse(record, "")
         except RecordError as error:
             return _kept_aside(path, CellFile.REJECTED, error)
+
+    def trained_by_any_launcher(self, config: RunConfig, others: Collection[str]) -> tuple[RunConfig, Reuse]:
+        """Return a cell and its record; that of another launcher where it has one alone.
+
+        A launcher changes no weight or loss. It is part of a cell's name all the same, so that launchers can be rows of
+        a comparison.
+
+        Args:
+            others: names of cells in this directory that are not of the plan.
+        """
+        found = self.reusable(config)
+        for name in LAUNCHERS if others and found.record is None else ():
+            other = config.model_copy(update={"launcher": name})
+            if other.digest() in others and (reused := self.reusable(other)).record is not None:
+                return other, reused
+        return config, found
 
     def looks(self) -> list[Look]:
         """Return the looks at the runs, in order; none where there is no journal.

@@ -9,7 +9,7 @@ from typing import Any
 
 from ampcompare.base.errors import ConfigError, UnsupportedCombination
 from ampcompare.base.files.run_files import log_name
-from ampcompare.launch.base import Launcher, Progress
+from ampcompare.launch.base import Launcher, Progress, interrupted_record
 from ampcompare.launch.cell_files import archive_previous, write_config, write_record
 from ampcompare.launch.distributed_env import DistributedEnv, world_of
 from ampcompare.launch.multi_process import MultiProcessLauncher
@@ -116,6 +116,8 @@ class DispatchingLauncher(Launcher):
         launcher = self.launcher_of(config)
         if self._is_closed:  # before it was created
             raise LauncherClosed
+        if not self.may_start():
+            return interrupted_record(config)
         record = launcher.launch(config, folder, on_progress)
         if self.place.is_limited and self.is_main:
             record = self.place.mark(record)

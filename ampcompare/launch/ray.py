@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from ampcompare.base.environment.gpus import visible_gpus
 from ampcompare.base.errors import BackendUnavailable, EnvironmentUnfit, LaunchError
 from ampcompare.base.files.run_files import CellFile
@@ -38,6 +40,7 @@ __all__ = ["RayLauncher", "require_ray"]
 
 POLL_SECONDS = 0.5
 MAX_RETRIES = 3  # of a task whose machine or worker was lost
+GCS = "gcs_server"  # the process of Ray that every cluster has once
 TOKEN = "driver.token"  # a file by which a task recognizes the folder
 
 
@@ -54,8 +57,8 @@ def require_ray() -> None:
 class RayLauncher(QueueLauncher):
     """Submits a task per cell, all announced cells ahead, and waits for each.
 
-    It joins the cluster that RAY_ADDRESS names, or the one that `ray start` started here; else it starts Ray on this
-    machine, and ends it. Tasks end with this process.
+    It joins the cluster that RAY_ADDRESS names, or the one that `ray start` started last on this machine; else it
+    starts Ray here, and ends it. Tasks end with this process.
 
     Raises:
         BackendUnavailable: Ray is not installed.
@@ -78,17 +81,19 @@ class RayLauncher(QueueLauncher):
             try:
                 self._join_or_start()
             except (ConnectionError, RuntimeError, OSError, ValueError) as error:
-                said = (str(error).strip().splitlines() or [type(error).__name__])[0]
-                raise LaunchError(f"Ray cannot be reached or started: {said}") from None
+                raise LaunchError(f"Ray cannot be reached or started: {_first_line(error)}") from None
 
     def _join_or_start(self) -> None:
+        # Not address="auto", by which Ray joins any cluster of the machine: also the one of another command, which
+        # ends with that command.
+        options = {"log_to_driver": False, "include_dashboard": False, "configure_logging": False}
         try:
-            self._ray.init(address="auto", log_to_driver=False, configure_logging=False)
-            self._is_cluster = True
-        except ConnectionError:
+            self._ray.init(**options)
+        except ConnectionError:  # the cluster that `ray start` started here is gone
             if os.environ.get("RAY_ADDRESS"):
                 raise
-            self._ray.init(log_to_driver=False, include_dashboard=False, configure_logging=False)
+            self._ray.init(address="local", **options)
+        self._is_cluster = not any(child.name() == GCS for child in psutil.Process().children())
 
     def submit_ahead(self, cells: Sequence[tuple[RunConfig, Path]]) -> None:
         for config, folder in cells:
@@ -140,8 +145,13 @@ class RayLauncher(QueueLauncher):
             readers[index] = progress_reader(folder, report, functools.partial(on_place, index))
         answer: Any = None
         while left:
-            ended = self._ray.wait([self._tasks[folder] for _, folder in left.values()], timeout=POLL_SECONDS)[0]
-            answer = self._read_board(answer)
+            try:
+                ended = self._ray.wait([self._tasks[folder] for _, folder in left.values()], timeout=POLL_SECONDS)[0]
+                answer = self._read_board(answer)
+            except (self._ray.exceptions.RayError, ConnectionError) as error:
+                raise LaunchError(
+                    f"Ray is lost: {_first_line(error)}; the same command starts with the first cell that has no record"
+                ) from None
             for index, (config, folder) in list(left.items()):
                 readers[index]()
                 if self._tasks[folder] in ended:
@@ -191,22 +201,31 @@ class RayLauncher(QueueLauncher):
 
     def close(self) -> None:
         if self._ray.is_initialized():
-            for folder, task in self._tasks.items():  # cells that ended since the last look
-                with contextlib.suppress(self._ray.exceptions.RayError):
-                    if self._ray.wait([task], timeout=0)[0]:
-                        _receive(self._ray.get(task), folder)
-            self._cancel()
-            deadline = time.monotonic() + 10.0  # for tasks to end their cells
-            while self._tasks and time.monotonic() < deadline:
-                waiting = list(self._tasks.values())
-                if len(self._ray.wait(waiting, num_returns=len(waiting), timeout=1.0)[1]) == 0:
-                    break
+            with contextlib.suppress(self._ray.exceptions.RayError, ConnectionError):  # it may be lost
+                self._end_tasks()
             if self._is_ours:
                 self._ray.shutdown()
         for folder in self._tasks:
             (folder / TOKEN).unlink(missing_ok=True)
         self._tasks.clear()
         self._board = None  # it ends with its last handle
+
+    def _end_tasks(self) -> None:
+        """Keep what has ended since the last look, cancel the other tasks, and wait for them to end their cells."""
+        for folder, task in self._tasks.items():
+            with contextlib.suppress(self._ray.exceptions.RayError):
+                if self._ray.wait([task], timeout=0)[0]:
+                    _receive(self._ray.get(task), folder)
+        self._cancel()
+        deadline = time.monotonic() + 10.0
+        while self._tasks and time.monotonic() < deadline:
+            waiting = list(self._tasks.values())
+            if len(self._ray.wait(waiting, num_returns=len(waiting), timeout=1.0)[1]) == 0:
+                break
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def _resources(config: RunConfig) -> dict[str, Any]:

@@ -178,12 +178,16 @@ class Ledger:
         later = [one for one, sign, _ in self._events[: at + 1] if sign > 0 and id(one) not in gone]
         return self._split([*first, *later], {}, gone, measured, reserved, phase)
 
-    def memory_of(self, blocks: Sequence[Block], at: int) -> Memory:
-        """Return what holds the peak of a CPU, from the blocks of its allocator that are in use then.
+    def memory_of(
+        self, blocks: Sequence[Block], at: int, measured: int | None = None, reserved: int | None = None
+    ) -> Memory:
+        """Return what holds the peak, from the blocks of the allocator that are in use then.
 
         Args:
             blocks: allocated since `begin`.
             at: time of the peak, in ns since 1970.
+            measured: peak bytes of the allocator; None for the sum of what was found, on a CPU.
+            reserved: bytes held by the allocator; None on a CPU.
         """
         start = self._first_held()
         found: list[_Storage] = []
@@ -197,9 +201,10 @@ class Ledger:
         held = [*start, *found]
         alive = {id(one) for one in held}
         gone = {id(one) for ones in self._all.values() for one in ones if id(one) not in alive}
-        measured = sum(one.bytes for one in held) + sum(work.values())
+        if measured is None:
+            measured = sum(one.bytes for one in held) + sum(work.values())
         phases = [phase for when, phase in self._phases if when <= at]
-        return self._split(held, work, gone, measured, None, phases[-1] if phases else "other")
+        return self._split(held, work, gone, measured, reserved, phases[-1] if phases else "other")
 
     def _first_held(self) -> list[_Storage]:
         """Return what was held at `begin` and still is at `begin_step`."""

@@ -24,6 +24,7 @@ from ampcompare.precision.base import Precision, StepOutcome
 from ampcompare.precision.cpu_half import cpu_half
 from ampcompare.precision.factory import make_precision
 from ampcompare.precision.wrapper import PrecisionWrapper
+from ampcompare.profiling.padding import time_product, with_padding
 from ampcompare.profiling.step_profiler import Enough, Measured, StepProfiler, Steps
 from ampcompare.profiling.trace import SHORT, Account
 from ampcompare.profiling.watch import Seen, missed_sizes, repeated_casts
@@ -160,6 +161,9 @@ def profile_of(
         optimizer=", ".join(dict.fromkeys(map(optimizer_name, profiler.marks.optimizers))),
         tf32=tf32,
     )
+    if measured.seen is not None and half and "emulated" not in (mode or ""):  # times of an emulation are no measure
+        products = with_padding(profile.products, measured.seen, lambda shape: time_product(shape, device))
+        profile = profile.model_copy(update={"products": products})
     if profile.limits is None:
         return profile
     dtype = half or ("tf32" if tf32 else "fp32")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from ampcompare.profiling.trace import is_half
-from ampcompare.records.profile import ArmProfile, Profile, Reason, Trial
+from ampcompare.records.profile import ArmProfile, Product, Profile, Reason, Trial
 
 __all__ = ["BATCH", "deciding", "find_reasons", "headline_of", "with_reasons"]
 
@@ -156,19 +156,32 @@ def _dimensions(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
     share = sum(one.share for one in arm.products)
     if share < DIMENSIONS or not is_half(arm.half_dtype):
         return
+    timed = [one for one in arm.products if one.seconds and one.padded_seconds is not None]
+    saved = sum(one.share * (1 - (one.padded_seconds or 0.0) / one.seconds) for one in timed if one.seconds)
+    saved /= sum(one.share for one in timed) or 1.0
+    if timed and saved < TRIED and arm.device != "cpu":  # these kernels do as well with such sizes
+        return
+    is_gain = bool(timed) and saved >= TRIED
     names = ", ".join(f"{one.module or one.operation} ({', '.join(one.sizes)})" for one in arm.products[:3])
     yield Reason(
         kind="dimensions",
         text=f"{percent(share)} of the FLOPs of the forward pass are in products whose sizes are no multiples "
         f"of 8: {names}",
         share=share,
-        gain="sizes that are multiples of 8, or of 64 on recent GPUs, run on tensor cores at full speed",
-        on_gpu=arm.device == "cpu",
-        evidence=[
-            f"{one.module or 'no module'}: {one.operation}, {', '.join(one.sizes)}, {percent(one.share)} of the FLOPs"
-            for one in arm.products[:MAX_EVIDENCE]
-        ],
+        gain=f"padded to multiples of 8, these products take {percent(saved)} less time (tested)"
+        if is_gain
+        else "sizes that are multiples of 8, or of 64 on recent GPUs, run on tensor cores at full speed",
+        tested=is_gain,
+        on_gpu=arm.device == "cpu" and not is_gain,
+        evidence=[_describe(one) for one in arm.products[:MAX_EVIDENCE]],
     )
+
+
+def _describe(product: Product) -> str:
+    text = f"{product.module or 'no module'}: {product.operation}, {', '.join(product.sizes)}, {percent(product.share)}"
+    if not product.seconds or product.padded_seconds is None:
+        return f"{text} of the FLOPs"
+    return f"{text} of the FLOPs, padded {product.padded_seconds / product.seconds:.2f}x the time"
 
 
 def _wide(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:

@@ -32,6 +32,7 @@ from ampcompare.records.profile import Memory, Phase
 __all__ = ["Enough", "Measured", "StepProfiler", "Steps"]
 
 BEGIN = "ampcompare:memory"
+DEVICE_TYPES = {"cpu": 0, "cuda": 1}  # numbers of torch in a trace
 MAX_NESTED = 400  # operations that begin before a time and may still run then
 
 
@@ -187,9 +188,8 @@ class StepProfiler:
             if self._device.type == "cuda":
                 torch.cuda.synchronize(self._device)
                 torch.cuda.reset_peak_memory_stats(self._device)
-            else:
-                with record_function(BEGIN):
-                    pass
+            with record_function(BEGIN):
+                pass
         elif steps.watched and count == watched + 2:
             self._sight = StepSight(self.marks, None, self._device)
             self.marks.on_print = self._sight.printed
@@ -199,9 +199,8 @@ class StepProfiler:
         """Follow storages one step ahead: the allocator knows the size of what is freed only if it saw it begin."""
         self.marks.modules_are_watched = True
         self._ledger = Ledger(self.marks, self._device)
-        if self._device.type == "cpu":
-            self._memory_profiler = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
-            self._memory_profiler.__enter__()
+        self._memory_profiler = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
+        self._memory_profiler.__enter__()
         self._ledger.begin()
         if self._beneath is not None:
             self._beneath.ledger, self._beneath.is_idle = self._ledger, False
@@ -218,15 +217,13 @@ class StepProfiler:
             sight, self._sight = self._sight, None
             sight.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         ledger.end()
+        measured = reserved = None
         if self._device.type == "cuda":
             measured = torch.cuda.max_memory_allocated(self._device)
             reserved = torch.cuda.max_memory_reserved(self._device)
-        else:
-            profiler, self._memory_profiler = self._memory_profiler, None
-            profiler.__exit__(None, None, None)
-            self.measured.memory = ledger.memory_of(*blocks_at_peak(_events_of(profiler)))
-            return
-        self.measured.memory = ledger.memory(measured, reserved)
+        profiler, self._memory_profiler = self._memory_profiler, None
+        profiler.__exit__(None, None, None)
+        self.measured.memory = memory_at_peak(ledger, _events_of(profiler), self._device, measured, reserved)
 
     def _on_phase(self, old: Phase, new: Phase) -> None:
         if self._ledger is None:
@@ -253,17 +250,40 @@ def faster_half(timed: Sequence[tuple[float, Any]]) -> list[tuple[float, Any]]:
     return sorted(timed, key=lambda one: one[0])[: max(1, (len(timed) + 1) // 2)]
 
 
-def blocks_at_peak(trace: Mapping[str, Any]) -> tuple[list[Block], int]:
-    """Return the blocks of a CPU's allocator that are in use at its peak after the mark `BEGIN`, and the time of it.
+def memory_at_peak(
+    ledger: Ledger, trace: Mapping[str, Any], device: torch.device, measured: int | None, reserved: int | None
+) -> Memory:
+    """Return what holds the peak of memory, from the blocks of the allocator; from tensors if it told of none.
+
+    Args:
+        measured: peak bytes of a GPU's allocator, which also has blocks of before; None on a CPU.
+        reserved: bytes that it holds; None on a CPU.
+    """
+    blocks, at = blocks_at_peak(trace, device)
+    if measured is not None and not blocks:
+        return ledger.memory(measured, reserved)
+    return ledger.memory_of(blocks, at, measured, reserved)
+
+
+def blocks_at_peak(trace: Mapping[str, Any], device: torch.device) -> tuple[list[Block], int]:
+    """Return the blocks of an allocator that are in use at its peak after the mark `BEGIN`, and the time of it.
 
     Args:
         trace: of torch.profiler with `profile_memory`.
+        device: whose allocator counts; a GPU has its index.
     """
     events = trace["traceEvents"]
     base = int(trace.get("baseTimeNanoseconds", 0))
     begin = next((float(event["ts"]) for event in events if event.get("name") == BEGIN), 0.0)
+    number = None if device.type == "cpu" else device.index
     changes = sorted(
-        (event for event in events if event.get("name") == "[memory]" and event["args"].get("Device Type") == 0),
+        (
+            event
+            for event in events
+            if event.get("name") == "[memory]"
+            and event["args"].get("Device Type") == DEVICE_TYPES[device.type]
+            and number in (None, event["args"].get("Device Id"))
+        ),
         key=lambda event: float(event["ts"]),
     )
     used: dict[int, tuple[int, float]] = {}

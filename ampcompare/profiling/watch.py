@@ -50,12 +50,21 @@ def type_name(tensor: Tensor) -> str:
 
 @dataclass(frozen=True)
 class ProductShape:
-    """A product of the forward pass; `sizes` are those that tensor cores see, by name."""
+    """A product of the forward pass.
+
+    Attributes:
+        sizes: that tensor cores see, by name.
+        left, right: shapes of the two matrices, or of image and weight.
+        options: of a convolution, from its stride on.
+    """
 
     module: str
     operation: str
     dtype: str
     sizes: tuple[tuple[str, int], ...]
+    left: tuple[int, ...] = ()
+    right: tuple[int, ...] = ()
+    options: tuple[Any, ...] = ()
 
 
 @dataclass
@@ -188,6 +197,7 @@ class StepSight(TorchDispatchMode):
     ) -> ProductShape | None:
         """Return the sizes of a product that tensor cores see."""
         sizes: tuple[tuple[str, int], ...]
+        options: tuple[Any, ...] = ()
         if name in ("mm", "addmm"):
             left, right = args[-2:] if name == "mm" else args[1:3]
             sizes = (("rows", left.shape[0]), ("in", left.shape[1]), ("out", right.shape[1]))
@@ -195,13 +205,14 @@ class StepSight(TorchDispatchMode):
             left, right = args[-2:] if name == "bmm" else args[1:3]
             sizes = (("rows", left.shape[1]), ("in", left.shape[2]), ("out", right.shape[2]))
         elif name == "convolution":
-            image, weight = args[:2]
-            if args[8] > 1 and weight.shape[1] <= 4:  # depthwise: no product of matrices
+            left, right = args[:2]
+            if args[8] > 1 and right.shape[1] <= 4:  # depthwise: no product of matrices
                 return None
-            sizes = (("in channels", image.shape[1]), ("out channels", outputs[0].shape[1]))
+            sizes = (("in channels", left.shape[1]), ("out channels", outputs[0].shape[1]))
+            options = tuple(tuple(one) if isinstance(one, list) else one for one in args[3:9])
         else:
             return None
-        return ProductShape(self.marks.module, name, dtype, sizes)
+        return ProductShape(self.marks.module, name, dtype, sizes, tuple(left.shape), tuple(right.shape), options)
 
     def _reader(self, what: str) -> tuple[str, str]:
         """Return the line that reads a value, and what it is: a gradient scaler reads whether there was an overflow."""

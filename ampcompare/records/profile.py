@@ -116,6 +116,8 @@ class Product(FrozenRecord):
     Attributes:
         sizes: those that miss, such as "in 30".
         share: of the FLOPs of the step.
+        seconds, padded_seconds: of one such product alone, as it is and with these sizes padded to multiples of 8;
+            None where that was not run.
     """
 
     module: str
@@ -123,6 +125,8 @@ class Product(FrozenRecord):
     dtype: str
     sizes: list[str]
     share: float
+    seconds: Finite | None = None
+    padded_seconds: Finite | None = None
 
 
 class Sync(FrozenRecord):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, Literal, TypeGuard
+from typing import Annotated, Any, Literal, TypeGuard, get_args
 
 from pydantic import BaseModel, Field, field_validator, model_validator
 
@@ -20,8 +20,18 @@ from ampcompare.settings.paths import flatten
 from ampcompare.settings.recipe import Frozen, Positive, PositiveInt, Recipe, with_task_defaults
 from ampcompare.settings.script import ScriptConfig
 
-__all__ = ["AUTOCAST", "EVAL_PRECISIONS", "ParallelConfig", "RunConfig", "SavingConfig", "parse_eval_precisions"]
+__all__ = [
+    "AUTOCAST",
+    "EVAL_PRECISIONS",
+    "LAUNCHERS",
+    "ParallelConfig",
+    "RunConfig",
+    "SavingConfig",
+    "parse_eval_precisions",
+]
 
+Launcher = Literal["auto", "torchrun", "spawn", "slurm", "ray"]
+LAUNCHERS: tuple[Launcher, ...] = get_args(Launcher)
 AUTOCAST = "autocast:"
 EVAL_PRECISIONS = ("fp32", "bf16", "fp16", "float64", "autocast:bf16", "autocast:fp16")
 SYNONYMS = {
@@ -120,7 +130,7 @@ class RunConfig(Frozen):
     arm: str = "fp32"
     processes: PositiveInt = Field(1, description="processes that train together, over all nodes")
     parallel: ParallelConfig = ParallelConfig()
-    launcher: Literal["auto", "torchrun", "spawn", "slurm", "ray"] = Field(
+    launcher: Launcher = Field(
         "auto",
         description="what starts the processes; auto: a fork for one, torchrun for several",
     )

@@ -106,6 +106,7 @@ def test_python_and_the_command_ask_for_the_same(compared: list[CompareOptions],
         ({"arm": "fp32"}, "a comparison needs a list of arms"),
         ({"launch": LaunchOptions(), "slurm_options": {"a": "b"}}, "give only one of them"),
         ({"slurm_options": {"partition": "gpu"}}, "for Slurm jobs"),
+        ({"launch": LaunchOptions(nnodes=2, rdzv_endpoint="a:1"), "jobs": 2}, "--jobs is not for cells on 2 nodes"),
     ],
 )
 def test_options_that_cannot_be_used(arguments: dict[str, Any], message: str, tmp_path: Path) -> None:

@@ -14,19 +14,21 @@ from typing import Any
 import pytest
 
 from ampcompare.base.environment.versions import fingerprint
-from ampcompare.base.errors import Ended
+from ampcompare.base.errors import Ended, LaunchError
 from ampcompare.base.files.run_files import CellFile
+from ampcompare.experiment.load import reload_comparison
 from ampcompare.experiment.observer import Observer
 from ampcompare.experiment.plan import Plan, make_plan
 from ampcompare.experiment.run import run_plan
 from ampcompare.experiment.run_directory import RunDirectory
 from ampcompare.launch import slurm, slurm_task
-from ampcompare.launch.base import Progress
+from ampcompare.launch.base import Launcher, Progress
 from ampcompare.launch.cell_files import progress_writer, write_record
 from ampcompare.launch.ray import TOKEN, RayLauncher
 from ampcompare.launch.slurm import Ending, SlurmLauncher
 from ampcompare.records.document import sealed_json
-from ampcompare.records.run import RunRecord
+from ampcompare.records.run import RunRecord, read_record
+from ampcompare.report.base import write_reports
 from ampcompare.settings.config import RunConfig
 
 MakeRecord = Callable[..., RunRecord]
@@ -152,6 +154,44 @@ def test_cells_of_slurm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, make_re
     assert submitted == [cells.plan.cells[1]]
 
 
+class Here(Launcher):
+    """Trains cells on this machine, one at a time, and keeps which."""
+
+    def __init__(self, cells: Cells) -> None:
+        self.cells, self.trained = cells, []  # type: tuple[Cells, list[RunConfig]]
+
+    def launch(self, config: RunConfig, *rest: object) -> RunRecord:
+        self.trained.append(config)
+        number = self.cells.plan.cells.index(config) + 1
+        self.cells.ends(number)
+        return self.cells.record(number)
+
+
+def test_another_launcher_resumes(tmp_path: Path, make_record: MakeRecord) -> None:
+    """Cells that Slurm has trained are not trained again by another launcher, which trains the others; where launchers
+    are rows of the comparison, each trains its own."""
+    slurm_cells, here = Cells("slurm", tmp_path, make_record), Cells("auto", tmp_path, make_record)
+    for number in (1, 2, 4):
+        slurm_cells.ends(number)
+    trained = slurm_cells.plan.order[:2] + slurm_cells.plan.order[3:]
+    launcher = Here(here)
+    comparison = run_plan(here.plan, tmp_path, launcher, save=write_reports)
+    assert [f"{config.arm}@{config.recipe.seed}" for config in launcher.trained] == [slurm_cells.plan.order[2]]
+    assert [record.status for record in comparison.records] == ["completed"] * 4
+    assert sorted(f"{record.arm}@{record.config.recipe.seed}" for record in comparison.records) == sorted(
+        [*trained, slurm_cells.plan.order[2]]
+    )
+    read = reload_comparison(tmp_path)
+    assert [row.pairs for row in read.arms] == [2, 2]
+    assert read.excluded == []
+
+    base = here.plan.cells[0]
+    both = make_plan(base, ["fp32"], [0], vary=[("launcher", ["auto", "slurm", "ray"])])
+    others = {path.name for path in tmp_path.glob("cells/*")} - {cell.digest() for cell in both.cells}
+    assert others
+    assert all(RunDirectory(tmp_path).trained_by_any_launcher(config, others)[0] == config for config in both.cells)
+
+
 def test_the_place_of_a_task_of_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
     """A task names its job or its number in the array, its nodes, and the GPUs that Slurm gave it."""
     for name in ("SLURM_ARRAY_JOB_ID", "SLURM_STEP_GPUS", "SLURM_JOB_GPUS"):
@@ -256,6 +296,45 @@ def test_cells_of_ray(ray: Ray, tmp_path: Path, make_record: MakeRecord) -> None
     ]
     assert "completed" in cells.listener.events[6]
     assert not list(tmp_path.glob(f"cells/*/{TOKEN}"))
+
+
+def test_ray_is_lost(ray: Ray, tmp_path: Path, make_record: MakeRecord) -> None:
+    """Where the head or the raylet of this machine has died, one line says so, and what had ended stays."""
+    cells = Cells("ray", tmp_path, make_record)
+
+    def dead(*words: object, **options: object) -> None:
+        raise RayError("the connection was lost")
+
+    ray.turns = [
+        lambda: (cells.ends(1), setattr(ray.tasks[str(cells.path(1))], "answer", {})),
+        lambda: setattr(ray, "wait", dead),
+    ]
+    lost = pytest.raises(LaunchError, match="Ray is lost: the connection was lost; the same command")
+    with lost, RayLauncher() as launcher:
+        cells.run(launcher)
+    assert read_record(cells.path(1) / "record.json").status == "completed"
+    assert not list(tmp_path.glob(f"cells/*/{TOKEN}"))
+
+
+def test_ray_is_joined_or_started(ray: Ray, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cluster of RAY_ADDRESS or of `ray start` is joined, never any other that runs here; where the latter is gone,
+    Ray is started, and where the former is, that is an error."""
+    asked: list[Any] = []
+
+    def init(**options: Any) -> None:
+        asked.append(options.get("address"))
+        if options.get("address") is None:
+            raise ConnectionError("Failed to connect to Ray cluster at here:6379")
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", init, raising=False)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    RayLauncher()
+    assert asked == [None, "local"]
+    monkeypatch.setenv("RAY_ADDRESS", "here:6379")
+    with pytest.raises(LaunchError, match="Ray cannot be reached or started: Failed to connect to Ray cluster at here"):
+        RayLauncher()
+    assert asked == [None, "local", None]
 
 
 def test_a_cell_of_ray_that_ended_while_the_command_stops(ray: Ray, tmp_path: Path, make_record: MakeRecord) -> None:

@@ -28,15 +28,17 @@ from ampcompare.settings.config import RunConfig
 pytest.importorskip("ray")
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray")]
 
-PATIENCE = 240.0
+PATIENCE = 600.0  # on a machine with other work
 WORDS = ("compare", "--seeds", "0", "--train-size", "128", "--val-size", "64", "--device", "cpu", "--no-progress")
+BUSY = {"RAY_agent_register_timeout_ms": "240000"}  # else a raylet of a recent Ray ends after 30 s on a busy machine
+AGENTS = ("dashboard-agent-listen", "dashboard-agent-grpc", "runtime-env-agent", "metrics-export")
 SMALL = {"epochs": 1, "data": {"train_size": 64, "val_size": 32}}
 
 
 def _start(folder: Path, *words: str, address: str | None = None) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "ampcompare", *WORDS, *words]
     env = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
-    env |= {} if address is None else {"RAY_ADDRESS": address}
+    env |= BUSY if address is None else {"RAY_ADDRESS": address}
     return subprocess.Popen(command, cwd=folder, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
 
 
@@ -72,14 +74,25 @@ def test_arms_as_on_this_machine(local: dict[str, tuple[Any, ...]], tmp_path: Pa
 
 
 @contextlib.contextmanager
-def _node(*words: str) -> Iterator[psutil.Process]:
+def _node(*words: str, **env: str) -> Iterator[psutil.Process]:
     """Start a machine of a cluster, and kill it and all that it started."""
-    command = [sys.executable, "-c", "from ray.scripts.scripts import main; main()", "start", "--block", *words]
-    process = psutil.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    # With ports of their own: a raylet waits for those that its agents choose for no longer than half a minute.
+    ports = [f"--{name}-port={port}" for name, port in zip(AGENTS, _free_ports(len(AGENTS)), strict=True)]
+    command = [sys.executable, "-c", "from ray.scripts.scripts import main; main()", "start", "--block", *ports, *words]
+    env = {**os.environ, **BUSY, **env}
+    process = psutil.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=env)
     try:
         yield process
     finally:
         _kill(process)
+
+
+def _free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as probes:
+        sockets = [probes.enter_context(socket.socket()) for _ in range(count)]
+        for probe in sockets:
+            probe.bind(("127.0.0.1", 0))
+        return [probe.getsockname()[1] for probe in sockets]
 
 
 def _kill(process: psutil.Process) -> None:
@@ -94,10 +107,7 @@ def _kill(process: psutil.Process) -> None:
 @contextlib.contextmanager
 def _head(cores: int) -> Iterator[tuple[str, psutil.Process]]:
     """Start the first machine of a cluster; yield the address, and the process that started it."""
-    with socket.socket() as one, socket.socket() as other:
-        for probe in (one, other):
-            probe.bind(("127.0.0.1", 0))
-        port, for_clients = one.getsockname()[1], other.getsockname()[1]
+    port, for_clients = _free_ports(2)
     with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder:  # short: sockets lie in it
         words = ["--head", f"--port={port}", "--node-ip-address=127.0.0.1", f"--num-cpus={cores}", "--num-gpus=0"]
         words += ["--include-dashboard=false", f"--ray-client-server-port={for_clients}", f"--temp-dir={folder}"]
@@ -166,7 +176,7 @@ def test_a_machine_that_is_lost(tmp_path: Path) -> None:
 
         def join() -> psutil.Process:
             words = (f"--address={address}", "--node-ip-address=127.0.0.1", "--num-cpus=1", "--num-gpus=0")
-            return machines.enter_context(_node(*words))
+            return machines.enter_context(_node(*words, RAY_AUTH_MODE="token"))  # the head asks for its token
 
         first = join()
         process = _start(tmp_path, *saves, "--arm", "fp32", "--launcher", "ray", "-o", "out", address=address)

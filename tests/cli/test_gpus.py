@@ -1,0 +1,92 @@
+"""Every command that trains uses the free ones of several GPUs, which are pretended here, as are the launchers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ampcompare.base.environment.gpus import Gpu
+from ampcompare.base.errors import LaunchError
+from ampcompare.cli import main
+from ampcompare.experiment import diagnose
+from ampcompare.launch import places, pool
+from ampcompare.launch.base import Launcher
+from ampcompare.launch.places import ANYWHERE, Place
+from ampcompare.records.run import RunRecord
+
+GPUS = [
+    Gpu("GPU-a", 0, "Pretended"),
+    Gpu("GPU-b", 1, "Pretended", in_use="process 1 uses it"),
+    Gpu("GPU-c", 2, "Other"),
+]
+SMALL = ("--arch", "mlp", "--data", "synthetic", "--seeds", "0-1")
+
+
+class Ends(Launcher):
+    """Trains nothing."""
+
+    def launch(self, *words: object) -> RunRecord:
+        raise LaunchError("it trains nothing")
+
+
+@pytest.fixture
+def used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
+    """What CUDA_VISIBLE_DEVICES is at each place of a command."""
+    seen: list[str] = []
+
+    def make(config: object, *, place: Place = ANYWHERE, **options: Any) -> Launcher:
+        seen.append(place.environment.get("CUDA_VISIBLE_DEVICES", ""))
+        return Ends()
+
+    monkeypatch.setattr(places, "visible_gpus", lambda: GPUS)
+    monkeypatch.setattr(pool, "make_launcher", make)
+    (tmp_path / "train.py").write_text("import torch\n")
+    monkeypatch.chdir(tmp_path)
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("compare", "--arm", "fp32,bf16", *SMALL), ["GPU-a", "GPU-c"]),
+        (("compare", "--arm", "fp32,bf16", *SMALL, "--gpus", "1-2"), ["GPU-b", "GPU-c"]),
+        (("compare", "--arm", "fp32,bf16", *SMALL, "--jobs", "1"), [""]),
+        (("compare", "--arm", "fp32,bf16", *SMALL, "--nproc-per-node", "2"), ["GPU-a,GPU-c"]),
+        (("compare", "--arm", "fp32,bf16", "--task", "lm", "--seeds", "0"), ["GPU-a", "GPU-c"]),
+        (("compare", "--arm", "fp32,bf16", "--seeds", "0", "--", "train.py"), ["GPU-a", "GPU-c"]),
+        (("find-batch", "--arm", "fp32,bf16", *SMALL[:4]), ["GPU-a"]),  # of one kind, as their memory decides
+        (("find-batch", "--arm", "fp32,bf16", *SMALL[:4], "--gpus", "2"), ["GPU-c"]),
+        (("reproduce", "articles", "o3-diverges"), ["GPU-a", "GPU-c"]),
+        (("reproduce", "articles", "o3-diverges", "--gpus", "1"), ["GPU-b"]),
+    ],
+)
+def test_commands_that_train_cells(used: list[str], words: tuple[str, ...], expected: list[str]) -> None:
+    """Each place sees its own GPUs; the one that others use is left out, unless it is named."""
+    assert main(list(words)) == LaunchError.exit_code
+    assert used == expected
+
+
+@pytest.mark.parametrize(("words", "expected"), [((), "GPU-a"), (("--gpus", "2"), "GPU-c")])
+@pytest.mark.parametrize("script", [(), ("--", "train.py")])
+def test_diagnose(
+    used: list[str], monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], script: tuple[str, ...], expected: str
+) -> None:
+    """It trains on the first GPU that is free, or the one that is named, with a recipe and with a script."""
+
+    def stands_for(*given: Any, environment: Any = None) -> None:
+        used.append((environment or given[-1])["CUDA_VISIBLE_DEVICES"])
+        raise LaunchError("it trains nothing")
+
+    monkeypatch.setattr(diagnose, "diagnose_in_child", stands_for)
+    monkeypatch.setattr(diagnose, "diagnose_script", stands_for)
+    assert main(["diagnose", "--arm", "O2", *words, *script]) == LaunchError.exit_code
+    assert used == [expected]
+
+
+def test_diagnose_has_no_use_for_several(used: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Two named GPUs are refused in one line."""
+    assert main(["diagnose", "--arm", "O2", "--gpus", "0,2"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "--gpus 0,2 is for 2 runs at the same time, but diagnose makes one after the other" in line
