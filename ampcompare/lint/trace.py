@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from ampcompare.source.amp_names import AUTOCASTS, CLIPS, WRAPPERS
 from ampcompare.source.branches import Facts, contradict, narrowed
-from ampcompare.source.calls import argument, arguments, parameters, passed
+from ampcompare.source.calls import argument, arguments, passed
 from ampcompare.source.follow import Follower, Frame
 from ampcompare.source.module import Module, Scope
 from ampcompare.source.roles import Roles
@@ -350,11 +350,8 @@ class Tracer(Follower):
 
     def given(self, callee: Scope, call: ast.Call, frame: Frame) -> dict[str, str]:
         assert isinstance(callee.node, (ast.FunctionDef, ast.AsyncFunctionDef))
-        names = parameters(callee.node, positional=True)
-        if callee.owner is not None and names[:1] == ["self"]:
-            names = names[1:]
         found = {}
-        for name, value in arguments(call, names).items():
+        for name, value in arguments(call, self.module.positional(callee.node)).items():
             found[name] = self._canonical(value, frame)
             scaler = self._scaler_of(value, frame)
             if scaler:

@@ -233,6 +233,11 @@ class Module(Text):
         """Return what calls of a function name: `name`, or `self.name` for a method."""
         return f"self.{function.name}" if self.class_of(function) is not None else function.name
 
+    def positional(self, function: Function) -> list[str]:
+        """Return the parameters that a call gives by position: without `self` or `cls` of a method."""
+        names = parameters(function, positional=True)
+        return names[1:] if self.class_of(function) is not None and names[:1] in (["self"], ["cls"]) else names
+
     @functools.cached_property
     def functions(self) -> dict[str, list[Function]]:
         """All functions by their keys."""
@@ -385,8 +390,7 @@ class Module(Text):
             function = scope.node
             found: set[str | None] = set()
             if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                names = parameters(function, positional=True)
-                names = names[1:] if self.class_of(function) is not None else names
+                names = self.positional(function)
                 given = (arguments(call, names).get(parameter) for call in self._by_name[function.name])
                 found = {None if value is None else self.resolve(value) for value in given}
             self._known[scope, parameter] = found.pop() if len(found) == 1 else None

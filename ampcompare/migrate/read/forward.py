@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from ampcompare.migrate.read.names import Names
 from ampcompare.migrate.read.sites import Backward, Sites
-from ampcompare.source.calls import arguments, last_name, parameters
+from ampcompare.source.calls import arguments, last_name
 from ampcompare.source.module import Block, Function, Module
 from ampcompare.source.syntax import dotted, walk
 
@@ -174,13 +174,12 @@ class _Finder:
         module = self._module
         cls = module.class_of(function)
         found = False
-        given = parameters(function, positional=True)
-        first = 1 if cls is not None and given[:1] in (["self"], ["cls"]) else 0
+        given = module.positional(function)
         key = module.key(function)
         for node in module.calls:
             if dotted(node.func) != key or module.function(node) is function:
                 continue
-            values = [value for name, value in arguments(node, given[first:]).items() if name in needed]
+            values = [value for name, value in arguments(node, given).items() if name in needed]
             if values and not any(self._computes(value) for value in values):
                 keys = set().union(*(_loads(value) for value in values))
                 found = self._trace(module.statement(node), keys, depth + 1) or found
