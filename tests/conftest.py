@@ -240,8 +240,9 @@ def forked_children(forking: types.SimpleNamespace, monkeypatch: pytest.MonkeyPa
 
 @pytest.fixture
 def forked_servers(forking: types.SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let process servers start in milliseconds, from a process that has torch loaded."""
+    """Let process servers, those of scripts too, start in milliseconds, from a process that has torch loaded."""
     monkeypatch.setattr("ampcompare.launch.forked.subprocess", forking)
+    monkeypatch.setattr("ampcompare.launch.script.launcher.subprocess", forking)
 
 
 @pytest.fixture
