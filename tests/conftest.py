@@ -34,6 +34,9 @@ for variable in [name for name in os.environ if name.startswith("AMPCOMPARE_")]:
 # Child processes started in another folder must import this checkout too, installed or not.
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
 
+# What a test writes need not outlive a power cut. A disk that serves other jobs too can take longer than the test.
+os.fsync = lambda descriptor: None  # type: ignore[assignment]
+
 
 def _missing(cuda: int = 0, apex: bool = False) -> str | None:
     """Say what this machine lacks of what a test requires, or None.

@@ -245,6 +245,7 @@ def enter(request: dict[str, Any]) -> tuple[bool, str]:
 
 
 if __name__ == "__main__":
+    os.fsync = lambda descriptor: None  # type: ignore[assignment]  # as in the process of the tests
     atexit.register(end_quickly)  # before any other handler, as they run from the last to the first
     hide_torch()
     del __file__, sys.modules["forked_process"]  # no code of a request

@@ -105,7 +105,12 @@ def test_counts_at_the_margin_keep_the_level(model: str, pairs: int, arms: int) 
 @pytest.mark.usefixtures("no_forecast")
 @pytest.mark.parametrize(
     ("arms", "pairs", "spread"),
-    [(3, 4, 1.8), (3, 4, 1.4), pytest.param(8, 5, 1.4, marks=pytest.mark.integration), (1, 7, 1.0)],
+    [
+        (3, 4, 1.8),
+        pytest.param(3, 4, 1.4, marks=pytest.mark.integration),
+        pytest.param(8, 5, 1.4, marks=pytest.mark.integration),
+        (1, 7, 1.0),
+    ],
 )
 def test_counts_name_no_more_winners_than_one_in_twenty(arms: int, pairs: int, spread: float) -> None:
     """Rounded differences of equal arms: with the larger of spread and floor, 6 to 7 % of families had a winner."""
