@@ -99,7 +99,7 @@ def test_a_comparison_has_the_figures_of_the_page(comparison: Comparison) -> Non
 class _Sanitized(HTMLParser):
     """The text that JupyterLab shows of an output that it does not trust.
 
-    Its sanitizer drops styles, drops the elements of SVG and leaves their text, and keeps `hidden` where it has a value.
+    Its sanitizer drops styles, drops the elements of SVG and leaves their text, and keeps `hidden` with a value alone.
     """
 
     def __init__(self) -> None:
