@@ -227,7 +227,7 @@ def test_one_rank_resumes_to_the_last_bit(arm: str, task: str, tmp_path: Path) -
 EIGHT_BITS = {"optimizer": "torchao.optim:AdamW8bit", "kind": "fsdp", "width": 64}
 
 
-@pytest.mark.parametrize("arm", ["fp32", "fsdp:param=bf16"])
+@pytest.mark.parametrize("arm", [pytest.param("fp32", marks=pytest.mark.slow), "fsdp:param=bf16"])
 def test_shards_with_moments_in_8_bits_resume_to_the_last_bit(ranks: Run, arm: str, tmp_path: Path) -> None:
     """Each rank has blocks of its own shard, and gets these back; one rank, whose blocks are others, is refused."""
     pytest.importorskip("torchao")
