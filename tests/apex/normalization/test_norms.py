@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from itertools import product
 from typing import Any
 
 import pytest
@@ -31,9 +32,7 @@ def exact(
     {
         "shape,normalized": SHAPES,
         "dtype": list(TOLERANCE),
-        "affine": [True, False],
-        "memory_efficient": [True, False],
-        "rms": [True, False],
+        "affine,memory_efficient,rms": list(product([True, False], repeat=3)),  # each a function of its own
     }
 )
 def test_forward_and_backward(
