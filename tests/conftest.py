@@ -34,6 +34,9 @@ for variable in [name for name in os.environ if name.startswith("AMPCOMPARE_")]:
 # Child processes started in another folder must import this checkout too, installed or not.
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
 
+# What a test writes need not outlive a power cut. A disk that serves other jobs too can take longer than the test.
+os.fsync = lambda descriptor: None  # type: ignore[assignment]
+
 
 def _missing(cuda: int = 0, apex: bool = False) -> str | None:
     """Say what this machine lacks of what a test requires, or None.
@@ -67,8 +70,9 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 
 # Fixtures of what exists once on a machine, or takes seconds to make: tests that use one run in one process, one after
-# the other. So do tests of a file that use a fixture of the module.
+# the other. So do tests of a file that use a fixture of the module, or processes that import what the file needs.
 SHARED = ("slurm", "hosts", "replayed", "chromium")
+SHARED_IN_A_FILE = ("ranks",)
 
 
 def _group(item: pytest.Item) -> str | None:
@@ -76,9 +80,12 @@ def _group(item: pytest.Item) -> str | None:
     shared = sorted(set(SHARED) & set(getattr(item, "fixturenames", ())))
     if shared:
         return shared[0]
+    file = item.nodeid.partition("::")[0]
+    if not {*SHARED_IN_A_FILE}.isdisjoint(getattr(item, "fixturenames", ())):
+        return file
     info = getattr(item, "_fixtureinfo", None)
     made = info.name2fixturedefs.values() if info is not None else ()
-    return item.nodeid.partition("::")[0] if any(fixture[-1].scope == "module" for fixture in made) else None
+    return file if any(fixture[-1].scope == "module" for fixture in made) else None
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -240,8 +247,9 @@ def forked_children(forking: types.SimpleNamespace, monkeypatch: pytest.MonkeyPa
 
 @pytest.fixture
 def forked_servers(forking: types.SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let process servers start in milliseconds, from a process that has torch loaded."""
+    """Let process servers, those of scripts too, start in milliseconds, from a process that has torch loaded."""
     monkeypatch.setattr("ampcompare.launch.forked.subprocess", forking)
+    monkeypatch.setattr("ampcompare.launch.script.launcher.subprocess", forking)
 
 
 @pytest.fixture

@@ -5,15 +5,17 @@ Torch and what it imports are loaded once, and hidden: a request finds them by a
 exit handlers run, threads are joined, an uncaught exception is printed, files are flushed. Only its modules are not
 cleared, since that takes longer than most requests: each memory page that it shares with the server would be copied.
 
-Requests come on a socket: JSON with `words` (the command line), `folder`, `environment` and `session` (whether to begin
-one), and five file descriptors: for standard input, output and error, for the answer, which is the process id, then the
-exit code, and for the requests of the process itself, which starts its ranks and the like in the same way.
+Requests come on a socket: JSON with `words` (the command line), `folder`, `environment`, `session` (whether to begin
+one) and `passed` (numbers of further files), and file descriptors: for standard input, output and error, for the files
+that are passed, for the answer, which is the process id, then the exit code, and for the requests of the process
+itself, which starts its ranks and the like in the same way.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import fcntl
 import gc
 import importlib
 import io
@@ -33,6 +35,7 @@ from typing import Any
 
 from forked_process import fork_from
 
+MIN_FILE = 512  # above the numbers of files that a request passes on
 exit_code: int | None = None  # of a request that ends
 
 
@@ -177,10 +180,12 @@ def wait_for_request(channel: socket.socket) -> dict[str, Any]:
             channel.close()
             for number in (woken, wakes, *answers.values()):
                 os.close(number)
-            for number, file in enumerate(files):
+            request: dict[str, Any] = json.loads(line)
+            # Out of the way of the numbers that the files shall have.
+            answer, requests, *files = (move_up(file) for file in (answer, requests, *files))
+            for number, file in zip((0, 1, 2, *request["passed"]), files, strict=True):
                 os.dup2(file, number)
                 os.close(file)
-            request: dict[str, Any] = json.loads(line)
             if request["session"]:
                 os.setsid()
             os.write(answer, f"{os.getpid()}\n".encode())
@@ -192,9 +197,16 @@ def wait_for_request(channel: socket.socket) -> dict[str, Any]:
         answers[child] = answer
 
 
+def move_up(file: int) -> int:
+    """Give a file a number that no request asks for."""
+    moved = fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, MIN_FILE)
+    os.close(file)
+    return moved
+
+
 def receive(channel: socket.socket) -> tuple[bytes, list[int], int, Any]:
     """Return a request; end the server where the other end is closed."""
-    line, files, flags, address = socket.recv_fds(channel, 1 << 20, 5)
+    line, files, flags, address = socket.recv_fds(channel, 1 << 20, 8)
     if not line:
         os._exit(0)
     return line, files, flags, address
@@ -211,8 +223,9 @@ def enter(request: dict[str, Any]) -> tuple[bool, str]:
     sys.dont_write_bytecode = bool(os.environ.get("PYTHONDONTWRITEBYTECODE"))
     words = list(request["words"])
     filters = [word for word in os.environ.get("PYTHONWARNINGS", "").split(",") if word]
-    if words[0] == "-u":
+    if words[0] == "-u" or os.environ.get("PYTHONUNBUFFERED"):
         sys.stdout.reconfigure(write_through=True)  # type: ignore[union-attr]
+    if words[0] == "-u":
         del words[0]
     while words[0] == "-W":
         filters.append(words[1])
@@ -232,7 +245,9 @@ def enter(request: dict[str, Any]) -> tuple[bool, str]:
 
 
 if __name__ == "__main__":
+    os.fsync = lambda descriptor: None  # type: ignore[assignment]  # as in the process of the tests
     atexit.register(end_quickly)  # before any other handler, as they run from the last to the first
     hide_torch()
+    del __file__, sys.modules["forked_process"]  # no code of a request
     module_asked, asked = enter(wait_for_request(socket.socket(fileno=int(sys.argv[1]))))
     run(asked, is_module=module_asked)

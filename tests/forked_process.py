@@ -16,14 +16,19 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 SERVER = Path(__file__).with_name("fork_server.py")
+MODULES = ("ampcompare.script.server", "ampcompare.script.diagnosed", "ampcompare.script.profiled")
 STARTERS = str(SERVER.parent.parent / "ampcompare" / "base" / "isolate") + os.sep
 
 
 def forkable(command: Any) -> bool:
-    """Return whether ampcompare starts a command line, or torchrun does, which alone gives `-u`."""
+    """Return whether ampcompare starts a command line, or torchrun does, which alone gives `-u`.
+
+    A module by `-m` is one that ends by itself: a signal to the group of the process that starts it would not reach it.
+    """
     if not isinstance(command, (list, tuple)) or len(command) < 2 or command[0] != sys.executable:
         return False
-    return command[1] == "-u" or str(command[1]).startswith(STARTERS)
+    words = [str(word) for word in command[1:]]
+    return words[0] == "-u" or words[0].startswith(STARTERS) or not {*words}.isdisjoint(MODULES)
 
 
 class ForkedProcess:
@@ -44,6 +49,7 @@ class ForkedProcess:
         cwd: str | Path | None = None,
         env: Mapping[str, str] | None = None,
         start_new_session: bool = False,
+        pass_fds: Sequence[int] = (),
         text: bool = False,
         **_: Any,
     ) -> None:
@@ -56,6 +62,7 @@ class ForkedProcess:
             "folder": str(cwd or Path.cwd()),
             "environment": dict(os.environ if env is None else env),
             "session": start_new_session,
+            "passed": list(pass_fds),
         }
         mode = "" if text else "b"
         mine, theirs = socket.socketpair()
@@ -78,7 +85,8 @@ class ForkedProcess:
                 else:
                     file = stream if isinstance(stream, int) else stream.fileno()
                 files.append(file)
-            socket.send_fds(channel, [json.dumps(request).encode()], [*files, theirs.fileno(), channel.fileno()])
+            files += [*pass_fds, theirs.fileno(), channel.fileno()]
+            socket.send_fds(channel, [json.dumps(request).encode()], files)
         self._answer = mine.makefile()
         mine.close()
         self.pid = int(self._answer.readline())

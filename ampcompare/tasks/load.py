@@ -8,7 +8,7 @@ import socket
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -610,6 +610,14 @@ def _unwrapped(batches: Iterator[tuple[Tensor, Tensor]]) -> Iterator[tuple[Tenso
         yield batch
 
 
+@cache
+def _parsed(load_digits: Callable[[], Any]) -> tuple[Tensor, Tensor]:
+    """Return all digits and their labels, which scikit-learn reads from a compressed table of text, in 0.1 s."""
+    bunch = load_digits()
+    images = torch.from_numpy(bunch.images).to(torch.float32)[:, None]
+    return images, torch.from_numpy(bunch.target).to(torch.int64)
+
+
 def digits(
     *,
     seed: int,
@@ -629,10 +637,8 @@ def digits(
     """
     with needs_package("digits need", "scikit-learn"):
         from sklearn.datasets import load_digits
-    bunch = load_digits()
-    images = torch.from_numpy(bunch.images).to(torch.float32)[:, None]
+    images, labels = _parsed(load_digits)
     images = (images - _DIGITS_MEAN) / _DIGITS_STD
-    labels = torch.from_numpy(bunch.target).to(torch.int64)
     held_out = torch.zeros(len(labels), dtype=torch.bool)
     held_out[torch.argsort(labels, stable=True)[::_DIGITS_HOLDOUT]] = True
     return memory_data(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ def floors() -> dict[str, int]:
     raise ValueError("tests/test_architecture.py has no FLOORS")
 
 
+@cache
 def room_imports(root: Path = ROOT) -> dict[str, set[str]]:
     """Return for each room the other rooms that its files import, lazily and for type checkers too.
 
@@ -49,7 +51,7 @@ def room_imports(root: Path = ROOT) -> dict[str, set[str]]:
         place = path.relative_to(package)
         room = place.parts[0].removesuffix(".py")
         targets = found.setdefault(room, set())
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in ast.walk(_tree(path)):
             for name in _imported(node, ("ampcompare", *place.parent.parts)):
                 head, _, rest = name.partition(".")
                 target = rest.partition(".")[0] if rest.partition(".")[0] in rooms else "__init__"
@@ -70,7 +72,13 @@ def _imported(node: ast.AST, package: tuple[str, ...]) -> Iterator[str]:
 
 def summary_of(path: Path) -> str:
     """Return the first line of a module's docstring."""
-    return (ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").partition("\n")[0]
+    return (ast.get_docstring(_tree(path)) or "").partition("\n")[0]
+
+
+@cache
+def _tree(path: Path) -> ast.Module:
+    """Return a module as it is parsed, once for all tables."""
+    return ast.parse(path.read_text(encoding="utf-8"))
 
 
 def rooms_table() -> str:

@@ -23,6 +23,12 @@ SAMPLES = 1000
 TOP1 = {"fp32": [500, 520, 490, 510, 505], "half": [501, 519, 491, 509, 506]}  # right of 1,000, by seed
 
 
+@pytest.fixture
+def no_forecast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave out how many seeds an open verdict lacks, which a simulation does not read and which takes its time."""
+    monkeypatch.setattr("ampcompare.analysis.inference.verdict.pairs_to_settle", lambda *_, **__: None)
+
+
 @pytest.fixture(scope="session")
 def run_of() -> Callable[..., tuple[RunRecord, list[StepRecord]]]:
     """Build the record and the steps of one cell, which agree in every number."""

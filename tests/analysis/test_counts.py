@@ -14,6 +14,7 @@ from scipy import stats
 from ampcompare.analysis.inference.effect import Effect, min_resolvable_spread, p_values, paired
 from ampcompare.analysis.inference.margins import margin_error
 from ampcompare.analysis.inference.verdict import Margin, decide
+from tests.covering import covering
 
 IMAGES = 360
 MARGIN = Margin(0.005, "0.5")
@@ -76,12 +77,6 @@ def test_both_tests_must_agree(differences: list[int], lost: int) -> None:
     assert p_values(_effect(differences), MARGIN.size).non_inferior == pytest.approx(expected)
 
 
-@pytest.fixture
-def no_forecast(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave out how many seeds an open verdict lacks, which a simulation does not read and which takes its time."""
-    monkeypatch.setattr("ampcompare.analysis.inference.verdict.pairs_to_settle", lambda *_, **__: None)
-
-
 MODELS: dict[str, Draw] = {
     "only losses": lambda chance, count: -chance.poisson(LOST, count).astype(float),
     "losses and few gains": lambda chance, count: 1.0 * chance.poisson(0.3, count) - chance.poisson(LOST + 0.3, count),
@@ -92,9 +87,7 @@ MODELS: dict[str, Draw] = {
 
 
 @pytest.mark.usefixtures("no_forecast")
-@pytest.mark.parametrize("arms", [1, pytest.param(8, marks=pytest.mark.integration)])
-@pytest.mark.parametrize("pairs", [3, 5])
-@pytest.mark.parametrize("model", MODELS)
+@covering({"arms": [1, pytest.param(8, marks=pytest.mark.integration)], "pairs": [3, 5], "model": MODELS})
 def test_counts_at_the_margin_keep_the_level(model: str, pairs: int, arms: int) -> None:
     """A loss of exactly the margin is called smaller in 5 % of 600 families at most, and chance; by Student's test
     with the least spread of rounding it was up to 14 %.
@@ -112,7 +105,12 @@ def test_counts_at_the_margin_keep_the_level(model: str, pairs: int, arms: int) 
 @pytest.mark.usefixtures("no_forecast")
 @pytest.mark.parametrize(
     ("arms", "pairs", "spread"),
-    [(3, 4, 1.8), (3, 4, 1.4), pytest.param(8, 5, 1.4, marks=pytest.mark.integration), (1, 7, 1.0)],
+    [
+        (3, 4, 1.8),
+        pytest.param(3, 4, 1.4, marks=pytest.mark.integration),
+        pytest.param(8, 5, 1.4, marks=pytest.mark.integration),
+        (1, 7, 1.0),
+    ],
 )
 def test_counts_name_no_more_winners_than_one_in_twenty(arms: int, pairs: int, spread: float) -> None:
     """Rounded differences of equal arms: with the larger of spread and floor, 6 to 7 % of families had a winner."""

@@ -135,11 +135,8 @@ def endure(path: Path, out: Path) -> str:
 
 
 @pytest.mark.parametrize("source", SOURCES)
-def test_mutated_files_are_read_or_refused(
-    tmp_path: Path, sources: dict[str, bytes], source: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_mutated_files_are_read_or_refused(tmp_path: Path, sources: dict[str, bytes], source: str) -> None:
     """Bits, pieces, sizes and instructions changed at random: inspecting, converting and loading end in one line."""
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
     path, ends = tmp_path / "a.pt", []
     for number in range(EACH):
         chance = random.Random(f"{source} {number}")
@@ -154,11 +151,8 @@ def test_mutated_files_are_read_or_refused(
         assert all(end.endswith("refused") for end in ends)
 
 
-def test_mutated_files_with_a_right_checksum(
-    tmp_path: Path, sources: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_mutated_files_with_a_right_checksum(tmp_path: Path, sources: dict[str, bytes]) -> None:
     """An enemy can compute a checksum too: what is behind it is still read or refused."""
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
     path = tmp_path / "a.pt"
     refused = 0
     for number in range(EACH):

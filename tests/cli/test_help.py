@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import io
 import re
 import shlex
 from collections.abc import Callable
@@ -36,10 +39,13 @@ def _command(name: str) -> Command:
     return command
 
 
-def _help(name: str, flag: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setenv("COLUMNS", "80")
-    assert main([name, flag]) == 0
-    return capsys.readouterr().out
+@functools.cache
+def _help(name: str, flag: str) -> str:
+    """Return what a command prints at 80 columns."""
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as out:
+        patch.setenv("COLUMNS", "80")
+        assert main([name, flag]) == 0
+    return out.getvalue()
 
 
 def _sections(text: str) -> dict[str, str]:
@@ -48,11 +54,9 @@ def _sections(text: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_every_option_is_in_one_group(
-    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_option_is_in_one_group(name: str) -> None:
     """`--help` has each option once, under a group in the fixed order; a command of many options leaves none over."""
-    text = _help(name, "--help", capsys, monkeypatch)
+    text = _help(name, "--help")
     sections = _sections(text)
     titles = [title for title in sections if title != "Examples"]
     assert titles == [group for group in GROUPS if group in titles]
@@ -69,34 +73,28 @@ def test_every_option_is_in_one_group(
 
 @pytest.mark.parametrize("flag", ["-h", "--help"])
 @pytest.mark.parametrize("name", COMMANDS)
-def test_help_fits_80_columns(
-    name: str, flag: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_help_fits_80_columns(name: str, flag: str) -> None:
     """No line is wider than the terminal, and no help says `of apex`, a default of none, or the name of a YAML key."""
-    text = _help(name, flag, capsys, monkeypatch)
+    text = _help(name, flag)
     assert [line for line in text.splitlines() if len(line) > 80] == []
     assert not re.search(r"of apex|\[default: (none|None)\]|<=?x|x>=", text)
     assert not re.search(r"\b(lr_base|layer_lr|on_nan|lr_base_batch|batch_size|drain_every)\b(?!=)", text)
 
 
 @pytest.mark.parametrize("name", WIDE)
-def test_the_short_help_is_short(
-    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_short_help_is_short(name: str) -> None:
     """`-h` shows at most 15 options, two or three examples, and where the others are."""
-    text = _help(name, "-h", capsys, monkeypatch)
+    text = _help(name, "-h")
     assert 8 <= len(ENTRY.findall(text)) <= 15
     assert len(text.splitlines()) < 55
     assert text.endswith("--help lists all options.\n")
-    assert len(_help(name, "--help", capsys, monkeypatch)) > 2 * len(text)
+    assert len(_help(name, "--help")) > 2 * len(text)
 
 
 @pytest.mark.parametrize("name", [name for name in COMMANDS if name not in WIDE])
-def test_few_options_have_one_help(
-    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_few_options_have_one_help(name: str) -> None:
     """Where the options are few, -h and --help are the same."""
-    assert _help(name, "-h", capsys, monkeypatch) == _help(name, "--help", capsys, monkeypatch)
+    assert _help(name, "-h") == _help(name, "--help")
 
 
 @pytest.mark.parametrize("name", COMMANDS)

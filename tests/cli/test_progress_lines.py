@@ -21,6 +21,7 @@ from ampcompare.experiment.observer import Outline
 from ampcompare.launch.base import Progress
 from ampcompare.records.run import RunRecord
 from ampcompare.settings.config import RunConfig
+from tests.covering import covering
 
 LINES = Symbols.of("utf-8")
 TRAINING = Progress(120, 900, 1, "training", 0.03413, 65536.0, 3, 0.00412)
@@ -59,9 +60,7 @@ def test_a_cell_and_the_matrix_at_40_columns() -> None:
     ]
 
 
-@pytest.mark.parametrize("width", [12, 20, 40, 41, 59, 60, 61, 79, 80, 120, 300])
-@pytest.mark.parametrize("count", [1, 2, 5, 40])
-@pytest.mark.parametrize("height", [3, 8, 24])
+@covering({"width": [12, 20, 40, 41, 59, 60, 61, 79, 80, 120, 300], "count": [1, 2, 5, 40], "height": [3, 8, 24]})
 def test_nothing_is_wider_or_higher_than_the_terminal(width: int, count: int, height: int) -> None:
     """A line that wraps, or one below the last row, could not be drawn over."""
     numbers = Progress(10**9, 10**9, 10**6, "loading data", -math.inf, 2.0**100, 10**9, 1e-9)

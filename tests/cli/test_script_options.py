@@ -68,7 +68,6 @@ def test_options_of_scripts_need_one(call: Any) -> None:
     assert "no script after --" in call("compare", "--").err
 
 
-@pytest.mark.slow
 def test_two_arms_of_a_script_are_compared(call: Any, script: str, tmp_path: Path) -> None:
     """The table has the script's metric; a cell that has a record does not run again."""
     command = ["compare", "--arm", "fp32,bf16", "--seeds", "0-1", "--warmup-steps", "1", "--device", "cpu"]
@@ -101,7 +100,6 @@ for step in range(4):
 """
 
 
-@pytest.mark.slow
 def test_secrets_stay_out_of_all_files(call: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor are they on the screen; the script gets them, and its record names the code that it loaded."""
     monkeypatch.setenv("MY_API_KEY", "key-of-environment-1")
@@ -157,7 +155,6 @@ for step in range(3):
 """
 
 
-@pytest.mark.slow
 def test_exit_codes_where_one_arm_fails(call: Any, tmp_path: Path) -> None:
     """0, unless it must not fail (3) or a gate is on it (1); the table is there each time. 2 where no arm can be."""
     script = tmp_path / "train.py"

@@ -30,7 +30,7 @@ CHECK = """
 
 
 class Checkout:
-    """A copy of the package that a test may change.
+    """A copy of the package that a test may change, with what was compiled of it.
 
     Args:
         folder: where the copy goes.
@@ -39,7 +39,7 @@ class Checkout:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.package = folder / "ampcompare"
-        shutil.copytree(ROOT / "ampcompare", self.package, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / "ampcompare", self.package)
 
     def insert(self, file: str, before: str, text: str) -> None:
         """Insert text before the first occurrence of other text in a file."""

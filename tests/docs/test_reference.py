@@ -44,17 +44,18 @@ def command_of(name: str) -> click.Command:
     return command
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_the_page_of_commands_has_every_option(hooks: ModuleType, name: str) -> None:
+def test_the_page_of_commands_has_every_option(hooks: ModuleType) -> None:
     """A section for each command, and a row for each option with its variable."""
-    section = hooks.command_reference().partition(f"## ampcompare {name}\n")[2].partition("\n## ")[0]
-    assert COMMANDS[name] in section
-    rows = dict(re.findall(r"^\| (`.*?`) \| (.*) \|$", section, flags=re.MULTILINE))
-    for option in command_of(name).params:
-        if isinstance(option, click.Option) and not option.hidden:
-            flag = max(option.opts, key=len)
-            (row,) = [row for flags, row in rows.items() if re.search(rf"`{flag}\b(?!-)", flags.replace("[no-]", ""))]
-            assert row.endswith(f"| `{option.envvar}`")
+    reference = hooks.command_reference()
+    for name, summary in COMMANDS.items():
+        section = reference.partition(f"## ampcompare {name}\n")[2].partition("\n## ")[0]
+        assert summary in section
+        rows = dict(re.findall(r"^\| (`.*?`) \| (.*) \|$", section, flags=re.MULTILINE))
+        for option in command_of(name).params:
+            if isinstance(option, click.Option) and not option.hidden:
+                flag = re.compile(rf"`{max(option.opts, key=len)}\b(?!-)")
+                (row,) = [row for flags, row in rows.items() if flag.search(flags.replace("[no-]", ""))]
+                assert row.endswith(f"| `{option.envvar}`")
     assert "<!-- commands -->" in (DOCS / "commands.md").read_text(encoding="utf-8")
 
 
@@ -73,24 +74,25 @@ def test_the_page_of_settings_has_every_setting(hooks: ModuleType) -> None:
     assert "<!-- settings -->" in (DOCS / "settings.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_options_that_pages_name_exist(page: Path) -> None:
+def test_options_that_pages_name_exist() -> None:
     """Whoever copies `ampcompare COMMAND --option` from a page gets no usage error."""
-    text = page.read_text(encoding="utf-8").replace("\\\n", " ")
-    for name, words in re.findall(r"\bampcompare ([a-z]+)\b([^`\n#]*)", text):
-        rest = words.partition(" -- ")[0]  # behind it are the words of a script
-        if name not in COMMANDS:
-            continue
-        command = command_of(name)
-        commands = [command, *map(command_of, ("run", "compare"))] if name == "config" else [command]  # whose it takes
-        options = [option for each in commands for option in each.params]
-        known = {flag for option in options for flag in (*option.opts, *option.secondary_opts)}
-        for word in rest.split():
-            if name == "exec" and word.endswith((".py", "SCRIPT")):
-                break  # what follows belongs to the script
-            flag = re.match(r"--[a-z][a-z0-9-]+", word)
-            if flag and flag[0] != "--help":
-                assert flag[0] in known, f"ampcompare {name}{rest}"
+    known = {}
+    for name in COMMANDS:
+        takes = ("config", "run", "compare") if name == "config" else (name,)
+        options = [option for each in takes for option in command_of(each).params]
+        known[name] = {"--help", *(flag for one in options for flag in (*one.opts, *one.secondary_opts))}
+    wrong = []
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8").replace("\\\n", " ")
+        for name, words in re.findall(r"\bampcompare ([a-z]+)\b([^`\n#]*)", text):
+            rest = words.partition(" -- ")[0]  # behind it are the words of a script
+            for word in rest.split() if name in known else ():
+                if name == "exec" and word.endswith((".py", "SCRIPT")):
+                    break  # what follows belongs to the script
+                flag = re.match(r"--[a-z][a-z0-9-]+", word)
+                if flag and flag[0] not in known[name]:
+                    wrong.append(f"{page.relative_to(ROOT)}: ampcompare {name}{rest}")
+    assert not wrong
 
 
 def test_exit_codes_are_those_of_the_program() -> None:

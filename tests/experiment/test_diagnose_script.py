@@ -99,7 +99,6 @@ def test_a_script_for_apex(diagnose: Callable[..., Any]) -> None:
     assert "note: the script ran 2 times from its start" in text
 
 
-@pytest.mark.slow
 def test_a_script_for_torch_amp(diagnose: Callable[..., Any]) -> None:
     """A line outside of modules is named, a step has all of its backward passes, and an evaluation is not counted."""
     found = diagnose(TORCH.replace("FACTOR", "1e-9"), "native:fp16", steps=2, cures=False, reference="none")
@@ -110,7 +109,6 @@ def test_a_script_for_torch_amp(diagnose: Callable[..., Any]) -> None:
     assert {one.place.operation for one in found.places if one.place.where == "train.py:20"} == {"full"}
 
 
-@pytest.mark.slow
 def test_a_script_from_python(diagnose: Callable[..., Any]) -> None:
     """The same script and arm as on the command line give the same verdict, arguments and passes."""
     expected = diagnose(APEX, "apex:O1", steps=1, cures=False, reference="none")

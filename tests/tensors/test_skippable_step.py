@@ -18,6 +18,7 @@ from ampcompare.precision.base import Precision, owned_params
 from ampcompare.precision.factory import make_precision
 from ampcompare.tensors import skippable_step
 from ampcompare.tensors.skippable_step import DeferredFlag, obeys_flag, skip_on_device
+from tests.covering import covering
 
 pytestmark = pytest.mark.integration  # every optimizer is trained with every arm
 
@@ -150,10 +151,16 @@ def test_bits_are_those_of_a_skip_on_the_host(arm: str, name: str) -> None:
     assert equal(trajectory(arm, name, on_device=True), trajectory(arm, name, on_device=False))
 
 
-@pytest.mark.parametrize("name", ["momentum", "adam"])
-@pytest.mark.parametrize("arm", ARMS)
-@pytest.mark.parametrize(
-    "options", [{"num_optimizers": 2}, {"accumulation": 2}, {"clip": True}], ids=["optimizers", "accumulation", "clip"]
+@covering(
+    {
+        "name": ["momentum", "adam"],
+        "arm": ARMS,
+        "options": [
+            pytest.param({"num_optimizers": 2}, id="optimizers"),
+            pytest.param({"accumulation": 2}, id="accumulation"),
+            pytest.param({"clip": True}, id="clip"),
+        ],
+    }
 )
 def test_bits_with_several_optimizers_micro_batches_and_clipping(arm: str, name: str, options: dict[str, Any]) -> None:
     """The same holds for two optimizers of one update, for accumulated gradients, and where gradients are clipped."""

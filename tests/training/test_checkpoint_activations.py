@@ -55,7 +55,9 @@ def play(settings: RunConfig) -> tuple[list[float], list[dict[str, float]], Sess
     return [step.loss for step in steps], values, made
 
 
-@pytest.mark.parametrize("arm", ARMS)
+@pytest.mark.parametrize(
+    "arm", [pytest.param(arm, marks=() if arm == "fp32" else pytest.mark.integration) for arm in ARMS]
+)
 def test_numbers_are_the_same(arm: str) -> None:
     """Losses, weights and metrics of an arm are equal to the last bit, with and without."""
     losses, values, made = play(config(arm, checkpoint=False))

@@ -21,6 +21,7 @@ from ampcompare.training.compile import compiled, ready_compiler
 from ampcompare.training.ema import ModelEma
 from ampcompare.training.loop import Loop
 from ampcompare.training.metrics.clock import HostClock
+from tests.covering import covering
 
 ARMS = [
     "fp32",
@@ -181,9 +182,7 @@ def overflow(arm: str, method: str) -> None:
     assert not all(torch.equal(a, b) for a, b in zip(run.weights(), before, strict=True))
 
 
-@pytest.mark.parametrize("check", [one_step, clipped, trains], ids=lambda check: check.__name__)
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("arm", ARMS)
+@covering({"check": [one_step, clipped, trains], "method": METHODS, "arm": ARMS})
 def test_methods_hold_for_every_arm(arm: str, method: str, check: Check) -> None:
     """Steps, norms and training of an arm are what they are without the method."""
     check(arm, method)

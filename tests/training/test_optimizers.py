@@ -17,6 +17,7 @@ from ampcompare.settings.recipe import OptimizerConfig
 from ampcompare.settings.validation import validated
 from ampcompare.tensors.skippable_step import obeys_flag
 from ampcompare.training.assemble import make_optimizer, param_groups
+from tests.covering import covering
 
 X = torch.linspace(-1, 1, 24).reshape(6, 4)
 
@@ -150,9 +151,7 @@ def test_weight_decay_is_there_again_after_a_step() -> None:
 IMPLEMENTED = [*ARMS, "half:dynamic", "half:bn_fp32", "half:master_weights,dynamic"]
 
 
-@pytest.mark.parametrize("name", ["sgd", "adam", "adamw"])
-@pytest.mark.parametrize("implementation", ["foreach", "fused"])
-@pytest.mark.parametrize("arm", IMPLEMENTED)
+@covering({"name": ["sgd", "adam", "adamw"], "implementation": ["foreach", "fused"], "arm": IMPLEMENTED})
 def test_every_arm_trains_by_any_implementation(arm: str, implementation: str, name: str) -> None:
     """foreach and fused steps give the weights of torch's default up to rounding, an overflow among them.
 

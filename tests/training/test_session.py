@@ -245,6 +245,7 @@ def test_bf16_is_emulated_where_the_cpu_has_no_instructions(
         assert torch.equal(product, (a.float() @ b.float()).bfloat16())
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("arm", ["fp32", "apex:O1,engine=compat", "apex:O2,engine=compat", "native:bf16", "half"])
 def test_the_average_is_evaluated_beside_the_weights(arm: str) -> None:
     """Every epoch has a second result, training has the bits that it has without, and the summary has the last."""

@@ -44,6 +44,7 @@ __all__ = [
     "changed_code",
     "differing",
     "digest_of",
+    "distributions_of",
     "end_watch",
     "on_file_events",
     "read_loaded",
@@ -271,11 +272,33 @@ class CodeWatch:
                 tops.add(top)
         if not tops:
             return
-        known = metadata.packages_distributions()
         others = _needed_anyway()
-        for distribution in sorted({one for top in tops for one in known.get(top, ())}):
+        for distribution in sorted(distributions_of(tops)):
             if _plain(distribution) not in others and (version := installed_version(distribution)) is not None:
                 yield distribution, version
+
+
+def distributions_of(tops: Iterable[str]) -> set[str]:
+    """Return the names of the distributions that installed a module or package of one of these names.
+
+    `metadata.packages_distributions` says the same of all names, and makes a path of each installed file for it: 0.6 s
+    with 70 distributions, at the end of each cell.
+    """
+    wanted, found = set(tops), set()
+    names = "|".join(map(re.escape, sorted(wanted)))
+    listed = re.compile(rf'^"?(?:{names})(?:/[^\n]*|\.[\w-]+)?\.(?:py|so|pyd)"?,', re.MULTILINE)
+    for distribution in metadata.distributions():
+        declared = distribution.read_text("top_level.txt")
+        if declared:
+            brings = not wanted.isdisjoint(declared.split())
+        elif record := distribution.read_text("RECORD"):
+            brings = listed.search(record) is not None
+        else:  # no wheel
+            files = distribution.files or ()
+            brings = any(file.suffix == ".py" and file.with_suffix("").parts[0] in wanted for file in files)
+        if brings:
+            found.add(distribution.metadata["Name"])
+    return found
 
 
 def _needed_anyway() -> set[str]:

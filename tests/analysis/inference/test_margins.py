@@ -96,7 +96,8 @@ def _level(margin: float, errors: float, sd: float, correlation: float, count: i
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("correlation", [0.0, 0.9, 0.99])
+@pytest.mark.usefixtures("no_forecast")
+@pytest.mark.parametrize("correlation", [0.0, 0.99])
 @pytest.mark.parametrize(
     ("rule", "margin", "errors", "sd"),
     [("auto", 0.3, 3.0, 0.2), ("50%", 1.5, 3.0, 0.2), ("auto", 0.5, 5.0, 0.5), ("2sd", 0.4, 3.0, 0.2)],

@@ -11,6 +11,7 @@ from scipy import stats
 
 from ampcompare.analysis.forest import pool
 from ampcompare.analysis.inference.effect import Effect, interval
+from tests.covering import covering
 
 ROUNDS = 2000
 
@@ -54,9 +55,7 @@ def test_effects_that_agree_to_the_last_digit_keep_the_floor() -> None:
     assert pool([_effect(1.0, 0.5)] * 4, 0.2).effect.error == pytest.approx(0.1)
 
 
-@pytest.mark.parametrize("between", [0.0, 1.0])
-@pytest.mark.parametrize("ratio", [1, 4])
-@pytest.mark.parametrize("experiments", [3, 6])
+@covering({"between": [0.0, 1.0], "ratio": [1, 4], "experiments": [3, 6]})
 def test_coverage(experiments: int, ratio: int, between: float) -> None:
     """Of three seeds each, some four times as noisy, the mean and one more measurement are covered in 95 % and more."""
     draw = np.random.default_rng(experiments)

@@ -87,13 +87,13 @@ def test_steins_number_keeps_level_and_power(arms: int) -> None:
     generator = np.random.default_rng(arms)
     alpha = 0.05 / arms
     for truth, low, high in ((0.0, 0.77, 0.9), (-0.5, 0.03 / arms, 0.062 / arms)):
-        right, runs = 0, 3000
+        right, runs, quantile = 0, 3000, float(stats.t.ppf(1 - alpha, 4))
         for _ in range(runs):
             pilot = generator.normal(truth, 0.8, 5)
             count = max(5, stein_pairs(float(pilot.std(ddof=1)), 4, 0.5, alpha))
             whole = [*pilot, *generator.normal(truth, 0.8, count - 5)]
             effect = two_stage(whole, [0.0] * count, [True] * 5 + [False] * (count - 5), 1e-9)
-            right += effect.mean - stats.t.ppf(1 - alpha, 4) * effect.error > -0.5
+            right += effect.mean - quantile * effect.error > -0.5
         assert low < right / runs < high
 
 

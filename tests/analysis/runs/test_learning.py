@@ -134,8 +134,9 @@ def test_runs_that_still_improve_are_named(make_record: MakeRecord) -> None:
     assert any(line.startswith("Still improving") for line in comparison.reading)
 
 
-@pytest.mark.parametrize("epochs", [1, 5, 30])
-@pytest.mark.parametrize("noise", [0.002, 0.02])
+@pytest.mark.parametrize(
+    ("epochs", "noise"), [(1, 0.02), (5, 0.002), pytest.param(30, 0.02, marks=pytest.mark.integration)]
+)
 def test_noise_is_no_improvement(make_record: MakeRecord, epochs: int, noise: float) -> None:
     """Of 300 arms that stay where they are with noise from epoch to epoch, at most 5 % (and chance) are named."""
     chance = np.random.default_rng(epochs)

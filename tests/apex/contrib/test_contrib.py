@@ -31,6 +31,7 @@ from ampcompare.apex.parallel.sync_batchnorm_kernel import SyncBatchnormFunction
 from ampcompare.apex.transformer.enums import AttnMaskType
 from ampcompare.apex.transformer.functional import FusedScaleMaskSoftmax
 from ampcompare.base.errors import AmpCompareError
+from tests.covering import covering
 
 
 @pytest.fixture(autouse=True)
@@ -120,9 +121,7 @@ def test_fused_dense() -> None:
     torch.testing.assert_close(two(values), F.linear(inner, two.weight2, two.bias2))
 
 
-@pytest.mark.parametrize("separate", [False, True])
-@pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("mask", [None, "keys", "additive", "time"])
+@covering({"separate": [False, True], "bias": [False, True], "mask": [None, "keys", "additive", "time"]})
 def test_self_attention(separate: bool, bias: bool, mask: str | None) -> None:
     """Self-attention equals torch's `MultiheadAttention` with the same weights, under each kind of mask."""
     ours = SelfMultiheadAttn(8, 2, 0.0, bias, False, "default", separate, mask == "additive")

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ampcompare.apex import amp_C
 from ampcompare.apex.multi_tensor_apply import MultiTensorApply, arithmetic, multi_tensor_applier
+from tests.covering import covering
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 SIZES = [(1, 1), (33, 7), (777, 555), (5, 0)]
@@ -42,10 +43,7 @@ def test_the_applier_when_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
         multi_tensor_applier(amp_C.multi_tensor_scale, flag(), [[torch.ones(1)], [torch.ones(1)]], 1.0)
 
 
-@pytest.mark.parametrize("sizes", SIZES)
-@pytest.mark.parametrize("source", DTYPES)
-@pytest.mark.parametrize("target", DTYPES)
-@pytest.mark.parametrize("repeats", [1, 20])
+@covering({"sizes": SIZES, "source": DTYPES, "target": DTYPES, "repeats": [1, 20]})
 def test_scale(sizes: tuple[int, int], source: torch.dtype, target: torch.dtype, repeats: int) -> None:
     """Scaling gives the product in the output's dtype for all pairs of dtypes, leaves inputs and flag alone."""
     inputs, outputs = lists(sizes, repeats, source, 4.0), lists(sizes, repeats, target, -1.0)
@@ -65,10 +63,14 @@ def test_scale_in_place(dtype: torch.dtype) -> None:
     assert all(torch.equal(tensor, torch.ones_like(tensor)) for tensor in tensors)
 
 
-@pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
-@pytest.mark.parametrize("where", [(0, 0), (3, 16), (5, -1)])
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("in_place", [True, False])
+@covering(
+    {
+        "bad": [math.inf, -math.inf, math.nan],
+        "where": [(0, 0), (3, 16), (5, -1)],
+        "dtype": DTYPES,
+        "in_place": [True, False],
+    }
+)
 def test_scale_raises_the_flag(bad: float, where: tuple[int, int], dtype: torch.dtype, in_place: bool) -> None:
     """One inf or NaN anywhere sets the flag to 1, and the rest is scaled all the same."""
     inputs = lists((33, 40), 3, dtype, 4.0)
@@ -97,12 +99,9 @@ def test_a_raised_flag_stays() -> None:
     assert noop.item() == 1
 
 
-@pytest.mark.parametrize("first", DTYPES)
-@pytest.mark.parametrize("second", DTYPES)
-@pytest.mark.parametrize("out", DTYPES)
-@pytest.mark.parametrize("channels_last", [True, False])
+@covering({"first": DTYPES, "second": DTYPES, "out": DTYPES, "channels_last": [True, False]})
 def test_axpby(first: torch.dtype, second: torch.dtype, out: torch.dtype, channels_last: bool) -> None:
-    """a * x + b * y is right for all triples of dtypes, in either memory format."""
+    """a * x + b * y is right for any two dtypes of arguments and output, in either memory format."""
     memory = torch.channels_last if channels_last else torch.contiguous_format
     xs, ys, outputs = (
         [torch.full((2, 3, 4, 5), value, dtype=dtype).to(memory_format=memory) for _ in range(3)]
@@ -133,10 +132,9 @@ def test_axpby_in_place() -> None:
     assert ys[0].tolist() == [6.0, 12.0]
 
 
-@pytest.mark.parametrize("sizes", SIZES)
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("repeats", [1, 20])
-@pytest.mark.parametrize("name", ["multi_tensor_l2norm", "multi_tensor_l2norm_mp"])
+@covering(
+    {"sizes": SIZES, "dtype": DTYPES, "repeats": [1, 20], "name": ["multi_tensor_l2norm", "multi_tensor_l2norm_mp"]}
+)
 def test_l2norm(sizes: tuple[int, int], dtype: torch.dtype, repeats: int, name: str) -> None:
     """The norm of all and the norms of each are those of fp64 arithmetic, in fp32, of shapes (1,) and (n,)."""
     tensors = [torch.linspace(-2, 3, t.numel()).to(dtype) for t in lists(sizes, repeats, dtype, 0.0)]

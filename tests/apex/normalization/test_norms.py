@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from itertools import product
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from ampcompare.apex.normalization import FusedLayerNorm, FusedRMSNorm, MixedFusedLayerNorm, MixedFusedRMSNorm
 from ampcompare.apex.normalization import fused_layer_norm as functional
+from tests.covering import covering
 
 SHAPES = [((4, 6), 6), ((2, 3, 4), (3, 4)), ((5,), [5]), ((2, 1, 3, 1), (3, 1))]
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 4e-2}
@@ -26,11 +28,13 @@ def exact(
     return result if bias is None else result + bias
 
 
-@pytest.mark.parametrize("shape,normalized", SHAPES)
-@pytest.mark.parametrize("dtype", list(TOLERANCE))
-@pytest.mark.parametrize("affine", [True, False])
-@pytest.mark.parametrize("memory_efficient", [True, False])
-@pytest.mark.parametrize("rms", [True, False])
+@covering(
+    {
+        "shape,normalized": SHAPES,
+        "dtype": list(TOLERANCE),
+        "affine,memory_efficient,rms": list(product([True, False], repeat=3)),  # each a function of its own
+    }
+)
 def test_forward_and_backward(
     shape: tuple[int, ...], normalized: Any, dtype: torch.dtype, affine: bool, memory_efficient: bool, rms: bool
 ) -> None:
@@ -200,9 +204,13 @@ APPLIED = {
 }
 
 
-@pytest.mark.parametrize("name", list(APPLIED))
-@pytest.mark.parametrize("memory_efficient", [(), (False,), (True,)])
-@pytest.mark.parametrize("dtypes", [(torch.float32, torch.float32), (torch.float16, torch.float32)])
+@covering(
+    {
+        "name": list(APPLIED),
+        "memory_efficient": [(), (False,), (True,)],
+        "dtypes": [(torch.float32, torch.float32), (torch.float16, torch.float32)],
+    }
+)
 def test_autograd_functions(name: str, memory_efficient: tuple[bool, ...], dtypes: Any) -> None:
     """What scripts call by `apply` has output and gradients of the function of that kind, dtypes included."""
     torch.manual_seed(0)

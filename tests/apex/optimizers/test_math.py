@@ -18,6 +18,7 @@ from ampcompare.apex.optimizers import (
     FusedNovoGrad,
     FusedSGD,
 )
+from tests.covering import covering
 
 SHAPES = [(3, 2), (5,), (2, 3, 1, 2), ()]
 STEPS = 5
@@ -60,10 +61,7 @@ def averages(state: dict[str, Any], grad: Tensor, share: float, b1: float, b2: f
     return state["m"], state["v"]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, *NARROW])
-@pytest.mark.parametrize("decay", [0.0, 0.1])
-@pytest.mark.parametrize("adam_w", [True, False])
-@pytest.mark.parametrize("correct", [True, False])
+@covering({"dtype": [torch.float32, *NARROW], "decay": [0.0, 0.1], "adam_w": [True, False], "correct": [True, False]})
 def test_adam(dtype: torch.dtype, decay: float, adam_w: bool, correct: bool) -> None:
     """FusedAdam follows Adam's formulas in both decay modes, with and without bias correction, in each dtype."""
     lr, b1, b2, eps = 0.05, 0.8, 0.95, 1e-4
@@ -104,10 +102,14 @@ def test_adam_with_masters_does_not_lose_small_steps() -> None:
     assert torch.equal(moved[False], torch.zeros(4))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, *HALF])
-@pytest.mark.parametrize("momentum,dampening,nesterov", [(0.0, 0.0, False), (0.9, 0.3, False), (0.9, 0.0, True)])
-@pytest.mark.parametrize("decay", [0.0, 0.1])
-@pytest.mark.parametrize("late", [True, False])
+@covering(
+    {
+        "dtype": [torch.float32, *HALF],
+        "momentum,dampening,nesterov": [(0.0, 0.0, False), (0.9, 0.3, False), (0.9, 0.0, True)],
+        "decay": [0.0, 0.1],
+        "late": [True, False],
+    }
+)
 def test_sgd(dtype: torch.dtype, momentum: float, dampening: float, nesterov: bool, decay: float, late: bool) -> None:
     """FusedSGD follows SGD's formulas with momentum, dampening, nesterov, and weight decay early or late."""
     lr = 0.05
@@ -137,9 +139,7 @@ def test_sgd(dtype: torch.dtype, momentum: float, dampening: float, nesterov: bo
         assert optimizer.state[param]["momentum_buffer"].dtype is dtype
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, *HALF])
-@pytest.mark.parametrize("decay", [0.0, 0.1])
-@pytest.mark.parametrize("decoupled", [True, False])
+@covering({"dtype": [torch.float32, *HALF], "decay": [0.0, 0.1], "decoupled": [True, False]})
 def test_adagrad(dtype: torch.dtype, decay: float, decoupled: bool) -> None:
     """FusedAdagrad follows Adagrad's formulas with both kinds of weight decay."""
     lr, eps = 0.05, 1e-6
@@ -226,11 +226,15 @@ def test_mixed_precision_lamb(dtype: torch.dtype, options: dict[str, Any]) -> No
         assert optimizer.state[param]["exp_avg"].dtype is torch.float32
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, *HALF])
-@pytest.mark.parametrize("inside", [True, False])
-@pytest.mark.parametrize("norm_type", [2, 0])
-@pytest.mark.parametrize("init_zero", [True, False])
-@pytest.mark.parametrize("averaging,correct", [(True, True), (False, False)])
+@covering(
+    {
+        "dtype": [torch.float32, *HALF],
+        "inside": [True, False],
+        "norm_type": [2, 0],
+        "init_zero": [True, False],
+        "averaging,correct": [(True, True), (False, False)],
+    }
+)
 def test_novograd(
     dtype: torch.dtype, inside: bool, norm_type: int, init_zero: bool, averaging: bool, correct: bool
 ) -> None:

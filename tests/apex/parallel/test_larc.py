@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import ampcompare.apex.parallel as parallel
 from ampcompare.apex.optimizers import FusedSGD
 from ampcompare.apex.parallel.LARC import LARC
+from tests.covering import covering
 
 
 def params() -> list[nn.Parameter]:
@@ -28,11 +29,15 @@ def expected_gradient(p: Tensor, g: Tensor, lr: float, decay: float, trust: floa
     return (g + decay * p) * ratio
 
 
-@pytest.mark.parametrize("clip", [True, False])
-@pytest.mark.parametrize("decay", [0.0, 0.1])
-@pytest.mark.parametrize("trust", [0.02, 10.0])
-@pytest.mark.parametrize("inner", [torch.optim.SGD, FusedSGD])
-@pytest.mark.parametrize("tensor_lr", [False, True])
+@covering(
+    {
+        "clip": [True, False],
+        "decay": [0.0, 0.1],
+        "trust": [0.02, 10.0],
+        "inner": [torch.optim.SGD, FusedSGD],
+        "tensor_lr": [False, True],
+    }
+)
 def test_gradients_and_steps(clip: bool, decay: float, trust: float, inner: Any, tensor_lr: bool) -> None:
     """Gradients become what the formula says, and the inner optimizer steps on them without its own weight decay."""
     ours, lr, eps = params(), 0.5, 1e-3

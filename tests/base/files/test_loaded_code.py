@@ -10,13 +10,22 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from ampcompare.base.files import loaded_code
-from ampcompare.base.files.loaded_code import changed_code, differing, digest_of, end_watch, read_loaded, watch_code
+from ampcompare.base.files.loaded_code import (
+    changed_code,
+    differing,
+    digest_of,
+    distributions_of,
+    end_watch,
+    read_loaded,
+    watch_code,
+)
 
 
 @pytest.fixture
@@ -97,6 +106,22 @@ def test_installed_packages_and_python_do_not_count(project: Path, tmp_path: Pat
     runpy.run_path(str(installed / "library.py"))
     (Path(json.__file__)).read_text()
     assert read_loaded(cell).files == {}
+
+
+def test_a_module_leads_to_the_distribution_that_installed_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `importlib.metadata` maps them; also from a list of names, and to a module that is compiled."""
+    known = metadata.packages_distributions()
+    assert distributions_of(["yaml", "numpy"]) == {*known["yaml"], *known["numpy"]}
+    assert distributions_of(known) == {one for names in known.values() for one in names}
+    for name, file, text in (
+        ("a", "RECORD", "fast.cpython-311-x86_64-linux-gnu.so,,\n"),
+        ("b", "top_level.txt", "fast\n"),
+    ):
+        (tmp_path / f"{name}-1.dist-info").mkdir()
+        (tmp_path / f"{name}-1.dist-info" / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n")
+        (tmp_path / f"{name}-1.dist-info" / file).write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert distributions_of(["fast", "fas"]) == {"a", "b"}
 
 
 def test_changed_gone_and_shadowed_files_are_found(

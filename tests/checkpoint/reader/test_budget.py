@@ -108,12 +108,6 @@ BOMBS: dict[str, Callable[[], bytes]] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave the disk its time."""
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
-
-
 def peak_of(path: Path, out: Path) -> tuple[int, list[str]]:
     """Inspect and convert a file; return the most memory that Python objects took, and what was said."""
     said = []

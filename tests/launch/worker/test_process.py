@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,11 +22,11 @@ from ampcompare.training.device import resolve_device
 MakeConfig = Callable[..., RunConfig]
 
 
-def test_a_cell_can_be_run_from_its_folder(make_config: MakeConfig, tmp_path: Path) -> None:
+def test_a_cell_can_be_run_from_its_folder(make_config: MakeConfig, tmp_path: Path, forked_python: Any) -> None:
     """The configuration that lies in a folder is trained by hand, for a look at what failed."""
     (tmp_path / "config.json").write_text(dump_json(make_config()))
-    command = [sys.executable, "-m", "ampcompare.launch.worker.cell", str(tmp_path)]
-    subprocess.run(command, check=True, capture_output=True)
+    done = forked_python.run(["-m", "ampcompare.launch.worker.cell", str(tmp_path)], tmp_path, os.environ)
+    assert done.returncode == 0, done.stderr
     assert read_record(tmp_path / "record.json").status == "completed"
 
 

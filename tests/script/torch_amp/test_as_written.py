@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -59,19 +59,15 @@ SCRIPTS = {
 }
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name in ("plain", "fp16") else pytest.mark.slow) for name in SCRIPTS]
-)
-def test_it_equals_plain_python(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_it_equals_plain_python(tmp_path: Path, forked_python: Any, name: str) -> None:
     """All that a script prints, its weights and its exit code; losses are recorded as printed."""
     text, precision = SCRIPTS[name]
     script, record = tmp_path / "train.py", tmp_path / "rows.jsonl"
     script.write_text(HEAD + text + TAIL)
-    plain = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
+    plain = forked_python.run([str(script)], tmp_path, os.environ)
     options = ["exec", "--arm", "script", "--record", str(record)]
-    ours = subprocess.run(
-        [sys.executable, "-m", "ampcompare", *options, str(script)], capture_output=True, text=True, check=False
-    )
+    ours = forked_python.run(["-m", "ampcompare", *options, str(script)], tmp_path, os.environ)
     assert plain.returncode == 7, plain.stderr
     assert (ours.stdout, ours.returncode) == (plain.stdout, 7), ours.stderr
     rows = [json.loads(line) for line in record.read_text().splitlines()]

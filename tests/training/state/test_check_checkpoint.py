@@ -151,12 +151,6 @@ def uncompiled() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(autouse=True)
-def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave the disk its time."""
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
-
-
 def saved(arm: str, folder: Path) -> tuple[Path, dict[str, Any], dict[str, Any]]:
     """Stop a run after five steps; return its checkpoint, what that holds, and the end of the run resumed from it."""
     settings = config(arm)

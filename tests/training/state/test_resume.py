@@ -85,6 +85,10 @@ def config(arm: str = "fp32", **options: Any) -> RunConfig:
     return RunConfig.model_validate({"arm": arm, "recipe": recipe, "drain_every": 1, **options})
 
 
+# Two steps of each epoch: a stop is in the middle of one, or between them.
+SHORT = {"data": {"train_size": 32, "val_size": 16, "image_size": 8}}
+
+
 def noisy(model: nn.Module, args: tuple[Tensor]) -> tuple[Tensor]:
     """Draw from every global generator at each forward pass, as dropout and users' own models do."""
     return (args[0] + 0.1 * torch.rand(args[0].shape) * random.random() * np.random.random(),)
@@ -137,12 +141,13 @@ def untimed(steps: list[StepRecord]) -> list[StepRecord]:
 @pytest.mark.parametrize("arm", ARMS)
 def test_the_rest_of_a_resumed_run_is_bitwise_that_of_the_unbroken_one(arm: str, tmp_path: Path) -> None:
     """Losses, scales, norms, weights, optimizers, averages, generators and results agree after a stop at any step."""
-    unbroken = Played(config(arm), tmp_path / "a")
-    step = random.Random(arm).randrange(1, 8)
-    first = Played(config(arm), tmp_path / "b", stop=step)
+    settings = config(arm, recipe=SHORT)
+    unbroken = Played(settings, tmp_path / "a")
+    step = random.Random(arm).randrange(1, 4)
+    first = Played(settings, tmp_path / "b", stop=step)
     assert first.session.interrupted
     assert len(first.steps) == step
-    second = Played(config(arm), tmp_path / "b", resume=True)
+    second = Played(settings, tmp_path / "b", resume=True)
     assert repr(untimed(first.steps + second.steps)) == repr(untimed(unbroken.steps))
     assert [resumption.step for resumption in second.session.resumed] == [step]
     assert first_difference(unbroken.end, second.end, apart=APART) == ""
@@ -208,9 +213,10 @@ def test_a_checkpoint_of_another_model_is_refused_by_name() -> None:
 def test_arms_of_other_libraries_go_on_to_the_last_bit(arm: str, package: str, tmp_path: Path) -> None:
     """What another library keeps of a run lies in weights, optimizers and its precision state as well."""
     pytest.importorskip(package)
-    unbroken = Played(config(arm), tmp_path / "a")
-    first = Played(config(arm), tmp_path / "b", stop=3)
-    second = Played(config(arm), tmp_path / "b", resume=True)
+    settings = config(arm, recipe=SHORT)
+    unbroken = Played(settings, tmp_path / "a")
+    first = Played(settings, tmp_path / "b", stop=3)
+    second = Played(settings, tmp_path / "b", resume=True)
     assert repr(untimed(first.steps + second.steps)) == repr(untimed(unbroken.steps))
     assert first_difference(unbroken.end, second.end, apart=APART) == ""
 
@@ -228,7 +234,7 @@ def test_arms_of_other_libraries_go_on_to_the_last_bit(arm: str, package: str, t
 def test_fp8_resumes_to_the_last_bit(arm: str, tmp_path: Path) -> None:
     """Products in fp8 keep nothing between steps: weights, masters and generators of the arm underneath are all."""
     pytest.importorskip("torchao")
-    recipe = {"model": {"arch": "mlp", "args": {"width": 32}}, "optimizer": {"name": "adamw", "lr": 1e-3}}
+    recipe = {**SHORT, "model": {"arch": "mlp", "args": {"width": 32}}, "optimizer": {"name": "adamw", "lr": 1e-3}}
     settings = config(arm, recipe=recipe)
     unbroken = Played(settings, tmp_path / "a")
     first = Played(settings, tmp_path / "b", stop=3)
@@ -452,11 +458,23 @@ def test_saving_changes_no_number(tmp_path: Path) -> None:
         assert first_difference(plain.end, found.state, apart=(*APART, "schema")) == ""
 
 
-@pytest.mark.parametrize("name", ["fused_adam", "fused_lamb", "fused_novograd", "fused_sgd", "fused_adagrad"])
-@pytest.mark.parametrize("arm", ["fp32", "apex:O2,engine=compat", "half:loss_scale=128"])
+@pytest.mark.parametrize(
+    ("arm", "name"),
+    [
+        ("fp32", "fused_novograd"),
+        ("fp32", "fused_lamb"),
+        ("apex:O2,engine=compat", "fused_adam"),
+        ("apex:O2,engine=compat", "fused_novograd"),
+        ("apex:O2,engine=compat", "fused_sgd"),
+        ("half:loss_scale=128", "fused_adam"),
+        ("half:loss_scale=128", "fused_lamb"),
+        ("half:loss_scale=128", "fused_novograd"),
+        ("half:loss_scale=128", "fused_adagrad"),
+    ],
+)
 def test_every_optimizer_resumes_to_the_last_bit(arm: str, name: str, tmp_path: Path) -> None:
     """State that lies in a group, such as NovoGrad's norms, or in fp32 next to fp16 weights, is restored as well."""
-    recipe = {"optimizer": {"name": name, "lr": 1e-3}, "data": {"train_size": 32, "val_size": 16, "image_size": 8}}
+    recipe = {**SHORT, "optimizer": {"name": name, "lr": 1e-3}}
     settings = config(arm, recipe={**recipe, "ema_decay": None, "batch_size": 8})
     unbroken = Played(settings, tmp_path / "a")
     first = Played(settings, tmp_path / "b", stop=3)
