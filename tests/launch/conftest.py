@@ -147,10 +147,6 @@ def waits_at_the_third_step(num_classes, sample_shape, file):
     return make(num_classes, sample_shape, act)
 
 
-def takes_its_time(num_classes, sample_shape):
-    return make(num_classes, sample_shape, lambda x: time.sleep(0.05))
-
-
 def out_of_memory(num_classes, sample_shape):
     def act(x):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")

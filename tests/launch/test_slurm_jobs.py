@@ -208,32 +208,6 @@ def test_ctrl_c_leaves_jobs(wait_until: WaitUntil, tmp_path: Path) -> None:
     assert list(jobs_of(tmp_path / "out").values()) == [number]
 
 
-@pytest.mark.extended
-def test_a_job_that_is_preempted(wait_until: WaitUntil, tmp_path: Path) -> None:
-    """A job of a higher tier takes the nodes: the cell saves, Slurm queues it again, and it resumes where it was; the
-    command waits for it."""
-    words = ["compare", "--seeds", "0", "--launcher", "slurm", "--arm", "fp32", *SMALL, "--max-steps", "400"]
-    words += ["--epochs", "1000", "--arch", "launched:takes_its_time", "-o", str(tmp_path)]
-    command = [sys.executable, "-m", "ampcompare", *words]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
-        try:
-            (cell,) = wait_for_cells(wait_until, tmp_path)
-            urgent = ["sbatch", "--partition=urgent", "--nodes=2", "--ntasks-per-node=2", "--output=/dev/null"]
-            subprocess.run([*urgent, "--wrap=sleep 1"], check=True, stdout=subprocess.DEVNULL)
-            assert process.wait(300) == 0
-        finally:
-            process.kill()
-    record = read_record(cell / "record.json")
-    assert (record.status, record.summary.num_steps) == ("completed", 400)
-    assert record.resumed[-1].step > 0
-
-
-def wait_for_cells(wait_until: WaitUntil, folder: Path) -> list[Path]:
-    """Return the cells of a run directory once one has made a step."""
-    assert wait_until(lambda: any(path.stat().st_size for path in folder.glob("cells/*/steps.jsonl")), 120)
-    return [path.parent for path in folder.glob("cells/*/config.json")]
-
-
 def test_what_slurm_refuses(tmp_path: Path) -> None:
     """A partition that is not there is one line with Slurm's own words."""
     words = ["run", "--launcher", "slurm", *SMALL, "--slurm-option", "partition=nope", "-o", str(tmp_path)]
