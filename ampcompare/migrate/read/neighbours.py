@@ -11,6 +11,8 @@ from functools import cached_property
 from itertools import islice
 from pathlib import Path
 
+from ampcompare.base.files.read import FileFault
+from ampcompare.source.document import read_bytes
 from ampcompare.source.find import find_sources
 from ampcompare.source.syntax import SourceInvalid, parse_tree
 
@@ -264,6 +266,6 @@ def _names(folder: Path) -> set[str]:
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
+        return read_bytes(path).decode("utf-8", errors="replace")
+    except FileFault:
         return ""
