@@ -30,7 +30,7 @@ EQUAL, WITHIN, DIFFERENT = "equal to the last bit", "within rounding", "differen
 # amplifies it. O1 is what they are rewritten to: it shows whether the rewrite is at fault, or the level.
 WITHOUT_EQUIVALENT = {"O2", "O3"}
 # Some training amplifies a rounding within a few steps: small batches through batch norm, Adam on gradients near 0. How
-# much is measured: weights moved by one rounding of fp16 after the first step. Above the last figure nothing can be told.
+# much is measured by moving weights by one rounding of fp16 after the first step; above the last, nothing can be told.
 AMPLIFIED, TOO_MUCH = 3.0, 0.25
 
 
@@ -244,8 +244,8 @@ def compare_amplified(original: Run, moved: Run, rewritten: Run) -> tuple[str, s
         apart = max(apart, 0.0 if _same(first, second) else _relative(first, second))
         is_near = is_near and apart <= max(ROUNDING, AMPLIFIED * noise)
     words = (
-        f"the unchanged script with weights moved by one rounding of fp16: losses differ by up to {noise:.2g}, those of "
-        f"the rewritten one by {apart:.2g}"
+        f"the unchanged script with weights moved by one rounding of fp16: losses differ by up to {noise:.2g}, "
+        f"those of the rewritten one by {apart:.2g}"
     )
     if not noise <= TOO_MUCH:
         return DIFFERENT, f"{words}: the training amplifies roundings too much to be compared; use fewer --steps"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -139,7 +140,7 @@ def test_a_training_that_amplifies_roundings_is_measured(
 def test_a_rewrite_that_trains_as_o1_is_right_where_o2_trains_otherwise(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """O2 has no equivalent; the third run is one at O1, the fourth one with moved weights, and none where steps differ."""
+    """The third run is at O1, the fourth with moved weights, which is left out where other steps are skipped."""
     script = tmp_path / "train.py"
     script.write_text(SCRIPT, encoding="utf-8")
     at_o2 = dataclasses.replace(grown(0.04), levels=("O2",))
@@ -152,7 +153,13 @@ def test_a_rewrite_that_trains_as_o1_is_right_where_o2_trains_otherwise(
     ):
         runs = iter([at_o2, grown(0), at_o1, moved])
         asked: list[dict[str, object]] = []
-        monkeypatch.setattr(verify, "run_script", lambda *_, asked=asked, runs=runs, **how: asked.append(how) or next(runs))
+
+        def run(*_: object, asked: Any = asked, runs: Any = runs, **how: object) -> Run | None:
+            asked.append(how)
+            result: Run | None = next(runs)
+            return result
+
+        monkeypatch.setattr(verify, "run_script", run)
         said: list[str] = []
         assert verify_script(str(script), [], steps=5, target="torch", say=said.append) == code
         assert said[-1] == f"verdict: {expected}"
@@ -165,7 +172,8 @@ CHAOTIC = """
 import torch
 from apex import amp
 
-model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.ReLU(), torch.nn.Linear(8, 2)).cuda()
+model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+model = model.cuda()
 optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
 model, optimizer = amp.initialize(model, optimizer, opt_level="O2", keep_batchnorm_fp32=True)
 for step in range(8):

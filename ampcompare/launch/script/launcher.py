@@ -439,7 +439,7 @@ def _of_one_rank(name: str, values: list[float], *, is_alone: bool) -> tuple[lis
         by_rank.setdefault(getattr(value, "rank", None), []).append(value)
     if len(by_rank) == 1:
         is_unknown = not is_alone and None in by_rank and isinstance(values[0], Printed)
-        unknown = f"{name} was printed by C code, or by a process that is no rank; its last value counts, whoever's it is"
+        unknown = f"{name} was printed by C code, or by a process that is no rank; its last value counts, of whichever"
         return values, "", unknown if is_unknown else ""
     first = min(rank for rank in by_rank if rank is not None)
     others = {rank: its for rank, its in by_rank.items() if repr(its) != repr(by_rank[first])}
