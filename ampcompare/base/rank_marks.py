@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+from collections.abc import Callable
 from typing import Any
 
 __all__ = ["CELL_FOLDER", "MARKED", "MAX_MARKED", "mark_output"]
@@ -23,28 +24,67 @@ def mark_output() -> None:
     """Mark what this process and its forks print through Python while they are in a process group of several ranks."""
     if not os.environ.get(CELL_FOLDER) or isinstance(sys.stdout, _Marked):
         return
-    for name in ("stdout", "stderr"):
+    for fd, name in ((1, "stdout"), (2, "stderr")):
+        is_read = _Place(fd).is_same
         stream, first = getattr(sys, name), getattr(sys, f"__{name}__")
-        setattr(sys, name, _Marked(stream))
+        setattr(sys, name, _Marked(stream, is_read))
         if first is not None:  # to which a script returns that has replaced the stream
-            setattr(sys, f"__{name}__", getattr(sys, name) if first is stream else _Marked(first))
+            setattr(sys, f"__{name}__", getattr(sys, name) if first is stream else _Marked(first, is_read))
+    places = {fd: _Place(fd) for fd in (1, 2)}
+    plain = os.write
+
+    def write(fd: int, data: Any, /) -> int:
+        """Write as `os.write` does, with the mark of the rank where it writes to the streams that are read."""
+        rank = _rank() if fd in places and places[fd].is_same() else None
+        if rank is None:
+            return plain(fd, data)
+        whole = bytes(data)
+        for at in range(0, len(whole), PIECE):
+            plain(fd, f"\x1e{rank}\x1f".encode() + whole[at : at + PIECE] + b"\x1d")
+        return len(whole)
+
+    os.write = write
+
+
+class _Place:
+    """What a file descriptor leads to. A script may lead it elsewhere: what it writes there gets no marks."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._first = self._now()
+
+    def _now(self) -> tuple[int, int] | None:
+        try:
+            status = os.fstat(self._fd)
+        except OSError:  # closed
+            return None
+        return status.st_dev, status.st_ino
+
+    def is_same(self) -> bool:
+        """Return whether it still leads to where it led first."""
+        return self._now() == self._first
 
 
 class _Marked:
-    """A stream of text, or of the bytes below one, that marks what is written to it."""
+    """A stream of text, or of the bytes below one, that marks what is written to it.
 
-    def __init__(self, stream: Any) -> None:
+    Args:
+        is_read: returns whether the cell still reads what is written.
+    """
+
+    def __init__(self, stream: Any, is_read: Callable[[], bool]) -> None:
         self._stream = stream
+        self._is_read = is_read
 
     @property
     def buffer(self) -> Any:
         """The stream of bytes, into which a script may write past the text, such as with an encoding of its own."""
-        return _Marked(self._stream.buffer)
+        return _Marked(self._stream.buffer, self._is_read)
 
     def write(self, text: Any) -> int:
         """Write a text, or bytes to the stream of bytes."""
         rank = _rank()
-        if rank is None:
+        if rank is None or not self._is_read():
             return int(self._stream.write(text))
         begin, end = f"\x1e{rank}\x1f", "\x1d"
         if isinstance(text, str):

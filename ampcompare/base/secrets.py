@@ -69,6 +69,12 @@ TOKENS = re.compile(
     r"|AIza[\w-]{30,}|nvapi-[\w-]{16,}|eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*|npm_[A-Za-z0-9]{30,}|pypi-[\w-]{30,})"
 )
 CREDENTIALS = re.compile(r"(?<=://)([^/\s@:]*:[^/\s@]+|[^/\s@:]{20,})(?=@)")
+# Ends as one of these may begin, in what has come so far of an output.
+BEGUN = re.compile(
+    rb"[\w-]*(?:://|hf_|sk-|gh[pousr]_|github_pat_|glpat-|xox|AKIA|AIza|nvapi-|eyJ|npm_|pypi-)[^\s@]*\Z"
+    rb"|(?<![\w-])[\w-]{1,11}(?::/?)?\Z"
+)
+MAX_BEGUN = 1024
 BEARER = re.compile(r"(?i)(?:bearer|basic|token)\s+(\S{6,})")
 PAIRS = re.compile(rf"(?<![\w.-])(?P<name>{NAME})(?P<is>=|[\"']\s*:\s*[\"']?)(?P<value>[^\s,;&\"']+)")
 LINES = re.compile(rf"^\s*[\"']?(?:export\s+)?({NAME})[\"']?\s*[:=]\s*[\"']?([^\s\"'#,]+)", re.MULTILINE)
@@ -225,7 +231,7 @@ def mask(text: str, *, of_script: bool = False) -> str:
     """Return a text with a placeholder for each known secret in it.
 
     Args:
-        of_script: what a script has said, in which short values are looked for too.
+        of_script: what a script has said, in which short values are looked for too, and what has the form of a secret.
     """
     least = MIN_LITERAL if of_script else MIN_SAFE_LITERAL
     for value, placeholder in sorted(_known().items(), key=lambda item: -len(item[0])):
@@ -238,7 +244,13 @@ def mask(text: str, *, of_script: bool = False) -> str:
             else:  # as a word of its own
                 parts = re.split(rf"(?<!\w){re.escape(form)}(?!\w)", text)
                 text = placeholder.join(parts)
+    if of_script:  # what it has read itself
+        text = TOKENS.sub("$SECRET", CREDENTIALS.sub(_without_credentials, text))
     return text
+
+
+def _without_credentials(match: re.Match[str]) -> str:
+    return match[0] if "$" in match[0] else "$CREDENTIALS"
 
 
 def _known() -> dict[str, str]:
@@ -274,7 +286,8 @@ class StreamMask:
     def feed(self, block: bytes) -> bytes:
         """Return what can be written now."""
         data = self._rest + block
-        keep = max((_overlap(data, value) for value in self._values), default=0)
+        begun = BEGUN.search(data[-MAX_BEGUN:])
+        keep = max([len(begun[0]) if begun else 0, *(_overlap(data, value) for value in self._values)])
         self._rest = data[len(data) - keep :] if keep else b""
         return self._masked(data[: len(data) - keep])
 
@@ -284,7 +297,7 @@ class StreamMask:
         return self._masked(rest)
 
     def _masked(self, data: bytes) -> bytes:
-        if not self._values or not data:
+        if not data:
             return data
         return mask(data.decode("utf-8", errors="surrogateescape"), of_script=True).encode("utf-8", "surrogateescape")
 

@@ -24,6 +24,8 @@ SIGNS = (b"apex", b"amp_C", b"amp.scale_loss(", b"\0")  # a null byte: text in U
 # Returns the mistakes of a module: line, from 1, code of lint, and message.
 Examine: TypeAlias = Callable[[str], list[tuple[int, str, str]]]
 # What a script does wrong by itself, whether its loss is scaled by Apex or by torch.
+# Mistakes with the fp16 copies of O2, of which there are none in the result.
+WITHOUT_EFFECT = {"AMP104", "AMP117"}
 OWN_MISTAKES = {"AMP211", "AMP213", "AMP214", "AMP215", "AMP217", "AMP226", "AMP230", "AMP231", "AMP236"}
 
 
@@ -151,13 +153,17 @@ def _checked(before: str, migration: Migration, examine: Examine) -> Migration:
     if fault is not None and _fault_of(before) is None:
         raise ValueError(f"{fault} of its rewritten form; it stays as it is; please report it")
     mistakes = [] if fault is not None else examine(migration.text)
-    if not mistakes:
-        return migration
-    own = OWN_MISTAKES | {code for _, code, _ in examine(before)}
+    earlier = examine(before)
+    own = OWN_MISTAKES | {code for _, code, _ in earlier}
     lines = _lines_before(before, migration.text)
     remarks = [
         Finding(lines[line], 0, NOTE if code in own else BY_HAND, f"line {line} of the result: {code}: {message}")
         for line, code, message in mistakes
+    ]
+    remarks += [
+        Finding(line, 0, NOTE, f"{code}: {message}, so this had no effect; in the result it has, and training differs")
+        for line, code, message in earlier
+        if code in WITHOUT_EFFECT and code not in {left for _, left, _ in mistakes}
     ]
     return replace(migration, findings=sorted({*migration.findings, *remarks}))
 

@@ -29,10 +29,11 @@ def main() -> int:
     from ampcompare.script.legacy.settings import ExecSettings
 
     folder = Path(request["folder"])
-    trace = _Trace(request["steps"])
+    trace = _Trace(request["steps"], move=request["move"])
     trace.begin()
     target = _target(request)
     settings = ExecSettings(
+        opt_level=request["opt_level"],
         record=str(folder / "record.jsonl"),
         device="cpu",
         compat_torch=True,
@@ -58,7 +59,7 @@ def _target(request: dict[str, Any]) -> Any:
             random.seed(SEED)
             numpy.random.seed(SEED)  # the generator that scripts use
             torch.manual_seed(SEED)
-            if not request["rewrite"]:
+            if request["target"] is None:
                 return super().load()
             sys.dont_write_bytecode = True
             root = Path(request["script"]).resolve().parent
@@ -121,10 +122,12 @@ class _Trace:
 
     Args:
         steps: how many of one optimizer to run.
+        move: move the weights by one rounding of fp16 after the first step.
     """
 
-    def __init__(self, steps: int) -> None:
+    def __init__(self, steps: int, *, move: bool = False) -> None:
         self._steps = steps
+        self._move = move
         self._digests: dict[int, list[list[str]]] = {}
         self._rows: Any = None
         self._scalers: list[Any] = []
@@ -143,6 +146,8 @@ class _Trace:
             self._digests.setdefault(number, []).append([_digest(each) for each in _parameters(rows, number)])
             if len(self._digests[number]) == self._steps:
                 self._keep(rows)
+            if self._move and len(self._digests[number]) == 1:
+                _move(_parameters(rows, number))
             return row
 
         Rows.step_row = step_row  # type: ignore[method-assign,assignment]
@@ -187,6 +192,17 @@ def _parameters(rows: Any, number: int) -> list[Any]:
     optimizer = rows.optimizers[number]
     groups = getattr(optimizer, "param_groups", [])
     return [param for group in groups for param in group["params"]]
+
+
+def _move(parameters: list[Any]) -> None:
+    """Change weights by up to 2^-11 of their size, as rounding to fp16 does."""
+    import torch
+
+    draws = torch.Generator().manual_seed(SEED)
+    with torch.no_grad():
+        for each in parameters:
+            share = torch.rand(each.shape, generator=draws) * 2 - 1
+            each.mul_((1 + share * 2.0**-11).to(each))
 
 
 def _digest(tensor: Any) -> str:

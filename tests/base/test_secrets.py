@@ -104,6 +104,19 @@ def test_a_stream_is_masked_across_its_blocks() -> None:
         assert b"".join([*parts, stream.end()]) == expected
 
 
+def test_what_a_script_has_read_itself_is_masked_by_its_form() -> None:
+    """A token or a URL with credentials that the command line does not have, however its output is cut."""
+    token = "hf_Abcdefgh1234"
+    data = f"GET https://bob:pw12@example.com/x xhf_1 {token}\nhttps://example.com/a:b hf_xxx {token}, done {token}"
+    expected = data.replace("bob:pw12", "$CREDENTIALS").replace(token, "$SECRET")
+    for size in (1, 3, 7, 200):
+        stream = StreamMask()
+        parts = [stream.feed(data[at : at + size].encode()) for at in range(0, len(data), size)]
+        assert b"".join([*parts, stream.end()]).decode() == expected
+    assert mask(f"cannot read {data}", of_script=True) == f"cannot read {expected}"
+    assert mask(data) == data  # a file of ampcompare's own, such as a page
+
+
 def test_a_pasted_placeholder_needs_its_value(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is read from the environment, and refused where that has none."""
     monkeypatch.delenv("HUB_TOKEN", raising=False)

@@ -140,6 +140,21 @@ def test_a_mistake_that_only_the_result_has_is_left_by_hand(tmp_path: Path, monk
     ]
 
 
+@pytest.mark.parametrize("level", ["O1", "O2"])
+def test_a_clip_that_begins_to_act_is_noted(tmp_path: Path, level: str) -> None:
+    """Under O2 it clipped the fp16 copies, which no step uses; a file that stays as it is has no such note."""
+    path = tmp_path / "train.py"
+    text = LOOP.format(first="torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)", second="optimizer.step()")
+    path.write_text(text.replace("O1", level), encoding="utf-8")
+    notes = [line for line in migrate_file(path, examine=find_mistakes).lines() if "AMP104" in line]
+    assert [note.endswith("so this had no effect; in the result it has, and training differs") for note in notes] == [
+        True
+    ] * (level == "O2")
+    inside = "with amp.scale_loss(loss, optimizer) as scaled:\n    scaled.backward()\n    optimizer.step()\n"
+    path.write_text(text.replace("O1", level) + inside, encoding="utf-8")
+    assert not any("had no effect" in line for line in migrate_file(path, examine=find_mistakes).lines())
+
+
 def test_a_name_of_apex_that_another_file_passes_on_is_found(tmp_path: Path) -> None:
     """By a star import, or by name; the scaler that nobody around gives to the optimizer is named."""
     (tmp_path / "shared.py").write_text("try:\n    from apex import amp as mixed, amp\nexcept ImportError:\n    pass\n")

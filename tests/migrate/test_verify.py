@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from ampcompare.base.errors import ConfigError, LaunchError
-from ampcompare.migrate.verify import DIFFERENT, EQUAL, WITHIN, Run, compare_runs, verify_script
+from ampcompare.migrate import verify
+from ampcompare.migrate.verify import DIFFERENT, EQUAL, WITHIN, Run, compare_amplified, compare_runs, verify_script
 
 RUN = Run([1.0, 0.5], [65536.0, 65536.0], [(0, True), (0, True)], {"0": [["a", "b"], ["c", "d"]]})
 SCRIPT = """
@@ -106,6 +108,93 @@ def test_weights_are_compared_by_length_where_losses_agree(
 def test_another_loss_or_skipped_step_is_different(change: dict[str, object]) -> None:
     """Beyond what rounding does in some steps."""
     assert compare_runs(RUN, dataclasses.replace(RUN, **change)).verdict == DIFFERENT  # type: ignore[arg-type]
+
+
+def grown(factor: float, *, bias: float = 0.0) -> Run:
+    """A run whose losses drift from those of `grown(0)` by a factor that doubles, and a bias that was 0."""
+    losses = [1.0, *(1.0 + factor * 2.0**step for step in range(4))]
+    weights = {"0.0": np.array([1.0, 0.5 + factor]), "0.1": np.array([0.01 + bias, -0.02])}
+    return Run(losses, [None] * 5, [(0, True)] * 5, {"0": [["a", "b"], ["c", "d"]]}, weights)
+
+
+@pytest.mark.parametrize(
+    ("noise", "own", "changes", "verdict"),
+    [
+        (0.003, 0.005, {}, WITHIN),
+        (0.003, 0.02, {}, DIFFERENT),
+        (0.1, 0.1, {}, DIFFERENT),  # nothing can be told
+        (0.003, float("nan"), {}, DIFFERENT),
+        (0.003, 0.005, {"digests": {"0": [["a", "b"], ["c", "b"]]}}, DIFFERENT),  # one parameter is never stepped
+        (0.003, 0.005, {"weights": {"0.0": np.array([1.0, 0.5]), "0.1": np.array([0.02, -0.01])}}, DIFFERENT),
+    ],
+)
+def test_a_training_that_amplifies_roundings_is_measured(
+    noise: float, own: float, changes: dict[str, object], verdict: str
+) -> None:
+    """What moved weights of the script itself lead to is the scale for the rewritten one."""
+    rewritten = dataclasses.replace(grown(own), **changes)  # type: ignore[arg-type]
+    assert compare_runs(grown(0), rewritten).verdict == DIFFERENT
+    assert compare_amplified(grown(0), grown(noise), rewritten)[0] == verdict
+
+
+def test_a_rewrite_that_trains_as_o1_is_right_where_o2_trains_otherwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The third run is at O1, the fourth with moved weights, which is left out where other steps are skipped."""
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT, encoding="utf-8")
+    at_o2 = dataclasses.replace(grown(0.04), levels=("O2",))
+    skipping = dataclasses.replace(grown(0.04), applied=[(0, False)] * 5)
+    for at_o1, moved, expected, code, count in (
+        (grown(0), None, "equal to the last bit of O1; O2 has no equivalent in torch.amp", 0, 3),
+        (grown(0.005), grown(0.008), "within rounding of O1; O2 has no equivalent in torch.amp", 0, 4),
+        (grown(0.02), grown(0.021), DIFFERENT, 1, 4),
+        (skipping, None, DIFFERENT, 1, 3),
+    ):
+        runs = iter([at_o2, grown(0), at_o1, moved])
+        asked: list[dict[str, object]] = []
+
+        def run(*_: object, asked: Any = asked, runs: Any = runs, **how: object) -> Run | None:
+            asked.append(how)
+            result: Run | None = next(runs)
+            return result
+
+        monkeypatch.setattr(verify, "run_script", run)
+        said: list[str] = []
+        assert verify_script(str(script), [], steps=5, target="torch", say=said.append) == code
+        assert said[-1] == f"verdict: {expected}"
+        assert [(how.get("opt_level"), how.get("move", False)) for how in asked[2:]] == [("O1", False), ("O1", True)][
+            : count - 2
+        ]
+
+
+CHAOTIC = """
+import torch
+from apex import amp
+
+model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+model = model.cuda()
+optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
+model, optimizer = amp.initialize(model, optimizer, opt_level="O2", keep_batchnorm_fp32=True)
+for step in range(8):
+    x, y = torch.randn(4, 4).cuda(), torch.randint(2, (4,)).cuda()
+    loss = torch.nn.functional.cross_entropy(model(x), y)
+    optimizer.zero_grad()
+    with amp.scale_loss(loss, optimizer) as scaled_loss:
+        scaled_loss.backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.usefixtures("forked_runs")
+@pytest.mark.integration
+def test_o2_with_small_batches_is_compared_with_o1(tmp_path: Path) -> None:
+    """Batch norm over four samples and Adam make a percent of a rounding in eight steps."""
+    script = tmp_path / "train.py"
+    script.write_text(CHAOTIC, encoding="utf-8")
+    said: list[str] = []
+    assert verify_script(str(script), [], steps=8, target="torch", say=said.append) == 0
+    assert said[-1].endswith("of O1; O2 has no equivalent in torch.amp")
 
 
 @pytest.mark.usefixtures("forked_runs")

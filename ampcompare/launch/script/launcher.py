@@ -378,7 +378,7 @@ def script_record(
         found = list(printed[metric.name] if metric.pattern is not None else rows.scalars.get(metric.name, []))
         if not found:
             return failed_script(config, _unseen(metric, rows), started=started)
-        found, fault, note = _of_one_rank(metric.name, found)
+        found, fault, note = _of_one_rank(metric.name, found, is_alone=rows.rank is None or rows.rank[1] == 1)
         if fault := fault or (faults or {}).get(metric.name, ""):
             return failed_script(config, fault, started=started)
         notes += [note] if note else []
@@ -427,13 +427,19 @@ def script_record(
     )
 
 
-def _of_one_rank(name: str, values: list[float]) -> tuple[list[float], str, str]:
-    """Return the values of rank 0, or of the rank that printed any; why there are none, and a note if ranks differ."""
+def _of_one_rank(name: str, values: list[float], *, is_alone: bool) -> tuple[list[float], str, str]:
+    """Return the values of rank 0, or of the rank that printed any; why there are none, and a note if ranks differ.
+
+    Args:
+        is_alone: whether there is one rank only.
+    """
     by_rank: dict[int | None, list[float]] = {}
     for value in values:
         by_rank.setdefault(getattr(value, "rank", None), []).append(value)
     if len(by_rank) == 1:
-        return values, "", ""
+        is_unknown = not is_alone and None in by_rank and isinstance(values[0], Printed)
+        unknown = f"{name} was printed by C code, or by a process that is no rank; its last value counts, of whichever"
+        return values, "", unknown if is_unknown else ""
     first = min(rank for rank in by_rank if rank is not None)
     others = {rank: its for rank, its in by_rank.items() if repr(its) != repr(by_rank[first])}
     if not others:

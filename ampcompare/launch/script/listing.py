@@ -12,6 +12,7 @@ from pathlib import Path
 from ampcompare.base.files.run_files import CellFile
 from ampcompare.launch.cell_files import last_lines
 from ampcompare.launch.script.launcher import ScriptLauncher
+from ampcompare.launch.script.output import COLOR
 from ampcompare.launch.script.rows import read_rows
 from ampcompare.settings.config import RunConfig
 
@@ -76,7 +77,7 @@ def script_steps(config: RunConfig) -> int:
 
 def _printed(lines: list[str]) -> Iterator[SeenMetric]:
     found: dict[tuple[str, str], list[float]] = {}
-    for line in lines:
+    for line in (COLOR.sub("", line) for line in lines):
         if line.startswith("ampcompare"):
             continue
         for words, number in PRINTED.findall(line):

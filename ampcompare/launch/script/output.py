@@ -11,14 +11,16 @@ from ampcompare.base.rank_marks import MARKED, MAX_MARKED
 from ampcompare.base.secrets import StreamMask
 from ampcompare.settings.script import ScriptMetric
 
-__all__ = ["OutputReader", "Printed", "widened"]
+__all__ = ["COLOR", "OutputReader", "Printed", "widened"]
 
 MAX_LOG_BYTES = 2**24
 MAX_LINE_BYTES = 2**16
 BLOCK = 2**16
+COLOR = re.compile(r"\x1b\[[\d;]*m")
 UNSIGNED = re.compile(r"(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
 SEPARATED = re.compile(r"([-+]?\d{1,3}(?:[,_]\d{3})+)(?![\d,_])((?:\.\d*)?)")  # thousands
-NONFINITE = r"[-+]?(?i:nan|inf(?:inity)?)\b"
+NONFINITE = r"[-+]?(?:(?i:nan|inf(?:inity)?)\b|1\.#[A-Z]+0*)"  # 1.#QNAN and 1.#INF00 of Microsoft's C
+BLANKS = r"(?<=[\s=:(])[ \t]+"  # `{:6.2f}` pads
 
 
 class Printed(float):
@@ -122,6 +124,7 @@ class OutputReader:
         if not self._patterns or not line:
             return
         text = line[:MAX_LINE_BYTES].decode("utf-8", errors="replace").replace("−", "-")
+        text = COLOR.sub("", text)
         for name, pattern in self._patterns.items():
             for found in pattern.finditer(text):
                 number = _whole(found, text)
@@ -135,7 +138,8 @@ class OutputReader:
 def widened(pattern: str) -> re.Pattern[str]:
     r"""Return a pattern whose group, as in `Acc ([\d.]+)`, also matches what a number becomes: nan, inf, or below 0.
 
-    Else the last finite value would stand for a run that has diverged. A sign counts after a space or one of `=:(`.
+    Else the last finite value would stand for a run that has diverged. A sign counts after a space or one of `=:(`, and
+    so do blanks, which pad a number that has become shorter.
     """
     place = _group(pattern)
     if place is None:
@@ -143,7 +147,8 @@ def widened(pattern: str) -> re.Pattern[str]:
     begin, end = place
     inner = f"(?:{pattern[begin:end]})"
     try:
-        return re.compile(rf"{pattern[:begin]}{inner}|(?<=[\s=:(])[-+]{inner}|{NONFINITE}{pattern[end:]}")
+        padded = rf"(?:{BLANKS})?(?:{NONFINITE}|(?<=[\s=:(])[-+]{inner})|{BLANKS}{inner}"
+        return re.compile(rf"{pattern[:begin]}{NONFINITE}|{inner}|{padded}{pattern[end:]}")
     except re.error:  # such as a comment in a verbose pattern
         return re.compile(pattern)
 
@@ -203,6 +208,8 @@ def _plain(text: str | None) -> str | None:
     bare = (text or "").strip().rstrip("%.,;")
     if separated := SEPARATED.fullmatch(bare):
         bare = re.sub("[,_]", "", separated[1]) + separated[2]
+    if "1.#" in bare:
+        bare = bare.partition("1.#")[0] + ("inf" if "1.#INF" in bare else "nan")
     try:
         float(bare)
     except ValueError:

@@ -11,7 +11,9 @@ from functools import cached_property
 from itertools import islice
 from pathlib import Path
 
+from ampcompare.base.files.read import FileFault
 from ampcompare.source.calls import arguments, parameters
+from ampcompare.source.document import read_bytes
 from ampcompare.source.find import find_sources
 from ampcompare.source.module import Module
 from ampcompare.source.syntax import SourceInvalid, parse_tree
@@ -246,6 +248,6 @@ def _names(folder: Path) -> set[str]:
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
+        return read_bytes(path).decode("utf-8", errors="replace")
+    except FileFault:
         return ""

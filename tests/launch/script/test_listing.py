@@ -43,3 +43,9 @@ def test_numbers_as_python_prints_them(line: str, found: dict[str, float]) -> No
         match = widened(pattern).search(line)
         assert match is not None
         assert repr(float(match[1])) == repr(one.last)
+
+
+def test_colors_are_no_part_of_a_metric() -> None:
+    """As its pattern reads a line without them."""
+    (found,) = _printed(["val \x1b[1mloss\x1b[0m=\x1b[31m0.50\x1b[0m"])
+    assert (found.name, found.last) == ("val loss", 0.5)

@@ -146,6 +146,9 @@ def read(tmp_path: Path, pattern: str, text: str) -> OutputReader:
     [
         (r"ppl ([\d.]+)", "ppl 3.5\nppl nan\nppl inf\nppl -INF\n", [3.5, math.nan, math.inf, -math.inf]),
         (r"a ([\d.]+)%", "a 93.5%\na nan%", [93.5, math.nan]),
+        (r"a ([\d.]+)", "a 10.0\na  9.0\na  nan\nb  4.0\n", [10.0, 9.0, math.nan]),  # `{:4.1f}`
+        (r"a ([\d.]+)", "a 1.5\na -1.#IND\na 1.#INF00\n", [1.5, math.nan, math.inf]),
+        (r"a=([\d.]+)", "a=\x1b[32m1.5\x1b[0m\na=\x1b[1;31mnan\x1b[0m\n", [1.5, math.nan]),
         (r"loss: ([\d.]+)", "loss: 1.5e-05\nloss: 2.5E-3\nloss: .5\nloss: -0.5\n", [1.5e-5, 2.5e-3, 0.5, -0.5]),
         (r"acc.*([\d.]+)", "acc 0.15", [0.15]),
         (r"n (?P<n>[\d,.]+)", "n 1,234.5, n 12", [1234.5, 12.0]),
@@ -209,6 +212,14 @@ def test_ranks_that_write_into_one_pipe_are_kept_apart(tmp_path: Path) -> None:
     others = [Printed("50", 1), Printed("60", 2)]
     assert record_of(config_of(r"a=a (\d+)"), rows, a=others).error.startswith("rank 1 and rank 2 printed different")
     assert record_of(config_of(r"a=a (\d+)"), rows, a=[Printed("5", 1), Printed("5", 2)]).summary.metric_final == 5.0
+
+
+def test_a_value_of_no_rank_is_noted_where_there_are_several(tmp_path: Path) -> None:
+    """What C code prints may be any rank's; what is logged is one process's."""
+    for size in (1, 2):
+        rows = rows_of(tmp_path, {"kind": "rank", "rank": 0, "world_size": size}, backward(1.0), step())
+        record = record_of(config_of(r"a=a (\d+)"), rows, a=[Printed("5"), Printed("6")])
+        assert [note.partition(",")[0] for note in record.script.notes] == ["a was printed by C code"] * (size - 1)
 
 
 def test_a_progress_bar_is_not_counted(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,13 @@ def _migrated(path: Path) -> str:
 def test_a_script_alone_has_a_global_scaler(tmp_path: Path) -> None:
     """No other file needs it."""
     _files(tmp_path, one=HEAD + TRAIN + MAIN, other="import one\n")
+    assert "global scaler" in _migrated(tmp_path / "one.py")
+
+
+def test_a_pipe_next_to_a_script_is_not_waited_for(tmp_path: Path) -> None:
+    """Its name says that it is a script; nothing would ever come from it."""
+    _files(tmp_path, one=HEAD + TRAIN + MAIN)
+    os.mkfifo(tmp_path / "other.py")
     assert "global scaler" in _migrated(tmp_path / "one.py")
 
 
