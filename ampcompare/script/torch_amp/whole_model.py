@@ -543,9 +543,9 @@ class WholeModel(TorchAmp):
             self._clear(optimizer, set_to_none=set_to_none)
 
     def _zero_grad(self, original: Any, optimizer: Any, set_to_none: bool = True) -> None:
-        """Clear by the optimizer itself what a copy clears, as Fabric makes one, which has the same groups."""
+        """Clear what a method clears that the script bound before, or that of a copy with the same groups, as Fabric's."""
         for one in self._optimizers:
-            if one is not optimizer and one.param_groups is optimizer.param_groups:
+            if one.param_groups is optimizer.param_groups:
                 self.cleared(one, set_to_none=set_to_none)
         original(optimizer, set_to_none)
 
