@@ -90,17 +90,10 @@ def _codes(text: str) -> tuple[str, ...]:
 
 
 def _shown(files: list[Path], no_progress: bool) -> Iterable[Path]:
-    """Return files, with a progress bar on a terminal where they are many."""
+    """Return files, on a terminal and where they are many with a bar on stderr that is cleared at the end."""
     if no_progress or len(files) <= MANY_FILES or not sys.stderr.isatty():
         return files
-    return _with_bar(files)
+    from rich.console import Console
+    from rich.progress import track
 
-
-def _with_bar(files: list[Path]) -> Iterable[Path]:
-    """Return files, with a bar on stderr that is cleared at the end; without rich just the files."""
-    try:
-        from rich.console import Console
-        from rich.progress import track
-    except ModuleNotFoundError:
-        return files
     return track(files, "lint", console=Console(stderr=True), transient=True)

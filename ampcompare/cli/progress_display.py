@@ -188,11 +188,9 @@ class Display(Observer):
         if self._thread is not None or self.quiet:
             return
         if self.wants_bar:
-            self._region = _make_region()
-            if self._region is None:
-                self.wants_bar = False
-                self.notify_seconds = self.notify_seconds or NOTICE_SECONDS
-                click.echo("note: no progress bars: rich is not installed; pip install rich", err=True)
+            from ampcompare.cli.progress_region import Region
+
+            self._region = Region(sys.stderr, leave_closed_terminal)
         self._ended.clear()
         self._thread = threading.Thread(target=self._tick, name="progress", daemon=True)
         self._thread.start()
@@ -248,15 +246,6 @@ class Display(Observer):
         made = self._done + (0.0 if left is None else sum(left.share(number - 1) for number in self._running))
         seconds_left = None if left is None else left.seconds(now)
         return cells, MatrixView(self._done, total, made / max(1, total), now - self.began, seconds_left)
-
-
-def _make_region() -> Region | None:
-    """Return what draws the bars on stderr; None without rich, which no result depends on."""
-    try:
-        from ampcompare.cli.progress_region import Region
-    except ModuleNotFoundError:
-        return None
-    return Region(sys.stderr, leave_closed_terminal)
 
 
 def _automatic_device() -> str:

@@ -10,7 +10,7 @@ import os
 import sys
 import sysconfig
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -24,8 +24,9 @@ from torch.utils.flop_counter import flop_registry
 from ampcompare.profiling.ledger import Ledger
 from ampcompare.profiling.marks import Marks
 from ampcompare.profiling.trace import SHORT, is_half, kind_of
+from ampcompare.tensors.tree import tensors_in
 
-__all__ = ["ProductShape", "Seen", "StepSight", "missed_sizes", "repeated_casts", "tensors_in"]
+__all__ = ["ProductShape", "Seen", "StepSight", "missed_sizes", "repeated_casts"]
 
 aten = torch.ops.aten
 PACKAGE = str(Path(__file__).resolve().parents[1])
@@ -34,17 +35,6 @@ SCALER = os.path.join("torch", "amp", "grad_scaler.py")
 LIBRARIES = tuple({os.path.realpath(sysconfig.get_path(name)) for name in ("purelib", "platlib", "stdlib")})
 CASTS = (aten._to_copy.default,)
 ALLOCATIONS = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
-
-
-def tensors_in(values: Any) -> Iterator[Tensor]:
-    """Yield the tensors in arguments or results, in lists and tuples too."""
-    if isinstance(values, Tensor):
-        yield values
-    elif isinstance(values, (list, tuple)):
-        for value in values:
-            yield from tensors_in(value)
-    elif isinstance(values, Mapping):
-        yield from tensors_in(list(values.values()))
 
 
 def size_of(tensor: Tensor) -> int:

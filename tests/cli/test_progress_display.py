@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import select
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -240,18 +239,6 @@ def test_a_plain_line_each_minute(clock: Clock, capsys: pytest.CaptureFixture[st
         lines = capsys.readouterr().err.splitlines()
         assert len([line for line in lines if "step 50 of 100" in line]) == (0 if quiet else 2)
         assert len(lines) == (0 if quiet else 5)
-
-
-def test_without_rich(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A missing rich costs the bars and nothing else, and the remedy is named."""
-    monkeypatch.setitem(sys.modules, "ampcompare.cli.progress_region", None)
-    with terminal.display() as display:
-        display.begin(CONFIG, 1, 1)
-        display.end(record(), reused=False)
-    assert terminal.read().splitlines() == [
-        "note: no progress bars: rich is not installed; pip install rich",
-        "[1/1] native:fp16, seed 0: completed",
-    ]
 
 
 def test_a_terminal_that_closes(monkeypatch: pytest.MonkeyPatch, terminal: Terminal) -> None:

@@ -24,11 +24,11 @@ from ampcompare.checkpoint.reader.budget import Budget, open_archive
 from ampcompare.checkpoint.reader.foreign import Contents, explained, open_members, open_regular
 from ampcompare.checkpoint.store.frame import COMMENT, COMMENT_SIZE, read_frame
 from ampcompare.checkpoint.store.layout import SCHEMA, require_plain
+from ampcompare.tensors.tree import mapped
 
 __all__ = [
     "checksum",
     "hash_bytes",
-    "moved",
     "read_checkpoint",
     "verify_file",
     "write_checkpoint",
@@ -143,7 +143,7 @@ def read_checkpoint(path: Path, *, device: torch.device | str = "cpu") -> dict[s
         raise CheckpointError(
             f"{path} has schema {state['schema']}, and this version reads up to {SCHEMA}; upgrade ampcompare"
         )
-    return state if torch.device(device).type == "cpu" else moved(state, torch.device(device))
+    return state if torch.device(device).type == "cpu" else mapped(state, lambda tensor: tensor.to(device))
 
 
 def verify_file(path: Path) -> None:
@@ -171,15 +171,6 @@ def _opened(path: Path) -> Iterator[tuple[BufferedReader, int, bytes]]:
             yield file, size, end
     except OSError as error:
         raise CheckpointError(f"cannot read the checkpoint {path}: {error.strerror or error}") from None
-
-
-def moved(value: Any, device: torch.device) -> Any:
-    """Return plain data with its tensors on a device."""
-    if isinstance(value, torch.Tensor):
-        return value.to(device)
-    if isinstance(value, dict):
-        return {key: moved(item, device) for key, item in value.items()}
-    return type(value)(moved(item, device) for item in value) if isinstance(value, list | tuple) else value
 
 
 def _read_verified(path: Path) -> Contents:

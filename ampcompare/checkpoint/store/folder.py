@@ -19,6 +19,7 @@ from ampcompare.base.errors import CheckpointError, EnvironmentUnfit
 from ampcompare.base.files.write import flush_to_disk
 from ampcompare.checkpoint.store.file import write_checkpoint
 from ampcompare.checkpoint.store.sharded import STATE_FILE, SUFFIX, read_saved
+from ampcompare.tensors.tree import mapped
 
 __all__ = ["BEST", "BackgroundFolder", "CheckpointFolder", "snapshot"]
 
@@ -223,19 +224,14 @@ def _remove(path: Path) -> None:
 
 def snapshot(state: Any) -> Any:
     """Return a copy of plain data with every tensor copied into memory of the host; one tensor once."""
-    return _copy(state, {})
+    seen: dict[int, Tensor] = {}
 
+    def copy(tensor: Tensor) -> Tensor:
+        if id(tensor) not in seen:
+            seen[id(tensor)] = tensor.detach().to("cpu", copy=True)
+        return seen[id(tensor)]
 
-def _copy(value: Any, seen: dict[int, Tensor]) -> Any:
-    if isinstance(value, Tensor):
-        if id(value) not in seen:
-            seen[id(value)] = value.detach().to("cpu", copy=True)
-        return seen[id(value)]
-    if isinstance(value, Mapping):
-        return {key: _copy(item, seen) for key, item in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(_copy(item, seen) for item in value)
-    return value
+    return mapped(state, copy)
 
 
 class BackgroundFolder:

@@ -20,7 +20,8 @@ from torch import Tensor
 from ampcompare.base.errors import CheckpointError
 from ampcompare.checkpoint.reader.budget import Budget, open_archive
 from ampcompare.checkpoint.reader.foreign import as_tensor, explained, open_members, open_regular
-from ampcompare.checkpoint.store.file import checksum, moved, read_checkpoint
+from ampcompare.checkpoint.store.file import checksum, read_checkpoint
+from ampcompare.tensors.tree import mapped
 
 __all__ = ["FILES", "PARTS", "STATE_FILE", "SUFFIX", "is_sharded_folder", "read_saved"]
 
@@ -62,7 +63,7 @@ def read_saved(path: Path, *, device: torch.device | str = "cpu") -> dict[str, A
     with explained(path):
         sizes = {name: _verified_size(path / name, wanted) for name, wanted in state.pop(FILES).items()}
         whole: dict[str, Any] = _without_parts(state, _Joiner(path, sizes))
-    return whole if torch.device(device).type == "cpu" else moved(whole, torch.device(device))
+    return whole if torch.device(device).type == "cpu" else mapped(whole, lambda tensor: tensor.to(device))
 
 
 def _verified_size(path: Path, wanted: str) -> int:

@@ -23,6 +23,7 @@ from ampcompare.precision.base import Precision, owned_params
 from ampcompare.tensors.accelerator import random_state, set_random_state
 from ampcompare.tensors.lists import copies_on_host
 from ampcompare.tensors.sharded import from_part, is_sharded, placed_like, rank_in, whole_tree
+from ampcompare.tensors.tree import mapped
 from ampcompare.training.state.check_checkpoint import Names, Owned, require_training_fits
 from ampcompare.training.state.flattened import is_flattened, plain_state, rebuilt
 
@@ -166,20 +167,13 @@ def restore_training(
 def _in_own_memory(saved: Mapping[str, Any], seen: set[int]) -> dict[str, Any]:
     """Return the state of an optimizer in tensors that share no memory, because an optimizer writes into them."""
 
-    def own(value: Any) -> Any:
-        if isinstance(value, Mapping):
-            return {name: own(item) for name, item in value.items()}
-        if isinstance(value, list):
-            return [own(item) for item in value]
-        if not isinstance(value, Tensor):
-            return value
-        storage = value.untyped_storage()
-        alone = storage.nbytes() == value.nbytes and storage.data_ptr() not in seen
+    def own(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        alone = storage.nbytes() == tensor.nbytes and storage.data_ptr() not in seen
         seen.add(storage.data_ptr())
-        return value if alone else value.clone(memory_format=torch.contiguous_format)
+        return tensor if alone else tensor.clone(memory_format=torch.contiguous_format)
 
-    state = {number: {name: own(item) for name, item in entry.items()} for number, entry in saved["state"].items()}
-    return {"state": state, "param_groups": saved["param_groups"]}
+    return {"state": mapped(saved["state"], own), "param_groups": saved["param_groups"]}
 
 
 def _load_optimizer(optimizer: Optimizer, saved: Mapping[str, Any], *, keep_types: bool) -> None:

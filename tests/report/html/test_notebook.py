@@ -99,7 +99,7 @@ def test_a_comparison_has_the_figures_of_the_page(comparison: Comparison) -> Non
 class _Sanitized(HTMLParser):
     """The text that JupyterLab shows of an output that it does not trust.
 
-    Its sanitizer drops styles, drops the elements of SVG and leaves their text, and keeps the attribute `hidden`.
+    Its sanitizer drops styles, drops the elements of SVG and leaves their text, and keeps `hidden` where it has a value.
     """
 
     def __init__(self) -> None:
@@ -109,7 +109,7 @@ class _Sanitized(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         if tag not in VOID:
-            self.hidden.append(tag == "style" or "hidden" in dict(attrs))
+            self.hidden.append(tag == "style" or bool(dict(attrs).get("hidden")))
         if tag in ("p", "td", "th", "h3", "figcaption"):
             self.text += "\n"
 
