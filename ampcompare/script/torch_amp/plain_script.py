@@ -266,7 +266,7 @@ class PlainScript:
 
     def _forward(self, mode: _Mode, original: Any, module: nn.Module, args: Any, kwargs: Any) -> Any:
         half = self._names.input_type(module)
-        if mode is not _Mode.OWN:
+        if mode is not _Mode.OWN and self._names.needs_scaler:
             for optimizer in self._live():  # an arm that has prepared it has replaced its step
                 self._take_over(optimizer)
         if mode is _Mode.PLAIN and self._casts:
