@@ -96,7 +96,7 @@ class _Place:
 
             @functools.wraps(self._original)
             def replacement(*args: Any, **kwargs: Any) -> Any:
-                # `is_compiling` in one call: torch.compile, torch.export and torch.jit.trace must not trace subscribers.
+                # `is_compiling` in one call: torch.compile, torch.export, torch.jit.trace must not trace subscribers.
                 if compiler._is_compiling_flag or compiler.is_dynamo_compiling() or tracing() is not None:
                     return self._inner(*args, **kwargs)
                 return self._chain(*args, **kwargs)

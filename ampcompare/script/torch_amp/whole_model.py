@@ -560,7 +560,7 @@ class WholeModel(TorchAmp):
             self._clear(optimizer, set_to_none=set_to_none)
 
     def _zero_grad(self, original: Any, optimizer: Any, set_to_none: bool = True) -> None:
-        """Clear what a method clears that the script bound before, or that of a copy with the same groups, as Fabric's."""
+        """Clear by a method that the script bound before, or that of a copy with the same groups, as Fabric's."""
         for one in self._optimizers:
             if one.param_groups is optimizer.param_groups:
                 self.cleared(one, set_to_none=set_to_none)

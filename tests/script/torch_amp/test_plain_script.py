@@ -590,7 +590,7 @@ def test_torchscript_is_cast_whole(behind: Any) -> None:
 def test_o1_has_no_effect_on_torchscript(behind: Any) -> None:
     """It would train in fp32, so it is refused."""
     behind("apex:O1")
-    with pytest.raises(UnsupportedCombination, match="apex:O1 casts .* no effect on Recurrent"):
+    with pytest.raises(UnsupportedCombination, match=r"apex:O1 casts .* no effect on Recurrent"):
         torchscript_step()
 
 
