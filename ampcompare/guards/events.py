@@ -92,12 +92,12 @@ class _Place:
 
     def _replaced(self) -> Any:
         if self._replacement is None:
-            compiler = torch.compiler
+            compiler, tracing = torch.compiler, torch._C._get_tracing_state
 
             @functools.wraps(self._original)
             def replacement(*args: Any, **kwargs: Any) -> Any:
-                # `is_compiling` in one call: torch.compile and torch.export must not trace subscribers.
-                if compiler._is_compiling_flag or compiler.is_dynamo_compiling():
+                # `is_compiling` in one call: torch.compile, torch.export, torch.jit.trace must not trace subscribers.
+                if compiler._is_compiling_flag or compiler.is_dynamo_compiling() or tracing() is not None:
                     return self._inner(*args, **kwargs)
                 return self._chain(*args, **kwargs)
 
@@ -125,7 +125,7 @@ class Subscriptions:
         self.active = True
 
     def wrap(self, owner: Any, name: str, around: Around) -> None:
-        """Let calls of `owner.name` go to `around(inner, *args, **kwargs)`; those that torch.compile traces do not."""
+        """Let calls of `owner.name` go to `around(inner, *args, **kwargs)`; those that torch traces do not."""
         place = _place(owner, name)
         self._add(place, place.arounds, (self._layer, around))
 

@@ -300,7 +300,7 @@ class HalfOptimizer(Precision):
             self._weights[id(optimizer)] = self._weights_of(optimizer)
             if self.state_dtype is not None:
                 hold_state_in(optimizer, self.state_dtype)
-        self._optimizers = list(optimizers)
+        self._optimizers += optimizers
         return list(models), list(optimizers)
 
     def _cast(self, models: Sequence[nn.Module]) -> None:

@@ -40,6 +40,7 @@ from ampcompare.script.trainers.follow import Trainers
 __all__ = ["StandIn", "check_arm", "half_dtype"]
 
 TYPES = re.compile(r"dtype|scalar type|[^a-z](Half|BFloat16)\b|should be the same", re.IGNORECASE)
+TORCHSCRIPT = "The following operation failed in the TorchScript interpreter"
 
 
 def check_arm(arm: Arm) -> None:
@@ -185,7 +186,7 @@ class StandIn:
     def explain(self, error: BaseException) -> UnsupportedCombination | None:
         """Return that the types of this arm do not fit what the script computes, if that is what torch has raised."""
         casts = half_dtype(self.arm) is not None and self.acted()
-        if not casts or not isinstance(error, RuntimeError) or not TYPES.search(said := str(error).splitlines()[0]):
+        if not casts or not isinstance(error, RuntimeError) or not TYPES.search(said := _said(error)):
             return None
         if "without overflow" in said:  # a number of the script, whatever the types
             return None
@@ -198,6 +199,8 @@ class StandIn:
         else:
             why = "an operation gets tensors of both types, and torch.autocast does not cast it"
             advice = "compare fp32"
+        if str(error).startswith(TORCHSCRIPT) and isinstance(self.torch_amp, O1BehindTorch):
+            why = "an operation gets tensors of both types, since Apex's casts do not reach into TorchScript"
         if "not implemented for" in said:
             why = "torch cannot compute this in 16 bits on this device"
         line = _user_line(error.__traceback__)
@@ -220,6 +223,15 @@ class StandIn:
         if self.amp is not None:
             self.amp.end()
         torch.clear_autocast_cache()
+
+
+def _said(error: RuntimeError) -> str:
+    """Return the line of an error of torch that has the reason; TorchScript puts it last, or loses it."""
+    first, *others = str(error).splitlines() or [""]
+    if not first.startswith(TORCHSCRIPT):
+        return first
+    last = next((line for line in reversed(others) if line.strip()), "")
+    return last.partition("RuntimeError: ")[2].strip() or "TorchScript does not say why, as for tensors of unlike dtype"
 
 
 def _user_line(trace: types.TracebackType | None) -> str:

@@ -195,6 +195,15 @@ def test_compiled_code_has_no_subscribers(subscribe) -> None:
     assert step(torch.ones(1, 2)).shape == (1, 2)
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_traced_code_has_no_subscribers(subscribe) -> None:
+    """torch.jit.trace records what a module computes, and nothing that others compute around it."""
+    around = subscribe(Layer.RECORD)
+    around.wrap(*Points.FORWARD, lambda inner, module, x: inner(module, x.view(torch.int32).view(torch.float32)))
+    traced = torch.jit.trace(nn.Linear(2, 2), torch.ones(1, 2))
+    assert "view" not in str(traced.graph)
+
+
 def test_readers_of_gradients(subscribe) -> None:
     """Those who want it are called before a read, not by `zero_grad`, nor in a pause; then `grad` is torch's own."""
     param = nn.Parameter(torch.ones(2))

@@ -202,7 +202,8 @@ def _cast_models(
         CastForward.install(model, dtype, outputs, under_casts=under_casts)
         for module in model.modules():
             if half_entries_to_float not in module._state_dict_hooks.values():
-                module._register_state_dict_hook(half_entries_to_float)
+                # By the class: a module of TorchScript has hooks, but refuses to register one.
+                nn.Module._register_state_dict_hook(module, half_entries_to_float)
     for optimizer in optimizers:
         if _amp_state.strict:
             recast_through_state_dict(optimizer)
@@ -234,7 +235,7 @@ def _watch_loads(models: list[nn.Module], optimizers: list[Any]) -> None:
     for model in models:
         for module in model.modules():
             if _refresh_masters not in module._load_state_dict_post_hooks.values():
-                module.register_load_state_dict_post_hook(_refresh_masters)
+                nn.Module.register_load_state_dict_post_hook(module, _refresh_masters)
 
 
 def _refresh_masters(module: nn.Module, incompatible_keys: Any) -> None:

@@ -77,8 +77,10 @@ class FirstBatches:
             self._found(self.hashes)
 
     def _enter(self, module: Any, inputs: Any) -> None:
-        # Inside of vmap or torch.func.grad tensors have no data that could be read.
+        # Inside of vmap or torch.func.grad tensors have no data that could be read; torch.jit.trace would record it.
         if not self._awaited or not torch.is_grad_enabled() or torch._C._functorch.peek_interpreter_stack() is not None:
+            return
+        if torch._C._get_tracing_state() is not None:
             return
         digest = inputs_sha256(inputs)
         if digest is None:

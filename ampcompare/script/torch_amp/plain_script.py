@@ -266,9 +266,20 @@ class PlainScript:
 
     def _forward(self, mode: _Mode, original: Any, module: nn.Module, args: Any, kwargs: Any) -> Any:
         half = self._names.input_type(module)
+        if mode is not _Mode.OWN and self._names.needs_scaler:
+            for optimizer in self._live():  # an arm that has prepared it has replaced its step
+                self._take_over(optimizer)
         if mode is _Mode.PLAIN and self._casts:
             self._names.use()
         self._has_cast = self._casts and (mode is _Mode.PLAIN or self._names.casts_now())
+        if self._has_cast and self._names.casts_loss and isinstance(module, torch.jit.ScriptModule):
+            raise UnsupportedCombination(
+                here(
+                    f"{self._arm} casts what functions of torch get in Python, and TorchScript calls them past Python, "
+                    f"so it has no effect on {module.original_name}; compare native:fp16 or apex:O2, or leave out "
+                    "torch.jit"
+                )
+            )
         if half is not None:
             args, kwargs = pytree.tree_map(functools.partial(_to, half), (args, kwargs))
             return pytree.tree_map(functools.partial(_to, torch.float32), original(module, *args, **kwargs))

@@ -1,6 +1,7 @@
 """An arm with 16-bit weights behind `torch.autocast` and `GradScaler`: Apex's O2, O3 and O5, and `half`.
 
-The models are those that `FoundModels` finds; they are prepared before their first call. From then on the weights have
+The models are those that `_FoundModels` finds; they are prepared before their first call, and models and optimizers
+that the script makes later, as for another fold or phase, before theirs. From then on the weights have
 the arm's types everywhere, as after `amp.initialize`, and autocast blocks do nothing. Steps go through the scaler:
 
 | the script calls | the arm does |
@@ -305,6 +306,10 @@ class _InFp32:
         return map(_widened, self._model.buffers())
 
 
+def _alive(references: Iterable[weakref.ref[Any]]) -> list[Any]:
+    return [one for reference in references if (one := reference()) is not None]
+
+
 def _widened(tensor: Tensor) -> Tensor:
     return tensor.detach().float() if tensor.dtype in HALF else tensor
 
@@ -321,8 +326,8 @@ class WholeModel(TorchAmp):
         self._found = _FoundModels(str(arm), self._prepare, self.is_by_apex)
         self._scaling: _LossScaling = _make_loss_scaling(arm, "cuda" if torch.cuda.is_available() else "cpu")
         self._gradients = _MasterGradients()
-        self._models: list[nn.Module] = []
-        self._optimizers: list[Any] = []
+        self._model_references: list[weakref.ref[nn.Module]] = []
+        self._optimizer_references: list[weakref.ref[Any]] = []
         self._first: dict[int, HashedWeights] = {}  # the weights of each optimizer before they are cast
         self._windows: weakref.WeakKeyDictionary[Any, _Window] = weakref.WeakKeyDictionary()
         self._stepping: Any = None
@@ -340,6 +345,14 @@ class WholeModel(TorchAmp):
         self._found.install(events)
         events.at_end(self._gradients.end)
         self._watch_steps(events)
+
+    @property
+    def _models(self) -> list[nn.Module]:
+        return _alive(self._model_references)
+
+    @property
+    def _optimizers(self) -> list[Any]:
+        return _alive(self._optimizer_references)
 
     def is_by_apex(self) -> bool:
         """Return whether the script has prepared its models by `apex.amp`."""
@@ -380,13 +393,14 @@ class WholeModel(TorchAmp):
     def _prepare(self, models: list[nn.Module], optimizers: list[Any]) -> None:
         self._refuse_shared(optimizers)
         if self._given is not None:
-            self._first = {id(one): HashedWeights(one) for one in optimizers}
+            self._first.update({id(one): HashedWeights(one) for one in optimizers})
         try:
             self._scaling.prepare(models, optimizers)
         except AmpCompareError as error:
             raise PreparationError(here(str(error))) from None
         self._is_prepared = True
-        self._models, self._optimizers = models, optimizers
+        self._model_references += map(weakref.ref, models)
+        self._optimizer_references += map(weakref.ref, optimizers)
         for optimizer in optimizers:
             optimizer.zero_grad = types.MethodType(
                 functools.wraps(optimizer.zero_grad)(functools.partial(_zero_grad, self)), optimizer
@@ -464,7 +478,10 @@ class WholeModel(TorchAmp):
             raise RuntimeError("unscale_() has already been called on this optimizer since the last update().")
         if all(optimizer is not one for one in self._optimizers):
             raise PreparationError(
-                here(f"this optimizer was made after the first forward pass, so {self._arm} has not prepared it")
+                here(
+                    f"the script has called no model with weights of this optimizer since it made it, so {self._arm} "
+                    "has not prepared it"
+                )
             )
         pairs = self.masters(optimizer)
         if self._gradients.are_shown(pairs):
@@ -543,9 +560,9 @@ class WholeModel(TorchAmp):
             self._clear(optimizer, set_to_none=set_to_none)
 
     def _zero_grad(self, original: Any, optimizer: Any, set_to_none: bool = True) -> None:
-        """Clear by the optimizer itself what a copy clears, as Fabric makes one, which has the same groups."""
+        """Clear by a method that the script bound before, or that of a copy with the same groups, as Fabric's."""
         for one in self._optimizers:
-            if one is not optimizer and one.param_groups is optimizer.param_groups:
+            if one.param_groups is optimizer.param_groups:
                 self.cleared(one, set_to_none=set_to_none)
         original(optimizer, set_to_none)
 
@@ -590,18 +607,19 @@ def _zero_grad(names: WholeModel, optimizer: Any, set_to_none: bool = True) -> N
 
 
 class _FoundModels:
-    """Finds models and optimizers when the script first calls a module whose weights an optimizer holds.
+    """Finds models and optimizers when the script first calls a module whose weights a new optimizer holds.
 
     That module is a model, or the whole is that it is a part of, where one optimizer has weights of both. Weights of
     optimizers that it lacks belong to others, which the script may call later: to the largest modules that lack it.
 
     Args:
         name: of the arm, for messages.
-        found: called once, with models and optimizers, before the module runs.
+        found: called with models and optimizers before the module runs; without models where an optimizer has
+            weights of those that were found before.
         is_over: returns whether the script has named its models by itself.
 
     Raises:
-        PreparationError: from the script's call, if the module is sharded.
+        PreparationError: from the script's call, if the module is sharded, or holds an earlier one.
     """
 
     def __init__(
@@ -613,7 +631,8 @@ class _FoundModels:
         self._name = name
         self._found = found
         self._is_over = is_over
-        self._optimizers: list[weakref.ref[Any]] = []
+        self._optimizers: list[weakref.ref[Any]] = []  # that were not found yet
+        self._cast: list[weakref.ref[nn.Module]] = []
         self._is_done = False
         self._wrappers = _ParallelWrappers()
 
@@ -625,9 +644,7 @@ class _FoundModels:
     def _made(self, original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
         original(optimizer, *args, **kwargs)
         self._optimizers.append(weakref.ref(optimizer))
-
-    def _live(self) -> list[Any]:
-        return [optimizer for reference in self._optimizers if (optimizer := reference()) is not None]
+        self._is_done = False
 
     def look_at(self, module: nn.Module) -> None:
         """Look at a module that the script calls, before it is called."""
@@ -636,7 +653,7 @@ class _FoundModels:
         if self._is_over():
             self._is_done = True
             return
-        held = {id(param) for optimizer in self._live() for param in owned_params(optimizer)}
+        held = {id(param) for optimizer in _alive(self._optimizers) for param in owned_params(optimizer)}
         if not held or not (torch.is_grad_enabled() or self._wrappers.is_alone()):
             return  # a wrapper is made again by all ranks, and an evaluation may run on one
         model = bare_model(module)
@@ -644,15 +661,34 @@ class _FoundModels:
             return
         self._is_done = True
         gc.collect()  # those that the script has replaced by others
-        optimizers = self._live()
-        tree = _Tree()
-        model = _whole(model, optimizers, tree)
-        models = [model, *tree.others(model, held)]
-        for one in models:
-            self._check(one, tree)
+        optimizers = _alive(self._optimizers)
+        models = self._models_of(model, held, optimizers)
         self._wrappers.check(models, self._name)
         self._found(models, optimizers)
+        self._optimizers.clear()
+        self._cast += map(weakref.ref, models)
         self._wrappers.make_again(models)
+
+    def _models_of(self, model: nn.Module, held: set[int], optimizers: list[Any]) -> list[nn.Module]:
+        """Return the models that are not cast yet and have weights of `held`, given as ids."""
+        cast = {id(param) for one in _alive(self._cast) for param in one.parameters()}
+        if held <= cast:
+            return []
+        tree = _Tree()
+        models: list[nn.Module] = []
+        if not (held - cast).isdisjoint(map(id, model.parameters())):
+            models.append(_whole(model, optimizers, tree))
+        models += tree.others(models, held - cast)
+        for one in models:
+            self._check(one, tree)
+            if not cast.isdisjoint(map(id, one.parameters())):
+                raise PreparationError(
+                    here(
+                        f"an optimizer that was made after the first forward pass has weights of {type(one).__name__} "
+                        f"outside of a part of it that {self._name} has cast before; make it before that pass"
+                    )
+                )
+        return models
 
     def _check(self, model: nn.Module, tree: _Tree) -> None:
         kind = type(model).__name__
@@ -692,15 +728,15 @@ class _Tree:
                 if child is not None:
                     self._parents.setdefault(id(child), []).append(module)
 
-    def others(self, model: nn.Module, held: Iterable[int]) -> list[nn.Module]:
-        """Return the largest modules without `model` that have further tensors of `held`, given as ids."""
-        missing = set(held) - set(map(id, model.parameters()))
+    def others(self, models: Sequence[nn.Module], held: Iterable[int]) -> list[nn.Module]:
+        """Return the largest modules without any of `models` that have further tensors of `held`, given as ids."""
+        missing = set(held) - {id(param) for model in models for param in model.parameters()}
         found: list[nn.Module] = []
         if not missing:
             return found
         sizes = {id(one): [id(part) for part in one.modules()] for one in self._modules}
         for one in sorted(self._modules, key=lambda each: -len(sizes[id(each)])):
-            if id(model) in sizes[id(one)] or _is_shell(one):
+            if _is_shell(one) or any(id(model) in sizes[id(one)] for model in models):
                 continue
             own = set(map(id, one.parameters()))
             if own & missing:

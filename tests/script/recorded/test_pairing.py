@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import pytest
 import torch
 from torch import nn
 
@@ -23,6 +24,15 @@ def test_first_batches_are_those_of_the_first_module_after_each_step() -> None:
         batches.stepped()
     ((one, two, three),) = found
     assert one == three != two
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_the_input_of_a_trace_is_no_batch() -> None:
+    """The hash of one would be an operation of the traced module."""
+    batches = FirstBatches(lambda hashes: None)
+    torch.jit.trace(nn.Linear(2, 2), torch.ones(1, 2))
+    batches.end()
+    assert not batches.hashes
 
 
 def test_equal_seeds_give_equal_draws() -> None:

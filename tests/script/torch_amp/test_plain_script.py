@@ -547,3 +547,96 @@ def test_weights_that_thaw_have_masters(behind: Any) -> None:
         second.step()
         second.zero_grad()
     assert not torch.equal(judge.weight.detach().float(), start.half().float())
+
+
+class Recurrent(nn.Module):
+    """Adds to its own output what the type of its weights decides, or fp32 zeros."""
+
+    def __init__(self, wide: bool) -> None:
+        super().__init__()
+        self.layer, self.wide = nn.Linear(6, 3), wide
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.layer(x)
+        return self.layer(torch.zeros(4, 6)) if self.wide else out
+
+
+def torchscript_step(wide: bool = False) -> nn.Module:
+    """Return a module of TorchScript after two steps."""
+    torch.manual_seed(0)
+    model: nn.Module = torch.jit.script(Recurrent(wide))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(2):
+        x, y = batch(step)
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model
+
+
+JIT = pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+
+
+@JIT
+def test_torchscript_is_cast_whole(behind: Any) -> None:
+    """Its weights become 16-bit, and its state dict is fp32, as that of any module."""
+    behind("apex:O2")
+    model = torchscript_step()
+    assert {param.dtype for param in model.parameters()} == {torch.float16}
+    assert {value.dtype for value in model.state_dict().values()} == {torch.float32}
+
+
+@JIT
+def test_o1_has_no_effect_on_torchscript(behind: Any) -> None:
+    """It would train in fp32, so it is refused."""
+    behind("apex:O1")
+    with pytest.raises(UnsupportedCombination, match=r"apex:O1 casts .* no effect on Recurrent"):
+        torchscript_step()
+
+
+@JIT
+def test_torchscript_says_the_reason_last(behind: Any) -> None:
+    """The first line of its errors is the same for all."""
+    stand_in = behind("apex:O2")
+    with pytest.raises(RuntimeError) as raised:
+        torchscript_step(wide=True)
+    assert "fp32 tensors of its own, which do not fit the 16-bit weights (mat1" in str(stand_in.explain(raised.value))
+
+
+@pytest.mark.parametrize("arm", ["apex:O2", "half:dynamic"])
+def test_bound_methods_clear_and_step(behind: Any, arm: str) -> None:
+    """A script may bind `step` and `zero_grad` before the arm prepares the optimizer."""
+    weights = []
+    for is_bound in (False, True):
+        behind(arm)
+        model = network()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        bound = optimizer.zero_grad, optimizer.step
+        for step in range(3):
+            zero_grad, update = bound if is_bound else (optimizer.zero_grad, optimizer.step)
+            zero_grad()
+            x, y = batch(step)
+            nn.functional.cross_entropy(model(x), y).backward()
+            clip_grad_norm_(model.parameters(), 0.5)
+            update()
+        weights.append([param.detach().clone() for param in model.parameters()])
+        behind.end()
+    assert all(map(torch.equal, *weights))
+
+
+def test_a_closure_steps_after_an_evaluation_has_prepared_the_model(behind: Any) -> None:
+    """Lightning evaluates before it trains, and steps with a closure."""
+    behind("apex:O2")
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with torch.no_grad():
+        model(batch(0)[0])
+    before = [param.detach().clone() for param in model.parameters()]
+
+    def closure() -> Tensor:
+        loss = nn.functional.cross_entropy(model(batch(0)[0]), batch(0)[1])
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    assert not all(map(torch.equal, before, model.parameters()))

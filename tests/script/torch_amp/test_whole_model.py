@@ -344,15 +344,16 @@ def test_a_copy_is_an_ordinary_model(behind: Any) -> None:
     assert {value.dtype for value in model.state_dict().values() if value.is_floating_point()} == {torch.float32}
 
 
-def make_late(model: Any, optimizer: Any, scaler: Any) -> None:
-    step_of(model, optimizer, scaler)
-    step_of(model, torch.optim.SGD(model.parameters(), lr=0.1), scaler)
-
-
 def write_weights(model: Any, optimizer: Any, scaler: Any) -> None:
     step_of(model, optimizer, scaler)
     next(model.parameters()).data.clamp_(-0.01, 0.01)
     step_of(model, optimizer, scaler)
+
+
+def hold_a_part(model: Any, optimizer: Any, scaler: Any) -> None:
+    step_of(model, optimizer, scaler)
+    whole = nn.Sequential(model, nn.Linear(3, 3))
+    step_of(whole, torch.optim.SGD(whole.parameters(), lr=0.1), scaler)
 
 
 def add_to_unscaled(model: Any, optimizer: Any, scaler: Any) -> None:
@@ -377,7 +378,7 @@ def step_directly(model: Any, optimizer: Any, scaler: Any) -> None:
 @pytest.mark.parametrize(
     ("does", "error"),
     [
-        (make_late, "made after the first forward pass"),
+        (hold_a_part, "outside of a part of it that apex:O2 has cast before"),
         (write_weights, "has written weights of the model since the last step"),
         (add_to_unscaled, "a loss is scaled between"),
         (keep_gradients, "were not cleared"),
@@ -436,3 +437,21 @@ def test_a_model_without_the_optimizers_weights_stays(behind: Any) -> None:
     step_of(model, optimizer, scaler)
     assert next(teacher.parameters()).dtype is torch.float32
     assert next(model.parameters()).dtype is torch.float16
+
+
+@pytest.mark.parametrize("arm", ["O2", "O3", "half"])
+def test_what_is_made_later_trains_too(behind: Any, arm: str) -> None:
+    """Another model is cast as the first was, with the same steps; and another optimizer steps a model that is cast."""
+    behind(arm)
+    first, second = parts(), parts()
+    for model, optimizer, scaler in (first, second):
+        for _ in range(2):
+            step_of(model, optimizer, scaler)
+    assert all(map(torch.equal, first[0].parameters(), second[0].parameters()))
+    model, _, scaler = second
+    before = [param.detach().clone() for param in model.parameters()]
+    late = torch.optim.SGD(model.parameters(), lr=0.1)
+    late.zero_grad()
+    step_of(model, late, scaler)
+    assert next(model.parameters()).dtype is torch.float16
+    assert not torch.equal(before[-1], list(model.parameters())[-1])

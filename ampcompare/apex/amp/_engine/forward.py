@@ -94,8 +94,10 @@ class CastForward:
         self.outputs = outputs
         self.under_casts = under_casts
         self.expect_cuda = any(param.is_cuda for param in module.parameters())
-        # A `forward` set on the instance before, including an earlier amp layer.
+        # A `forward` set on the instance before, including an earlier amp layer; the class of a traced module has none.
         self.inner: Callable[..., Any] | None = module.__dict__.get("forward")
+        if self.inner is None and isinstance(module, torch.jit.ScriptModule):
+            self.inner = module.forward
 
     @classmethod
     def install(cls, module: nn.Module, inputs: torch.dtype | None, outputs: torch.dtype, *, under_casts: bool) -> None:
