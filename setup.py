@@ -88,8 +88,8 @@ setup(
     # those of this package are in ampcompare/backends/catalog.py.
     entry_points={
         "console_scripts": ["ampcompare = ampcompare.cli:main"],
-        "flake8.extension": ["AMP = ampcompare.lint.flake8_plugin:Flake8Plugin"],
-        "pytest11": ["ampcompare = ampcompare.testing.pytest_plugin"],
+        "flake8.extension": ["AMP = ampcompare.source.lint.flake8_plugin:Flake8Plugin"],
+        "pytest11": ["ampcompare = ampcompare.integrations.pytest_plugin"],
     },
     classifiers=[
         "Development Status :: 4 - Beta",

@@ -31,17 +31,17 @@ from results import write_results
 from scipy.stats import binomtest
 from tabulate import tabulate
 
-from ampcompare.analysis.inference.criteria import Criteria
-from ampcompare.analysis.inference.effect import Effect, min_resolvable_spread, p_values, paired
-from ampcompare.analysis.inference.sample_size import pairs_needed
-from ampcompare.analysis.inference.verdict import Margin, decide
-from ampcompare.analysis.runs.time_validity import invalid_reason
-from ampcompare.analysis.summary import summarize
-from ampcompare.analysis.verdicts.step_time import TIME_FLOOR
-from ampcompare.launch.forked import ForkedLauncher
-from ampcompare.records.comparison import ArmSummary
-from ampcompare.records.run import RunRecord
-from ampcompare.settings.config import RunConfig
+from ampcompare.experiment.launch.forked import ForkedLauncher
+from ampcompare.runs.analysis.inference.criteria import Criteria
+from ampcompare.runs.analysis.inference.effect import Effect, min_resolvable_spread, p_values, paired
+from ampcompare.runs.analysis.inference.sample_size import pairs_needed
+from ampcompare.runs.analysis.inference.verdict import Margin, decide
+from ampcompare.runs.analysis.runs.time_validity import invalid_reason
+from ampcompare.runs.analysis.summary import summarize
+from ampcompare.runs.analysis.verdicts.step_time import TIME_FLOOR
+from ampcompare.runs.records.comparison import ArmSummary
+from ampcompare.runs.records.run import RunRecord
+from ampcompare.runs.settings.config import RunConfig
 
 NAMES = ("first", "second")
 OWN_SEEDS = 1_000_000

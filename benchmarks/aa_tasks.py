@@ -26,10 +26,10 @@ from results import write_results
 from scipy.stats import binomtest
 from tabulate import tabulate
 
-from ampcompare.analysis.summary import summarize
-from ampcompare.launch.worker.cell import run_cell
-from ampcompare.records.run import RunRecord
-from ampcompare.settings.config import RunConfig
+from ampcompare.experiment.launch.worker.cell import run_cell
+from ampcompare.runs.analysis.summary import summarize
+from ampcompare.runs.records.run import RunRecord
+from ampcompare.runs.settings.config import RunConfig
 
 NAMES = ("first", "second")
 OWN_SEEDS = 1_000_000

@@ -30,11 +30,11 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional as F
 
 from ampcompare import compare
-from ampcompare.precision.actnn import ActNN, Quantized
-from ampcompare.precision.base import Precision
-from ampcompare.precision.factory import make_precision
-from ampcompare.settings.recipe import Recipe
+from ampcompare.runs.settings.recipe import Recipe
 from ampcompare.tasks.models import build_model
+from ampcompare.training.precision.actnn import ActNN, Quantized
+from ampcompare.training.precision.base import Precision
+from ampcompare.training.precision.factory import make_precision
 
 ARMS = (
     *("fp32", "actnn:bits=8", "actnn:bits=4", "actnn:bits=2"),

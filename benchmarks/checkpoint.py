@@ -33,9 +33,9 @@ from results import write_results
 from tabulate import tabulate
 from torch import nn
 
-from ampcompare.checkpoint.store.file import read_checkpoint, verify_file, write_checkpoint
-from ampcompare.checkpoint.store.folder import BackgroundFolder, CheckpointFolder, snapshot
 from ampcompare.tasks.models import build_model
+from ampcompare.training.checkpoint.store.file import read_checkpoint, verify_file, write_checkpoint
+from ampcompare.training.checkpoint.store.folder import BackgroundFolder, CheckpointFolder, snapshot
 
 GOAL = 1.3
 SAVES = 3

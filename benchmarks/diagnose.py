@@ -45,7 +45,7 @@ from ampcompare import Precision
 from ampcompare.diagnosis.measure import Observed
 from ampcompare.diagnosis.observation import Observation
 from ampcompare.diagnosis.step_watch import StepWatch
-from ampcompare.precision.cpu_half import cpu_half
+from ampcompare.training.precision.cpu_half import cpu_half
 
 KINDS = {
     "planted": PLANTED,

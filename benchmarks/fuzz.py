@@ -41,11 +41,11 @@ import torch
 import xxhash
 from safetensors.torch import save
 
-from ampcompare.checkpoint.store.file import read_checkpoint
-from ampcompare.checkpoint.store.frame import COMMENT, COMMENT_SIZE
 from ampcompare.cli import main
-from ampcompare.launch.worker.cell import run_cell
-from ampcompare.settings.config import RunConfig
+from ampcompare.experiment.launch.worker.cell import run_cell
+from ampcompare.runs.settings.config import RunConfig
+from ampcompare.training.checkpoint.store.file import read_checkpoint
+from ampcompare.training.checkpoint.store.frame import COMMENT, COMMENT_SIZE
 
 ARMS = ("apex:O1,engine=compat", "half:bn_fp32", "native:bf16", "apex:O2,engine=compat,loss_scale=64", "fp32")
 MEMORY = 200 << 20

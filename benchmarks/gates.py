@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import stdtr
 
-from ampcompare.analysis.inference.effect import ERROR_RATE, paired
-from ampcompare.analysis.inference.verdict import Margin, decide
+from ampcompare.runs.analysis.inference.effect import ERROR_RATE, paired
+from ampcompare.runs.analysis.inference.verdict import Margin, decide
 
 Array = NDArray[np.float64]
 MARGIN = 0.5  # points

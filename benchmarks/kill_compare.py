@@ -31,8 +31,8 @@ import psutil
 from results import write_results
 from tabulate import tabulate
 
-from ampcompare.records.comparison import read_comparison
-from ampcompare.records.run import read_record
+from ampcompare.runs.records.comparison import read_comparison
+from ampcompare.runs.records.run import read_record
 
 ROOT = Path(__file__).resolve().parents[1]
 PATIENCE = 30.0

@@ -29,11 +29,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampcompare.apex import amp
 from ampcompare.apex.amp._engine import device_skip
-from ampcompare.precision import half_optimizer
-from ampcompare.precision.base import Precision
-from ampcompare.precision.factory import make_precision
+from ampcompare.base.tensors.skippable_step import DeferredFlag, skip_on_device
 from ampcompare.tasks.models import build_model
-from ampcompare.tensors.skippable_step import DeferredFlag, skip_on_device
+from ampcompare.training.precision import half_optimizer
+from ampcompare.training.precision.base import Precision
+from ampcompare.training.precision.factory import make_precision
 
 __all__ = ["ARMS", "IMPLEMENTATIONS", "LIMITS", "Counts", "count_step", "launches_of_lists"]
 

@@ -36,15 +36,15 @@ from scipy.signal import lfilter
 from scipy.stats import binomtest, ttest_1samp
 from tabulate import tabulate
 
-from ampcompare.analysis.inference.criteria import Criteria
-from ampcompare.analysis.inference.effect import ERROR_RATE
-from ampcompare.analysis.inference.verdict import decide
-from ampcompare.analysis.summary import summarize
-from ampcompare.analysis.verdicts.loss_tail import tail_loss
-from ampcompare.launch.worker.cell import run_cell
-from ampcompare.records.run import RunRecord
-from ampcompare.records.summary import loss_tail
-from ampcompare.settings.config import RunConfig
+from ampcompare.experiment.launch.worker.cell import run_cell
+from ampcompare.runs.analysis.inference.criteria import Criteria
+from ampcompare.runs.analysis.inference.effect import ERROR_RATE
+from ampcompare.runs.analysis.inference.verdict import decide
+from ampcompare.runs.analysis.summary import summarize
+from ampcompare.runs.analysis.verdicts.loss_tail import tail_loss
+from ampcompare.runs.records.run import RunRecord
+from ampcompare.runs.records.summary import loss_tail
+from ampcompare.runs.settings.config import RunConfig
 
 STEPS = 500
 MARGIN = 0.01

@@ -36,9 +36,9 @@ GOAL = 0.8
 BARE = """
 import sys
 import torch
-from ampcompare.settings.config import Recipe
-from ampcompare.precision.cpu_half import cpu_half
-from ampcompare.precision.factory import make_precision
+from ampcompare.runs.settings.config import Recipe
+from ampcompare.training.precision.cpu_half import cpu_half
+from ampcompare.training.precision.factory import make_precision
 from ampcompare.tasks.registry import make_task
 from ampcompare.training.assemble import assemble_single
 from ampcompare.training.evaluate import evaluate

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from ampcompare.analysis.summary import summarize
-from ampcompare.records.evaluation import EpochResult
-from ampcompare.records.metric import Metric
-from ampcompare.records.run import RunRecord, RunSummary
-from ampcompare.settings.config import RunConfig
-from ampcompare.settings.recipe import Recipe
+from ampcompare.runs.analysis.summary import summarize
+from ampcompare.runs.records.evaluation import EpochResult
+from ampcompare.runs.records.metric import Metric
+from ampcompare.runs.records.run import RunRecord, RunSummary
+from ampcompare.runs.settings.config import RunConfig
+from ampcompare.runs.settings.recipe import Recipe
 
 __all__ = ["metric_rows"]
 

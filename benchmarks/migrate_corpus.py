@@ -16,9 +16,9 @@ from collections import Counter
 
 import click
 
-from ampcompare.migrate.finding import BY_HAND
-from ampcompare.migrate.project import find_files, migrate_file
-from ampcompare.migrate.rewrite import migrate_text
+from ampcompare.source.migrate.finding import BY_HAND
+from ampcompare.source.migrate.project import find_files, migrate_file
+from ampcompare.source.migrate.rewrite import migrate_text
 
 
 def clips_scaled(text: str) -> bool:

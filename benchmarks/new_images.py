@@ -29,7 +29,7 @@ from scipy.optimize import brentq
 from scipy.special import expit, stdtrit
 from tabulate import tabulate
 
-from ampcompare.analysis.verdicts.samples import mean_squares, new_samples_error
+from ampcompare.runs.analysis.verdicts.samples import mean_squares, new_samples_error
 
 MEAN, DIFFICULTY, SEED_EFFECT = 6.0, 3.0, 0.1
 TAUS = (0.0, 0.3, 1.0, 2.0)

@@ -30,10 +30,10 @@ from results import write_results
 from scipy.special import stdtr
 from tabulate import tabulate
 
-from ampcompare.analysis.inference.criteria import Criteria
-from ampcompare.analysis.inference.effect import ERROR_RATE
-from ampcompare.analysis.verdicts.step_time import TIME_FLOOR
 from ampcompare.experiment.run_order import balanced_rows
+from ampcompare.runs.analysis.inference.criteria import Criteria
+from ampcompare.runs.analysis.inference.effect import ERROR_RATE
+from ampcompare.runs.analysis.verdicts.step_time import TIME_FLOOR
 
 Floats = NDArray[np.float64]
 

@@ -36,11 +36,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from workloads import WORKLOADS, sgd
 
-from ampcompare.precision.factory import make_precision
-from ampcompare.settings.config import ParallelConfig
+from ampcompare.runs.settings.config import ParallelConfig
 from ampcompare.training.assemble import make_parallel
 from ampcompare.training.loop import Loop
 from ampcompare.training.metrics.clock import HostClock
+from ampcompare.training.precision.factory import make_precision
 
 BLOCK = 20
 ROUNDS = {"tiny": 80, "deep": 40, "medium": 15}

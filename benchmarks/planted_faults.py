@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ampcompare import Precision
-from ampcompare.records.diagnosis import Diagnosis
+from ampcompare.runs.records.diagnosis import Diagnosis
 
 __all__ = ["HEALTHY", "HELD_OUT", "PLANTED", "Network", "is_found", "is_named", "proposed"]
 

@@ -29,7 +29,7 @@ from results import write_results
 from tabulate import tabulate
 
 import ampcompare
-from ampcompare.records.profile import ArmProfile, Memory
+from ampcompare.runs.records.profile import ArmProfile, Memory
 
 KINDS = {
     "planted": PLANTED,

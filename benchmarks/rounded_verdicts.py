@@ -8,17 +8,17 @@ from typing import Any
 
 import numpy as np
 
-from ampcompare.analysis.inference.criteria import Criteria
-from ampcompare.analysis.inference.verdict import decide
-from ampcompare.analysis.tables.csv_table import read_table
-from ampcompare.analysis.tables.external import judge
-from ampcompare.analysis.verdicts.accuracy import accuracy_effect, accuracy_margin
-from ampcompare.records.evaluation import EpochResult
-from ampcompare.records.metric import metrics_of
-from ampcompare.records.run import RunRecord, RunSummary, ScriptFacts
-from ampcompare.settings.config import RunConfig
-from ampcompare.settings.recipe import Recipe
-from ampcompare.settings.script import ScriptConfig, ScriptMetric
+from ampcompare.runs.analysis.inference.criteria import Criteria
+from ampcompare.runs.analysis.inference.verdict import decide
+from ampcompare.runs.analysis.tables.csv_table import read_table
+from ampcompare.runs.analysis.tables.external import judge
+from ampcompare.runs.analysis.verdicts.accuracy import accuracy_effect, accuracy_margin
+from ampcompare.runs.records.evaluation import EpochResult
+from ampcompare.runs.records.metric import metrics_of
+from ampcompare.runs.records.run import RunRecord, RunSummary, ScriptFacts
+from ampcompare.runs.settings.config import RunConfig
+from ampcompare.runs.settings.recipe import Recipe
+from ampcompare.runs.settings.script import ScriptConfig, ScriptMetric
 
 __all__ = ["rounded_rows"]
 

@@ -40,13 +40,13 @@ from torch.nn import functional as F
 from workloads import WORKLOADS, sgd
 
 from ampcompare.apex.amp import _amp_state
-from ampcompare.launch.distributed_env import DistributedEnv
-from ampcompare.launch.worker.rank import process_group
-from ampcompare.precision.cpu_half import cpu_half
-from ampcompare.precision.factory import make_precision
-from ampcompare.settings.config import ParallelConfig
+from ampcompare.experiment.launch.distributed_env import DistributedEnv
+from ampcompare.experiment.launch.worker.rank import process_group
+from ampcompare.runs.settings.config import ParallelConfig
 from ampcompare.training.assemble import make_parallel
 from ampcompare.training.loop import update
+from ampcompare.training.precision.cpu_half import cpu_half
+from ampcompare.training.precision.factory import make_precision
 
 STEPS = 10
 WARMUP = 3

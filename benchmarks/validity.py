@@ -24,9 +24,9 @@ from numpy.typing import NDArray
 from results import write_results
 from tabulate import tabulate
 
-from ampcompare.analysis.runs.time_validity import invalid_reason
-from ampcompare.records.run import RunRecord, RunSummary, SystemReadings
-from ampcompare.settings.config import RunConfig
+from ampcompare.runs.analysis.runs.time_validity import invalid_reason
+from ampcompare.runs.records.run import RunRecord, RunSummary, SystemReadings
+from ampcompare.runs.settings.config import RunConfig
 from ampcompare.training.metrics.run_summary import halves, outlier_share
 
 Floats = NDArray[np.float64]

@@ -49,13 +49,13 @@ from results import write_results
 from rounded_verdicts import rounded_rows
 from tabulate import tabulate
 
-from ampcompare.analysis.inference.effect import Effect, interval, min_resolvable_spread, paired, two_stage
-from ampcompare.analysis.inference.looks import error_rate_of_next
-from ampcompare.analysis.inference.margins import AccuracyMargin, margin_error, parse_margin, resolve_margin
-from ampcompare.analysis.inference.sample_size import stein_pairs
-from ampcompare.analysis.inference.verdict import Verdict, decide
 from ampcompare.experiment.compare import pilot_seeds
-from ampcompare.records.look import Look
+from ampcompare.runs.analysis.inference.effect import Effect, interval, min_resolvable_spread, paired, two_stage
+from ampcompare.runs.analysis.inference.looks import error_rate_of_next
+from ampcompare.runs.analysis.inference.margins import AccuracyMargin, margin_error, parse_margin, resolve_margin
+from ampcompare.runs.analysis.inference.sample_size import stein_pairs
+from ampcompare.runs.analysis.inference.verdict import Verdict, decide
+from ampcompare.runs.records.look import Look
 
 IMAGES = 360
 MAX_PAIRS = 100

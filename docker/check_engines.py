@@ -44,7 +44,7 @@ def measure(engine: str, level: str, device: str) -> dict[str, Any]:
     import torch
     from torch import nn
 
-    from ampcompare.precision.apex import make_apex
+    from ampcompare.training.precision.apex import make_apex
 
     torch.backends.cudnn.benchmark = False
     torch.backends.cudnn.deterministic = True

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from ampcompare.doctor.gpu import has_nvidia_gpu
+from ampcompare.api.doctor.gpu import has_nvidia_gpu
 
 TESTS = Path(__file__).resolve().parent
 ROOT = TESTS.parent
@@ -248,29 +248,29 @@ def forked_children(forking: types.SimpleNamespace, monkeypatch: pytest.MonkeyPa
 @pytest.fixture
 def forked_servers(forking: types.SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let process servers, those of scripts too, start in milliseconds, from a process that has torch loaded."""
-    monkeypatch.setattr("ampcompare.launch.forked.subprocess", forking)
-    monkeypatch.setattr("ampcompare.launch.script.launcher.subprocess", forking)
+    monkeypatch.setattr("ampcompare.experiment.launch.forked.subprocess", forking)
+    monkeypatch.setattr("ampcompare.experiment.launch.script.launcher.subprocess", forking)
 
 
 @pytest.fixture
 def forked_runs(forking: types.SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let `migrate --verify` run scripts in processes that have torch loaded."""
-    monkeypatch.setattr("ampcompare.migrate.verify.subprocess", forking)
+    monkeypatch.setattr("ampcompare.source.migrate.verify.subprocess", forking)
 
 
 @pytest.fixture
 def forked_ranks(forking: types.SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let cells of several processes start their agent and their ranks in milliseconds."""
-    monkeypatch.setattr("ampcompare.launch.multi_process.subprocess", forking)
+    monkeypatch.setattr("ampcompare.experiment.launch.multi_process.subprocess", forking)
 
 
 @pytest.fixture(scope="session")
 def make_record() -> Callable[..., Any]:
     """Build the record of one cell from its arm, seed, accuracy, step time and the like."""
-    from ampcompare.records.evaluation import EpochResult
-    from ampcompare.records.run import RunRecord, RunSummary
-    from ampcompare.settings.config import RunConfig
-    from ampcompare.settings.recipe import Recipe
+    from ampcompare.runs.records.evaluation import EpochResult
+    from ampcompare.runs.records.run import RunRecord, RunSummary
+    from ampcompare.runs.settings.config import RunConfig
+    from ampcompare.runs.settings.recipe import Recipe
 
     def make(
         arm: str = "fp32",

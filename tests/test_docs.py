@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from ampcompare.cli import COMMANDS, main
-from ampcompare.launch.forked import ForkedLauncher
+from ampcompare.experiment.launch.forked import ForkedLauncher
 
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
@@ -108,7 +108,7 @@ def command(
                 return done.returncode, done.stdout, done.stderr
             capfd.readouterr()
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr("ampcompare.launch.forked.ForkedLauncher", Shared)
+                patch.setattr("ampcompare.experiment.launch.forked.ForkedLauncher", Shared)
                 code = main(words)
             return code, *capfd.readouterr()
 

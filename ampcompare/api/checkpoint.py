@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from ampcompare.checkpoint.convert.fp32_weights import Conversion
+    from ampcompare.training.checkpoint.convert.fp32_weights import Conversion
 
 __all__ = ["convert_checkpoint"]
 
@@ -39,7 +39,7 @@ def convert_checkpoint(
         ConversionError: it already has the requested kind, has nothing to convert, or is the target.
         EnvironmentUnfit: the target cannot be written.
     """
-    from ampcompare.checkpoint.convert.convert import convert_file
+    from ampcompare.training.checkpoint.convert.convert import convert_file
 
     return convert_file(
         Path(source), Path(target), to, opt_level=opt_level, legacy_layout=save_apex_format, trust=unsafe_load

@@ -7,7 +7,7 @@ from ampcompare.base.errors import GateFailed
 from ampcompare.experiment.compare import run_comparison
 from ampcompare.experiment.notebook_progress import default_observer
 from ampcompare.experiment.options import CompareOptions
-from ampcompare.records.comparison import Comparison
+from ampcompare.runs.records.comparison import Comparison
 
 __all__ = ["compare"]
 

@@ -10,11 +10,11 @@ from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import ConfigError
 from ampcompare.diagnosis.options import DiagnoseOptions
 from ampcompare.experiment.sources import collect_settings
-from ampcompare.records.diagnosis import Diagnosis
-from ampcompare.settings.recipe import Recipe
+from ampcompare.runs.records.diagnosis import Diagnosis
+from ampcompare.runs.settings.recipe import Recipe
 
 if TYPE_CHECKING:
-    from ampcompare.precision.base import Precision
+    from ampcompare.training.precision.base import Precision
 
 __all__ = ["diagnose"]
 

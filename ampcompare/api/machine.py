@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ampcompare.api.doctor.examine import Examination, examine
 from ampcompare.backends.arm import Arm, parse_arms
 from ampcompare.base.isolate.call import TIME_LIMIT
-from ampcompare.doctor.examine import Examination, examine
 
 __all__ = ["examine_machine"]
 

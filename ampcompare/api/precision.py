@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ampcompare.precision.base import Precision, StepOutcome
-from ampcompare.precision.factory import make_precision
+from ampcompare.training.precision.base import Precision, StepOutcome
+from ampcompare.training.precision.factory import make_precision
 
 __all__ = ["Precision", "StepOutcome", "make_precision"]

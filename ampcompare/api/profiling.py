@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from ampcompare.backends.arm import Arm, parse_arms
 from ampcompare.base.errors import ConfigError
+from ampcompare.diagnosis.profiling.options import ProfileOptions
 from ampcompare.experiment.sources import collect_settings
-from ampcompare.profiling.options import ProfileOptions
-from ampcompare.records.profile import Profile
-from ampcompare.settings.recipe import Recipe
+from ampcompare.runs.records.profile import Profile
+from ampcompare.runs.settings.recipe import Recipe
 
 if TYPE_CHECKING:
-    from ampcompare.precision.base import Precision
+    from ampcompare.training.precision.base import Precision
 
 __all__ = ["profile"]
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from ampcompare.analysis.inference.criteria import Criteria, Preference
-from ampcompare.analysis.tables.csv_table import TableOptions, read_table_file
-from ampcompare.analysis.tables.external import judge
-from ampcompare.analysis.tables.quantities import Better
 from ampcompare.backends.arm import same_arm
-from ampcompare.records.comparison import Comparison
+from ampcompare.runs.analysis.inference.criteria import Criteria, Preference
+from ampcompare.runs.analysis.tables.csv_table import TableOptions, read_table_file
+from ampcompare.runs.analysis.tables.external import judge
+from ampcompare.runs.analysis.tables.quantities import Better
+from ampcompare.runs.records.comparison import Comparison
 
 __all__ = ["judge_table"]
 

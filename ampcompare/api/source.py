@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Literal
 from ampcompare.base.errors import ConfigError
 
 if TYPE_CHECKING:
-    from ampcompare.lint.report import Report
-    from ampcompare.migrate.project import FileMigration
+    from ampcompare.source.lint.report import Report
+    from ampcompare.source.migrate.project import FileMigration
 
 __all__ = ["lint_paths", "migrate_script"]
 
@@ -31,9 +31,9 @@ def lint_paths(*paths: str | Path, select: Sequence[str] = (), ignore: Sequence[
     Raises:
         ConfigError: a code that does not exist, or settings that cannot be read.
     """
-    from ampcompare.lint.report import Unread
-    from ampcompare.lint.run import find_files, lint_files
-    from ampcompare.lint.selection import read_selection
+    from ampcompare.source.lint.report import Unread
+    from ampcompare.source.lint.run import find_files, lint_files
+    from ampcompare.source.lint.selection import read_selection
 
     places = [Path(path) for path in paths] or [Path()]
     selection = read_selection(places)
@@ -65,8 +65,8 @@ def migrate_script(
         ConfigError: there is no such file, or the file has changed meanwhile.
         EnvironmentUnfit: the file cannot be written.
     """
-    from ampcompare.migrate.mistakes import find_mistakes
-    from ampcompare.migrate.project import migrate_file
+    from ampcompare.source.migrate.mistakes import find_mistakes
+    from ampcompare.source.migrate.project import migrate_file
 
     file = Path(path)
     if not file.is_file():

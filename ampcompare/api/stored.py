@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ampcompare.experiment.load import reload_comparison
-from ampcompare.records.comparison import Comparison
+from ampcompare.runs.records.comparison import Comparison
 
 __all__ = ["load_comparison"]
 

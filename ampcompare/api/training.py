@@ -6,7 +6,7 @@ from ampcompare.api.arguments import takes
 from ampcompare.experiment.notebook_progress import default_observer
 from ampcompare.experiment.options import RunOptions
 from ampcompare.experiment.single_run import run_single
-from ampcompare.records.run import RunRecord
+from ampcompare.runs.records.run import RunRecord
 
 __all__ = ["run"]
 

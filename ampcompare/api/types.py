@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from ampcompare.backends.arm import Arm
-from ampcompare.records.callback import Callback, CellInfo
-from ampcompare.records.run import RunRecord
-from ampcompare.records.step import StepRecord
-from ampcompare.settings.config import RunConfig
-from ampcompare.settings.recipe import Recipe
+from ampcompare.runs.records.callback import Callback, CellInfo
+from ampcompare.runs.records.run import RunRecord
+from ampcompare.runs.records.step import StepRecord
+from ampcompare.runs.settings.config import RunConfig
+from ampcompare.runs.settings.recipe import Recipe
 
 __all__ = ["Arm", "Callback", "CellInfo", "Recipe", "RunConfig", "RunRecord", "StepRecord"]

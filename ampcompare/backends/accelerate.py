@@ -51,7 +51,7 @@ def _explain(options: Options) -> ArmExplanation:
 
 SPEC = BackendSpec(
     summary="Hugging Face Accelerate: no, fp16 or bf16",
-    implementation="ampcompare.precision.accelerate:Accelerate",
+    implementation="ampcompare.training.precision.accelerate:Accelerate",
     explain=_explain,
     parsers={"mixed_precision": choice(*ASKED)},
     positional="mixed_precision",

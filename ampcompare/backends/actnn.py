@@ -57,7 +57,7 @@ def _explain(options: Options) -> ArmExplanation:
 
 SPEC = BackendSpec(
     summary="activations saved for the backward pass in 2, 4 or 8 bits, over another arm",
-    implementation="ampcompare.precision.actnn:ActNN",
+    implementation="ampcompare.training.precision.actnn:ActNN",
     explain=_explain,
     parsers={"bits": _bits, "group": _group_size, "over": INNER_ARM},
     written={"bits": 2},

@@ -65,7 +65,7 @@ def _explain(options: Options) -> ArmExplanation:
 
 SPEC = BackendSpec(
     summary="Lightning Fabric: 32-true, 16-mixed, bf16-mixed, 16-true or bf16-true",
-    implementation="ampcompare.precision.fabric:Fabric",
+    implementation="ampcompare.training.precision.fabric:Fabric",
     explain=_explain,
     parsers={"precision": choice(*ASKED)},
     positional="precision",

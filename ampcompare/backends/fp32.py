@@ -43,7 +43,7 @@ def _explain(options: Options) -> ArmExplanation:
 
 SPEC = BackendSpec(
     summary="plain single precision: the reference; optionally TF32 on a GPU that has it",
-    implementation="ampcompare.precision.fp32:FP32",
+    implementation="ampcompare.training.precision.fp32:FP32",
     explain=_explain,
     memory=lambda options: FP32_BYTES,
     parsers={"tf32": flag},

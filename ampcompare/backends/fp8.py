@@ -131,7 +131,7 @@ def _explain(options: Options) -> ArmExplanation:
 
 SPEC = BackendSpec(
     summary="fp8 products of linear layers by torchao, tensorwise, rowwise or mxfp8, over a bf16 arm",
-    implementation="ampcompare.precision.fp8:FP8",
+    implementation="ampcompare.training.precision.fp8:FP8",
     explain=_explain,
     parsers={"scaling": _scaling, "over": INNER_ARM, "align": count},
     positional="scaling",

@@ -108,7 +108,7 @@ def _check(options: Options) -> str:
 
 SPEC = BackendSpec(
     summary="FSDP2: fp32 weights in shards over ranks, gathered in bf16 or fp16; the successor of O2",
-    implementation="ampcompare.precision.fsdp:FullyShard",
+    implementation="ampcompare.training.precision.fsdp:FullyShard",
     explain=_explain,
     memory=lambda options: BytesPerParameter(4, 4, 0, 0, 2, 4),
     parsers={

@@ -160,7 +160,7 @@ def _memory(options: Options) -> BytesPerParameter:
 
 SPEC = BackendSpec(
     summary="manual .half(): 16-bit weights; masters, a loss scale, other types and roundings as options",
-    implementation="ampcompare.precision.half:make_half",
+    implementation="ampcompare.training.precision.half:make_half",
     explain=_explain,
     memory=_memory,
     parsers={

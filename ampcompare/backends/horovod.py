@@ -50,11 +50,11 @@ def _explain(options: Options) -> ArmExplanation:
 
 SPEC = BackendSpec(
     summary="Horovod's DistributedOptimizer: fp32, gradients exchanged in fp32 or fp16",
-    implementation="ampcompare.precision.horovod:Horovod",
+    implementation="ampcompare.training.precision.horovod:Horovod",
     explain=_explain,
     parsers={"compression": choice("none", "fp16"), "passes": count},
     implied={"compression": "none", "passes": 1},
     library=LIBRARY,
     effective=_effective,
-    # No contract arms: it cannot be built for this torch; tests/precision/test_horovod.py uses a stub.
+    # No contract arms: it cannot be built for this torch; tests/training/precision/test_horovod.py uses a stub.
 )

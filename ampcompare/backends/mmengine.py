@@ -50,7 +50,7 @@ def _explain(options: Options) -> ArmExplanation:
 
 SPEC = BackendSpec(
     summary="mmengine's OptimWrapper (fp32) and AmpOptimWrapper (fp16, bf16), as mmcls uses them",
-    implementation="ampcompare.precision.mmengine:MMEngine",
+    implementation="ampcompare.training.precision.mmengine:MMEngine",
     explain=_explain,
     parsers={"dtype": float_dtype},
     positional="dtype",

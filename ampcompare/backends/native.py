@@ -125,7 +125,7 @@ def _memory(options: Options) -> BytesPerParameter:
 
 SPEC = BackendSpec(
     summary="torch.autocast, with torch.amp.GradScaler for fp16",
-    implementation="ampcompare.precision.native:make_native",
+    implementation="ampcompare.training.precision.native:make_native",
     explain=_explain,
     memory=_memory,
     parsers={

@@ -28,7 +28,7 @@ def _explain(options: Options) -> ArmExplanation:
 
 SPEC = BackendSpec(
     summary="your training script exactly as it is written, with its own precision: compare ... -- SCRIPT",
-    implementation="ampcompare.precision.fp32:FP32",
+    implementation="ampcompare.training.precision.fp32:FP32",
     explain=_explain,
     unsharded=lambda options: "it trains a script",
     elsewhere=lambda options: "it trains a script",

@@ -73,7 +73,7 @@ class Parts:
 class ShownParts(Shown):
     """Shows itself in a notebook as its parts."""
 
-    _view: ClassVar[str] = "ampcompare.report.html.notebook:parts_view"
+    _view: ClassVar[str] = "ampcompare.runs.report.html.notebook:parts_view"
 
     def _parts(self) -> Parts:
         raise NotImplementedError

@@ -23,7 +23,7 @@ from ampcompare.cli.settings import request_from
 from ampcompare.cli.values import ARM, ARM_LIST, FILE, FOLDER
 from ampcompare.experiment.options import CompareOptions, to_seconds
 from ampcompare.experiment.plan import parse_vary
-from ampcompare.settings.script import SCRIPT_ARMS
+from ampcompare.runs.settings.script import SCRIPT_ARMS
 
 __all__ = ["command", "options_from"]
 

@@ -15,7 +15,7 @@ from ampcompare.cli.output import say
 
 if TYPE_CHECKING:
     from ampcompare.experiment.compare import ComparisonOutcome, PlannedComparison
-    from ampcompare.records.comparison import Comparison
+    from ampcompare.runs.records.comparison import Comparison
 
 __all__ = ["details_option", "show_checks", "show_comparison", "show_plan", "terminal_text"]
 
@@ -30,16 +30,16 @@ details_option = option(
 
 def terminal_text(comparison: Comparison, *, details: bool = False) -> str:
     """Return the report for stdout, in the width and the colors that it has."""
-    from ampcompare.report.color import has_color
-    from ampcompare.report.tables import room
-    from ampcompare.report.terminal import Terminal
+    from ampcompare.runs.report.color import has_color
+    from ampcompare.runs.report.tables import room
+    from ampcompare.runs.report.terminal import Terminal
 
     return Terminal(room(), color=has_color(sys.stdout), details=details).render(comparison)
 
 
 def show_comparison(outcome: ComparisonOutcome, *, as_json: bool, quiet: bool, details: bool = False) -> None:
     """Print the table or the JSON document; if all cells failed with one error, that error instead of the table."""
-    from ampcompare.report.base import FORMATS
+    from ampcompare.runs.report.base import FORMATS
 
     failure = outcome.common_failure
     if as_json:
@@ -75,7 +75,7 @@ def show_checks(outcome: ComparisonOutcome, *, quiet: bool) -> None:
 def show_plan(planned: PlannedComparison, *, as_json: bool) -> None:
     """Print the cells of a plan and an estimate of their time and memory."""
     from ampcompare.experiment.time_left import estimate
-    from ampcompare.records.run import dump_json
+    from ampcompare.runs.records.run import dump_json
 
     plan, folder = planned.plan, planned.folder
     remaining = estimate(plan, folder)

@@ -15,7 +15,7 @@ from ampcompare.cli.options import json_option
 from ampcompare.cli.values import FILE, LEVEL
 
 if TYPE_CHECKING:
-    from ampcompare.checkpoint.convert.convert import Target
+    from ampcompare.training.checkpoint.convert.convert import Target
 
 __all__ = ["command"]
 
@@ -90,9 +90,9 @@ def command(
         return _inspect(source, as_json)
     if target is None or to is None:
         raise click.UsageError("give OUT and --to native or --to apex, or --inspect")
-    from ampcompare.checkpoint.convert.convert import convert_file
-    from ampcompare.checkpoint.convert.load import objects_of
-    from ampcompare.checkpoint.inspect import continued_lines, conversion_lines
+    from ampcompare.training.checkpoint.convert.convert import convert_file
+    from ampcompare.training.checkpoint.convert.load import objects_of
+    from ampcompare.training.checkpoint.inspect import continued_lines, conversion_lines
 
     if unsafe_load:
         for place in objects_of(source):
@@ -150,7 +150,7 @@ def _files_in(folder: Path) -> str:
 
 
 def _inspect(source: Path, as_json: bool) -> int:
-    from ampcompare.checkpoint.inspect import inspect_file, inspection_lines
+    from ampcompare.training.checkpoint.inspect import inspect_file, inspection_lines
 
     inspection = inspect_file(source)
     _show(inspection.data(), inspection_lines(inspection), as_json)
@@ -158,6 +158,6 @@ def _inspect(source: Path, as_json: bool) -> int:
 
 
 def _show(document: dict[str, Any], lines: list[str], as_json: bool) -> None:
-    from ampcompare.records.run import dump_json
+    from ampcompare.runs.records.run import dump_json
 
     click.echo(dump_json(document) if as_json else "\n".join(lines))

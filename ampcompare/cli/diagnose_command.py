@@ -55,8 +55,8 @@ def command(**parameters: Any) -> int:
     """
     from ampcompare.experiment.diagnose import DiagnoseOptions, diagnose
     from ampcompare.experiment.preflight import check_cells
-    from ampcompare.records.run import dump_json
-    from ampcompare.report.terminal import Terminal
+    from ampcompare.runs.records.run import dump_json
+    from ampcompare.runs.report.terminal import Terminal
 
     arm = str(Arm.parse(parameters["arm_text"]))
     derived = {"arm_text": arm, "processes": parameters["nproc_per_node"], "metric": ()}

@@ -42,8 +42,8 @@ def command(arms: tuple[str, ...], as_json: bool, time_limit: float) -> int:
     Libraries that may be broken, such as torch or Apex, are tried in a separate process, so that a crash or a hang
     becomes a line of the report. Nothing is changed.
     """
-    from ampcompare.doctor.examine import examine, render
-    from ampcompare.records.run import dump_json
+    from ampcompare.api.doctor.examine import examine, render
+    from ampcompare.runs.records.run import dump_json
 
     examination = examine(parse_arms(arms), seconds=time_limit)
     if as_json:

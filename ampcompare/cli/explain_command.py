@@ -37,8 +37,8 @@ def command(**parameters: Any) -> int:
     the model is prepared, and one step shows the type of each module's weights, inputs and outputs.
     """
     from ampcompare.diagnosis.explain.explain import explain_arm
-    from ampcompare.records.run import dump_json
-    from ampcompare.report.terminal import Terminal
+    from ampcompare.runs.records.run import dump_json
+    from ampcompare.runs.report.terminal import Terminal
 
     arm = Arm.parse(parameters["arm_text"])
     explanation = explain_arm(arm)

@@ -64,8 +64,8 @@ def command(**parameters: Any) -> int:
     """
     from ampcompare.experiment.find_batch import BatchSearch, configs_of, find_batches, places_of_tries
     from ampcompare.experiment.options import LaunchOptions
-    from ampcompare.records.run import dump_json
-    from ampcompare.report.tables import listing, room
+    from ampcompare.runs.records.run import dump_json
+    from ampcompare.runs.report.tables import listing, room
 
     config = collect_settings(request_from({**parameters, "arm_text": None}), one_run=True).config
     arms = [str(arm) for arm in parse_arms(parameters["arms"] or ("fp32",))]

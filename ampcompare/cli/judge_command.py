@@ -18,7 +18,7 @@ from ampcompare.cli.output import say
 from ampcompare.cli.values import ARM, FILE
 
 if TYPE_CHECKING:
-    from ampcompare.analysis.tables.csv_table import ResultsTable, TableOptions
+    from ampcompare.runs.analysis.tables.csv_table import ResultsTable, TableOptions
 
 __all__ = ["command"]
 
@@ -72,10 +72,10 @@ def command(table: str | None, as_json: bool, **parameters: Any) -> int:
     and diverged. A metric of NaN marks a run that diverged. Known settings such as the batch size, and other columns of
     text, must be equal for arms to be compared; other numeric columns are not judged, and the output names them.
     """
-    from ampcompare.analysis.inference.criteria import Criteria
-    from ampcompare.analysis.tables.csv_table import TableOptions
-    from ampcompare.analysis.tables.external import EXAMPLE_SD, example_table, judge
-    from ampcompare.report.base import FORMATS
+    from ampcompare.runs.analysis.inference.criteria import Criteria
+    from ampcompare.runs.analysis.tables.csv_table import TableOptions
+    from ampcompare.runs.analysis.tables.external import EXAMPLE_SD, example_table, judge
+    from ampcompare.runs.report.base import FORMATS
 
     example, sd, within = parameters["example"], parameters["sd"], parameters["within"]
     if example == (table is not None):
@@ -97,7 +97,7 @@ def command(table: str | None, as_json: bool, **parameters: Any) -> int:
 
 def _read(name: str, options: TableOptions) -> ResultsTable:
     """Read the table from a file, or from standard input for `-`."""
-    from ampcompare.analysis.tables.csv_table import MAX_BYTES, read_table, read_table_file
+    from ampcompare.runs.analysis.tables.csv_table import MAX_BYTES, read_table, read_table_file
 
     if name != "-":
         return read_table_file(Path(name), options)

@@ -18,8 +18,8 @@ from ampcompare.cli.output import leave_closed_terminal
 from ampcompare.cli.values import JOBS
 
 if TYPE_CHECKING:
+    from ampcompare.experiment.launch.base import Launcher
     from ampcompare.experiment.options import LaunchOptions
-    from ampcompare.launch.base import Launcher
 
 __all__ = [
     "count_processes",
@@ -93,7 +93,7 @@ def count_processes(parameters: Mapping[str, Any]) -> int | None:
     Raises:
         ConfigError: both do, and they differ.
     """
-    from ampcompare.launch.distributed_env import world_of
+    from ampcompare.experiment.launch.distributed_env import world_of
 
     world = world_of(url=parameters["dist_url"])
     requested = parameters["nproc_per_node"]
@@ -118,8 +118,8 @@ def launch_from(parameters: Mapping[str, Any]) -> LaunchOptions:
     Raises:
         ConfigError: an option of Slurm that cannot be used.
     """
+    from ampcompare.experiment.launch.slurm import parse_slurm_options
     from ampcompare.experiment.options import LaunchOptions
-    from ampcompare.launch.slurm import parse_slurm_options
 
     names = ("nnodes", "node_rank", "rdzv_endpoint", "max_restarts", "dist_url", "cells_per_job")
     return LaunchOptions(
@@ -189,7 +189,7 @@ def _at_signals(act: Callable[[str], None]) -> Iterator[None]:
     What `act` raises leaves the block, also where it has come up in a library that makes another error of it, as a
     module in C does of what interrupts an import.
     """
-    from ampcompare.launch.stop_signal import end_signals
+    from ampcompare.experiment.launch.stop_signal import end_signals
 
     raised: list[Ended] = []
 

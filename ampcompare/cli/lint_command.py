@@ -59,9 +59,9 @@ def command(
     from dataclasses import replace
 
     from ampcompare.base.errors import ConfigError
-    from ampcompare.lint.report import FORMATS
-    from ampcompare.lint.run import find_files, lint_files
-    from ampcompare.lint.selection import read_selection
+    from ampcompare.source.lint.report import FORMATS
+    from ampcompare.source.lint.run import find_files, lint_files
+    from ampcompare.source.lint.selection import read_selection
 
     roots = [Path(path) for path in paths]
     selection = read_selection(roots)

@@ -45,15 +45,15 @@ def command(mode: str, target: str, verify: bool, steps: int, paths: tuple[str, 
     rewritten on torch.
     """
     if verify:
-        from ampcompare.migrate.verify import verify_script
+        from ampcompare.source.migrate.verify import verify_script
 
         return verify_script(paths[0], list(paths[1:]), steps=steps, target=target, say=click.echo)
     return _migrate(paths, target, write=mode == "write")
 
 
 def _migrate(paths: tuple[str, ...], target: str, *, write: bool) -> int:
-    from ampcompare.migrate.mistakes import find_mistakes
-    from ampcompare.migrate.project import find_files, migrate_file
+    from ampcompare.source.migrate.mistakes import find_mistakes
+    from ampcompare.source.migrate.project import find_files, migrate_file
 
     faults: list[str] = []
 

@@ -41,7 +41,7 @@ from ampcompare.cli.values import (
     Name,
     Place,
 )
-from ampcompare.settings.config import RunConfig
+from ampcompare.runs.settings.config import RunConfig
 
 __all__ = [
     "RECIPE_OPTIONS",
@@ -314,7 +314,7 @@ def wait_seconds(wait: str | None) -> float:
     Raises:
         ConfigError: it is not a time.
     """
-    from ampcompare.settings.durations import parse_duration
+    from ampcompare.runs.settings.durations import parse_duration
 
     if wait is None:
         return 0.0

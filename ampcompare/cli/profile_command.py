@@ -60,8 +60,8 @@ def command(**parameters: Any) -> int:
     """
     from ampcompare.experiment.preflight import check_cells
     from ampcompare.experiment.profile import ProfileOptions, profile
-    from ampcompare.records.run import dump_json
-    from ampcompare.report.terminal import Terminal
+    from ampcompare.runs.records.run import dump_json
+    from ampcompare.runs.report.terminal import Terminal
 
     configs = []
     for arm in _arms(parameters):

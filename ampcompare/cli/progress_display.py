@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from ampcompare.api.doctor.gpu import has_nvidia_gpu
 from ampcompare.base.formatting import printable
 from ampcompare.cli.output import leave_closed_terminal
 from ampcompare.cli.progress_lines import CellView, MatrixView, bar_lines, describe_outline, notices
-from ampcompare.doctor.gpu import has_nvidia_gpu
+from ampcompare.experiment.launch.base import Progress
 from ampcompare.experiment.observer import Observer, Outline
 from ampcompare.experiment.time_left import TimeLeft
-from ampcompare.launch.base import Progress
-from ampcompare.records.run import RunRecord
-from ampcompare.settings.config import RunConfig
+from ampcompare.runs.records.run import RunRecord
+from ampcompare.runs.settings.config import RunConfig
 
 if TYPE_CHECKING:
     from ampcompare.cli.progress_region import Region

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ampcompare.base.formatting import printable
+from ampcompare.experiment.launch.base import Phase, Progress
 from ampcompare.experiment.observer import Outline
-from ampcompare.launch.base import Phase, Progress
-from ampcompare.settings.config import RunConfig
+from ampcompare.runs.settings.config import RunConfig
 
 __all__ = ["CellView", "MatrixView", "Segment", "Symbols", "bar_lines", "describe_outline", "notice", "notices", "span"]
 

@@ -20,9 +20,9 @@ from ampcompare.cli.comparison_output import details_option
 from ampcompare.cli.help import ARMS, OUTPUT, Command, option
 from ampcompare.cli.output import say
 from ampcompare.cli.values import ARM, FILE, Choice, Place
-from ampcompare.report.base import FORMATS, Reporter
-from ampcompare.report.color import has_color
-from ampcompare.report.tables import room
+from ampcompare.runs.report.base import FORMATS, Reporter
+from ampcompare.runs.report.color import has_color
+from ampcompare.runs.report.tables import room
 
 __all__ = ["command"]
 
@@ -140,9 +140,9 @@ def _report(
     paths: list[Path], target: _ReportTarget, reference: str | None, *, details: bool, columns: list[str]
 ) -> tuple[str, list[str]]:
     """Return the report of one experiment, or the forest of several, and which records are not used."""
-    from ampcompare.analysis.forest import make_forest
     from ampcompare.experiment.load import reload_comparison, reload_experiments
-    from ampcompare.report.base import log_links
+    from ampcompare.runs.analysis.forest import make_forest
+    from ampcompare.runs.report.base import log_links
 
     several = reload_experiments(paths) if len(paths) > 1 else None
     experiments = several or [("", reload_comparison(paths[0], reference=reference))]

@@ -53,7 +53,7 @@ def command(study: str, names: tuple[str, ...], **parameters: Any) -> int:
     from ampcompare.experiment.claims.report import claim_table, claims_document
     from ampcompare.experiment.claims.reproduce import select_claims
     from ampcompare.experiment.claims.study import run_study
-    from ampcompare.report.base import FORMATS
+    from ampcompare.runs.report.base import FORMATS
 
     claims = select_claims(load_study(study), names)
     if parameters["only_list"]:

@@ -11,9 +11,9 @@ from ampcompare.base.errors import ConfigError
 from ampcompare.base.formatting import printable
 from ampcompare.cli.help import OUTPUT, SCRIPT, Command, add_options, option
 from ampcompare.cli.options import RECIPE_OPTIONS, parameter_of
-from ampcompare.settings.config import RunConfig
-from ampcompare.settings.layers import Layer
-from ampcompare.settings.script import ScriptConfig, script_config
+from ampcompare.runs.settings.config import RunConfig
+from ampcompare.runs.settings.layers import Layer
+from ampcompare.runs.settings.script import ScriptConfig, script_config
 
 __all__ = ["ScriptCommand", "script_layer", "script_options", "show_metrics", "watched_script_options"]
 
@@ -140,7 +140,7 @@ def show_metrics(config: RunConfig) -> int:
     """Print what metrics a script shows, each with the option to paste, and return the exit code."""
     from tabulate import tabulate
 
-    from ampcompare.launch.script.listing import list_metrics, script_steps
+    from ampcompare.experiment.launch.script.listing import list_metrics, script_steps
 
     seen, error = list_metrics(config)
     rows = [[printable(one.name, 40), one.source, one.count, f"{one.last:g}", one.option] for one in seen]

@@ -10,7 +10,7 @@ import click
 from ampcompare.cli.options import RECIPE_OPTIONS, parameter_of
 from ampcompare.cli.script_options import script_layer
 from ampcompare.experiment.sources import SettingsRequest
-from ampcompare.settings.layers import Layer, parse_assignment, set_path
+from ampcompare.runs.settings.layers import Layer, parse_assignment, set_path
 
 __all__ = ["request_from"]
 

@@ -190,13 +190,13 @@ def _data_sets() -> Iterable[str]:
 
 
 def _optimizers() -> Iterable[str]:
-    from ampcompare.settings.optimizers import optimizer_names
+    from ampcompare.runs.settings.optimizers import optimizer_names
 
     return optimizer_names()
 
 
 def _recipes() -> Iterable[str]:
-    from ampcompare.settings.recipes.catalog import recipe_names
+    from ampcompare.runs.settings.recipes.catalog import recipe_names
 
     return recipe_names()
 

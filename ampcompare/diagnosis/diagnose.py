@@ -31,7 +31,7 @@ from ampcompare.diagnosis.options import DiagnoseOptions
 from ampcompare.diagnosis.ranges import counts_of, make_range
 from ampcompare.diagnosis.shadow import HALF
 from ampcompare.diagnosis.watch import Called
-from ampcompare.records.diagnosis import Audit, Diagnosis, Headroom
+from ampcompare.runs.records.diagnosis import Audit, Diagnosis, Headroom
 from ampcompare.training.device import resolve_device
 
 __all__ = ["audit", "diagnose_given", "diagnose_loop", "headroom", "in_fp32", "in_half", "report_of"]

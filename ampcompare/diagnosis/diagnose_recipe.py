@@ -10,13 +10,13 @@ from ampcompare.base.errors import AmpCompareError, UnsupportedCombination
 from ampcompare.diagnosis.diagnose import diagnose_given
 from ampcompare.diagnosis.measure import Loop as AnyLoop
 from ampcompare.diagnosis.options import DiagnoseOptions
-from ampcompare.precision.base import Precision
-from ampcompare.settings.config import RunConfig
-from ampcompare.settings.validation import validated
+from ampcompare.runs.settings.config import RunConfig
+from ampcompare.runs.settings.validation import validated
 from ampcompare.tasks.registry import make_task
 from ampcompare.training.assemble import assemble_single
 from ampcompare.training.build_loop import build_loop
 from ampcompare.training.device import resolve_device
+from ampcompare.training.precision.base import Precision
 
 __all__ = ["diagnose_recipe", "recipe_loop"]
 

@@ -13,7 +13,7 @@ from ampcompare.diagnosis.observation import Observation, StepFacts, error_of, p
 from ampcompare.diagnosis.ranges import counts_of, make_range
 from ampcompare.diagnosis.shadow import HALF
 from ampcompare.diagnosis.watch import FP16_LARGEST, FP16_ZERO, Event
-from ampcompare.records.diagnosis import Fault, FaultKind, Place, Range
+from ampcompare.runs.records.diagnosis import Fault, FaultKind, Place, Range
 
 __all__ = ["Reason", "find_faults", "lost_share", "reason_of"]
 

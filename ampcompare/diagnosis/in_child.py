@@ -8,7 +8,7 @@ from pathlib import Path
 from ampcompare.base.errors import AmpCompareError, ConfigError, EnvironmentUnfit, LaunchError
 from ampcompare.base.isolate.call import call_in_child
 from ampcompare.diagnosis.options import DiagnoseOptions
-from ampcompare.records.diagnosis import Diagnosis
+from ampcompare.runs.records.diagnosis import Diagnosis
 
 __all__ = ["diagnose_in_child"]
 

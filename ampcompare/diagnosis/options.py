@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ampcompare.base.errors import ConfigError
-from ampcompare.settings.config import RunConfig
+from ampcompare.runs.settings.config import RunConfig
 
 __all__ = ["DiagnoseOptions", "Request"]
 

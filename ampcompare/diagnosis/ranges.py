@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ampcompare.diagnosis.patterns import pattern_counts, starts_of
-from ampcompare.records.diagnosis import Range
+from ampcompare.runs.records.diagnosis import Range
 
 __all__ = ["WIDTH", "added", "counts_of", "lost_in", "make_range", "range_row", "range_rows", "widened"]
 

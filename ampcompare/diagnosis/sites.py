@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ampcompare.records.diagnosis import Phase
+from ampcompare.runs.records.diagnosis import Phase
 
 __all__ = ["Sites", "calling_line"]
 

@@ -19,9 +19,9 @@ from ampcompare.diagnosis.observation import Observation, StepFacts
 from ampcompare.diagnosis.shadow import Shadows
 from ampcompare.diagnosis.sites import Sites, calling_line
 from ampcompare.diagnosis.watch import FP16_ZERO, Key, Watch, short, unseen
-from ampcompare.precision.base import owned_params
-from ampcompare.precision.keep_fp32 import without_casts
-from ampcompare.records.diagnosis import LostUpdates, Phase
+from ampcompare.runs.records.diagnosis import LostUpdates, Phase
+from ampcompare.training.precision.base import owned_params
+from ampcompare.training.precision.keep_fp32 import without_casts
 
 __all__ = ["StepWatch", "UpdateCounter", "lines_in_fp32"]
 

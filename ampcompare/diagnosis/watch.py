@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode_temporaril
 from ampcompare.diagnosis.ranges import counts_of, range_row, range_rows, widened
 from ampcompare.diagnosis.shadow import HALF, Shadows, written_arguments
 from ampcompare.diagnosis.sites import Sites
-from ampcompare.records.diagnosis import Phase
+from ampcompare.runs.records.diagnosis import Phase
 
 __all__ = [
     "FP16_LARGEST",

@@ -16,16 +16,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ampcompare.analysis.gates import Check, Gate, VerdictGate, check_gates, parse_gate
-from ampcompare.analysis.inference.criteria import Criteria, criteria_of
-from ampcompare.analysis.inference.effect import Effect
-from ampcompare.analysis.inference.looks import error_rate_of_next
-from ampcompare.analysis.inference.margins import check_margin, parse_margin
-from ampcompare.analysis.inference.sample_size import stein_pairs
-from ampcompare.analysis.verdicts.accuracy import accuracy_effects, accuracy_margin
 from ampcompare.base.errors import ConfigError, Ended, EnvironmentUnfit, LaunchError
 from ampcompare.base.files.write import write_atomically
 from ampcompare.experiment.follow import following
+from ampcompare.experiment.launch.base import Launcher
+from ampcompare.experiment.launch.places import find_places
 from ampcompare.experiment.load import reload_comparison, with_profile
 from ampcompare.experiment.matrix import Row
 from ampcompare.experiment.observer import Observer
@@ -43,15 +38,20 @@ from ampcompare.experiment.sources import (
     matrix_seeds,
     plan_with_published,
 )
-from ampcompare.launch.base import Launcher
-from ampcompare.launch.places import find_places
-from ampcompare.records.comparison import Comparison
-from ampcompare.records.look import Look
-from ampcompare.records.metric import Metric, metrics_of
-from ampcompare.records.run import RunRecord
-from ampcompare.report.base import FORMATS, write_reports
-from ampcompare.report.junit import JUnit
-from ampcompare.report.tensorboard import EventFiles
+from ampcompare.runs.analysis.gates import Check, Gate, VerdictGate, check_gates, parse_gate
+from ampcompare.runs.analysis.inference.criteria import Criteria, criteria_of
+from ampcompare.runs.analysis.inference.effect import Effect
+from ampcompare.runs.analysis.inference.looks import error_rate_of_next
+from ampcompare.runs.analysis.inference.margins import check_margin, parse_margin
+from ampcompare.runs.analysis.inference.sample_size import stein_pairs
+from ampcompare.runs.analysis.verdicts.accuracy import accuracy_effects, accuracy_margin
+from ampcompare.runs.records.comparison import Comparison
+from ampcompare.runs.records.look import Look
+from ampcompare.runs.records.metric import Metric, metrics_of
+from ampcompare.runs.records.run import RunRecord
+from ampcompare.runs.report.base import FORMATS, write_reports
+from ampcompare.runs.report.junit import JUnit
+from ampcompare.runs.report.tensorboard import EventFiles
 from ampcompare.tasks.catalog import TASKS
 
 __all__ = [

@@ -22,13 +22,13 @@ from ampcompare.base.isolate.start import start_command
 from ampcompare.diagnosis.cures import Tested, verdict_of, with_cure
 from ampcompare.diagnosis.in_child import diagnose_in_child
 from ampcompare.diagnosis.options import DiagnoseOptions, Request
-from ampcompare.launch.cell_files import log_tail
-from ampcompare.launch.places import find_places
-from ampcompare.launch.script.rows import read_rows
-from ampcompare.launch.script.supervise import end_family
-from ampcompare.records.diagnosis import Diagnosis
-from ampcompare.report.base import write_result
-from ampcompare.settings.config import RunConfig
+from ampcompare.experiment.launch.cell_files import log_tail
+from ampcompare.experiment.launch.places import find_places
+from ampcompare.experiment.launch.script.rows import read_rows
+from ampcompare.experiment.launch.script.supervise import end_family
+from ampcompare.runs.records.diagnosis import Diagnosis
+from ampcompare.runs.report.base import write_result
+from ampcompare.runs.settings.config import RunConfig
 
 if TYPE_CHECKING:
     from ampcompare.diagnosis.measure import Loop
@@ -229,7 +229,9 @@ def run_watched(config: RunConfig, folder: Path, module: str, environment: Mappi
         "PYTHONWARNINGS": "ignore",
         "TORCHDYNAMO_DISABLE": "1",
     }
-    command = start_command("ampcompare.launch.script.supervise", *start, "-m", module, str(folder / "request.json"))
+    command = start_command(
+        "ampcompare.experiment.launch.script.supervise", *start, "-m", module, str(folder / "request.json")
+    )
     with (folder / CellFile.LOG).open("wb") as log:
         process = subprocess.Popen(
             command,

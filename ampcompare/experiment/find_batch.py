@@ -10,12 +10,12 @@ from pathlib import Path
 
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import ConfigError, LaunchError
+from ampcompare.experiment.launch.base import Launcher
+from ampcompare.experiment.launch.places import Places, find_places
 from ampcompare.experiment.preflight import check_cells
-from ampcompare.launch.base import Launcher
-from ampcompare.launch.places import Places, find_places
-from ampcompare.records.run import RunRecord
-from ampcompare.settings.config import RunConfig
-from ampcompare.settings.validation import validated
+from ampcompare.runs.records.run import RunRecord
+from ampcompare.runs.settings.config import RunConfig
+from ampcompare.runs.settings.validation import validated
 
 __all__ = ["BatchLimit", "BatchSearch", "Try", "configs_of", "find_batches", "largest_passing", "places_of_tries"]
 

@@ -11,14 +11,14 @@ from typing import Any
 from ampcompare.base.errors import AmpCompareError, ConfigError
 from ampcompare.base.files.read import parse_json
 from ampcompare.base.files.run_files import CellFile
+from ampcompare.experiment.launch.base import Progress
 from ampcompare.experiment.observer import Observer, Outline
 from ampcompare.experiment.run_directory import RunDirectory
-from ampcompare.launch.base import Progress
-from ampcompare.records.callback import Callback, CellInfo
-from ampcompare.records.evaluation import EpochResult
-from ampcompare.records.run import RunRecord, StepRecord
-from ampcompare.records.step import parse_step
-from ampcompare.settings.config import RunConfig
+from ampcompare.runs.records.callback import Callback, CellInfo
+from ampcompare.runs.records.evaluation import EpochResult
+from ampcompare.runs.records.run import RunRecord, StepRecord
+from ampcompare.runs.records.step import parse_step
+from ampcompare.runs.settings.config import RunConfig
 from ampcompare.tasks.factory import blamed, resolve_factory
 
 __all__ = ["Follower", "following", "load_callback"]

@@ -12,23 +12,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from ampcompare.analysis.inference.effect import MIN_PAIRS
-from ampcompare.analysis.inference.looks import (
+from ampcompare.base.errors import RecordError
+from ampcompare.base.files.run_files import CellFile
+from ampcompare.experiment.run_directory import RunDirectory, StoredPlan
+from ampcompare.runs.analysis.inference.effect import MIN_PAIRS
+from ampcompare.runs.analysis.inference.looks import (
     Design,
     changed_terms,
     changes_sentence,
     error_rate_of_next,
     look_sentences,
 )
-from ampcompare.analysis.runs.comparability import changed_settings
-from ampcompare.analysis.runs.pairs import finished, pairs_by_seed
-from ampcompare.analysis.runs.scores import metric_of
-from ampcompare.base.errors import RecordError
-from ampcompare.base.files.run_files import CellFile
-from ampcompare.experiment.run_directory import RunDirectory, StoredPlan
-from ampcompare.records.comparison import Comparison
-from ampcompare.records.look import Look
-from ampcompare.records.run import RunRecord, read_record
+from ampcompare.runs.analysis.runs.comparability import changed_settings
+from ampcompare.runs.analysis.runs.pairs import finished, pairs_by_seed
+from ampcompare.runs.analysis.runs.scores import metric_of
+from ampcompare.runs.records.comparison import Comparison
+from ampcompare.runs.records.look import Look
+from ampcompare.runs.records.run import RunRecord, read_record
 
 __all__ = ["NO_PLAN", "Journal"]
 

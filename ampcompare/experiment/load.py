@@ -13,28 +13,28 @@ from typing import Any
 
 from filelock import Timeout
 
-from ampcompare.analysis.answer.headline import CORRECTED, headline
-from ampcompare.analysis.answer.next_step import next_steps
-from ampcompare.analysis.answer.phrases import quality_of
-from ampcompare.analysis.inference.criteria import criteria_of
-from ampcompare.analysis.inference.effect import ERROR_RATE
-from ampcompare.analysis.inference.looks import Design, changes_sentence, error_rate_of_next
-from ampcompare.analysis.runs.comparability import changed_settings, settings
-from ampcompare.analysis.runs.record_checks import contradiction, implausible, read_checked
-from ampcompare.analysis.summary import summarize
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import ConfigError, EnvironmentUnfit, RecordError, close_matches
 from ampcompare.base.files.read import FileFault, read_json
 from ampcompare.base.files.run_files import RunFile
+from ampcompare.diagnosis.profiling.reasons import deciding
 from ampcompare.experiment.journal import NO_PLAN, Journal
 from ampcompare.experiment.run_directory import RunDirectory, StoredPlan, labeled, row_of
-from ampcompare.profiling.reasons import deciding
-from ampcompare.records.comparison import Comparison, read_comparison
-from ampcompare.records.look import Look
-from ampcompare.records.profile import Profile
-from ampcompare.records.run import RunRecord
-from ampcompare.settings.digest import settings_digest
-from ampcompare.settings.validation import validated
+from ampcompare.runs.analysis.answer.headline import CORRECTED, headline
+from ampcompare.runs.analysis.answer.next_step import next_steps
+from ampcompare.runs.analysis.answer.phrases import quality_of
+from ampcompare.runs.analysis.inference.criteria import criteria_of
+from ampcompare.runs.analysis.inference.effect import ERROR_RATE
+from ampcompare.runs.analysis.inference.looks import Design, changes_sentence, error_rate_of_next
+from ampcompare.runs.analysis.runs.comparability import changed_settings, settings
+from ampcompare.runs.analysis.runs.record_checks import contradiction, implausible, read_checked
+from ampcompare.runs.analysis.summary import summarize
+from ampcompare.runs.records.comparison import Comparison, read_comparison
+from ampcompare.runs.records.look import Look
+from ampcompare.runs.records.profile import Profile
+from ampcompare.runs.records.run import RunRecord
+from ampcompare.runs.settings.digest import settings_digest
+from ampcompare.runs.settings.validation import validated
 
 __all__ = ["reload_comparison", "reload_experiments", "with_profile"]
 

@@ -7,13 +7,13 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ampcompare.analysis.runs.comparability import settings
 from ampcompare.backends.arm import Arm, parse_arms
 from ampcompare.base.errors import ConfigError, close_matches
-from ampcompare.settings.config import RunConfig
-from ampcompare.settings.digest import NON_NUMERIC_SETTINGS
-from ampcompare.settings.file import Matrix
-from ampcompare.settings.layers import MUTUALLY_EXCLUSIVE
+from ampcompare.runs.analysis.runs.comparability import settings
+from ampcompare.runs.settings.config import RunConfig
+from ampcompare.runs.settings.digest import NON_NUMERIC_SETTINGS
+from ampcompare.runs.settings.file import Matrix
+from ampcompare.runs.settings.layers import MUTUALLY_EXCLUSIVE
 
 __all__ = ["DEFAULT_ARMS", "Row", "crossed", "expand_matrix", "find_reference", "find_setting", "first_matching"]
 

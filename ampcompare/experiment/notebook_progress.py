@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from ampcompare.base.formatting import printable
+from ampcompare.experiment.launch.base import Progress
 from ampcompare.experiment.observer import Observer, Outline
 from ampcompare.experiment.time_left import TimeLeft
-from ampcompare.launch.base import Progress
-from ampcompare.records.run import RunRecord
-from ampcompare.settings.config import RunConfig
+from ampcompare.runs.records.run import RunRecord
+from ampcompare.runs.settings.config import RunConfig
 
 __all__ = ["NotebookProgress", "default_observer", "running_kernel"]
 

@@ -10,23 +10,23 @@ from typing import Any, Literal, TypeAlias
 
 from pydantic import BaseModel
 
-from ampcompare.analysis.inference.criteria import Criteria, Preference
 from ampcompare.base.errors import ConfigError
 from ampcompare.experiment.claims.definition import study_name
 from ampcompare.experiment.follow import load_callback
+from ampcompare.experiment.launch.base import Launcher
+from ampcompare.experiment.launch.dispatch import make_launcher
+from ampcompare.experiment.launch.places import Places
+from ampcompare.experiment.launch.pool import launcher_at
 from ampcompare.experiment.matrix import find_setting
 from ampcompare.experiment.observer import Observer
 from ampcompare.experiment.sources import SettingsRequest, collect_settings
-from ampcompare.launch.base import Launcher
-from ampcompare.launch.dispatch import make_launcher
-from ampcompare.launch.places import Places
-from ampcompare.launch.pool import launcher_at
-from ampcompare.records.callback import Callback
-from ampcompare.settings.config import RunConfig
-from ampcompare.settings.durations import parse_duration
-from ampcompare.settings.layers import Layer
-from ampcompare.settings.recipe import Recipe
-from ampcompare.settings.script import SCRIPT_ARMS, script_config
+from ampcompare.runs.analysis.inference.criteria import Criteria, Preference
+from ampcompare.runs.records.callback import Callback
+from ampcompare.runs.settings.config import RunConfig
+from ampcompare.runs.settings.durations import parse_duration
+from ampcompare.runs.settings.layers import Layer
+from ampcompare.runs.settings.recipe import Recipe
+from ampcompare.runs.settings.script import SCRIPT_ARMS, script_config
 
 __all__ = [
     "CompareOptions",

@@ -14,9 +14,9 @@ from ampcompare.base.errors import ConfigError
 from ampcompare.base.files.read import FileFault, parse_yaml
 from ampcompare.experiment.matrix import DEFAULT_ARMS, Row, crossed, find_reference, find_setting
 from ampcompare.experiment.run_order import balanced_rows
-from ampcompare.records.published import Published
-from ampcompare.settings.config import RunConfig
-from ampcompare.settings.validation import validated
+from ampcompare.runs.records.published import Published
+from ampcompare.runs.settings.config import RunConfig
+from ampcompare.runs.settings.validation import validated
 
 __all__ = ["DEFAULT_ARMS", "Plan", "make_plan", "parse_seeds", "parse_vary", "plan_rows"]
 

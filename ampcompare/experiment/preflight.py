@@ -13,13 +13,13 @@ from ampcompare.backends.catalog import BUILT_IN, SCRIPT_BACKENDS
 from ampcompare.base.environment.gpus import ACCELERATORS, accelerator_of, why_no_accelerator, why_no_cuda
 from ampcompare.base.errors import BackendUnavailable, EnvironmentUnfit, UnsupportedCombination
 from ampcompare.base.files.find_module import find_module
-from ampcompare.checkpoint.store.frame import require_checkpoint
-from ampcompare.launch.distributed_env import is_rank
-from ampcompare.launch.script.refusals import why_refused
-from ampcompare.launch.slurm import require_slurm
-from ampcompare.settings.config import RunConfig
-from ampcompare.settings.optimizers import require_optimizer
+from ampcompare.experiment.launch.distributed_env import is_rank
+from ampcompare.experiment.launch.script.refusals import why_refused
+from ampcompare.experiment.launch.slurm import require_slurm
+from ampcompare.runs.settings.config import RunConfig
+from ampcompare.runs.settings.optimizers import require_optimizer
 from ampcompare.tasks.catalog import check_task
+from ampcompare.training.checkpoint.store.frame import require_checkpoint
 
 __all__ = ["check_cells", "grouped_refusals", "refused_arms"]
 

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any
 from ampcompare.base.errors import AmpCompareError, ConfigError, LaunchError
 from ampcompare.base.files.run_files import RunFile
 from ampcompare.base.files.write import write_atomically
+from ampcompare.diagnosis.profiling.options import ProfileOptions, ProfileRequest, profile_in_child
+from ampcompare.diagnosis.profiling.reasons import headline_of, with_reasons
+from ampcompare.diagnosis.profiling.trace import merged_trace
 from ampcompare.experiment.diagnose import ENDED, ERRORS, error_of, run_watched, watched_settings
-from ampcompare.profiling.options import ProfileOptions, ProfileRequest, profile_in_child
-from ampcompare.profiling.reasons import headline_of, with_reasons
-from ampcompare.profiling.trace import merged_trace
-from ampcompare.records.profile import ArmProfile, Profile, RankTimes
-from ampcompare.report.base import write_result
-from ampcompare.settings.config import RunConfig
+from ampcompare.runs.records.profile import ArmProfile, Profile, RankTimes
+from ampcompare.runs.report.base import write_result
+from ampcompare.runs.settings.config import RunConfig
 
 if TYPE_CHECKING:
-    from ampcompare.profiling.measure import Loop
+    from ampcompare.diagnosis.profiling.measure import Loop
 
 __all__ = ["ProfileOptions", "profile", "profile_script"]
 
@@ -69,7 +69,7 @@ def profile(
 
 def _one(options: ProfileOptions, config: RunConfig, loop: Loop | None) -> tuple[ArmProfile, Mapping[str, Any]]:
     if loop is not None:
-        from ampcompare.profiling.measure import profile_loop
+        from ampcompare.diagnosis.profiling.measure import profile_loop
 
         return profile_loop(loop, config, steps=options.steps, profiled=options.profiled)
     with tempfile.TemporaryDirectory(prefix="ampcompare-profile-") as folder:

@@ -13,26 +13,26 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 
-from ampcompare.analysis.inference.criteria import Criteria
-from ampcompare.analysis.summary import summarize
 from ampcompare.base.environment.versions import fingerprint
 from ampcompare.base.errors import ConfigError, Ended
 from ampcompare.base.files.loaded_code import CODE, DIGITS, SETTINGS, Names, changed_code, differing
 from ampcompare.base.files.run_files import CellFile, RunFile
 from ampcompare.base.files.write import write_atomically
 from ampcompare.experiment.journal import Journal
+from ampcompare.experiment.launch.base import Launcher, Progress
+from ampcompare.experiment.launch.cell_files import write_record
+from ampcompare.experiment.launch.pool import LauncherPool
+from ampcompare.experiment.launch.stop_signal import raised_later
 from ampcompare.experiment.observer import Observer, Outline
 from ampcompare.experiment.plan import Plan
 from ampcompare.experiment.run_directory import Reuse, RunDirectory, StoredPlan, code_folder, labeled
 from ampcompare.experiment.run_order import device_of_cells
 from ampcompare.experiment.timing_rounds import run_timing_rounds
-from ampcompare.launch.base import Launcher, Progress
-from ampcompare.launch.cell_files import write_record
-from ampcompare.launch.pool import LauncherPool
-from ampcompare.launch.stop_signal import raised_later
-from ampcompare.records.comparison import Comparison
-from ampcompare.records.run import RunRecord, dump_json
-from ampcompare.settings.config import RunConfig
+from ampcompare.runs.analysis.inference.criteria import Criteria
+from ampcompare.runs.analysis.summary import summarize
+from ampcompare.runs.records.comparison import Comparison
+from ampcompare.runs.records.run import RunRecord, dump_json
+from ampcompare.runs.settings.config import RunConfig
 
 __all__ = ["CellRunner", "FinishedCell", "RunningPlan", "SameCode", "order_as_run", "run_plan"]
 

@@ -19,9 +19,6 @@ import psutil
 from filelock import FileLock, Timeout
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from ampcompare.analysis.inference.criteria import Criteria
-from ampcompare.analysis.runs.comparability import foreign_steps
-from ampcompare.analysis.runs.record_checks import check_record, read_checked
 from ampcompare.base.environment.versions import SWITCHES, fingerprint, installed_version
 from ampcompare.base.errors import ConfigError, RecordError
 from ampcompare.base.files.loaded_code import changed_code
@@ -29,15 +26,18 @@ from ampcompare.base.files.read import FileFault, parse_json, read_json, read_te
 from ampcompare.base.files.run_files import CellFile, RunFile
 from ampcompare.base.files.write import append_line, write_atomically
 from ampcompare.base.secrets import hide
+from ampcompare.experiment.launch.base import Launcher
+from ampcompare.experiment.launch.cell_files import remove_leftovers
 from ampcompare.experiment.plan import Plan
-from ampcompare.launch.base import Launcher
-from ampcompare.launch.cell_files import remove_leftovers
-from ampcompare.records.document import read_with_source
-from ampcompare.records.look import Look
-from ampcompare.records.published import Published
-from ampcompare.records.run import RunRecord, dump_json
-from ampcompare.settings.config import LAUNCHERS, RunConfig
-from ampcompare.settings.validation import validated
+from ampcompare.runs.analysis.inference.criteria import Criteria
+from ampcompare.runs.analysis.runs.comparability import foreign_steps
+from ampcompare.runs.analysis.runs.record_checks import check_record, read_checked
+from ampcompare.runs.records.document import read_with_source
+from ampcompare.runs.records.look import Look
+from ampcompare.runs.records.published import Published
+from ampcompare.runs.records.run import RunRecord, dump_json
+from ampcompare.runs.settings.config import LAUNCHERS, RunConfig
+from ampcompare.runs.settings.validation import validated
 
 __all__ = [
     "DEFAULT_FOLDER",

@@ -17,15 +17,15 @@ from typing import Any
 from ampcompare.base.errors import ConfigError, Ended, LaunchError
 from ampcompare.base.files.run_files import CellFile, RunFile
 from ampcompare.experiment.follow import following
+from ampcompare.experiment.launch.base import Launcher
 from ampcompare.experiment.observer import Observer, Outline
 from ampcompare.experiment.options import RunOptions
 from ampcompare.experiment.preflight import check_cells
 from ampcompare.experiment.run_directory import RunDirectory
-from ampcompare.launch.base import Launcher
-from ampcompare.records.run import RunRecord
-from ampcompare.records.step import iter_steps
-from ampcompare.settings.config import RunConfig
-from ampcompare.settings.validation import validated
+from ampcompare.runs.records.run import RunRecord
+from ampcompare.runs.records.step import iter_steps
+from ampcompare.runs.settings.config import RunConfig
+from ampcompare.runs.settings.validation import validated
 
 __all__ = ["RunOutcome", "Verification", "check_run", "run_single", "verify_resume", "verify_single"]
 
@@ -246,8 +246,8 @@ def _of_results(one: RunRecord, other: RunRecord) -> str:
 
 def _of_states(one: Path, other: Path) -> str:
     """Compare the contents of the last checkpoints; a diverged run leaves none at its end."""
-    from ampcompare.checkpoint.store.difference import first_difference
-    from ampcompare.checkpoint.store.folder import CheckpointFolder
+    from ampcompare.training.checkpoint.store.difference import first_difference
+    from ampcompare.training.checkpoint.store.folder import CheckpointFolder
 
     ends = [CheckpointFolder(folder / CellFile.CHECKPOINTS).newest() for folder in (one, other)]
     if ends[0] is None or ends[1] is None:

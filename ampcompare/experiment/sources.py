@@ -6,18 +6,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ampcompare.analysis.runs.comparability import changed_settings, settings
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import ConfigError
 from ampcompare.experiment.matrix import Row, Vary, expand_matrix, find_setting, first_matching
 from ampcompare.experiment.plan import Plan, parse_seeds, plan_rows
-from ampcompare.records.published import Published, PublishedRow
-from ampcompare.settings.config import RunConfig
-from ampcompare.settings.durations import parse_duration
-from ampcompare.settings.file import Matrix, PublishedResult, Reference, SettingsFile, joined, read_settings_file
-from ampcompare.settings.layers import Layer, ResolvedSettings, resolve_settings, set_path
-from ampcompare.settings.paths import flatten
-from ampcompare.settings.recipes.catalog import load_recipe
+from ampcompare.runs.analysis.runs.comparability import changed_settings, settings
+from ampcompare.runs.records.published import Published, PublishedRow
+from ampcompare.runs.settings.config import RunConfig
+from ampcompare.runs.settings.durations import parse_duration
+from ampcompare.runs.settings.file import Matrix, PublishedResult, Reference, SettingsFile, joined, read_settings_file
+from ampcompare.runs.settings.layers import Layer, ResolvedSettings, resolve_settings, set_path
+from ampcompare.runs.settings.paths import flatten
+from ampcompare.runs.settings.recipes.catalog import load_recipe
 
 __all__ = [
     "RecipeAtSize",

@@ -15,16 +15,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ampcompare.analysis.runs.comparability import changed_settings
 from ampcompare.base.errors import RecordError
 from ampcompare.base.files.run_files import RunFile
+from ampcompare.experiment.launch.base import Progress
 from ampcompare.experiment.observer import Outline
 from ampcompare.experiment.plan import Plan
 from ampcompare.experiment.run_directory import RunDirectory
 from ampcompare.experiment.timing_rounds import TIMED_STEPS
-from ampcompare.launch.base import Progress
-from ampcompare.records.run import RunRecord
-from ampcompare.settings.config import RunConfig
+from ampcompare.runs.analysis.runs.comparability import changed_settings
+from ampcompare.runs.records.run import RunRecord
+from ampcompare.runs.settings.config import RunConfig
 
 __all__ = ["TimeLeft", "estimate"]
 

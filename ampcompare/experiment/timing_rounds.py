@@ -13,12 +13,12 @@ from pathlib import Path
 
 from ampcompare.base.errors import Ended
 from ampcompare.base.files.run_files import CellFile
+from ampcompare.experiment.launch.base import Launcher
+from ampcompare.experiment.launch.cell_files import write_record
 from ampcompare.experiment.plan import Plan
 from ampcompare.experiment.run_order import balanced_rows
-from ampcompare.launch.base import Launcher
-from ampcompare.launch.cell_files import write_record
-from ampcompare.records.run import RunRecord, TimingRound
-from ampcompare.settings.config import RunConfig, SavingConfig
+from ampcompare.runs.records.run import RunRecord, TimingRound
+from ampcompare.runs.settings.config import RunConfig, SavingConfig
 
 __all__ = ["TIMED_STEPS", "round_config", "run_timing_rounds"]
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from ampcompare.base.errors import AmpCompareError, CheckpointError, ConfigError, EnvironmentUnfit, LaunchError
 from ampcompare.base.isolate.call import call_in_child
-from ampcompare.settings.config import RunConfig
-from ampcompare.settings.validation import validated
+from ampcompare.runs.settings.config import RunConfig
+from ampcompare.runs.settings.validation import validated
 
 __all__ = ["ROUNDING", "Continued", "verify_conversion"]
 
@@ -98,7 +98,7 @@ def verify_conversion(
 
 def _recipe(path: Path, trust: bool) -> tuple[dict[str, Any] | None, str | None]:
     """Return the recipe and the arm that a checkpoint of ampcompare contains."""
-    from ampcompare.checkpoint.convert.load import load_any
+    from ampcompare.training.checkpoint.convert.load import load_any
 
     state, _ = load_any(path, trust=trust)
     recipe, arm = state.get("recipe"), state.get("arm")

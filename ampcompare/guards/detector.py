@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from ampcompare.guards.location import Location
 from ampcompare.guards.reporting import ViolationSink
 from ampcompare.guards.script_state import ScriptState
-from ampcompare.lint.catalog import BY_NAME
+from ampcompare.source.lint.catalog import BY_NAME
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -16,7 +16,6 @@ from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import AmpCompareError
 from ampcompare.base.files.loaded_code import watch_code
 from ampcompare.base.rank_marks import mark_output
-from ampcompare.precision.cpu_half import cpu_half
 from ampcompare.script.legacy import child_processes
 from ampcompare.script.legacy.execute import execute
 from ampcompare.script.legacy.prepare import Prepared, prepare_process
@@ -28,6 +27,7 @@ from ampcompare.script.recorded.acted import Acted
 from ampcompare.script.recorded.pairing import seed_all
 from ampcompare.script.recorded.watch import Watch
 from ampcompare.script.stand_in import StandIn, half_dtype
+from ampcompare.training.precision.cpu_half import cpu_half
 
 __all__ = ["prepare_child", "prepare_script", "run_script"]
 

@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ampcompare.profiling.options import ProfileRequest
+    from ampcompare.diagnosis.profiling.options import ProfileRequest
 
 __all__ = ["main"]
 
 
 def main(path: str) -> int:
     """Run the script of a request and return its exit code."""
-    from ampcompare.profiling.options import ProfileRequest
+    from ampcompare.diagnosis.profiling.options import ProfileRequest
 
     request = ProfileRequest.read(Path(path))
     rank = int(os.environ.get("RANK", "0"))
@@ -38,9 +38,8 @@ def _run(request: ProfileRequest, rank: int) -> int:
 
     from ampcompare.backends.arm import Arm
     from ampcompare.base.errors import AmpCompareError
-    from ampcompare.precision.cpu_half import cpu_half
-    from ampcompare.profiling.measure import profile_of
-    from ampcompare.profiling.step_profiler import StepProfiler, Steps
+    from ampcompare.diagnosis.profiling.measure import profile_of
+    from ampcompare.diagnosis.profiling.step_profiler import StepProfiler, Steps
     from ampcompare.script.legacy.prepare import Prepared
     from ampcompare.script.legacy.settings import ExecSettings
     from ampcompare.script.legacy.stderr import note
@@ -48,6 +47,7 @@ def _run(request: ProfileRequest, rank: int) -> int:
     from ampcompare.script.prepare import prepare_script, run_script
     from ampcompare.script.recorded.watch import EnoughSteps
     from ampcompare.script.stand_in import half_dtype
+    from ampcompare.training.precision.cpu_half import cpu_half
 
     settings = ExecSettings(**{**request.settings, "arguments": tuple(request.settings["arguments"])})
     arguments = list(settings.arguments)

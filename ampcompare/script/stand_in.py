@@ -21,9 +21,6 @@ from ampcompare.backends.arm import Arm
 from ampcompare.backends.catalog import SCRIPT_BACKENDS
 from ampcompare.base.errors import UnsupportedCombination
 from ampcompare.guards.events import Layer, Points, Subscriptions
-from ampcompare.precision.base import Precision, owned_params
-from ampcompare.precision.factory import make_precision
-from ampcompare.precision.keep_fp32 import kept_in_fp32, without_autocast, without_casts
 from ampcompare.script.apex_amp.amp import Given, ScriptAmp
 from ampcompare.script.keep_fp32 import KeptAtFirstCall
 from ampcompare.script.legacy import opt_level
@@ -36,6 +33,9 @@ from ampcompare.script.torch_amp.o1 import O1BehindTorch
 from ampcompare.script.torch_amp.plain_script import PlainScript
 from ampcompare.script.torch_amp.whole_model import WholeModel
 from ampcompare.script.trainers.follow import Trainers
+from ampcompare.training.precision.base import Precision, owned_params
+from ampcompare.training.precision.factory import make_precision
+from ampcompare.training.precision.keep_fp32 import kept_in_fp32, without_autocast, without_casts
 
 __all__ = ["StandIn", "check_arm", "half_dtype"]
 

@@ -9,7 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ampcompare.records.metric import Metric
+    from ampcompare.runs.records.metric import Metric
     from ampcompare.tasks.catalog import list_data, list_models
     from ampcompare.tasks.classification import Classification, classification_loss
     from ampcompare.tasks.data import Data, LabeledData

@@ -18,8 +18,8 @@ from pathlib import Path
 from ampcompare.base.environment.entry_points import entry_points
 from ampcompare.base.errors import BackendUnavailable, ConfigError, did_you_mean
 from ampcompare.base.files.find_module import find_module
-from ampcompare.records.metric import TOP1, TOP5, Metric
-from ampcompare.settings.recipe import DEFAULT_TASK, DataConfig, Recipe
+from ampcompare.runs.records.metric import TOP1, TOP5, Metric
+from ampcompare.runs.settings.recipe import DEFAULT_TASK, DataConfig, Recipe
 
 __all__ = [
     "AP50",

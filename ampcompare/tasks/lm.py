@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ampcompare.base.errors import BackendUnavailable, ConfigError, did_you_mean
-from ampcompare.settings.recipe import ModelConfig, Recipe
+from ampcompare.runs.settings.recipe import ModelConfig, Recipe
 from ampcompare.tasks.catalog import BITS_PER_BYTE, LANGUAGE_MODELING, PERPLEXITY
 from ampcompare.tasks.data import spread
 from ampcompare.tasks.factory import blamed, named_by, resolve_factory

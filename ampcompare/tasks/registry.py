@@ -6,7 +6,7 @@ import importlib
 from typing import Any
 
 from ampcompare.base.errors import ConfigError
-from ampcompare.settings.recipe import Recipe
+from ampcompare.runs.settings.recipe import Recipe
 from ampcompare.tasks.catalog import task_path
 from ampcompare.tasks.data import Data
 from ampcompare.tasks.factory import blamed, resolve_factory

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ampcompare.base.errors import UnsupportedCombination
-from ampcompare.records.metric import Metric
-from ampcompare.settings.recipe import Recipe
+from ampcompare.runs.records.metric import Metric
+from ampcompare.runs.settings.recipe import Recipe
 from ampcompare.tasks.data import Data, channels_last, split
 
 __all__ = ["LossOf", "Phase", "Sums", "Task", "require_no_views"]

@@ -23,19 +23,19 @@ from torch.utils.checkpoint import checkpoint
 
 from ampcompare.base.environment.quiet_import import quiet_import
 from ampcompare.base.errors import BackendUnavailable, ConfigError, UnsupportedCombination, did_you_mean
-from ampcompare.parallel.ranks import Communicator, SingleProcess, model_facts, require_equal
-from ampcompare.parallel.replication import DDP, DP, FSDP, ApexDDP, Parallel, Single
-from ampcompare.parallel.syncbn import apex_parallel, make_converter
-from ampcompare.precision.base import Precision, owned_params
-from ampcompare.settings.config import ParallelConfig
-from ampcompare.settings.optimizers import APEX, LIBRARIES, OWN_APEX, optimizer_path, require_optimizer
-from ampcompare.settings.recipe import OWN_SETTINGS, OptimizerConfig, Recipe, ScheduleConfig
+from ampcompare.base.tensors.skippable_step import skip_on_device
+from ampcompare.runs.settings.config import ParallelConfig
+from ampcompare.runs.settings.optimizers import APEX, LIBRARIES, OWN_APEX, optimizer_path, require_optimizer
+from ampcompare.runs.settings.recipe import OWN_SETTINGS, OptimizerConfig, Recipe, ScheduleConfig
 from ampcompare.tasks.factory import resolve_factory
 from ampcompare.tasks.randomness import seed_globals
 from ampcompare.tasks.task import Task
-from ampcompare.tensors.skippable_step import skip_on_device
 from ampcompare.training.compile import compiled, ready_compiler
 from ampcompare.training.ema import ModelEma
+from ampcompare.training.parallel.ranks import Communicator, SingleProcess, model_facts, require_equal
+from ampcompare.training.parallel.replication import DDP, DP, FSDP, ApexDDP, Parallel, Single
+from ampcompare.training.parallel.syncbn import apex_parallel, make_converter
+from ampcompare.training.precision.base import Precision, owned_params
 from ampcompare.training.state.capture import restore_training
 from ampcompare.training.state.check_checkpoint import Owned, owned_by
 from ampcompare.training.state.schema import require_position

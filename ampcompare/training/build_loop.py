@@ -10,14 +10,14 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ampcompare.base.errors import EnvironmentUnfit, UnsupportedCombination
-from ampcompare.parallel.replication import Parallel
-from ampcompare.precision.base import Precision, StepOutcome
-from ampcompare.settings.recipe import Recipe
+from ampcompare.runs.settings.recipe import Recipe
 from ampcompare.tasks.data import map_tensors, tensors_of
 from ampcompare.tasks.task import LossOf, Phase
 from ampcompare.training.assemble import Assembly
 from ampcompare.training.loop import Loop, update
 from ampcompare.training.metrics.clock import make_clock
+from ampcompare.training.parallel.replication import Parallel
+from ampcompare.training.precision.base import Precision, StepOutcome
 
 __all__ = ["StepGraph", "build_loop", "rates_on_device", "refuse_unrecordable"]
 

@@ -13,9 +13,9 @@ from torch.optim import Optimizer
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from ampcompare.base.errors import CheckpointError
-from ampcompare.parallel.ranks import Communicator
-from ampcompare.precision.base import Precision, owned_params
-from ampcompare.tensors.lists import by_type, copy_by_dtype
+from ampcompare.base.tensors.lists import by_type, copy_by_dtype
+from ampcompare.training.parallel.ranks import Communicator
+from ampcompare.training.precision.base import Precision, owned_params
 from ampcompare.training.state.check_checkpoint import require_fit
 
 __all__ = ["ModelEma"]

@@ -13,14 +13,14 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad
 from torch.optim import Optimizer
 
-from ampcompare.parallel.replication import Parallel
-from ampcompare.precision.base import Precision, StepOutcome
-from ampcompare.records.run import StepRecord
+from ampcompare.base.tensors.sharded import whole
+from ampcompare.runs.records.run import StepRecord
 from ampcompare.tasks.data import channels_last as to_channels_last
 from ampcompare.tasks.data import split as split_batch
 from ampcompare.tasks.task import LossOf
-from ampcompare.tensors.sharded import whole
 from ampcompare.training.metrics.clock import Clock
+from ampcompare.training.parallel.replication import Parallel
+from ampcompare.training.precision.base import Precision, StepOutcome
 
 __all__ = ["Loop", "update"]
 

@@ -13,13 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ampcompare.precision.base import Precision
-from ampcompare.precision.evaluation import EvaluationPrecision
-from ampcompare.records.evaluation import PrecisionResult
+from ampcompare.base.tensors.sharded import whole_tree
+from ampcompare.runs.records.evaluation import PrecisionResult
 from ampcompare.tasks.data import in_fp32
 from ampcompare.tasks.task import Task
-from ampcompare.tensors.sharded import whole_tree
 from ampcompare.training.evaluate import Evaluation, Extra
+from ampcompare.training.precision.base import Precision
+from ampcompare.training.precision.evaluation import EvaluationPrecision
 from ampcompare.training.session import Session
 from ampcompare.training.state.capture import kept_random_states
 

@@ -15,23 +15,23 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ampcompare.base.environment.versions import fingerprint, host_name
-from ampcompare.parallel.ranks import require_equal, weights_digest
-from ampcompare.precision.base import FixedOutcome, Precision, StepOutcome
-from ampcompare.precision.wrapper import PrecisionWrapper
-from ampcompare.records.evaluation import EpochResult
-from ampcompare.records.run import Resumption, StepRecord
-from ampcompare.settings.config import RunConfig
+from ampcompare.base.tensors.accelerator import synchronize
+from ampcompare.base.tensors.lists import copy_by_dtype
+from ampcompare.runs.records.evaluation import EpochResult
+from ampcompare.runs.records.run import Resumption, StepRecord
+from ampcompare.runs.settings.config import RunConfig
 from ampcompare.tasks.data import tensors_of
 from ampcompare.tasks.randomness import derive
-from ampcompare.tensors.accelerator import synchronize
-from ampcompare.tensors.lists import copy_by_dtype
 from ampcompare.training.assemble import Assembly
 from ampcompare.training.build_loop import build_loop
 from ampcompare.training.evaluate import Evaluation, Extra, evaluate
+from ampcompare.training.parallel.ranks import require_equal, weights_digest
 from ampcompare.training.policies.divergence import DivergenceDetector
 from ampcompare.training.policies.early_stop import EarlyStop
 from ampcompare.training.policies.policy import Policy
 from ampcompare.training.policies.rollback import Rollback
+from ampcompare.training.precision.base import FixedOutcome, Precision, StepOutcome
+from ampcompare.training.precision.wrapper import PrecisionWrapper
 from ampcompare.training.state.capture import rank_states, restore_rank, training_state
 from ampcompare.training.state.saver import Position, Saver
 from ampcompare.training.stop_request import StopRequest

@@ -74,15 +74,15 @@ def build_step(name: str, made: Model, make: Make, device: str, apex_src: Path |
 def _arm(
     arm: str, model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor, device: str, extras: list[str]
 ) -> Loop:
-    from ampcompare.precision.base import owned_params
-    from ampcompare.precision.factory import make_precision
-    from ampcompare.settings.config import ParallelConfig
-    from ampcompare.tensors.skippable_step import skip_on_device
+    from ampcompare.base.tensors.skippable_step import skip_on_device
+    from ampcompare.runs.settings.config import ParallelConfig
     from ampcompare.training.assemble import make_parallel
     from ampcompare.training.ema import ModelEma
     from ampcompare.training.loop import Loop as TrainingLoop
     from ampcompare.training.loop import update
     from ampcompare.training.metrics.clock import make_clock
+    from ampcompare.training.precision.base import owned_params
+    from ampcompare.training.precision.factory import make_precision
 
     if "skip" in extras:
         skip_on_device(optimizer)

@@ -15,8 +15,8 @@ from itertools import combinations
 from pathlib import Path
 
 from ampcompare.base.environment.gpus import Gpu, visible_gpus
-from ampcompare.records.comparison import read_comparison
-from ampcompare.records.run import RunRecord
+from ampcompare.runs.records.comparison import read_comparison
+from ampcompare.runs.records.run import RunRecord
 from benchmarks.gpu.context import Context
 from benchmarks.gpu.report import Report
 

@@ -42,17 +42,17 @@ SUITES = (
     Suite(
         "tests that need a GPU", ("tests", "-m", "requires"), ("tests/training/metrics/test_clock.py",), seconds=90.0
     ),
-    Suite("contract on the device", ("tests/precision",), ("tests/precision/test_half_cast.py",)),
+    Suite("contract on the device", ("tests/training/precision",), ("tests/training/precision/test_half_cast.py",)),
     Suite("engine on the CPU", ("tests/apex", "-m", "not slow"), ("tests/apex/parallel/test_larc.py",)),
     Suite(
         "checkpoints on the CPU",
-        ("tests/checkpoint", "-m", "not slow"),
-        ("tests/checkpoint/store/test_folder.py",),
+        ("tests/training/checkpoint", "-m", "not slow"),
+        ("tests/training/checkpoint/store/test_folder.py",),
         seconds=90.0,
     ),
     Suite(
         "engine and checkpoints with CUDA as the default device",
-        (*ON_CUDA, "tests/apex", "tests/checkpoint", "-m", "not slow"),
+        (*ON_CUDA, "tests/apex", "tests/training/checkpoint", "-m", "not slow"),
         (*ON_CUDA, "tests/apex/parallel/test_larc.py"),
         judged=False,
         seconds=80.0,

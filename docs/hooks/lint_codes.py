@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from ampcompare.lint.catalog import CODES, GROUPS
-from ampcompare.lint.mistake import Mistake
-from ampcompare.lint.report import level_of
+from ampcompare.source.lint.catalog import CODES, GROUPS
+from ampcompare.source.lint.mistake import Mistake
+from ampcompare.source.lint.report import level_of
 
 PAGE = Path(__file__).resolve().parent.parent / "lint" / "codes.md"
 

@@ -11,11 +11,11 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from ampcompare.records.comparison import Comparison
-from ampcompare.records.diagnosis import Diagnosis
-from ampcompare.records.document import SCHEMA
-from ampcompare.records.run import RunRecord
-from ampcompare.records.step import StepRecord
+from ampcompare.runs.records.comparison import Comparison
+from ampcompare.runs.records.diagnosis import Diagnosis
+from ampcompare.runs.records.document import SCHEMA
+from ampcompare.runs.records.run import RunRecord
+from ampcompare.runs.records.step import StepRecord
 
 FOLDER = Path(__file__).resolve().parent.parent / "schemas"
 DIAGNOSIS = Diagnosis.model_fields["version"].default

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
-from ampcompare.precision.base import Precision, StepOutcome
+from ampcompare.training.precision.base import Precision, StepOutcome
 
 __all__ = ["BF16Params"]
 

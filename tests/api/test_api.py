@@ -15,15 +15,15 @@ from ampcompare.base.environment.versions import fingerprint
 from ampcompare.base.errors import ConfigError, GateFailed, RecordError
 from ampcompare.cli.compare_command import command, options_from
 from ampcompare.experiment.compare import ComparisonOutcome
+from ampcompare.experiment.launch.base import Launcher
+from ampcompare.experiment.launch.cell_files import write_record
 from ampcompare.experiment.options import CompareOptions, LaunchOptions, RunOptions
 from ampcompare.experiment.single_run import RunOutcome
-from ampcompare.launch.base import Launcher
-from ampcompare.launch.cell_files import write_record
-from ampcompare.records.callback import Callback
-from ampcompare.records.evaluation import EpochResult
-from ampcompare.records.run import RunRecord, RunSummary
-from ampcompare.settings.config import RunConfig
-from ampcompare.settings.recipe import OptimizerConfig, Recipe
+from ampcompare.runs.records.callback import Callback
+from ampcompare.runs.records.evaluation import EpochResult
+from ampcompare.runs.records.run import RunRecord, RunSummary
+from ampcompare.runs.settings.config import RunConfig
+from ampcompare.runs.settings.recipe import OptimizerConfig, Recipe
 
 TINY: dict[str, Any] = {
     "recipe": Recipe.model_validate(
@@ -172,7 +172,7 @@ def test_run_takes_a_config_or_its_parts(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def _outcome(statuses: list[str], *, strict: bool = False, error: str | None = None, code: int = 3) -> int:
     """Return the exit code of a comparison whose cells ended in these ways."""
-    from ampcompare.analysis.summary import summarize
+    from ampcompare.runs.analysis.summary import summarize
 
     records = [
         RunRecord(
@@ -251,7 +251,7 @@ def test_reproduce_claims(tmp_path: Path) -> None:
 def test_the_functions_are_not_shadowed_by_rooms() -> None:
     """Importing any submodule leaves every public function what it is, and the interface loads no torch."""
     code = (
-        "import sys, ampcompare, ampcompare.diagnosis.explain.explain, ampcompare.doctor.examine\n"
+        "import sys, ampcompare, ampcompare.diagnosis.explain.explain, ampcompare.api.doctor.examine\n"
         "names = set(ampcompare.__all__) - {'__version__', 'Precision', 'StepOutcome', 'make_precision'}\n"
         "print(all(callable(getattr(ampcompare, name)) for name in names), 'torch' in sys.modules)"
     )

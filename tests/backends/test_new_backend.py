@@ -32,7 +32,7 @@ SPEC = BackendSpec(
 )
 """
 PRECISION = """
-from ampcompare.precision.fp32 import FP32
+from ampcompare.training.precision.fp32 import FP32
 
 
 class Dummy(FP32):
@@ -97,7 +97,7 @@ def test_it_converts_and_the_contract_runs_on_it(module: Callable[..., str], fol
     module("ampcompare", *words)
     checkpoint = sorted(folder.rglob("saved/**/*.pt"))[-1]
     module("ampcompare", "convert", str(checkpoint), "native.pt", "--to", "native")
-    contract = str(ROOT / "tests" / "precision" / "test_contract.py")
+    contract = str(ROOT / "tests" / "training" / "precision" / "test_contract.py")
     listed = module("pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(ROOT), "-k", "[dummy]", contract)
     assert "passed" in listed
 
@@ -107,4 +107,4 @@ def test_built_in_backends_are_one_description_each() -> None:
     for name, spec in BUILT_IN.items():
         module = spec.implementation.partition(":")[0].rpartition(".")[2]
         assert (ROOT / "ampcompare" / "backends" / f"{name}.py").is_file()
-        assert (ROOT / "ampcompare" / "precision" / f"{module}.py").is_file()
+        assert (ROOT / "ampcompare" / "training" / "precision" / f"{module}.py").is_file()

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from ampcompare.launch.forked import ForkedLauncher
+from ampcompare.experiment.launch.forked import ForkedLauncher
 from benchmarks.gpu.__main__ import main
 
 
@@ -29,7 +29,7 @@ class Checked:
 def shared_launcher(forking: types.SimpleNamespace) -> Iterator[ForkedLauncher]:
     """A launcher whose server is forked."""
     with ForkedLauncher() as launcher, pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ampcompare.launch.forked.subprocess", forking)
+        patch.setattr("ampcompare.experiment.launch.forked.subprocess", forking)
         launcher._ensure_server()
         yield launcher
 
@@ -48,7 +48,7 @@ def rehearse(
     class Shared(ForkedLauncher):
         launch = shared_launcher.launch  # type: ignore[assignment]
 
-    monkeypatch.setattr("ampcompare.launch.forked.ForkedLauncher", Shared)
+    monkeypatch.setattr("ampcompare.experiment.launch.forked.ForkedLauncher", Shared)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
 
     def call(part: str, *words: str) -> Checked:

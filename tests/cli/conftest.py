@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from ampcompare.cli import main
-from ampcompare.launch.forked import ForkedLauncher
+from ampcompare.experiment.launch.forked import ForkedLauncher
 
 # A user's module: factories that fail, and a model that fails on float16 inputs only.
 MODULE = """
@@ -73,7 +73,7 @@ def shared_launcher(
     try:
         with ForkedLauncher() as launcher:
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr("ampcompare.launch.forked.subprocess", forking)
+                patch.setattr("ampcompare.experiment.launch.forked.subprocess", forking)
                 launcher._ensure_server()
             os.chdir(before)
             yield launcher, folder
@@ -106,7 +106,7 @@ def call(
     class Shared(ForkedLauncher):
         launch = shared_launcher[0].launch  # type: ignore[assignment]
 
-    monkeypatch.setattr("ampcompare.launch.forked.ForkedLauncher", Shared)
+    monkeypatch.setattr("ampcompare.experiment.launch.forked.ForkedLauncher", Shared)
 
     def invoke(*words: str, tiny: bool = False) -> Done:
         capfd.readouterr()

@@ -14,9 +14,9 @@ import click
 import pytest
 
 from ampcompare.cli import COMMANDS, cli, main
-from ampcompare.records.comparison import read_comparison
-from ampcompare.records.run import read_record
-from ampcompare.settings.config import RunConfig
+from ampcompare.runs.records.comparison import read_comparison
+from ampcompare.runs.records.run import read_record
+from ampcompare.runs.settings.config import RunConfig
 
 Call = Callable[..., Any]
 MLP = ["--arch", "mlp"]

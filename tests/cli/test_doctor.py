@@ -39,7 +39,7 @@ def test_doctor_where_torch_is_broken(call: Call, monkeypatch: pytest.MonkeyPatc
     def ask(probe: str, **options: Any) -> Answer:
         return Answer({}, "died", "the process was killed by SIGSEGV")
 
-    monkeypatch.setattr("ampcompare.doctor.examine.ask", ask)
+    monkeypatch.setattr("ampcompare.api.doctor.examine.ask", ask)
     done = call("doctor")
     assert done.code == 0
     assert "PROBLEM torch" in done.out
@@ -52,7 +52,7 @@ def test_doctor_without_colors(call: Call, monkeypatch: pytest.MonkeyPatch) -> N
     """NO_COLOR leaves every word as it is, on a terminal too."""
     from ampcompare.base.isolate.call import Answer
 
-    monkeypatch.setattr("ampcompare.doctor.examine.ask", lambda probe, **options: Answer({}, "died", "killed"))
+    monkeypatch.setattr("ampcompare.api.doctor.examine.ask", lambda probe, **options: Answer({}, "died", "killed"))
     monkeypatch.setattr("click.style", lambda word, color: f"<{color}>{word}")
     monkeypatch.delenv("NO_COLOR", raising=False)
     assert "<red>PROBLEM" in call("doctor").out

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from ampcompare.records.comparison import Comparison
-from ampcompare.report import export
-from ampcompare.report.export import Exporter
+from ampcompare.runs.records.comparison import Comparison
+from ampcompare.runs.report import export
+from ampcompare.runs.report.export import Exporter
 
 from .conftest import TINY
 

@@ -18,17 +18,17 @@ import pytest
 
 from ampcompare.base.environment.versions import fingerprint
 from ampcompare.cli import main
+from ampcompare.experiment.launch.base import Launcher
+from ampcompare.experiment.launch.cell_files import write_config, write_record
 from ampcompare.experiment.load import reload_comparison
 from ampcompare.experiment.plan import make_plan
 from ampcompare.experiment.run import run_plan
 from ampcompare.experiment.run_directory import RunDirectory
-from ampcompare.launch.base import Launcher
-from ampcompare.launch.cell_files import write_config, write_record
-from ampcompare.records.evaluation import EpochResult
-from ampcompare.records.run import EngineInfo, RunRecord, RunSummary, StepRecord, dump_json
-from ampcompare.records.summary import Trace
-from ampcompare.report.base import write_reports
-from ampcompare.settings.config import RunConfig
+from ampcompare.runs.records.evaluation import EpochResult
+from ampcompare.runs.records.run import EngineInfo, RunRecord, RunSummary, StepRecord, dump_json
+from ampcompare.runs.records.summary import Trace
+from ampcompare.runs.report.base import write_reports
+from ampcompare.runs.settings.config import RunConfig
 
 ROUNDS = 12
 ARMS = ["fp32", "apex:O2", "native:fp16"]

@@ -11,10 +11,10 @@ from ampcompare.base.environment.gpus import Gpu
 from ampcompare.base.errors import LaunchError
 from ampcompare.cli import main
 from ampcompare.experiment import diagnose
-from ampcompare.launch import places, pool
-from ampcompare.launch.base import Launcher
-from ampcompare.launch.places import ANYWHERE, Place
-from ampcompare.records.run import RunRecord
+from ampcompare.experiment.launch import places, pool
+from ampcompare.experiment.launch.base import Launcher
+from ampcompare.experiment.launch.places import ANYWHERE, Place
+from ampcompare.runs.records.run import RunRecord
 
 GPUS = [
     Gpu("GPU-a", 0, "Pretended"),

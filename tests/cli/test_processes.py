@@ -14,8 +14,8 @@ from typing import Any
 import psutil
 import pytest
 
-from ampcompare.records.comparison import read_comparison
-from ampcompare.report.base import FORMATS
+from ampcompare.runs.records.comparison import read_comparison
+from ampcompare.runs.report.base import FORMATS
 
 COMMAND = [sys.executable, "-m", "ampcompare"]
 TENSORBOARD = find_spec("tensorboard") is not None

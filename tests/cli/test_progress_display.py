@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from ampcompare.cli.progress_display import Display
+from ampcompare.experiment.launch.base import Progress
 from ampcompare.experiment.observer import Outline
-from ampcompare.launch.base import Progress
-from ampcompare.records.run import RunRecord
-from ampcompare.settings.config import RunConfig
+from ampcompare.runs.records.run import RunRecord
+from ampcompare.runs.settings.config import RunConfig
 from tests.cli.screen import Screen, open_terminal
 
 CONFIG = RunConfig(arm="native:fp16")

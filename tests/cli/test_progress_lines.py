@@ -17,10 +17,10 @@ from ampcompare.cli.progress_lines import (
     notice,
     notices,
 )
+from ampcompare.experiment.launch.base import Progress
 from ampcompare.experiment.observer import Outline
-from ampcompare.launch.base import Progress
-from ampcompare.records.run import RunRecord
-from ampcompare.settings.config import RunConfig
+from ampcompare.runs.records.run import RunRecord
+from ampcompare.runs.settings.config import RunConfig
 from tests.covering import covering
 
 LINES = Symbols.of("utf-8")

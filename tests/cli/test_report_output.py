@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ampcompare.cli import main
-from ampcompare.report.base import write_reports
+from ampcompare.runs.report.base import write_reports
 from tests.experiment.test_journal import _compare
 
 pytest.importorskip("jinja2", reason="the page needs the extra html")

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 import torch
 
-from ampcompare.checkpoint.store.file import write_checkpoint
-from ampcompare.checkpoint.store.folder import CheckpointFolder
-from ampcompare.checkpoint.store.layout import SCHEMA
+from ampcompare.training.checkpoint.store.file import write_checkpoint
+from ampcompare.training.checkpoint.store.folder import CheckpointFolder
+from ampcompare.training.checkpoint.store.layout import SCHEMA
 
 Call = Callable[..., object]
 SAVING = ("--log-interval", "1", "--epochs", "2")

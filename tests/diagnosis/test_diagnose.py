@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 import ampcompare
 from ampcompare.base.errors import ConfigError
 from ampcompare.diagnosis.measure import Conditions, measure
-from ampcompare.records.diagnosis import Diagnosis
+from ampcompare.runs.records.diagnosis import Diagnosis
 
 PLANTED = (
     "cube, O2",

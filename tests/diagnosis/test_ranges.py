@@ -12,7 +12,7 @@ import torch
 from ampcompare.diagnosis.patterns import CHUNK
 from ampcompare.diagnosis.ranges import _device_row, added, counts_of, make_range, range_row
 from ampcompare.diagnosis.watch import SmallTensors, errors_of
-from ampcompare.records.diagnosis import Range
+from ampcompare.runs.records.diagnosis import Range
 
 
 def _values(dtype: torch.dtype) -> torch.Tensor:

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 import torch
 
-from ampcompare.parallel.ranks import Communicator, ProcessGroup, SingleProcess
-from ampcompare.precision.cpu_half import cpu_half
-from ampcompare.precision.factory import make_precision
-from ampcompare.records.evaluation import EpochResult
-from ampcompare.settings.config import RunConfig
+from ampcompare.base.tensors.sharded import whole
+from ampcompare.runs.records.evaluation import EpochResult
+from ampcompare.runs.settings.config import RunConfig
 from ampcompare.tasks.registry import make_task
-from ampcompare.tensors.sharded import whole
 from ampcompare.training.assemble import assemble, make_parallel
+from ampcompare.training.parallel.ranks import Communicator, ProcessGroup, SingleProcess
+from ampcompare.training.precision.cpu_half import cpu_half
+from ampcompare.training.precision.factory import make_precision
 from ampcompare.training.session import Session
 
 CPU = torch.device("cpu")

@@ -10,12 +10,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ampcompare.parallel.ranks import Communicator, ProcessGroup, SingleProcess
-from ampcompare.precision.factory import make_precision
-from ampcompare.records.evaluation import EpochResult
-from ampcompare.settings.config import RunConfig
+from ampcompare.runs.records.evaluation import EpochResult
+from ampcompare.runs.settings.config import RunConfig
 from ampcompare.tasks.registry import make_task
 from ampcompare.training.assemble import assemble, make_parallel
+from ampcompare.training.parallel.ranks import Communicator, ProcessGroup, SingleProcess
+from ampcompare.training.precision.factory import make_precision
 from ampcompare.training.session import Session
 
 CPU = torch.device("cpu")

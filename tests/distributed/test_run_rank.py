@@ -15,11 +15,11 @@ import pytest
 import torch.distributed as dist
 
 from ampcompare.cli import main
-from ampcompare.launch.distributed_env import DistributedEnv
-from ampcompare.launch.worker import rank as rank_module
-from ampcompare.launch.worker.rank import run_rank
-from ampcompare.records.run import read_record
-from ampcompare.settings.config import RunConfig
+from ampcompare.experiment.launch.distributed_env import DistributedEnv
+from ampcompare.experiment.launch.worker import rank as rank_module
+from ampcompare.experiment.launch.worker.rank import run_rank
+from ampcompare.runs.records.run import read_record
+from ampcompare.runs.settings.config import RunConfig
 
 Run = Callable[..., list[Any]]
 MODELS = """

@@ -13,17 +13,17 @@ from torch import Tensor, nn
 
 from ampcompare.base.errors import RanksDiffer
 from ampcompare.experiment.plan import DEFAULT_ARMS
-from ampcompare.parallel.ranks import Communicator, ProcessGroup, SingleProcess, weights_digest
-from ampcompare.precision.cpu_half import cpu_half
-from ampcompare.precision.factory import make_precision
-from ampcompare.records.evaluation import EpochResult
-from ampcompare.records.run import StepRecord
-from ampcompare.settings.config import RunConfig
+from ampcompare.runs.records.evaluation import EpochResult
+from ampcompare.runs.records.run import StepRecord
+from ampcompare.runs.settings.config import RunConfig
 from ampcompare.tasks.classification import Classification
 from ampcompare.tasks.in_memory import memory_data
 from ampcompare.tasks.registry import make_task
 from ampcompare.training.assemble import assemble, make_parallel
 from ampcompare.training.evaluate import evaluate
+from ampcompare.training.parallel.ranks import Communicator, ProcessGroup, SingleProcess, weights_digest
+from ampcompare.training.precision.cpu_half import cpu_half
+from ampcompare.training.precision.factory import make_precision
 from ampcompare.training.session import Session
 
 CPU = torch.device("cpu")

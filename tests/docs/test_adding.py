@@ -121,7 +121,7 @@ def test_a_new_probe_is_asked_in_a_child_and_its_crash_is_an_answer(checkout: Ch
 def test_a_new_backend_is_listed_explained_and_trained(checkout: Checkout) -> None:
     """Two files, an import and a line in `BUILT_IN` make an arm that `list` and `explain` know and that trains."""
     (checkout.package / "backends" / "dummy.py").write_text(BACKEND, encoding="utf-8")
-    (checkout.package / "precision" / "dummy.py").write_text(DUMMY_PRECISION, encoding="utf-8")
+    (checkout.package / "training" / "precision" / "dummy.py").write_text(DUMMY_PRECISION, encoding="utf-8")
     checkout.insert("backends/catalog.py", "    fabric,\n", "    dummy,\n")
     checkout.insert("backends/catalog.py", '    "fabric": ', '    "dummy": dummy.SPEC,\n')
 
@@ -135,7 +135,7 @@ def test_a_new_backend_is_listed_explained_and_trained(checkout: Checkout) -> No
 
 def test_a_new_rule_of_lint_is_listed_and_reports(checkout: Checkout) -> None:
     """A function under `@rule` with its mistake is a line of `lint`, and a rule of SARIF with a remedy."""
-    path = checkout.package / "lint" / "rules" / "masks.py"
+    path = checkout.package / "source" / "lint" / "rules" / "masks.py"
     path.write_text(path.read_text(encoding="utf-8") + RULE, encoding="utf-8")
     script = checkout.folder / "script.py"
     script.write_text("from torch import amp\n\namp_dummy()\n", encoding="utf-8")
@@ -179,7 +179,7 @@ from ampcompare.backends.spec import BackendSpec, ContractArm
 
 SPEC = BackendSpec(
     summary="fp32 by another name",
-    implementation="ampcompare.precision.dummy:Dummy",
+    implementation="ampcompare.training.precision.dummy:Dummy",
     explain=lambda options: ArmExplanation(
         "fp32 by another name", (("weights", "stay fp32"),), "fp32", "equal to the last bit", (), (), ()
     ),
@@ -188,7 +188,7 @@ SPEC = BackendSpec(
 )
 """
 DUMMY_PRECISION = """
-from ampcompare.precision.base import Precision
+from ampcompare.training.precision.base import Precision
 
 
 class Dummy(Precision):

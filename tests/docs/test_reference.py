@@ -19,7 +19,7 @@ from torch import nn
 import ampcompare
 from ampcompare.base import errors
 from ampcompare.cli import COMMANDS, EPILOG, cli
-from ampcompare.settings.config import RunConfig
+from ampcompare.runs.settings.config import RunConfig
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 DOCS = ROOT / "docs"
@@ -239,7 +239,7 @@ def _refused_on_cpu() -> None:
     """The message where the real Apex is there and the device is a CPU; else the one for its absence is raised."""
     from ampcompare.backends import apex_levels
     from ampcompare.base.environment.apex import ApexInstall
-    from ampcompare.precision.apex import choose_engine
+    from ampcompare.training.precision.apex import choose_engine
 
     there = ApexInstall("full", Path("apex"), "0.1", "NVIDIA Apex 0.1")
     with pytest.MonkeyPatch.context() as patch:

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from ampcompare.records.comparison import read_comparison
-from ampcompare.records.document import SCHEMA, dump_json
-from ampcompare.records.step import StepRecord
+from ampcompare.runs.records.comparison import read_comparison
+from ampcompare.runs.records.document import SCHEMA, dump_json
+from ampcompare.runs.records.step import StepRecord
 
 ROOT = Path(__file__).resolve().parents[2]
-STORED = ROOT / "tests" / "report"
+STORED = ROOT / "tests" / "runs" / "report"
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ import click
 import pytest
 
 from ampcompare.cli import cli
-from ampcompare.lint.catalog import CODES
+from ampcompare.source.lint.catalog import CODES
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "docs" / "symptoms.md").read_text(encoding="utf-8")

@@ -19,25 +19,25 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from ampcompare.analysis.inference.criteria import Criteria
-from ampcompare.analysis.summary import summarize
 from ampcompare.base.environment.versions import fingerprint
 from ampcompare.base.errors import ConfigError, LaunchError
 from ampcompare.experiment.compare import run_auto, run_comparison, seeds_needed
+from ampcompare.experiment.launch.base import Launcher, Progress, failed_record
+from ampcompare.experiment.launch.cell_files import write_record
+from ampcompare.experiment.launch.pool import LauncherPool
 from ampcompare.experiment.load import reload_comparison
 from ampcompare.experiment.observer import Observer
 from ampcompare.experiment.options import CompareOptions, LaunchOptions
 from ampcompare.experiment.plan import Plan, make_plan, parse_vary
 from ampcompare.experiment.run import run_plan
 from ampcompare.experiment.time_left import estimate
-from ampcompare.launch.base import Launcher, Progress, failed_record
-from ampcompare.launch.cell_files import write_record
-from ampcompare.launch.pool import LauncherPool
-from ampcompare.records.evaluation import EpochResult
-from ampcompare.records.profile import ArmProfile, Part, Profile, Reason
-from ampcompare.records.run import Placement, RunRecord, RunSummary, SystemReadings
-from ampcompare.report.base import FORMATS, write_reports, write_result
-from ampcompare.settings.config import RunConfig
+from ampcompare.runs.analysis.inference.criteria import Criteria
+from ampcompare.runs.analysis.summary import summarize
+from ampcompare.runs.records.evaluation import EpochResult
+from ampcompare.runs.records.profile import ArmProfile, Part, Profile, Reason
+from ampcompare.runs.records.run import Placement, RunRecord, RunSummary, SystemReadings
+from ampcompare.runs.report.base import FORMATS, write_reports, write_result
+from ampcompare.runs.settings.config import RunConfig
 
 ARMS = ("fp32", "half")
 TOP1 = {"fp32": [50, 52, 51, 50, 53, 51, 52, 50], "half": [50, 53, 50, 51, 53, 50, 52, 51]}

@@ -11,11 +11,11 @@ import pytest
 
 from ampcompare.base.errors import ConfigError, LaunchError
 from ampcompare.experiment.find_batch import GIB, STEPS, BatchSearch, configs_of, find_batches
-from ampcompare.launch.base import Launcher
-from ampcompare.launch.pool import LauncherPool
-from ampcompare.launch.worker.failure import failed_with
-from ampcompare.records.run import RunRecord, RunSummary
-from ampcompare.settings.config import RunConfig
+from ampcompare.experiment.launch.base import Launcher
+from ampcompare.experiment.launch.pool import LauncherPool
+from ampcompare.experiment.launch.worker.failure import failed_with
+from ampcompare.runs.records.run import RunRecord, RunSummary
+from ampcompare.runs.settings.config import RunConfig
 from ampcompare.tasks.data import Data
 
 BASE = RunConfig.model_validate({"recipe": {"batch_size": 8, "epochs": 1}, "device": "cpu"})

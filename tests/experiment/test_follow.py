@@ -13,18 +13,18 @@ import pytest
 import ampcompare
 from ampcompare.base.errors import ConfigError
 from ampcompare.experiment.follow import Follower, following, load_callback
+from ampcompare.experiment.launch.base import Launcher, Progress
+from ampcompare.experiment.launch.cell_files import make_cell_folder
+from ampcompare.experiment.launch.worker.cell import run_cell
 from ampcompare.experiment.observer import Observer, Outline
 from ampcompare.experiment.plan import make_plan
 from ampcompare.experiment.run import run_plan
 from ampcompare.experiment.run_directory import RunDirectory
-from ampcompare.launch.base import Launcher, Progress
-from ampcompare.launch.cell_files import make_cell_folder
-from ampcompare.launch.worker.cell import run_cell
-from ampcompare.records.callback import Callback, CellInfo
-from ampcompare.records.evaluation import EpochResult
-from ampcompare.records.run import RunRecord, StepRecord, dump_json
-from ampcompare.records.step import iter_steps
-from ampcompare.settings.config import RunConfig
+from ampcompare.runs.records.callback import Callback, CellInfo
+from ampcompare.runs.records.evaluation import EpochResult
+from ampcompare.runs.records.run import RunRecord, StepRecord, dump_json
+from ampcompare.runs.records.step import iter_steps
+from ampcompare.runs.settings.config import RunConfig
 
 DATA = {"name": "synthetic", "train_size": 64, "val_size": 32, "image_size": 8}
 RECIPE = {"data": DATA, "model": {"arch": "mlp"}, "epochs": 2, "batch_size": 16}
@@ -116,7 +116,7 @@ def test_nothing_is_called_without_callbacks(tmp_path: Path) -> None:
 
 def test_training_knows_no_callback() -> None:
     """What trains imports neither the callbacks nor who calls them."""
-    trains = [name for name in sys.modules if name.startswith(("ampcompare.training", "ampcompare.launch"))]
+    trains = [name for name in sys.modules if name.startswith(("ampcompare.training", "ampcompare.experiment.launch"))]
     known = {id(Callback), id(Follower)}
     assert trains
     assert not [name for name in trains for value in vars(sys.modules[name]).values() if id(value) in known]

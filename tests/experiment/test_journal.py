@@ -10,22 +10,22 @@ from typing import Any
 
 import pytest
 
-from ampcompare.analysis.inference.criteria import Criteria
 from ampcompare.base.environment.versions import fingerprint
 from ampcompare.base.errors import RecordError
+from ampcompare.experiment.launch.base import Launcher
+from ampcompare.experiment.launch.cell_files import write_record
 from ampcompare.experiment.load import reload_comparison, reload_experiments
 from ampcompare.experiment.matrix import crossed
 from ampcompare.experiment.observer import Observer
 from ampcompare.experiment.plan import make_plan, plan_rows
 from ampcompare.experiment.run import run_plan
 from ampcompare.experiment.run_directory import RunDirectory
-from ampcompare.launch.base import Launcher
-from ampcompare.launch.cell_files import write_record
-from ampcompare.records.comparison import ArmSummary, Comparison
-from ampcompare.records.evaluation import EpochResult
-from ampcompare.records.run import RunRecord, RunSummary, read_record
-from ampcompare.report.base import FORMATS, write_reports
-from ampcompare.settings.config import RunConfig
+from ampcompare.runs.analysis.inference.criteria import Criteria
+from ampcompare.runs.records.comparison import ArmSummary, Comparison
+from ampcompare.runs.records.evaluation import EpochResult
+from ampcompare.runs.records.run import RunRecord, RunSummary, read_record
+from ampcompare.runs.report.base import FORMATS, write_reports
+from ampcompare.runs.settings.config import RunConfig
 
 ARMS = ("fp32", "half")
 WORSE = 40  # counts of 1000 that half loses

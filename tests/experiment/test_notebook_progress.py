@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+from ampcompare.experiment.launch.base import Progress
 from ampcompare.experiment.notebook_progress import NotebookProgress, default_observer
 from ampcompare.experiment.observer import Observer, Outline
-from ampcompare.launch.base import Progress
-from ampcompare.records.comparison import read_comparison
+from ampcompare.runs.records.comparison import read_comparison
 
-STORED = Path(__file__).parents[1] / "report" / "schema_2.json"
+STORED = Path(__file__).parents[1] / "runs" / "report" / "schema_2.json"
 
 
 class _Display:

@@ -16,16 +16,16 @@ import pytest
 
 from ampcompare.base.errors import ConfigError
 from ampcompare.base.files.run_files import RunFile
+from ampcompare.experiment.launch.base import Launcher
+from ampcompare.experiment.launch.dispatch import DispatchingLauncher
+from ampcompare.experiment.launch.pool import LauncherPool
 from ampcompare.experiment.run_directory import RunDirectory
-from ampcompare.launch.base import Launcher
-from ampcompare.launch.dispatch import DispatchingLauncher
-from ampcompare.launch.pool import LauncherPool
 
 HOLDER = """
 import sys, time
 from pathlib import Path
 from ampcompare.experiment.run_directory import RunDirectory
-from ampcompare.launch.dispatch import DispatchingLauncher
+from ampcompare.experiment.launch.dispatch import DispatchingLauncher
 with RunDirectory(Path(sys.argv[1])).owned(DispatchingLauncher(), command="ampcompare compare --tag first"):
     print("held", flush=True)
     time.sleep(60)

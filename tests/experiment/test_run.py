@@ -12,19 +12,19 @@ from typing import Any
 import pytest
 
 from ampcompare.base.errors import ConfigError, Ended, RecordError
+from ampcompare.experiment.launch.base import Launcher
+from ampcompare.experiment.launch.forked import ForkedLauncher
 from ampcompare.experiment.load import reload_comparison
 from ampcompare.experiment.observer import Observer, Outline
 from ampcompare.experiment.plan import Plan, make_plan
 from ampcompare.experiment.run import run_plan
 from ampcompare.experiment.run_directory import RunDirectory
 from ampcompare.experiment.timing_rounds import TIMED_STEPS
-from ampcompare.launch.base import Launcher
-from ampcompare.launch.forked import ForkedLauncher
-from ampcompare.records.comparison import Comparison
-from ampcompare.records.document import sealed_json
-from ampcompare.records.run import RunRecord
-from ampcompare.report.base import FORMATS, write_reports
-from ampcompare.settings.config import RunConfig
+from ampcompare.runs.records.comparison import Comparison
+from ampcompare.runs.records.document import sealed_json
+from ampcompare.runs.records.run import RunRecord
+from ampcompare.runs.report.base import FORMATS, write_reports
+from ampcompare.runs.settings.config import RunConfig
 
 pytestmark = pytest.mark.integration
 

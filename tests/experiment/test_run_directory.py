@@ -7,18 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from ampcompare.analysis.inference.criteria import Criteria
 from ampcompare.base.errors import Ended
 from ampcompare.experiment import run as run_module
+from ampcompare.experiment.launch.cell_files import write_record
 from ampcompare.experiment.observer import Observer
 from ampcompare.experiment.plan import Plan, make_plan
 from ampcompare.experiment.run import FinishedCell, RunningPlan, run_plan
 from ampcompare.experiment.run_directory import RunDirectory, StoredPlan
-from ampcompare.launch.cell_files import write_record
-from ampcompare.records.comparison import Comparison
-from ampcompare.records.look import Look
-from ampcompare.records.run import RunRecord
-from ampcompare.settings.config import RunConfig
+from ampcompare.runs.analysis.inference.criteria import Criteria
+from ampcompare.runs.records.comparison import Comparison
+from ampcompare.runs.records.look import Look
+from ampcompare.runs.records.run import RunRecord
+from ampcompare.runs.settings.config import RunConfig
 from tests.experiment.test_journal import Pretend
 
 

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from ampcompare.analysis.inference.criteria import Criteria
 from ampcompare.experiment.compare import plan_comparison
 from ampcompare.experiment.options import CompareOptions, LaunchOptions
 from ampcompare.experiment.plan import Plan, make_plan
 from ampcompare.experiment.run import order_as_run
 from ampcompare.experiment.run_directory import RunDirectory, StoredPlan
 from ampcompare.experiment.run_order import balanced_rows, device_of_cells, position_sums
-from ampcompare.settings.config import RunConfig
+from ampcompare.runs.analysis.inference.criteria import Criteria
+from ampcompare.runs.settings.config import RunConfig
 
 ARMS = ("fp32", "apex:O1", "apex:O2", "native:bf16", "half")
 

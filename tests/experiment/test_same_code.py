@@ -10,14 +10,14 @@ import pytest
 from ampcompare.base.environment.versions import fingerprint
 from ampcompare.base.errors import ConfigError
 from ampcompare.base.files.loaded_code import digest_of
+from ampcompare.experiment.launch.base import Launcher
 from ampcompare.experiment.plan import make_plan
 from ampcompare.experiment.run import SameCode, run_plan
 from ampcompare.experiment.run_directory import RunDirectory
-from ampcompare.launch.base import Launcher
-from ampcompare.records.document import sealed_json
-from ampcompare.records.run import RunRecord
-from ampcompare.settings.config import RunConfig
-from ampcompare.settings.script import script_config
+from ampcompare.runs.records.document import sealed_json
+from ampcompare.runs.records.run import RunRecord
+from ampcompare.runs.settings.config import RunConfig
+from ampcompare.runs.settings.script import script_config
 
 
 @pytest.fixture

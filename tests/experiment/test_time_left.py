@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from ampcompare.experiment.launch.base import Progress
 from ampcompare.experiment.observer import Outline
 from ampcompare.experiment.time_left import TimeLeft
-from ampcompare.launch.base import Progress
-from ampcompare.records.run import RunRecord, RunSummary
-from ampcompare.settings.config import RunConfig
+from ampcompare.runs.records.run import RunRecord, RunSummary
+from ampcompare.runs.settings.config import RunConfig
 
 STEPS = 50
 COSTS = {"fp32": 10.0, "half": 3.0, "native:fp16": 120.0, "apex:O1": 45.0, "apex:O2": 20.0, "native:bf16": 300.0}

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from ampcompare.base.errors import ConfigError, LaunchError
+from ampcompare.experiment.launch.base import Launcher, Progress
+from ampcompare.experiment.launch.worker.cell import run_cell
 from ampcompare.experiment.single_run import verify_resume
-from ampcompare.launch.base import Launcher, Progress
-from ampcompare.launch.worker.cell import run_cell
-from ampcompare.records.run import RunRecord
-from ampcompare.settings.config import RunConfig
+from ampcompare.runs.records.run import RunRecord
+from ampcompare.runs.settings.config import RunConfig
 
 pytestmark = pytest.mark.integration
 
@@ -49,7 +49,7 @@ def test_a_difference_is_named(tmp_path: Path) -> None:
     """A checkpoint that lost the momentum of one weight shows in the step after next."""
     import torch
 
-    from ampcompare.checkpoint.store.folder import CheckpointFolder
+    from ampcompare.training.checkpoint.store.folder import CheckpointFolder
 
     def spoil(config: RunConfig, folder: Path) -> None:
         if config.saving.resume:

@@ -15,7 +15,7 @@ import torch
 import ampcompare.guards
 from ampcompare.apex import amp
 from ampcompare.guards import GuardWarning, Violation
-from ampcompare.precision.cpu_half import EmulatedHalf
+from ampcompare.training.precision.cpu_half import EmulatedHalf
 
 NATIVE = """
 import warnings

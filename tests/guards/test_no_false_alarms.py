@@ -242,7 +242,7 @@ RECIPES = {
         torch.save({"optimizer": optimizer.state_dict()}, io.BytesIO())
         """,
     "a dispatch mode, and losses with constants": """
-        from ampcompare.precision.cpu_half import EmulatedHalf
+        from ampcompare.training.precision.cpu_half import EmulatedHalf
         with EmulatedHalf():
             for i, (x, y) in enumerate(batches):
                 (2.0 * F.cross_entropy(model(x), y) / 2).backward()

@@ -10,8 +10,8 @@ from torch import nn
 
 from ampcompare.base.errors import ConfigError
 from ampcompare.guards.events import Layer, Subscriptions
-from ampcompare.precision.keep_fp32 import without_autocast
 from ampcompare.script.keep_fp32 import KeptAtFirstCall, bare_model
+from ampcompare.training.precision.keep_fp32 import without_autocast
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ampcompare.launch.script.rows import read_rows
+from ampcompare.experiment.launch.script.rows import read_rows
 
 pytestmark = pytest.mark.integration
 

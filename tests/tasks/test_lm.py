@@ -13,13 +13,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ampcompare.base.errors import ConfigError
-from ampcompare.precision.factory import make_precision
-from ampcompare.settings.config import RunConfig
-from ampcompare.settings.recipe import ModelConfig, Recipe
+from ampcompare.runs.settings.config import RunConfig
+from ampcompare.runs.settings.recipe import ModelConfig, Recipe
 from ampcompare.tasks.catalog import BITS_PER_BYTE, PERPLEXITY
 from ampcompare.tasks.lm import Gpt, LanguageModeling, lm
 from ampcompare.tasks.tensor_data import TensorData
 from ampcompare.training.evaluate import Evaluation, evaluate
+from ampcompare.training.precision.factory import make_precision
 
 CPU = torch.device("cpu")
 SMALL = {"width": 16, "heads": 2, "depth": 1}
@@ -199,7 +199,7 @@ def test_ranks_have_samples_of_both_tensors() -> None:
 
 def test_a_record_counts_tokens(tmp_path: Path) -> None:
     """Throughput is in tokens, and the record has both metrics."""
-    from ampcompare.launch.worker.cell import run_cell
+    from ampcompare.experiment.launch.worker.cell import run_cell
 
     sizes = {"sequence_length": 16, "train_size": 32, "val_size": 8}
     recipe = {"task": "lm", "data": sizes, "model": {"args": SMALL}, "batch_size": 8, "epochs": 1}

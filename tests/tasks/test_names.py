@@ -12,7 +12,7 @@ import pytest
 
 from ampcompare.base.errors import BackendUnavailable, ConfigError
 from ampcompare.base.files.find_module import find_module
-from ampcompare.settings.recipe import Recipe
+from ampcompare.runs.settings.recipe import Recipe
 from ampcompare.tasks import catalog
 from ampcompare.tasks.catalog import check_data, check_model, check_task, torchvision_models
 from ampcompare.tasks.load import _open

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from ampcompare.base.errors import ConfigError
-from ampcompare.precision.factory import make_precision
-from ampcompare.settings.recipe import Recipe
+from ampcompare.runs.settings.recipe import Recipe
 from ampcompare.tasks.regression import Regression, diabetes, regression
 from ampcompare.training.evaluate import Evaluation, evaluate
+from ampcompare.training.precision.factory import make_precision
 
 CPU = torch.device("cpu")
 

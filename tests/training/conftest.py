@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD
 
-from ampcompare.precision.base import owned_params
-from ampcompare.precision.factory import make_precision
 from ampcompare.training.ema import ModelEma
+from ampcompare.training.precision.base import owned_params
+from ampcompare.training.precision.factory import make_precision
 
 
 class AveragedRun:

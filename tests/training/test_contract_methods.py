@@ -12,15 +12,15 @@ from torch import Tensor, nn
 from torch._dynamo.utils import counters
 from torch.optim import SGD
 
-from ampcompare.parallel.replication import Single
-from ampcompare.precision.base import owned_params
-from ampcompare.precision.factory import make_precision
-from ampcompare.records.run import StepRecord
+from ampcompare.runs.records.run import StepRecord
 from ampcompare.tasks.classification import classification_loss
 from ampcompare.training.compile import compiled, ready_compiler
 from ampcompare.training.ema import ModelEma
 from ampcompare.training.loop import Loop
 from ampcompare.training.metrics.clock import HostClock
+from ampcompare.training.parallel.replication import Single
+from ampcompare.training.precision.base import owned_params
+from ampcompare.training.precision.factory import make_precision
 from tests.covering import covering
 
 ARMS = [

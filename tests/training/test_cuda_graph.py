@@ -14,11 +14,11 @@ from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampcompare.base.errors import EnvironmentUnfit, UnsupportedCombination
-from ampcompare.parallel.replication import Single
-from ampcompare.precision.factory import make_precision
-from ampcompare.settings.config import RunConfig
+from ampcompare.runs.settings.config import RunConfig
 from ampcompare.training.build_loop import WARM_UP, StepGraph, rates_on_device, refuse_unrecordable
 from ampcompare.training.loop import update
+from ampcompare.training.parallel.replication import Single
+from ampcompare.training.precision.factory import make_precision
 
 CPU = torch.device("cpu")
 

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampcompare.base.errors import CheckpointError
-from ampcompare.precision.base import owned_params
 from ampcompare.training.ema import ModelEma
+from ampcompare.training.precision.base import owned_params
 
 ARMS = [
     "fp32",

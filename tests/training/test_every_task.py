@@ -14,15 +14,15 @@ import torch
 from torch import Tensor
 
 from ampcompare.base.errors import UnsupportedCombination
-from ampcompare.precision.cpu_half import cpu_half
-from ampcompare.precision.factory import make_precision
-from ampcompare.records.evaluation import EpochResult
-from ampcompare.records.run import Resumption, StepRecord
-from ampcompare.settings.config import RunConfig
+from ampcompare.runs.records.evaluation import EpochResult
+from ampcompare.runs.records.run import Resumption, StepRecord
+from ampcompare.runs.settings.config import RunConfig
 from ampcompare.tasks.catalog import TASKS
 from ampcompare.tasks.data import tensors_of
 from ampcompare.tasks.registry import make_task
 from ampcompare.training.assemble import assemble_single
+from ampcompare.training.precision.cpu_half import cpu_half
+from ampcompare.training.precision.factory import make_precision
 from ampcompare.training.session import Session
 
 pytestmark = pytest.mark.integration  # every task is trained with every arm

@@ -14,11 +14,11 @@ from torch.nn import functional as F
 from torch.optim import SGD
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ampcompare.parallel.replication import Single
-from ampcompare.precision.factory import make_precision
-from ampcompare.records.run import StepRecord
+from ampcompare.runs.records.run import StepRecord
 from ampcompare.training.loop import Loop
 from ampcompare.training.metrics.clock import HostClock
+from ampcompare.training.parallel.replication import Single
+from ampcompare.training.precision.factory import make_precision
 
 
 def net() -> nn.Sequential:

@@ -11,9 +11,9 @@ from torch import nn
 
 from ampcompare.apex.parallel import SyncBatchNorm
 from ampcompare.base.errors import UnsupportedCombination
-from ampcompare.parallel.replication import DDP, DP, ApexDDP, Single
-from ampcompare.settings.config import ParallelConfig
+from ampcompare.runs.settings.config import ParallelConfig
 from ampcompare.training.assemble import make_parallel
+from ampcompare.training.parallel.replication import DDP, DP, ApexDDP, Single
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 

@@ -11,12 +11,12 @@ from torch.optim import SGD
 
 from ampcompare.apex.parallel.LARC import LARC
 from ampcompare.base.errors import ConfigError, UnsupportedCombination
-from ampcompare.precision.factory import make_precision
-from ampcompare.settings.config import RunConfig
-from ampcompare.settings.recipe import OptimizerConfig
-from ampcompare.settings.validation import validated
-from ampcompare.tensors.skippable_step import obeys_flag
+from ampcompare.base.tensors.skippable_step import obeys_flag
+from ampcompare.runs.settings.config import RunConfig
+from ampcompare.runs.settings.recipe import OptimizerConfig
+from ampcompare.runs.settings.validation import validated
 from ampcompare.training.assemble import make_optimizer, param_groups
+from ampcompare.training.precision.factory import make_precision
 from tests.covering import covering
 
 X = torch.linspace(-1, 1, 24).reshape(6, 4)

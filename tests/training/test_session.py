@@ -9,11 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ampcompare.precision.cpu_half import EmulatedHalf, cpu_half
-from ampcompare.precision.factory import make_precision
-from ampcompare.records.evaluation import EpochResult, pack_right, unpack_samples
-from ampcompare.records.run import StepRecord
-from ampcompare.settings.config import RunConfig
+from ampcompare.runs.records.evaluation import EpochResult, pack_right, unpack_samples
+from ampcompare.runs.records.run import StepRecord
+from ampcompare.runs.settings.config import RunConfig
 from ampcompare.tasks.classification import Classification
 from ampcompare.tasks.in_memory import memory_data
 from ampcompare.tasks.registry import make_task
@@ -21,6 +19,8 @@ from ampcompare.training.assemble import assemble_single
 from ampcompare.training.evaluate import evaluate
 from ampcompare.training.metrics.memory import PeakMemory
 from ampcompare.training.metrics.run_summary import RunMetrics
+from ampcompare.training.precision.cpu_half import EmulatedHalf, cpu_half
+from ampcompare.training.precision.factory import make_precision
 from ampcompare.training.session import Session
 
 CPU = torch.device("cpu")
@@ -234,7 +234,7 @@ def test_bf16_is_emulated_where_the_cpu_has_no_instructions(
     monkeypatch: pytest.MonkeyPatch, has_instructions: bool, how: str
 ) -> None:
     """By default bf16 runs natively only where that is fast; a product under emulation is rounded once."""
-    monkeypatch.setattr("ampcompare.precision.cpu_half.has_bf16_instructions", lambda: has_instructions)
+    monkeypatch.setattr("ampcompare.training.precision.cpu_half.has_bf16_instructions", lambda: has_instructions)
     named, context = cpu_half("auto", torch.bfloat16, CPU)
     assert named == how
     torch.manual_seed(0)

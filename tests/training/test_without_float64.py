@@ -10,14 +10,14 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from ampcompare.precision.cpu_half import cpu_half
-from ampcompare.precision.factory import make_precision
-from ampcompare.settings.recipe import Recipe
+from ampcompare.base.tensors import accelerator
+from ampcompare.runs.settings.recipe import Recipe
 from ampcompare.tasks import lm
 from ampcompare.tasks.registry import make_task
-from ampcompare.tensors import accelerator
 from ampcompare.training import evaluate as evaluation
 from ampcompare.training.assemble import assemble_single
+from ampcompare.training.precision.cpu_half import cpu_half
+from ampcompare.training.precision.factory import make_precision
 
 CPU = torch.device("cpu")
 RECIPES = {

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from ampcompare.tensors.loss_scale import FLOAT32_MAX, DeviceLossScale, is_exact_on_device, moved_scale
+from ampcompare.base.tensors.loss_scale import FLOAT32_MAX, DeviceLossScale, is_exact_on_device, moved_scale
 
 from ._amp_state import _amp_state, maybe_print
 

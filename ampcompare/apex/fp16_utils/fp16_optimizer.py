@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from ampcompare.apex import deprecated_warning
 from ampcompare.apex.fp16_utils.fp16util import clip_grad_norm, master_params_to_model_params
-from ampcompare.tensors.lists import by_type
+from ampcompare.base.tensors.lists import by_type
 
 __all__ = ["FP16_Optimizer"]
 

@@ -15,7 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils import clip_grad_norm_
 
 from ampcompare.apex import deprecated_warning
-from ampcompare.tensors.lists import copy_by_dtype
+from ampcompare.base.tensors.lists import copy_by_dtype
 
 __all__ = [
     "BN_convert_float",

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ampcompare.tensors.lists import by_type, copy_by_dtype
+from ampcompare.base.tensors.lists import by_type, copy_by_dtype
 
 __all__ = [
     "as_fp32",

@@ -21,7 +21,7 @@ from ampcompare.apex.multi_tensor_apply.arithmetic import (
     to_fp32,
     write_back,
 )
-from ampcompare.tensors.lists import copy_by_dtype
+from ampcompare.base.tensors.lists import copy_by_dtype
 
 __all__ = ["adagrad", "adam", "apply_update", "clip_divisor", "compute_update", "lamb", "novograd", "sgd"]
 

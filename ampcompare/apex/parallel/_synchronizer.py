@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
-from ampcompare.tensors.lists import by_type
+from ampcompare.base.tensors.lists import by_type
 
 from ._errors import (
     GradientNotPlanned,

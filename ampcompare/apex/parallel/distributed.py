@@ -19,7 +19,7 @@ from ampcompare.apex import deprecated_warning
 from ampcompare.apex.amp._amp_state import strict_from_environment
 from ampcompare.apex.apex_C import flatten, unflatten
 from ampcompare.base.errors import PreparationError
-from ampcompare.tensors.tree import tensors_in
+from ampcompare.base.tensors.tree import tensors_in
 
 from ._errors import ParallelArgumentError, ParallelOptionError, ParallelPreparationError
 from ._synchronizer import (

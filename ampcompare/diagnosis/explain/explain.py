@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from ampcompare.backends.arm import Arm
 from ampcompare.backends.explanation import ArmExplanation, BytesPerParameter
 from ampcompare.base.shown import Shown
-from ampcompare.report.document import Block, Code, Document, Facts, Items, Section, Text
+from ampcompare.runs.report.document import Block, Code, Document, Facts, Items, Section, Text
 
 __all__ = ["OPTIMIZER_TENSORS", "Explanation", "bytes_per_parameter", "explain_arm", "explanation_document"]
 
@@ -34,7 +34,7 @@ class Explanation(Shown):
     parts: ArmExplanation
     memory: BytesPerParameter | None
 
-    _view: ClassVar[str] = "ampcompare.report.html.notebook:result_view"
+    _view: ClassVar[str] = "ampcompare.runs.report.html.notebook:result_view"
 
     def _document(self) -> Document:
         return explanation_document(self)

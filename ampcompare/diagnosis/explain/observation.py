@@ -8,7 +8,7 @@ from typing import Any
 
 from ampcompare.base.errors import AmpCompareError, ConfigError, EnvironmentUnfit, LaunchError
 from ampcompare.base.isolate.call import call_in_child
-from ampcompare.settings.config import RunConfig
+from ampcompare.runs.settings.config import RunConfig
 
 __all__ = ["MAX_SAMPLES", "observe_in_child", "render_observation"]
 

@@ -25,10 +25,10 @@ from ampcompare.diagnosis.measure import Conditions, Enough, Loop, measure, trai
 from ampcompare.diagnosis.observation import Observation
 from ampcompare.diagnosis.sites import calling_line
 from ampcompare.diagnosis.step_watch import MAX_SKIPPED
-from ampcompare.precision.base import Precision, StepOutcome
-from ampcompare.precision.wrapper import PrecisionWrapper
-from ampcompare.records.diagnosis import Diagnosis, Fault, PlaceReport
+from ampcompare.runs.records.diagnosis import Diagnosis, Fault, PlaceReport
 from ampcompare.training.device import resolve_device
+from ampcompare.training.precision.base import Precision, StepOutcome
+from ampcompare.training.precision.wrapper import PrecisionWrapper
 
 __all__ = ["Check", "tolerances"]
 

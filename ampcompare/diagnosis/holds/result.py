@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ampcompare.records.diagnosis import Diagnosis
+from ampcompare.runs.records.diagnosis import Diagnosis
 
 __all__ = ["DoesNotHold", "Figure", "Held"]
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from ampcompare.base.errors import ConfigError
-from ampcompare.settings.validation import validated
+from ampcompare.runs.settings.validation import validated
 
 __all__ = [
     "OLD_STUDIES",

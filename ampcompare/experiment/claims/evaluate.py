@@ -6,15 +6,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ampcompare.analysis.inference.criteria import Criteria
-from ampcompare.analysis.inference.effect import wilson
-from ampcompare.analysis.runs.identity import IDENTICAL
-from ampcompare.analysis.runs.scores import metric_of
-from ampcompare.analysis.summary import summarize
 from ampcompare.experiment.claims.definition import Accuracy, Below, Claim, Diverges, Memory, Test, Time, Trains
-from ampcompare.records.comparison import ArmSummary
-from ampcompare.records.metric import Metric
-from ampcompare.records.run import RunRecord
+from ampcompare.runs.analysis.inference.criteria import Criteria
+from ampcompare.runs.analysis.inference.effect import wilson
+from ampcompare.runs.analysis.runs.identity import IDENTICAL
+from ampcompare.runs.analysis.runs.scores import metric_of
+from ampcompare.runs.analysis.summary import summarize
+from ampcompare.runs.records.comparison import ArmSummary
+from ampcompare.runs.records.metric import Metric
+from ampcompare.runs.records.run import RunRecord
 
 __all__ = ["FAILS", "HOLDS", "NOT_RUN", "UNKNOWN", "ClaimResult", "judge_claim"]
 

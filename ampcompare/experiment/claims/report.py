@@ -9,8 +9,8 @@ from ampcompare.base.formatting import printable
 from ampcompare.experiment.claims.definition import Claim
 from ampcompare.experiment.claims.evaluate import ClaimResult
 from ampcompare.experiment.claims.reproduce import Reproduction
-from ampcompare.report.document import Cell, Code, Column, Document, Items, Section, Table
-from ampcompare.report.tables import grid
+from ampcompare.runs.report.document import Cell, Code, Column, Document, Items, Section, Table
+from ampcompare.runs.report.tables import grid
 
 __all__ = ["claim_table", "claims_document"]
 

@@ -18,15 +18,15 @@ from ampcompare.base.isolate.call import call_in_child
 from ampcompare.base.isolate.start import isolated_environment, start_command
 from ampcompare.experiment.claims.definition import Claim, ExperimentSpec, Study
 from ampcompare.experiment.claims.evaluate import ClaimResult, judge_claim
+from ampcompare.experiment.launch.base import Launcher
 from ampcompare.experiment.observer import Observer
 from ampcompare.experiment.plan import make_plan, parse_seeds
 from ampcompare.experiment.run import run_plan
 from ampcompare.experiment.run_directory import RunDirectory
-from ampcompare.launch.base import Launcher
-from ampcompare.records.comparison import Comparison
-from ampcompare.records.run import RunRecord, dump_json
-from ampcompare.settings.config import RunConfig
-from ampcompare.settings.layers import Layer, resolve_settings
+from ampcompare.runs.records.comparison import Comparison
+from ampcompare.runs.records.run import RunRecord, dump_json
+from ampcompare.runs.settings.config import RunConfig
+from ampcompare.runs.settings.layers import Layer, resolve_settings
 
 __all__ = ["Reproduction", "reproduce", "sees_gpu", "select_claims"]
 

@@ -7,14 +7,14 @@ from contextlib import nullcontext
 from ampcompare.experiment.claims.definition import load_study
 from ampcompare.experiment.claims.report import claims_document
 from ampcompare.experiment.claims.reproduce import Reproduction, reproduce, sees_gpu, select_claims
+from ampcompare.experiment.launch.places import find_places
+from ampcompare.experiment.launch.pool import launcher_at
 from ampcompare.experiment.observer import Observer
 from ampcompare.experiment.options import StudyOptions
 from ampcompare.experiment.run_directory import RunDirectory
 from ampcompare.experiment.single_run import WhileRunning
-from ampcompare.launch.places import find_places
-from ampcompare.launch.pool import launcher_at
-from ampcompare.report.base import write_formats, write_reports
-from ampcompare.settings.config import RunConfig
+from ampcompare.runs.report.base import write_formats, write_reports
+from ampcompare.runs.settings.config import RunConfig
 
 __all__ = ["run_study"]
 

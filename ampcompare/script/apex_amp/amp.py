@@ -27,9 +27,9 @@ from torch import Tensor
 
 from ampcompare.base.errors import PreparationError, ScalingError
 from ampcompare.guards.events import GRADIENT_READS
-from ampcompare.precision.base import Precision, StepOutcome
 from ampcompare.script.apex_amp.session import Session, here, parameters_by_id
 from ampcompare.script.legacy.record.rows import Rows, value_of
+from ampcompare.training.precision.base import Precision, StepOutcome
 
 __all__ = ["Given", "ScriptAmp"]
 

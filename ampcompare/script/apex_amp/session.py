@@ -11,7 +11,7 @@ from torch import Tensor
 from ampcompare.base.errors import ScalingError
 from ampcompare.guards.events import GRADIENT_READS
 from ampcompare.guards.location import Location, user_frames
-from ampcompare.precision.base import Precision, StepOutcome, owned_params
+from ampcompare.training.precision.base import Precision, StepOutcome, owned_params
 
 __all__ = ["Parameters", "Session", "here", "leaves_of", "parameters_by_id"]
 

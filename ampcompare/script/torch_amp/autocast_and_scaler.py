@@ -281,4 +281,4 @@ def without_autocast(arm: Arm | str) -> ScalingError:
 def is_own() -> bool:
     """Return whether a precision, or torch on behalf of another block, calls the constructor that calls this."""
     name: str = calling_frame().f_globals.get("__name__", "")
-    return name.startswith(("ampcompare.precision.", "torch.utils.checkpoint", "torch.amp."))
+    return name.startswith(("ampcompare.training.precision.", "torch.utils.checkpoint", "torch.amp."))

@@ -20,7 +20,6 @@ from ampcompare.backends.apex_levels import apex_level
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import UnsupportedCombination
 from ampcompare.guards.events import Points, Subscriptions
-from ampcompare.precision.base import owned_params
 from ampcompare.script.apex_amp.amp import Given
 from ampcompare.script.torch_amp.autocast_and_scaler import (
     is_own,
@@ -33,6 +32,7 @@ from ampcompare.script.torch_amp.autocast_and_scaler import (
     without_autocast,
 )
 from ampcompare.script.torch_amp.names import TorchNames
+from ampcompare.training.precision.base import owned_params
 
 __all__ = ["O1BehindTorch"]
 

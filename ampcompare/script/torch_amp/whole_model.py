@@ -39,9 +39,6 @@ from ampcompare.backends.apex_levels import apex_level
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import AmpCompareError, PreparationError, ScalingError, UnsupportedCombination
 from ampcompare.guards.events import GRADIENT_READS, Points, Subscriptions, without_subscribers
-from ampcompare.precision.base import owned_params
-from ampcompare.precision.factory import make_precision
-from ampcompare.precision.half_optimizer import HalfOptimizer
 from ampcompare.script.apex_amp.session import here
 from ampcompare.script.keep_fp32 import WRAPPERS, bare_model
 from ampcompare.script.recorded.pairing import HashedWeights
@@ -53,6 +50,9 @@ from ampcompare.script.torch_amp.autocast_and_scaler import (
     unscaled,
     without_autocast,
 )
+from ampcompare.training.precision.base import owned_params
+from ampcompare.training.precision.factory import make_precision
+from ampcompare.training.precision.half_optimizer import HalfOptimizer
 
 __all__ = ["WholeModel"]
 

@@ -8,9 +8,9 @@ from contextlib import nullcontext
 
 from torch import Tensor
 
-from ampcompare.parallel.ranks import Communicator
-from ampcompare.parallel.replication import Single
 from ampcompare.training.loop import Loop, update
+from ampcompare.training.parallel.ranks import Communicator
+from ampcompare.training.parallel.replication import Single
 
 __all__ = ["allreduce_share"]
 

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ampcompare.tensors.sharded import whole
-from ampcompare.tensors.tree import tensors_in
+from ampcompare.base.tensors.sharded import whole
+from ampcompare.base.tensors.tree import tensors_in
 
 __all__ = ["inputs_sha256", "parameters_sha256", "weights_sha256"]
 

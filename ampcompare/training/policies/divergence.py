@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from ampcompare.records.run import StepRecord
-from ampcompare.tensors.lists import by_type
-from ampcompare.tensors.sharded import local
+from ampcompare.base.tensors.lists import by_type
+from ampcompare.base.tensors.sharded import local
+from ampcompare.runs.records.run import StepRecord
 from ampcompare.training.policies.policy import Policy
 
 __all__ = ["DivergenceDetector", "weights_finite"]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ampcompare.records.evaluation import EpochResult
-from ampcompare.records.metric import Metric
-from ampcompare.settings.config import RunConfig
+from ampcompare.runs.records.evaluation import EpochResult
+from ampcompare.runs.records.metric import Metric
+from ampcompare.runs.settings.config import RunConfig
 from ampcompare.training.policies.policy import Policy
 
 __all__ = ["NO_VALUE", "EarlyStop"]

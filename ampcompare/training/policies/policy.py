@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from ampcompare.precision.base import Precision
-from ampcompare.records.evaluation import EpochResult
-from ampcompare.records.run import StepRecord
+from ampcompare.runs.records.evaluation import EpochResult
+from ampcompare.runs.records.run import StepRecord
+from ampcompare.training.precision.base import Precision
 
 __all__ = ["Policy"]
 

@@ -11,14 +11,14 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ampcompare.precision.base import Precision, owned_params
-from ampcompare.records.run import StepRecord
-from ampcompare.settings.config import RunConfig
-from ampcompare.tensors.skippable_step import settle
+from ampcompare.base.tensors.skippable_step import settle
+from ampcompare.runs.records.run import StepRecord
+from ampcompare.runs.settings.config import RunConfig
 from ampcompare.training.assemble import Assembly
 from ampcompare.training.ema import ModelEma
 from ampcompare.training.policies.divergence import DivergenceDetector
 from ampcompare.training.policies.policy import Policy
+from ampcompare.training.precision.base import Precision, owned_params
 
 __all__ = ["Rollback", "Snapshot"]
 

@@ -18,9 +18,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from ampcompare.checkpoint.store.layout import TENSOR_CLASS, TENSOR_SHARDS
-from ampcompare.tensors.sharded import is_sharded, local, whole_tree
-from ampcompare.tensors.tree import mapped
+from ampcompare.base.tensors.sharded import is_sharded, local, whole_tree
+from ampcompare.base.tensors.tree import mapped
+from ampcompare.training.checkpoint.store.layout import TENSOR_CLASS, TENSOR_SHARDS
 
 __all__ = [
     "class_name",

@@ -12,9 +12,9 @@ from pydantic_core import PydanticSerializationError
 from ampcompare.base.environment.versions import fingerprint, host_name
 from ampcompare.base.errors import CheckpointError
 from ampcompare.base.files.run_files import RunFile
-from ampcompare.records.run import Resumption
-from ampcompare.settings.config import RunConfig
-from ampcompare.settings.recipe import Recipe
+from ampcompare.runs.records.run import Resumption
+from ampcompare.runs.settings.config import RunConfig
+from ampcompare.runs.settings.recipe import Recipe
 from ampcompare.training.state.schema import require_plain_parts
 
 __all__ = ["AUTO", "FoundCheckpoint", "find_checkpoint", "validate_resume"]
@@ -54,8 +54,8 @@ def find_checkpoint(resume: str, own: Path) -> FoundCheckpoint | None:
     Raises:
         CheckpointError: it does not exist, or cannot be read.
     """
-    from ampcompare.checkpoint.store.folder import CheckpointFolder
-    from ampcompare.checkpoint.store.sharded import is_sharded_folder, read_saved
+    from ampcompare.training.checkpoint.store.folder import CheckpointFolder
+    from ampcompare.training.checkpoint.store.sharded import is_sharded_folder, read_saved
 
     if resume == AUTO:
         newest = CheckpointFolder(own).newest()
@@ -117,8 +117,8 @@ def validate_resume(
     if size != world_size:
         notes.append(f"{size} processes then, {world_size} now: the random generators of all ranks are seeded again")
     if arm != config.arm:
-        from ampcompare.checkpoint.convert.between_arms import into_arm
-        from ampcompare.checkpoint.reader.foreign import explained
+        from ampcompare.training.checkpoint.convert.between_arms import into_arm
+        from ampcompare.training.checkpoint.reader.foreign import explained
 
         with explained(path):
             conversion = into_arm(state, config.arm)

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from ampcompare.base.errors import CheckpointError, EnvironmentUnfit
-from ampcompare.checkpoint.store.file import checksum
-from ampcompare.checkpoint.store.folder import CheckpointFolder
-from ampcompare.checkpoint.store.sharded import FILES, PARTS
-from ampcompare.parallel.ranks import Communicator, SingleProcess
-from ampcompare.settings.config import SavingConfig
-from ampcompare.tensors.sharded import is_sharded, local
+from ampcompare.base.tensors.sharded import is_sharded, local
+from ampcompare.runs.settings.config import SavingConfig
+from ampcompare.training.checkpoint.store.file import checksum
+from ampcompare.training.checkpoint.store.folder import CheckpointFolder
+from ampcompare.training.checkpoint.store.sharded import FILES, PARTS
+from ampcompare.training.parallel.ranks import Communicator, SingleProcess
 from ampcompare.training.state.flattened import is_wrapped
 
 if TYPE_CHECKING:
-    from ampcompare.checkpoint.store.folder import BackgroundFolder
+    from ampcompare.training.checkpoint.store.folder import BackgroundFolder
 
 __all__ = ["Position", "Saver"]
 
@@ -132,20 +132,20 @@ class Saver:
         """Return what writes checkpoints; kept only if it writes in the background."""
         if not self.config.in_background:
             return self._files()
-        from ampcompare.checkpoint.store.folder import BackgroundFolder
+        from ampcompare.training.checkpoint.store.folder import BackgroundFolder
 
         self._background = BackgroundFolder(self._files())
         return self._background
 
     def _files(self) -> CheckpointFolder:
-        from ampcompare.checkpoint.store.folder import CheckpointFolder
+        from ampcompare.training.checkpoint.store.folder import CheckpointFolder
 
         return CheckpointFolder(self.folder, self.config.keep_last, self.note, self._write_exports, self.steps)
 
     def _write_exports(self, state: Mapping[str, Any], best: bool) -> None:
         """Write the same content in the formats of other programs, if asked for."""
-        from ampcompare.checkpoint.store.file import write_pickle, write_weights
-        from ampcompare.checkpoint.store.layout import apex_layout, weights_only
+        from ampcompare.training.checkpoint.store.file import write_pickle, write_weights
+        from ampcompare.training.checkpoint.store.layout import apex_layout, weights_only
 
         if self.config.apex_layout and "amp" in state:
             write_pickle(self.folder / APEX_FILE, apex_layout(state))

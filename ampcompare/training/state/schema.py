@@ -16,11 +16,11 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from torch import Tensor
 
 from ampcompare.base.errors import CheckpointError, RecordError
-from ampcompare.checkpoint.convert.scaler_numbers import parse_scale
-from ampcompare.checkpoint.store.layout import CONVERTED, PRECISION_KEYS
-from ampcompare.records.evaluation import EpochResult, unpack_samples
-from ampcompare.records.metric import TOP1, TOP5, Metric
-from ampcompare.records.run import Resumption
+from ampcompare.runs.records.evaluation import EpochResult, unpack_samples
+from ampcompare.runs.records.metric import TOP1, TOP5, Metric
+from ampcompare.runs.records.run import Resumption
+from ampcompare.training.checkpoint.convert.scaler_numbers import parse_scale
+from ampcompare.training.checkpoint.store.layout import CONVERTED, PRECISION_KEYS
 from ampcompare.training.policies.early_stop import NO_VALUE
 from ampcompare.training.state.capture import require_random_states
 

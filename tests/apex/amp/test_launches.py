@@ -16,7 +16,7 @@ from ampcompare.apex import amp, amp_C
 from ampcompare.apex.amp._engine import device_skip, forward, optimizer_state
 from ampcompare.apex.amp.handle import CastGroups
 from ampcompare.apex.optimizers import FusedAdam
-from ampcompare.tensors.loss_scale import DeviceLossScale
+from ampcompare.base.tensors.loss_scale import DeviceLossScale
 
 X = torch.linspace(-1, 1, 12).reshape(3, 4)
 

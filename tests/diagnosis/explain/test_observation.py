@@ -15,7 +15,7 @@ from ampcompare.base.isolate.call import Answer
 from ampcompare.diagnosis.explain.explain import bytes_per_parameter
 from ampcompare.diagnosis.explain.observation import observe_in_child, render_observation
 from ampcompare.diagnosis.explain.observe import observe
-from ampcompare.settings.config import RunConfig
+from ampcompare.runs.settings.config import RunConfig
 
 DATA = {"name": "synthetic", "train_size": 32, "val_size": 16, "image_size": 8}
 

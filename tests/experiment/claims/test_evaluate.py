@@ -11,8 +11,8 @@ from ampcompare.base.errors import ConfigError
 from ampcompare.experiment.claims.definition import Claim, load_study
 from ampcompare.experiment.claims.evaluate import ClaimResult, judge_claim
 from ampcompare.experiment.plan import make_plan, parse_seeds
-from ampcompare.records.run import RunRecord
-from ampcompare.settings.layers import Layer, resolve_settings
+from ampcompare.runs.records.run import RunRecord
+from ampcompare.runs.settings.layers import Layer, resolve_settings
 
 MakeRecord = Callable[..., RunRecord]
 

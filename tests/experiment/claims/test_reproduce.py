@@ -15,11 +15,11 @@ from ampcompare.experiment.claims import reproduce as module
 from ampcompare.experiment.claims.definition import Study
 from ampcompare.experiment.claims.report import claim_table, claims_document
 from ampcompare.experiment.claims.reproduce import reproduce, select_claims
-from ampcompare.launch.base import Launcher
-from ampcompare.launch.cell_files import write_record
-from ampcompare.records.run import RunRecord, RunSummary, dump_json
-from ampcompare.report.base import FORMATS
-from ampcompare.settings.config import RunConfig
+from ampcompare.experiment.launch.base import Launcher
+from ampcompare.experiment.launch.cell_files import write_record
+from ampcompare.runs.records.run import RunRecord, RunSummary, dump_json
+from ampcompare.runs.report.base import FORMATS
+from ampcompare.runs.settings.config import RunConfig
 
 STUDY = Study.model_validate(
     {

@@ -15,7 +15,7 @@ import torch
 from torch.jit._script import RecursiveScriptModule
 
 from ampcompare.base.files.run_files import CellFile
-from ampcompare.records.opened_files import forget_reads, read_opened
+from ampcompare.runs.records.opened_files import forget_reads, read_opened
 from ampcompare.script.recorded import watch
 from ampcompare.script.recorded.watch import WrittenFiles
 

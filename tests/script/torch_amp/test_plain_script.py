@@ -17,7 +17,7 @@ from torch.nn.utils import clip_grad_norm_
 from torch.utils.checkpoint import checkpoint
 
 from ampcompare.base.errors import PreparationError, ScalingError, UnsupportedCombination
-from ampcompare.precision.base import owned_params
+from ampcompare.training.precision.base import owned_params
 from tests.script.small_script import batch, gan_loss, network, two_networks
 from tests.script.test_stand_in import Rows
 

@@ -7,8 +7,8 @@ import math
 
 import pytest
 
-from ampcompare.records.run import RunRecord, StepRecord, dump_json
-from ampcompare.records.summary import Trace
+from ampcompare.runs.records.run import RunRecord, StepRecord, dump_json
+from ampcompare.runs.records.summary import Trace
 from ampcompare.training.metrics.run_summary import MAX_LENGTH, Tracer
 
 

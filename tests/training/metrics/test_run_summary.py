@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ampcompare.records.evaluation import EpochResult, pack_right
-from ampcompare.records.run import StepRecord
+from ampcompare.runs.records.evaluation import EpochResult, pack_right
+from ampcompare.runs.records.run import StepRecord
 from ampcompare.training.metrics.memory import PeakMemory
 from ampcompare.training.metrics.run_summary import RunMetrics
 from ampcompare.training.policies.divergence import DivergenceDetector

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from ampcompare.records.evaluation import EpochResult
-from ampcompare.records.metric import TOP1, Metric
-from ampcompare.records.run import StepRecord
+from ampcompare.runs.records.evaluation import EpochResult
+from ampcompare.runs.records.metric import TOP1, Metric
+from ampcompare.runs.records.run import StepRecord
 from ampcompare.training.policies.divergence import DivergenceDetector
 from ampcompare.training.policies.early_stop import EarlyStop
 from ampcompare.training.session import ScaleLimits

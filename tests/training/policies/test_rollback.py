@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-from ampcompare.precision.base import owned_params
-from ampcompare.precision.factory import make_precision
-from ampcompare.records.run import StepRecord
-from ampcompare.tensors.skippable_step import skip_on_device
+from ampcompare.base.tensors.skippable_step import skip_on_device
+from ampcompare.runs.records.run import StepRecord
 from ampcompare.training.policies.divergence import DivergenceDetector
 from ampcompare.training.policies.rollback import Rollback, Snapshot
+from ampcompare.training.precision.base import owned_params
+from ampcompare.training.precision.factory import make_precision
 
 ARMS = [
     "fp32",

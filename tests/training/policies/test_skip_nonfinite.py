@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Adam
 
-from ampcompare.parallel.replication import Single
-from ampcompare.precision.factory import make_precision
-from ampcompare.records.run import StepRecord
+from ampcompare.runs.records.run import StepRecord
 from ampcompare.training.loop import Loop
 from ampcompare.training.metrics.clock import HostClock
+from ampcompare.training.parallel.replication import Single
+from ampcompare.training.precision.factory import make_precision
 from ampcompare.training.session import SkippingPrecision
 
 ARMS = [

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ampcompare.tensors.tree import tensors_in
+from ampcompare.base.tensors.tree import tensors_in
 from ampcompare.training.state.flattened import flattened, is_wrapped, plain_state, rebuilt
 
 

@@ -5,7 +5,7 @@ steps, and the scaler is dynamic with exact powers of two; else it reads the fla
 the same bits.
 
 Each `scale_loss` exit passes its overflow flag to its optimizers; their next step uses the union as `found_inf`, which
-torch's fused kernels obey, and the optimizers of `ampcompare.tensors.skippable_step`.
+torch's fused kernels obey, and the optimizers of `ampcompare.base.tensors.skippable_step`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from ampcompare.apex.amp._amp_state import _amp_state, maybe_print, overflow_message
-from ampcompare.tensors.skippable_step import obeys_flag
+from ampcompare.base.tensors.skippable_step import obeys_flag
 
 from .async_messages import DeferredMessages
 from .errors import AmpScalingError

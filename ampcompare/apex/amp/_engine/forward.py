@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ampcompare.apex.amp._amp_state import _amp_state
-from ampcompare.tensors.tree import first_floating_type, mapped
+from ampcompare.base.tensors.tree import first_floating_type, mapped
 
 __all__ = ["CastForward", "applier", "to_type"]
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from ampcompare.apex.contrib.optimizers.fused_adam import FusedAdam
 from ampcompare.apex.contrib.optimizers.fused_sgd import FusedSGD
 from ampcompare.apex.multi_tensor_apply.arithmetic import global_norm, scale
-from ampcompare.tensors.lists import copy_by_dtype
+from ampcompare.base.tensors.lists import copy_by_dtype
 
 __all__ = ["FP16_Optimizer"]
 

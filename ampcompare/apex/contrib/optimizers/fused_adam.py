@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from ampcompare.apex.contrib.optimizers.groups import TensorGroups, per_group
 from ampcompare.apex.multi_tensor_apply.arithmetic import as_fp32, global_norm, to_fp32, write_back
-from ampcompare.tensors.lists import copy_by_dtype
+from ampcompare.base.tensors.lists import copy_by_dtype
 
 __all__ = ["FusedAdam"]
 

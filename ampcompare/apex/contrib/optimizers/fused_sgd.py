@@ -12,7 +12,7 @@ from torch.optim.optimizer import required
 from ampcompare.apex.contrib.optimizers.groups import TensorGroups, per_group
 from ampcompare.apex.multi_tensor_apply import optimizer_math
 from ampcompare.apex.optimizers.fused_sgd import FusedSGD as _FusedSGD
-from ampcompare.tensors.lists import copy_by_dtype
+from ampcompare.base.tensors.lists import copy_by_dtype
 
 __all__ = ["FusedSGD"]
 

@@ -13,13 +13,13 @@ from collections.abc import Sequence
 
 import torch
 
-from ampcompare.precision.cpu_half import cpu_half
-from ampcompare.records.run import RunRecord, RunSummary, dump_json
-from ampcompare.settings.config import RunConfig
-from ampcompare.settings.recipe import DataConfig, ModelConfig, OptimizerConfig, Recipe, ScheduleConfig
+from ampcompare.runs.records.run import RunRecord, RunSummary, dump_json
+from ampcompare.runs.settings.config import RunConfig
+from ampcompare.runs.settings.recipe import DataConfig, ModelConfig, OptimizerConfig, Recipe, ScheduleConfig
 from ampcompare.tasks.classification import classification_loss
 from ampcompare.tasks.load import load_data
 from ampcompare.tasks.models import build_model
+from ampcompare.training.precision.cpu_half import cpu_half
 
 __all__ = ["GROWTH_INTERVAL", "ROWS", "train"]
 

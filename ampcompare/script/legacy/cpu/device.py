@@ -30,10 +30,10 @@ from torch import Tensor, nn
 from torch.amp import autocast_mode
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ampcompare.precision.cpu_half import EmulatedHalf
 from ampcompare.script.legacy.jit import keep_for_jit
 from ampcompare.script.legacy.process_group import gloo_for_nccl
 from ampcompare.script.legacy.stderr import note
+from ampcompare.training.precision.cpu_half import EmulatedHalf
 
 __all__ = ["FUNCTIONS", "cast_as_for_cuda", "is_cuda", "run_on_cpu"]
 

@@ -21,7 +21,7 @@ from ampcompare import apex
 from ampcompare.base.environment.versions import fingerprint
 from ampcompare.base.errors import EnvironmentUnfit
 from ampcompare.base.secrets import hide, mask
-from ampcompare.records.run import dump_json
+from ampcompare.runs.records.run import dump_json
 from ampcompare.script.legacy.record.summary import FORMAT, SCHEMA, ExecSummary, add_row, in_words
 from ampcompare.script.legacy.settings import ExecSettings
 from ampcompare.script.legacy.stderr import note

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ampcompare.apex import amp
 from ampcompare.apex.amp._engine import device_skip
 from ampcompare.apex.amp.scaler import LossScaler
-from ampcompare.tensors.loss_scale import DeviceLossScale, is_exact_on_device
+from ampcompare.base.tensors.loss_scale import DeviceLossScale, is_exact_on_device
 from tests.apex.amp._engine.fused_steps import OPTIMIZERS, Make, bits, passes_on_device, start, train_step
 from tests.apex.amp.small_net import Net, X, loss_of
 

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from ampcompare.experiment.claims.programs import double_step
-from ampcompare.records.run import RunRecord
+from ampcompare.runs.records.run import RunRecord
 
 
 def test_the_second_step_makes_what_the_scaler_left_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,137 @@
+"""Questions that `doctor` asks in a child process, so that a crash, a hang or a broken package is an answer.
+
+Each is a function that imports what it asks about inside, and returns plain data. Nothing else is imported: the
+child may see other packages than this process.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+__all__ = ["accelerators", "apex_amp", "entry_point", "gpus", "kernels", "torch_build", "vision"]
+
+SURFACE = ("initialize", "scale_loss", "master_params", "state_dict", "load_state_dict")
+
+
+def torch_build() -> dict[str, Any]:
+    """Import torch and return versions, abilities and switches; None for what this torch lacks."""
+    torch = importlib.import_module("torch")
+    bf16 = importlib.import_module("ampcompare.training.precision.cpu_half")
+
+    def ask_torch(question: Callable[[], Any]) -> Any:
+        try:
+            return question()
+        except Exception:  # attributes and operators differ from version to version
+            return None
+
+    mkldnn = torch.ops.mkldnn
+    return {
+        "version": str(torch.__version__),
+        "cuda": torch.version.cuda,
+        "hip": torch.version.hip,
+        "cudnn": ask_torch(lambda: torch.backends.cudnn.version()),
+        "capability": ask_torch(lambda: torch.backends.cpu.get_cpu_capability()),
+        "fp16_products": ask_torch(lambda: bool(mkldnn._is_mkldnn_fp16_supported())),
+        "bf16_products": ask_torch(lambda: bool(mkldnn._is_mkldnn_bf16_supported())),
+        "bf16_instructions": ask_torch(bf16.has_bf16_instructions),
+        "threads": torch.get_num_threads(),
+        "distributed": ask_torch(lambda: bool(torch.distributed.is_available())),
+        "nccl": ask_torch(lambda: bool(torch.distributed.is_nccl_available())),
+        "gloo": ask_torch(lambda: bool(torch.distributed.is_gloo_available())),
+        "mpi": ask_torch(lambda: bool(torch.distributed.is_mpi_available())),
+        "tf32_products": ask_torch(lambda: bool(torch.backends.cuda.matmul.allow_tf32)),
+        "tf32_convolutions": ask_torch(lambda: bool(torch.backends.cudnn.allow_tf32)),
+    }
+
+
+def gpus() -> dict[str, Any]:
+    """Start CUDA (or ROCm) and return each GPU, and whether an fp16 product on it is right."""
+    torch = importlib.import_module("torch")
+    if not torch.cuda.is_available():
+        return {"available": False, "devices": []}
+    devices = []
+    for index in range(torch.cuda.device_count()):
+        properties = torch.cuda.get_device_properties(index)
+        device: dict[str, Any] = {
+            "index": index,
+            "name": properties.name,
+            "capability": [properties.major, properties.minor],
+            "total_bytes": properties.total_memory,
+            "free_bytes": None,
+            "failure": None,
+        }
+        try:
+            device["free_bytes"] = torch.cuda.mem_get_info(index)[0]
+            ones = torch.ones(16, 16, device=f"cuda:{index}", dtype=torch.float16)
+            if (ones @ ones).sum().item() != 16**3:
+                device["failure"] = "an fp16 product of ones came out wrong"
+        except Exception as error:
+            device["failure"] = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        devices.append(device)
+    has_nccl = torch.version.cuda is not None and torch.distributed.is_nccl_available()
+    return {
+        "available": True,
+        "devices": devices,
+        "built_for": list(torch.cuda.get_arch_list()),
+        "nccl": list(torch.cuda.nccl.version()) if has_nccl else None,
+    }
+
+
+def accelerators(kinds: list[str]) -> dict[str, Any]:
+    """Return the accelerators of these types that torch sees, and whether an fp16 product on each is right."""
+    torch = importlib.import_module("torch")
+    found: list[dict[str, Any]] = []
+    for kind in kinds:
+        module = getattr(torch, kind, None)
+        if module is None or not module.is_available():
+            continue
+        for index in range(module.device_count()):
+            device: dict[str, Any] = {"name": f"{kind}:{index}", "failure": None}
+            try:
+                ones = torch.ones(16, 16, device=f"{kind}:{index}", dtype=torch.float16)
+                if (ones @ ones).sum().item() != 16**3:
+                    device["failure"] = "an fp16 product of ones came out wrong"
+            except Exception as error:
+                device["failure"] = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+            found.append(device)
+    return {"devices": found}
+
+
+def apex_amp() -> dict[str, Any]:
+    """Import `apex.amp` and return the names that it lacks."""
+    amp = importlib.import_module("apex.amp")
+    return {"lacks": [name for name in SURFACE if not hasattr(amp, name)]}
+
+
+def kernels() -> dict[str, Any]:
+    """Import `amp_C`; if it needs torch's libraries, import torch first, as every script does."""
+    try:
+        module = importlib.import_module("amp_C")
+    except ImportError as error:
+        if not any(name in str(error) for name in ("libc10", "libtorch")):
+            raise
+        importlib.import_module("torch")
+        module = importlib.import_module("amp_C")
+    return {"file": getattr(module, "__file__", None)}
+
+
+def vision() -> dict[str, Any]:
+    """Import torchvision; if its operators are missing, import it again in the way that ampcompare does."""
+    try:
+        importlib.import_module("torchvision")
+    except RuntimeError as error:
+        if "torchvision::" not in str(error):
+            raise
+        plain = " ".join(str(error).split())
+        importlib.import_module("ampcompare.tasks.torchvision_loader").load_torchvision()
+        return {"plain": plain}
+    return {"plain": None}
+
+
+def entry_point(value: str) -> dict[str, Any]:
+    """Import `module:attribute`."""
+    module, _, attribute = value.partition(":")
+    getattr(importlib.import_module(module), attribute)
+    return {"value": value}

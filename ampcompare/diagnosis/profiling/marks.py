@@ -1,0 +1,220 @@
+"""Where a training step is: its phase and module, marked through hooks of torch, for any loop.
+
+The loop has no branch for it: `torch.autograd.backward` is replaced while a profile runs, and torch calls the hooks of
+optimizers and modules.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import _tensor_str, nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.profiler import record_function
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from ampcompare.diagnosis.profiling.trace import MODULE, PHASE, STEP
+from ampcompare.guards.events import Layer, Subscriptions
+from ampcompare.runs.records.profile import Phase
+
+__all__ = ["Marks"]
+
+WRAPPER = re.compile(r"^module(\.|$)")  # in names of what DistributedDataParallel has wrapped
+
+
+class Marks:
+    """Follows the phases of steps; a step ends where `end_step` is called.
+
+    Attributes:
+        phase: in which the loop is.
+        module: name of the innermost module whose forward pass runs; "" outside of modules.
+        seconds: by phase, of the present step.
+        learns_models: models are those whose forward pass a loop calls.
+        ranges: whether phases and modules are ranges of a trace.
+        on_print: called where a tensor becomes text.
+        on_phase: called with the phase that ends and the one that begins.
+        optimizers: those that have stepped.
+    """
+
+    def __init__(self, on_phase: Callable[[Phase, Phase], None] = lambda old, new: None) -> None:
+        self.phase: Phase = "other"
+        self.module = ""
+        self.seconds: dict[Phase, float] = defaultdict(float)
+        self.ranges = False
+        self.modules_are_watched = False
+        self.learns_models = False
+        self.on_print: Callable[[], None] | None = None
+        self.on_phase = on_phase
+        self.optimizers: list[Any] = []
+        self.models: list[nn.Module] = []
+        self._names: dict[int, str] = {}
+        self._since = time.perf_counter()
+        self._subscriptions = Subscriptions(Layer.WATCH)
+        self._handles: list[Any] = []
+        self._open: list[AbstractContextManager[Any]] = []  # ranges: the step, then the phase
+        self._stack: list[tuple[str, AbstractContextManager[Any] | None]] = []
+        self._depth = 0
+        self._is_over = False
+
+    def install(self) -> None:
+        """Begin to follow the loops of this process."""
+        self._subscriptions.wrap(torch.autograd, "backward", self._backward)
+        self._subscriptions.wrap(_BaseDataLoaderIter, "__next__", self._next)
+        self._subscriptions.wrap(_tensor_str, "_str", self._shown)
+        self._handles = [
+            register_module_forward_pre_hook(self._entered),
+            register_module_forward_hook(self._left, always_call=True),
+            register_optimizer_step_pre_hook(self._before_step),
+            register_optimizer_step_post_hook(self._after_step),
+        ]
+
+    def remove(self) -> None:
+        """Leave torch as it was."""
+        self._is_over = True
+        self.end_ranges()
+        self._subscriptions.end()
+        for handle in self._handles:
+            handle.remove()
+
+    def know(self, models: Iterable[nn.Module]) -> None:
+        """Name the modules of some models; with several, names begin with the class of the model."""
+        given = list(models)
+        for model in given:
+            if any(model is known for known in self.models):
+                continue
+            self.models.append(model)
+            prefix = f"{type(model).__name__}:" if len(given) > 1 or len(self.models) > 1 else ""
+            for name, module in model.named_modules():
+                self._names.setdefault(id(module), f"{prefix}{WRAPPER.sub('', name)}")
+
+    def enter(self, phase: Phase) -> None:
+        """Begin a phase."""
+        if phase == self.phase or self._is_over:
+            return
+        now = time.perf_counter()
+        self.seconds[self.phase] += now - self._since
+        self._since = now
+        old, self.phase = self.phase, phase
+        if self.ranges and len(self._open) > 1:
+            self._open.pop().__exit__(None, None, None)
+            self._open_range(f"{PHASE}{phase}")
+        self.on_phase(old, phase)
+
+    def pause(self) -> None:
+        """Follow nothing more, such as in a process that was forked."""
+        self._is_over = True
+        self._open.clear()
+        self.ranges = self.modules_are_watched = False
+
+    def end_step(self) -> dict[Phase, float]:
+        """End the step, begin the next, and return the seconds of the phases."""
+        now = time.perf_counter()
+        self.seconds[self.phase] += now - self._since
+        self._since = now
+        seconds, self.seconds = dict(self.seconds), defaultdict(float)
+        return seconds
+
+    def restart(self) -> None:
+        """Begin the step from here: what happened since `end_step` is not part of it."""
+        self._since = time.perf_counter()
+        self.seconds = defaultdict(float)
+
+    def begin_ranges(self) -> None:
+        """Open the range of a step and its first phase in the trace."""
+        self.ranges = True
+        self._open_range(STEP)
+        self._open_range(f"{PHASE}{self.phase}")
+
+    def end_ranges(self) -> None:
+        """Close the ranges of a step."""
+        while self._open:
+            self._open.pop().__exit__(None, None, None)
+        self.ranges = False
+
+    def batches(self, given: Iterable[Any]) -> Iterator[Any]:
+        """Yield batches, with the time that each takes as the phase "data"."""
+        iterator = iter(given)
+        while True:
+            self.enter("data")
+            try:
+                batch = next(iterator)
+            except StopIteration:
+                return
+            finally:
+                self.enter("forward")
+            yield batch
+
+    def _open_range(self, name: str) -> None:
+        block = record_function(name)
+        block.__enter__()
+        self._open.append(block)
+
+    def _next(self, original: Any, *args: Any) -> Any:
+        before = self.phase
+        self.enter("data")
+        try:
+            return original(*args)
+        finally:
+            self.enter("forward" if before in ("data", "other") else before)
+
+    def _shown(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        """Note that a tensor is printed: torch hides what it does for that from dispatch modes."""
+        if self.on_print is not None:
+            self.on_print()
+        return original(*args, **kwargs)
+
+    def _backward(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        if self._depth:  # a reentrant checkpoint runs one inside
+            return original(*args, **kwargs)
+        self._depth += 1
+        self.enter("backward")
+        try:
+            return original(*args, **kwargs)
+        finally:
+            self._depth -= 1
+            self.enter("unscale")
+
+    def _before_step(self, optimizer: Any, *_: Any) -> None:
+        if all(optimizer is not known for known in self.optimizers):
+            self.optimizers.append(optimizer)
+        self.enter("optimizer")
+
+    def _after_step(self, *_: Any) -> None:
+        self.enter("unscale")
+
+    def _entered(self, module: nn.Module, _arguments: Any) -> None:
+        if self._depth:  # a checkpoint computes it again in the backward pass
+            return
+        if not self._stack and torch.is_grad_enabled():
+            self.enter("forward")
+            if self.learns_models and id(module) not in self._names and _has_weights(module):
+                self.know([module])
+        if not (self.ranges or self.modules_are_watched):
+            self._stack.append((self.module, None))
+            return
+        name = self._names.get(id(module))
+        outer = self.module
+        self.module = outer if name is None else name
+        block = None
+        if self.ranges and self.module != outer:
+            block = record_function(f"{MODULE}{self.module}")
+            block.__enter__()
+        self._stack.append((outer, block))
+
+    def _left(self, *_: Any) -> None:
+        if self._depth or not self._stack:
+            return
+        self.module, block = self._stack.pop()
+        if block is not None:
+            block.__exit__(None, None, None)
+
+
+def _has_weights(module: nn.Module) -> bool:
+    return next(module.parameters(), None) is not None

@@ -1,0 +1,470 @@
+"""One run of a loop under an arm, profiled."""
+
+from __future__ import annotations
+
+import csv
+import re
+import time
+import warnings
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from ampcompare.backends.arm import Arm
+from ampcompare.base.errors import ConfigError
+from ampcompare.diagnosis.profiling.padding import time_product, with_padding
+from ampcompare.diagnosis.profiling.step_profiler import Enough, Measured, StepProfiler, Steps
+from ampcompare.diagnosis.profiling.trace import SHORT, Account
+from ampcompare.diagnosis.profiling.watch import Seen, missed_sizes, repeated_casts
+from ampcompare.runs.records.profile import (
+    ArmProfile,
+    Communication,
+    Layer,
+    Limits,
+    Operation,
+    Part,
+    Phase,
+    Product,
+    Repeated,
+    Sync,
+    WorkKind,
+)
+from ampcompare.runs.settings.config import RunConfig
+from ampcompare.training.device import resolve_device
+from ampcompare.training.precision.base import Precision, StepOutcome
+from ampcompare.training.precision.cpu_half import cpu_half
+from ampcompare.training.precision.factory import make_precision
+from ampcompare.training.precision.wrapper import PrecisionWrapper
+
+__all__ = [
+    "Loop",
+    "ProfiledPrecision",
+    "build_profile",
+    "known_peak",
+    "measure_loop",
+    "measured_peak",
+    "optimizer_name",
+    "profile_loop",
+    "profile_of",
+]
+
+MAX_OPERATIONS = 20
+MAX_LAYERS = 12
+MAX_PRODUCTS = 12
+MAX_SYNCS = 8
+MIN_PHASE = 0.02  # of the step: below it a phase that the profiler did not see is not worth a part
+LEAST_SHARE = 1e-4
+SIZE = 512  # of the matrices on a CPU
+GPU_SIZE = 8192
+COPY_BYTES = 64 * 2**20
+REPEATS = 5
+TYPES = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+class ProfiledPrecision(PrecisionWrapper):
+    """Begins at `prepare`, and ends a step after `step`; or where the next batch is asked for, if the loop takes its
+    batches from `batches`. The loop is ended by `Enough`.
+
+    Args:
+        inner: the arm.
+        profiler: sees the steps.
+    """
+
+    def __init__(self, inner: Precision, profiler: StepProfiler) -> None:
+        super().__init__(inner)
+        self._profiler = profiler
+        self._has_batches = False
+
+    def batches(self, given: Iterable[Any]) -> Iterator[Any]:
+        """Yield batches, with the time that each takes as the phase "data"; a step begins with each."""
+        self._has_batches = True
+        source = self._profiler.marks.batches(given)
+        for batch in source:
+            yield batch
+            self._end_step()
+
+    def _prepare(
+        self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]
+    ) -> tuple[list[nn.Module], list[Optimizer]]:
+        prepared, stepped = super()._prepare(models, optimizers)
+        self._profiler.marks.know([getattr(model, "_forward_module", model) for model in prepared])
+        self._profiler.open()
+        return prepared, stepped
+
+    def step(self, *optimizers: Optimizer) -> StepOutcome:
+        outcome = self.inner.step(*optimizers)
+        self._profiler.marks.enter("other")
+        if not self._has_batches:
+            self._end_step()
+        return outcome
+
+    def _end_step(self) -> None:
+        self._profiler.end_step()
+        if self._profiler.is_over:
+            raise Enough
+
+
+Loop = Callable[[ProfiledPrecision], Any]
+
+
+def measure_loop(
+    loop: Loop, arm: Arm, steps: Steps, device: torch.device, *, half: str = "auto", seed: int = 0
+) -> tuple[Measured, Precision, StepProfiler, str | None]:
+    """Train a loop until all steps are made, and return what was measured.
+
+    Args:
+        half: how 16-bit types are computed on a CPU.
+
+    Returns:
+        What was measured, the precision that trained, the profiler, and how 16-bit types were computed.
+    """
+    torch.manual_seed(seed)
+    precision = make_precision(arm, device=str(device))
+    mode, arithmetic = cpu_half(half, precision.half_dtype, device)
+    profiler = StepProfiler(steps, device)
+    profiled = ProfiledPrecision(precision, profiler)
+    try:
+        beneath = profiler.beneath() if mode is not None and "emulated" in mode else nullcontext()
+        with beneath, arithmetic, warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                with suppress(Enough):
+                    loop(profiled)
+            finally:
+                profiler.close()
+    finally:
+        _release(precision)
+    return profiler.measured, precision, profiler, mode
+
+
+def profile_of(
+    arm: Arm, measured: Measured, precision_half: torch.dtype | None, profiler: StepProfiler, mode: str | None,
+    device: torch.device,
+) -> ArmProfile:  # fmt: skip
+    """Return the profile of an arm, with the peaks of the device."""
+    half = "" if precision_half is None else SHORT.get(str(precision_half).removeprefix("torch."), "")
+    tf32 = device.type == "cuda" and _has_tf32()
+    profile = build_profile(
+        str(arm),
+        measured,
+        device=device_name(device),
+        half_dtype=half,
+        half=mode or "",
+        optimizer=", ".join(dict.fromkeys(map(optimizer_name, profiler.marks.optimizers))),
+        tf32=tf32,
+    )
+    if measured.seen is not None and half and "emulated" not in (mode or ""):  # times of an emulation are no measure
+        products = with_padding(profile.products, measured.seen, lambda shape: time_product(shape, device))
+        profile = profile.model_copy(update={"products": products})
+    if profile.limits is None:
+        return profile
+    dtype = half or ("tf32" if tf32 else "fp32")
+    peak = _peak_of(device, dtype, emulated="emulated" in (mode or ""))
+    limits = profile.limits.model_copy(
+        update={"peak_flops": peak.flops, "peak_bytes": peak.bytes, "peak_dtype": dtype, "source": peak.source}
+    )
+    return profile.model_copy(update={"limits": limits})
+
+
+def device_name(device: torch.device) -> str:
+    """Return the device as reports name it."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
+def optimizer_name(optimizer: Any) -> str:
+    """Return the class of an optimizer and how it steps, as in "Adam (for-loop)"."""
+    defaults = getattr(optimizer, "defaults", {})
+    how = "fused" if defaults.get("fused") else "foreach" if defaults.get("foreach") else ""
+    if not how and "foreach" in defaults:
+        params = [param for group in optimizer.param_groups for param in group["params"]]
+        on_gpu = bool(params) and all(param.device.type in ("cuda", "xpu") for param in params)
+        how = "foreach" if on_gpu and defaults.get("foreach") is None else "for-loop"
+    return f"{type(optimizer).__name__}{f' ({how})' if how else ''}"
+
+
+def _has_tf32() -> bool:
+    if torch.version.hip is not None:
+        return False
+    return torch.cuda.get_device_capability()[0] >= 8 and bool(
+        torch.backends.cuda.matmul.allow_tf32 or torch.backends.cudnn.allow_tf32
+    )
+
+
+def _release(precision: Precision) -> None:
+    """Undo the patches of O1, so that the next run begins with torch as it is."""
+    close = getattr(getattr(getattr(precision, "amp", None), "_amp_state", None), "close", None)
+    if close is not None:
+        close()
+
+
+def build_profile(arm: str, measured: Measured, **facts: object) -> ArmProfile:
+    """Return the profile of an arm without reasons, limits of the device and trials.
+
+    Args:
+        facts: further fields of the profile.
+    """
+    account = measured.account
+    steps = max(1, account.steps)
+    factors = _factors(measured)
+    seen = measured.seen
+    communication = None
+    if account.collectives:
+        whole = measured.step_seconds * steps / account.seconds if account.seconds else 1.0
+        communication = Communication(
+            seconds=account.communication / steps * whole,
+            exposed_seconds=min(account.exposed, account.communication) / steps * whole,
+            calls=account.collectives / steps,
+        )
+    return ArmProfile(
+        arm=arm,
+        seconds=measured.step_seconds,
+        profiled_seconds=account.seconds / steps,
+        steps=[len(measured.seconds), account.steps],
+        parts=_parts(measured, factors),
+        operations=_operations(account, factors),
+        layers=_layers(account, measured, seen),
+        products=[] if seen is None else _products(seen),
+        syncs=[] if seen is None else _syncs(seen, account),
+        repeated=[]
+        if seen is None
+        else [
+            Repeated(where=where, module=module, casts=count, bytes=size)
+            for where, module, count, size in repeated_casts(seen)[:MAX_SYNCS]
+        ],
+        memory=measured.memory,
+        limits=None
+        if seen is None
+        else Limits(
+            flops=seen.flops,
+            flops_by_dtype={name: float(count) for name, count in seen.mixed.items()},
+            bytes=seen.bytes,
+            cast_bytes=seen.cast_bytes,
+        ),
+        communication=communication,
+        fp32_seconds=_fp32_seconds(account, factors),
+        formats={} if seen is None else dict(seen.convolutions),
+        optimizer_operations=0 if seen is None else seen.optimizer_operations,
+        conv_kernels=sorted(account.conv_kernels)[:MAX_OPERATIONS],
+        notes=list(measured.notes),
+        **facts,
+    )
+
+
+def _factors(measured: Measured) -> dict[Phase, float]:
+    """Return for each phase the seconds of a step without the profiler for each second in the trace.
+
+    The host's times are those of the phases themselves: the profiler slows each phase by the number of its
+    operations. A device works at its own pace: there the whole step is scaled.
+    """
+    account = measured.account
+    seen: dict[Phase, float] = defaultdict(float)
+    for (phase, _), seconds in account.parts.items():
+        seen[phase] += seconds
+    total = sum(seen.values())
+    if account.is_gpu:
+        return dict.fromkeys(seen, measured.step_seconds / total if total else 0.0)
+    return {phase: measured.phases.get(phase, 0.0) / seconds for phase, seconds in seen.items() if seconds > 0}
+
+
+def _parts(measured: Measured, factors: dict[Phase, float]) -> list[Part]:
+    account, steps = measured.account, max(1, measured.account.steps)
+    found: dict[tuple[Phase, WorkKind], float] = defaultdict(float)
+    for key, seconds in account.parts.items():
+        found[key] += max(0.0, seconds) * factors.get(key[0], 0.0)
+    if not account.is_gpu:
+        for phase, seconds in measured.phases.items():
+            if phase not in factors:  # no operation of it was seen
+                found[phase, "host"] += seconds
+    return [
+        Part(phase=phase, kind=kind, seconds=seconds, calls=account.calls.get((phase, kind), 0) / steps)
+        for (phase, kind), seconds in sorted(found.items(), key=lambda one: -one[1])
+        if seconds > 0
+    ]
+
+
+def _fp32_seconds(account: Account, factors: dict[Phase, float]) -> float:
+    return sum(
+        max(0.0, one.seconds) * factors.get(phase, 0.0)
+        for (_, phase, kind, dtype), one in account.operations.items()
+        if phase in ("forward", "backward") and dtype == "fp32" and kind not in ("cast", "copy", "emulation")
+    )
+
+
+def _operations(account: Account, factors: dict[Phase, float]) -> list[Operation]:
+    steps = max(1, account.steps)
+    rows = [
+        Operation(
+            name=name,
+            phase=phase,
+            kind=kind,
+            dtype=dtype,
+            calls=one.calls / steps,
+            seconds=max(0.0, one.seconds) * factors.get(phase, 0.0),
+        )
+        for (name, phase, kind, dtype), one in account.operations.items()
+        if kind != "host"
+    ]
+    return sorted(rows, key=lambda row: -row.seconds)[:MAX_OPERATIONS]
+
+
+def _layers(account: Account, measured: Measured, seen: Seen | None) -> list[Layer]:
+    steps = max(1, account.steps)
+    whole = measured.step_seconds / (account.seconds / steps) if account.seconds else 0.0
+    rows = [
+        Layer(
+            module=name,
+            seconds=max(0.0, one.seconds) / steps * whole,
+            fp32_seconds=max(0.0, one.fp32_seconds) / steps * whole,
+            cast_seconds=max(0.0, one.cast_seconds) / steps * whole,
+            flops=0.0 if seen is None else float(seen.layer_flops.get(name, 0)),
+        )
+        for name, one in account.layers.items()
+    ]
+    return sorted(rows, key=lambda row: -row.seconds)[:MAX_LAYERS]
+
+
+def _products(seen: Seen) -> list[Product]:
+    forward = sum(seen.products.values())
+    rows: dict[tuple[str, str, str, tuple[str, ...]], float] = defaultdict(float)
+    for shape, flops in seen.products.items():
+        missed = missed_sizes(shape)
+        if missed:
+            rows[shape.module, shape.operation, shape.dtype, tuple(missed)] += flops / forward
+    found = [
+        Product(module=module, operation=operation, dtype=dtype, sizes=list(sizes), share=share)
+        for (module, operation, dtype, sizes), share in rows.items()
+        if share > LEAST_SHARE
+    ]
+    return sorted(found, key=lambda one: -one.share)[:MAX_PRODUCTS]
+
+
+def _syncs(seen: Seen, account: Account) -> list[Sync]:
+    """Return the places that read the device; the time that the host waited is spread over them by their calls."""
+    steps = max(1, account.steps)
+    names = {"item": ("aten::_local_scalar_dense", "aten::item"), "nonzero": ("aten::nonzero",)}
+    calls: dict[str, int] = defaultdict(int)
+    for (_, what), count in seen.syncs.items():
+        calls[what] += count
+    waited = {
+        what: sum(account.waits.get(name, 0.0) for name in names.get(what, ("aten::copy_", "aten::_to_copy"))) / steps
+        for what in calls
+    }
+    if not account.is_gpu:
+        reads = sum(seconds for (_, kind), seconds in account.parts.items() if kind == "sync") / steps
+        waited["item" if "item" in waited else "print"] = reads
+    rows = [
+        Sync(where=where, what=what, calls=count, seconds=waited[what] * count / calls[what])
+        for (where, what), count in seen.syncs.items()
+    ]
+    return sorted(rows, key=lambda row: -row.calls)[:MAX_SYNCS]
+
+
+@dataclass(frozen=True)
+class _Peak:
+    """FLOPs and bytes per second of a device for a type; None where unknown."""
+
+    flops: float | None
+    bytes: float | None
+    source: str
+
+
+@cache
+def _rows() -> list[dict[str, str]]:
+    text = (files("ampcompare.diagnosis.profiling") / "data" / "peaks.csv").read_text(encoding="utf-8")
+    return list(csv.DictReader(text.splitlines()))
+
+
+def known_peak(device_name: str, dtype: str) -> _Peak | None:
+    """Return the peak of the data sheet; the first row whose name is in that of the device counts.
+
+    A name stands alone: "L4" is not in "NVIDIA L40S". A row without figures is a device that is none of those below it.
+    """
+    for row in _rows():
+        if not re.search(rf"(?<![A-Za-z0-9]){re.escape(row['name'])}(?![A-Za-z0-9])", device_name):
+            continue
+        if not row["dtype"]:
+            return None
+        if row["dtype"] == dtype:
+            return _Peak(1e12 * float(row["tflops"]), 1e9 * float(row["gigabytes_per_second"]), row["source"])
+    return None
+
+
+def _peak_of(device: torch.device, dtype: str, *, emulated: bool = False) -> _Peak:
+    """Return the peak of a device for a type such as "bf16" or "tf32"; it is measured where no data sheet is known.
+
+    Args:
+        emulated: products of the type are computed in fp32, which then is the type that is measured.
+    """
+    if device.type == "cuda":
+        known = known_peak(torch.cuda.get_device_name(device), dtype)
+        if known is not None:
+            return known
+    return measured_peak(device, "fp32" if emulated else dtype)
+
+
+@cache
+def measured_peak(device: torch.device, dtype: str) -> _Peak:
+    """Measure the fastest of some square products, and of some copies."""
+    kind = TYPES.get(dtype)
+    if kind is None:
+        return _Peak(None, None, "")
+    if device.type == "cpu" and kind is not torch.float32:
+        kind_name = f"{dtype} products of {SIZE // 2}"
+        size = SIZE // 2
+    else:
+        size = SIZE if device.type == "cpu" else GPU_SIZE
+        kind_name = f"{dtype} products of {size}"
+    left = torch.ones(size, size, dtype=kind, device=device)
+    source = torch.ones(COPY_BYTES // 4, device=device)
+    target = torch.empty_like(source)
+    products = _fastest(lambda: torch.mm(left, left), device)
+    copies = _fastest(lambda: target.copy_(source), device)
+    return _Peak(2 * size**3 / products, 2 * COPY_BYTES / copies, f"measured here: {kind_name}, copies")
+
+
+def _fastest(call: Callable[[], object], device: torch.device) -> float:
+    best = float("inf")
+    with torch.no_grad():
+        for _ in range(REPEATS):
+            _synchronize(device)
+            begin = time.perf_counter()
+            call()
+            _synchronize(device)
+            best = min(best, time.perf_counter() - begin)
+    return max(best, 1e-9)
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type != "cpu":
+        getattr(torch, device.type).synchronize(device)
+
+
+def profile_loop(loop: Loop, config: RunConfig, *, steps: int, profiled: int) -> tuple[ArmProfile, dict[str, Any]]:
+    """Train a loop under the arm of a configuration, and return its profile and trace.
+
+    Args:
+        loop: gets a precision, calls its `prepare` once, and trains; `step` ends it after the last step.
+
+    Raises:
+        ConfigError: it made fewer steps than a profile needs.
+        EnvironmentUnfit: this machine lacks the device.
+    """
+    arm, device = config.parsed_arm, resolve_device(config.device)
+    wanted = Steps(timed=steps, profiled=profiled)
+    measured, precision, profiler, mode = measure_loop(
+        loop, arm, wanted, device, half=config.cpu_half, seed=config.recipe.seed
+    )
+    if not measured.account.steps:
+        raise ConfigError(
+            f"the loop made {measured.steps} steps, but a profile needs {wanted.total}: {wanted.warmup} to warm up, "
+            f"{wanted.timed} timed, {wanted.profiled} under the profiler, and three that are counted"
+        )
+    return profile_of(arm, measured, precision.half_dtype, profiler, mode, device), measured.trace

@@ -1,0 +1,273 @@
+"""The profile of an arm on a recipe, as plain data. Runs in a child process: O1 patches torch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ampcompare.backends.arm import Arm
+from ampcompare.base.errors import AmpCompareError, UnsupportedCombination
+from ampcompare.diagnosis.profiling.measure import Loop, ProfiledPrecision, measure_loop, profile_of
+from ampcompare.diagnosis.profiling.reasons import BATCH, work_of
+from ampcompare.diagnosis.profiling.step_profiler import Steps
+from ampcompare.runs.records.profile import ArmProfile, Trial
+from ampcompare.runs.settings.config import RunConfig
+from ampcompare.runs.settings.validation import validated
+from ampcompare.tasks.registry import make_task
+from ampcompare.training.assemble import assemble_single
+from ampcompare.training.build_loop import build_loop
+from ampcompare.training.compile import cpu_half_of
+from ampcompare.training.device import resolve_device
+from ampcompare.training.precision.tf32 import set_tf32
+
+__all__ = ["memory_variants", "profile_config", "profile_recipe", "recipe_loop", "run_memory_trials", "run_trials"]
+
+NEVER = 1_000_000  # steps between two reads of losses: none in a profile
+TRIAL_STEPS = Steps(warmup=2, timed=4, profiled=0, watched=False)
+MEMORY_STEPS = Steps(warmup=1, timed=2, profiled=0, watched=True)
+MIN_OPTIMIZER = 0.10
+MIN_CONVOLUTION = 0.20
+MIN_DATA = 0.15
+MIN_NORM = 0.10
+MIN_OVERHEAD = 0.15
+MIN_ACTIVATIONS = 0.10  # of the peak of memory
+FUSED = ("sgd", "adam", "adamw", "adagrad")
+ROUNDS = 2
+MORE = 4  # times the batch
+
+
+def recipe_loop(config: RunConfig, device: torch.device) -> Loop:
+    """Return the loop: it assembles the run of the recipe, and trains epoch after epoch until it is stopped."""
+    recipe = config.recipe
+    task = make_task(recipe)
+
+    def train(precision: ProfiledPrecision) -> None:
+        if config.parallel.kind == "fsdp":
+            raise UnsupportedCombination(
+                f"profile trains a recipe in one process, but {config.arm} shards its weights over several"
+            )
+        assembly = assemble_single(recipe, task, precision, device)
+        loop = build_loop(recipe, assembly, precision, drain_every=NEVER)
+        epoch = 0
+        while True:
+            batches = task.data.train_batches(
+                epoch, recipe.batch_size, device=device, workers=config.workers, pin_memory=config.pin_memory
+            )
+            for _ in loop.run(precision.batches(batches), epoch=epoch):
+                pass
+            epoch += 1
+
+    return train
+
+
+def profile_config(config: RunConfig, steps: Steps, *, trials: bool) -> tuple[ArmProfile, dict[str, Any]]:
+    """Return the profile of the arm of a configuration in this process, without reasons, and its trace.
+
+    Raises:
+        AmpCompareError: a setting or the device does not fit.
+    """
+    device = resolve_device(config.device)
+    if config.tf32 != "torch":
+        set_tf32(config.tf32 == "on")
+    if config.recipe.cudnn_benchmark:
+        torch.backends.cudnn.benchmark = True
+    is_compiled = config.recipe.compile != "none"
+    if is_compiled:  # a dispatch mode would see the operations of a compiled graph only as it is traced
+        steps = Steps(steps.warmup, steps.timed, steps.profiled, watched=False)
+        torch._dynamo.utils.counters.clear()
+    half = cpu_half_of(config.cpu_half, config.recipe.compile)
+    arm = config.parsed_arm
+    seed = config.recipe.seed
+    measured, precision, profiler, mode = measure_loop(
+        recipe_loop(config, device), arm, steps, device, half=half, seed=seed
+    )
+    found = profile_of(arm, measured, precision.half_dtype, profiler, mode, device)
+    changes: dict[str, Any] = {"batch_size": config.recipe.batch_size}
+    if is_compiled:
+        changes["graph_breaks"] = graph_breaks()
+        changes["notes"] = [*found.notes, "memory and FLOPs of a compiled model are not counted"]
+    found = found.model_copy(update=changes)
+    if trials and "emulated" not in (mode or ""):  # times of an emulation are no measure
+        found = found.model_copy(update={"trials": run_trials(config, found, _timer(device, half))})
+    if trials:
+        tried = run_memory_trials(config, found, _measurer(device, half, MEMORY_STEPS))
+        found = found.model_copy(update={"memory_trials": tried})
+    return found, measured.trace
+
+
+def _timer(device: torch.device, half: str) -> Callable[[RunConfig], float]:
+    measure = _measurer(device, half, TRIAL_STEPS)
+    return lambda config: measure(config)[0]
+
+
+def _measurer(device: torch.device, half: str, steps: Steps) -> Callable[[RunConfig], tuple[float, int]]:
+    """Return what trains some steps of a configuration; it returns the seconds of one and its peak of memory."""
+
+    def measure_step(config: RunConfig) -> tuple[float, int]:
+        torch.backends.cudnn.benchmark = config.recipe.cudnn_benchmark
+        loop = recipe_loop(config, device)
+        measured, *_ = measure_loop(loop, config.parsed_arm, steps, device, half=half, seed=config.recipe.seed)
+        return measured.step_seconds, 0 if measured.memory is None else measured.memory.measured_bytes
+
+    return measure_step
+
+
+def graph_breaks() -> dict[str, int]:
+    """Return why torch.compile broke graphs of this process, with the number of places."""
+    counted: dict[str, int] = {}
+    for reason, count in torch._dynamo.utils.counters["graph_break"].items():
+        first = str(reason).strip().splitlines()[0][:160]
+        counted[first] = counted.get(first, 0) + int(count)
+    return counted
+
+
+def profile_recipe(config: dict[str, Any], steps: int, profiled: int, trials: bool, trace: str) -> dict[str, Any]:
+    """Profile the arm and recipe of a configuration.
+
+    Errors meant for users come back as `{"error": ..., "exit_code": ...}`.
+
+    Args:
+        trace: file for the trace; "" writes none.
+    """
+    try:
+        settings = validated(RunConfig, config)
+        torch.set_num_threads(settings.threads)
+        found, events = profile_config(settings, Steps(timed=steps, profiled=profiled), trials=trials)
+    except AmpCompareError as error:
+        return {"error": str(error), "exit_code": error.exit_code}
+    if trace:
+        Path(trace).write_text(json.dumps(events), encoding="utf-8")
+    return found.model_dump(mode="json")
+
+
+@dataclass(frozen=True)
+class _Variant:
+    """A configuration with one change; `work` is the number of steps of the arm that one of its steps does."""
+
+    change: str
+    config: RunConfig
+    work: float = 1.0
+
+
+def _variants(config: RunConfig, found: ArmProfile) -> Iterator[_Variant]:
+    """Yield the changes that what was measured suggests."""
+    recipe, whole = config.recipe, work_of(found)
+    if found.of_phase("optimizer") / whole >= MIN_OPTIMIZER and "fused" not in found.optimizer:
+        names = ["foreach"] if "foreach" not in found.optimizer else []
+        for name in [*(["fused"] if recipe.optimizer.name in FUSED else []), *names]:
+            yield from _changed(config, f"--optimizer-implementation {name}", {"recipe.optimizer.implementation": name})
+    convolutions = sum(one.seconds for one in found.operations if "conv" in one.name)
+    if convolutions / whole >= MIN_CONVOLUTION and found.formats.get("NCHW"):
+        yield from _changed(config, "--channels-last", {"recipe.channels_last": True})
+        if found.device != "cpu" and not recipe.cudnn_benchmark:
+            yield from _changed(config, "--cudnn-benchmark", {"recipe.cudnn_benchmark": True})
+    if found.of_phase("data") / whole >= MIN_DATA and not config.workers:
+        yield from _changed(config, "--workers 2", {"workers": 2})
+    overhead = found.of_kind("host") + found.of_kind("other") + found.of_phase("optimizer")
+    if overhead / whole >= MIN_OVERHEAD and recipe.compile == "none":  # refused by the data if they have no such batch
+        yield from _changed(
+            config, f"{BATCH} {MORE * recipe.batch_size}", {"recipe.batch_size": MORE * recipe.batch_size}, work=MORE
+        )
+    norms = sum(one.seconds for one in found.operations if "batch_norm" in one.name and one.dtype == "fp32")
+    arm = config.parsed_arm
+    if norms / whole >= MIN_NORM and arm.backend == "apex" and arm.options.get("opt_level") in ("O2", "O5"):
+        changed = Arm.make(arm.backend, **{**arm.options, "keep_batchnorm_fp32": False})
+        yield from _changed(config, "keep_batchnorm_fp32=False", {"arm": str(changed)})
+
+
+def memory_variants(config: RunConfig, found: ArmProfile) -> Iterator[_Variant]:
+    """Yield the changes that can lower the peak of memory, by what holds it."""
+    recipe, memory = config.recipe, found.memory
+    if memory is None or not memory.measured_bytes:
+        return
+    kept = sum(held.bytes for held in memory.held if held.kind in ("activations", "batch"))
+    if kept / memory.measured_bytes >= MIN_ACTIVATIONS:
+        if not recipe.checkpoint_activations:
+            yield from _changed(config, "--checkpoint-activations", {"recipe.checkpoint_activations": True})
+        if recipe.batch_size > 1:
+            half = recipe.batch_size // 2
+            work = half / recipe.batch_size
+            yield from _changed(config, f"{BATCH} {half}", {"recipe.batch_size": half}, work=work)
+    if memory.at == "optimizer" and "foreach" in found.optimizer:  # whose lists of results are held at once
+        loop = {"recipe.optimizer.implementation": "for-loop"}
+        yield from _changed(config, "--optimizer-implementation for-loop", loop)
+
+
+def _changed(config: RunConfig, name: str, values: dict[str, Any], *, work: float = 1.0) -> Iterator[_Variant]:
+    data = config.model_dump(mode="json")
+    for path, value in values.items():
+        *folders, last = path.split(".")
+        place = data
+        for folder in folders:
+            place = place[folder]
+        place[last] = value
+    try:
+        yield _Variant(name, validated(RunConfig, data), work)
+    except AmpCompareError:
+        return
+
+
+def run_trials(config: RunConfig, found: ArmProfile, time_step: Callable[[RunConfig], float]) -> list[Trial]:
+    """Train the arm and each variant in turns, some rounds, and return the fastest step of both.
+
+    Args:
+        time_step: trains some steps of a configuration and returns the seconds of one.
+    """
+    trials = []
+    for variant in _variants(config, found):
+        before, after = [], []
+        try:
+            for _ in range(ROUNDS):
+                before.append(time_step(config))
+                after.append(time_step(variant.config))
+        except (AmpCompareError, RuntimeError, TypeError, ValueError) as error:
+            trials.append(Trial(change=variant.change, before_seconds=0, seconds=0, failure=f"{error}"[:200]))
+            continue
+        best = min(after) / variant.work
+        # A gain counts only where every round of the change is faster than every one of the arm as it is.
+        gained = best if max(after) / variant.work < min(before) else max(best, min(before))
+        trials.append(Trial(change=variant.change, before_seconds=min(before), seconds=gained))
+    return trials
+
+
+def run_memory_trials(
+    config: RunConfig, found: ArmProfile, measure_step: Callable[[RunConfig], tuple[float, int]]
+) -> list[Trial]:
+    """Train the arm and each variant that may be smaller in turns, some rounds, and return the peaks of both.
+
+    A change that the model or optimizer does not have gives no trial.
+
+    Args:
+        measure_step: trains some steps of a configuration and returns the seconds of one, and its peak of memory in
+            bytes.
+    """
+    trials = []
+    for variant in memory_variants(config, found):
+        before, after = [], []
+        try:
+            for _ in range(ROUNDS):
+                before.append(measure_step(config))
+                after.append(measure_step(variant.config))
+        except UnsupportedCombination:
+            continue
+        except (AmpCompareError, RuntimeError, TypeError, ValueError) as error:
+            trials.append(Trial(change=variant.change, before_seconds=0, seconds=0, failure=f"{error}"[:200]))
+            continue
+        old = [seconds for seconds, _ in before]
+        new = [seconds / variant.work for seconds, _ in after]
+        is_apart = max(new) < min(old) or min(new) > max(old)  # else they differ by no more than two equal runs do
+        trials.append(
+            Trial(
+                change=variant.change,
+                before_seconds=min(old),
+                seconds=min(new) if is_apart else min(old),
+                before_peak_bytes=min(size for _, size in before),
+                peak_bytes=min(size for _, size in after),
+            )
+        )
+    return trials

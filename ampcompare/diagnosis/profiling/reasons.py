@@ -1,0 +1,459 @@
+"""Why an arm is not faster, or not smaller: rules over what was measured, each with its evidence. Needs no torch.
+
+A rule gives a reason only from figures of this profile. What costs nothing on a CPU but makes a GPU wait, or keeps it
+from its tensor cores, is counted here and marked `on_gpu`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from ampcompare.diagnosis.profiling.trace import is_half
+from ampcompare.runs.records.profile import ArmProfile, Product, Profile, Reason, Trial
+
+__all__ = ["BATCH", "deciding", "find_reasons", "headline_of", "with_reasons"]
+
+# Shares of a step, or of a peak of memory, from which a part of it is a reason.
+DATA = 0.15
+HOST = 0.35
+SYNC = 0.05
+DIMENSIONS = 0.10
+WIDE = 0.25
+CASTS = 0.10
+MOVED = 0.40  # by casts, of all bytes
+REPEATED = 0.05
+OPTIMIZER = 0.20
+NORMS = 0.10
+EXPOSED = 0.15
+TWICE = 0.05
+TRIED = 0.05  # what a trial must save
+SMALL_BATCH = 0.25
+MEMORY_BOUND = 0.60
+NO_LESS = 0.75  # of the reference's bytes
+FASTER = 1.05
+MAX_EVIDENCE = 5
+BATCH = "--batch-size"
+Rule = Callable[[ArmProfile, ArmProfile], Iterator[Reason]]
+
+
+def find_reasons(arm: ArmProfile, reference: ArmProfile) -> list[Reason]:
+    """Return the reasons of an arm: those of this device first, the largest first."""
+    if arm.failure or not arm.seconds:
+        return []
+    found = [reason for rule in RULES for reason in rule(arm, reference)]
+    return sorted(found, key=lambda one: (one.kind == "emulation", one.on_gpu, -one.share))
+
+
+def work_of(arm: ArmProfile) -> float:
+    """Return the seconds of a step without what emulates 16 bits on a CPU."""
+    return max(1e-12, arm.seconds - arm.of_kind("emulation"))
+
+
+def percent(share: float) -> str:
+    """Return a share as text, such as 61 %."""
+    return f"{100 * share:.0f} %"
+
+
+def _mib(size: float) -> str:
+    return f"{size / 2**20:.1f} MiB"
+
+
+def _of_step(seconds: float, arm: ArmProfile) -> float:
+    return seconds / work_of(arm)
+
+
+def _trial(arm: ArmProfile, *changes: str) -> Trial | None:
+    """Return the trial of some changes that saves most, if it saves enough."""
+    tried = [one for one in arm.trials if not one.failure and one.change.startswith(changes)]
+    best = max(tried, key=lambda one: one.gain, default=None)
+    return best if best is not None and best.gain >= TRIED else None
+
+
+def _gain(trial: Trial | None) -> str:
+    return "" if trial is None else f"{trial.change} saves {percent(trial.gain)} of the step (tested)"
+
+
+def _data(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
+    share = _of_step(arm.of_phase("data"), arm)
+    if share >= DATA:
+        trial = _trial(arm, "--workers")
+        yield Reason(
+            kind="data",
+            text=f"{percent(share)} of the step waits for the next batch",
+            share=share,
+            gain=_gain(trial) or f"up to {percent(share)}: load ahead in workers, or do less for each sample",
+            tested=trial is not None,
+        )
+
+
+def _host(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
+    is_gpu = arm.device != "cpu"
+    others = ("data", "optimizer")  # which have reasons of their own
+    seconds = sum(part.seconds for part in arm.parts if part.kind == "host" and part.phase not in others)
+    share = _of_step(seconds, arm)
+    if share < HOST or "emulated" in arm.half:  # an emulation runs on the host too
+        return
+    phases = sorted(
+        ((part.seconds, part.phase) for part in arm.parts if part.kind == "host" and part.phase not in others),
+        reverse=True,
+    )
+    what = "the device waits for the host" if is_gpu else "the host runs code outside of any operation"
+    yield Reason(
+        kind="host",
+        text=f"in {percent(share)} of the step {what}, most of it in the phase {phases[0][1]}",
+        share=share,
+        gain=f"up to {percent(share)}: larger batches, --cuda-graph or --compile"
+        if is_gpu
+        else "fewer and larger operations",
+    )
+
+
+def _small_batch(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
+    tried = [one for one in arm.trials if not one.failure and one.change.startswith(BATCH)]
+    best = max(tried, key=lambda one: one.gain, default=None)
+    if best is not None and best.gain >= SMALL_BATCH:
+        yield Reason(
+            kind="small batch",
+            text=f"with {best.change} a sample takes {percent(best.gain)} less time: batches of "
+            f"{arm.batch_size} do not "
+            "fill the device",
+            share=best.gain,
+            gain=f"{percent(best.gain)} of the time of each sample (tested)",
+            tested=True,
+        )
+
+
+def _syncs(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
+    places = [one for one in arm.syncs if one.what != "overflow check"]
+    if not places:
+        return
+    calls, seconds = sum(one.calls for one in places), sum(one.seconds for one in places)
+    share = _of_step(seconds, arm)
+    where = next((one.where for one in sorted(places, key=lambda one: -one.calls) if one.where), "")
+    evidence = [f"{one.calls:g} of {one.what} at {one.where or 'a line of a library'}" for one in places[:MAX_EVIDENCE]]
+    at = f", at {where}" if where else ""
+    if share >= SYNC:
+        yield Reason(
+            kind="synchronization",
+            text=f"{percent(share)} of the step reads values of tensors one by one, {calls:g} times{at}",
+            share=share,
+            gain=f"up to {percent(share)}: keep them on the device, and read many at once, every so many steps",
+            evidence=evidence,
+        )
+    elif where and arm.device == "cpu":
+        yield Reason(
+            kind="synchronization",
+            text=f"the host reads {calls:g} {'value' if calls == 1 else 'values'} of tensors in each step{at}: "
+            "nothing on "
+            "a CPU, but on a GPU it waits there for all work before",
+            share=min(1.0, share),
+            on_gpu=True,
+            evidence=evidence,
+        )
+
+
+def _dimensions(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
+    share = sum(one.share for one in arm.products)
+    if share < DIMENSIONS or not is_half(arm.half_dtype):
+        return
+    timed = [one for one in arm.products if one.seconds and one.padded_seconds is not None]
+    saved = sum(one.share * (1 - (one.padded_seconds or 0.0) / one.seconds) for one in timed if one.seconds)
+    saved /= sum(one.share for one in timed) or 1.0
+    if timed and saved < TRIED and arm.device != "cpu":  # these kernels do as well with such sizes
+        return
+    is_gain = bool(timed) and saved >= TRIED
+    names = ", ".join(f"{one.module or one.operation} ({', '.join(one.sizes)})" for one in arm.products[:3])
+    yield Reason(
+        kind="dimensions",
+        text=f"{percent(share)} of the FLOPs of the forward pass are in products whose sizes are no multiples "
+        f"of 8: {names}",
+        share=share,
+        gain=f"padded to multiples of 8, these products take {percent(saved)} less time (tested)"
+        if is_gain
+        else "sizes that are multiples of 8, or of 64 on recent GPUs, run on tensor cores at full speed",
+        tested=is_gain,
+        on_gpu=arm.device == "cpu" and not is_gain,
+        evidence=[_describe(one) for one in arm.products[:MAX_EVIDENCE]],
+    )
+
+
+def _describe(product: Product) -> str:
+    text = f"{product.module or 'no module'}: {product.operation}, {', '.join(product.sizes)}, {percent(product.share)}"
+    if not product.seconds or product.padded_seconds is None:
+        return f"{text} of the FLOPs"
+    return f"{text} of the FLOPs, padded {product.padded_seconds / product.seconds:.2f}x the time"
+
+
+def _wide(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
+    share = _of_step(arm.fp32_seconds, arm)
+    if not is_half(arm.half_dtype) or share < WIDE:
+        return
+    rows = [
+        one
+        for one in arm.operations
+        if one.dtype == "fp32"
+        and one.phase in ("forward", "backward")
+        and one.kind not in ("cast", "copy", "emulation")
+    ]
+    layers = sorted((one for one in arm.layers if one.fp32_seconds), key=lambda one: -one.fp32_seconds)
+    where = f", most in {layers[0].module}" if layers and layers[0].module else ""
+    yield Reason(
+        kind="fp32 operations",
+        text=f"{percent(share)} of the step computes in fp32 in the forward and backward pass{where}",
+        share=share,
+        gain=f"at most {percent(share / 2)}, if 16 bits halve it; `ampcompare explain {arm.arm}` lists what "
+        "stays in fp32",
+        evidence=[
+            f"{one.name}, {one.phase} pass: {percent(_of_step(one.seconds, arm))} of the step"
+            for one in rows[:MAX_EVIDENCE]
+        ],
+    )
+
+
+def _norms(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
+    rows = [
+        one
+        for one in arm.operations
+        if one.kind == "normalization" and "batch_norm" in one.name and one.dtype == "fp32"
+    ]
+    share = _of_step(sum(one.seconds for one in rows), arm)
+    if not is_half(arm.half_dtype) or share < NORMS:
+        return
+    trial = _trial(arm, "keep_batchnorm_fp32")
+    yield Reason(
+        kind="batch norm",
+        text=f"batch norm computes on fp32 values, {percent(share)} of the step",
+        share=share,
+        gain=_gain(trial) or f"at most {percent(share / 2)}",
+        tested=trial is not None,
+    )
+
+
+def _casts(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
+    seconds = sum(part.seconds for part in arm.parts if part.kind == "cast" and part.phase not in ("optimizer", "data"))
+    share = _of_step(seconds, arm)
+    limits = arm.limits
+    moved = limits.cast_bytes if limits is not None else 0.0
+    total = limits.bytes if limits is not None else 0.0
+    again = sum(one.bytes for one in arm.repeated)
+    is_repeated = bool(total) and again / total >= REPEATED
+    if share < CASTS and not is_repeated and (not total or moved / total < MOVED):
+        return
+    of_all = moved / total if total else 0.0
+    text = f"casts take {percent(share)} of the step and move {_mib(moved)}, {percent(of_all)} of all bytes"
+    if is_repeated:
+        first = arm.repeated[0]
+        place = first.where or first.module or "a library"
+        text += f"; {_mib(again)} of it casts the same tensor again, {first.casts} times at {place}"
+    yield Reason(
+        kind="casts",
+        text=text,
+        share=max(share, again / total if is_repeated else 0.0, of_all if of_all >= MOVED else 0.0),
+        gain="cast once, before the loop" if is_repeated else "keep neighbors in one type; half:... casts no weights",
+        evidence=[
+            f"{one.casts} casts at {one.where or one.module}, {_mib(one.bytes)}" for one in arm.repeated[:MAX_EVIDENCE]
+        ],
+    )
+
+
+def _optimizer(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
+    share = _of_step(arm.of_phase("optimizer"), arm)
+    trial = _trial(arm, "--optimizer-implementation")
+    if trial is None and (share < OPTIMIZER or "for-loop" not in arm.optimizer or arm.trials):
+        return
+    if trial is not None and share < TRIED:
+        return
+    count = f" in {arm.optimizer_operations} operations" if arm.optimizer_operations else ""
+    yield Reason(
+        kind="optimizer",
+        text=f"{arm.optimizer or 'the optimizer'} takes {percent(share)} of the step{count}",
+        share=share,
+        gain=_gain(trial) or "try fused=True or foreach=True",
+        tested=trial is not None,
+    )
+
+
+def _channels_last(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
+    trial = _trial(arm, "--channels-last")
+    if trial is not None and arm.formats.get("NCHW"):
+        yield Reason(
+            kind="channels_last",
+            text=f"{arm.formats['NCHW']} convolutions of a step read images in the format NCHW",
+            share=trial.gain,
+            gain=_gain(trial),
+            tested=True,
+        )
+
+
+def _benchmark(arm: ArmProfile, reference: ArmProfile) -> Iterator[Reason]:
+    trial = _trial(arm, "--cudnn-benchmark")
+    if trial is not None:
+        yield Reason(
+            kind="algorithms",
+            text=f"cuDNN chose {len(arm.conv_kernels)} kernels for convolutions without timing them",
+            share=trial.gain,
+            gain=_gain(trial),
+            tested=True,
+            evidence=[*arm.conv_kernels[:MAX_EVIDENCE], *(f"reference: {name}" for name in reference.conv_kernels[:2])],
+        )
+
+
+def _memory_bound(arm: ArmProfile, reference: ArmProfile) -> Iterator[Reason]:
+    if arm.arm == reference.arm or not is_half(arm.half_dtype) or arm.limits is None or reference.limits is None:
+        return
+    kinds = ("pointwise", "normalization", "copy")
+    phases = ("forward", "backward")
+    share = _of_step(sum(one.seconds for one in arm.parts if one.kind in kinds and one.phase in phases), arm)
+    ratio = arm.limits.bytes / reference.limits.bytes if reference.limits.bytes else 1.0
+    if share >= MEMORY_BOUND and ratio >= NO_LESS:
+        yield Reason(
+            kind="memory-bound",
+            text=f"{percent(share)} of the step only moves data, and {arm.arm} moves {percent(ratio)} of the "
+            "reference's bytes",
+            share=share,
+            gain="fuse them (--compile), or keep their inputs in 16 bits",
+        )
+
+
+def _twice(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
+    memory = arm.memory
+    if memory is None or not memory.measured_bytes:
+        return
+    share = memory.kept_twice_bytes / memory.measured_bytes
+    if share >= TWICE:
+        names = ", ".join(one.kind or "outside of modules" for one in memory.kept_twice[:3])
+        yield Reason(
+            kind="kept twice",
+            text=f"{_mib(memory.kept_twice_bytes)} of activations, {percent(share)} of the peak of memory, are "
+            "kept in two "
+            f"types: {names}",
+            share=share,
+            gain=f"{_mib(memory.kept_twice_bytes)} of memory: let both operations read one type",
+            evidence=[
+                f"{one.kind or 'outside of modules'}: {_mib(one.bytes)} in {one.dtype}" for one in memory.kept_twice
+            ],
+        )
+
+
+def _communication(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
+    found = arm.communication
+    if found is None:
+        return
+    share = _of_step(found.exposed_seconds, arm)
+    if share >= EXPOSED:
+        yield Reason(
+            kind="communication",
+            text=f"{percent(share)} of the step waits for other ranks; {percent(found.overlapped)} of the "
+            "communication is "
+            "hidden behind computation",
+            share=share,
+            gain="larger --bucket-cap-mb, gradients in 16 bits, or more micro-batches for each step",
+        )
+
+
+def _tf32(arm: ArmProfile, reference: ArmProfile) -> Iterator[Reason]:
+    if not (reference.tf32 and is_half(arm.half_dtype)) or arm.arm == reference.arm:
+        return
+    before, now = reference.of_kind("product"), arm.of_kind("product")
+    if now and before / now < 1.5:
+        yield Reason(
+            kind="TF32",
+            text=f"the products of {reference.arm} run in TF32 already: in {arm.half_dtype} they are "
+            f"{before / now:.2f}x as fast",
+            share=now / work_of(arm),
+            gain="with --tf32 off the reference computes in fp32, as on GPUs before Ampere",
+        )
+
+
+def _graph_breaks(arm: ArmProfile, reference: ArmProfile) -> Iterator[Reason]:
+    breaks = arm.graph_breaks or {}
+    count, before = sum(breaks.values()), sum((reference.graph_breaks or {}).values())
+    if count and (count > before or arm.arm == reference.arm):
+        first = max(breaks, key=lambda name: breaks[name])
+        yield Reason(
+            kind="graph breaks",
+            text=f"torch.compile breaks the graph {count} times ({before} in the reference): {first}",
+            share=0.0,
+            gain="code without breaks is compiled whole",
+            evidence=[f"{number} of {name}" for name, number in list(breaks.items())[:MAX_EVIDENCE]],
+        )
+
+
+def _emulation(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
+    if "emulated" in arm.half:
+        share = arm.of_kind("emulation") / arm.seconds
+        yield Reason(
+            kind="emulation",
+            text=f"this CPU has no instructions for {arm.half_dtype}, so products are computed in fp32 and "
+            "rounded: its times "
+            "say nothing about a GPU",
+            share=min(1.0, share),
+        )
+
+
+RULES: Sequence[Rule] = (
+    _data,
+    _host,
+    _small_batch,
+    _syncs,
+    _dimensions,
+    _wide,
+    _norms,
+    _casts,
+    _optimizer,
+    _channels_last,
+    _benchmark,
+    _memory_bound,
+    _twice,
+    _communication,
+    _tf32,
+    _graph_breaks,
+    _emulation,
+)
+
+
+def with_reasons(arms: Sequence[ArmProfile]) -> list[ArmProfile]:
+    """Return profiles with their reasons; the first is the reference."""
+    return [arm.model_copy(update={"reasons": find_reasons(arm, arms[0])}) for arm in arms]
+
+
+def headline_of(profile: Profile) -> list[str]:
+    """Return a sentence for each arm: how fast and how large it is next to the reference, and the first reason."""
+    reference = profile.arms[0]
+    return [_sentence(arm, reference) for arm in profile.arms]
+
+
+def deciding(profile: Profile) -> list[str]:
+    """Return the sentences on arms that are not faster than the reference, and for which a reason was measured."""
+    reference = profile.arms[0]
+    return [
+        _sentence(arm, reference)
+        for arm in profile.arms[1:]
+        if arm.seconds
+        and "emulated" not in arm.half
+        and reference.seconds / arm.seconds < FASTER
+        and any(not one.on_gpu for one in arm.reasons)
+    ]
+
+
+def _sentence(arm: ArmProfile, reference: ArmProfile) -> str:
+    if arm.failure:
+        return f"{arm.arm} has no profile: {arm.failure}"
+    faults = [one for one in arm.reasons if one.kind != "emulation" and not one.on_gpu]
+    why = f": {faults[0].text}" if faults else ""
+    if arm.arm == reference.arm or not reference.seconds:
+        return f"{arm.arm} takes {1000 * arm.seconds:.2f} ms a step{why}"
+    memory = _memory_words(arm, reference)
+    if "emulated" in arm.half:
+        return f"{arm.arm} is emulated on this CPU, so its time is no measure{memory}{why}"
+    ratio = reference.seconds / arm.seconds
+    if ratio >= FASTER:
+        still = f"; still, {faults[0].text}" if faults else ""
+        return f"{arm.arm} is {ratio:.2f}x as fast as {reference.arm}{memory}{still}"
+    return f"{arm.arm} is not faster than {reference.arm} ({ratio:.2f}x{memory.replace('; ', ', ', 1)}){why}"
+
+
+def _memory_words(arm: ArmProfile, reference: ArmProfile) -> str:
+    if arm.memory is None or reference.memory is None or not reference.memory.measured_bytes:
+        return ""
+    return f"; memory {arm.memory.measured_bytes / reference.memory.measured_bytes:.2f}x"

@@ -1,0 +1,277 @@
+"""One step, operation by operation: FLOPs, bytes, casts, host reads and products by layer, and who holds memory.
+
+A dispatch mode sees every operation below autograd and autocast, once each; times are not taken here. It is entered
+last, so that an emulation of 16 bits on a CPU runs beneath it and is not counted.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+from ampcompare.base.tensors.tree import tensors_in
+from ampcompare.diagnosis.profiling.ledger import Ledger
+from ampcompare.diagnosis.profiling.marks import Marks
+from ampcompare.diagnosis.profiling.trace import SHORT, is_half, kind_of
+
+__all__ = ["ProductShape", "Seen", "StepSight", "missed_sizes", "repeated_casts"]
+
+aten = torch.ops.aten
+PACKAGE = str(Path(__file__).resolve().parents[2])
+OVERFLOW_CHECKS = tuple(os.path.join(PACKAGE, room, "") for room in ("apex", "precision", "script", "tensors"))
+SCALER = os.path.join("torch", "amp", "grad_scaler.py")
+LIBRARIES = tuple({os.path.realpath(sysconfig.get_path(name)) for name in ("purelib", "platlib", "stdlib")})
+CASTS = (aten._to_copy.default,)
+ALLOCATIONS = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
+
+
+def size_of(tensor: Tensor) -> int:
+    """Return the bytes of the elements of a tensor."""
+    return tensor.numel() * tensor.element_size()
+
+
+def type_name(tensor: Tensor) -> str:
+    """Return the type of a tensor as reports show it."""
+    name = str(tensor.dtype).removeprefix("torch.")
+    return SHORT.get(name, name)
+
+
+@dataclass(frozen=True)
+class ProductShape:
+    """A product of the forward pass.
+
+    Attributes:
+        sizes: that tensor cores see, by name.
+        left, right: shapes of the two matrices, or of image and weight.
+        options: of a convolution, from its stride on.
+    """
+
+    module: str
+    operation: str
+    dtype: str
+    sizes: tuple[tuple[str, int], ...]
+    left: tuple[int, ...] = ()
+    right: tuple[int, ...] = ()
+    options: tuple[Any, ...] = ()
+
+
+@dataclass
+class Seen:
+    """What was counted in the steps that were watched.
+
+    Attributes:
+        cast_chains: casts of one tensor to one type: by line, module, type, with the number for each tensor.
+        mixed: FLOPs by the type of the inputs.
+    """
+
+    flops: int = 0
+    mixed: Counter[str] = field(default_factory=Counter)
+    layer_flops: Counter[str] = field(default_factory=Counter)
+    bytes: int = 0
+    cast_bytes: int = 0
+    memory_bound_bytes: Counter[str] = field(default_factory=Counter)
+    operations: int = 0
+    products: Counter[ProductShape] = field(default_factory=Counter)
+    syncs: Counter[tuple[str, str]] = field(default_factory=Counter)
+    casts: dict[tuple[int, int, str], list[tuple[str, str, int]]] = field(default_factory=lambda: defaultdict(list))
+    keep: list[Any] = field(default_factory=list)  # storages whose address must not be used again meanwhile
+    norm_types: Counter[tuple[str, str]] = field(default_factory=Counter)
+    convolutions: Counter[str] = field(default_factory=Counter)  # "NCHW" or "NHWC"
+    optimizer_operations: int = 0
+    fp32_lines: Counter[tuple[str, str, str]] = field(default_factory=Counter)
+
+
+class StepSight(TorchDispatchMode):
+    """Counts the operations of a step.
+
+    Args:
+        marks: says phase and module.
+        device: on which the loop trains.
+        ledger: counts who holds memory, and nothing else is counted then: the counts keep storages. None to count.
+
+    Attributes:
+        is_idle: counts nothing for now.
+    """
+
+    def __init__(self, marks: Marks, ledger: Ledger | None, device: torch.device) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.marks = marks
+        self.device = device
+        self.ledger = ledger
+        self.is_idle = False
+        self.seen = Seen()
+
+    def printed(self) -> None:
+        """Count that the host reads a tensor to print it."""
+        self.seen.syncs[self._reader("print")] += 1
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        if not self.is_idle:
+            self._count(func, args, kwargs, result)
+        return result
+
+    def _count(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
+        seen, marks = self.seen, self.marks
+        name = func._schema.name.rpartition("::")[2]
+        inputs = [*tensors_in(args), *tensors_in(kwargs)]
+        outputs = list(tensors_in(result))
+        if self.ledger is not None:
+            self.ledger.made(outputs, inputs, is_cast=func in CASTS)
+            return
+        if func.is_view or name in ALLOCATIONS or name == "detach":
+            return
+        if name == "_local_scalar_dense":
+            # An optimizer keeps its number of steps on the host, and what the host holds is not waited for.
+            is_host = inputs[0].device.type == "cpu"
+            if marks.phase != "optimizer" and not (is_host and self.device.type != "cpu"):
+                seen.syncs[self._reader("item")] += 1
+            return
+        seen.operations += 1
+        if marks.phase == "optimizer":
+            seen.optimizer_operations += 1
+        if inputs and any(one.device.type != "cpu" for one in inputs):
+            if name == "nonzero":
+                seen.syncs[self._reader("nonzero")] += 1
+            elif name in ("_to_copy", "copy_") and outputs and outputs[0].device.type == "cpu":
+                seen.syncs[self._reader("copy to the host")] += 1
+        moved = sum(map(size_of, inputs)) + sum(map(size_of, outputs))
+        seen.bytes += moved
+        if func in CASTS and inputs and outputs and inputs[0].dtype != outputs[0].dtype:
+            self._cast(inputs[0], outputs[0], moved)
+            return
+        kind = kind_of(func._schema.name)
+        dtype = _narrowest(inputs)
+        formula = flop_registry.get(func._overloadpacket)
+        flops = 0
+        if formula is not None:
+            flops = int(formula(*args, **kwargs, out_val=result))
+            seen.flops += flops
+            seen.mixed[dtype] += flops
+            seen.layer_flops[marks.module] += flops
+        elif marks.phase in ("forward", "backward"):
+            seen.memory_bound_bytes[dtype] += moved
+            if marks.phase == "forward" and dtype == "fp32" and moved >= 1024:
+                seen.fp32_lines[name, marks.module, ""] += moved
+        if kind == "normalization":
+            seen.norm_types[name, dtype] += 1
+        if marks.phase == "forward" and flops:
+            shape = self._shape(name, args, inputs, outputs, dtype)
+            if shape is not None:
+                seen.products[shape] += flops
+        if name == "convolution" and inputs and inputs[0].dim() == 4 and inputs[0].shape[1] > 1:
+            is_last = inputs[0].is_contiguous(memory_format=torch.channels_last)
+            seen.convolutions["NHWC" if is_last and not inputs[0].is_contiguous() else "NCHW"] += 1
+
+    def _cast(self, source: Tensor, result: Tensor, moved: int) -> None:
+        seen = self.seen
+        if not (source.dtype.is_floating_point and result.dtype.is_floating_point):
+            return
+        seen.cast_bytes += moved
+        storage = source.untyped_storage()
+        seen.keep.append(storage)
+        key = (storage.data_ptr(), source._version, type_name(result))
+        seen.casts[key].append((self._line(), self.marks.module, moved))
+
+    def _shape(
+        self, name: str, args: Sequence[Any], inputs: Sequence[Tensor], outputs: Sequence[Tensor], dtype: str
+    ) -> ProductShape | None:
+        """Return the sizes of a product that tensor cores see."""
+        sizes: tuple[tuple[str, int], ...]
+        options: tuple[Any, ...] = ()
+        if name in ("mm", "addmm"):
+            left, right = args[-2:] if name == "mm" else args[1:3]
+            sizes = (("rows", left.shape[0]), ("in", left.shape[1]), ("out", right.shape[1]))
+        elif name in ("bmm", "baddbmm"):
+            left, right = args[-2:] if name == "bmm" else args[1:3]
+            sizes = (("rows", left.shape[1]), ("in", left.shape[2]), ("out", right.shape[2]))
+        elif name == "convolution":
+            left, right = args[:2]
+            if args[8] > 1 and right.shape[1] <= 4:  # depthwise: no product of matrices
+                return None
+            sizes = (("in channels", left.shape[1]), ("out channels", outputs[0].shape[1]))
+            options = tuple(tuple(one) if isinstance(one, list) else one for one in args[3:9])
+        else:
+            return None
+        return ProductShape(self.marks.module, name, dtype, sizes, tuple(left.shape), tuple(right.shape), options)
+
+    def _reader(self, what: str) -> tuple[str, str]:
+        """Return the line that reads a value, and what it is: a gradient scaler reads whether there was an overflow."""
+        frame: FrameType | None = sys._getframe(2)
+        while frame is not None:
+            name = frame.f_code.co_filename
+            if name.endswith(SCALER) or name.startswith(OVERFLOW_CHECKS):
+                return "", "overflow check"
+            if _is_of_user(name):
+                break
+            frame = frame.f_back
+        return self._line(), what
+
+    def _line(self) -> str:
+        """Return file:line of the innermost frame of the user's code."""
+        frame: FrameType | None = sys._getframe(2)
+        while frame is not None:
+            name = frame.f_code.co_filename
+            if _is_of_user(name):
+                shown = os.path.relpath(name)
+                return f"{name if shown.startswith('..') else shown}:{frame.f_lineno}"
+            frame = frame.f_back
+        return ""
+
+
+def _is_of_user(name: str) -> bool:
+    """Return whether a file of source is neither ampcompare's nor a library's."""
+    return not (name.startswith(("<", PACKAGE)) or os.path.realpath(name).startswith(LIBRARIES))
+
+
+def _narrowest(tensors: Iterable[Tensor]) -> str:
+    found = {type_name(one) for one in tensors if one.dtype.is_floating_point}
+    return next((name for name in ("fp16", "bf16", "fp32", "fp64") if name in found), min(found, default=""))
+
+
+def missed_sizes(shape: ProductShape) -> list[str]:
+    """Return the sizes of a product that are no multiples of 8 and keep a GPU from its tensor cores, or slow it there.
+
+    These are the sizes that are contiguous in memory: not the rows of a batch. The channels of an image at the input of
+    a network are left out too, as kernels pad these.
+    """
+    if not is_half(shape.dtype):
+        return []
+    return [
+        f"{name} {size}"
+        for name, size in shape.sizes
+        if size % 8 and size > 1 and name != "rows" and not (name == "in channels" and size <= 4)
+    ]
+
+
+def repeated_casts(seen: Seen) -> list[tuple[str, str, int, int]]:
+    """Return line, module, number and bytes of the tensors that were cast to one type again, the largest first."""
+    found: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0])
+    for calls in seen.casts.values():
+        if len(calls) < 2:
+            continue
+        line, module, _ = calls[-1]
+        one = found[line, module]
+        one[0] += len(calls)
+        one[1] += sum(moved for _, _, moved in calls[1:])
+    rows = [(line, module, count, size) for (line, module), (count, size) in found.items()]
+    return sorted(rows, key=lambda row: -row[3])

@@ -1,0 +1,145 @@
+"""The contract of a launcher: a configuration and a folder in, a record out."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from ampcompare.runs.records.run import RunRecord
+from ampcompare.runs.settings.config import RunConfig
+
+__all__ = ["Launcher", "Phase", "Progress", "QueueLauncher", "failed_record", "interrupted_record"]
+
+
+Phase = Literal["starting", "loading data", "training", "evaluating", "saving"]
+"""What a cell is at. It is starting until its process reports."""
+
+
+class Progress(NamedTuple):
+    """How far a cell is, as it was known when losses were last read from the device.
+
+    Attributes:
+        steps: updates made.
+        total_steps: updates of the whole run; 0 until the data are there.
+        epoch: epochs before the last update.
+        loss: of the last update; None before the first.
+        loss_scale: after the last update; None where nothing is scaled.
+        skipped: updates that were skipped for an overflow.
+        step_seconds: median time of a step, over the steps since the report before.
+    """
+
+    steps: int
+    total_steps: int
+    epoch: int
+    phase: Phase = "training"
+    loss: float | None = None
+    loss_scale: float | None = None
+    skipped: int = 0
+    step_seconds: float | None = None
+
+
+class Launcher(abc.ABC):
+    """Runs cells; use it as a context, so that no process is left behind.
+
+    `terminate` and `close` may be called while another thread waits in `launch`, at any moment of it.
+
+    Attributes:
+        is_main: whether this process prints the results; of several ranks one does.
+        on_note: is called with a line for the user, for example about a process that was killed and replaced.
+        may_start: returns whether a cell may still start; one that may not is an interrupted record.
+    """
+
+    is_main: bool = True
+    on_note: Callable[[str], None] | None = None
+    may_start: Callable[[], bool] = staticmethod(lambda: True)
+
+    @abc.abstractmethod
+    def launch(
+        self, config: RunConfig, folder: Path, on_progress: Callable[[Progress], None] | None = None
+    ) -> RunRecord:
+        """Train one cell and return its record, which is also written to `folder`.
+
+        A cell that fails, or whose process dies, is a record with status "failed".
+
+        Raises:
+            LaunchError: no process could be started at all.
+            LauncherClosed: another thread closed the launcher before the cell had ended.
+        """
+
+    def note(self, text: str) -> None:
+        """Report a line to the user, if `on_note` is set."""
+        if self.on_note is not None:
+            self.on_note(text)
+
+    def is_queue(self, config: RunConfig) -> bool:
+        """Return whether announced cells like this one run before `launch` is called for them, several at a time."""
+        return False
+
+    def collect(
+        self,
+        cells: Sequence[tuple[RunConfig, Path]],
+        on_place: Callable[[int, str], None] = lambda index, place: None,
+        on_progress: Callable[[int, Progress], None] | None = None,
+    ) -> Iterator[tuple[int, RunRecord]]:
+        """Yield the record of each cell of a queue with its index, as it ends.
+
+        Args:
+            cells: with their folders.
+            on_place: is called with the index of a cell that runs and where, such as "job 1234_5 on n1"; again where
+                it was moved.
+            on_progress: is called with the index of a cell and each progress.
+
+        Raises:
+            LaunchError: as for `launch`.
+        """
+        raise NotImplementedError
+
+    def submit_ahead(self, cells: Sequence[tuple[RunConfig, Path]]) -> None:  # noqa: B027 - most launchers have no queue
+        """Announce the cells, with their folders, that `launch` is called for later; a queue takes them now."""
+
+    def pending_message(self) -> str:
+        """Return what continues after this process has ended, and how to stop it; "" if nothing does."""
+        return ""
+
+    def terminate(self) -> bool:
+        """Ask the processes of the current cell to save and stop; its record then has status "interrupted".
+
+        Returns:
+            False if none is running.
+        """
+        return False
+
+    def close(self) -> None:  # noqa: B027 - many launchers keep nothing between cells
+        """End every process that still runs; none starts afterwards."""
+
+    def __enter__(self) -> Launcher:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+def failed_record(config: RunConfig, error: str) -> RunRecord:
+    """Return the record of a cell that could not write one itself."""
+    return RunRecord(cell=config.digest(), arm=config.arm, status="failed", config=config, error=error)
+
+
+def interrupted_record(config: RunConfig) -> RunRecord:
+    """Return the record of a cell that was asked to stop and could not save; earlier checkpoints are unchanged."""
+    error = "asked to stop before it could save"
+    return RunRecord(cell=config.digest(), arm=config.arm, status="interrupted", config=config, error=error)
+
+
+class QueueLauncher(Launcher):
+    """A launcher whose announced cells run before anyone waits for them; it implements `collect`."""
+
+    def launch(
+        self, config: RunConfig, folder: Path, on_progress: Callable[[Progress], None] | None = None
+    ) -> RunRecord:
+        report = None if on_progress is None else lambda index, progress: on_progress(progress)
+        return next(self.collect([(config, folder)], on_progress=report))[1]
+
+    def is_queue(self, config: RunConfig) -> bool:
+        return True

@@ -1,0 +1,263 @@
+"""The files in the folder of a cell: settings, record, steps, logs, progress, and those of an earlier run."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import psutil
+
+from ampcompare.base.errors import EnvironmentUnfit
+from ampcompare.base.files.loaded_code import read_loaded
+from ampcompare.base.files.run_files import CellFile, RunFile, log_name
+from ampcompare.base.files.write import write_atomically
+from ampcompare.base.secrets import mask
+from ampcompare.experiment.launch.base import Progress
+from ampcompare.runs.records.document import sealed_json
+from ampcompare.runs.records.run import RunRecord, dump_json
+from ampcompare.runs.settings.config import RunConfig
+from ampcompare.runs.settings.validation import validated
+
+__all__ = [
+    "archive_checkpoints",
+    "archive_previous",
+    "continue_steps",
+    "last_lines",
+    "log_tail",
+    "make_cell_folder",
+    "private_folder",
+    "progress_reader",
+    "progress_writer",
+    "read_config",
+    "remove_leftovers",
+    "remove_leftovers_of_cell",
+    "send_output_to",
+    "with_code",
+    "write_config",
+    "write_record",
+]
+
+# The number in a name is the PID of the process that writes there.
+LEFTOVER = re.compile(r"\..+\.(?P<writer>\d+)\.tmp|\.rendezvous\.(?P<agent>\d+)\..+")
+FOLDERS = (
+    *(f"{RunFile.CELLS}/*", f"{RunFile.CELLS}/*/{CellFile.NODE}*"),
+    *(f"{RunFile.VERIFY_RESUME}/*", *RunFile.VERIFIED),
+)
+MAX_AGE_SECONDS = 3600.0
+
+
+def make_cell_folder(folder: Path) -> None:
+    """Make the folder of a cell, and archive the files of an earlier run.
+
+    Raises:
+        EnvironmentUnfit: it cannot be made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise EnvironmentUnfit(f"cannot make {folder}: {error.strerror}; choose another --output-dir") from None
+    archive_previous(folder)
+
+
+def write_config(config: RunConfig, folder: Path) -> None:
+    """Write `config.json`, from which the processes of a cell read what to train.
+
+    Raises:
+        EnvironmentUnfit: the disk is full or the folder cannot be written.
+    """
+    write_atomically(folder / CellFile.CONFIG, dump_json(config))
+
+
+def read_config(folder: Path) -> RunConfig:
+    """Read what `write_config` wrote.
+
+    Raises:
+        ConfigError: a setting is unknown to this version, or invalid in it.
+    """
+    return validated(RunConfig, json.loads((folder / CellFile.CONFIG).read_text(encoding="utf-8")))
+
+
+def write_record(record: RunRecord, folder: Path) -> None:
+    """Write `record.json` atomically, with its checksum, and without secrets."""
+    text = dump_json(record)
+    if (masked := mask(text)) != text:  # before the checksum
+        record = RunRecord.model_validate_json(masked)
+    write_atomically(folder / CellFile.RECORD, sealed_json(record))
+
+
+def archive_previous(folder: Path) -> None:
+    """Rename the files of an earlier run of this cell to `*.previous.*`, so that none is mistaken for a new one."""
+    for name in (CellFile.RECORD, CellFile.STEPS, CellFile.EPOCHS):
+        path = folder / name
+        if path.exists():
+            path.replace(path.with_suffix(f".previous{path.suffix}"))
+    (folder / CellFile.LOADED).unlink(missing_ok=True)
+
+
+def with_code(record: RunRecord, folder: Path) -> RunRecord:
+    """Return a record with the code that the processes of its cell have loaded."""
+    loaded = read_loaded(folder)
+    return record.model_copy(update={"code": loaded.files, "packages": loaded.packages})
+
+
+def continue_steps(folder: Path, others: Sequence[Path], step: int) -> bool:
+    """Write `steps.jsonl` in `folder` with the first `step` steps, from the first file that has them all.
+
+    Args:
+        others: files to read after the folder's own.
+
+    Returns:
+        Whether such a file exists; otherwise `steps.jsonl` is empty.
+    """
+    steps = folder / CellFile.STEPS
+    for path in (steps, steps.with_suffix(f".previous{steps.suffix}"), *others):
+        lines = _first_steps(path, step)
+        if len(lines) == step:
+            write_atomically(steps, "".join(lines))
+            return True
+    write_atomically(steps, "")
+    return False
+
+
+def _first_steps(path: Path, count: int) -> list[str]:
+    """Return the lines of the first `count` steps, up to the first that is missing, out of order or incomplete."""
+    lines: list[str] = []
+    try:
+        with path.open(encoding="utf-8") as file:
+            for line in file:
+                if len(lines) == count or not line.endswith("\n") or json.loads(line)["step"] != len(lines):
+                    break
+                lines.append(line)
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    return lines
+
+
+def archive_checkpoints(folder: Path) -> None:
+    """Rename the checkpoints of an earlier run to `checkpoints.previous`, so that none is mistaken for a new one."""
+    path = folder / CellFile.CHECKPOINTS
+    if path.exists():
+        previous = folder / f"{CellFile.CHECKPOINTS}.previous"
+        shutil.rmtree(previous, ignore_errors=True)
+        path.replace(previous)
+
+
+def progress_writer(folder: Path, place: str = "") -> Callable[[Progress], None]:
+    """Return a function that writes the progress of a cell to a file in its folder.
+
+    Args:
+        place: where the cell runs, for the reader; it is written at once.
+    """
+
+    def write(progress: Progress) -> None:
+        write_atomically(folder / CellFile.PROGRESS, json.dumps({"place": place, "progress": progress}))
+
+    if place:
+        write(Progress(0, 0, 0, "starting"))
+    return write
+
+
+def progress_reader(
+    folder: Path,
+    on_progress: Callable[[Progress], None] | None,
+    on_place: Callable[[str], None] = lambda place: None,
+) -> Callable[[], None]:
+    """Return a function that reads the file, and calls `on_progress` if the progress is new.
+
+    Args:
+        on_place: is called before that with where the cell runs, if that is new.
+    """
+    last, last_place = "", ""
+
+    def read() -> None:
+        nonlocal last, last_place
+        if on_progress is None:
+            return
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            text = (folder / CellFile.PROGRESS).read_text(encoding="utf-8")
+            if text != last:  # compared as text: no NaN equals another
+                facts = json.loads(text)
+                place, progress = facts["place"], Progress(*facts["progress"])
+                last = text
+                if place != last_place:
+                    last_place = place
+                    on_place(place)
+                on_progress(progress)
+
+    return read
+
+
+def send_output_to(path: Path) -> None:
+    """Redirect standard output and error of this process to a new file; a killed process leaves its last lines."""
+    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+
+
+def last_lines(path: Path, count: int) -> list[str]:
+    """Return the last non-empty lines of a file; none if it cannot be read."""
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return []
+    return [line for line in text.splitlines() if line.strip()][-count:]
+
+
+def log_tail(folder: Path, lines: int = 1, rank: int = 0) -> str:
+    """Return the last non-empty lines of a cell's log."""
+    return "\n".join(last_lines(folder / log_name(rank), lines))
+
+
+@contextlib.contextmanager
+def private_folder(folder: Path) -> Iterator[Path]:
+    """Yield a new folder with an unpredictable name that no other user can read or write; remove it afterwards."""
+    path = Path(tempfile.mkdtemp(prefix=f".rendezvous.{os.getpid()}.", dir=folder))
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove from a run directory the temporary files of processes that have ended.
+
+    In cells of Slurm and folders of nodes, whose processes may be on other machines, files stay for an hour.
+    """
+    remove_leftovers_of_cell(folder)
+    for cell in (cell for pattern in FOLDERS for cell in folder.glob(pattern)):
+        remote = cell.name.startswith(CellFile.NODE) or (cell / CellFile.JOB).exists()
+        for path in (cell, cell / CellFile.CHECKPOINTS):
+            remove_leftovers_of_cell(path, remote=remote)
+
+
+def remove_leftovers_of_cell(folder: Path, *, remote: bool = False) -> None:
+    """Remove from a cell the temporary files of an agent that was killed, and of its ranks."""
+    with contextlib.suppress(OSError):  # a file that cannot be removed costs space only
+        for entry in os.scandir(folder):
+            match = LEFTOVER.fullmatch(entry.name)
+            if match is not None and _is_left(entry, match, remote=remote):
+                _remove(entry)
+
+
+def _is_left(entry: os.DirEntry[str], match: re.Match[str], *, remote: bool) -> bool:
+    writer = match["writer"] or match["agent"]
+    may_be_reused = match["writer"] and psutil.pid_exists(int(match["writer"]))  # another process may have this PID
+    if remote or may_be_reused:
+        return time.time() - entry.stat(follow_symlinks=False).st_mtime > MAX_AGE_SECONDS
+    return not psutil.pid_exists(int(writer))
+
+
+def _remove(entry: os.DirEntry[str]) -> None:
+    if entry.is_dir(follow_symlinks=False):
+        shutil.rmtree(entry.path, ignore_errors=True)
+    else:
+        Path(entry.path).unlink(missing_ok=True)

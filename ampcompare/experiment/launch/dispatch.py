@@ -1,0 +1,184 @@
+"""Choose the launcher of a cell by its number of processes and its setting `launcher`."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ampcompare.base.errors import ConfigError, UnsupportedCombination
+from ampcompare.base.files.run_files import log_name
+from ampcompare.experiment.launch.base import Launcher, Progress, interrupted_record
+from ampcompare.experiment.launch.cell_files import archive_previous, write_config, write_record
+from ampcompare.experiment.launch.distributed_env import DistributedEnv, world_of
+from ampcompare.experiment.launch.multi_process import MultiProcessLauncher
+from ampcompare.experiment.launch.places import ANYWHERE, Place
+from ampcompare.experiment.launch.slurm import SlurmLauncher
+from ampcompare.experiment.launch.stoppable import LauncherClosed
+from ampcompare.runs.records.run import RunRecord
+from ampcompare.runs.settings.config import RunConfig
+
+__all__ = ["make_launcher"]
+
+
+class ExternalLauncher(Launcher):
+    """Joins externally launched ranks. Single-use: O1 patches torch permanently.
+
+    Args:
+        world: rank and world size of this process.
+
+    Attributes:
+        is_main: whether this process prints the results: rank 0, or the rank that failed first.
+    """
+
+    def __init__(self, world: DistributedEnv) -> None:
+        self.world = world
+        self.is_main = world.rank == 0
+
+    def launch(
+        self, config: RunConfig, folder: Path, on_progress: Callable[[Progress], None] | None = None
+    ) -> RunRecord:
+        """Train as one of the ranks; see `Launcher.launch`.
+
+        Raises:
+            ConfigError: the number of processes that were started is not the configuration's.
+        """
+        from ampcompare.experiment.launch.worker.rank import run_rank
+
+        if config.processes != self.world.size:
+            raise ConfigError(
+                f"the settings are for {config.processes} processes, but {self.world.size} were started; leave the "
+                f"number out of the settings"
+            )
+        folder.mkdir(parents=True, exist_ok=True)
+        if self.world.rank == 0:
+            archive_previous(folder)
+            write_config(config, folder)
+        record, self.is_main = run_rank(config, folder, self.world, on_progress, log=folder / log_name(self.world.rank))
+        return record
+
+
+class DispatchingLauncher(Launcher):
+    """Forks cells of one process, and starts other cells by the launcher that each names; a matrix can mix them.
+
+    Args:
+        slurm: arguments of `SlurmLauncher`, for cells whose launcher is slurm.
+        place: the GPUs and cores of this machine that cells use.
+        options: arguments of `MultiProcessLauncher`.
+    """
+
+    def __init__(self, slurm: Mapping[str, Any] | None = None, place: Place = ANYWHERE, **options: Any) -> None:
+        self.place = place
+        self._slurm = dict(slurm or {})
+        self._options = options
+        self._launchers: dict[str, Launcher] = {}
+        self._is_closed = False
+        self.is_main = options.get("node_rank", 0) == 0
+
+    def launcher_of(self, config: RunConfig) -> Launcher:
+        """Return the launcher for a cell, created at its first use.
+
+        Raises:
+            UnsupportedCombination: several machines without an address at which to rendezvous.
+        """
+        if config.script is not None and config.launcher != "ray":
+            return self._script_launcher()
+        kind = config.launcher
+        if kind == "auto" and config.processes > 1:
+            kind = "torchrun" if self._options.get("nnodes", 1) > 1 else "spawn"
+        if kind not in self._launchers:
+            if kind == "auto":
+                self._launchers[kind] = importlib.import_module("ampcompare.experiment.launch.forked").ForkedLauncher(
+                    self.place
+                )
+            elif kind == "ray":
+                self._launchers[kind] = importlib.import_module("ampcompare.experiment.launch.ray").RayLauncher()
+            elif kind == "slurm":
+                self._launchers[kind] = SlurmLauncher(**self._slurm, nnodes=self._options.get("nnodes", 1))
+            else:
+                self._launchers[kind] = MultiProcessLauncher(kind, place=self.place, **self._options)
+            self._connect(self._launchers[kind])
+        return self._launchers[kind]
+
+    def _connect(self, launcher: Launcher) -> None:
+        launcher.on_note = self.note
+        launcher.may_start = lambda: self.may_start()
+
+    def _script_launcher(self) -> Launcher:
+        if "script" not in self._launchers:
+            module = importlib.import_module("ampcompare.experiment.launch.script.launcher")
+            self._launchers["script"] = module.ScriptLauncher(self.place)
+            self._connect(self._launchers["script"])
+        return self._launchers["script"]
+
+    def launch(
+        self, config: RunConfig, folder: Path, on_progress: Callable[[Progress], None] | None = None
+    ) -> RunRecord:
+        launcher = self.launcher_of(config)
+        if self._is_closed:  # before it was created
+            raise LauncherClosed
+        if not self.may_start():
+            return interrupted_record(config)
+        record = launcher.launch(config, folder, on_progress)
+        if self.place.is_limited and self.is_main:
+            record = self.place.mark(record)
+            write_record(record, folder)
+        return record
+
+    def is_queue(self, config: RunConfig) -> bool:
+        return self.launcher_of(config).is_queue(config)
+
+    def collect(
+        self,
+        cells: Sequence[tuple[RunConfig, Path]],
+        on_place: Callable[[int, str], None] = lambda index, place: None,
+        on_progress: Callable[[int, Progress], None] | None = None,
+    ) -> Iterator[tuple[int, RunRecord]]:
+        return self.launcher_of(cells[0][0]).collect(cells, on_place, on_progress)
+
+    def submit_ahead(self, cells: Sequence[tuple[RunConfig, Path]]) -> None:
+        by_launcher: dict[Launcher, list[tuple[RunConfig, Path]]] = {}
+        for config, folder in cells:
+            by_launcher.setdefault(self.launcher_of(config), []).append((config, folder))
+        for launcher, share in by_launcher.items():
+            launcher.submit_ahead(share)
+
+    def pending_message(self) -> str:
+        return "; ".join(filter(None, (launcher.pending_message() for launcher in self._launchers.values())))
+
+    def terminate(self) -> bool:
+        return sum(launcher.terminate() for launcher in list(self._launchers.values())) > 0
+
+    def close(self) -> None:
+        self._is_closed = True
+        for launcher in list(self._launchers.values()):
+            launcher.close()
+
+
+def make_launcher(
+    config: RunConfig, *, several_cells: bool = False, dist_url: str | None = None, **options: Any
+) -> Launcher:
+    """Return the launcher for a configuration, and for others that differ in the number of processes or launcher.
+
+    Args:
+        several_cells: whether more than one cell will be launched.
+        dist_url: address of the rendezvous.
+        options: further arguments of `DispatchingLauncher`.
+
+    Raises:
+        ConfigError: the environment describes one of several processes incompletely.
+        EnvironmentUnfit: the launcher is slurm and this machine has no Slurm.
+        UnsupportedCombination: several cells, in one of several processes that were started together.
+    """
+    world = world_of(url=dist_url)
+    if world is not None and several_cells:
+        raise UnsupportedCombination(
+            f"this is rank {world.rank} of {world.size} that {world.launcher} started, but a comparison starts the "
+            f"processes of each cell itself; call it once, with --nproc-per-node {world.size}"
+        )
+    if world is not None:
+        return ExternalLauncher(world)
+    launcher = DispatchingLauncher(dist_url=dist_url, **options)
+    launcher.launcher_of(config)  # refuse what cannot work before anything runs
+    return launcher

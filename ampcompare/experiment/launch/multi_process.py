@@ -1,0 +1,299 @@
+"""Several processes per cell, started by torchrun or one by one, on one machine or on several."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import psutil
+
+from ampcompare.base.errors import UnsupportedCombination
+from ampcompare.base.files.run_files import CellFile
+from ampcompare.base.isolate.start import start_command
+from ampcompare.experiment.launch.base import Launcher, Progress, failed_record, interrupted_record
+from ampcompare.experiment.launch.cell_files import (
+    last_lines,
+    log_tail,
+    make_cell_folder,
+    progress_reader,
+    remove_leftovers_of_cell,
+    write_config,
+    write_record,
+)
+from ampcompare.experiment.launch.forked import worker_environment
+from ampcompare.experiment.launch.places import ANYWHERE, Place
+from ampcompare.experiment.launch.start_ranks import RANK_MODULE, Request
+from ampcompare.experiment.launch.stoppable import Stoppable
+from ampcompare.runs.records.run import RunRecord, read_record
+from ampcompare.runs.settings.config import RunConfig
+
+__all__ = ["MultiProcessLauncher"]
+
+POLL_SECONDS = 0.1
+END_SECONDS = 10.0
+STOPPED_SECONDS = 1.0  # between two looks at the states of the ranks
+STOPPED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+MAX_AGENTS = 3  # per cell
+TAIL_LINES = 5
+
+
+class MultiProcessLauncher(Launcher):
+    """Starts this machine's share of the ranks of each cell.
+
+    Args:
+        launcher: "torchrun", which several machines and restarts need, or "spawn", which starts faster.
+        nnodes, node_rank: number of machines, and the rank of this one.
+        rdzv_endpoint: HOST:PORT on node 0, for several machines.
+        max_restarts: restarts of all ranks after one has failed.
+        dist_url: where ranks rendezvous: tcp://HOST:PORT or file://PATH; None leaves it to the launcher.
+        place: the GPUs and cores that the ranks use.
+
+    Raises:
+        UnsupportedCombination: several machines without an address at which to rendezvous.
+    """
+
+    def __init__(
+        self,
+        launcher: Literal["torchrun", "spawn"] = "torchrun",
+        *,
+        nnodes: int = 1,
+        node_rank: int = 0,
+        rdzv_endpoint: str | None = None,
+        max_restarts: int = 0,
+        dist_url: str | None = None,
+        place: Place = ANYWHERE,
+    ) -> None:
+        if not 0 <= node_rank < nnodes:
+            raise UnsupportedCombination(f"node rank {node_rank} of {nnodes} nodes; ranks go from 0 to nodes - 1")
+        if nnodes > 1 and launcher == "torchrun" and rdzv_endpoint is None:
+            raise UnsupportedCombination(
+                f"{nnodes} nodes need a rendezvous; add --rdzv-endpoint HOST:PORT, with the host of node 0"
+            )
+        if nnodes > 1 and launcher == "spawn" and dist_url is None:
+            raise UnsupportedCombination(f"{nnodes} nodes need a rendezvous; add --dist-url tcp://HOST:PORT")
+        self.launcher = launcher
+        self._place = place
+        self._options: dict[str, Any] = {
+            "nnodes": nnodes,
+            "node_rank": node_rank,
+            "rdzv_endpoint": rdzv_endpoint,
+            "max_restarts": max_restarts,
+            "dist_url": None if dist_url == "env://" else dist_url,
+        }
+        self.is_main = node_rank == 0
+        self._agent: Stoppable[subprocess.Popen[bytes]] = Stoppable(_end_agent)
+        self._stood_still = ""
+
+    def launch(
+        self, config: RunConfig, folder: Path, on_progress: Callable[[Progress], None] | None = None
+    ) -> RunRecord:
+        nnodes = self._options["nnodes"]
+        if config.processes % nnodes:
+            raise UnsupportedCombination(
+                f"{config.processes} processes cannot be split over {nnodes} nodes; use --nproc-per-node"
+            )
+        folder = folder.resolve()
+        if not self.is_main:  # the machines may share a disk
+            folder /= f"{CellFile.NODE}{self._options['node_rank']}"
+        self._stood_still = ""
+        request = Request(str(folder), config.digest(), self.launcher, config.processes // nnodes, **self._options)
+        with self._agent.busy():
+            for _ in range(MAX_AGENTS):
+                make_cell_folder(folder)
+                for name in (CellFile.FAILURE, CellFile.PROGRESS):
+                    (folder / name).unlink(missing_ok=True)
+                write_config(config, folder)
+                code = self._run(request, folder, on_progress, config.stall_timeout)
+                # Agents of other machines do not wait for an agent that starts again.
+                if code != -signal.SIGKILL or self._is_asked() or self._stood_still or nnodes > 1:
+                    break
+                _wait_for_ranks(folder)
+                if (folder / CellFile.RECORD).exists():
+                    break
+                self.note(f"the launcher of the ranks was killed by SIGKILL; {config.arm} starts again")
+            self._agent.check()
+        remove_leftovers_of_cell(folder)
+        return self._record(config, folder, code)
+
+    def _run(
+        self,
+        request: Request,
+        folder: Path,
+        on_progress: Callable[[Progress], None] | None,
+        stall_timeout: float,
+    ) -> int:
+        environment = worker_environment(self._place)
+        for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+            environment.pop(name, None)
+        with (folder / CellFile.LAUNCHER_LOG).open("wb") as log, self._place.pinned():
+            # In a new session, Ctrl-C in the terminal reaches only this process, which then ends the ranks.
+            agent = self._agent.start(
+                lambda: subprocess.Popen(
+                    start_command("ampcompare.experiment.launch.start_ranks", request.to_json()),
+                    stdin=subprocess.PIPE,
+                    stdout=log,
+                    stderr=log,
+                    env=environment,
+                    start_new_session=True,
+                )
+            )
+        if self._is_asked():
+            agent.terminate()
+        report_progress = progress_reader(folder, on_progress)
+        stopped = _StoppedRanks(agent.pid, stall_timeout)
+        while (code := agent.poll()) is None:
+            time.sleep(POLL_SECONDS)
+            report_progress()
+            if stopped.too_long():
+                self._stood_still = stopped.kill()
+        self._agent.drop()
+        self._agent.check()
+        return code
+
+    def _is_asked(self) -> bool:
+        return self._agent.is_asked or not self.may_start()
+
+    def _record(self, config: RunConfig, folder: Path, code: int) -> RunRecord:
+        path = folder / CellFile.RECORD
+        record = read_record(path) if path.exists() else None
+        if code == 0 and record is not None:
+            return record
+        if code == 0 and not self.is_main:  # the record is on the machine of rank 0
+            return RunRecord(cell=config.digest(), arm=config.arm, status="completed", config=config)
+        killed = self._killed(folder)
+        if self._stood_still:
+            record = failed_record(config, self._stood_still)
+            write_record(record, folder)
+            return record
+        if self._is_asked() and killed is None:
+            if record is None:
+                record = interrupted_record(config)
+                write_record(record, folder)
+            return record
+        if record is None or killed is not None:
+            record = failed_record(config, self._describe_failure(folder, code, killed))
+            write_record(record, folder)
+        return record
+
+    def _killed(self, folder: Path) -> dict[str, int] | None:
+        """Return the rank that a signal ended, other than the SIGTERM that the others get when one has failed."""
+        failures = _failures(folder)
+        return next(
+            (failure for failure in failures if failure["code"] < 0 and failure["code"] != -signal.SIGTERM), None
+        )
+
+    def _describe_failure(self, folder: Path, code: int, killed: dict[str, int] | None) -> str:
+        failure = killed or next(iter(_failures(folder)), None)
+        if failure is None:
+            tail = " | ".join(line.strip() for line in last_lines(folder / CellFile.LAUNCHER_LOG, TAIL_LINES))
+            return f"the launcher of the ranks ended with exit code {code}" + (f": {tail}" if tail else "")
+        rank, how = failure["rank"], f"ended with exit code {failure['code']}"
+        if failure["code"] < 0:
+            how = f"was killed by {signal.Signals(-failure['code']).name}"
+            if failure["code"] == -signal.SIGKILL:
+                how += " (probably the out-of-memory killer)"
+        tail = " | ".join(log_tail(folder, TAIL_LINES, rank).splitlines())
+        return f"rank {rank} {how}" + (f"; last lines of its log: {tail}" if tail else "; its log is empty")
+
+    def terminate(self) -> bool:
+        if not self._agent.ask():
+            return False
+        agent = self._agent.process
+        if agent is not None:
+            agent.terminate()
+        return True
+
+    def close(self) -> None:
+        self._agent.close()
+
+
+def _end_agent(agent: subprocess.Popen[bytes]) -> None:
+    assert agent.stdin is not None
+    with contextlib.suppress(BrokenPipeError):
+        agent.stdin.close()  # the agent ends its ranks and itself
+    try:
+        agent.wait(timeout=END_SECONDS)
+    except subprocess.TimeoutExpired:
+        os.killpg(agent.pid, signal.SIGKILL)  # ranks end when their parent is gone
+        agent.wait()
+
+
+class _StoppedRanks:
+    """Notices that all ranks of an agent are stopped, when none is left that would wait for another.
+
+    Args:
+        agent: its process.
+        seconds: for how long they may be.
+    """
+
+    def __init__(self, agent: int, seconds: float) -> None:
+        self._agent = agent
+        self._seconds = seconds
+        self._looked = time.monotonic()
+        self._since: float | None = None
+
+    def too_long(self) -> bool:
+        """Return whether all ranks have been stopped for that long; call it often."""
+        now = time.monotonic()
+        if now - self._looked < STOPPED_SECONDS:
+            return False
+        if now - self._looked > 5 * STOPPED_SECONDS:  # this process was stopped as well
+            self._since = None
+        self._looked = now
+        ranks = self._ranks()
+        if not ranks or not all(_status(rank) in STOPPED for rank in ranks):
+            self._since = None
+            return False
+        self._since = self._since or now
+        return now - self._since >= self._seconds
+
+    def kill(self) -> str:
+        """End the ranks, which handle no other signal, and return why."""
+        for rank in self._ranks():
+            with contextlib.suppress(psutil.Error):
+                rank.kill()
+        return (
+            f"all ranks stood still for {self._seconds:g} s (--stall-timeout): their processes are stopped, as by "
+            "SIGSTOP"
+        )
+
+    def _ranks(self) -> list[psutil.Process]:
+        ranks = []
+        with contextlib.suppress(psutil.Error):
+            for process in psutil.Process(self._agent).children(recursive=True):
+                with contextlib.suppress(psutil.Error):
+                    if RANK_MODULE in process.cmdline():
+                        ranks.append(process)
+        return ranks
+
+
+def _status(process: psutil.Process) -> str:
+    try:
+        return str(process.status())
+    except psutil.Error:
+        return psutil.STATUS_DEAD
+
+
+def _wait_for_ranks(folder: Path) -> None:
+    """Wait until the ranks of an agent that was killed have exited, as they do by themselves."""
+    deadline = time.monotonic() + END_SECONDS
+    while time.monotonic() < deadline:
+        lines = [process.info["cmdline"] or [] for process in psutil.process_iter(["cmdline"])]
+        if not any(RANK_MODULE in line and str(folder) in line for line in lines):
+            return
+        time.sleep(POLL_SECONDS)
+
+
+def _failures(folder: Path) -> list[dict[str, int]]:
+    try:
+        failures: list[dict[str, int]] = json.loads((folder / CellFile.FAILURE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return []
+    return failures

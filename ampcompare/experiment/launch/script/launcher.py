@@ -1,0 +1,733 @@
+"""Run a user's script as a cell: `ampcompare exec` with the arm, in a separate process."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import math
+import os
+import re
+import select
+import signal
+import socket
+import statistics
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, BinaryIO, Literal, Protocol
+
+from ampcompare.base.environment.threads import THREAD_VARIABLES
+from ampcompare.base.environment.versions import fingerprint, host_name
+from ampcompare.base.errors import EnvironmentUnfit
+from ampcompare.base.files.loaded_code import Names
+from ampcompare.base.files.run_files import CellFile
+from ampcompare.base.isolate.start import start_command
+from ampcompare.base.rank_marks import CELL_FOLDER
+from ampcompare.base.secrets import MASK, learn_file, mask, mask_variable
+from ampcompare.experiment.launch.base import Launcher, Progress
+from ampcompare.experiment.launch.cell_files import last_lines, make_cell_folder, with_code, write_config, write_record
+from ampcompare.experiment.launch.places import ANYWHERE, Place
+from ampcompare.experiment.launch.script.output import OutputReader, Printed
+from ampcompare.experiment.launch.script.refusals import why_refused
+from ampcompare.experiment.launch.script.rows import (
+    ScriptRows,
+    error_of_children,
+    of_training_process,
+    training_children,
+)
+from ampcompare.experiment.launch.script.supervise import end_family
+from ampcompare.experiment.launch.stoppable import Stoppable
+from ampcompare.runs.records.evaluation import EpochResult
+from ampcompare.runs.records.metric import metrics_of
+from ampcompare.runs.records.opened_files import forget_reads, read_opened
+from ampcompare.runs.records.run import EngineInfo, RunRecord, RunSummary, StepRecord, dump_json
+from ampcompare.runs.records.summary import loss_tail
+from ampcompare.runs.settings.config import RunConfig
+from ampcompare.runs.settings.script import LOSS, ScriptConfig, ScriptMetric
+from ampcompare.script.legacy.old_script import COMPAT_HINT, is_of_old_script
+from ampcompare.training.metrics.run_summary import Tracer
+
+__all__ = ["ScriptLauncher", "failed_script", "picked", "script_command", "script_record"]
+
+POLL_SECONDS = 0.2
+PIPE_SECONDS = 2.0
+MAX_SERVERS = 5  # per cell: if each of them is killed, the next one would be too
+SETTINGS = (".yaml", ".yml", ".json", ".toml", ".ini", ".cfg", ".env", ".conf")
+# Exit codes of `ampcompare exec` for errors of ampcompare itself.
+OUR_ERRORS = (2, 3, 4)
+MAX_LAST_LINES = 5
+WORD = re.compile(r"[^\W_]")
+NO_REASON = re.compile(r"ampcompare: (\d+ steps?, \d+ skipped|the record has no step|--device cpu: )")
+TAIL_SHARE = 10  # the default metric is over the last tenth of the losses
+_PYTHON = (sys.executable, "-W", "ignore::FutureWarning", "-m")
+START_SECONDS = 120.0
+END_SECONDS = 5.0
+SERVER_POLL_SECONDS = 0.1
+
+
+class _AskedToStop(Exception):
+    """The cell was asked to stop before its process had started."""
+
+
+class ScriptLauncher(Launcher):
+    """Starts one process per cell, forked where possible, or as many as the configuration says under torchrun.
+
+    Args:
+        place: the GPUs and cores that scripts use.
+    """
+
+    def __init__(self, place: Place = ANYWHERE) -> None:
+        self._place = place
+        self._process: Stoppable[_CellProcess] = Stoppable(lambda process: end_family(process.pid))
+        self._server: Stoppable[_ScriptServer] = Stoppable(_ScriptServer.close)
+
+    def launch(
+        self, config: RunConfig, folder: Path, on_progress: Callable[[Progress], None] | None = None
+    ) -> RunRecord:
+        assert config.script is not None
+        make_cell_folder(folder)
+        for old in folder.glob(CellFile.SCRIPTS):
+            old.unlink()
+        (folder / CellFile.OPENED).unlink(missing_ok=True)
+        write_config(config, folder)
+        if reason := why_refused(config.script, config.parsed_arm):
+            refused = failed_script(config, reason, exit_code=2)
+            write_record(refused, folder)
+            return refused
+        for word in config.script.arguments:
+            if (path := word.rpartition("=")[2]).endswith(SETTINGS):
+                learn_file(Path(path))
+        started, begin = datetime.now(timezone.utc).isoformat(timespec="milliseconds"), time.perf_counter()
+        code = 0
+        output: OutputReader | None = None
+        with self._process.busy():
+            with contextlib.suppress(_AskedToStop):
+                code, output = self._run(config, config.script, folder, on_progress)
+            self._process.check()
+        wall = time.perf_counter() - begin
+        rows = of_training_process(folder)
+        (folder / CellFile.STEPS).write_text("".join(dump_json(step, indent=None) + "\n" for step in rows.steps))
+        if self._is_asked():
+            record = failed_script(config, "asked to stop", started=started).model_copy(
+                update={"status": "interrupted"}
+            )
+        elif error := _failure(config.script, code, rows, folder):
+            record = failed_script(config, error, exit_code=_our_code(code, rows), started=started)
+        else:
+            assert output is not None
+            record = script_record(
+                config, rows, output.values, wall_seconds=wall, started=started, faults=output.part_faults()
+            )
+        record = self._place.mark(_with_opened_files(with_code(record, folder), folder, config.script.folder))
+        write_record(record, folder)
+        return record
+
+    def _run(
+        self,
+        config: RunConfig,
+        script: ScriptConfig,
+        folder: Path,
+        on_progress: Callable[[Progress], None] | None,
+    ) -> tuple[int, OutputReader]:
+        """Return the exit code, and the output, which has been read."""
+        process = self._start(config, script, folder)
+        if self._is_asked():
+            self._send_stop(process)
+        reader = OutputReader(process.stdout, folder / CellFile.LOG, script.metrics)
+        pump = threading.Thread(target=reader.pump, daemon=True)
+        pump.start()
+        try:
+            counter = _StepCounter(folder / CellFile.SCRIPT, script.max_steps or 0)
+            while process.poll() is None:
+                time.sleep(POLL_SECONDS)
+                if on_progress is not None and (progress := counter.read()) is not None:
+                    on_progress(progress)
+            pump.join(timeout=PIPE_SECONDS)  # a process that the script has left behind may hold the pipe open
+        finally:
+            self._process.drop()
+            pump.join(timeout=PIPE_SECONDS)
+            code = process.wait()
+        return code, reader
+
+    def _start(self, config: RunConfig, script: ScriptConfig, folder: Path) -> _CellProcess:
+        environment = {**_environment(config, folder), **self._place.environment}
+        command = script_command(config, script, folder)
+        if script.torchrun or not _can_fork(config.processes):
+            with self._place.pinned():
+                return self._process.start(lambda: _start_interpreter(command, environment))
+        words = command[command.index("ampcompare") + 1 :]
+        for left in reversed(range(MAX_SERVERS)):
+            server = self._ensure_server(environment)
+            try:
+                if not server.wait_until_ready(self._is_asked):
+                    self._server.drop()
+                    raise _AskedToStop
+                return self._process.start(lambda server=server: server.start(words, environment))  # type: ignore[misc]
+            except EnvironmentUnfit:
+                self._process.check()
+                if not (server.was_killed and left):
+                    raise
+                self._server.drop()
+                self.note("the server of a script's cells was killed; another one starts")
+        raise AssertionError("the last one raises")
+
+    def _ensure_server(self, environment: dict[str, str]) -> _ScriptServer:
+        server = self._server.process
+        if server is not None and server.runs and server.threads == _threads_of(environment):
+            return server
+        self._server.drop()
+        with self._place.pinned():
+            return self._server.start(lambda: _ScriptServer(environment))
+
+    def _is_asked(self) -> bool:
+        return self._process.is_asked or not self.may_start()
+
+    def close(self) -> None:
+        self._process.close()
+        self._server.close()
+
+    def terminate(self) -> bool:
+        if not self._process.ask():
+            return False
+        process = self._process.process
+        if process is not None:
+            self._send_stop(process)
+        return True
+
+    def _send_stop(self, process: _CellProcess) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)
+
+
+def _environment(config: RunConfig, folder: Path) -> dict[str, str]:
+    """Return the environment of a script: that of this process, with as many threads per pool as cells have.
+
+    Strings hash alike in all cells, also those of another server: a script may number its classes by a set of names.
+    """
+    assert config.script is not None
+    threads = dict.fromkeys(THREAD_VARIABLES, str(config.threads))
+    own = {
+        CELL_FOLDER: str(folder.resolve()),
+        "AMPCOMPARE_CELL_STARTED": str(time.time()),
+        "AMPCOMPARE_CODE_FOLDER": str(config.script.folder),
+        MASK: mask_variable(),
+    }
+    return {"PYTHONHASHSEED": "0", **threads, **os.environ, **own, "PYTHONUNBUFFERED": "1"}
+
+
+def script_command(config: RunConfig, script: ScriptConfig, folder: Path) -> list[str]:
+    """Return the command line of a cell."""
+    seed = config.recipe.seed
+    start = list(_PYTHON)
+    if config.processes > 1 or script.torchrun:
+        start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+        start += [str(config.processes), "-m"]
+    options = ["--arm", config.arm, "--seed", str(seed), "--record", str((folder / CellFile.SCRIPT).resolve())]
+    if script.max_steps is not None:
+        options += ["--max-steps", str(script.max_steps)]
+    if config.device == "cpu":
+        options += ["--device", "cpu"]
+    if script.compat_torch:
+        options.append("--compat-torch")
+    engine = config.parsed_arm.options.get("engine")
+    if engine == "nvidia":
+        options += ["--engine", "nvidia"]
+    if script.is_module:
+        options.append("-m")
+    arguments = script.arguments_for(seed, config.arm, folder.resolve())
+    return [*start, "ampcompare", "exec", *options, script.name, *arguments]
+
+
+def _with_opened_files(record: RunRecord, folder: Path, code_folder: Path) -> RunRecord:
+    opened = read_opened(folder)
+    forget_reads(folder)
+    if record.script is None:
+        return record
+    facts = {
+        "files": list(dict.fromkeys([*record.script.files, *opened.written])),
+        "inherited": opened.inherited,
+        "resumed": opened.resumed,
+    }
+    names = Names(code_folder)
+    results = {names.of(file) for file in opened.inherited}  # of other cells, and no data that should stay as it is
+    code = {name: digest for name, digest in (record.code or {}).items() if name not in results}
+    return record.model_copy(update={"script": record.script.model_copy(update=facts), "code": code})
+
+
+def _our_code(code: int, rows: ScriptRows) -> int:
+    """Return the exit code of a failed cell: what the script itself passes to `sys.exit` is none of ampcompare's."""
+    is_scripts = rows.ended is not None and rows.ended.get("error") is None
+    return code if code in OUR_ERRORS and not is_scripts else 3
+
+
+def _failure(script: ScriptConfig, code: int, rows: ScriptRows, folder: Path) -> str:
+    """Return why a script gave no result; "" if it did."""
+    if code < 0:
+        return f"the script was killed by {signal.Signals(-code).name}"
+    ended = rows.ended or {}
+    if str(ended.get("error")).startswith("EOFError: EOF when reading"):
+        return "the script reads from standard input, but a cell has none; pass the answer as an option of the script"
+    if code != 0 and (error := ended.get("error")):
+        if str(error).startswith("ChildFailedError"):  # of torchrun, which quotes no rank
+            error = error_of_children(folder) or error
+        hint = f". {COMPAT_HINT[0].upper()}{COMPAT_HINT[1:]}"
+        return f"{error}{hint if not script.compat_torch and is_of_old_script(str(error)) else ''}"
+    if not rows.steps and (children := len(training_children(folder))):
+        return (
+            f"the script trains in {children} child processes, which are not the ranks of one process group. Let "
+            f"torchrun start all training processes: remove multiprocessing from the script, or use the script's "
+            f"option for that, and put --nproc-per-node {children} before `--`; each process finds RANK, LOCAL_RANK "
+            f"and "
+            "WORLD_SIZE in its environment"
+        )
+    if code != 0:
+        return _last_words(code, folder)
+    if not rows.steps:
+        return "the script ended with exit code 0, but made no optimizer step"
+    return "" if rows.ended else "the script's process ended before its record was complete"
+
+
+def _last_words(code: int, folder: Path) -> str:
+    """Return the last line of a script's output, or ampcompare's own if it is about the end."""
+    lines = last_lines(folder / CellFile.LOG, MAX_LAST_LINES)
+    lines = [line for line in lines if not NO_REASON.match(line) and WORD.search(line)]  # no ruled line
+    last = lines[-1] if lines else ""
+    if last.startswith("ampcompare: "):
+        return last.removeprefix("ampcompare: ")
+    return f"the script ended with exit code {code}" + (f": {last}" if last else "")
+
+
+class _StepCounter:
+    """Counts the steps in a record that another process writes."""
+
+    def __init__(self, path: Path, total: int) -> None:
+        self._path = path
+        self._total = total
+        self._offset = 0
+        self._steps = 0
+        self._loss: float | None = None
+
+    def read(self) -> Progress | None:
+        """Return the progress if there is any since the last call."""
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._offset)
+                block = file.read()
+        except OSError:
+            return None
+        whole = block[: block.rfind(b"\n") + 1]
+        if not whole:
+            return None
+        self._offset += len(whole)
+        for line in whole.splitlines():
+            row = json.loads(line)
+            self._steps += row.get("kind") == "step" and row["optimizer"] == 0
+            if row.get("kind") == "backward" and isinstance(row["loss"], float):
+                self._loss = row["loss"]
+        return Progress(self._steps, self._total, 0, loss=self._loss)
+
+
+def failed_script(config: RunConfig, error: str, *, exit_code: int = 3, **facts: Any) -> RunRecord:
+    """Return the record of a script that gave no result."""
+    assert config.script is not None
+    return RunRecord(
+        cell=config.digest(),
+        arm=config.arm,
+        status="failed",
+        config=config,
+        host=host_name(),
+        environment={**fingerprint(), "exit_code": exit_code},
+        metrics=metrics_of(config.script),
+        error=mask(error, of_script=True),
+        **facts,
+    )
+
+
+def script_record(
+    config: RunConfig,
+    rows: ScriptRows,
+    printed: Mapping[str, Sequence[float]],
+    *,
+    wall_seconds: float,
+    started: str,
+    faults: Mapping[str, str] | None = None,
+) -> RunRecord:
+    """Return the record of a script that ended well.
+
+    Args:
+        rows: of its first process.
+        printed: values of metrics with a pattern.
+        faults: numbers of which a pattern has matched a part, by metric.
+        wall_seconds: of the whole process.
+        started: ISO 8601, UTC.
+    """
+    assert config.script is not None
+    script, losses = config.script, [step.loss for step in rows.steps]
+    values: dict[str, float] = {}
+    steps: dict[str, float] = {}
+    seen: dict[str, int] = {}
+    notes: list[str] = []
+    lost = ""
+    for metric in script.metrics:
+        found = list(printed[metric.name] if metric.pattern is not None else rows.scalars.get(metric.name, []))
+        if not found:
+            return failed_script(config, _unseen(metric, rows), started=started)
+        found, fault, note = _of_one_rank(metric.name, found, is_alone=rows.rank is None or rows.rank[1] == 1)
+        if fault := fault or (faults or {}).get(metric.name, ""):
+            return failed_script(config, fault, started=started)
+        notes += [note] if note else []
+        seen[metric.name] = sum(not getattr(value, "passing", False) for value in found)
+        values[metric.name] = picked(metric, found)
+        if isinstance(value := values[metric.name], Printed):
+            steps[metric.name] = value.step
+        lost = lost or ("" if values.keys() - {metric.name} else _lost(metric, found, values[metric.name]))
+    if not script.metrics:
+        values[LOSS] = statistics.fmean(losses[-max(1, len(losses) // TAIL_SHARE) :])
+    diverged, divergence = _divergence(losses, config.nan_patience)
+    if diverged is None and lost:
+        diverged, divergence = max(0, len(losses) - 1), lost
+    status: Literal["completed", "diverged"] = "completed" if diverged is None else "diverged"
+    first, *others = values
+    summary = _summary(config, rows, losses, wall_seconds).model_copy(
+        update={
+            "metric_final": values[first] if diverged is None else None,
+            "metric_best": values[first] if math.isfinite(values[first]) else None,
+            "others_final": {name: values[name] for name in others} if diverged is None else {},
+            "epochs": [EpochResult(epoch=0, samples=1, values=values, train_seconds=wall_seconds, eval_seconds=0.0)],
+            "diverged_step": diverged,
+            "divergence": divergence,
+        }
+    )
+    tracer = Tracer()
+    skipped = 0
+    for step in rows.steps:
+        skipped += not all(step.applied)
+        tracer.add(step, skipped)
+    return RunRecord(
+        cell=config.digest(),
+        arm=config.arm,
+        status=status,
+        config=config,
+        engine=_engine(config, rows),
+        half=rows.setup.get("half"),
+        host=host_name(),
+        environment={**fingerprint(), **rows.setup.get("device", {})},
+        metrics=metrics_of(script),
+        unit="steps",
+        summary=summary,
+        trace=tracer.trace(_timed(config, rows.steps)),
+        started=started,
+        script=rows.facts().model_copy(update={"notes": [*rows.notes, *notes], "printed": steps, "seen": seen}),
+    )
+
+
+def _of_one_rank(name: str, values: list[float], *, is_alone: bool) -> tuple[list[float], str, str]:
+    """Return the values of rank 0, or of the rank that printed any; why there are none, and a note if ranks differ.
+
+    Args:
+        is_alone: whether there is one rank only.
+    """
+    by_rank: dict[int | None, list[float]] = {}
+    for value in values:
+        by_rank.setdefault(getattr(value, "rank", None), []).append(value)
+    if len(by_rank) == 1:
+        is_unknown = not is_alone and None in by_rank and isinstance(values[0], Printed)
+        unknown = f"{name} was printed by C code, or by a process that is no rank; its last value counts, of whichever"
+        return values, "", unknown if is_unknown else ""
+    first = min(rank for rank in by_rank if rank is not None)
+    others = {rank: its for rank, its in by_rank.items() if repr(its) != repr(by_rank[first])}
+    if not others:
+        return by_rank[first], "", ""
+    other, its = next(iter(others.items()))
+    shown = f"{by_rank[first][-1]:g} and {its[-1]:g}"
+    whom = f"rank {first} and {'another process' if other is None else f'rank {other}'}"
+    if first == 0:
+        return by_rank[0], "", f"{whom} printed different values of {name} ({shown} in the end), and rank 0's count"
+    return values, f"{whom} printed different values of metric {name} ({shown} in the end); print it on rank 0", ""
+
+
+def _lost(metric: ScriptMetric, values: Sequence[float], value: float) -> str:
+    """Return that a metric ended as no number, or has none that counts; "" if it is one."""
+    if metric.pick != "first" and not math.isfinite(values[-1]):
+        return f"the last {metric.name} is {values[-1]:g}"
+    return "" if math.isfinite(value) else f"the {metric.pick} {metric.name} is {value:g}"
+
+
+def picked(metric: ScriptMetric, values: Sequence[float]) -> float:
+    """Return which of several values of a metric counts."""
+    if metric.pick == "best":
+        known = [value for value in values if math.isfinite(value)]
+        choose = max if metric.goal == "max" else min
+        return choose(known, default=math.nan)
+    return values[0 if metric.pick == "first" else -1]
+
+
+def _unseen(metric: ScriptMetric, rows: ScriptRows) -> str:
+    if metric.pattern is not None:
+        reason = f"no line of the script's output matches metric {metric.name}, {metric.pattern!r}"
+    else:
+        logged = ", ".join(sorted(rows.scalars)) or "nothing"
+        reason = f"the script never logged metric {metric.name}; it logged {logged}"
+    return f"{reason}. --list-metrics shows the available metrics"
+
+
+def _divergence(losses: Sequence[float], patience: int) -> tuple[int | None, str | None]:
+    """Return the first of `patience` non-finite losses in a row, or of two or more at the end, and which it is."""
+    row = 0
+    for step, loss in enumerate(losses):
+        row = 0 if math.isfinite(loss) else row + 1
+        if row == patience:
+            return step - patience + 1, f"{patience} non-finite losses in a row"
+    if row > 1:
+        return len(losses) - row, f"the last {row} losses are not finite"
+    return None, None
+
+
+def _summary(config: RunConfig, rows: ScriptRows, losses: Sequence[float], wall_seconds: float) -> RunSummary:
+    steps, seconds = rows.steps, _timed(config, rows.steps)
+    iqr = None
+    if len(seconds) >= 4:
+        quarter, _, three_quarters = statistics.quantiles(seconds, n=4)
+        iqr = three_quarters - quarter
+    return RunSummary(
+        num_steps=len(steps),
+        **loss_tail(losses),
+        losses_sha256=hashlib.sha256(struct.pack(f"<{len(losses)}d", *losses)).hexdigest(),
+        skipped_steps=sum(not all(step.applied) for step in steps),
+        warmup_steps=config.warmup_steps,
+        step_seconds_median=statistics.median(seconds) if seconds else None,
+        step_seconds_iqr=iqr,
+        wall_seconds=wall_seconds,
+        epoch_seconds=wall_seconds,
+        peak_bytes=rows.peak_bytes,
+        peak_reserved_bytes=rows.peak_reserved_bytes,
+        final_loss_scale=steps[-1].loss_scales[0] if steps and steps[-1].loss_scales else None,
+        first_nonfinite_loss_step=next((step.step for step in steps if not math.isfinite(step.loss)), None),
+    )
+
+
+def _timed(config: RunConfig, steps: Sequence[StepRecord]) -> list[float]:
+    return [step.seconds for step in steps if step.step >= config.warmup_steps]
+
+
+def _engine(config: RunConfig, rows: ScriptRows) -> EngineInfo | None:
+    if config.parsed_arm.backend != "apex":
+        return None
+    version = str(rows.header.get("engine_version", "unknown"))
+    name: Literal["nvidia", "compat"] = "nvidia" if rows.header.get("engine") == "nvidia" else "compat"
+    return EngineInfo(name=name, version=version, reason="what the script imports as apex")
+
+
+class _CellProcess(Protocol):
+    """A process whose output is read; it leads its own session.
+
+    Attributes:
+        stdout: its output and errors.
+        returncode: None until `poll` or `wait` has seen its end; negative for a signal.
+    """
+
+    pid: int
+    stdout: BinaryIO
+    returncode: int | None
+
+    def poll(self) -> int | None:
+        """Return the exit code, or None while it runs."""
+
+    def wait(self) -> int:
+        """Return the exit code when it ends."""
+
+
+def _can_fork(processes: int) -> bool:
+    """Return whether a cell of so many processes can be forked from a server: torchrun starts interpreters."""
+    return processes == 1 and hasattr(os, "fork") and hasattr(socket, "send_fds")
+
+
+class _Supervised(subprocess.Popen[bytes]):
+    """A command that ends with this process, which holds its standard input open."""
+
+    def wait(self, timeout: float | None = None) -> int:
+        code = super().wait(timeout)
+        assert self.stdin is not None
+        self.stdin.close()
+        return code
+
+
+def _start_interpreter(command: Sequence[str], environment: Mapping[str, str]) -> _CellProcess:
+    """Start a command line.
+
+    Raises:
+        EnvironmentUnfit: the system cannot.
+    """
+    try:
+        return _Supervised(  # type: ignore[return-value]
+            start_command("ampcompare.experiment.launch.script.supervise", *command),
+            stdin=subprocess.PIPE,  # the command itself gets an end of file
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise EnvironmentUnfit(f"the process of a script cannot be started: {error}") from None
+
+
+class _ScriptServer:
+    """A server for cells, one at a time; they end with this process. Another thread may close it at any time.
+
+    Args:
+        environment: of the server; libraries read their number of threads once.
+
+    Attributes:
+        was_killed: whether a signal ended it before it had started a cell, so that another one can be tried.
+
+    Raises:
+        EnvironmentUnfit: it cannot be started.
+    """
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self.threads = _threads_of(environment)
+        self.was_killed = False
+        self._is_ready = False
+        self._reading = threading.Lock()  # the channel is not closed while another thread reads it
+        self._channel, theirs = socket.socketpair()
+        with theirs:
+            try:
+                self._process = subprocess.Popen(
+                    [*_PYTHON, "ampcompare.script.server", str(theirs.fileno())],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.PIPE,
+                    pass_fds=[theirs.fileno()],
+                    env=_independent_of_folder(environment),
+                    cwd=os.sep,  # `-m` looks here first: a file `ampcompare.py` next to a script is not this package
+                    start_new_session=True,
+                )
+            except OSError as error:
+                raise EnvironmentUnfit(f"the process of a script cannot be started: {error}") from None
+
+    def wait_until_ready(self, is_asked: Callable[[], bool]) -> bool:
+        """Wait until cells can be started; return False if they are asked to stop before.
+
+        Raises:
+            EnvironmentUnfit: the server has ended before, or takes too long.
+        """
+        deadline = time.monotonic() + START_SECONDS
+        while not self._is_ready and not self._can_read(SERVER_POLL_SECONDS) and time.monotonic() < deadline:
+            if is_asked():
+                return False
+        if not self._is_ready and not self._answer(0.0):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.was_killed = self._process.wait(END_SECONDS) < 0
+            self._process.kill()
+            assert self._process.stderr is not None
+            lines = self._process.stderr.read().decode(errors="replace").strip().splitlines() or ["no message"]
+            self.close()
+            raise EnvironmentUnfit(f"the server of a script's cells did not start: {lines[-1]}")
+        self._is_ready = True
+        return True
+
+    @property
+    def runs(self) -> bool:
+        """Whether the server can take another cell."""
+        return self._process.poll() is None
+
+    def start(self, words: Sequence[str], environment: Mapping[str, str]) -> _CellProcess:
+        """Fork a cell that runs `ampcompare` with these words.
+
+        Raises:
+            EnvironmentUnfit: the server has ended.
+        """
+        request = {"words": list(words), "folder": str(Path.cwd()), "environment": dict(environment)}
+        mine, theirs = os.pipe()
+        try:
+            socket.send_fds(self._channel, [json.dumps(request).encode() + b"\n"], [theirs])
+        except OSError as error:
+            self.was_killed = True
+            os.close(mine)
+            raise EnvironmentUnfit(f"the server of a script's cells has ended: {error}") from None
+        finally:
+            os.close(theirs)
+        answer = self._answer(START_SECONDS)
+        if answer is None:
+            self.was_killed = True
+            os.close(mine)
+            raise EnvironmentUnfit("the server of a script's cells has ended")
+        return _Forked(self, answer["pid"], os.fdopen(mine, "rb"))
+
+    def code(self, timeout: float | None) -> int | None:
+        """Return the exit code of the cell; None if it has not ended in time."""
+        if timeout is not None and not self._can_read(timeout):
+            return None
+        answer = self._answer(None)
+        return -signal.SIGKILL if answer is None else answer["code"] or -answer["signal"]
+
+    def _can_read(self, timeout: float) -> bool:
+        with self._reading:
+            return self._channel.fileno() < 0 or bool(select.select([self._channel], [], [], timeout)[0])
+
+    def _answer(self, timeout: float | None) -> dict[str, Any] | None:
+        if timeout is not None and not self._can_read(timeout):
+            return None
+        line = b""
+        with self._reading, contextlib.suppress(OSError):
+            while byte := self._channel.recv(1):  # not ahead: `select` sees what is left
+                line += byte
+                if byte == b"\n":
+                    return dict(json.loads(line))
+        return None
+
+    def close(self) -> None:
+        """End the server and its cell."""
+        with contextlib.suppress(OSError):
+            self._channel.shutdown(socket.SHUT_RDWR)  # ends a read of another thread
+        with self._reading:
+            self._channel.close()
+        if not self._is_ready:  # it would read the end of the channel much later
+            self._process.kill()
+        try:
+            self._process.wait(timeout=END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        if self._process.stderr is not None:
+            self._process.stderr.close()
+
+
+def _independent_of_folder(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment whose search path for modules means the same in another working directory."""
+    path = environment.get("PYTHONPATH")
+    if not path:
+        return dict(environment)
+    return {**environment, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, path.split(os.pathsep)))}
+
+
+class _Forked:
+    """A cell of the server."""
+
+    def __init__(self, server: _ScriptServer, pid: int, stdout: BinaryIO) -> None:
+        self._server = server
+        self.pid = pid
+        self.stdout = stdout
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        if self.returncode is None:
+            self.returncode = self._server.code(0.0)
+        return self.returncode
+
+    def wait(self) -> int:
+        if self.returncode is None:
+            self.returncode = self._server.code(None)
+        assert self.returncode is not None
+        return self.returncode
+
+
+def _threads_of(environment: Mapping[str, str]) -> tuple[str | None, ...]:
+    """Return what the libraries below torch read of an environment when they are loaded."""
+    return tuple(environment.get(name) for name in THREAD_VARIABLES)

@@ -1,0 +1,217 @@
+"""The output of a script: into a log of bounded size, and through the patterns of metrics."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+from ampcompare.base.rank_marks import MARKED, MAX_MARKED
+from ampcompare.base.secrets import StreamMask
+from ampcompare.runs.settings.script import ScriptMetric
+
+__all__ = ["COLOR", "OutputReader", "Printed", "widened"]
+
+MAX_LOG_BYTES = 2**24
+MAX_LINE_BYTES = 2**16
+BLOCK = 2**16
+COLOR = re.compile(r"\x1b\[[\d;]*m")
+UNSIGNED = re.compile(r"(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
+SEPARATED = re.compile(r"([-+]?\d{1,3}(?:[,_]\d{3})+)(?![\d,_])((?:\.\d*)?)")  # thousands
+NONFINITE = r"[-+]?(?:(?i:nan|inf(?:inity)?)\b|1\.#[A-Z]+0*)"  # 1.#QNAN and 1.#INF00 of Microsoft's C
+BLANKS = r"(?<=[\s=:(])[ \t]+"  # `{:6.2f}` pads
+
+
+class Printed(float):
+    """A value that was printed.
+
+    Attributes:
+        step: of its last digit; 0 of a value that is not finite.
+        rank: of the process that printed it; None outside of process groups of several ranks.
+        passing: whether the next one overwrites it, as a progress bar does, so that their number is arbitrary.
+    """
+
+    step: float
+    rank: int | None
+    passing: bool
+
+    def __new__(cls, text: str, rank: int | None = None, passing: bool = False) -> Printed:
+        """Read a number.
+
+        Raises:
+            ValueError: the text is none.
+        """
+        value = super().__new__(cls, text)
+        digits, _, exponent = text.lower().partition("e")
+        value.step = 0.0 if float(text) - float(text) else 10.0 ** (int(exponent or 0) - len(digits.partition(".")[2]))
+        value.rank, value.passing = rank, passing
+        return value
+
+
+class OutputReader:
+    """Reads a pipe to its end; run `pump` in a thread.
+
+    Attributes:
+        values: of each metric with a pattern, in the order of the output.
+        parts: by metric, what its pattern has matched, and the number of which that is a part.
+    """
+
+    def __init__(self, pipe: BinaryIO, log: Path, metrics: Sequence[ScriptMetric]) -> None:
+        self._pipe = pipe
+        self._log = log
+        self._patterns = {metric.name: widened(metric.pattern) for metric in metrics if metric.pattern is not None}
+        self._lines: dict[int | None, bytes] = {}  # begun by each rank
+        self.values: dict[str, list[float]] = {name: [] for name in self._patterns}
+        self.parts: dict[str, tuple[str, str]] = {}
+
+    def part_faults(self) -> dict[str, str]:
+        """Return by metric why the values that its pattern has matched cannot be used."""
+        return {
+            name: f"metric {name}: its pattern takes {part} of {whole}, which may be one number; let its group match "
+            r"separators too, as in ([\d.,]+), or let it go on behind the group"
+            for name, (part, whole) in self.parts.items()
+        }
+
+    def pump(self) -> None:
+        """Copy and match all that comes; a progress bar ends its lines by a carriage return."""
+        self._written, self._secrets, rest = 0, StreamMask(), b""
+        with self._pipe, self._log.open("wb") as self._file:
+            while block := self._pipe.read1(BLOCK):  # type: ignore[attr-defined]
+                rest = self._read(rest + block)
+            self._text(rest, None)
+            for rank, line in list(self._lines.items()):
+                if rank is not None:
+                    self._write(line)
+                self._match(line, rank, False)
+            self._file.write(self._secrets.end())
+
+    def _read(self, data: bytes) -> bytes:
+        """Read what is complete, and return the rest: a text of a rank that has not ended."""
+        end = 0
+        for found in MARKED.finditer(data):
+            self._text(data[end : found.start()], None)
+            self._text(found[2], int(found[1]))
+            end = found.end()
+        begun = data.find(b"\x1e", end)
+        if begun < 0 or len(data) - begun > MAX_MARKED:
+            begun = len(data)
+        self._text(data[end:begun], None)
+        return data[begun:]
+
+    def _text(self, text: bytes, rank: int | None) -> None:
+        """Read what a process has written: into the log at once, or by whole lines where several ranks write."""
+        if not text:
+            return
+        if rank is None:
+            self._write(text)
+        *lines, rest = re.split(rb"(?<=[\r\n])", self._lines.get(rank, b"") + text)
+        for line in lines:
+            if rank is not None:
+                self._write(line)
+            self._match(line, rank, line.endswith(b"\r"))
+        self._lines[rank] = rest[-MAX_LINE_BYTES:]
+
+    def _write(self, text: bytes) -> None:
+        if self._written < MAX_LOG_BYTES:
+            self._file.write(self._secrets.feed(text[: MAX_LOG_BYTES - self._written]))
+            self._file.flush()
+            if self._written + len(text) > MAX_LOG_BYTES:
+                self._file.write(f"\nampcompare: the log ends here, at {MAX_LOG_BYTES // 2**20} MiB\n".encode())
+        self._written += len(text)
+
+    def _match(self, line: bytes, rank: int | None, passing: bool) -> None:
+        if not self._patterns or not line:
+            return
+        text = line[:MAX_LINE_BYTES].decode("utf-8", errors="replace").replace("−", "-")
+        text = COLOR.sub("", text)
+        for name, pattern in self._patterns.items():
+            for found in pattern.finditer(text):
+                number = _whole(found, text)
+                if number is None:
+                    continue
+                if whole := _cut_thousands(found, text):
+                    self.parts.setdefault(name, (found[1], whole))
+                self.values[name].append(Printed(number, rank, passing))
+
+
+def widened(pattern: str) -> re.Pattern[str]:
+    r"""Return a pattern whose group, as in `Acc ([\d.]+)`, also matches what a number becomes: nan, inf, or below 0.
+
+    Else the last finite value would stand for a run that has diverged. A sign counts after a space or one of `=:(`, and
+    so do blanks, which pad a number that has become shorter.
+    """
+    place = _group(pattern)
+    if place is None:
+        return re.compile(pattern)
+    begin, end = place
+    inner = f"(?:{pattern[begin:end]})"
+    try:
+        padded = rf"(?:{BLANKS})?(?:{NONFINITE}|(?<=[\s=:(])[-+]{inner})|{BLANKS}{inner}"
+        return re.compile(rf"{pattern[:begin]}{NONFINITE}|{inner}|{padded}{pattern[end:]}")
+    except re.error:  # such as a comment in a verbose pattern
+        return re.compile(pattern)
+
+
+def _group(pattern: str) -> tuple[int, int] | None:
+    """Return where the inside of the first group that is kept begins and ends; None where it is not found."""
+    opened: list[int | None] = []
+    number = 0
+    while number < len(pattern):
+        sign = pattern[number]
+        if sign == "\\":
+            number += 1
+        elif sign == "[":
+            number += 1 + pattern.startswith("^", number + 1)
+            number += pattern.startswith("]", number)
+            while number < len(pattern) and pattern[number] != "]":
+                number += 1 + (pattern[number] == "\\")
+        elif sign == "(":
+            named = pattern.startswith("(?P<", number)
+            kept = named or not pattern.startswith("(?", number)
+            opened.append((pattern.index(">", number) if named else number) + 1 if kept else None)
+        elif sign == ")" and opened:
+            begin = opened.pop()
+            if begin is not None:
+                return begin, number
+        number += 1
+    return None
+
+
+def _whole(found: re.Match[str], text: str) -> str | None:
+    r"""Return the number that a pattern has matched, whole where it matched a part: `[\d.]+` takes 1.5 of 1.5e-05."""
+    own = _plain(found[1])
+    if own is None:
+        return None
+    begin, end = found.span(1)
+    first = next((place for place in range(begin, end) if text[place] in "0123456789."), None)
+    token = None if first is None else next((one for one in UNSIGNED.finditer(text) if one.end() > first), None)
+    if token is None or first is None or token.start() > first or SEPARATED.fullmatch(found[1].strip()):
+        return own
+    if token.start() < first or (token.end() > end and found.end() == end):
+        sign = "-" if text[begin:first].endswith("-") else ""
+        return sign + token[0]
+    return own
+
+
+def _cut_thousands(found: re.Match[str], text: str) -> str:
+    """Return the number with separators of thousands of which a pattern has matched the first digits; "" if none."""
+    begin, end = found.span(1)
+    whole = SEPARATED.match(text, begin)
+    if whole is None or found.end() != end or whole.end() <= end or text[max(0, begin - 1) : begin] in (",", "_"):
+        return ""
+    return whole[0]
+
+
+def _plain(text: str | None) -> str | None:
+    """Return the number that a text holds as Python reads it; None if it holds none."""
+    bare = (text or "").strip().rstrip("%.,;")
+    if separated := SEPARATED.fullmatch(bare):
+        bare = re.sub("[,_]", "", separated[1]) + separated[2]
+    if "1.#" in bare:
+        bare = bare.partition("1.#")[0] + ("inf" if "1.#INF" in bare else "nan")
+    try:
+        float(bare)
+    except ValueError:
+        return None
+    return bare

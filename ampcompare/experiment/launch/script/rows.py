@@ -1,0 +1,215 @@
+"""Read the rows that a script's process has written: its updates, and what it logged."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ampcompare.base.files.read import parse_json
+from ampcompare.base.files.run_files import CellFile
+from ampcompare.runs.records.fields import to_float
+from ampcompare.runs.records.run import ScriptFacts, StepRecord
+
+__all__ = ["ScriptRows", "error_of_children", "of_training_process", "read_rows", "training_children"]
+
+
+@dataclass
+class ScriptRows:
+    """What one process did.
+
+    Attributes:
+        steps: an update is one step of each optimizer that takes turns; its time is from the end of the last one.
+        weights: hash at each `initialize`.
+        batches: hashes of the first ones.
+        notes: in what the arm departs from what the script asks for.
+        scalars: values by name, with the function that logged them.
+        setup: how 16-bit types are computed, and facts about the device.
+        acted: on how many forward passes and steps the arm acted.
+        rank: of the process and number of ranks, in a process group at the first step; None without one.
+        ended: exit code and error; None if the process was killed.
+    """
+
+    header: dict[str, Any] = field(default_factory=dict)
+    steps: list[StepRecord] = field(default_factory=list)
+    weights: list[str] = field(default_factory=list)
+    batches: list[str] = field(default_factory=list)
+    scalars: dict[str, list[float]] = field(default_factory=dict)
+    sources: dict[str, str] = field(default_factory=dict)
+    files: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    setup: dict[str, Any] = field(default_factory=dict)
+    acted: dict[str, Any] = field(default_factory=dict)
+    peak_bytes: int | None = None
+    peak_reserved_bytes: int | None = None
+    rank: tuple[int, int] | None = None
+    ended: dict[str, Any] | None = None
+
+    def facts(self) -> ScriptFacts:
+        """Return what the record of the cell keeps besides its steps."""
+        return ScriptFacts(
+            weights=self.weights,
+            batches=self.batches,
+            files=self.files,
+            notes=self.notes,
+            without_arm=self.acted.get("without"),
+            optimizer_steps=self.acted.get("steps"),
+        )
+
+
+def read_rows(path: Path) -> ScriptRows:
+    """Return what the record of a process holds; lines that were cut off are left out, and so is a missing file."""
+    rows = ScriptRows()
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return rows
+    read: list[dict[str, Any]] = []
+    for line in lines:
+        try:
+            row = parse_json(line)
+        except ValueError:
+            continue
+        if isinstance(row, dict):
+            read.append(row)
+    if read:
+        rows.header = read.pop(0)
+    for row in read:
+        _add(rows, row)
+    rows.steps = list(_updates(row for row in read if row.get("kind") in ("backward", "plain_backward", "step")))
+    return rows
+
+
+def _add(rows: ScriptRows, row: dict[str, Any]) -> None:
+    kind = row.get("kind")
+    if kind == "weights":
+        rows.weights.append(row["sha256"])
+    elif kind == "batches":
+        rows.batches = row["sha256"]
+    elif kind == "metric":
+        rows.scalars.setdefault(row["name"], []).append(to_float(row["value"]))
+        rows.sources.setdefault(row["name"], row["source"])
+    elif kind == "memory":
+        rows.peak_bytes, rows.peak_reserved_bytes = row["peak_bytes"], row["peak_reserved_bytes"]
+    elif kind == "files":
+        rows.files = row["written"]
+    elif kind == "note":
+        rows.notes.append(row["text"])
+    elif kind == "setup":
+        rows.setup = row
+    elif kind == "acted":
+        rows.acted = row
+    elif kind == "rank":
+        rows.rank = row["rank"], row["world_size"]
+    elif kind == "end":
+        rows.ended = row
+
+
+@dataclass
+class _Update:
+    """Steps of optimizers that take turns."""
+
+    losses: list[float] = field(default_factory=list)
+    before: dict[int, float] = field(default_factory=dict)
+    after: dict[int, float] = field(default_factory=dict)
+    applied: dict[int, bool] = field(default_factory=dict)
+    seconds: float = 0.0
+
+
+def _updates(rows: Iterable[dict[str, Any]]) -> Iterable[StepRecord]:
+    """Yield the updates: losses belong to the step after them, and an optimizer that steps again begins another one.
+
+    A loss that nothing scales counts where a step has no other.
+    """
+    update, waiting, plain, number = _Update(), list[dict[str, Any]](), list[dict[str, Any]](), 0
+    for row in rows:
+        if row["kind"] == "plain_backward":
+            plain.append(row)
+            continue
+        if row["kind"] == "backward":
+            waiting.append(row)
+            continue
+        optimizer = int(row["optimizer"])
+        if optimizer in update.applied:
+            yield _record(update, number)
+            update, number = _Update(), number + 1
+        if not update.applied and row["seconds"] is not None:
+            update.seconds = float(row["seconds"])
+        update.applied[optimizer] = bool(row["applied"])
+        if waiting:
+            update.losses.append(sum(_losses(waiting)))
+            for backward in waiting:
+                if backward["scale_before"] is not None:
+                    update.before.setdefault(backward["loss_id"], to_float(backward["scale_before"]))
+                    update.after[backward["loss_id"]] = to_float(backward["scale_after"])
+        elif plain:
+            update.losses.append(sum(_losses(plain)))
+        waiting, plain = [], []
+    if update.applied:
+        yield _record(update, number)
+
+
+def _losses(rows: Sequence[dict[str, Any]]) -> list[float]:
+    return [math.nan if row["loss"] is None else to_float(row["loss"]) for row in rows]
+
+
+def _record(update: _Update, number: int) -> StepRecord:
+    return StepRecord(
+        step=number,
+        epoch=0,
+        loss=sum(update.losses) if update.losses else math.nan,
+        loss_scales_before=tuple(update.before.values()),
+        loss_scales=tuple(update.after.values()),
+        applied=tuple(applied for _, applied in sorted(update.applied.items())),
+        grad_norm=None,
+        seconds=update.seconds,
+        data_seconds=0.0,
+        losses=tuple(update.losses) if len(update.losses) > 1 else (),
+    )
+
+
+def training_children(folder: Path) -> list[ScriptRows]:
+    """Return what the processes that the script has started, spawned or forked, have recorded, if they made a step."""
+    return [rows for rows in _children(folder) if rows.steps]
+
+
+def error_of_children(folder: Path) -> str:
+    """Return why the first of these processes failed that says so; "" if none does."""
+    errors = [str(rows.ended["error"]) for rows in _children(folder) if rows.ended and rows.ended.get("error")]
+    return errors[0] if errors else ""
+
+
+def _children(folder: Path) -> list[ScriptRows]:
+    others = {folder / CellFile.SCRIPT, *folder.glob(CellFile.RANK_SCRIPTS)}
+    return [read_rows(path) for path in sorted(folder.glob(CellFile.SCRIPTS)) if path not in others]
+
+
+def of_training_process(folder: Path) -> ScriptRows:
+    """Return the rows that stand for a cell: those of its process, or of rank 0 of the processes that it has started.
+
+    They do where the first process made no step and raised no error, and the others are all ranks of one process group,
+    with as many steps each, or a single one. An error ends the others at any step, so that their rows say nothing.
+    """
+    rows = read_rows(folder / CellFile.SCRIPT)
+    if rows.steps or (rows.ended or {}).get("error"):
+        return rows
+    children = training_children(folder)
+    if not children or not _is_group(children):
+        return rows
+    first = min(children, key=lambda one: one.rank or (0, 1))
+    first.notes.append(f"the steps are those of {'rank 0 of ' if len(children) > 1 else ''}{_number(children)} started")
+    return first
+
+
+def _number(children: Sequence[ScriptRows]) -> str:
+    return f"{len(children)} processes that the script has" if len(children) > 1 else "a process that the script has"
+
+
+def _is_group(children: Sequence[ScriptRows]) -> bool:
+    if len(children) == 1:
+        return children[0].rank is None or children[0].rank[1] == 1
+    places = {one.rank for one in children}
+    steps = {len(one.steps) for one in children}
+    return places == {(rank, len(children)) for rank in range(len(children))} and len(steps) == 1

@@ -1,0 +1,54 @@
+"""Run a command until it ends, or until standard input does, as it does when the launcher is killed.
+
+`python -m ampcompare.experiment.launch.script.supervise COMMAND...` ends as the command does, by the same signal. Signals that ask
+to end are left to the command, which is in the same process group.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import psutil
+
+from ampcompare.base.isolate.start import kill_group
+
+__all__ = ["end_family"]
+
+
+def end_family(pid: int) -> None:
+    """Kill a process, its group and its descendants; ranks that torchrun starts lead groups of their own."""
+    with contextlib.suppress(psutil.Error):
+        for child in psutil.Process(pid).children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                child.kill()
+    kill_group(pid)
+
+
+def _end_with_input() -> None:
+    while os.read(0, 4096):
+        pass
+    end_family(os.getpid())  # the last that it kills is this process
+
+
+def main(command: list[str]) -> int:
+    """Return the exit code of the command."""
+    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), lambda number, frame: None)  # not ignored: children would inherit that
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+    threading.Thread(target=_end_with_input, daemon=True).start()
+    code = process.wait()
+    if code < 0:
+        if -code != signal.SIGKILL:
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,614 @@
+"""Train a cell in this process, and write its steps and record.
+
+`python -m ampcompare.experiment.launch.worker.cell FOLDER` trains the configuration in FOLDER. The composition root is
+`train_cell`, which calls the four stages: `configure_process`, `build`, `run` and `record`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import statistics
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, Literal
+
+import psutil
+import torch
+import torch.distributed as dist
+
+from ampcompare import guards
+from ampcompare.base.environment.versions import fingerprint, host_name
+from ampcompare.base.errors import EnvironmentUnfit
+from ampcompare.base.files.loaded_code import end_watch, watch_code
+from ampcompare.base.files.run_files import CellFile
+from ampcompare.base.files.write import write_atomically
+from ampcompare.experiment.launch.base import Phase, Progress
+from ampcompare.experiment.launch.cell_files import (
+    archive_checkpoints,
+    continue_steps,
+    read_config,
+    with_code,
+    write_config,
+    write_record,
+)
+from ampcompare.experiment.launch.distributed_env import DistributedEnv
+from ampcompare.experiment.launch.places import with_place
+from ampcompare.experiment.launch.stop_signal import stopped_by_signal
+from ampcompare.experiment.launch.worker.failure import failed_with
+from ampcompare.experiment.launch.worker.monitor import SystemMonitor
+from ampcompare.runs.records.evaluation import EpochResult
+from ampcompare.runs.records.run import ProcessFacts, Resumption, RunRecord, RunSummary, StepRecord, dump_json
+from ampcompare.runs.settings.config import RunConfig
+from ampcompare.tasks.registry import make_task
+from ampcompare.training.assemble import assemble, make_parallel
+from ampcompare.training.compile import cpu_half_of
+from ampcompare.training.device import resolve_device
+from ampcompare.training.metrics.allreduce import allreduce_share
+from ampcompare.training.metrics.hashes import parameters_sha256, weights_sha256
+from ampcompare.training.metrics.memory import MemoryMeter, make_memory_meter
+from ampcompare.training.metrics.run_summary import RunMetrics
+from ampcompare.training.other_precisions import evaluate_in_others
+from ampcompare.training.own_group import own_group
+from ampcompare.training.parallel.ranks import Communicator, SingleProcess, weights_digest
+from ampcompare.training.precision.base import Precision
+from ampcompare.training.precision.cpu_half import cpu_half
+from ampcompare.training.precision.factory import make_precision
+from ampcompare.training.precision.tf32 import require_tf32, set_tf32
+from ampcompare.training.session import Session
+from ampcompare.training.state.resume import AUTO, find_checkpoint, validate_resume
+from ampcompare.training.state.saver import Saver
+from ampcompare.training.stop_request import StopRequest
+
+__all__ = [
+    "Cell",
+    "LineFile",
+    "build",
+    "configure_process",
+    "device_facts",
+    "gather_process_facts",
+    "record",
+    "run",
+    "run_cell",
+    "train_cell",
+]
+
+
+def run_cell(
+    config: RunConfig,
+    folder: Path,
+    on_progress: Callable[[Progress], None] | None = None,
+) -> RunRecord:
+    """Train one cell in this process; write `config.json`, `steps.jsonl`, `epochs.jsonl` and `record.json` to `folder`.
+
+    Errors of the user's code, of torch and of this package end in a record with status "failed".
+    """
+    write_config(config, folder)
+    code = watch_code(folder, Path.cwd())
+    try:
+        with own_group(config):
+            result = train_cell(config, folder, on_progress)
+    except Exception as error:  # a failed arm is a row of the table, and the other arms run
+        with contextlib.suppress(OSError):  # the disk may be full
+            traceback.print_exc()
+        result = failed_with(config, error)
+    code.end()
+    end_watch()
+    result = with_place(with_code(result, folder))
+    write_record(result, folder)
+    return result
+
+
+def train_cell(
+    config: RunConfig,
+    folder: Path,
+    on_progress: Callable[[Progress], None] | None = None,
+    *,
+    ranks: Communicator | None = None,
+    device: str | None = None,
+    world: DistributedEnv | None = None,
+    rendezvous_seconds: float | None = None,
+) -> RunRecord:
+    """Train one cell in this process, alone or as one of `ranks`; rank 0 writes `steps.jsonl`, the caller the record.
+
+    Args:
+        device: of this process, if it is not the configuration's.
+        world: how the processes were started, if there are several.
+        rendezvous_seconds: from the start of the launcher to the end of the rendezvous; None without one, where the
+            start of this process counts.
+    """
+    with _guards_during_warmup(config) as violations:
+        begin = time.perf_counter()
+        started = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+        process_seconds = time.time() - psutil.Process().create_time()
+        start_seconds = process_seconds if rendezvous_seconds is None else rendezvous_seconds
+        own_device = resolve_device(device or config.device)
+        configure_process(config, own_device)
+        attempt = 0 if world is None else world.attempt
+        if on_progress is not None:
+            on_progress(Progress(0, 0, 0, phase="loading data"))
+        cell = build(config, folder, own_device, ranks or SingleProcess(), attempt)
+        run(cell, on_progress)
+        seconds = time.perf_counter() - begin
+        result = record(cell, world, start_seconds=start_seconds, seconds=seconds)
+    return result.model_copy(update={"guards": violations, "started": started})
+
+
+def main(arguments: list[str]) -> int:
+    """Train the cell whose `config.json` lies in the given folder; the exit code is 0 once a record is written."""
+    folder = Path(arguments[0])
+    run_cell(read_config(folder), folder)
+    return 0
+
+
+def configure_process(config: RunConfig, device: torch.device) -> None:
+    """Set the switches of torch that hold for the whole process: device, threads, determinism, cuDNN, TF32.
+
+    Raises:
+        EnvironmentUnfit: TF32 was requested and the device lacks it.
+    """
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    elif device.type == "xpu":
+        torch.xpu.set_device(device)
+    torch.set_num_threads(config.threads)
+    if config.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS is first used
+        torch.use_deterministic_algorithms(True)
+        torch.backends.cudnn.benchmark = False
+    if config.recipe.cudnn_benchmark:
+        torch.backends.cudnn.benchmark = True
+    if config.tf32 == "on":
+        require_tf32(device, "--tf32 on")
+    if config.tf32 != "torch":
+        set_tf32(config.tf32 == "on")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell that is ready to train.
+
+    Attributes:
+        fp16_mode: how 16-bit arithmetic is computed on this device; None for fp32.
+        compute: the context of every step, which emulates fp16 if `fp16_mode` says so.
+        steps_path, epochs_path: `steps.jsonl` and `epochs.jsonl` on rank 0, the null device on the others.
+        device_facts: name, versions and switches of the device.
+    """
+
+    config: RunConfig
+    device: torch.device
+    precision: Precision
+    session: Session
+    saver: Saver
+    stop: StopRequest
+    metrics: RunMetrics
+    memory: MemoryMeter
+    fp16_mode: str | None
+    compute: contextlib.AbstractContextManager[Any]
+    steps_path: Path
+    epochs_path: Path
+    device_facts: dict[str, Any]
+    monitor: SystemMonitor
+
+
+def build(config: RunConfig, folder: Path, device: torch.device, ranks: Communicator, attempt: int = 0) -> Cell:
+    """Build everything that a cell needs, and restore the checkpoint that it resumes from, if any.
+
+    Args:
+        attempt: restarts before this one.
+
+    Raises:
+        AmpCompareError: a setting, a checkpoint or the device does not fit; the files of the cell are unchanged.
+    """
+    precision = make_precision(config.arm, device=str(device))
+    task = make_task(config.recipe)
+    memory = make_memory_meter(device)  # before the models: its peak counts from here
+    engine = precision.engine.name if precision.engine else None
+    parallel = make_parallel(config.parallel, device, engine)
+    point = _find_resume_point(config, folder, ranks, attempt)
+    state = None if point is None else point.state
+    assembly = assemble(
+        config.recipe, task, precision, parallel, device, workers=config.workers, ranks=ranks, state=state
+    )
+    # Only now: a checkpoint that does not fit changes no file.
+    ranks.broadcast_from_rank0(lambda: _prepare_files(folder, point, attempt))
+    steps_path, epochs_path = (
+        folder / name if ranks.is_first else Path(os.devnull) for name in (CellFile.STEPS, CellFile.EPOCHS)
+    )
+    saver = Saver(folder / CellFile.CHECKPOINTS, config.saving, _log, steps_path, ranks)
+    stop = StopRequest(config.saving.stop_at_step)
+    session = Session(config, assembly, saver=saver, stop=stop)
+    units = config.recipe.batch_size * ranks.size * task.units_per_sample
+    metrics = RunMetrics(config.warmup_steps, units, task.metrics[0])
+    session.stateful["tally"] = metrics  # saved and restored with the session
+    if point is None:
+        metrics.initial_parameters = parameters_sha256(assembly.replicas)
+    else:
+        session.load_state_dict(point.state, point.resumption)
+    mode = cpu_half_of(config.cpu_half, config.recipe.compile)
+    fp16_mode, compute = cpu_half(mode, precision.half_dtype, device)
+    return Cell(
+        config=config,
+        device=device,
+        precision=precision,
+        session=session,
+        saver=saver,
+        stop=stop,
+        metrics=metrics,
+        memory=memory,
+        fp16_mode=fp16_mode,
+        compute=compute,
+        steps_path=steps_path,
+        epochs_path=epochs_path,
+        device_facts=device_facts(device, config),
+        monitor=SystemMonitor(device),
+    )
+
+
+def _log(text: str) -> None:
+    """Write a line to the log of the cell, unless the disk is full."""
+    with contextlib.suppress(OSError):
+        sys.stderr.write(f"{text}\n")
+
+
+def run(cell: Cell, on_progress: Callable[[Progress], None] | None = None) -> None:
+    """Train to the end, or to a request to stop; write each step, and collect metrics and readings of the machine."""
+    metrics, warmup_steps = cell.metrics, cell.config.warmup_steps
+    reporter = None
+    if on_progress is not None:
+        reporter = _ProgressReporter(
+            metrics, cell.session.assembly.total_steps, cell.session.position.epoch, on_progress
+        )
+        cell.session.on_phase = reporter.enter
+    files = LineFile(cell.steps_path), LineFile(cell.epochs_path)
+    with cell.compute, cell.saver, files[0] as steps, files[1] as epochs, stopped_by_signal(cell.stop):
+        epochs.write(map(_without_samples, metrics.epochs))  # of the run that this one resumes
+        for event in cell.session.events():
+            if isinstance(event, EpochResult):
+                metrics.add_epoch(event)
+                epochs.write([_without_samples(event)])
+                continue
+            metrics.add_steps(event)
+            cell.monitor.sample(timed=metrics.num_steps > warmup_steps)
+            if cell.monitor.energy is not None:
+                is_timed = metrics.num_steps - len(event) >= warmup_steps
+                cell.monitor.energy.after(event[0].epoch, len(event), timed=is_timed)
+            steps.write(event)
+            if reporter is not None:
+                reporter.add(event)
+
+
+def _without_samples(event: EpochResult) -> EpochResult:
+    return event.model_copy(update={"per_sample": None})
+
+
+def record(cell: Cell, world: DistributedEnv | None, *, start_seconds: float, seconds: float) -> RunRecord:
+    """Return the record of a cell that has run. With several processes all of them call it: it gathers facts of each.
+
+    Args:
+        world: how the processes were started, if there are several.
+        start_seconds: from the start of the process or launcher until training could begin.
+        seconds: of building and training.
+    """
+    config, session, metrics = cell.config, cell.session, cell.metrics
+    summary = metrics.summary(
+        session.divergence, cell.memory.peak(), seconds, ended=session.ended, rollbacks=session.rollbacks
+    )
+    models, initial = session.assembly.replicas, metrics.initial_parameters
+    summary = summary.model_copy(
+        update={
+            "start_seconds": max(0.0, start_seconds),
+            "weights_sha256": weights_sha256(models),  # now: facts of processes take further steps
+            "weights_moved": None if initial is None else parameters_sha256(models) != initial,
+        }
+    )
+    if summary.metric_final is not None and not session.interrupted:
+        # After the peak of memory was read, and before the facts of processes.
+        results = evaluate_in_others(session, cell.compute)
+        summary = summary.model_copy(update={"in_precisions": results})
+    with cell.compute:  # it times further steps, which must compute as the others did
+        processes = None if world is None else gather_process_facts(config, session, world, summary)
+    steps_done = session.position.step
+    return RunRecord(
+        cell=config.digest(),
+        arm=config.arm,
+        status=_status(session),
+        config=config,
+        engine=cell.precision.engine,
+        effective=cell.precision.effective,
+        half=f"{cell.precision.emulated} emulated" if cell.precision.emulated else cell.fp16_mode,
+        host=host_name(),
+        environment={**fingerprint(), **cell.device_facts},
+        metrics=list(session.assembly.task.metrics),
+        unit=session.assembly.task.unit,
+        summary=summary,
+        trace=metrics.tracer.trace(metrics.seconds),
+        readings=cell.monitor.readings(metrics.seconds, _units_of_a_gpu(cell)),
+        processes=processes,
+        resumed=session.resumed,
+        notes=[*_settings_without_effect(config, cell.device), *cell.precision.notes],
+        error=f"asked to stop after {steps_done} updates, and saved" if session.interrupted else None,
+    )
+
+
+def _units_of_a_gpu(cell: Cell) -> int | None:
+    """Return the units that this process trains on in a step; None where several GPUs share them."""
+    is_one = cell.config.parallel.kind != "dp"
+    return cell.config.recipe.batch_size * cell.session.assembly.task.units_per_sample if is_one else None
+
+
+def _status(session: Session) -> Literal["completed", "diverged", "interrupted"]:
+    if session.interrupted:
+        return "interrupted"
+    return "completed" if session.divergence.diverged_step is None else "diverged"
+
+
+def _settings_without_effect(config: RunConfig, device: torch.device) -> list[str]:
+    """Return a line with the reason for each requested setting that changes nothing on this device."""
+    if device.type == "cuda":
+        return []
+    purposes = {"--pin-memory": "copies to a GPU", "--prefetch": "copies to a GPU", "--cudnn-benchmark": "cuDNN"}
+    values = [config.pin_memory, config.prefetch, config.recipe.cudnn_benchmark]
+    return [
+        f"{name} has no effect here: it is for {purpose}, but the device is {device}"
+        for (name, purpose), value in zip(purposes.items(), values, strict=True)
+        if value
+    ]
+
+
+@contextmanager
+def _guards_during_warmup(config: RunConfig) -> Iterator[list[str]]:
+    """Install the guards while a cell is built and makes the warmup updates, which step times leave out.
+
+    After these the guards are removed, so that a timed step runs the same functions as without them. ampcompare's own
+    loop needs no check; a model's factory, a data set, or a backend of another package does.
+
+    Yields:
+        The violations. The list grows as they are found; each is also a line on stderr.
+
+    Raises:
+        GuardError: the first violation, if the configuration says "strict".
+    """
+    violations: list[str] = []
+
+    def report(violation: guards.Violation) -> None:
+        violations.append(str(violation))
+        sys.stderr.write(f"ampcompare {violation}\n")
+
+    if config.guards == "off":
+        yield violations
+        return
+    passes = config.warmup_steps * config.recipe.grad_accum_steps
+    with guards.install(strict=config.guards == "strict", say=report, passes=passes):
+        yield violations
+
+
+class LineFile:
+    """Appends records as lines; use it as a context. It is unbuffered, so that every record survives a crash.
+
+    Raises:
+        EnvironmentUnfit: the disk is full or the file cannot be written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            self._file = path.open("ab", buffering=0)
+        except OSError as error:
+            raise self._cannot_write(error) from error
+
+    def write(self, records: Iterable[StepRecord | EpochResult]) -> None:
+        """Append records, each as one line.
+
+        Raises:
+            EnvironmentUnfit: the disk is full.
+        """
+        text = "".join(dump_json(record, indent=None) + "\n" for record in records).encode()
+        try:
+            while text:  # a nearly full disk may accept only a part
+                text = text[self._file.write(text) :]
+        except OSError as error:
+            raise self._cannot_write(error) from error
+
+    def _cannot_write(self, error: OSError) -> EnvironmentUnfit:
+        reason = error.strerror or error
+        return EnvironmentUnfit(f"cannot write {self._path}: {reason}; free some space or choose another --output-dir")
+
+    def __enter__(self) -> LineFile:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._file.close()
+
+
+class _ProgressReporter:
+    """Reports each block of steps, and each phase that begins.
+
+    Args:
+        metrics: of the run, to which a block is added before it is reported.
+        total_steps: updates of the whole run.
+        epoch: that the run begins with.
+        on_progress: receives the reports.
+    """
+
+    def __init__(
+        self, metrics: RunMetrics, total_steps: int, epoch: int, on_progress: Callable[[Progress], None]
+    ) -> None:
+        self._metrics = metrics
+        self._on_progress = on_progress
+        loss = metrics.losses[-1] if metrics.losses else None  # of a run that was resumed
+        self._latest = Progress(
+            metrics.num_steps, total_steps, epoch, "training", loss, metrics.final_loss_scale, metrics.skipped_steps
+        )
+
+    def add(self, records: Sequence[StepRecord]) -> None:
+        """Report a block of steps."""
+        metrics, last = self._metrics, records[-1]
+        self._latest = Progress(
+            metrics.num_steps,
+            self._latest.total_steps,
+            last.epoch,
+            "training",
+            last.loss,
+            metrics.final_loss_scale,
+            metrics.skipped_steps,
+            statistics.median([record.seconds for record in records]),
+        )
+        self._on_progress(self._latest)
+
+    def enter(self, phase: Phase) -> None:
+        """Report that a phase begins."""
+        self._latest = self._latest._replace(phase=phase)
+        self._on_progress(self._latest)
+
+
+def gather_process_facts(
+    config: RunConfig, session: Session, world: DistributedEnv, summary: RunSummary
+) -> ProcessFacts:
+    """Gather what differs between ranks. All ranks call it, after training: it trains further steps to time them.
+
+    Args:
+        summary: of this rank.
+    """
+    assembly, ranks = session.assembly, session.assembly.ranks
+    by_rank = ranks.gather((summary.step_seconds_median, summary.peak_bytes, summary.start_seconds))
+    seconds = [step_seconds for step_seconds, _, _ in by_rank if step_seconds is not None]
+    wrapper = type(assembly.models[0])
+    weights = weights_digest(assembly.replicas)  # before further steps change them
+    share = None
+    # Where forward passes wait for other ranks, no other program would make a step without reducing.
+    ended_well = summary.diverged_step is None and not session.interrupted
+    if ranks.size > 1 and seconds and ended_well and not assembly.parallel.waits_in_forward:
+        part: dict[str, Any] = {"device": assembly.device, "rank": ranks.rank, "world_size": ranks.size}
+        batch = next(iter(assembly.task.data.train_batches(0, config.recipe.batch_size, **part)))
+        share = allreduce_share(session.loop, batch, ranks, max(seconds))
+    return ProcessFacts(
+        world_size=ranks.size,
+        nodes=world.nodes,
+        global_batch_size=config.total_batch_size,
+        backend=dist.get_backend(),
+        wrapper=f"{wrapper.__module__}.{wrapper.__qualname__}",
+        launcher=world.launcher,
+        start_seconds=max((started for *_, started in by_rank if started is not None), default=None),
+        allreduce_share=share,
+        step_seconds_by_rank=seconds,
+        step_seconds_slowest=max(seconds, default=None),
+        step_seconds_median=statistics.median(seconds) if seconds else None,
+        peak_bytes_by_rank=[peak for _, peak, _ in by_rank if peak is not None],
+        weights=weights,
+    )
+
+
+def device_facts(device: torch.device, config: RunConfig) -> dict[str, Any]:
+    """Return name, versions and switches of a device; a value that torch cannot return is replaced by its error.
+
+    Call it before training: some of these calls raise, which must not end a run.
+    """
+    facts: dict[str, Any] = {
+        "device": str(device),
+        "threads": config.threads,
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS"),
+        "cores": sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
+        "CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES"),
+        "NVIDIA_TF32_OVERRIDE": os.environ.get("NVIDIA_TF32_OVERRIDE"),
+    }
+    if device.type not in ("cpu", "cuda"):
+        kind = getattr(torch, device.type)
+        facts["device_name"] = _value_or_error(lambda: kind.get_device_name(device))  # torch.mps has none
+        return facts
+    if device.type != "cuda":
+        return {**facts, "cpu_capability": torch.backends.cpu.get_cpu_capability()}
+    return facts | {
+        "device_name": _value_or_error(lambda: torch.cuda.get_device_name(device)),
+        "capability": _value_or_error(lambda: list(torch.cuda.get_device_capability(device))),
+        "memory_bytes": _value_or_error(lambda: torch.cuda.get_device_properties(device).total_memory),
+        "cuda": torch.version.cuda,
+        "cudnn": _value_or_error(torch.backends.cudnn.version),  # raises on a GPU too old for it
+        # Both raise once any code in the process has used torch's newer switch, `fp32_precision`.
+        "tf32_matmul": _value_or_error(lambda: torch.backends.cuda.matmul.allow_tf32),
+        "tf32_convolution": _value_or_error(lambda: torch.backends.cudnn.allow_tf32),
+        "cudnn_benchmark": torch.backends.cudnn.benchmark,
+    }
+
+
+def _value_or_error(call: Callable[[], Any]) -> Any:
+    try:
+        return call()
+    except Exception as error:  # versions of torch differ in what they raise
+        return f"unknown: {(str(error).strip().splitlines() or [type(error).__name__])[0]}"
+
+
+@dataclass(frozen=True)
+class _ResumePoint:
+    """The checkpoint that a cell resumes from.
+
+    Attributes:
+        path: of the checkpoint.
+        state: its content, made to fit the configuration.
+        resumption: what the record reports about it.
+    """
+
+    path: Path
+    state: dict[str, Any]
+    resumption: Resumption
+
+
+def _find_resume_point(config: RunConfig, folder: Path, ranks: Communicator, attempt: int) -> _ResumePoint | None:
+    """Return the checkpoint that a cell resumes from, the same on every rank; None for a start from step 0.
+
+    A cell that was restarted after a failure resumes from its own last checkpoint, whatever it first started from.
+
+    Args:
+        attempt: restarts before this one.
+
+    Raises:
+        CheckpointError: it cannot be read, or is of another run.
+    """
+    # Ranks receive plain data only: nothing that arrives from another process is unpickled as a class.
+    received = ranks.broadcast_from_rank0(lambda: _read_checkpoint(config, folder, ranks.size, attempt))
+    if received is None:
+        return None
+    path, state, resumption = received
+    return _ResumePoint(Path(path), state, Resumption.model_validate(resumption))
+
+
+def _read_checkpoint(
+    config: RunConfig, folder: Path, world_size: int, attempt: int
+) -> tuple[str, dict[str, Any], dict[str, Any]] | None:
+    checkpoints, resume = folder / CellFile.CHECKPOINTS, config.saving.resume
+    checkpoint = find_checkpoint(AUTO, checkpoints) if attempt else None
+    if checkpoint is None and resume is not None:
+        checkpoint = find_checkpoint(resume, checkpoints)
+    if checkpoint is None:
+        return None
+    state, resumption = validate_resume(checkpoint, config, world_size)
+    return str(checkpoint.path), state, resumption.model_dump()
+
+
+def _prepare_files(folder: Path, point: _ResumePoint | None, attempt: int) -> None:
+    """Keep in the folder of a cell only what belongs to the steps up to its resume point, and archive the rest.
+
+    Args:
+        attempt: restarts before this one, whose checkpoints stay.
+    """
+    checkpoints = folder / CellFile.CHECKPOINTS
+    is_own = point is not None and checkpoints.resolve() in point.path.resolve().parents
+    if not attempt and not is_own:
+        archive_checkpoints(folder)
+    write_atomically(folder / CellFile.EPOCHS, "")  # earlier ones are in the checkpoint, and written from there
+    if point is None:
+        write_atomically(folder / CellFile.STEPS, "")
+        return
+    step = point.resumption.step
+    if not continue_steps(folder, [point.path.parent.parent / CellFile.STEPS], step):
+        point.resumption.notes.append(f"{CellFile.STEPS} begins with step {step}")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

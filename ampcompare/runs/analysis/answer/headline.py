@@ -1,0 +1,614 @@
+"""The answer in a few sentences: what to use, what it costs, and what these runs cannot show."""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+
+from ampcompare.runs.analysis.answer.phrases import (
+    Quality,
+    count_of,
+    label_of,
+    names_of,
+    quality_of,
+    sentence_start,
+    with_verb,
+)
+from ampcompare.runs.analysis.inference.effect import MIN_PAIRS
+from ampcompare.runs.analysis.inference.looks import changes_sentence
+from ampcompare.runs.analysis.runs.divergence_cause import divergence_cause, first_divergence
+from ampcompare.runs.analysis.runs.identity import IDENTICAL, equal_losses, identical, other_weights
+from ampcompare.runs.analysis.runs.learning import LEARNED_NOTHING, idle_some, idle_verdict, still_improving, too_wide
+from ampcompare.runs.analysis.runs.pairs import pairs_by_seed
+from ampcompare.runs.analysis.runs.record_checks import SEEDS_ITSELF
+from ampcompare.runs.analysis.verdicts.samples import samples_noun
+from ampcompare.runs.records.comparison import ArmSummary, Comparison
+from ampcompare.runs.records.metric import Metric
+from ampcompare.runs.records.run import RunRecord
+
+__all__ = ["CORRECTED", "details", "headline", "not_recommended", "recommended", "use_sentence", "warnings_and_answer"]
+
+CORRECTED = "what its records give is shown."  # the end of a warning about a report that says something else
+_KEEPS_ACCURACY = (IDENTICAL, "equivalent", "non-inferior", "better")
+HALF_ON_CPU = {
+    "fp16 emulated": "fp16 was computed in fp32 and rounded (emulated)",
+    "fp16 native": "fp16 ran natively",
+    "bf16 emulated": "bf16 was computed in fp32 and rounded (emulated)",
+    "fp8 emulated": "operands of fp8 were rounded and multiplied in fp32 (emulated)",
+}
+FP16_ON_CPU = "{how} on this CPU: accuracy, divergence and loss scales carry over to a GPU, 16-bit step times do not."
+TOO_FEW = f"inconclusive (fewer than {MIN_PAIRS} seeds)"
+MAX_ERROR = 90  # characters of an error message
+LOCATION = re.compile(r" \([^()\n]+:\d+\)$")
+MAX_DIFFERENCES = 3
+KEPT = ("equivalent", "non-inferior")
+_MIN_SAVING = 0.05  # of memory: less than that is the noise of an allocator
+MAX_NAMED = 4
+EMULATED = re.compile(r"(fp16|bf16) computed in fp32")
+
+
+def headline(comparison: Comparison, warnings: Sequence[str] = ()) -> list[str]:
+    """Return one sentence for each thing that is known, the most important first.
+
+    Caveats come before the claims that they weaken. A sentence claims no more than the verdicts of the rows do.
+
+    Args:
+        comparison: with its rows; its own headline is not used.
+        warnings: what weakens every claim, such as terms that were changed after runs were seen.
+    """
+    by_arm: dict[str, list[RunRecord]] = {row.arm: [] for row in comparison.arms}
+    for record in comparison.records:
+        by_arm.setdefault(record.arm, []).append(record)
+    return [*warnings, *_excluded(comparison), *_answer(comparison, by_arm)]
+
+
+def warnings_and_answer(comparison: Comparison) -> tuple[list[str], list[str]]:
+    """Return the first sentences of a headline, which weaken what follows, apart from the answer."""
+    look = next((look for look in comparison.looks if look.number == comparison.look), None)
+    warnings = {*_excluded(comparison), *changes_sentence(look.changes if look else [])}
+    sentences = comparison.headline
+    count = 0
+    while count < len(sentences) and (sentences[count] in warnings or sentences[count].endswith(CORRECTED)):
+        count += 1
+    return list(sentences[:count]), list(sentences[count:])
+
+
+def _excluded(comparison: Comparison) -> Iterable[str]:
+    count = len(comparison.excluded)
+    if count and all(text.endswith(SEEDS_ITSELF) for text in comparison.excluded):
+        yield f"{count} of the runs {'are copies' if count > 1 else 'is a copy'} of another seed's: {SEEDS_ITSELF}."
+    elif count and comparison.judged:
+        yield f"{count} row{'s are copies' if count > 1 else ' is a copy'} of other runs, and not used."
+    elif count:
+        yield f"{count} record{'s are' if count > 1 else ' is'} not used; the details have the reason."
+
+
+def _answer(comparison: Comparison, by_arm: Mapping[str, Sequence[RunRecord]]) -> Iterable[str]:
+    rows = [row for row in comparison.arms if row.arm != comparison.reference]
+    outcomes = list(_outcome_sentences(comparison, by_arm))
+    blocked = _nothing_to_compare(comparison, by_arm)
+    if blocked or not rows:
+        yield from [blocked] if blocked else _alone(comparison, by_arm)
+        yield from outcomes
+        yield from _speed_sentences(comparison, rows)
+        return
+    quality = quality_of(comparison)
+    yield from idle_some(by_arm)
+    if comparison.error_rate == 0 and comparison.look != 0:
+        yield _untested(comparison)
+    wide = too_wide(by_arm.get(comparison.reference, []), comparison.reference, comparison.margin)
+    chosen: list[ArmSummary] = []
+    if wide:
+        yield wide
+    else:
+        chosen = recommended(rows, comparison.prefer, comparison.metric)[:1]
+        yield from (use_sentence(row, comparison, quality) for row in chosen)
+        yield from _accuracy_sentences(comparison, [row for row in rows if row not in chosen], quality)
+    yield from outcomes
+    rest = [row for row in rows if row not in chosen]
+    yield from _speed_sentences(comparison, [row for row in rows if row not in chosen or row.time_verdict != "better"])
+    if memory := _memory_sentence(comparison, rest):
+        yield memory
+    if engines := _engines(comparison, by_arm):
+        yield engines
+
+
+def _nothing_to_compare(comparison: Comparison, by_arm: Mapping[str, Sequence[RunRecord]]) -> str:
+    """Return why there is nothing to compare; "" if there is."""
+    reference = comparison.reference
+    records = by_arm.get(reference, [])
+    if idle := idle_verdict(records):
+        return f"Nothing to compare: {reference} {idle}."
+    if not any(row.completed for row in comparison.arms):
+        return "Nothing to compare: no run was completed."
+    if len(comparison.arms) > 1 and comparison.records and not any(run.status == "completed" for run in records):
+        return f"Nothing to compare: {reference}, the reference, completed no run."
+    return ""
+
+
+def _alone(comparison: Comparison, by_arm: Mapping[str, Sequence[RunRecord]]) -> Iterable[str]:
+    """Yield what the only arm reached."""
+    row = comparison.arms[0]
+    if row.metric_mean is None or not by_arm.get(row.arm):
+        return
+    seeds = f"{count_of(row.completed)} seed{'s' if row.completed > 1 else ''}"
+    metric = comparison.metric
+    reached = f"{metric.shown(row.metric_mean)} {metric.name}"
+    yield f"{row.arm} reached {reached} in {seeds}; there is no other arm to compare it with."
+
+
+def _untested(comparison: Comparison) -> str:
+    """Return why there are no verdicts: runs are missing, or no look is left. Look 0 had too few seeds for any."""
+    ended = {f"{run.arm}@{run.config.recipe.seed}" for run in comparison.records if run.status != "interrupted"}
+    missing = [cell for cell in comparison.order if cell not in ended]
+    if missing:
+        return f"No verdicts yet: {len(missing)} of {len(comparison.order)} runs are missing."
+    if comparison.look:
+        return "No verdicts: earlier looks at these arms have spent the error rate of 5 %."
+    return "No verdicts: nothing was tested; the details have the reason."
+
+
+def _engines(comparison: Comparison, by_arm: Mapping[str, Sequence[RunRecord]]) -> str:
+    """Return which arms ran on which engine of `apex.amp`, where both did."""
+    arms: dict[str, list[str]] = {}
+    for arm, records in by_arm.items():
+        for name in dict.fromkeys(f"{run.engine.name} {run.engine.version}" for run in records if run.engine):
+            arms.setdefault(name, []).append(arm)
+    if len({name.partition(" ")[0] for name in arms}) < 2:
+        return ""
+    parts = [f"{', '.join(its)} on {name}" for name, its in sorted(arms.items())]
+    return f"Two engines of apex.amp ran: {'; '.join(parts)}. Results of compat are not results of NVIDIA's Apex."
+
+
+def recommended(rows: Sequence[ArmSummary], prefer: str, metric: Metric) -> list[ArmSummary]:
+    """Return the arms to use for what is preferred, the best first.
+
+    For time or memory an arm qualifies where its accuracy is kept by verdict, not by a look at the mean. An arm that is
+    identical in fewer than three pairs was hardly tried.
+
+    Args:
+        rows: without the reference.
+        metric: of the differences.
+    """
+    if prefer == "accuracy":
+        better = [row for row in rows if row.accuracy_verdict == "better"]
+        return sorted(better, key=lambda row: -metric.scores_of(row.metric_difference or 0))
+    keeps = _keeping(rows)
+    if prefer == "time":
+        return sorted((row for row in keeps if row.time_verdict == "better"), key=lambda row: row.time_ratio or 1)
+    return sorted((row for row in keeps if _memory_saving(row) >= _MIN_SAVING), key=lambda row: -_memory_saving(row))
+
+
+def _keeping(rows: Sequence[ArmSummary]) -> list[ArmSummary]:
+    return [
+        row
+        for row in rows
+        if row.accuracy_verdict.startswith(_KEEPS_ACCURACY)
+        and (row.accuracy_verdict != IDENTICAL or row.pairs >= MIN_PAIRS)
+    ]
+
+
+def use_sentence(row: ArmSummary, comparison: Comparison, quality: Quality) -> str:
+    """Return the recommendation of an arm, with what it keeps and what it saves."""
+    reference, samples = comparison.reference, _on_these_samples([row], comparison)
+    change = _with_interval(row, quality)
+    if row.accuracy_verdict == "better":
+        kept = f"better {quality.name} than {reference} ({change}){samples}"
+    elif row.accuracy_verdict == IDENTICAL:
+        kept = f"identical to {reference}"
+    else:
+        side = "within ±" if row.accuracy_verdict.startswith("equivalent") else "margin "
+        change = quality.with_unit(row.metric_difference or 0)
+        shown = f"Δ {change}, {side}{comparison.metric.margin_text(comparison.margin)}"
+        kept = f"{quality.name} of {reference} kept ({shown}){samples}"
+    gains = []
+    if row.time_verdict == "better":
+        gains.append(f"{_step_time_of(row)} its step time{_on_device(comparison)}")
+    if _memory_saving(row) >= _MIN_SAVING and (comparison.prefer == "memory" or not _on_device(comparison)):
+        gains.append(f"{shown_saving(row)} peak memory")
+    if comparison.prefer == "memory":
+        gains.reverse()
+    return f"Use {label_of(row)}: {', '.join([kept, *gains])}."
+
+
+def not_recommended(rows: Sequence[ArmSummary], reference: str, prefer: str, quality: str = "accuracy") -> str:
+    """Return why no arm is recommended, for rows of which none is."""
+    if prefer == "accuracy":
+        why = f"no arm is better than {reference}"
+    elif not _keeping(rows):
+        why = f"none was shown to be non-inferior in {quality} to {reference}"
+    elif prefer == "time":
+        why = f"none was shown to be both non-inferior in {quality} to {reference} and faster"
+    else:
+        why = f"no arm is both non-inferior in {quality} to {reference} and {100 * _MIN_SAVING:.0f} % smaller in memory"
+    return f"No arm is recommended for {prefer}: {why}."
+
+
+def details(comparison: Comparison) -> Iterable[str]:
+    """Yield what neither the headline nor the tables show of the runs of a comparison."""
+    rows, records, reference = comparison.arms, comparison.records, comparison.reference
+    margin, metric = comparison.margin, comparison.metric
+    by_arm = {
+        arm: [record for record in records if record.arm == arm] for arm in [reference, *(row.arm for row in rows)]
+    }
+    others = [row for row in rows if row.arm != reference]
+    enough = max((row.completed for row in rows), default=0) >= MIN_PAIRS
+    untested = comparison.error_rate == 0
+    blocked = untested or idle_verdict(by_arm[reference]) or too_wide(by_arm[reference], reference, margin)
+    if others and enough and not blocked and not recommended(others, comparison.prefer, metric):
+        yield not_recommended(others, reference, comparison.prefer, metric.quality)
+    diverged = [row for row in rows if row.diverged]
+    if diverged:
+        yield f"Rate of divergence: {'; '.join(map(_rate, diverged))}."
+    failed = [row.arm for row in rows if row.failed]
+    if failed:
+        yield f"The logs of runs that failed or were interrupted are in their cells' folders: {', '.join(failed)}."
+    if not any(row.completed for row in rows):
+        return
+    yield from sorted({f"{note}." for record in records for note in record.notes})
+    yield from _events(rows, records)
+    averaged = [text for row in rows if row.completed and (text := _averaged(row.arm, records, metric))]
+    if averaged:
+        name = sentence_start(metric.name)
+        yield f"{name} of the averaged weights (EMA) after the last epoch: {', '.join(averaged)}."
+    yield from filter(None, (still_improving(by_arm, margin), _correlations(rows, reference, metric)))
+    yield from _same_bits(by_arm, reference)
+    hows = {record.half for record in records if str(record.environment.get("device", "")).startswith("cpu")}
+    said = [HALF_ON_CPU[how] for how in sorted(how for how in hows if how in HALF_ON_CPU)]
+    if said:
+        yield FP16_ON_CPU.format(how=" and ".join(said))
+
+
+def _rate(row: ArmSummary) -> str:
+    ran = row.completed + row.diverged
+    if row.diverged_low is None or row.diverged_high is None:
+        return f"{row.arm} {row.diverged}/{ran}"
+    interval = f"{100 * row.diverged_low:.0f} to {100 * row.diverged_high:.0f} %"
+    return f"{row.arm} {row.diverged}/{ran} (95 % interval {interval})"
+
+
+def _events(rows: Sequence[ArmSummary], records: Sequence[RunRecord]) -> Iterable[str]:
+    """Yield which arms trained for fewer epochs than others, and which rolled back to a good state."""
+    ended, returned = [], []
+    for row in rows:
+        runs = [record.summary for record in records if record.arm == row.arm]
+        if early := sum(run.ended is not None for run in runs):
+            ended.append(f"{row.arm} {early}/{len(runs)}")
+        if back := sum(bool(run.rollbacks) for run in runs):
+            returned.append(f"{row.arm} {back}/{len(runs)}")
+    if ended:
+        yield f"Ended before the last epoch, as the recipe allows: {', '.join(ended)}; the records say why."
+    if returned:
+        yield f"Rolled back to a good state: {', '.join(returned)}; the records say at which steps."
+
+
+def _correlations(rows: Sequence[ArmSummary], reference: str, metric: Metric) -> str:
+    """Return how far the values of the arms follow the reference's over seeds; "" where that is not known."""
+    shown = [
+        f"{row.arm} {row.metric_correlation:.2f}"
+        for row in rows
+        if row.arm != reference and row.metric_correlation is not None
+    ]
+    if not shown:
+        return ""
+    return f"Correlation of {metric.name} with {reference} over seeds: {', '.join(shown)}."
+
+
+def _same_bits(by_arm: Mapping[str, Sequence[RunRecord]], reference: str) -> Iterable[str]:
+    """Yield which arms had the losses of the reference, and weights that differ or are not known."""
+    pairs = {arm: pairs_by_seed(runs, by_arm[reference]) for arm, runs in by_arm.items() if arm != reference}
+    alike = [arm for arm, its in pairs.items() if equal_losses(its) and not identical(its)]
+    apart = [arm for arm in alike if other_weights(pairs[arm])]
+    unknown = [arm for arm in alike if arm not in apart]
+    for arms, weights in (
+        (apart, "their final weights differ"),
+        (unknown, "their final weights are not known to be equal"),
+    ):
+        if arms:
+            yield (
+                f"Equal to {reference} to the last bit of every loss, training and validation: {', '.join(arms)}; "
+                f"{weights}."
+            )
+
+
+def _averaged(arm: str, records: Sequence[RunRecord], metric: Metric) -> str:
+    """Return the mean over completed runs of what the averaged weights reach; "" where none were kept."""
+    reached = [
+        record.summary.ema_metric_final for record in records if record.arm == arm and record.status == "completed"
+    ]
+    known = [value for value in reached if value is not None]
+    return f"{arm} {metric.shown(statistics.fmean(known))}" if known else ""
+
+
+def _accuracy_sentences(comparison: Comparison, rows: Sequence[ArmSummary], quality: Quality) -> Iterable[str]:
+    """Yield the decided results of these rows, then the open ones, then what could not be compared.
+
+    Args:
+        rows: arms besides the reference of which nothing was said yet; something was said of all others.
+    """
+    everyone = [row.arm for row in comparison.arms if row.arm != comparison.reference]
+    said = set(everyone).difference(row.arm for row in rows)
+    words = {row.arm: row.accuracy_verdict for row in rows}
+    reference = comparison.reference
+
+    def those(*beginnings: str) -> list[ArmSummary]:
+        return [row for row in rows if row.arm not in said and words[row.arm].startswith(beginnings)]
+
+    tried = [row for row in those(IDENTICAL) if row.pairs >= MIN_PAIRS]
+    if those(*KEPT):
+        kept = [row for row in rows if row in tried or row in those(*KEPT)]
+        yield _kept(kept, everyone, said, comparison, quality)
+        said.update(row.arm for row in kept)
+    if same := [row.arm for row in those(IDENTICAL)]:
+        subject = with_verb(same, everyone, "is", "are", said=said)
+        yield f"{subject} identical to {reference}, every loss and all weights to the last bit."
+        said.update(same)
+    for word in ("better", "worse"):
+        if different := those(word):
+            yield _different(word, different, everyone, comparison, quality)
+            said.update(row.arm for row in different)
+    yield from _open(those("inconclusive"), everyone, said, comparison, quality)
+    for row in those("conditional on"):
+        share, _, rest = row.accuracy_verdict.removeprefix("conditional on ").partition(" (")
+        yield (
+            f"{label_of(row)} is {rest.removesuffix(')')} only on the {share} that both it and {reference} completed, "
+            "so it is not recommended."
+        )
+        said.add(row.arm)
+    yield from _not_compared(those("not comparable"), everyone, said, reference)
+    idle: dict[str, list[str]] = {}
+    for row in those(LEARNED_NOTHING):
+        idle.setdefault(row.accuracy_verdict, []).append(row.arm)
+    for word, arms in idle.items():
+        yield f"{with_verb(arms, everyone, word, word, said=said)}."
+        said.update(arms)
+    apart = [row.arm for row in rows if not words[row.arm] and row.completed and not row.pairs]
+    if apart:
+        yield f"No verdict on {names_of(apart, everyone, said)}: no seed was completed by both sides."
+
+
+def _not_compared(rows: Sequence[ArmSummary], everyone: Sequence[str], said: set[str], reference: str) -> Iterable[str]:
+    """Yield the arms that did not do the work of the reference, with one of the reasons."""
+    if rows:
+        arms = [row.arm for row in rows]
+        reasons = list(dict.fromkeys(row.accuracy_verdict for row in rows))
+        reason = reasons[0].removeprefix("not comparable (").removesuffix(")")
+        such = "such as " if len(reasons) > 1 else ""
+        yield f"Not compared with {reference}: {names_of(arms, everyone, said)} ({such}{reason})."
+        said.update(arms)
+
+
+def _kept(
+    rows: Sequence[ArmSummary], everyone: Sequence[str], said: set[str], comparison: Comparison, quality: Quality
+) -> str:
+    """Return that these rows keep the accuracy, and which of them are identical."""
+    tested = [row for row in rows if row.accuracy_verdict != IDENTICAL]
+    what = f"{comparison.reference}'s {quality.name}{_on_these_samples(tested, comparison)}"
+    by_name = any(row.ran is not None for row in rows)  # which "all five arms" would hide
+    verb = with_verb([label_of(row) for row in rows], () if by_name else everyone, "keeps", "keep", said=said)
+    sides = "within ±" if all(row.accuracy_verdict.startswith("equivalent") for row in tested) else "margin "
+    same = [row.arm for row in rows if row not in tested]
+    identical = f"; {with_verb(same, (), 'is', 'are')} identical to the last bit" if same else ""
+    margin = comparison.metric.margin_text(comparison.margin)
+    return f"{verb} {what} ({_differences(rows, quality)}, {sides}{margin}){identical}."
+
+
+def _on_these_samples(rows: Sequence[ArmSummary], comparison: Comparison) -> str:
+    """Return the caveat if a verdict on one of these rows does not extend beyond the validation samples."""
+    open_ones = [row.samples for row in rows if row.samples is not None and row.samples.holds is False]
+    noun = samples_noun(comparison.records)
+    return f" on these {open_ones[0].samples:,} {noun}, not shown for new ones" if open_ones else ""
+
+
+def _differences(rows: Sequence[ArmSummary], quality: Quality) -> str:
+    """Return the differences of a few rows in their order, or the least and the largest of many."""
+    known = [row.metric_difference for row in rows if row.metric_difference is not None]
+    shown = list(map(quality.signed, known))
+    if len(set(shown)) == 1:
+        shown = shown[:1]
+    elif len(shown) > MAX_DIFFERENCES:
+        shown = [f"{quality.signed(min(known))} to {quality.signed(max(known))}"]
+    return f"Δ {names_of(shown)}{quality.unit}"
+
+
+def _different(
+    word: str, rows: Sequence[ArmSummary], everyone: Sequence[str], comparison: Comparison, quality: Quality
+) -> str:
+    parts = [f"{label_of(row)} ({_with_interval(row, quality)})" for row in rows]
+    name = quality.name if quality.name != "accuracy" else "accurate"
+    how = f"{'more' if word == 'better' else 'less'} {name} than" if name == "accurate" else f"{word} in {name} than"
+    verb = "is" if len(rows) == 1 else "are"
+    return f"{names_of(parts)} {verb} {how} {comparison.reference}{_on_these_samples(rows, comparison)}."
+
+
+def _with_interval(row: ArmSummary, quality: Quality) -> str:
+    """Return a difference with the interval of the test that decided on it."""
+    shown = f"Δ {quality.signed(row.metric_difference or 0)}{quality.unit}"
+    if row.metric_difference_low is None or row.metric_difference_high is None:
+        return shown
+    return f"{shown}, {quality.signed(row.metric_difference_low)} to {quality.signed(row.metric_difference_high)}"
+
+
+def _open(
+    rows: Sequence[ArmSummary], everyone: Sequence[str], said: set[str], comparison: Comparison, quality: Quality
+) -> Iterable[str]:
+    """Yield which arms are undecided: too few seeds for any test, or intervals that are too wide."""
+    few = [row for row in rows if row.accuracy_verdict == TOO_FEW]
+    if few:
+        seeds = max(row.pairs for row in few)
+        arms = [row.arm for row in few]
+        whose = "between arms" if len(arms) == len(everyone) else f"of {names_of(arms, everyone, said)}"
+        what = "run" if comparison.judged else "seed"
+        noun = f"One {what}" if seeds == 1 else f"{count_of(seeds).capitalize()} {what}s"
+        yield f"{noun}: differences {whose} cannot be distinguished from run-to-run noise."
+        said.update(arms)
+    tested = [row for row in rows if row not in few and row.metric_difference_low is not None]
+    if tested:
+        arms = [row.arm for row in tested]
+        width = f"±{comparison.margin:g}{quality.unit}"
+        noun = "the interval reaches" if len(arms) == 1 else "their intervals reach"
+        shown = f" ({_with_interval(tested[0], quality)})" if len(arms) == 1 else ""
+        yield f"Inconclusive for {names_of(arms, everyone, said)}: {noun} beyond the margin of {width}{shown}."
+        said.update(arms)
+    others: dict[str, list[str]] = {}
+    for row in rows:
+        if row not in few and row not in tested and "not tested" not in row.accuracy_verdict:
+            others.setdefault(row.accuracy_verdict, []).append(row.arm)
+    for word, arms in others.items():
+        why = word.removeprefix("inconclusive").strip(" ()")
+        yield f"Inconclusive for {names_of(arms, everyone, said)}{f': {why}' if why else ''}."
+        said.update(arms)
+
+
+def _outcome_sentences(comparison: Comparison, by_arm: Mapping[str, Sequence[RunRecord]]) -> Iterable[str]:
+    """Yield which arms diverged, with the cause where it is proven, and which failed, with their error.
+
+    Args:
+        by_arm: the records of each row; a table of others has none.
+    """
+    everyone = [row.arm for row in comparison.arms if row.arm != comparison.reference]
+    diverged: dict[tuple[str, str], list[str]] = {}
+    for row in comparison.arms:
+        if row.diverged:
+            records = by_arm.get(row.arm, [])
+            ran = row.completed + row.diverged
+            share = f"{row.diverged} of {ran} {'seed' if records else 'run'}{'s' if ran > 1 else ''}"
+            diverged.setdefault((share, divergence_cause(records)), []).append(row.arm)
+    for (share, cause), arms in diverged.items():
+        first = first_divergence([record for arm in arms for record in by_arm.get(arm, [])])
+        where = f", {first}" if first.startswith("first") else f" {first}" if first else ""
+        yield f"{with_verb(arms, everyone, 'diverged', 'diverged')} in {share}{where}{f': {cause}' if cause else ''}."
+    failed: dict[tuple[str, str], list[str]] = {}
+    for row in comparison.arms:
+        records = by_arm.get(row.arm, [])
+        for status in ("failed", "interrupted"):
+            ended = [record for record in records if record.status == status]
+            if ended:
+                share = f"{len(ended)} of {len(records)} seed{'s' if len(records) > 1 else ''}"
+                how = "failed" if status == "failed" else "was interrupted"
+                error = _short(ended[0].error) if status == "failed" else ""
+                failed.setdefault((f"{how} in {share}", error), []).append(row.arm)
+    for (what, error), arms in failed.items():
+        said = what if len(arms) == 1 else what.replace("was ", "were ")
+        stop = "" if error.endswith("...") else "."
+        yield f"{with_verb(arms, everyone, said, said)}{f': {error}' if error else ''}{stop}"
+
+
+def _short(error: str | None) -> str:
+    """Return the first line of an error, cut at a word, with the location that ends it."""
+    text = (error or "").strip()
+    location = LOCATION.search(text)
+    line = " ".join((text[: location.start() if location else None].splitlines() or [""])[0].split()).rstrip(".")
+    if len(line) > MAX_ERROR:
+        line = f"{line[:MAX_ERROR].rpartition(' ')[0] or line[:MAX_ERROR]} ..."
+    return line + (location[0] if location else "")
+
+
+def _on_device(comparison: Comparison) -> str:
+    """Return where times were measured, if that is no GPU."""
+    devices = {str(record.environment.get("device", "cpu")).partition(":")[0] for record in comparison.records}
+    return " on this CPU" if devices == {"cpu"} else ""
+
+
+def _step_time_of(row: ArmSummary) -> str:
+    """Return the relative step time of an arm with its interval, such as `0.61x (0.58 to 0.65)`."""
+    if row.time_ratio is None:
+        return ""
+    if row.time_ratio_low is None or row.time_ratio_high is None:
+        return f"{row.time_ratio:.2f}x"
+    return f"{row.time_ratio:.2f}x ({row.time_ratio_low:.2f} to {row.time_ratio_high:.2f})"
+
+
+def _speed_sentences(comparison: Comparison, rows: Sequence[ArmSummary]) -> Iterable[str]:
+    """Yield the relative step times of these rows, and of which the speed is not known, with the reason."""
+    everyone = [row.arm for row in comparison.arms if row.arm != comparison.reference]
+    known = [row for row in rows if row.time_ratio_low is not None]
+    where = _on_device(comparison)
+    if len(known) == 1:
+        (row,) = known
+        doubt = ", inconclusive" if _is_open(row) else ""
+        yield f"{label_of(row)} takes {_step_time_of(row)} the step time of {comparison.reference}{where}{doubt}."
+    elif known:
+        known.sort(key=lambda row: row.time_ratio or 0.0)
+        parts = [f"{label_of(row)} {_marked(row)}" for row in known[:MAX_NAMED]]
+        more = f" and {len(known) - MAX_NAMED} more" if len(known) > MAX_NAMED else ""
+        yield f"Step time relative to {comparison.reference}{where}: {', '.join(parts)}{more}."
+    unknown = _unknown([row for row in rows if row not in known])
+    if len(unknown) == 1 and not known:
+        yield f"Speed is not known: {unknown[0][1]}."
+    elif unknown:
+        (names, why), *rest = [(names_of(arms, everyone), why) for arms, why in unknown]
+        yield f"Speed of {names} is not known: {why}{''.join(f'; of {others}: {its}' for others, its in rest)}."
+
+
+def _unknown(rows: Sequence[ArmSummary]) -> list[tuple[list[str], str]]:
+    """Return the arms whose step times are not usable, with one reason: emulated ones, then invalid ones, then the
+    rest.
+
+    An arm whose accuracy could not be compared for the same reason is left out.
+    """
+    types = set()
+    emulated: list[str] = []
+    invalid: dict[str, str] = {}
+    others: dict[str, str] = {}
+    for row in rows:
+        inside = row.time_verdict.partition(" (")[2].removesuffix(")")
+        if row.time_verdict == row.accuracy_verdict:
+            continue
+        if match := EMULATED.fullmatch(inside):
+            emulated.append(row.arm)
+            types.add(match[1])
+        elif row.time_verdict.startswith("invalid measurement"):
+            invalid[row.arm] = inside
+        elif row.time_verdict.startswith("not comparable"):
+            others[row.arm] = inside
+    found = []
+    if emulated:
+        verb = "is" if len(types) == 1 else "are"
+        why = f"{' and '.join(sorted(types))} {verb} emulated on this CPU, measure on a GPU"
+        found.append((emulated, why))
+    if invalid:
+        reasons = list(dict.fromkeys(invalid.values()))
+        such = "such as " if len(reasons) > 1 else ""
+        found.append((list(invalid), f"the measurement was invalid ({such}{reasons[0]})"))
+    if others:
+        reasons = list(dict.fromkeys(others.values()))
+        such = "several reasons, such as " if len(reasons) > 1 else ""
+        found.append((list(others), f"{such}{reasons[0]}"))
+    return found
+
+
+def _is_open(row: ArmSummary) -> bool:
+    return row.time_verdict.startswith("inconclusive")
+
+
+def _marked(row: ArmSummary) -> str:
+    shown = _step_time_of(row)
+    return f"{shown.removesuffix(')')}, inconclusive)" if _is_open(row) else shown
+
+
+def _memory_saving(row: ArmSummary) -> float:
+    """Return the share of the reference's peak that an arm saves, below 0 where it needs more; 0 if not known."""
+    if row.memory_difference is None or row.peak_bytes is None or row.peak_bytes <= row.memory_difference:
+        return 0.0
+    return -row.memory_difference / (row.peak_bytes - row.memory_difference)
+
+
+def _memory_sentence(comparison: Comparison, rows: Sequence[ArmSummary]) -> str:
+    """Return which of these rows need less or more memory than the reference; "" if none does, and on a CPU.
+
+    The resident memory of a CPU moves by some MiB between runs.
+    """
+    if _on_device(comparison) and comparison.records:
+        return ""
+    apart = sorted((row for row in rows if abs(_memory_saving(row)) >= _MIN_SAVING), key=_memory_saving, reverse=True)
+    parts = [f"{label_of(row)} {shown_saving(row)}" for row in apart[:MAX_NAMED]]
+    more = f" and {len(apart) - MAX_NAMED} more" if len(apart) > MAX_NAMED else ""
+    return f"Peak memory: {', '.join(parts)} than {comparison.reference}{more}." if parts else ""
+
+
+def shown_saving(row: ArmSummary) -> str:
+    """Return how much less, or more, memory an arm needs."""
+    saving = _memory_saving(row)
+    return f"{100 * abs(saving):.0f} % {'less' if saving > 0 else 'more'}"

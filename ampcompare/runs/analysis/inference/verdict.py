@@ -1,0 +1,187 @@
+"""The verdict on each arm: non-inferiority, equivalence and difference tested by Holm's method, in fixed words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from ampcompare.runs.analysis.inference.effect import (
+    ERROR_RATE,
+    MIN_PAIRS,
+    Effect,
+    PValues,
+    bounds,
+    margin_bounds,
+    p_values,
+)
+from ampcompare.runs.analysis.inference.sample_size import pairs_to_settle
+
+__all__ = ["Margin", "Verdict", "decide"]
+
+
+@dataclass(frozen=True)
+class Margin:
+    """The difference that does not matter, chosen before the runs.
+
+    Attributes:
+        size: in the unit of the effects.
+        shown: as the verdicts print it.
+        practical: whether a difference inside the margin is never called better or worse, however sure it is.
+    """
+
+    size: float
+    shown: str
+    practical: bool = False
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A fixed word on one arm, with the interval of the test that decided it, so that the two cannot disagree.
+
+    `equivalent` lies inside the margin, `non-inferior` above its lower end, `better` and `worse` leave 0 out and do not
+    lie inside the margin, and `inconclusive` does none of these.
+
+    Attributes:
+        word: "" if there is no effect.
+        low: lower bound in the unit of the effect; None where nothing was tested, as the other bound.
+        confidence: of the two-sided interval, at the level of Holm's step: 1 - 2 alpha for the one-sided tests of
+            equivalent and non-inferior, 1 - alpha for the others, or more where those lie inside the margin.
+    """
+
+    word: str = ""
+    low: float | None = None
+    high: float | None = None
+    confidence: float | None = None
+
+
+def decide(
+    effects: Sequence[Effect | None],
+    margin: Margin,
+    alpha: float = ERROR_RATE,
+    next_alpha: float | None = None,
+) -> list[Verdict]:
+    """Return the verdict of each arm against one reference.
+
+    Each of the three claims (different, non-inferior, equivalent) is tested for all arms at once by Holm's step-down
+    method. What is equivalent is not called better as well: a difference inside the margin is one that was said not to
+    matter. Effects that are missing or not testable do not count among the tests of the others.
+
+    Args:
+        alpha: error rate of each claim over all arms; at 0 nothing is tested.
+        next_alpha: that of the next look, by which the pairs that a verdict lacks are counted; `alpha` by default.
+    """
+    tested = [effect for effect in effects if effect is not None and effect.testable and alpha > 0]
+    later = (alpha if next_alpha is None else next_alpha) / max(1, len(tested))
+    different, non_inferior, equivalent = (_holm(tested, claim, margin.size, alpha) for claim in CLAIMS)
+    verdicts = (
+        _verdict(*each, margin, later) for each in zip(tested, different, non_inferior, equivalent, strict=True)
+    )
+    return [
+        Verdict()
+        if effect is None
+        else Verdict(f"inconclusive (fewer than {MIN_PAIRS} seeds)")
+        if not effect.testable
+        else next(verdicts)
+        if alpha > 0
+        else Verdict("inconclusive (not tested)")
+        for effect in effects
+    ]
+
+
+@dataclass(frozen=True)
+class _Claim:
+    """What a test can show of an effect: that its confidence interval lies in a region.
+
+    Attributes:
+        p: the p value by which arms are ordered.
+        sides: of the interval that the error rate is spent on; a one-sided test at 5 % has an interval of 90 %.
+        holds: whether bounds lie in the region, given the margin.
+    """
+
+    p: Callable[[PValues], float]
+    sides: int
+    holds: Callable[[float, float, float], bool]
+
+
+@dataclass(frozen=True)
+class _Step:
+    """The step of Holm's method that decided on one effect: its interval at the level of that step."""
+
+    shown: bool
+    low: float
+    high: float
+    confidence: float
+
+
+DIFFERENT = _Claim(lambda p: p.different, 2, lambda low, high, margin: low > 0 or high < 0)
+NON_INFERIOR = _Claim(lambda p: p.non_inferior, 1, lambda low, high, margin: low > -margin)
+EQUIVALENT = _Claim(lambda p: p.equivalent, 1, lambda low, high, margin: low > -margin and high < margin)
+CLAIMS = (DIFFERENT, NON_INFERIOR, EQUIVALENT)
+
+
+def _holm(effects: Sequence[Effect], claim: _Claim, margin: float, alpha: float) -> list[_Step]:
+    """Test one claim for all effects by Holm's step-down method.
+
+    From the smallest p value on, the level is alpha divided by the number of effects that are left, until the claim
+    fails; all that are left then fail at that level. A test is made by its interval, so the two cannot disagree.
+    """
+    order = sorted(range(len(effects)), key=lambda number: claim.p(p_values(effects[number], margin)))
+    steps: dict[int, _Step] = {}
+    level, holding = alpha, True
+    for rank, number in enumerate(order):
+        if holding:
+            level = alpha / (len(effects) - rank)
+        confidence = 1 - level * 2 / claim.sides
+        of_claim = bounds if claim is DIFFERENT else margin_bounds
+        low, high = of_claim(effects[number], confidence)
+        holding = holding and claim.holds(low, high, margin)
+        steps[number] = _Step(holding, low, high, confidence)
+    return [steps[number] for number in range(len(effects))]
+
+
+def _verdict(
+    effect: Effect, different: _Step, non_inferior: _Step, equivalent: _Step, margin: Margin, alpha: float
+) -> Verdict:
+    # The hull of the three fails every claim that failed, so that it suggests none of the other words. Where they have
+    # one error it is the widest of them.
+    steps = (different, non_inferior, equivalent)
+    hull = _Step(
+        different.shown, min(step.low for step in steps), max(step.high for step in steps),
+        max(step.confidence for step in steps),
+    )  # fmt: skip
+    if -margin.size < different.low and different.high < margin.size:
+        # The claim of equivalence stopped at a stricter step: without the hull, "worse" would stand next to an interval
+        # inside the margin.
+        different = replace(hull, shown=hull.shown and DIFFERENT.holds(hull.low, hull.high, margin.size))
+    matters = different.shown and (not margin.practical or abs(effect.mean) > margin.size)
+    if equivalent.shown:
+        return _worded(f"equivalent (±{margin.shown})", equivalent)
+    if matters and effect.mean > 0:
+        return _worded("better", different)
+    if non_inferior.shown:
+        return _worded(f"non-inferior (margin {margin.shown})", non_inferior)
+    if matters:
+        return _worded("worse", different)
+    return _worded(_inconclusive(effect, margin, alpha), hull)
+
+
+def _worded(word: str, step: _Step) -> Verdict:
+    return Verdict(word, step.low, step.high, step.confidence)
+
+
+def _inconclusive(effect: Effect, margin: Margin, alpha: float) -> str:
+    """Return the word for an open result, with an upper limit of the pairs that settle it at the level of the next."""
+    spread = effect.spread * max(1.0, (effect.margin_error or effect.error) / effect.error)
+    needed = (
+        pairs_to_settle(
+            effect.mean, spread, effect.freedom, effect.error, margin.size, alpha, practical=margin.practical
+        )
+        if alpha > 0
+        else None
+    )
+    if needed is None:
+        return "inconclusive"
+    more = max(1, needed - effect.pairs)
+    if more > 100:
+        more = round(more, 2 - len(str(more)))  # an estimate has two digits at most
+    return f"inconclusive (≤{more} more seed{'s' if more != 1 else ''})"

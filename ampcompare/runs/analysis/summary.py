@@ -1,0 +1,305 @@
+"""Summarize records as rows of the table, each with its verdicts against the reference."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeGuard
+
+from ampcompare.runs.analysis.answer.headline import details, headline
+from ampcompare.runs.analysis.answer.next_step import next_steps
+from ampcompare.runs.analysis.inference.criteria import Criteria
+from ampcompare.runs.analysis.inference.effect import MIN_PAIRS, Effect, wilson
+from ampcompare.runs.analysis.inference.looks import Design
+from ampcompare.runs.analysis.inference.verdict import Verdict
+from ampcompare.runs.analysis.runs.comparability import circumstances, foreign_steps, memory_reason, script_sentences
+from ampcompare.runs.analysis.runs.counterparts import find_twins, twin_sentence
+from ampcompare.runs.analysis.runs.pairs import Pair, conditional, counterparts, finished, pairs_by_seed
+from ampcompare.runs.analysis.runs.record_checks import unique_runs
+from ampcompare.runs.analysis.runs.scores import metric_of, one_metric
+from ampcompare.runs.analysis.runs.time_validity import invalid_reason, invalid_reason_of_arm
+from ampcompare.runs.analysis.verdicts.accuracy import (
+    accuracy_effect,
+    accuracy_margin,
+    accuracy_verdicts,
+    failure_verdict,
+    precision_rows,
+)
+from ampcompare.runs.analysis.verdicts.loss_tail import loss_verdicts, tail_loss
+from ampcompare.runs.analysis.verdicts.samples import compare_samples, sample_sentences, samples_noun
+from ampcompare.runs.analysis.verdicts.step_time import ratio_of, rounds_sentence, step_times, time_verdicts
+from ampcompare.runs.records.comparison import ArmSummary, Comparison
+from ampcompare.runs.records.published import Published
+from ampcompare.runs.records.run import RunRecord
+
+__all__ = ["summarize"]
+
+
+def summarize(
+    records: Sequence[RunRecord],
+    *,
+    arms: Sequence[str],
+    reference: str,
+    command: str = "",
+    order: Sequence[str] = (),
+    terms: Criteria | None = None,
+    design: Design | None = None,
+    published: Published | None = None,
+    excluded: Sequence[str] = (),
+) -> Comparison:
+    """Sum up records into a headline, one row per arm, next steps and details.
+
+    Args:
+        records: of any subset of the cells; what is missing is missing in the rows.
+        arms: rows in order.
+        reference: the arm that pairs are made with, by seed.
+        command: what was run, for the report.
+        order: cells as they ran.
+        terms: margins and preference.
+        design: error rates of the tests; by default of one test at 5 %.
+        published: published results of the rows.
+        excluded: files that were read and are not used, each with its reason.
+
+    Raises:
+        ConfigError: the records are of several tasks, or the margin does not apply to their metric.
+    """
+    terms, design = terms or Criteria(), design or Design()
+    metric = one_metric(records)
+    records, repeated = unique_runs(records)
+    excluded = [*excluded, *repeated]
+    by_arm: dict[str, list[RunRecord]] = {arm: [] for arm in arms}
+    for record in records:
+        by_arm.setdefault(record.arm, []).append(record)
+    margin = accuracy_margin(by_arm.get(reference, []), reference, terms, metric)
+    rows = _rows(by_arm, arms, reference, terms, design)
+    twins = find_twins(
+        {arm: by_arm[arm] for arm in arms},
+        lambda twin, its: rows if twin == reference else _rows(by_arm, [twin, *its], twin, terms, design),
+    )
+    comparison = Comparison(
+        command=command,
+        reference=reference,
+        seeds=sorted({record.config.recipe.seed for record in records}),
+        order=list(order),
+        environment=next((record.environment for record in records if record.status != "failed"), {}),
+        tag=terms.tag,
+        metric=metric,
+        margin=margin.points,
+        margin_rule=str(terms.margin),
+        margin_reason=margin.reason,
+        time_margin=terms.time_margin,
+        loss_margin=terms.loss_margin,
+        error_rate=design.error_rate,
+        look=design.look,
+        looks=list(design.looks),
+        prefer=terms.prefer,
+        arms=rows,
+        reading=[],
+        excluded=excluded,
+        precisions=precision_rows({arm: by_arm[arm] for arm in arms}, metric),
+        twins=twins,
+        records=list(records),
+        published=published,
+    )
+    return comparison.model_copy(
+        update={
+            "headline": headline(comparison, design.warnings),
+            "next_steps": next_steps(comparison, design.next_error_rate),
+            "reading": [
+                *(f"Not used: {text}." for text in excluded),
+                *details(comparison),
+                *sample_sentences(rows, margin.points, metric, samples_noun(records)),
+                *(twin_sentence(twin, metric) for twin in twins),
+                *script_sentences(records, reference),
+                *circumstances(records, reference),
+                *filter(None, [rounds_sentence(records)]),
+                *design.notes,
+            ],
+        }
+    )
+
+
+def _rows(
+    by_arm: Mapping[str, list[RunRecord]], arms: Sequence[str], reference: str, terms: Criteria, design: Design
+) -> list[ArmSummary]:
+    """Return the row of each arm, with its verdicts against `reference`."""
+    pairs = {arm: pairs_by_seed(by_arm[arm], by_arm.get(reference, [])) for arm in arms}
+    others = [arm for arm in arms if arm != reference]
+    metric = metric_of(record for records in by_arm.values() for record in records)
+    margin = accuracy_margin(by_arm.get(reference, []), reference, terms, metric)
+    accuracy = accuracy_verdicts({arm: (by_arm[arm], pairs[arm]) for arm in others}, margin, design)
+    times = {arm: step_times(pairs[arm]) for arm in arms}
+    time = time_verdicts({arm: (by_arm[arm], times[arm]) for arm in others}, terms, design)
+    losses = loss_verdicts({arm: (by_arm[arm], pairs[arm]) for arm in others}, terms, design)
+    against = by_arm.get(reference, [])
+    effects = {arm: accuracy_effect(pairs[arm]) for arm in arms}
+    return [
+        _row(
+            arm,
+            by_arm[arm],
+            pairs[arm],
+            effects[arm],
+            times[arm].ratio,
+            conditional(accuracy[arm], by_arm[arm], against)
+            if arm in accuracy
+            else Verdict(failure_verdict(by_arm[arm])),
+            time.get(arm, Verdict()),
+        ).model_copy(
+            update={
+                **_memory(by_arm[arm], against),
+                **_loss(conditional(losses[arm], by_arm[arm], against), tail_loss(pairs[arm]).effect),
+                "samples": compare_samples(pairs[arm], effects[arm], accuracy.get(arm, Verdict()), margin.of_scores()),
+            }
+            if arm != reference
+            else {}
+        )
+        for arm in arms
+    ]
+
+
+def _loss(verdict: Verdict, effect: Effect | None) -> dict[str, float | str | None]:
+    """Return the fields of a row on the training loss at the end, as ratios to the reference's."""
+    low, high = (None if bound is None else math.expm1(-bound) for bound in (verdict.high, verdict.low))
+    return {
+        "loss_difference": None if effect is None else math.expm1(-effect.mean),
+        "loss_difference_low": low,
+        "loss_difference_high": high,
+        "loss_difference_confidence": verdict.confidence,
+        "loss_verdict": verdict.word,
+    }
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if known else None
+
+
+def _median(values: Iterable[float | None]) -> float | None:
+    """Return the middle one, the lower of two, so that it is a value of a run."""
+    known = [value for value in values if value is not None]
+    return statistics.median_low(known) if known else None
+
+
+def _sd(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.stdev(known) if len(known) > 1 and all(map(math.isfinite, known)) else None
+
+
+def _peak(records: Iterable[RunRecord]) -> int | None:
+    return max((value for record in records if (value := record.summary.peak_bytes) is not None), default=None)
+
+
+def _memory(records: Sequence[RunRecord], reference: Sequence[RunRecord]) -> dict[str, int | str | None]:
+    """Return the fields of a row on the difference of the largest peaks, or on why there is none."""
+    pairs = counterparts(finished(records), finished(reference))
+    reason = memory_reason(pairs)
+    here, there = _peak(arm for arm, _ in pairs), _peak(other for _, other in pairs)
+    if reason or here is None or there is None:
+        return {"memory_difference": None, "memory_verdict": f"not comparable ({reason})" if reason else ""}
+    return {"memory_difference": here - there}
+
+
+def _row(
+    arm: str,
+    records: Sequence[RunRecord],
+    pairs: Sequence[Pair],
+    effect: Effect | None,
+    time_ratio: float | None,
+    accuracy: Verdict,
+    time: Verdict,
+) -> ArmSummary:
+    done = [record for record in records if record.status == "completed"]
+    ran = finished(records)
+    metric = metric_of(records)
+    finals = [record.summary.metric_final for record in done]
+    bounds = [metric.difference_of(bound) for bound in (accuracy.low, accuracy.high) if bound is not None]
+    low, high = sorted(bounds) if len(bounds) == 2 else (None, None)
+    engines = sorted({f"{record.engine.name} {record.engine.version}" for record in ran if record.engine})
+    others = [record.effective for record in ran if record.effective]
+    engines += sorted({f"{other.library} {other.version}" for other in others if other.library != "ampcompare"})
+    diverged = sum(record.status == "diverged" for record in records)
+    rate = wilson(diverged, len(ran)) if diverged else (None, None)
+    invalid_time = invalid_reason_of_arm(ran)
+    timed = ran if invalid_time else [record for record in ran if not invalid_reason(record)]
+    return ArmSummary(
+        arm=arm,
+        engine=", ".join(engines) or None,
+        half=next((record.half for record in ran if record.half), None),
+        lr=records[0].config.recipe.optimizer.lr if records and records[0].config.script is None else float("nan"),
+        seeds=sorted(record.config.recipe.seed for record in records),
+        completed=len(done),
+        diverged=diverged,
+        failed=sum(record.status in ("failed", "interrupted") for record in records),
+        metric_mean=_mean(finals),
+        metric_sd=_sd(finals),
+        metric_best=metric.best(value for record in ran if (value := record.summary.metric_best) is not None),
+        epoch_seconds=_mean(record.summary.epoch_seconds for record in timed),
+        epoch_seconds_sd=_sd(record.summary.epoch_seconds for record in timed),
+        step_seconds_median=_mean(record.summary.step_seconds_median for record in timed),
+        invalid_time=invalid_time,
+        samples_per_second=_mean(record.summary.samples_per_second for record in timed),
+        start_seconds=_mean(_start_seconds(record) for record in ran),
+        loader_start_seconds=_mean(record.summary.loader_start_seconds for record in ran),
+        allreduce_share=_mean(record.processes.allreduce_share for record in ran if record.processes),
+        peak_bytes=_peak(ran),
+        time_ratio=time_ratio,
+        time_ratio_low=None if time.high is None else ratio_of(-time.high),
+        time_ratio_high=None if time.low is None else ratio_of(-time.low),
+        time_ratio_confidence=time.confidence,
+        time_verdict=time.word,
+        metric_difference=metric.difference_of(effect.mean) if effect else None,
+        metric_difference_low=low,
+        metric_difference_high=high,
+        metric_difference_confidence=accuracy.confidence,
+        accuracy_verdict=accuracy.word,
+        metric_correlation=_correlation(pairs),
+        pairs=len(pairs),
+        diverged_low=rate[0],
+        diverged_high=rate[1],
+        loss_tail=_mean(record.summary.loss_tail for record in ran),
+        final_loss_scale=_median(record.summary.final_loss_scale for record in ran),
+        skipped_steps=sum(record.summary.skipped_steps for record in ran) if ran else None,
+        num_steps=sum(record.summary.num_steps for record in ran) if ran else None,
+        status=_status(records),
+        ran=next((other.arm for other in others if not other.as_asked), None),
+    )
+
+
+def _start_seconds(record: RunRecord) -> float | None:
+    """Return when the slowest of the processes was ready."""
+    return record.processes.start_seconds if record.processes else record.summary.start_seconds
+
+
+def _correlation(pairs: Sequence[Pair]) -> float | None:
+    """Return how far the values of two arms move together over seeds; it is what pairing gains."""
+    both = [(arm.summary.metric_final, reference.summary.metric_final) for arm, reference in pairs]
+    known = [(here, there) for here, there in both if _is_number(here) and _is_number(there)]
+    if len(known) < MIN_PAIRS or any(min(side) == max(side) for side in zip(*known, strict=True)):
+        return None
+    here, there = zip(*known, strict=True)
+    return statistics.correlation(here, there)
+
+
+def _is_number(value: float | None) -> TypeGuard[float]:
+    return value is not None and math.isfinite(value)
+
+
+def _status(records: Sequence[RunRecord]) -> str:
+    if not records:
+        return "not run"
+    words = []
+    for status in ("completed", "diverged", "failed", "interrupted"):
+        matching = [record for record in records if record.status == status]
+        if not matching:
+            continue
+        share = "" if len(matching) == len(records) else f" {len(matching)}/{len(records)}"
+        detail = ""
+        if status == "diverged":
+            detail = f" at step {min(record.summary.diverged_step or 0 for record in matching)}"
+        elif status == "failed":
+            detail = f": {matching[0].error}"
+        words.append(("ok" if status == "completed" else status) + share + detail)
+    mixed = list(filter(None, map(foreign_steps, records)))
+    words += [f"{text} {mixed.count(text)}/{len(records)}" for text in dict.fromkeys(mixed)]
+    return "; ".join(words)

@@ -1,0 +1,275 @@
+"""A comparison of cells: its records, one row for each arm, and what they say, to and from strict JSON.
+
+Reading needs no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+from pydantic import Field, model_validator
+
+from ampcompare.base.shown import Shown
+from ampcompare.runs.records.document import SCHEMA, SchemaNumber, read_model
+from ampcompare.runs.records.evaluation import PrecisionRow
+from ampcompare.runs.records.fields import FrozenRecord, Number
+from ampcompare.runs.records.look import LOSS_MARGIN, Look
+from ampcompare.runs.records.metric import MAX_NAME, TOP1, Metric
+from ampcompare.runs.records.published import Published
+from ampcompare.runs.records.run import RunRecord
+
+__all__ = [
+    "ArmSummary",
+    "Comparison",
+    "JudgedTable",
+    "ModelPair",
+    "NextStep",
+    "SampleComparison",
+    "Twin",
+    "read_comparison",
+]
+
+# Names of fields in reports that knew only the classification of images.
+OLDER_FIELDS = {
+    f"top1_{of}": f"metric_{of}"
+    for of in (
+        *("mean", "sd", "best", "correlation"),
+        *("difference", "difference_low", "difference_high", "difference_confidence"),
+    )
+}
+
+INVALID = "invalid measurement ("
+
+
+class _Row(FrozenRecord):
+    """A row of results; those of older reports are read."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_older(cls, values: Any) -> Any:
+        if not isinstance(values, Mapping) or not {"images", *OLDER_FIELDS} & values.keys():
+            return values
+        new = {OLDER_FIELDS.get(name, name): value for name, value in values.items() if name != "images"}
+        if isinstance(images := values.get("images"), Mapping):
+            new["samples"] = {"samples" if name == "images" else name: value for name, value in images.items()}
+        return new
+
+
+class ModelPair(FrozenRecord):
+    """Two single models on the same samples, right or wrong on each: an arm's and the reference's of one seed."""
+
+    seed: int
+    arm_only: int = Field(description="samples that only the arm's model has right")
+    reference_only: int = Field(description="samples that only the reference's model has right")
+    p: float = Field(description="McNemar's exact test, two-sided: about these two models, not about the arms")
+
+
+class SampleComparison(FrozenRecord):
+    """What single validation samples say about an arm and the reference."""
+
+    samples: int = Field(description="in the validation set")
+    unusable: str = Field("", description="why the runs cannot be compared sample by sample")
+    models: list[ModelPair] = Field([], description="one for each pair of runs; none where no sample is right or wrong")
+    low: float | None = Field(
+        None, description="of the interval of the difference for new samples, at the confidence of the verdict's own"
+    )
+    high: float | None = None
+    holds: bool | None = Field(None, description="whether that interval shows what the verdict says of these samples")
+    needed: int | None = Field(
+        None,
+        description="about how many samples would bring that interval inside the margin, if the arms do not differ",
+    )
+
+
+class ArmSummary(_Row):
+    """One row of the table: an arm over its seeds. Means and standard deviations are over completed runs.
+
+    Times are means over the runs whose times are valid; if `invalid_time` is not empty, over all of them, for programs
+    only: no table and no figure shows them. Values of the metric are as records store them, differences as
+    `Metric.differ` gives them.
+    """
+
+    arm: str
+    engine: str | None
+    half: str | None
+    lr: float
+    seeds: list[int]
+    completed: int
+    diverged: int
+    failed: int
+    metric_mean: float | None = None
+    metric_sd: float | None = None
+    metric_best: float | None = None
+    epoch_seconds: float | None = None
+    epoch_seconds_sd: float | None = None
+    step_seconds_median: float | None = None
+    samples_per_second: float | None = None
+    start_seconds: float | None = None
+    loader_start_seconds: float | None = None
+    allreduce_share: float | None = None
+    peak_bytes: int | None = None
+    time_ratio: float | None = Field(None, description="geometric mean over pairs of step time to the reference arm's")
+    time_ratio_low: float | None = Field(None, description="of the interval of the test that gave `time_verdict`")
+    time_ratio_high: float | None = None
+    time_ratio_confidence: float | None = Field(None, description="two-sided, of that interval")
+    metric_difference: float | None = Field(None, description="mean over pairs to the reference arm")
+    metric_difference_low: float | None = Field(
+        None, description="of the interval of the test behind `accuracy_verdict`"
+    )
+    metric_difference_high: float | None = None
+    metric_difference_confidence: float | None = Field(None, description="two-sided, of that interval")
+    metric_correlation: float | None = Field(None, description="over pairs, of this arm's values and the reference's")
+    pairs: int = Field(0, description="seeds that both this arm and the reference completed")
+    invalid_time: str = Field(
+        "",
+        description="why its times are no measurement, by themselves or paired with the reference's; empty if they are",
+    )
+    accuracy_verdict: str = ""
+    samples: SampleComparison | None = Field(None, description="None where no run keeps results of single samples")
+    time_verdict: str = ""
+    loss_tail: Number | None = Field(None, description="mean over runs of the training loss of their last fifth")
+    loss_difference: float | None = Field(
+        None, description="its ratio to the reference's - 1, a geometric mean over pairs"
+    )
+    loss_difference_low: float | None = Field(None, description="of the interval of the test behind `loss_verdict`")
+    loss_difference_high: float | None = None
+    loss_difference_confidence: float | None = Field(None, description="two-sided, of that interval")
+    loss_verdict: str = Field("", description="empty where runs keep no such loss")
+    memory_difference: int | None = Field(None, description="bytes of the largest peak over the reference's")
+    memory_verdict: str = Field("", description="why the peaks cannot be compared, if they cannot")
+    diverged_low: float | None = Field(None, description="Wilson's 95 % interval of the rate of divergence")
+    diverged_high: float | None = None
+    final_loss_scale: Number | None = Field(None, description="the middle one of its runs")
+    skipped_steps: int | None = None
+    num_steps: int | None = None
+    status: str = ""
+    ran: str | None = Field(None, description="our arm of the precision that another library ran, if not as asked")
+
+    @model_validator(mode="after")
+    def _agree_on_time(self) -> ArmSummary:
+        """Call a time invalid if its verdict does, so that nothing shows it; older reports lack that."""
+        if not self.invalid_time and self.time_verdict.startswith(INVALID):
+            object.__setattr__(self, "invalid_time", self.time_verdict.removeprefix(INVALID).removesuffix(")"))
+        return self
+
+    @property
+    def valid_time_ratio(self) -> float | None:
+        """The ratio of step times; None where it is invalid or not comparable."""
+        return None if self.time_verdict.startswith(("invalid", "not comparable")) else self.time_ratio
+
+
+class Twin(_Row):
+    """An arm that another library ran, and ampcompare's arm of the precision that it really ran in."""
+
+    arm: str
+    twin: str
+    library: str = Field(description="name and version")
+    pairs: int = Field(0, description="seeds that both completed; 0 where the twin is not in the matrix")
+    metric_difference: float | None = Field(None, description="mean over pairs to the twin")
+    accuracy_verdict: str = ""
+    time_ratio: float | None = Field(None, description="geometric mean over pairs of step time to the twin's")
+    same_bits: bool = Field(False, description="whether every loss of every seed is the same to the last bit")
+
+
+class JudgedTable(FrozenRecord):
+    """What a table of external results contains; its figures replace those of a comparison's own runs."""
+
+    references: list[str] = Field(description="rows that others are compared with, one for each block")
+    sd: float | None = Field(
+        None, description="over seeds, given by the caller, in the unit of the table; None: unused"
+    )
+    within: list[str] = Field([], description="settings of which each value is a block")
+
+
+class NextStep(FrozenRecord):
+    """A suggested next step after a comparison, as a command to paste."""
+
+    command: str
+    why: str = Field(description="what it answers, and what it costs where that is known; one line")
+
+
+class Comparison(Shown, FrozenRecord):
+    """The matrix that was run: its records, one summary per arm, and its conclusions."""
+
+    _view: ClassVar[str] = "ampcompare.runs.report.html.notebook:result_view"
+
+    schema_number: SchemaNumber = Field(SCHEMA, alias="schema")
+    command: str
+    reference: str
+    seeds: list[int]
+    order: list[str] = Field([], description="cells in the order in which they ran, as ARM@SEED")
+    environment: dict[str, Any] = Field({}, description="what the machine offers")
+    tag: str = ""
+    metric: Metric = Field(TOP1, description="that verdicts on accuracy are about")
+    margin: float = Field(0.5, description="equivalence margin of the metric, in the unit of shown differences")
+    margin_rule: str = Field("", description="as it was given: a number, 10%, 2sd or auto; empty in older reports")
+    margin_reason: str = Field("", description="where the number of the rule comes from")
+    time_margin: float = Field(0.02, description="share of the step time that does not matter")
+    loss_margin: float = Field(LOSS_MARGIN, description="share of the training loss at the end that does not matter")
+    error_rate: float = Field(0.05, description="of each claim over all arms, at which these verdicts were tested")
+    look: int | None = Field(None, description="number of this look at the run directory; None if not counted")
+    looks: list[Look] = Field([], description="all looks at the run directory, this one included")
+    prefer: str = "time"
+    arms: list[ArmSummary]
+    headline: list[str] = Field([], description="the answer, one sentence each, the most important first; plain text")
+    next_steps: list[NextStep] = Field([], description="what to do next, the most useful first")
+    reading: list[str] = Field(description="the details under the tables, which do not repeat the headline")
+    precisions: list[PrecisionRow] = Field([], description="trained weights in other precisions, if asked for")
+    twins: list[Twin] = Field([], description="one for each arm that another library ran")
+    records: list[RunRecord]
+    excluded: list[str] = Field([], description="records that are not used, and why")
+    published: Published | None = Field(None, description="what others published for these rows")
+    judged: JudgedTable | None = Field(None, description="for a table of others: what its figures are")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_older(cls, values: Any) -> Any:
+        """Read a report whose judged table says itself what its figures are."""
+        table = values.get("judged") if isinstance(values, Mapping) else None
+        if not isinstance(table, Mapping) or "metric" in values or not isinstance(table.get("metric"), str):
+            return values
+        return {**values, "metric": _metric_of_older(table)}
+
+    def __str__(self) -> str:
+        """Return the headline, a line for each arm, and the details; `ampcompare report` has the tables."""
+        rows = (_line(row, self.reference, self.metric) for row in self.arms)
+        return "\n".join([*self.headline, *rows, *self.reading])
+
+    def __repr__(self) -> str:
+        arms = ", ".join(row.arm for row in self.arms)
+        return f"<Comparison of {arms}: {len(self.records)} records, seeds {', '.join(map(str, self.seeds))}>"
+
+
+def _metric_of_older(table: Mapping[str, Any]) -> dict[str, Any]:
+    name = table["metric"]
+    return {
+        "name": name.removesuffix(" %")[:MAX_NAME],
+        "unit": "%" if name.endswith(" %") else "",
+        "better": table.get("better", "higher"),
+        "factor": table.get("factor", 100.0),
+        "decimals": table.get("decimals", 2),
+    }
+
+
+def _line(row: ArmSummary, reference: str, metric: Metric) -> str:
+    facts = [row.status]
+    if row.metric_mean is not None:
+        facts.append(f"{metric.name} {metric.shown(row.metric_mean)}")
+    if row.arm == reference:
+        facts.append("the reference")
+    else:
+        facts += [f"{metric.quality} {row.accuracy_verdict}"] if row.accuracy_verdict else []
+        facts += [f"{row.valid_time_ratio:.2f}x its step time"] if row.valid_time_ratio is not None else []
+        facts += [f"time {row.time_verdict}"] if row.time_verdict else []
+    return f"{row.arm}: {', '.join(fact for fact in facts if fact)}"
+
+
+def read_comparison(path: Path) -> Comparison:
+    """Read a `report.json`.
+
+    Raises:
+        RecordError: as for `read_model`.
+    """
+    return read_model(path, Comparison, "comparison")

@@ -1,0 +1,97 @@
+"""Records as files: strict JSON with a schema number and, for the record of a cell, a checksum.
+
+Non-finite numbers are written as the strings "nan", "inf" and "-inf", since JSON has none.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+from pydantic import AfterValidator, BaseModel, ValidationError
+
+from ampcompare.base.errors import RecordError
+from ampcompare.base.files.read import FileFault, parse_json, read_text
+from ampcompare.runs.records.fields import FrozenRecord
+from ampcompare.runs.records.step import StepRecord
+
+__all__ = ["SCHEMA", "SchemaNumber", "dump_json", "read_model", "read_with_source", "record_checksum", "sealed_json"]
+
+SCHEMA = 2  # 1: results were top-1 and top-5, by these names
+
+Stored = TypeVar("Stored", bound=FrozenRecord)
+SchemaNumber = Annotated[int, AfterValidator(lambda read: SCHEMA)]  # what is read has the fields of this version
+
+
+def _strict(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
+    if isinstance(value, dict):
+        return {str(key): _strict(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_strict(item) for item in value]
+    return value
+
+
+def dump_json(value: Any, *, indent: int | None = 1) -> str:
+    """Return strict JSON of a record, a step or plain data."""
+    if isinstance(value, BaseModel):
+        value = value.model_dump(by_alias=True)
+    elif isinstance(value, StepRecord):
+        value = value._asdict()
+    # Escapes beyond ASCII, so that a name in a record can neither steer a terminal nor fail to be written.
+    return json.dumps(_strict(value), indent=indent, allow_nan=False)
+
+
+def record_checksum(values: Mapping[str, Any]) -> str:
+    """Return the SHA-256 over what JSON holds of a record, without the field of the checksum itself."""
+    rest = {name: value for name, value in values.items() if name != "checksum"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+
+
+def sealed_json(record: FrozenRecord) -> str:
+    """Return the JSON of a record with a checksum, by which a later edit of its file is noticed."""
+    values = _strict(record.model_dump(by_alias=True))
+    return dump_json({**values, "checksum": record_checksum(values)})
+
+
+def read_model(path: Path, model: type[Stored], what: str) -> Stored:
+    """Read a file that holds one `model`, called `what` in messages.
+
+    Raises:
+        RecordError: as for `read_with_source`.
+    """
+    return read_with_source(path, model, what)[0]
+
+
+def read_with_source(path: Path, model: type[Stored], what: str) -> tuple[Stored, dict[str, Any]]:
+    """Read a file that holds one `model`, called `what` in messages, and return its plain content as well.
+
+    Raises:
+        RecordError: no such file, not JSON, another schema, or a field that is missing or wrong.
+    """
+    try:
+        text = read_text(path)
+    except FileFault as fault:
+        raise RecordError(f"cannot read {what} {path}: {fault}") from None
+    try:
+        data = parse_json(text)
+    except FileFault as fault:
+        raise RecordError(f"{path} is not a {what}: {fault}") from None
+    if not isinstance(data, dict) or not isinstance(data.get("schema"), int):
+        raise RecordError(f"{path} is not a {what}: it has no schema number")
+    if data["schema"] > SCHEMA:
+        raise RecordError(
+            f"{path} has schema {data['schema']}, written by a newer ampcompare, and this one reads up to {SCHEMA}; "
+            "upgrade ampcompare"
+        )
+    try:
+        return model.model_validate(data), data
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise RecordError(f"{path} is not a {what}: {where}: {first['msg']}") from None

@@ -1,0 +1,490 @@
+"""The columns of the tables of measurements and of verdicts, which all formats share."""
+
+from __future__ import annotations
+
+import math
+import re
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from ampcompare.base.errors import ConfigError
+from ampcompare.base.formatting import MIB, format_decimal, format_mebibytes, format_percent, format_seconds, printable
+from ampcompare.runs.analysis.runs.scores import value_of
+from ampcompare.runs.records.comparison import ArmSummary, Comparison
+from ampcompare.runs.records.metric import TOP5, Metric
+from ampcompare.runs.records.run import RunRecord
+from ampcompare.runs.report.color import Tone
+
+__all__ = [
+    "COLUMNS",
+    "ArmColumn",
+    "arm_engine",
+    "arm_name",
+    "asked_columns",
+    "columns",
+    "difference_interval",
+    "format_interval",
+    "is_emulated",
+    "is_invalid",
+    "loss_interval",
+    "margin_limits",
+    "metric_interval",
+    "metric_text",
+    "over_runs",
+    "ratio_interval",
+    "records_by_arm",
+    "step_milliseconds",
+    "table_rows",
+    "time_tone",
+    "time_words",
+    "tone_of",
+    "verdict_columns",
+    "verdict_rows",
+    "word_and_detail",
+]
+
+_MORE_DIGITS = 10
+TONES: dict[str, Tone] = {
+    "identical": "good",
+    "equivalent": "good",
+    "non-inferior": "good",
+    "better": "good",
+    "worse": "bad",
+    "diverged": "bad",
+    "failed": "bad",
+    "learned nothing": "bad",
+    "inconclusive": "open",
+    "conditional": "open",
+    "not comparable": "muted",
+    "no verdict": "muted",
+}
+CONDITIONAL = re.compile(r"conditional on (?P<share>.*) seeds \((?P<inner>.*)\)")
+IN_THE_LEGEND = ("equivalent", "non-inferior")  # whose detail is the margin
+
+
+def _always(comparison: Comparison) -> bool:
+    return True
+
+
+@dataclass(frozen=True)
+class ArmColumn:
+    """One column of a table with a row per arm.
+
+    Attributes:
+        text: of an arm's row and its records; "-" if there is no value.
+        applies: whether a comparison has values for the column; else no table shows it.
+        of_run: its value for one run, which the CSV then has too; None if there is no such value.
+        overview: whether the one table that a report begins with has it too, where it has room.
+    """
+
+    text: Callable[[ArmSummary, Sequence[RunRecord]], str]
+    applies: Callable[[Comparison], bool] = _always
+    of_run: Callable[[RunRecord], float | None] | None = None
+    overview: bool = False
+
+    def __call__(self, row: ArmSummary, records: Sequence[RunRecord] = ()) -> str:
+        """Return the text for an arm."""
+        return self.text(row, records)
+
+
+def of_arm(
+    text: Callable[[ArmSummary], str],
+    applies: Callable[[Comparison], bool] = _always,
+    *,
+    overview: bool = False,
+) -> ArmColumn:
+    """Return a column of what the summary of an arm holds."""
+    return ArmColumn(lambda row, records: text(row), applies, overview=overview)
+
+
+def over_runs(
+    value: Callable[[RunRecord], float | None],
+    form: Callable[[float], str],
+    applies: Callable[[Comparison], bool] = _always,
+    *,
+    overview: bool = False,
+) -> ArmColumn:
+    """Return a column of the mean over the completed runs of an arm; the CSV has the value of each run.
+
+    Args:
+        value: of one run; None if it has none.
+        form: text of a mean, such as `"{:.2f}".format`.
+        applies: as for `ArmColumn`, and so is `overview`.
+    """
+
+    def text(row: ArmSummary, records: Sequence[RunRecord]) -> str:
+        completed = [value(record) for record in records if record.status == "completed"]
+        measured = [number for number in completed if number is not None]
+        return form(statistics.fmean(measured)) if measured else "-"
+
+    return ArmColumn(text, applies, value, overview)
+
+
+def metric_text(metric: Metric, value: float | None, sd: float | None = None) -> str:
+    """Return a value of a metric without its unit, with its standard deviation, if known; "-" without one."""
+    return "-" if value is None else metric.number(value) + ("" if sd is None else f" ± {metric.number(sd)}")
+
+
+def _number(value: float | None, form: str) -> str:
+    return "-" if value is None else f"{value:{form}}"
+
+
+def step_milliseconds(row: ArmSummary) -> str:
+    """Return the step time with two decimals below 10 ms and one above; a word where it does not count."""
+    if row.step_seconds_median is None or (row.invalid_time and not row.completed):
+        return "-"
+    if is_emulated(row):
+        return "emulated"
+    if row.invalid_time:
+        return "invalid"
+    milliseconds = 1000 * row.step_seconds_median
+    return f"{milliseconds:,.{2 if milliseconds < 10 else 1 if milliseconds < 1000 else 0}f}"
+
+
+def _epoch(row: ArmSummary) -> str:
+    """Return the time of an epoch, which is a time of steps; a word where that is invalid."""
+    if row.invalid_time and row.epoch_seconds is not None:
+        return "invalid"
+    return format_seconds(row.epoch_seconds, row.epoch_seconds_sd)
+
+
+def _ratio(row: ArmSummary) -> str:
+    return _number(row.valid_time_ratio, ".2f")
+
+
+def ratio_interval(row: ArmSummary, comparison: Comparison) -> str:
+    """Return the step time over the reference's, with the interval of the deciding test; "-" where it is invalid."""
+    ratio = row.valid_time_ratio
+    if ratio is None:
+        return "-"
+    limits = (1 / (1 + comparison.time_margin), 1.0, 1 + comparison.time_margin)
+    return format_interval(ratio, row.time_ratio_low, row.time_ratio_high, limits)
+
+
+def difference_interval(row: ArmSummary, comparison: Comparison) -> str:
+    """Return the difference to the reference with the interval of the deciding test, without its unit."""
+    if row.metric_difference is None:
+        return "-"
+    return metric_interval(
+        row.metric_difference,
+        row.metric_difference_low,
+        row.metric_difference_high,
+        comparison.metric,
+        comparison.margin,
+    )
+
+
+def loss_interval(row: ArmSummary, comparison: Comparison) -> str:
+    """Return the difference in percent of the training loss at the end, with the interval of the deciding test."""
+    if row.loss_difference is None:
+        return "-"
+    low, high = (None if end is None else 100 * end for end in (row.loss_difference_low, row.loss_difference_high))
+    margin = comparison.loss_margin
+    limits = (100 * (1 / (1 + margin) - 1), 0.0, 100 * margin)
+    return format_interval(100 * row.loss_difference, low, high, limits, decimals=2, sign="+")
+
+
+def metric_interval(value: float, low: float | None, high: float | None, metric: Metric, margin: float) -> str:
+    """Return a difference of a metric with an interval, without its unit.
+
+    Args:
+        value: as `Metric.differ` gives it, as the bounds.
+        margin: in the unit that is shown.
+    """
+    shown_low, shown_high = (None if bound is None else metric.shown_difference(bound) for bound in (low, high))
+    return format_interval(
+        metric.shown_difference(value),
+        shown_low,
+        shown_high,
+        margin_limits(metric, margin),
+        decimals=metric.difference_decimals,
+        sign="+",
+    )
+
+
+def margin_limits(metric: Metric, margin: float) -> tuple[float, float, float]:
+    """Return the ends of the margin and 0 as differences are shown; the lower end of a ratio is 1 / (1 + margin)."""
+    lower = -margin if metric.difference == "points" else 100 * (1 / (1 + margin / 100) - 1)
+    return lower, 0.0, margin
+
+
+def _memory_difference(row: ArmSummary) -> str:
+    if row.memory_difference is None:
+        return printable(row.memory_verdict, 60) or "-"
+    return format_decimal(row.memory_difference / MIB, 1, "+")
+
+
+def _skipped(row: ArmSummary) -> str:
+    return "-" if row.skipped_steps is None else f"{row.skipped_steps}/{row.num_steps}"
+
+
+def arm_name(row: ArmSummary) -> str:
+    """Return the name of an arm, with what another library ran in its place."""
+    return printable(row.arm, 60) + (f" (ran {row.ran})" if row.ran else "")
+
+
+def arm_engine(row: ArmSummary) -> str:
+    """Return the engine or library that an arm ran on, with its version; "" for torch."""
+    return printable((row.engine or "").removesuffix("+compat"), 60)  # its name says so already
+
+
+def _engine(row: ArmSummary) -> str:
+    words = [
+        word for word in (arm_engine(row), row.half if row.half and row.half.endswith("emulated") else None) if word
+    ]
+    return printable("; ".join(words), 60) or "torch"
+
+
+def _start_differs(comparison: Comparison) -> bool:
+    """Return whether ways to start processes and loaders are compared."""
+    configs = [record.config for record in comparison.records]
+    return len({(config.launcher, config.workers, config.threads) for config in configs}) > 1
+
+
+def _has_ranks(comparison: Comparison) -> bool:
+    return any(row.allreduce_share is not None for row in comparison.arms)
+
+
+def _keeps_loss(comparison: Comparison) -> bool:
+    return any(row.loss_tail is not None for row in comparison.arms)
+
+
+def _metric_columns(comparison: Comparison) -> dict[str, ArmColumn]:
+    """Return the final and the best value of the metric that verdicts are about."""
+    metric = comparison.metric
+    return {
+        metric.head: of_arm(lambda row: metric_text(metric, row.metric_mean, row.metric_sd)),
+        f"best {metric.head}": of_arm(lambda row: metric_text(metric, row.metric_best)),
+    }
+
+
+def _other_metrics(comparison: Comparison) -> dict[str, ArmColumn]:
+    """Return the final values of the other metrics; that of top-5 is shown on request."""
+    return {head: column for head, column in _of_metrics(comparison).items() if head != TOP5.head}
+
+
+def _of_metrics(comparison: Comparison) -> dict[str, ArmColumn]:
+    others = comparison.records[0].metrics[1:] if comparison.records else []
+    means = {metric.head: over_runs(_value_of(metric), partial(metric_text, metric)) for metric in others}
+    return {head: replace(column, of_run=None) for head, column in means.items()}
+
+
+def _value_of(metric: Metric) -> Callable[[RunRecord], float | None]:
+    return lambda record: value_of(record, metric.name)
+
+
+def _throughput(comparison: Comparison) -> dict[str, ArmColumn]:
+    """Return the samples, or whatever runs count, of a second."""
+    unit = next((record.unit for record in comparison.records), "samples").replace("images", "samples")
+    return {
+        f"{unit}/s": of_arm(
+            lambda row: _number(None if row.invalid_time or is_emulated(row) else row.samples_per_second, ",.0f")
+        )
+    }
+
+
+def _energy(comparison: Comparison) -> dict[str, ArmColumn]:
+    """Return the energy of a GPU for a thousand samples, or whatever runs count, if any run has one."""
+    unit = next((record.unit for record in comparison.records), "samples").replace("images", "samples")
+
+    def joules(record: RunRecord) -> float | None:
+        one = None if record.readings is None else record.readings.joules_per_unit
+        return None if one is None else 1000 * one
+
+    known = any(joules(record) is not None for record in comparison.records)
+    return {f"J/1000 {unit}": over_runs(joules, lambda mean: f"{mean:.3g}")} if known else {}
+
+
+def _has_own_lr(comparison: Comparison) -> bool:
+    """Return whether any learning rate is a setting of ampcompare: that of a script is the script's."""
+    return any(not math.isnan(row.lr) for row in comparison.arms)
+
+
+ColumnsOf = Callable[[Comparison], dict[str, ArmColumn]]
+COLUMNS: dict[str, ArmColumn | ColumnsOf] = {
+    "arm": of_arm(arm_name),
+    "lr": of_arm(lambda row: f"{row.lr:g}", _has_own_lr),
+    "metric": _metric_columns,
+    "other metrics": _other_metrics,
+    "epoch (s)": of_arm(_epoch),
+    "peak MiB": of_arm(lambda row: format_mebibytes(row.peak_bytes)),
+    "step (ms)": of_arm(step_milliseconds),
+    "throughput": _throughput,
+    "energy": _energy,
+    "rel. time": of_arm(_ratio),
+    "tail loss": over_runs(lambda record: record.summary.loss_tail, "{:.4g}".format, _keeps_loss),
+    "final loss scale": of_arm(lambda row: _number(row.final_loss_scale, "g")),
+    "skipped steps": of_arm(_skipped),
+    "status": of_arm(lambda row: printable(row.status, 60)),
+    "engine": of_arm(_engine),
+    "start (s)": of_arm(lambda row: format_seconds(row.start_seconds), _start_differs),
+    "first batch (s)": of_arm(lambda row: format_seconds(row.loader_start_seconds), _start_differs),
+    "all-reduce %": of_arm(lambda row: format_percent(row.allreduce_share), _has_ranks),
+}
+"""The table of measurements. A new line here is in every format; a function gives columns whose heads differ."""
+
+
+def verdict_columns(comparison: Comparison) -> dict[str, Callable[[ArmSummary], str]]:
+    """Return the table of verdicts: the text of each column by its head."""
+    metric = comparison.metric
+    of_loss: dict[str, Callable[[ArmSummary], str]] = {
+        "Δ tail loss (%)": lambda row: loss_interval(row, comparison),
+        "tail loss verdict": lambda row: printable(row.loss_verdict, 60) or "-",
+    }
+    return {
+        "arm": arm_name,
+        metric.difference_head: lambda row: difference_interval(row, comparison),
+        f"{metric.quality} verdict": lambda row: printable(row.accuracy_verdict, 60) or "-",
+        "rel. time": lambda row: ratio_interval(row, comparison),
+        "time verdict": lambda row: printable(row.time_verdict, 60) or "-",
+        **(of_loss if any(row.loss_verdict for row in comparison.arms) else {}),
+        "Δ peak MiB": _memory_difference,
+        "paired seeds": lambda row: str(row.pairs),
+    }
+
+
+def columns(comparison: Comparison) -> dict[str, ArmColumn]:
+    """Return the columns that a comparison has values for, by their heads."""
+    shown: dict[str, ArmColumn] = {}
+    for name, entry in COLUMNS.items():
+        if not isinstance(entry, ArmColumn):
+            shown |= entry(comparison)
+        elif entry.applies(comparison):
+            shown[name] = entry
+    return shown
+
+
+def asked_columns(comparison: Comparison, names: Sequence[str]) -> dict[str, ArmColumn]:
+    """Return further columns for the one table that a report begins with, by their heads.
+
+    Args:
+        names: heads, with or without their unit.
+
+    Raises:
+        ConfigError: the comparison has no such column.
+    """
+    known = {**_of_metrics(comparison), **columns(comparison)}
+    chosen = {}
+    for name in names:
+        head = next((head for head in known if name in (head, head.removesuffix(" %"), head.partition(" (")[0])), None)
+        if head is None:
+            raise ConfigError(f"there is no column {name!r}; there are {', '.join(known)}")
+        chosen[head] = known[head]
+    return chosen
+
+
+def table_rows(comparison: Comparison) -> list[list[str]]:
+    """Return the texts of the table of measurements: a row per arm, in the order of `columns`."""
+    records = records_by_arm(comparison)
+    shown = columns(comparison).values()
+    return [[column(row, records.get(row.arm, ())) for column in shown] for row in comparison.arms]
+
+
+def verdict_rows(comparison: Comparison) -> list[list[str]]:
+    """Return the texts of the table of verdicts: a row per arm except the reference, as `verdict_columns`."""
+    others = [row for row in comparison.arms if row.arm != comparison.reference]
+    return [[text(row) for text in verdict_columns(comparison).values()] for row in others]
+
+
+def records_by_arm(comparison: Comparison) -> dict[str, list[RunRecord]]:
+    """Return the records of each arm."""
+    records: dict[str, list[RunRecord]] = {}
+    for record in comparison.records:
+        records.setdefault(record.arm, []).append(record)
+    return records
+
+
+def format_interval(
+    value: float,
+    low: float | None,
+    high: float | None,
+    limits: Sequence[float],
+    *,
+    decimals: int = 2,
+    sign: str = "",
+) -> str:
+    """Return `+0.09 [-0.73, +0.91]`, or the value alone where there is no interval.
+
+    A verdict says on which side of a limit each bound lies: of 0, or of the equivalence margin. Rounding must not say
+    otherwise, as "-0.50" would of a bound of -0.4996 that is inside a margin of 0.5. So a bound gets as many digits
+    as that takes; from the second one more on, it may also be rounded away from the limit.
+
+    Args:
+        limits: which the verdict compares the bounds with, in the unit of the value.
+        decimals: as far as no limit is near.
+        sign: "+" to write it for positive numbers.
+    """
+    if low is None or high is None:
+        return format_decimal(value, decimals, sign)
+    shown = [_bound(bound, limits, decimals, sign) for bound in (low, high)]
+    return f"{format_decimal(value, decimals, sign)} [{shown[0]}, {shown[1]}]"
+
+
+def _bound(bound: float, limits: Sequence[float], decimals: int, sign: str) -> str:
+    """Return the text of a bound that lies on the same side of all limits as the bound."""
+    for more in range(_MORE_DIGITS + 1):
+        texts = [format_decimal(bound, decimals + more, sign)]
+        if more > 1 and math.isfinite(bound):
+            step = 10.0 ** -(decimals + more)
+            texts += [format_decimal(float(texts[0]) + move, decimals + more, sign) for move in (step, -step)]
+        for text in texts:
+            if all(_side(float(text), _shown(limit)) == _side(bound, limit) for limit in limits):
+                return text
+    return repr(bound)
+
+
+def _shown(limit: float) -> float:
+    """Return a limit as sentences print it, such as `±0.5`."""
+    return float(f"{limit:g}")
+
+
+def _side(value: float, limit: float) -> int:
+    return (value > limit) - (value < limit)
+
+
+def word_and_detail(verdict: str) -> tuple[str, str]:
+    """Return a verdict on accuracy as a word and its reason: `inconclusive` and `≤24 more seeds`; each may be ""."""
+    text = printable(verdict, 200)
+    conditional = CONDITIONAL.fullmatch(text)
+    if conditional:
+        return "conditional", f"{conditional['inner']} on {conditional['share']} seeds"
+    word, _, detail = text.partition(" (")
+    if word in IN_THE_LEGEND:
+        return word, ""
+    return word, detail.removesuffix(")")
+
+
+def tone_of(word: str) -> Tone:
+    """Return the color of a verdict."""
+    return next((tone for start, tone in TONES.items() if word.startswith(start)), "")
+
+
+def time_words(verdict: str, margin: float) -> str:
+    """Return what a verdict on the step time says; "" where it decides nothing.
+
+    Args:
+        margin: as a share of the step time.
+    """
+    word, detail = word_and_detail(verdict)
+    said = {
+        "better": "faster",
+        "worse": "slower",
+        "equivalent": "equally fast",
+        "non-inferior": f"step time at most {100 * margin:g} % longer",
+    }
+    return said.get(word, f"speed {word} ({detail})" if word == "conditional" else "")
+
+
+def time_tone(verdict: str) -> Tone:
+    return "" if verdict.startswith("inconclusive") else tone_of(word_and_detail(verdict)[0])
+
+
+def is_emulated(row: ArmSummary) -> bool:
+    """Return whether an arm's 16-bit arithmetic was computed in fp32 and rounded, so that its times say nothing."""
+    return bool(row.half and row.half.endswith("emulated"))
+
+
+def is_invalid(row: ArmSummary) -> bool:
+    return bool(row.invalid_time) or row.time_verdict.startswith("invalid")

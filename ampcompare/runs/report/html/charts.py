@@ -1,0 +1,419 @@
+"""Charts of curves and points: plain data that the script of the page draws, and tables for those who cannot see them.
+
+A chart has one or more views, such as differences and absolute values, between which the reader switches. Series name
+their arm by its index; the page gives it the arm's look.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from ampcompare.runs.records.run import RunRecord
+from ampcompare.runs.report.document import Table
+from ampcompare.runs.report.html.runs import ArmRuns, rounded
+from ampcompare.runs.report.html.tracks import make_scale
+
+__all__ = [
+    "HEIGHT",
+    "WIDTH",
+    "Band",
+    "Chart",
+    "Curve",
+    "Series",
+    "View",
+    "band_series",
+    "chart_data",
+    "differences",
+    "make_curve",
+    "make_picture",
+    "over_seeds",
+    "point",
+    "stops_of",
+]
+
+Series = dict[str, Any]
+MOST_TICKS = 6
+
+
+@dataclass(frozen=True)
+class View:
+    """One way to show a chart.
+
+    Attributes:
+        name: on its switch; a chart with a single view has none.
+        label: of the vertical axis.
+        series: for the script: `{a: arm, x, y, lo, hi, step, dots, out}`.
+        stops: crosses at the end of runs that diverged: `{a, x, y, text}`.
+        rules: horizontal lines.
+        log: `can` lets the reader choose a logarithmic axis; `always` is one, by powers of two.
+        signed: values are differences: shown with a sign, with a line at 0.
+        decimals: of a value in the readout; None for four significant digits.
+        unit: behind it.
+        whole: the axis counts.
+    """
+
+    name: str
+    label: str
+    series: list[Series]
+    stops: list[Series] = field(default_factory=list)
+    rules: list[float] = field(default_factory=list)
+    log: str = ""
+    signed: bool = False
+    decimals: int | None = None
+    unit: str = ""
+    whole: bool = False
+
+
+@dataclass(frozen=True)
+class Chart:
+    """One chart.
+
+    Attributes:
+        key: its name in the page.
+        x_label: of the horizontal axis, which all views share.
+        views: the first is shown first; those without series are left out.
+        sentence: shown instead of a chart that would show nothing but constants, or has no data.
+        mark: why values here do not count; the chart is then marked with it.
+        frontier: join the points that no other beats in both directions: on the left, and where this is better on the
+            vertical axis; "" for no line.
+    """
+
+    key: str
+    title: str
+    caption: str
+    x_label: str
+    views: list[View]
+    table: Table | None = None
+    sentence: str = ""
+    mark: str = ""
+    whole_x: bool = True
+    frontier: Literal["", "higher", "lower"] = ""
+
+    @property
+    def is_drawn(self) -> bool:
+        return not self.sentence and any(view.series for view in self.views)
+
+
+def band_series(arm: ArmRuns, band: Band, *, stairs: bool = False, dots: bool = False) -> list[Series]:
+    """Return the mean over seeds, and the range over them where it has a width; nothing for an empty band."""
+    if not band.x:
+        return []
+    series: Series = {"a": arm.index, "x": [rounded(x, 7) for x in band.x], "y": [rounded(y) for y in band.mean]}
+    low, high = ([rounded(y) for y in side] for side in (band.low, band.high))
+    if low != high:
+        series |= {"lo": low, "hi": high}
+    if stairs:
+        series["step"] = 1
+    if dots or len(band.x) == 1:
+        series["dots"] = 1
+    if arm.row.diverged:
+        series["out"] = 1  # it may leave the frame, which fits the others
+    return [series]
+
+
+def point(arm: ArmRuns, x: Sequence[float], y: Sequence[float]) -> Series:
+    """Return one point at the means of two measurements of the same runs, with their ranges."""
+    series: Series = {"a": arm.index, "dots": 1}
+    for name, values in (("x", x), ("y", y)):
+        series[name] = [rounded(sum(values) / len(values))]
+        if len(values) > 1:
+            series[f"{name}r"] = [rounded(min(values)), rounded(max(values))]
+    return series
+
+
+def stops_of(arm: ArmRuns, curves: Iterable[tuple[RunRecord, Curve]]) -> list[Series]:
+    """Return a cross at the end of what can be drawn of each run that diverged."""
+    ends = [(record, curve.x[-1], curve.y[-1]) for record, curve in curves if curve.x and record.status == "diverged"]
+    if not ends:
+        return []
+    return [
+        {
+            "a": arm.index,
+            "x": [rounded(x, 7) for _, x, _ in ends],
+            "y": [rounded(y) for _, _, y in ends],
+            "text": [
+                f"seed {run.config.recipe.seed} diverged at step {run.summary.diverged_step}" for run, _, _ in ends
+            ],
+        }
+    ]
+
+
+def chart_data(charts: Iterable[Chart]) -> dict[str, Any]:
+    """Return the drawn charts for the script; positions on the horizontal axis that curves share are there once."""
+    positions: dict[tuple[float, ...], int] = {}
+
+    def shared(series: Series) -> Series:
+        return {**series, "x": positions.setdefault(tuple(series["x"]), len(positions))}
+
+    drawn = [
+        {
+            "key": chart.key,
+            "x": chart.x_label,
+            "whole": chart.whole_x,
+            "frontier": chart.frontier,
+            "views": [
+                {
+                    "y": view.label,
+                    "series": [shared(series) for series in view.series],
+                    "stops": view.stops,
+                    "rules": [rounded(rule) for rule in view.rules],
+                    "log": view.log,
+                    "signed": view.signed,
+                    "decimals": view.decimals,
+                    "unit": view.unit,
+                    "whole": view.whole,
+                }
+                for view in chart.views
+                if view.series
+            ],
+        }
+        for chart in charts
+        if chart.is_drawn
+    ]
+    return {"charts": drawn, "positions": [list(values) for values in positions]}
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One run: finite values at rising positions."""
+
+    x: Sequence[float]
+    y: Sequence[float]
+
+    def at(self, position: float, *, hold: bool) -> float | None:
+        """Return the value at a position, held from the point before or on the line between two; None outside."""
+        if not self.x or not self.x[0] <= position <= self.x[-1]:
+            return None
+        after = bisect_right(self.x, position)
+        if hold or after == len(self.x):
+            return self.y[after - 1]
+        left, right = self.x[after - 1], self.x[after]
+        share = (position - left) / (right - left)
+        return self.y[after - 1] * (1 - share) + self.y[after] * share
+
+
+@dataclass(frozen=True)
+class Band:
+    """An arm: mean, lowest and highest over the seeds that came as far as each position."""
+
+    x: Sequence[float]
+    mean: Sequence[float]
+    low: Sequence[float]
+    high: Sequence[float]
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether all seeds have one value, the same at each position."""
+        return not self.has_width and len(set(self.mean)) == 1
+
+    @property
+    def has_width(self) -> bool:
+        """Whether seeds differ anywhere."""
+        return any(low < high for low, high in zip(self.low, self.high, strict=True))
+
+
+def make_curve(points: Iterable[tuple[float, float | None]]) -> Curve:
+    """Return the points whose values are known and finite."""
+    kept = [(x, y) for x, y in points if y is not None and math.isfinite(y)]
+    return Curve([x for x, _ in kept], [y for _, y in kept])
+
+
+def differences(curve: Curve, reference: Curve) -> Curve:
+    """Return a curve minus another, at its own positions inside the other."""
+    pairs = ((x, y, reference.at(x, hold=False)) for x, y in zip(curve.x, curve.y, strict=True))
+    return make_curve((x, None if other is None else y - other) for x, y, other in pairs)
+
+
+def _thinned(positions: Sequence[float], most: int) -> list[float]:
+    """Return at most `most` positions, evenly chosen, with the first and the last."""
+    if len(positions) <= most:
+        return list(positions)
+    last = len(positions) - 1
+    return [positions[round(number * last / (most - 1))] for number in range(most)]
+
+
+def over_seeds(
+    curves: Iterable[Curve],
+    most: int,
+    *,
+    hold: bool = False,
+    mean: Callable[[Sequence[float]], float] = statistics.fmean,
+) -> Band:
+    """Return one curve for the seeds of an arm, at the positions of the run that went furthest.
+
+    Args:
+        curves: one per seed; a run that stopped early counts as far as it went.
+        most: points of the result.
+        hold: values jump, as loss scales do, and are not drawn between two points.
+    """
+    known = [curve for curve in curves if curve.x]
+    furthest = max(known, key=lambda curve: (curve.x[-1], len(curve.x)), default=Curve([], []))
+    positions = _thinned(furthest.x, most)
+    values = [[y for curve in known if (y := curve.at(x, hold=hold)) is not None] for x in positions]
+    return Band(positions, [mean(ys) for ys in values], [min(ys) for ys in values], [max(ys) for ys in values])
+
+
+WIDTH, HEIGHT = 560, 240
+LEFT, RIGHT, TOP, BOTTOM = 62, 548, 12, 214
+
+
+@dataclass(frozen=True)
+class _Line:
+    """A curve: its arm, and paths or a point as SVG writes them; "" for none.
+
+    Attributes:
+        dots: positions of single values.
+    """
+
+    arm: int
+    path: str = ""
+    band: str = ""
+    dots: Sequence[tuple[float, float]] = ()
+
+
+@dataclass(frozen=True)
+class _Picture:
+    """A chart as it is drawn.
+
+    Attributes:
+        x_ticks: position and text; so are `y_ticks`.
+        stops: position, arm and text of each cross.
+    """
+
+    key: str
+    title: str
+    caption: str
+    mark: str
+    x_label: str
+    y_label: str
+    x_ticks: Sequence[tuple[float, str]]
+    y_ticks: Sequence[tuple[float, str]]
+    lines: Sequence[_Line]
+    stops: Sequence[tuple[float, float, int, str]]
+    rules: Sequence[float]
+
+
+class _Axis:
+    """Where values stand in the frame.
+
+    Args:
+        values: that fit on it; where there are none, 0 to 1 do.
+        base: of powers, which are the marks of a logarithmic axis; 0 for a linear one.
+        room: leave some beyond the values.
+        whole: mark whole numbers only.
+    """
+
+    def __init__(
+        self,
+        values: Sequence[float],
+        start: float,
+        end: float,
+        *,
+        base: int = 0,
+        room: bool = False,
+        whole: bool = False,
+    ) -> None:
+        self._whole = whole
+        usable = [value for value in values if math.isfinite(value) and (not base or value > 0)]
+        self._start, self._end, self._base = start, end, base
+        if base:
+            powers = [math.log(value, base) for value in usable] or [0.0]
+            self._low, self._high = min(powers) - 0.4, max(powers) + 0.4
+        elif room or not usable or min(usable) == max(usable):
+            scale = make_scale(usable)
+            self._low, self._high = scale.low, scale.high
+        else:
+            self._low, self._high = min(usable), max(usable)
+
+    def at(self, value: float) -> float:
+        """Return the position of a value; what lies outside is at most a little beyond the frame."""
+        if self._base:
+            value = math.log(value, self._base) if value > 0 else self._low
+        share = (value - self._low) / (self._high - self._low)
+        return round(self._start + min(1.1, max(-0.1, share)) * (self._end - self._start), 1)
+
+    def ticks(self, *, signed: bool = False) -> list[tuple[float, str]]:
+        """Return positions and texts of marks."""
+        if self._base:
+            first, last = math.ceil(self._low), math.floor(self._high)
+            every = max(1, math.ceil((last - first + 1) / MOST_TICKS))
+            return [(self.at(self._base**power), _power(self._base, power)) for power in range(last, first - 1, -every)]
+        values = [value for value in make_scale([self._low, self._high]).ticks(MOST_TICKS) if self._marks(value)]
+        return [(self.at(value), _text(value, signed)) for value in values]
+
+    def _marks(self, value: float) -> bool:
+        slack = 1e-9 * (self._high - self._low)
+        if self._whole and abs(value - round(value)) > slack:
+            return False
+        return self._low - slack <= value <= self._high + slack
+
+
+def make_picture(chart: Chart) -> _Picture:
+    """Return the picture of a chart that is drawn."""
+    view = next(view for view in chart.views if view.series)
+    fitted = [one for one in view.series if not one.get("out")] or view.series
+    across = [x for one in view.series for x in (*one["x"], *one.get("xr", ()))]
+    up = [y for one in fitted for name in ("y", "lo", "hi", "yr") for y in one.get(name, ())]
+    up += [*view.rules, *([0.0] if view.signed else [])]
+    x = _Axis(across, LEFT, RIGHT, room=bool(chart.frontier), whole=chart.whole_x)
+    y = _Axis(up, BOTTOM, TOP, base=2 if view.log == "always" else 0, room=True, whole=view.whole)
+    return _Picture(
+        chart.key,
+        chart.title,
+        chart.caption,
+        chart.mark,
+        chart.x_label,
+        view.label,
+        x.ticks(),
+        y.ticks(signed=view.signed),
+        [_line(one, x, y) for one in view.series],
+        _stops(view, x, y),
+        [y.at(rule) for rule in view.rules],
+    )
+
+
+def _line(series: Series, x: _Axis, y: _Axis) -> _Line:
+    across = [x.at(value) for value in series["x"]]
+
+    def along(values: Sequence[float]) -> list[tuple[float, float]]:
+        points = list(zip(across, map(y.at, values), strict=True))
+        if not series.get("step"):
+            return points
+        steps = [[(after[0], before[1]), after] for before, after in itertools.pairwise(points)]
+        return [*points[:1], *(point for pair in steps for point in pair)]
+
+    points = along(series["y"])
+    band = ""
+    if "lo" in series:
+        band = f"{_path([*along(series['hi']), *reversed(along(series['lo']))])}Z"
+    dots = points if series.get("dots") or len(points) == 1 else ()
+    return _Line(series["a"], _path(points) if len(points) > 1 else "", band, dots)
+
+
+def _stops(view: View, x: _Axis, y: _Axis) -> list[tuple[float, float, int, str]]:
+    found: list[Any] = [
+        (x.at(across), min(BOTTOM, max(TOP, y.at(up))), stop["a"], text)
+        for stop in view.stops
+        for across, up, text in zip(stop["x"], stop["y"], stop["text"], strict=True)
+    ]
+    return found
+
+
+def _path(points: Sequence[tuple[float, float]]) -> str:
+    return "".join(f"{'L' if at else 'M'}{across:g} {up:g}" for at, (across, up) in enumerate(points))
+
+
+def _text(value: float, signed: bool) -> str:
+    text = f"{round(value, 10):.4g}" if abs(value) < 1e5 else f"{value:.1e}"
+    return ("+" if signed and value > 0 else "") + text.replace("-", "\u2212")
+
+
+def _power(base: int, power: int) -> str:
+    digits = dict(zip("0123456789-", "⁰¹²³⁴⁵⁶⁷⁸⁹⁻", strict=True))
+    return f"{base}{''.join(digits[one] for one in str(power))}"

@@ -1,0 +1,365 @@
+"""The one table of a comparison: a row per arm with accuracy, its verdict, times and memory, and lines below it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ampcompare.base.formatting import MIB, few, format_bytes, format_decimal, printable
+from ampcompare.runs.records.comparison import ArmSummary, Comparison
+from ampcompare.runs.records.metric import Metric
+from ampcompare.runs.records.run import RunRecord
+from ampcompare.runs.report.columns import (
+    ArmColumn,
+    arm_engine,
+    arm_name,
+    asked_columns,
+    columns,
+    difference_interval,
+    is_emulated,
+    is_invalid,
+    metric_text,
+    ratio_interval,
+    records_by_arm,
+    step_milliseconds,
+    time_tone,
+    time_words,
+    tone_of,
+    word_and_detail,
+)
+from ampcompare.runs.report.document import Cell, Column, Table
+
+__all__ = ["make_overview", "row_notes"]
+
+LONGEST = 120
+Value = Callable[[ArmSummary], str]
+
+
+def _nothing(row: ArmSummary, comparison: Comparison) -> Cell:
+    return Cell()
+
+
+@dataclass(frozen=True)
+class OverviewColumn(Column):
+    """A column of the one table.
+
+    Attributes:
+        cell: of a row.
+        needs_others: whether it is left out where only the reference has a number.
+    """
+
+    numeric: bool = True
+    cell: Callable[[ArmSummary, Comparison], Cell] = _nothing
+    needs_others: bool = False
+
+
+def is_number(text: str) -> bool:
+    """Return whether a text begins with a number."""
+    return text.lstrip("+-")[:1].isdigit()
+
+
+def is_reference(row: ArmSummary, comparison: Comparison) -> bool:
+    """Return whether others are compared with a row."""
+    references = [comparison.reference] if comparison.judged is None else comparison.judged.references
+    return row.arm in references
+
+
+def _arm(row: ArmSummary, comparison: Comparison) -> Cell:
+    return Cell(arm_name(row))
+
+
+def _quality(row: ArmSummary, comparison: Comparison) -> Cell:
+    if row.metric_mean is None:
+        return Cell()
+    metric = comparison.metric
+    return Cell(metric_text(metric, row.metric_mean, row.metric_sd), short=metric_text(metric, row.metric_mean))
+
+
+def _difference(row: ArmSummary, comparison: Comparison) -> Cell:
+    if row.metric_difference is None or is_reference(row, comparison):
+        return Cell()
+    return Cell(difference_interval(row, comparison))
+
+
+def _verdict(row: ArmSummary, comparison: Comparison) -> Cell:
+    word, detail = word_and_detail(row.accuracy_verdict)
+    if not word:
+        if row.failed and not row.completed:
+            return Cell("failed", "bad")
+        if is_reference(row, comparison):
+            return Cell("reference", "muted")
+        return Cell(printable(row.status, 20), "muted") if row.status == "not run" else Cell()
+    text = f"{word} ({detail})" if word == "inconclusive" and detail else word
+    return Cell(text, tone_of(word), short=word, note=detail if text != word else "")
+
+
+def _loss(row: ArmSummary, comparison: Comparison) -> Cell:
+    if row.loss_difference is None or is_reference(row, comparison):
+        return Cell()
+    word = word_and_detail(row.loss_verdict)[0]
+    return Cell(f"{format_decimal(100 * row.loss_difference, 2, '+')} {word}".strip(), tone_of(word))
+
+
+def _step(row: ArmSummary, comparison: Comparison) -> Cell:
+    text = step_milliseconds(row)
+    return Cell(text, "" if is_number(text) else "muted")
+
+
+def _ratio(row: ArmSummary, comparison: Comparison) -> Cell:
+    if is_reference(row, comparison):
+        return Cell("1.00") if row.completed and not is_invalid(row) else Cell()
+    if row.time_ratio is None:
+        return Cell()
+    if is_emulated(row) and not row.time_verdict.startswith("invalid"):
+        return Cell("emulated", "muted", short="-")
+    if row.time_verdict.startswith(("invalid", "not comparable")):
+        return Cell(row.time_verdict.partition(" (")[0].removesuffix(" measurement"), "muted", short="-")
+    text = ratio_interval(row, comparison)
+    return Cell(text, time_tone(row.time_verdict), short=text.partition(" ")[0])
+
+
+def _peak(row: ArmSummary, comparison: Comparison) -> Cell:
+    if row.peak_bytes is None:
+        return Cell()
+    size = row.peak_bytes / MIB
+    return Cell(f"{size:,.{1 if size < 1000 else 0}f}")
+
+
+def _runs(row: ArmSummary, comparison: Comparison) -> Cell:
+    return Cell(str(row.completed + row.diverged))
+
+
+def _memory(row: ArmSummary, comparison: Comparison) -> Cell:
+    if row.memory_difference is None:
+        return Cell()
+    return Cell(f"{'-' if row.memory_difference < 0 else '+'}{format_bytes(abs(row.memory_difference))}")
+
+
+ARM = OverviewColumn("arm", numeric=False, cell=_arm)
+VERDICT = OverviewColumn("verdict", numeric=False, cell=_verdict, shorten=1)
+RATIO = OverviewColumn(
+    "rel. time",
+    cell=_ratio,
+    needs_others=True,
+    shorten=2,
+    shortened="intervals of rel. time",
+    drop=6,
+    dropped="relative step times",
+)
+
+
+def _columns_of_quality(metric: Metric) -> list[OverviewColumn]:
+    head, difference = printable(metric.head), printable(metric.difference_head)
+    return [
+        OverviewColumn(head, cell=_quality, shorten=7, shortened=f"sd of {printable(metric.name)}"),
+        OverviewColumn(difference, cell=_difference, needs_others=True),
+        VERDICT,
+    ]
+
+
+def ran_columns(metric: Metric) -> list[OverviewColumn]:
+    """Return the columns of a comparison that ran here; notes of rows are the last column where there is room."""
+    return [
+        ARM,
+        *_columns_of_quality(metric),
+        OverviewColumn("Δ tail loss (%)", cell=_loss, needs_others=True, drop=1, dropped="tail losses"),
+        OverviewColumn("step (ms)", cell=_step, drop=5, dropped="step times"),
+        RATIO,
+        OverviewColumn("peak MiB", cell=_peak, drop=4, dropped="peak memory"),
+    ]
+
+
+def judged_columns(metric: Metric) -> list[OverviewColumn]:
+    """Return the columns of a table that someone else measured."""
+    return [
+        ARM,
+        OverviewColumn("runs", cell=_runs, drop=3, dropped="numbers of runs"),
+        *_columns_of_quality(metric),
+        RATIO,
+        OverviewColumn("Δ memory", cell=_memory, drop=4, dropped="differences in memory"),
+    ]
+
+
+def make_overview(comparison: Comparison, asked: Sequence[str] = ()) -> Table:
+    """Return the table, without the columns that have no value in any row; below it what all arms share.
+
+    Args:
+        asked: heads of further columns.
+
+    Raises:
+        ConfigError: there is no such column.
+    """
+    if comparison.judged is not None:
+        known = judged_columns(comparison.metric)
+    else:
+        known, records = ran_columns(comparison.metric), records_by_arm(comparison)
+        extra = {name: column for name, column in columns(comparison).items() if column.overview}
+        for name, column in (extra | asked_columns(comparison, asked)).items():
+            if all(one.head != name for one in known):
+                known.append(OverviewColumn(name, cell=_extra(column, records), drop=3, dropped=name))
+    cells = {column.head: [column.cell(row, comparison) for row in comparison.arms] for column in known}
+    kept = [column for column in known if _says(column, cells[column.head], comparison)]
+    rows = [[cells[column.head][index] for column in kept] for index in range(len(comparison.arms))]
+    notes = row_notes(comparison)
+    return Table(kept, rows, legend=fact_lines(comparison), notes=notes if any(notes) else (), narrows=True)
+
+
+def _extra(column: ArmColumn, records: Mapping[str, Sequence[RunRecord]]) -> Callable[[ArmSummary, Comparison], Cell]:
+    return lambda row, comparison: Cell(column(row, records.get(row.arm, ())))
+
+
+def _says(column: OverviewColumn, cells: Sequence[Cell], comparison: Comparison) -> bool:
+    """Return whether a column has a value that is not known before reading it."""
+    if not column.numeric:
+        return column is ARM or any(cell.text not in ("-", "reference") for cell in cells)
+    judged = zip(comparison.arms, cells, strict=True)
+    looked_at = [cell for row, cell in judged if not (column.needs_others and is_reference(row, comparison))]
+    return any(is_number(cell.text) for cell in looked_at)
+
+
+def row_notes(comparison: Comparison) -> list[list[str]]:
+    """Return for each row what its numbers do not say: why it has none, and in what it differs from the others."""
+    return [list(dict.fromkeys(filter(None, _notes(row, comparison)))) for row in comparison.arms]
+
+
+def fact_lines(comparison: Comparison) -> list[str]:
+    """Return lines on what all arms share, on times that do not count and on how far memory varies; none where there is
+    nothing to say.
+    """
+    return [line for line in (_shared(comparison), _times(comparison), _spread_of_memory(comparison)) if line]
+
+
+def _notes(row: ArmSummary, comparison: Comparison) -> list[str]:
+    word, detail = word_and_detail(row.accuracy_verdict)
+    its = [value(row) for value in _differing(comparison)]
+    time = time_words(row.time_verdict, comparison.time_margin)
+    reason = "" if word == "inconclusive" else printable(detail, LONGEST)  # whose cell has it
+    memory = row.memory_verdict and f"memory {printable(row.memory_verdict, LONGEST)}"
+    return [_status(row), reason, time, *its, memory]
+
+
+def _status(row: ArmSummary) -> str:
+    """Return what became of the runs, unless all were completed."""
+    status = printable(row.status, LONGEST)
+    return "" if status in ("", "ok", "not run", row.accuracy_verdict) else status
+
+
+def _lr(row: ArmSummary) -> str:
+    return f"lr {row.lr:g}" if row.lr == row.lr else ""
+
+
+def _steps(row: ArmSummary) -> str:
+    runs = row.completed + row.diverged
+    if not row.num_steps or not runs or row.diverged or row.num_steps % runs:
+        return ""
+    return f"{row.num_steps // runs:,} steps"
+
+
+def _skipped(row: ArmSummary) -> str:
+    if row.skipped_steps is None:
+        return ""
+    if 0 < row.skipped_steps == row.num_steps:
+        return f"all {row.num_steps} steps skipped"  # as why a run learned nothing
+    return f"{row.skipped_steps:,} of {row.num_steps:,} steps skipped" if row.skipped_steps else "0 steps skipped"
+
+
+def _loss_scale(row: ArmSummary) -> str:
+    return "" if row.final_loss_scale is None else f"final loss scale {row.final_loss_scale:g}"
+
+
+SETTINGS: tuple[Value, ...] = (_lr, _steps, _skipped)
+
+
+def _values(comparison: Comparison, value: Value) -> set[str]:
+    return {text for row in comparison.arms if (text := value(row))}
+
+
+def _differing(comparison: Comparison) -> list[Value]:
+    """Return the settings and counts in which rows differ, each as the note of a row."""
+    chosen: list[Value] = [value for value in SETTINGS if len(_values(comparison, value)) > 1]
+    shown = [_only_some if value is _skipped else value for value in chosen]
+    return [*shown, *([_engine] if _engines_differ(comparison) else [])]
+
+
+def _only_some(row: ArmSummary) -> str:
+    return _skipped(row) if row.skipped_steps else ""
+
+
+def _engine(row: ArmSummary) -> str:
+    return f"engine {arm_engine(row)}" if row.engine else ""
+
+
+def _by_backend(comparison: Comparison) -> dict[str, set[str]]:
+    found: dict[str, set[str]] = {}
+    for row in comparison.arms:
+        if row.engine:
+            found.setdefault(row.arm.partition(":")[0].partition(" ")[0], set()).add(arm_engine(row))
+    return found
+
+
+def _engines_differ(comparison: Comparison) -> bool:
+    return any(len(engines) > 1 for engines in _by_backend(comparison).values())
+
+
+def _shared(comparison: Comparison) -> str:
+    """Return one line of what all arms share."""
+    if comparison.judged is not None:
+        return ""
+    shared = [*filter(None, [_seeds(comparison.seeds)])]
+    for value in (*SETTINGS, _loss_scale):
+        texts = _values(comparison, value)
+        if len(texts) == 1:
+            shared += texts
+    whose = "All arms: " if len(comparison.arms) > 1 else ""
+    line = f"{whose}{', '.join(shared)}." if shared else ""
+    line = line[:1].upper() + line[1:]
+    engines = _by_backend(comparison)
+    if engines and not _engines_differ(comparison):
+        line += f" Engine: {', '.join(f'{min(its)} ({printable(name, 40)})' for name, its in engines.items())}."
+    return line.strip()
+
+
+def _seeds(seeds: Sequence[int]) -> str:
+    """Return `seeds 0-4`, or the single ones where they have gaps."""
+    if len(seeds) > 2 and list(seeds) == list(range(seeds[0], seeds[0] + len(seeds))):
+        return f"seeds {seeds[0]}-{seeds[-1]}"
+    return f"seed{'s' if len(seeds) > 1 else ''} {' '.join(map(str, seeds))}" if seeds else ""
+
+
+def _times(comparison: Comparison) -> str:
+    """Return one line: which step times do not count, and why."""
+    reasons: dict[str, list[str]] = {}
+    for row in comparison.arms:
+        if reason := _no_time(row):
+            reasons.setdefault(reason, []).append(printable(row.arm, 60))
+    if not reasons:
+        return ""
+    parts = [f"{reason} for {few(names)}" for reason, names in reasons.items()]
+    return printable(f"No step times: {'; '.join(parts)}.", 2000)
+
+
+def _spread_of_memory(comparison: Comparison) -> str:
+    """Return one line on peaks measured on a CPU, which differ between equal runs; "" elsewhere."""
+    peaks: dict[str, list[int]] = {}
+    for record in comparison.records:
+        if not str(record.environment.get("device", "cpu")).startswith("cpu"):
+            return ""
+        if record.summary.peak_bytes is not None:
+            peaks.setdefault(record.arm, []).append(record.summary.peak_bytes)
+    if not peaks:
+        return ""
+    spread = max(max(values) - min(values) for values in peaks.values())
+    here = f": here by up to {spread / MIB:.1f} MiB between the seeds of an arm" if spread else ""
+    return f"Peak MiB: growth of resident memory, the highest of the seeds; on a CPU it varies from run to run{here}."
+
+
+def _no_time(row: ArmSummary) -> str:
+    """Return why the step time of an arm does not count, or cannot be compared; "" where it can."""
+    if is_emulated(row):
+        return f"{printable(row.half or '', 40).partition(' ')[0]} emulated (computed in fp32, rounded)"
+    if not row.completed:
+        return ""
+    if row.invalid_time:
+        return f"invalid ({row.invalid_time})"
+    word, detail = word_and_detail(row.time_verdict)
+    return f"{word} ({detail})" if word in ("not comparable", "invalid measurement") else ""

@@ -1,0 +1,231 @@
+"""Run a script for some steps in this process and keep what it trained: the child process of `migrate --verify`.
+
+The modules that the script imports from its own folder are rewritten as they are imported, if the script is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import json
+import random
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import CodeType, ModuleType
+from typing import Any
+
+__all__ = ["main"]
+
+SEED = 20250508
+
+
+def main() -> int:
+    """Run what `sys.argv[1]`, a JSON object, says; write the rows and weights into its folder."""
+    request: dict[str, Any] = json.loads(sys.argv[1])
+    from ampcompare.script.legacy.execute import execute
+    from ampcompare.script.legacy.settings import ExecSettings
+
+    folder = Path(request["folder"])
+    trace = _Trace(request["steps"], move=request["move"])
+    trace.begin()
+    target = _target(request)
+    settings = ExecSettings(
+        opt_level=request["opt_level"],
+        record=str(folder / "record.jsonl"),
+        device="cpu",
+        compat_torch=True,
+        guards="off",
+        name=request["script"],
+        arguments=tuple(request["arguments"]),
+    )
+    status = execute(target, settings)
+    trace.write(folder, status)
+    return status
+
+
+def _target(request: dict[str, Any]) -> Any:
+    from ampcompare.script.legacy.target import Target
+
+    class SeededTarget(Target):
+        """A script that starts with fixed seeds, and rewritten if it is to be."""
+
+        def load(self) -> tuple[CodeType, ModuleType]:
+            import numpy
+            import torch
+
+            random.seed(SEED)
+            numpy.random.seed(SEED)  # the generator that scripts use
+            torch.manual_seed(SEED)
+            if request["target"] is None:
+                return super().load()
+            sys.dont_write_bytecode = True
+            root = Path(request["script"]).resolve().parent
+            sys.meta_path.insert(0, _RewritingFinder(root, request["target"]))
+            _, main = super().load()
+            path = Path(request["script"]).resolve()
+            return compile(_rewritten(path, request["target"]), str(path), "exec", dont_inherit=True), main
+
+    return SeededTarget(request["script"], list(request["arguments"]), is_module=False)
+
+
+def _rewritten(path: Path, target: str) -> str:
+    from ampcompare.source.migrate.project import migrate_file
+
+    result = migrate_file(path, target)
+    if result.migration is not None:
+        return result.migration.text
+    return path.read_text(encoding="utf-8") if result.document is None else result.document.text
+
+
+class _RewritingLoader(importlib.machinery.SourceFileLoader):
+    """Loads a rewritten module."""
+
+    def __init__(self, name: str, path: str, target: str) -> None:
+        super().__init__(name, path)
+        self._target = target
+
+    def get_code(self, fullname: str) -> CodeType | None:
+        return compile(_rewritten(Path(self.path), self._target), self.path, "exec", dont_inherit=True)
+
+
+class _RewritingFinder(importlib.abc.MetaPathFinder):
+    """Finds the modules below a folder that use Apex."""
+
+    def __init__(self, root: Path, target: str) -> None:
+        self._root = root
+        self._target = target
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
+        if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
+            return None
+        origin = Path(spec.origin).resolve()
+        if not origin.is_relative_to(self._root) or "site-packages" in origin.parts:
+            return None
+        if b"apex" not in origin.read_bytes():
+            return None
+        spec.loader = _RewritingLoader(fullname, spec.origin, self._target)
+        return spec
+
+
+class _Enough(SystemExit):
+    """Ends the script after its last step, past every `except Exception`."""
+
+
+class _Trace:
+    """The parameters of each optimizer after each step.
+
+    Args:
+        steps: how many of one optimizer to run.
+        move: move the weights by one rounding of fp16 after the first step.
+    """
+
+    def __init__(self, steps: int, *, move: bool = False) -> None:
+        self._steps = steps
+        self._move = move
+        self._digests: dict[int, list[list[str]]] = {}
+        self._rows: Any = None
+        self._scalers: list[Any] = []
+
+    def begin(self) -> None:
+        """Watch every step that is recorded."""
+        from ampcompare.script.legacy.record.rows import Rows
+
+        original = Rows.step_row
+
+        def step_row(rows: Any, number: int, applied: bool) -> dict[str, Any]:
+            if len(self._digests.get(number, ())) >= self._steps:
+                raise _Enough(0)
+            row = original(rows, number, applied)
+            self._rows = rows
+            self._digests.setdefault(number, []).append([_digest(each) for each in _parameters(rows, number)])
+            if len(self._digests[number]) == self._steps:
+                self._keep(rows)
+            if self._move and len(self._digests[number]) == 1:
+                _move(_parameters(rows, number))
+            return row
+
+        Rows.step_row = step_row  # type: ignore[method-assign,assignment]
+        self._keep_scalers()
+
+    def _keep_scalers(self) -> None:
+        """Hold every GradScaler: what it did since its last update is recorded at the end only while it lives."""
+        import torch
+
+        original = torch.amp.GradScaler.__init__
+        kept = self._scalers
+
+        def __init__(scaler: Any, *args: Any, **options: Any) -> None:
+            original(scaler, *args, **options)
+            kept.append(scaler)
+
+        torch.amp.GradScaler.__init__ = __init__  # type: ignore[method-assign,assignment]
+
+    def _keep(self, rows: Any) -> None:
+        self._final = {
+            f"{number}.{index}": each.detach().float().cpu().numpy().copy()
+            for number in self._digests
+            for index, each in enumerate(_parameters(rows, number))
+        }
+
+    def write(self, folder: Path, status: int) -> None:
+        """Write digests of every step, and the last weights."""
+        import numpy
+
+        names: dict[str, str] = {}
+        if self._rows is not None:
+            if not hasattr(self, "_final"):
+                self._keep(self._rows)
+            names = _names(self._rows, list(self._digests))
+            numpy.savez(folder / "weights.npz", **self._final)
+        shapes = {key: list(value.shape) for key, value in getattr(self, "_final", {}).items()}
+        content = {"status": status, "digests": self._digests, "names": names, "shapes": shapes}
+        (folder / "trace.json").write_text(json.dumps(content), encoding="utf-8")
+
+
+def _parameters(rows: Any, number: int) -> list[Any]:
+    optimizer = rows.optimizers[number]
+    groups = getattr(optimizer, "param_groups", [])
+    return [param for group in groups for param in group["params"]]
+
+
+def _move(parameters: list[Any]) -> None:
+    """Change weights by up to 2^-11 of their size, as rounding to fp16 does."""
+    import torch
+
+    draws = torch.Generator().manual_seed(SEED)
+    with torch.no_grad():
+        for each in parameters:
+            share = torch.rand(each.shape, generator=draws) * 2 - 1
+            each.mul_((1 + share * 2.0**-11).to(each))
+
+
+def _digest(tensor: Any) -> str:
+    return hashlib.blake2b(tensor.detach().float().cpu().contiguous().numpy().tobytes(), digest_size=8).hexdigest()
+
+
+def _names(rows: Any, numbers: list[int]) -> dict[str, str]:
+    """Return the names of parameters, as far as a model that is alive has them."""
+    import gc
+
+    from torch import nn
+
+    known: dict[int, str] = {}
+    for module in [each for each in gc.get_objects() if isinstance(each, nn.Module)]:
+        for name, parameter in module.named_parameters():
+            known[id(parameter)] = max(known.get(id(parameter), ""), name, key=len)
+    return {
+        f"{number}.{index}": known[id(parameter)]
+        for number in numbers
+        for index, parameter in enumerate(_parameters(rows, number))
+        if id(parameter) in known
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,82 @@
+"""Find the mistakes of one document: a quick look at its text first, then its tree."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from ampcompare.source.lint.catalog import RULES
+from ampcompare.source.lint.finding import Finding
+from ampcompare.source.lint.module import LintModule
+from ampcompare.source.syntax import SourceInvalid
+
+__all__ = ["UNREADABLE", "check_text", "is_of_interest"]
+
+UNREADABLE = "AMP000"
+WORDS = re.compile(
+    r"\bapex\b|autocast|[Ss]caler\b|\bamp\b|_amp_|clip_grad_norm\(|type\s*=\s*bool|amp_(?:backend|level)\b"
+    r"""|precision\s*=\s*["']?16|masked_fill_?\([^\n]*-\s?(?:\d[\d.]*e\d|\d{6})"""
+)
+CODES = r"[A-Za-z]+[0-9]*(?:[\s,]+[A-Za-z]+[0-9]+)*"
+OF_LINE = re.compile(rf"#\s*noqa\b(?:\s*:\s*(?P<codes>{CODES}))?", re.IGNORECASE)
+OF_FILE = re.compile(rf"^\s*#\s*ampcompare\s*:\s*noqa\b(?:\s*:\s*(?P<codes>{CODES}))?", re.IGNORECASE)
+NEWLINE = re.compile(r"\r\n|\r|\n")
+
+
+def is_of_interest(text: str) -> bool:
+    """Return whether a text has a word without which no rule reports anything."""
+    return WORDS.search(text) is not None
+
+
+def check_text(text: str, selected: Callable[[str], bool] = lambda code: True) -> list[Finding]:
+    """Return the findings of a module, by line, those that comments silence left out.
+
+    Args:
+        selected: which codes are wanted; rules of which none is are not run.
+
+    Raises:
+        SourceInvalid: the text is not Python 3, and it has words of interest.
+    """
+    if not is_of_interest(text):
+        return []
+    module = LintModule(text)
+    found: dict[tuple[str, int, int], Finding] = {}
+    for rule in RULES:
+        if any(map(selected, rule.codes)):
+            try:
+                for finding in rule.check(module):
+                    if selected(finding.code):
+                        found.setdefault((finding.code, finding.line, finding.column), finding)
+            except RecursionError:
+                raise SourceInvalid("nested too deeply") from None
+    silenced = _silenced_lines(text)
+    findings = sorted(found.values(), key=lambda finding: (finding.line, finding.column, finding.code))
+    return [finding for finding in findings if not silenced(finding)]
+
+
+def _silenced_lines(text: str) -> Callable[[Finding], bool]:
+    """Return the function that says whether a comment of the text silences a finding.
+
+    A comment counts on the first and on the last line of the statement.
+    """
+    if "noqa" not in text.lower():
+        return lambda finding: False
+    by_line: dict[int, tuple[str, ...]] = {}
+    of_file: list[tuple[str, ...]] = []
+    for number, line in enumerate(NEWLINE.split(text), start=1):
+        whole = OF_FILE.search(line)
+        part = None if whole else OF_LINE.search(line)
+        if whole:
+            of_file.append(_codes(whole))
+        elif part:
+            by_line[number] = _codes(part)
+
+    def silenced(finding: Finding) -> bool:
+        asked = [*of_file, *(by_line[line] for line in {finding.line, finding.last_line} if line in by_line)]
+        return any(not codes or finding.code.startswith(codes) for codes in asked)
+
+    return silenced
+
+
+def _codes(match: re.Match[str]) -> tuple[str, ...]:
+    return tuple(code.upper() for code in re.split(r"[\s,]+", match["codes"])) if match["codes"] else ()

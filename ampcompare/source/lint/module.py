@@ -1,0 +1,189 @@
+"""One module under examination, with everything that rules ask for."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import re
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from ampcompare.source.calls import argument, last_name
+from ampcompare.source.edits import Edit, Edits
+from ampcompare.source.lint.finding import Finding
+from ampcompare.source.lint.mistake import Mistake
+from ampcompare.source.lint.trace import Event, Kind, Tracer
+from ampcompare.source.module import Module, Scope
+from ampcompare.source.roles import Roles
+from ampcompare.source.syntax import dotted
+
+__all__ = [
+    "RULES",
+    "LintModule",
+    "Rule",
+    "Trace",
+    "events_between",
+    "literal",
+    "name_of",
+    "rule",
+    "training_scopes",
+]
+
+Trace = list[Event]
+Check = Callable[["LintModule"], Iterator[Finding]]
+RULES: list[Rule] = []
+# Without one of these calls in it, a trace has no finding.
+OF_TRAINING = re.compile(
+    r"backward|scaler|clip_grad|^(?:scale|unscale_|initialize|scale_loss|binary_cross_entropy|FP16_Optimizer)$",
+    re.IGNORECASE,
+)
+
+
+class Rule(NamedTuple):
+    """A function that yields findings, with the codes that it finds and the mistakes that it states."""
+
+    codes: tuple[str, ...]
+    mistakes: tuple[Mistake, ...]
+    check: Check
+
+
+def rule(*found: Mistake | str) -> Callable[[Check], Check]:
+    """Register a function that yields findings of these mistakes; one that another rule states is given by its code."""
+
+    def register(check: Check) -> Check:
+        mistakes = tuple(each for each in found if isinstance(each, Mistake))
+        codes = tuple(each.code if isinstance(each, Mistake) else each for each in found)
+        RULES.append(Rule(codes, mistakes, check))
+        return check
+
+    return register
+
+
+class LintModule(Module):
+    """A module with the traces of its functions.
+
+    Attributes:
+        roles: what objects are.
+    """
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.roles = Roles(self)
+
+    @functools.cached_property
+    def traces(self) -> list[Trace]:
+        """The events of each function and of the module, those that have nothing to do with training left out."""
+        tracer = Tracer(self, self.roles)
+        scopes = training_scopes(self)
+        return [trace for scope in scopes if (trace := tracer.trace(scope))]
+
+    @functools.cached_property
+    def new_scalers(self) -> list[ast.Call]:
+        """All calls that build a GradScaler."""
+        return [call for call in self.calls if self.roles.is_new_scaler(call, self.scope_of[call])]
+
+    @functools.cached_property
+    def opt_levels(self) -> set[str | None]:
+        """The opt levels of all calls of `amp.initialize`; None stands for one that is not written there."""
+        return {
+            literal(level) if (level := argument(call, "opt_level")) is not None else "O1"
+            for call in self.calls_of("apex.amp.initialize")
+        }
+
+    def mentions(self, pattern: str) -> bool:
+        """Return whether the text matches a regular expression anywhere."""
+        return re.search(pattern, self.text) is not None
+
+    def is_conditional(self, node: ast.AST) -> bool:
+        """Return whether a node stands under an `if` of its function."""
+        return any(isinstance(outer, ast.If) for outer in self.within_function(node))
+
+    def finding(self, code: str, node: ast.AST, message: str, edits: tuple[Edit, ...] = ()) -> Finding:
+        """Return a finding at a node."""
+        line, column = getattr(node, "lineno", 1), getattr(node, "col_offset", 0)
+        statement = None if node is self.tree else self.statement(node)
+        last = line
+        if statement is not None and not hasattr(statement, "body"):
+            last = statement.end_lineno or line
+        elif isinstance(node, ast.expr):
+            last = node.end_lineno or line
+        return Finding(code, line, self.column(line, column), message, edits, last)
+
+    # What fixes are made of.
+
+    def insert_before(self, statement: ast.stmt, line: str) -> tuple[Edit, ...]:
+        """Return the edits that put a line above a statement, or none where other code is on its line."""
+        edits = Edits(self)
+        if self.is_alone(statement):
+            edits.before(statement, [line])
+        return edits.settled()
+
+    def insert_after(self, statement: ast.stmt, line: str) -> tuple[Edit, ...]:
+        """Return the edits that put a line below a statement, or none where other code is on its line."""
+        edits = Edits(self)
+        if self.is_alone(statement):
+            edits.after(statement, [line])
+        return edits.settled()
+
+    def delete(self, statement: ast.stmt) -> tuple[Edit, ...]:
+        """Return the edits that remove a statement with its lines, or none where other code is on them."""
+        edits = Edits(self)
+        if self.is_alone(statement):
+            edits.remove(statement)
+        return edits.settled()
+
+    def replace(self, node: ast.AST, text: str) -> tuple[Edit, ...]:
+        """Return the edit that replaces a node by other text."""
+        return (Edit(*self.span(node), text),)
+
+
+def literal(node: ast.expr | None) -> str | None:
+    """Return the text of a string literal."""
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else None
+
+
+def events_between(trace: Trace, first: Event, last: Event, *kinds: Kind) -> list[Event]:
+    """Return the events of some kinds between two others that one run can meet along with both."""
+    inside = trace[trace.index(first) + 1 : trace.index(last)]
+    return [event for event in inside if event.kind in kinds and event.may_follow(first) and event.may_follow(last)]
+
+
+def name_of(node: ast.AST) -> str:
+    """Return the dotted text of a node, or an empty text."""
+    return dotted(node) or ""
+
+
+def training_scopes(module: Module) -> list[Scope]:
+    """Return the functions, and the module, that make a call of training, or call a function that does.
+
+    A call by name counts for every function of that name, wherever it is defined: one too many does no harm.
+    """
+    scopes = [scope for scope in module.scopes if not isinstance(scope.node, (ast.ClassDef, ast.Lambda))]
+    if re.search(r"\bBCELoss\b", module.text):  # an object that is called by any name
+        return scopes
+    reached: set[Scope] = set()
+    callers: dict[str, set[Scope]] = {}
+    for call in module.calls:
+        scope = module.scope_of[call]
+        name = last_name(call.func)
+        callers.setdefault(name, set()).add(scope)
+        if name == "step":
+            for argument in call.args:  # a closure
+                callers.setdefault(last_name(argument), set()).add(scope)
+        if _is_of_training(call, scope, module):
+            reached.add(scope)
+    waiting = list(reached)
+    while waiting:
+        node = waiting.pop().node
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            waiting += callers.get(node.name, set()) - reached
+            reached |= callers.get(node.name, set())
+    return [scope for scope in scopes if scope in reached]
+
+
+def _is_of_training(call: ast.Call, scope: Scope, module: Module) -> bool:
+    function = call.func
+    if isinstance(function, ast.Attribute):
+        return OF_TRAINING.search(function.attr) is not None or "scaler" in (dotted(function) or "").lower()
+    full = module.resolve(function, scope) or last_name(function)
+    return OF_TRAINING.search(full.rpartition(".")[2]) is not None

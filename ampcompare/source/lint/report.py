@@ -1,0 +1,227 @@
+"""What lint found in files, and in which form it is written: text, JSON, annotations of GitHub, SARIF."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from ampcompare.base.formatting import printable
+from ampcompare.base.shown import Parts, ShownParts
+from ampcompare.base.version import __version__
+from ampcompare.source.document import Place
+from ampcompare.source.lint.catalog import CODES
+from ampcompare.source.lint.mistake import Mistake
+
+__all__ = ["FORMATS", "Located", "Report", "Unread", "level_of"]
+
+SARIF_SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
+LONGEST = 600
+
+
+@dataclass(frozen=True)
+class Located:
+    """A finding in a file.
+
+    Attributes:
+        path: of the file, as it was named.
+        place: line and column, and the cell of a notebook.
+        code: of the mistake.
+        message: what was seen there.
+        fixable: whether `--fix` corrects it.
+    """
+
+    path: Path
+    place: Place
+    code: str
+    message: str
+    fixable: bool
+
+
+@dataclass(frozen=True)
+class Unread:
+    """A file that could not be examined, or a fix that could not be written.
+
+    Attributes:
+        path: of the file.
+        reason: why.
+        line: where the parser stopped, 0 if that means nothing.
+    """
+
+    path: Path
+    reason: str
+    line: int = 0
+
+    def __str__(self) -> str:
+        line = f":{self.line}" if self.line else ""
+        return printable(f"{self.path}{line}: {self.reason}", LONGEST)
+
+
+@dataclass
+class Report(ShownParts):
+    """All that one call of lint found.
+
+    Attributes:
+        findings: by file, then by line.
+        unread: what could not be examined or written.
+        files: how many files were examined.
+        fixed: how many findings were corrected.
+    """
+
+    findings: list[Located] = field(default_factory=list)
+    unread: list[Unread] = field(default_factory=list)
+    files: int = 0
+    fixed: int = 0
+
+    def _parts(self) -> Parts:
+        lines = [f"{one.path}:{one.place}: {one.code} {printable(one.message, 500)}" for one in self.findings]
+        lines += [*map(str, self.unread), self.summary()]
+        rows = [
+            (f"{one.path}:{one.place}", one.code, level_of(one.code), one.message, CODES[one.code].remedy)
+            for one in self.findings
+        ]
+        return Parts(
+            "\n".join(lines),
+            self.summary(),
+            warnings=list(map(str, self.unread)),
+            tables=[("", ("place", "code", "level", "found", "remedy"), rows)],
+        )
+
+    def summary(self) -> str:
+        """Return the counts in one line."""
+        fixed = f"{_counted(self.fixed, 'finding')} fixed; " if self.fixed else ""
+        files = len({finding.path for finding in self.findings})
+        fixable = sum(finding.fixable for finding in self.findings)
+        hint = f"; --fix corrects {fixable} of them" if fixable else ""
+        examined = _counted(self.files, "file")
+        where = f" in {files} of {examined}" if files else f" in {examined}"
+        unread = f"; {_counted(len(self.unread), 'file')} not read" if self.unread else ""
+        return f"{fixed}{_counted(len(self.findings), 'finding')}{where}{hint}{unread}"
+
+
+def level_of(code: str) -> str:
+    """Return `error` for misuse, `warning` for what is deprecated or style."""
+    return "error" if code.startswith(("AMP1", "AMP2")) else "warning"
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _text(report: Report) -> Iterator[str]:
+    for one in report.findings:
+        fix = " [*]" if one.fixable else ""
+        yield printable(f"{one.path}:{one.place}: {one.code}{fix} {one.message}; {CODES[one.code].remedy}", LONGEST)
+
+
+def _json(report: Report) -> Iterator[str]:
+    findings = [
+        {
+            "path": one.path.as_posix(),
+            "cell": one.place.cell,
+            "line": one.place.line,
+            "column": one.place.column,
+            "code": one.code,
+            "name": CODES[one.code].name,
+            "level": level_of(one.code),
+            "message": one.message,
+            "matters": CODES[one.code].matters,
+            "remedy": CODES[one.code].remedy,
+            "fixable": one.fixable,
+        }
+        for one in report.findings
+    ]
+    unread = [{"path": one.path.as_posix(), "line": one.line or None, "reason": one.reason} for one in report.unread]
+    document = {
+        "schema_version": 1,
+        "ampcompare_version": __version__,
+        "files": report.files,
+        "fixed": report.fixed,
+        "findings": findings,
+        "unread": unread,
+    }
+    yield json.dumps(document, indent=2)
+
+
+def _github(report: Report) -> Iterator[str]:
+    for one in report.findings:
+        cell = "" if one.place.cell is None else f"cell {one.place.cell}: "
+        line = f",line={one.place.line},col={one.place.column}" if one.place.cell is None else ""
+        title = _property(f"{one.code} {CODES[one.code].name}")
+        message = _escaped(f"{cell}{one.message}; {CODES[one.code].remedy}")
+        yield f"::{level_of(one.code)} file={_property(one.path.as_posix())}{line},title={title}::{message}"
+    for unread in report.unread:
+        line = f",line={unread.line}" if unread.line else ""
+        yield f"::error file={_property(unread.path.as_posix())}{line}::{_escaped(unread.reason)}"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _property(text: str) -> str:
+    return _escaped(text).replace(":", "%3A").replace(",", "%2C")
+
+
+def _sarif(report: Report) -> Iterator[str]:
+    codes = sorted({one.code for one in report.findings})
+    results = [_sarif_result(one, codes.index(one.code)) for one in report.findings]
+    notes = [
+        {"level": "error", "message": {"text": unread.reason}, "locations": [_sarif_location(unread.path, unread.line)]}
+        for unread in report.unread
+    ]
+    driver = {
+        "name": "ampcompare",
+        "semanticVersion": __version__,
+        "rules": [_sarif_rule(CODES[code]) for code in codes],
+    }
+    run = {
+        "tool": {"driver": driver},
+        "columnKind": "unicodeCodePoints",
+        "invocations": [{"executionSuccessful": True, "toolExecutionNotifications": notes}],
+        "results": results,
+    }
+    yield json.dumps({"$schema": SARIF_SCHEMA, "version": "2.1.0", "runs": [run]}, indent=2)
+
+
+def _sarif_rule(mistake: Mistake) -> dict[str, Any]:
+    return {
+        "id": mistake.code,
+        "name": "".join(part.capitalize() for part in mistake.name.split("-")),
+        "shortDescription": {"text": mistake.mistake},
+        "fullDescription": {"text": f"{mistake.mistake}: {mistake.matters}"},
+        "help": {"text": mistake.remedy},
+        "defaultConfiguration": {"level": level_of(mistake.code)},
+    }
+
+
+def _sarif_result(one: Located, index: int) -> dict[str, Any]:
+    in_cell = one.place.cell is not None
+    where = f"{one.place}: " if in_cell else ""
+    location = _sarif_location(one.path, 1 if in_cell else one.place.line, None if in_cell else one.place.column)
+    return {
+        "ruleId": one.code,
+        "ruleIndex": index,
+        "level": level_of(one.code),
+        "message": {"text": f"{where}{one.message}; {CODES[one.code].remedy}"},
+        "locations": [location],
+    }
+
+
+def _sarif_location(path: Path, line: int, column: int | None = None) -> dict[str, Any]:
+    uri = path.as_uri() if path.is_absolute() else quote(path.as_posix())
+    physical: dict[str, Any] = {"artifactLocation": {"uri": uri}}
+    if line:
+        physical["region"] = {"startLine": line} | ({} if column is None else {"startColumn": column})
+    return {"physicalLocation": physical}
+
+
+FORMATS: dict[str, Callable[[Report], Iterator[str]]] = {
+    "text": _text,
+    "json": _json,
+    "github": _github,
+    "sarif": _sarif,
+}

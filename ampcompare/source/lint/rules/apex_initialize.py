@@ -1,0 +1,534 @@
+"""Rules about `amp.initialize` and what must come before or after it."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from ampcompare.source.calls import argument
+from ampcompare.source.edits import Edit
+from ampcompare.source.lint.finding import Finding
+from ampcompare.source.lint.mistake import Mistake
+from ampcompare.source.lint.module import LintModule, Trace, events_between, literal, name_of, rule
+from ampcompare.source.lint.trace import Event, Kind
+
+__all__: list[str] = []
+
+GPU_WORDS = ("cuda", "device", "gpu", "rank")
+TYPOS = {f"{wrong}{level}": f"O{level}" for wrong in ("0", "o") for level in range(4)}
+TORCH_DDP_ARGUMENTS = frozenset(
+    {
+        "device_ids",
+        "output_device",
+        "dim",
+        "broadcast_buffers",
+        "find_unused_parameters",
+        "bucket_cap_mb",
+        "process_group",
+        "gradient_as_bucket_view",
+        "static_graph",
+    }
+)
+
+
+def _models(event: Event) -> set[str]:
+    """Return the names of the models of an `amp.initialize`."""
+    first = argument(event.call, "models", 0)
+    if isinstance(first, (ast.List, ast.Tuple)):
+        return {name_of(element) for element in first.elts} - {""}
+    return {event.subject} - {""}
+
+
+def _initialized(trace: Trace) -> Iterator[tuple[int, Event]]:
+    for index, event in enumerate(trace):
+        if event.kind is Kind.INITIALIZE:
+            yield index, event
+
+
+def _is_statement(event: Event) -> bool:
+    """Return whether a call changes an object in place: it stands alone, or is bound to the object again."""
+    if isinstance(event.statement, ast.Expr):
+        return event.statement.value is event.call
+    if isinstance(event.statement, ast.Assign) and event.statement.value is event.call:
+        assert isinstance(event.call.func, ast.Attribute)
+        return [name_of(target) for target in event.statement.targets] == [name_of(event.call.func.value)]
+    return False
+
+
+@rule(
+    Mistake(
+        "AMP101",
+        "initialize-after-wrapping",
+        "`amp.initialize` is passed a model that is already wrapped in DistributedDataParallel or DataParallel",
+        "the wrapper has recorded the parameters and dtypes that the model had before",
+        "call `amp.initialize` first, then wrap the model that it returns",
+        """
+from apex import amp
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+model = DDP(model)
+model, optimizer = amp.initialize(model, optimizer)  # AMP101
+""",
+        """
+from apex import amp
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+model, optimizer = amp.initialize(model, optimizer)
+model = DDP(model)
+""",
+    ),
+    Mistake(
+        "AMP102",
+        "initialize-twice",
+        "`amp.initialize` is called again while the model of an earlier call is still trained",
+        "the second call discards the loss scales of the first, and sets one opt level for both",
+        "pass all models and optimizers to one call, as lists, with `num_losses` and `loss_id`",
+        """
+from apex import amp
+
+net_g, opt_g = amp.initialize(net_g, opt_g, opt_level="O1")
+net_d, opt_d = amp.initialize(net_d, opt_d, opt_level="O1")  # AMP102
+""",
+        """
+from apex import amp
+
+if args.opt_level == "O1":
+    net, opt = amp.initialize(net, opt, opt_level="O1")
+else:
+    net, opt = amp.initialize(net, opt, opt_level=args.opt_level, loss_scale=128.0)
+""",
+    ),
+    Mistake(
+        "AMP111",
+        "half-after-initialize",
+        "`.half()` on a model that went through `amp.initialize`, and training continues",
+        "weights that the opt level keeps in fp32 are rounded, and small updates are lost from then on",
+        "delete `.half()`: the opt level casts the model; to export fp16 weights, cast a copy",
+        """
+from apex import amp
+
+model, optimizer = amp.initialize(model, optimizer, opt_level="O1")
+model.half()  # AMP111
+with amp.scale_loss(loss, optimizer) as scaled_loss:
+    scaled_loss.backward()
+""",
+        """
+from apex import amp
+
+model, optimizer = amp.initialize(model, optimizer, opt_level="O1")
+with amp.scale_loss(loss, optimizer) as scaled_loss:
+    scaled_loss.backward()
+model.half()
+""",
+    ),
+    Mistake(
+        "AMP112",
+        "half-before-initialize",
+        "`.half()` on a model before `amp.initialize`",
+        "Apex refuses models that are not in fp32",
+        "delete `.half()`: the opt level casts the model",
+        """
+from apex import amp
+
+model.half()  # AMP112
+model, optimizer = amp.initialize(model, optimizer, opt_level="O2")
+""",
+        """
+from apex import amp
+
+images = images.half()
+model, optimizer = amp.initialize(model, optimizer, opt_level="O2")
+""",
+    ),
+    Mistake(
+        "AMP113",
+        "initialize-before-cuda",
+        "a model is moved to the GPU after `amp.initialize`",
+        "Apex refuses such models; master weights may stay on the CPU",
+        "call `.cuda()` or `.to(device)` before the optimizer is built and before `amp.initialize`",
+        """
+from apex import amp
+
+model, optimizer = amp.initialize(model, optimizer)
+model.cuda()  # AMP113
+""",
+        """
+from apex import amp
+
+model.cuda()
+model, optimizer = amp.initialize(model, optimizer)
+criterion.cuda()
+""",
+    ),
+    Mistake(
+        "AMP114",
+        "sync-batch-norm-late",
+        "batch norm is replaced by a synchronized one after `amp.initialize`",
+        "`keep_batchnorm_fp32` has no effect on the new layers",
+        "convert the model before `amp.initialize`",
+        """
+import apex
+from apex import amp
+
+model, optimizer = amp.initialize(model, optimizer, opt_level="O2")
+model = apex.parallel.convert_syncbn_model(model)  # AMP114
+""",
+        """
+import apex
+from apex import amp
+
+model = apex.parallel.convert_syncbn_model(model)
+model, optimizer = amp.initialize(model, optimizer, opt_level="O2")
+""",
+    ),
+    Mistake(
+        "AMP121",
+        "optimizer-after-initialize",
+        "an optimizer that `amp.initialize` has patched is replaced by a new one",
+        "the new one has no loss scaler and no master weights: `scale_loss` ends with an AttributeError",
+        "build the optimizer before `amp.initialize`, or change `optimizer.param_groups`",
+        """
+import torch
+from apex import amp
+
+model, optimizer = amp.initialize(model, optimizer, opt_level="O1")
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)  # AMP121
+with amp.scale_loss(loss, optimizer) as scaled_loss:
+    scaled_loss.backward()
+""",
+        """
+import torch
+from apex import amp
+
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+model, optimizer = amp.initialize(model, optimizer, opt_level="O1")
+other = torch.optim.SGD(head.parameters(), lr=0.01)
+with amp.scale_loss(loss, optimizer) as scaled_loss:
+    scaled_loss.backward()
+""",
+    ),
+    Mistake(
+        "AMP407",
+        "loaded-before-initialize",
+        "the state of the optimizer is loaded before `amp.initialize`",
+        "Apex documents the other order; under O2 this one is the safer, as moments are not cast to fp16",
+        "follow Apex's order under O1: initialize, then load",
+        """
+from apex import amp
+
+optimizer.load_state_dict(checkpoint["optimizer"])
+model, optimizer = amp.initialize(model, optimizer)  # AMP407
+""",
+        """
+from apex import amp
+
+model, optimizer = amp.initialize(model, optimizer)
+optimizer.load_state_dict(checkpoint["optimizer"])
+""",
+        by_default=False,
+    ),
+)
+def order_around_initialize(module: LintModule) -> Iterator[Finding]:
+    """What comes before `amp.initialize` and should come after it, or the reverse."""
+    for trace in module.traces:
+        for index, event in _initialized(trace):
+            models = _models(event)
+            before = [other for other in trace[:index] if other.may_follow(event)]
+            after = [other for other in trace[index + 1 :] if other.may_follow(event)]
+            for other in before:
+                again = other.scope is event.scope and other.call.lineno > event.call.lineno  # a second call of it
+                again = again or _is_of_callee(other, event)
+                if other.kind is Kind.WRAP and other.target and other.target in models and not again:
+                    yield module.finding(
+                        "AMP101",
+                        event.call,
+                        f"`{other.target.rpartition(':')[2]}` was wrapped in line {other.call.lineno}",
+                    )
+                elif other.kind is Kind.HALF and other.subject in models and _is_statement(other):
+                    if other.facts.keys() - event.facts.keys() and event.facts.keys() - other.facts.keys():
+                        continue  # two options, of which one may exclude the other
+                    yield module.finding("AMP112", other.call, f"`{other.shown}` is cast before `amp.initialize`")
+                elif other.kind is Kind.LOAD and module.roles.of(_receiver(other), other.scope) == "optimizer":
+                    yield module.finding(
+                        "AMP407", event.call, f"`{other.shown}` was loaded in line {other.call.lineno}"
+                    )
+            yield from _after(module, trace, event, after, models)
+            yield from _built_again(module, event, after)
+
+
+def _is_of_callee(wrap: Event, event: Event) -> bool:
+    """Return whether a model is wrapped under a local name of another function, which does not return it."""
+    if wrap.scope in event.scope.enclosing() or not isinstance(wrap.statement, ast.Assign):
+        return False
+    target = wrap.statement.targets[0]
+    return isinstance(target, ast.Name) and not _is_returned(target.id, wrap)
+
+
+def _built_again(module: LintModule, event: Event, after: list[Event]) -> Iterator[Finding]:
+    """Yield the optimizers that replace one that `amp.initialize` has patched."""
+    optimizer = name_of(argument(event.call, "optimizers", 1) or event.call)
+    if not optimizer or any(other.kind is Kind.INITIALIZE for other in after):
+        return
+    for index, other in enumerate(after):
+        if other.kind is Kind.NEW_OPTIMIZER and other.scope is event.scope and other.shown == optimizer:
+            scaled = [one for one in after[index:] if one.kind is Kind.SCALE_LOSS and one.may_follow(other)]
+            if any(one.target == other.subject for one in scaled) or _is_returned(optimizer, other):
+                shown = f"`{optimizer}` went through `amp.initialize` in line {event.call.lineno}"
+                yield module.finding("AMP121", other.call, shown)
+
+
+def _is_returned(name: str, event: Event) -> bool:
+    """Return whether the function around an event returns an object, maybe with others."""
+    returns = [node.value for node in ast.walk(event.scope.node) if isinstance(node, ast.Return)]
+    return any(
+        name in [name_of(one) for one in (value.elts if isinstance(value, ast.Tuple) else [value])]
+        for value in returns
+        if value is not None
+    )
+
+
+def _receiver(event: Event) -> ast.expr:
+    assert isinstance(event.call.func, ast.Attribute)
+    return event.call.func.value
+
+
+def _after(module: LintModule, trace: Trace, event: Event, after: list[Event], models: set[str]) -> Iterator[Finding]:
+    for other in after:
+        if other.kind is Kind.INITIALIZE and other.call is not event.call and other.scope is event.scope:
+            # A training after another one, such as that of the next fold, is right; so is a model without optimizer.
+            if argument(event.call, "optimizers", 1) is None and event.call.args:
+                continue
+            if not events_between(trace, event, other, Kind.BACKWARD, Kind.STEP) and models != _models(other):
+                yield module.finding("AMP102", other.call, f"`amp.initialize` was called in line {event.call.lineno}")
+        elif other.kind is Kind.HALF and other.subject in models and _is_statement(other):
+            trains = [last for last in trace[trace.index(other) :] if last.kind is Kind.SCALE_LOSS]
+            if any(last.may_follow(other) for last in trains):
+                yield module.finding("AMP111", other.call, f"`{other.shown}` is cast after `amp.initialize`")
+        elif other.kind is Kind.CUDA and other.subject in models and _is_statement(other) and _to_gpu(other):
+            moved = [one for one in trace[: trace.index(event)] if one.kind is Kind.CUDA]
+            trained = events_between(trace, event, other, Kind.BACKWARD, Kind.STEP, Kind.LOAD)
+            if not trained and not any(one.subject == other.subject for one in moved):
+                yield module.finding("AMP113", other.call, f"`{other.shown}` is moved after `amp.initialize`")
+        elif other.kind is Kind.SYNC_BATCH_NORM and other.subject in models:
+            yield module.finding("AMP114", other.call, f"`{other.shown}` went through `amp.initialize` before")
+
+
+def _to_gpu(event: Event) -> bool:
+    assert isinstance(event.call.func, ast.Attribute)
+    if event.call.func.attr == "cuda":
+        return True
+    return bool(event.call.args) and any(word in ast.unparse(event.call.args[0]).lower() for word in GPU_WORDS)
+
+
+@rule(
+    Mistake(
+        "AMP108",
+        "opt-level-typo",
+        'the opt level is written with a zero or a small letter, such as "01"',
+        "Apex ends with an error: the levels begin with the letter O",
+        'write "O1"',
+        """
+from apex import amp
+
+model, optimizer = amp.initialize(model, optimizer, opt_level="01")  # AMP108
+""",
+        """
+from apex import amp
+
+model, optimizer = amp.initialize(model, optimizer, opt_level="O1")
+date = parse(day="01")
+""",
+        fixable=True,
+    ),
+)
+def opt_level_typo(module: LintModule) -> Iterator[Finding]:
+    """Opt levels written with a zero, as an argument, a default, or the default of an option."""
+    if not module.mentions(r"\bapex\b|\bamp\b"):
+        return
+    for call in module.calls:
+        values = [one.value for one in call.keywords if one.arg in ("opt_level", "fp16_opt_level", "amp_opt_level")]
+        flags = " ".join(filter(None, map(literal, call.args)))
+        if name_of(call.func).endswith("add_argument") and "opt" in flags and "level" in flags:
+            values += [one.value for one in call.keywords if one.arg == "default"]
+        for value in values:
+            yield from _typo(module, value)
+    for scope in module.scopes:
+        for name, assigned in scope.values.items():
+            if name.endswith("opt_level"):
+                for value in assigned:
+                    yield from _typo(module, value)
+        if isinstance(scope.node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            arguments = scope.node.args
+            named = [*arguments.posonlyargs, *arguments.args]
+            pairs = list(zip(reversed(named), reversed(arguments.defaults), strict=False))
+            pairs += [
+                (one, value) for one, value in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True) if value
+            ]
+            for parameter, value in pairs:
+                if parameter.arg.endswith("opt_level"):
+                    yield from _typo(module, value)
+
+
+def _typo(module: LintModule, value: ast.expr) -> Iterator[Finding]:
+    right = TYPOS.get(literal(value) or "")
+    if right is not None:
+        source = module.source(value)
+        edits = module.replace(value, f"{source[0]}{right}{source[-1]}") if len(source) == 4 else ()
+        yield module.finding("AMP108", value, f"{source} is not an opt level; Apex knows {right!r}", edits)
+
+
+@rule(
+    Mistake(
+        "AMP109",
+        "initialize-misbound",
+        "the result of `amp.initialize` is bound to the wrong names",
+        "the model is a tuple, or the names are swapped; at best it works because Apex changes objects in place",
+        "write `model, optimizer = amp.initialize(model, optimizer, ...)`",
+        """
+from apex import amp
+
+model = amp.initialize(model, optimizer, opt_level="O1")  # AMP109
+""",
+        """
+from apex import amp
+
+model = amp.initialize(model, opt_level="O1")
+""",
+        fixable=True,
+    ),
+    Mistake(
+        "AMP402",
+        "initialize-discarded",
+        "the result of `amp.initialize` is discarded",
+        "it works only because Apex changes model and optimizer in place",
+        "write `model, optimizer = amp.initialize(model, optimizer, ...)`",
+        """
+from apex import amp
+
+amp.initialize(model, optimizer, opt_level="O1")  # AMP402
+""",
+        """
+from apex import amp
+
+model, optimizer = amp.initialize(model, optimizer, opt_level="O1")
+""",
+        fixable=True,
+    ),
+    Mistake(
+        "AMP406",
+        "one-scaler-for-all",
+        "several optimizers share one loss scaler of Apex",
+        "an overflow of one network halves the scale of the others, but does not skip their steps",
+        "pass `num_losses` to `amp.initialize` and `loss_id` to `scale_loss`",
+        """
+from apex import amp
+
+[net_g, net_d], [opt_g, opt_d] = amp.initialize([net_g, net_d], [opt_g, opt_d])  # AMP406
+""",
+        """
+from apex import amp
+
+[net_g, net_d], [opt_g, opt_d] = amp.initialize([net_g, net_d], [opt_g, opt_d], num_losses=2)
+""",
+        by_default=False,
+    ),
+)
+def result_of_initialize(module: LintModule) -> Iterator[Finding]:
+    """What the result of `amp.initialize` is bound to."""
+    for call in module.calls_of("apex.amp.initialize"):
+        model, optimizer = argument(call, "models", 0), argument(call, "optimizers", 1)
+        statement = module.parents[call]
+        if any(isinstance(one, ast.Starred) for one in call.args) or model is None:
+            continue
+        if (
+            isinstance(optimizer, (ast.List, ast.Tuple))
+            and len(optimizer.elts) > 1
+            and not argument(call, "num_losses")
+        ):
+            yield module.finding("AMP406", call, f"{len(optimizer.elts)} optimizers share one loss scaler")
+        named = [name_of(one) for one in (model, optimizer) if one is not None]
+        right = ", ".join(named) if all(named) else ""
+        if isinstance(statement, ast.Expr):
+            start = module.start(statement)
+            edits: tuple[Edit, ...] = (Edit(start, start, f"{right} = "),) if right else ()
+            yield module.finding("AMP402", call, "the result of `amp.initialize` is discarded", edits)
+        elif isinstance(statement, ast.Assign) and len(statement.targets) == 1 and optimizer is not None:
+            target = statement.targets[0]
+            bound = [name_of(one) for one in (target.elts if isinstance(target, ast.Tuple) else [target])]
+            if not right or bound == named:
+                continue
+            if bound == named[:1] or bound == named[::-1] or _overwrites(module, call, named, bound):
+                shown = ", ".join(bound)
+                edits = module.replace(target, right)
+                yield module.finding("AMP109", call, f"`{right}` are returned, but bound to `{shown}`", edits)
+
+
+def _overwrites(module: LintModule, call: ast.Call, named: list[str], bound: list[str]) -> bool:
+    """Return whether the optimizer that comes back takes the name of something else, and is used by its old one."""
+    if len(bound) != 2 or bound[0] != named[0] or bound[1] == named[1] or not bound[1]:
+        return False
+    scope = module.scope_of[call]
+    values = module.values_of(bound[1], scope) or []
+    used = {name_of(one.func) for one in module.calls}
+    others = [value for value in values if not isinstance(value, ast.Starred)]
+    return bool(others) and f"{named[1]}.step" in used and f"{bound[1]}.step" not in used
+
+
+@rule(
+    Mistake(
+        "AMP115",
+        "sync-batch-norm-result",
+        "the result of `convert_syncbn_model` is discarded, or unpacked into two names",
+        "a model that is itself a batch norm is not replaced; unpacking fails",
+        "write `model = convert_syncbn_model(model)`",
+        """
+from apex.parallel import convert_syncbn_model
+
+convert_syncbn_model(model)  # AMP115
+""",
+        """
+from apex.parallel import convert_syncbn_model
+
+model = convert_syncbn_model(model)
+""",
+        fixable=True,
+    ),
+)
+def result_of_conversion(module: LintModule) -> Iterator[Finding]:
+    """What the result of Apex's `convert_syncbn_model` is bound to."""
+    for call in module.calls_of("apex.parallel.convert_syncbn_model"):
+        statement, model = module.parents[call], name_of(argument(call, "module", 0) or call.func)
+        if isinstance(statement, ast.Expr):
+            start = module.start(statement)
+            edits = (Edit(start, start, f"{model} = "),) if call.args and model else ()
+            yield module.finding("AMP115", call, "the converted model is discarded", edits)
+        elif isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Tuple):
+            count = len(statement.targets[0].elts)
+            yield module.finding("AMP115", call, f"one model is returned, but unpacked into {count} names")
+
+
+@rule(
+    Mistake(
+        "AMP116",
+        "ddp-arguments",
+        "Apex's DistributedDataParallel is called with arguments of PyTorch's",
+        "it takes `delay_allreduce`, `message_size` and others, and ends with a TypeError",
+        "use `torch.nn.parallel.DistributedDataParallel`, or leave these arguments out",
+        """
+from apex.parallel import DistributedDataParallel as DDP
+
+model = DDP(model, device_ids=[rank])  # AMP116
+""",
+        """
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+model = DDP(model, device_ids=[rank])
+""",
+    ),
+)
+def arguments_of_ddp(module: LintModule) -> Iterator[Finding]:
+    """Arguments of torch's DistributedDataParallel for Apex's."""
+    for call in module.calls_of("apex.parallel.DistributedDataParallel"):
+        wrong = [one.arg for one in call.keywords if one.arg in TORCH_DDP_ARGUMENTS]
+        if wrong and not module.has_alternatives(call.func):
+            yield module.finding("AMP116", call, f"Apex's DistributedDataParallel has no argument `{wrong[0]}`")

@@ -1,0 +1,583 @@
+"""Rules about `amp.scale_loss`, and what happens to gradients in and after its block."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from ampcompare.source.branches import Facts, conditions, contradict, facts_at, narrowed
+from ampcompare.source.calls import argument, is_literal
+from ampcompare.source.edits import Edit
+from ampcompare.source.lint.finding import Finding
+from ampcompare.source.lint.mistake import Mistake
+from ampcompare.source.lint.module import LintModule, Trace, literal, name_of, rule
+from ampcompare.source.lint.trace import Event, Kind, plain
+from ampcompare.source.module import Scope
+
+__all__: list[str] = []
+
+EMPTIES = ("zero_", "detach_", "requires_grad_")
+FLAGS = (ast.Name, ast.Attribute, ast.BoolOp, ast.UnaryOp, ast.Compare)  # values that another flag may have
+# Questions whether an optimizer is one that Apex has wrapped.
+ASKS_FOR_APEX = re.compile(r"FP16_Optimizer|clip_master_grads|_amp_stash|master_params")
+LAST_PART = re.compile(r"\b(?:[A-Za-z_]\w*\.)+(?=[A-Za-z_])")
+
+
+def _backward_before(trace: Trace, event: Event) -> bool:
+    """Return whether a backward pass ran before in the same `scale_loss` block."""
+    block = event.apex_block()
+    return any(
+        other.kind is Kind.BACKWARD and other.apex_block() is block and other.may_follow(event)
+        for other in trace[: trace.index(event)]
+    )
+
+
+@rule(
+    Mistake(
+        "AMP103",
+        "clip-in-scale-loss",
+        "gradients are clipped inside the `scale_loss` block, where they are still scaled",
+        "the norm is too large by the loss scale: almost nothing is left of the gradients after unscaling",
+        "clip `amp.master_params(optimizer)` after the block",
+        """
+from apex import amp
+import torch
+
+with amp.scale_loss(loss, optimizer) as scaled_loss:
+    scaled_loss.backward()
+    torch.nn.utils.clip_grad_norm_(amp.master_params(optimizer), 1.0)  # AMP103
+optimizer.step()
+""",
+        """
+from apex import amp
+import torch
+
+with amp.scale_loss(loss, optimizer) as scaled_loss:
+    scaled_loss.backward()
+torch.nn.utils.clip_grad_norm_(amp.master_params(optimizer), 1.0)
+optimizer.step()
+""",
+        guard="clip-scaled",
+    ),
+    Mistake(
+        "AMP105",
+        "step-in-scale-loss",
+        "`optimizer.step()` inside the `scale_loss` block",
+        "the step uses scaled gradients; they are unscaled when the block ends, after the step",
+        "step after the block",
+        """
+from apex import amp
+
+with amp.scale_loss(loss, optimizer) as scaled_loss:
+    scaled_loss.backward()
+    optimizer.step()  # AMP105
+""",
+        """
+from apex import amp
+
+with amp.scale_loss(loss, optimizer) as scaled_loss:
+    scaled_loss.backward()
+optimizer.step()
+""",
+    ),
+    Mistake(
+        "AMP106",
+        "backward-unscaled",
+        "`backward()` is called on the loss inside `scale_loss`, not on the scaled loss",
+        "the gradients are unscaled without having been scaled: they are too small by the loss scale",
+        "call `backward()` on the name that `as` binds",
+        """
+from apex import amp
+
+with amp.scale_loss(loss, optimizer) as scaled_loss:
+    loss.backward()  # AMP106
+optimizer.step()
+""",
+        """
+from apex import amp
+
+with amp.scale_loss(loss, optimizer) as loss:
+    loss.backward()
+optimizer.step()
+""",
+        fixable=True,
+    ),
+)
+def inside_the_block(module: LintModule) -> Iterator[Finding]:
+    """Clipping, stepping, and the wrong loss, inside a `scale_loss` block."""
+    for trace in module.traces:
+        for event in trace:
+            block = event.apex_block()
+            if block is None or block.call is None:
+                continue
+            if event.kind is Kind.CLIP and _backward_before(trace, event):
+                yield module.finding("AMP103", event.call, "the gradients are still scaled inside this block")
+            elif event.kind is Kind.STEP and _backward_before(trace, event):
+                yield module.finding(
+                    "AMP105", event.call, f"`{event.shown}` steps with gradients that are still scaled"
+                )
+            elif event.kind is Kind.BACKWARD and isinstance(event.call.func, ast.Attribute):
+                loss = argument(block.call, "loss", 0)
+                receiver = event.call.func.value
+                if loss is None or block.name == event.subject or event.scope is not module.scope_of[block.call]:
+                    continue
+                if name_of(receiver) and name_of(receiver) == name_of(loss):
+                    item = next(item for item in block.node.items if item.context_expr is block.call)
+                    bound = item.optional_vars
+                    edits = () if bound is None else module.replace(receiver, name_of(bound))
+                    yield module.finding("AMP106", event.call, f"`{name_of(loss)}` is not the scaled loss", edits)
+
+
+@rule(
+    Mistake(
+        "AMP104",
+        "clip-model-under-o2",
+        "`model.parameters()` are clipped under opt level O2",
+        "these are the fp16 copies; the optimizer uses the fp32 gradients, which stay unclipped",
+        "clip `amp.master_params(optimizer)`",
+        """
+from apex import amp
+from torch.nn.utils import clip_grad_norm_
+
+model, optimizer = amp.initialize(model, optimizer, opt_level="O2")
+with amp.scale_loss(loss, optimizer) as scaled_loss:
+    scaled_loss.backward()
+clip_grad_norm_(model.parameters(), 1.0)  # AMP104
+optimizer.step()
+""",
+        """
+from apex import amp
+from torch.nn.utils import clip_grad_norm_
+
+model, optimizer = amp.initialize(model, optimizer, opt_level="O1")
+with amp.scale_loss(loss, optimizer) as scaled_loss:
+    scaled_loss.backward()
+clip_grad_norm_(model.parameters(), 1.0)
+optimizer.step()
+""",
+        fixable=True,
+        guard="clip-scaled",
+    ),
+    Mistake(
+        "AMP117",
+        "gradients-edited-under-o2",
+        "gradients of `model.parameters()` are changed between backward pass and step, under opt level O2",
+        "these are the fp16 copies; the optimizer uses the fp32 gradients, which stay unchanged",
+        "change the gradients of `amp.master_params(optimizer)`",
+        """
+from apex import amp
+
+model, optimizer = amp.initialize(model, optimizer, opt_level="O2")
+with amp.scale_loss(loss, optimizer) as scaled_loss:
+    scaled_loss.backward()
+for parameter in model.parameters():
+    parameter.grad.mul_(mask)  # AMP117
+optimizer.step()
+""",
+        """
+from apex import amp
+
+model, optimizer = amp.initialize(model, optimizer, opt_level="O2")
+with amp.scale_loss(loss, optimizer) as scaled_loss:
+    scaled_loss.backward()
+for parameter in amp.master_params(optimizer):
+    parameter.grad.mul_(mask)
+optimizer.step()
+for parameter in model.parameters():
+    parameter.grad = None
+""",
+    ),
+)
+def copies_of_o2(module: LintModule) -> Iterator[Finding]:
+    """Gradients of the fp16 copies that are clipped or changed under O2."""
+    yield from _clips_of_fp16_optimizer(module)
+    if module.opt_levels != {"O2"}:
+        return
+    for trace in module.traces:
+        for index, event in enumerate(trace):
+            if event.kind in (Kind.GRADIENT, Kind.CLIP) and _never_with(
+                module, event.facts, event.scope, Kind.INITIALIZE
+            ):
+                continue
+            if event.kind is Kind.GRADIENT and _changes_copy(trace, event):
+                yield module.finding("AMP117", event.call, "this changes the gradient of an fp16 copy under O2")
+            if event.kind is not Kind.CLIP or not event.subject.endswith(".parameters()"):
+                continue
+            if event.apex_block() is not None:
+                continue
+            scaled = [other for other in trace[:index] if other.kind is Kind.SCALE_LOSS and other.may_follow(event)]
+            if not scaled and _is_of_initialized(module, event):
+                yield module.finding("AMP104", event.call, f"`{event.shown}` are the fp16 copies under O2")
+            if scaled:
+                source = scaled[-1].call
+                optimizer = argument(source, "optimizers", 1)
+                local = source in module.scope_of and module.scope_of[source] is event.scope
+                plain_parameters = not isinstance(event.call.args[0], ast.IfExp)
+                edits: tuple[Edit, ...] = ()
+                if local and optimizer is not None and isinstance(source.func, ast.Attribute) and name_of(optimizer):
+                    amp = module.source(source.func.value)
+                    if plain_parameters:
+                        edits = module.replace(event.call.args[0], f"{amp}.master_params({name_of(optimizer)})")
+                message = f"`{event.shown}` are the fp16 copies under O2"
+                yield module.finding("AMP104", event.call, message, edits)
+    yield from _edited_gradients(module)
+
+
+def _never_with(module: LintModule, facts: Facts, scope: Scope, kind: Kind) -> bool:
+    """Return whether facts never hold where models or optimizers are wrapped: a flag guards the one or the other.
+
+    Functions may know a flag by different names, such as `args.fp16` and `self.fp16`: the last part of it counts.
+
+    Args:
+        scope: of the facts.
+        kind: of the wrapping.
+    """
+    if any(not value and ASKS_FOR_APEX.search(key) for key, value in facts.items()):
+        return True
+    wraps = [event for trace in module.traces for event in trace if event.kind is kind]
+    here = _flags(module, facts, scope)
+    return bool(wraps) and all(contradict(here, _flags(module, _facts_of_wrap(one), one.scope)) for one in wraps)
+
+
+def _facts_of_wrap(event: Event) -> Facts:
+    """Return the conditions of a call that wraps, `enabled=` of `amp.initialize` among them."""
+    enabled = argument(event.call, "enabled")
+    if event.kind is not Kind.INITIALIZE or enabled is None or isinstance(enabled, ast.Constant):
+        return event.facts
+    return narrowed(event.facts, enabled, True)
+
+
+def _flags(module: LintModule, facts: Facts, scope: Scope) -> Facts:
+    """Return what facts say of flags, and of what these are assigned from, by the last part of their names."""
+    found = dict(facts)
+    for key, value in facts.items():
+        values = module.values_of(key, scope) or []
+        if len(values) == 1 and isinstance(value, bool) and isinstance(values[0], FLAGS):
+            found |= conditions(values[0], value)
+    return {LAST_PART.sub("", key): value for key, value in found.items()}
+
+
+def _is_of_initialized(module: LintModule, event: Event) -> bool:
+    """Return whether a class clips the parameters of a model that another of its methods gave to `amp.initialize`."""
+    model = event.subject.removesuffix(".parameters()")
+    prepared = [call for call in module.calls_of("apex.amp.initialize") if name_of(_model(call)) == model]
+    homes = [module.scope_of[call].owner for call in prepared]
+    return model.startswith("self.") and event.scope.owner is not None and event.scope.owner in homes
+
+
+def _model(call: ast.Call) -> ast.expr:
+    return argument(call, "models", 0) or call
+
+
+def _clips_of_fp16_optimizer(module: LintModule) -> Iterator[Finding]:
+    """Yield clipping of a model's parameters after the backward pass of Apex's `FP16_Optimizer`."""
+    for trace in module.traces:
+        for index, event in enumerate(trace):
+            if event.kind is not Kind.CLIP or not event.subject.endswith(".parameters()"):
+                continue
+            if _never_with(module, event.facts, event.scope, Kind.FP16_OPTIMIZER):
+                continue
+            passes = [
+                other for other in trace[:index] if other.kind is Kind.FOREIGN_BACKWARD and other.may_follow(event)
+            ]
+            if passes and isinstance(passes[-1].call.func, ast.Attribute):
+                owner = passes[-1].call.func.value
+                values = module.values_of(name_of(owner), passes[-1].scope) or []
+                made = {module.resolve(one.func) or "" for one in values if isinstance(one, ast.Call)}
+                if any(name.startswith("apex.") and name.endswith(".FP16_Optimizer") for name in made):
+                    message = f"`{event.shown}` are the fp16 copies of `{name_of(owner)}`"
+                    yield module.finding("AMP104", event.call, message)
+
+
+def _changes_copy(trace: Trace, event: Event) -> bool:
+    """Return whether the gradient of a model's parameter is changed in place between `scale_loss` and the step."""
+    function = event.call.func
+    if not isinstance(function, ast.Attribute) or not function.attr.endswith("_") or function.attr in EMPTIES:
+        return False
+    loop = event.loops[-1] if event.loops else None
+    if not isinstance(loop, ast.For) or not isinstance(loop.iter, ast.Call):
+        return False
+    source = loop.iter.func.attr if isinstance(loop.iter.func, ast.Attribute) else ""
+    index = trace.index(event)
+    before = any(other.kind is Kind.SCALE_LOSS and other.may_follow(event) for other in trace[:index])
+    after = any(other.kind is Kind.STEP and other.may_follow(event) for other in trace[index:])
+    of_model = source in ("parameters", "named_parameters", "modules", "named_modules")
+    return of_model and before and after and event.apex_block() is None
+
+
+def _edited_gradients(module: LintModule) -> Iterator[Finding]:
+    blocks = list(module.calls_of("apex.amp.scale_loss"))
+    for node in ast.walk(module.tree):
+        if not isinstance(node, ast.For) or not isinstance(node.iter, ast.Call):
+            continue
+        function = node.iter.func
+        if not isinstance(function, ast.Attribute) or function.attr not in ("parameters", "named_parameters"):
+            continue
+        here = module.scope_of[node].node
+        facts = facts_at(module, node)
+        before = [
+            call
+            for call in blocks
+            if module.scope_of[call].node is here and call.lineno < node.lineno
+            if not contradict(facts_at(module, call), facts)
+        ]
+        steps = [
+            call
+            for call in module.calls
+            if call.lineno > (node.end_lineno or 0)
+            and name_of(call.func).endswith(".step")
+            and module.scope_of[call].node is here
+        ]
+        if before and steps and not _never_with(module, facts, module.scope_of[node], Kind.INITIALIZE):
+            for part in ast.walk(node):
+                if isinstance(part, ast.stmt) and _edits_gradient(part):
+                    yield module.finding("AMP117", part, "this changes the gradient of an fp16 copy under O2")
+
+
+def _edits_gradient(statement: ast.stmt) -> bool:
+    if isinstance(statement, ast.AugAssign):
+        return _is_gradient(statement.target)
+    if isinstance(statement, ast.Assign):
+        empties = is_literal(statement.value, None)
+        return not empties and any(_is_gradient(target) for target in statement.targets)
+    if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
+        function = statement.value.func
+        in_place = isinstance(function, ast.Attribute) and function.attr.endswith("_") and function.attr != "zero_"
+        return in_place and isinstance(function, ast.Attribute) and _is_gradient(function.value)
+    return False
+
+
+def _is_gradient(node: ast.expr) -> bool:
+    if isinstance(node, ast.Subscript):
+        return _is_gradient(node.value)
+    return name_of(node).removesuffix(".data").endswith(".grad")
+
+
+@rule(
+    Mistake(
+        "AMP107",
+        "scale-loss-without-with",
+        "`amp.scale_loss` is called without `with`",
+        "it returns a context manager: the loss is not scaled and the gradients are not unscaled",
+        "write `with amp.scale_loss(loss, optimizer) as scaled_loss:`",
+        """
+from apex import amp
+
+scaled_loss = amp.scale_loss(loss, optimizer)  # AMP107
+scaled_loss.backward()
+""",
+        """
+from apex import amp
+
+block = amp.scale_loss(loss, optimizer)
+with block as scaled_loss:
+    scaled_loss.backward()
+""",
+    ),
+)
+def without_with(module: LintModule) -> Iterator[Finding]:
+    """`scale_loss` whose result is used as if it were the loss."""
+    for call in module.calls_of("apex.amp.scale_loss"):
+        parent = module.parents[call]
+        used = isinstance(parent, (ast.Attribute, ast.Expr))
+        if isinstance(parent, ast.Assign) and parent.value is call:
+            name = name_of(parent.targets[0])
+            uses = [name_of(other.func) for other in module.calls]
+            used = bool(name) and f"{name}.backward" in uses
+            entered = any(
+                isinstance(node, ast.withitem) and name_of(node.context_expr) == name for node in ast.walk(module.tree)
+            )
+            used = used and not entered
+        if used:
+            yield module.finding("AMP107", call, "`amp.scale_loss` is not entered by `with`")
+
+
+@rule(
+    Mistake(
+        "AMP110",
+        "never-unscaled",
+        "every `scale_loss` of an optimizer has `delay_unscale=True`, and the optimizer steps",
+        "the gradients are never unscaled: each step is too large by the loss scale",
+        "leave `delay_unscale` out for the last backward pass before the step",
+        """
+from apex import amp
+
+for batch in loader:
+    with amp.scale_loss(loss, optimizer, delay_unscale=True) as scaled_loss:  # AMP110
+        scaled_loss.backward()
+    optimizer.step()
+""",
+        """
+from apex import amp
+
+for batch in loader:
+    with amp.scale_loss(loss, optimizer, delay_unscale=True) as scaled_loss:
+        scaled_loss.backward()
+    with amp.scale_loss(other_loss, optimizer) as scaled_loss:
+        scaled_loss.backward()
+    optimizer.step()
+""",
+    ),
+)
+def never_unscaled(module: LintModule) -> Iterator[Finding]:
+    """Optimizers of which every `scale_loss` delays unscaling."""
+    for trace in module.traces:
+        blocks = [event for event in trace if event.kind is Kind.SCALE_LOSS]
+        for event in blocks:
+            of_same = [other for other in blocks if other.target == event.target]
+            if not all(_delays(other.call) for other in of_same) or event is not of_same[-1]:
+                continue
+            rest = trace[trace.index(event) :]
+            if any(
+                other.kind is Kind.STEP and other.subject == event.target and other.may_follow(event) for other in rest
+            ):
+                yield module.finding(
+                    "AMP110", event.call, f"the gradients of `{plain(event.target)}` are never unscaled"
+                )
+
+
+def _delays(call: ast.Call) -> bool:
+    value = argument(call, "delay_unscale", 4)
+    return is_literal(value, True)
+
+
+@rule(
+    Mistake(
+        "AMP118",
+        "scaled-loss-logged",
+        "the scaled loss is read as a number",
+        "the curve follows the loss scale, not the loss",
+        "log the loss itself",
+        """
+from apex import amp
+
+with amp.scale_loss(loss, optimizer) as scaled_loss:
+    scaled_loss.backward()
+total += scaled_loss.item()  # AMP118
+""",
+        """
+from apex import amp
+
+with amp.scale_loss(loss, optimizer) as scaled_loss:
+    scaled_loss.backward()
+total += loss.item()
+""",
+        fixable=True,
+    ),
+    Mistake(
+        "AMP228",
+        "scaled-loss-read",
+        "the loss that `scaler.scale` returns is read as a number",
+        "the curve follows the loss scale, not the loss",
+        "log the loss itself",
+        """
+scaled = scaler.scale(loss)
+scaled.backward()
+total += scaled.item()  # AMP228
+scaler.step(optimizer)
+scaler.update()
+""",
+        """
+scaled = scaler.scale(loss)
+scaled.backward()
+total += scaled.item() / scaler.get_scale()
+scaler.step(optimizer)
+scaler.update()
+""",
+    ),
+)
+def scaled_loss_read(module: LintModule) -> Iterator[Finding]:
+    """Numbers that are read from a scaled loss."""
+    for call in module.calls:
+        node: ast.expr | None = None
+        if isinstance(call.func, ast.Attribute) and call.func.attr == "item" and not call.args:
+            node = call.func.value
+        elif name_of(call.func) == "float" and len(call.args) == 1:
+            node = call.args[0]
+        parent = module.parents[call]
+        if not isinstance(node, ast.Name) or (
+            isinstance(parent, ast.BinOp) and isinstance(parent.op, (ast.Div, ast.FloorDiv))
+        ):
+            continue
+        for value in _values_at(module, call, node.id):
+            inner = _inner(value)
+            if not isinstance(inner, ast.Call) or _is_labelled(parent):
+                continue
+            if module.resolve(inner.func) == "apex.amp.scale_loss":
+                loss = argument(inner, "loss", 0)
+                edits = () if loss is None or not name_of(loss) else module.replace(node, name_of(loss))
+                yield module.finding("AMP118", call, f"`{node.id}` follows the loss scale", edits)
+            elif isinstance(inner.func, ast.Attribute) and inner.func.attr == "scale":
+                if module.roles.of(inner.func.value, module.scope_of[call]) == "scaler":
+                    yield module.finding("AMP228", call, f"`{node.id}` follows the loss scale")
+
+
+def _values_at(module: LintModule, call: ast.Call, name: str) -> list[ast.expr]:
+    """Return what a name holds at a call: its only value, or the nearest above it whose block the call stands in."""
+    values = module.scope_of[call].values.get(name, [])
+    if len(values) < 2:
+        return values
+    above = [value for value in map(_inner, values) if value.lineno < call.lineno]
+    nearest = max(above, key=lambda value: value.lineno, default=None)
+    if nearest is None:
+        return []
+    return [nearest] if module.parent(module.statement(nearest)) in module.ancestors(call) else []
+
+
+def _inner(value: ast.expr) -> ast.expr:
+    """Return what a value is an element of, or the value itself."""
+    while isinstance(value, ast.Starred):
+        value = value.value
+    return value
+
+
+def _is_labelled(parent: ast.AST) -> bool:
+    """Return whether a number goes into a call that names it the scaled loss, as in `log("scaled_loss", ...)`."""
+    texts = [literal(one) or "" for one in parent.args] if isinstance(parent, ast.Call) else []
+    return any("scaled" in text.lower() for text in texts)
+
+
+@rule(
+    Mistake(
+        "AMP405",
+        "accumulation-unscales",
+        "gradients are accumulated with a plain `scale_loss` for every micro-batch",
+        "correct but slower: Apex unscales and checks after each micro-batch, and may change the scale in between",
+        "pass `delay_unscale=True` for all micro-batches except the last one before the step",
+        """
+from apex import amp
+
+for i, batch in enumerate(loader):
+    with amp.scale_loss(loss / 4, optimizer) as scaled_loss:  # AMP405
+        scaled_loss.backward()
+    if (i + 1) % 4 == 0:
+        optimizer.step()
+        optimizer.zero_grad()
+""",
+        """
+from apex import amp
+
+for i, batch in enumerate(loader):
+    last = (i + 1) % 4 == 0
+    with amp.scale_loss(loss / 4, optimizer, delay_unscale=not last) as scaled_loss:
+        scaled_loss.backward()
+    if last:
+        optimizer.step()
+        optimizer.zero_grad()
+""",
+        by_default=False,
+    ),
+)
+def accumulation_unscales(module: LintModule) -> Iterator[Finding]:
+    """Accumulation in which each micro-batch is unscaled."""
+    for trace in module.traces:
+        for event in trace:
+            if event.kind is not Kind.SCALE_LOSS or argument(event.call, "delay_unscale", 4) is not None:
+                continue
+            rest = [other for other in trace[trace.index(event) :] if other.kind is Kind.STEP]
+            if any(
+                other.subject == event.target and any("%" in key and key not in event.facts for key in other.facts)
+                for other in rest
+            ):
+                yield module.finding("AMP405", event.call, "each micro-batch is unscaled and checked")

@@ -1,0 +1,295 @@
+"""Rules about autocast: where it is entered, for which device, and what runs under it."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from ampcompare.source.amp_names import AUTOCASTS
+from ampcompare.source.branches import conditions, contradict
+from ampcompare.source.calls import argument
+from ampcompare.source.edits import Edit
+from ampcompare.source.lint.finding import Finding
+from ampcompare.source.lint.mistake import Mistake
+from ampcompare.source.lint.module import LintModule, literal, name_of, rule
+from ampcompare.source.lint.trace import Context, Event, Kind
+from ampcompare.source.module import Scope
+
+__all__ = ["is_fp16", "is_in_fp16_block"]
+
+
+@rule(
+    Mistake(
+        "AMP221",
+        "backward-in-autocast",
+        "`backward()` inside the autocast block",
+        "the operations of the backward pass are cast a second time; PyTorch advises against it",
+        "leave the autocast block after the loss: `backward()` uses the dtypes of the forward pass",
+        """
+import torch
+
+with torch.autocast("cuda"):
+    loss = model(batch)
+    loss.backward()  # AMP221
+""",
+        """
+import torch
+
+with torch.autocast("cuda"):
+    loss = model(batch)
+    with torch.autocast("cuda", enabled=False):
+        penalty.backward()
+loss.backward()
+""",
+        fixable=True,
+    ),
+)
+def backward_in_autocast(module: LintModule) -> Iterator[Finding]:
+    """Backward passes inside an autocast block."""
+    for trace in module.traces:
+        for event in trace:
+            block = event.autocast() if event.kind is Kind.BACKWARD else None
+            if block is not None and _may_be_on(block, event):
+                shown = f"the autocast block begins in line {block.node.lineno}"
+                yield module.finding("AMP221", event.call, shown, _moved_out(module, event, block))
+
+
+def _may_be_on(block: Context, event: Event) -> bool:
+    """Return whether the argument `enabled` of an autocast can be true under the conditions of an event."""
+    enabled = None if block.call is None else argument(block.call, "enabled")
+    return enabled is None or not contradict(conditions(enabled, True), event.facts)
+
+
+def _moved_out(module: LintModule, event: Event, block: Context) -> tuple[Edit, ...]:
+    """Return the edits that end an autocast block before the backward pass, if only plain lines follow it there."""
+    body = block.node.body
+    if event.statement not in body[1:] or len(block.node.items) > 1:
+        return ()
+    rest = body[body.index(event.statement) :]
+    plain = all(isinstance(one, ast.Expr) and one.lineno == one.end_lineno and module.is_alone(one) for one in rest)
+    outer, inner = module.indent(block.node), module.indent(event.statement)
+    if (
+        not plain
+        or not inner.startswith(outer)
+        or module.text[module.start(block.node) - len(outer) : module.start(block.node)] != outer
+    ):
+        return ()
+    starts = [module.line_start(line) for line in range(rest[0].lineno, (rest[-1].end_lineno or 0) + 1)]
+    extra = len(inner) - len(outer)
+    if extra <= 0 or not all(
+        module.text.startswith(inner, start) or not module.text[start : start + 1].strip() for start in starts
+    ):
+        return ()
+    return tuple(Edit(start, start + extra, "") for start in starts if module.text.startswith(inner, start))
+
+
+@rule(
+    Mistake(
+        "AMP222",
+        "autocast-not-entered",
+        "autocast is called without `with`, or used in `with` without being called",
+        "the former changes nothing: all operations stay in fp32; the latter is an error",
+        'write `with torch.autocast("cuda"):` around the forward pass',
+        """
+import torch
+
+torch.autocast("cuda")  # AMP222
+loss = model(batch)
+""",
+        """
+import torch
+
+context = torch.autocast("cuda")
+with context:
+    loss = model(batch)
+""",
+    ),
+)
+def autocast_not_entered(module: LintModule) -> Iterator[Finding]:
+    """Autocast that no `with` enters, and autocast that `with` enters or that decorates without a call."""
+    for call in module.calls_of(*AUTOCASTS):
+        if isinstance(module.parents[call], ast.Expr):
+            yield module.finding("AMP222", call, "this autocast is not entered")
+    for node in module.nodes:
+        uncalled: list[ast.expr] = []
+        if isinstance(node, ast.withitem):
+            uncalled = [node.context_expr]
+        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            uncalled = node.decorator_list
+        for one in uncalled:
+            if isinstance(one, (ast.Name, ast.Attribute)) and module.resolve(one) in AUTOCASTS:
+                yield module.finding("AMP222", one, f"`{name_of(one)}` is not called")
+
+
+@rule(
+    Mistake(
+        "AMP229",
+        "autocast-device",
+        "`torch.autocast` is called without a device type, or with a device such as `cuda:0` instead",
+        "it raises a TypeError, a ValueError or a RuntimeError",
+        'write `torch.autocast("cuda")`, or `torch.autocast(device.type)`',
+        """
+import torch
+
+with torch.autocast("cuda:0"):  # AMP229
+    loss = model(batch)
+""",
+        """
+import torch
+
+device = torch.device("cuda:0")
+with torch.autocast(device.type):
+    loss = model(batch)
+""",
+        fixable=True,
+    ),
+)
+def device_of_autocast(module: LintModule) -> Iterator[Finding]:
+    """`torch.autocast` without a device type, or with something else than the type of a device."""
+    for call in module.calls_of("torch.autocast", "torch.amp.autocast"):
+        if module.has_alternatives(call.func) or any(one.arg is None for one in call.keywords):
+            continue
+        if any(isinstance(argument, ast.Starred) for argument in call.args):
+            continue
+        device = argument(call, "device_type", 0)
+        edits: tuple[Edit, ...] = ()
+        if device is None:
+            yield module.finding("AMP229", call, "autocast has no device type")
+        elif ":" in (literal(device) or ""):
+            source = module.source(device)
+            if source.count(":") == 1 and source[0] in "'\"":
+                edits = module.replace(device, source.partition(":")[0] + source[-1])
+            yield module.finding("AMP229", call, f"{source} is a device, not a device type", edits)
+        elif _is_device(module, device):
+            edits = module.replace(device, f"{name_of(device)}.type") if name_of(device) else ()
+            yield module.finding("AMP229", call, f"`{module.source(device)}` is a device, not a device type", edits)
+
+
+def _is_device(module: LintModule, node: ast.expr) -> bool:
+    """Return whether an expression is surely a `torch.device`."""
+    scope = module.scope_of[node]
+    values = [node] if isinstance(node, ast.Call) else module.values_of(name_of(node), scope) or []
+    return bool(values) and all(
+        isinstance(value, ast.Call) and module.resolve(value.func, scope) == "torch.device" for value in values
+    )
+
+
+@rule(
+    Mistake(
+        "AMP230",
+        "bce-in-autocast",
+        "`binary_cross_entropy` or `BCELoss` of probabilities runs under autocast of a GPU",
+        "it raises a RuntimeError: the backward pass would overflow in fp16",
+        "leave the sigmoid out, and use `binary_cross_entropy_with_logits` or `BCEWithLogitsLoss`",
+        """
+import torch
+
+criterion = torch.nn.BCELoss()
+with torch.autocast("cuda"):
+    loss = criterion(model(batch), target)  # AMP230
+""",
+        """
+import torch
+
+criterion = torch.nn.BCELoss()
+with torch.autocast("cuda"):
+    output = model(batch)
+    with torch.autocast("cuda", enabled=False):
+        loss = criterion(output.float(), target)
+""",
+    ),
+)
+def cross_entropy_in_autocast(module: LintModule) -> Iterator[Finding]:
+    """`binary_cross_entropy` of probabilities under autocast of a GPU."""
+    for trace in module.traces:
+        for event in trace:
+            block = event.autocast() if event.kind is Kind.CROSS_ENTROPY else None
+            if block is None or block.call is None:
+                continue
+            if _may_be_on(block, event) and _is_of_cuda(module, block.call):
+                shown = f"the autocast block begins in line {block.node.lineno}"
+                yield module.finding("AMP230", event.call, shown)
+
+
+def _is_of_cuda(module: LintModule, call: ast.Call) -> bool:
+    """Return whether an autocast is surely one of CUDA."""
+    if module.resolve(call.func) == "torch.cuda.amp.autocast":
+        return True
+    return literal(argument(call, "device_type", 0)) == "cuda"
+
+
+@rule(
+    Mistake(
+        "AMP232",
+        "fp16-without-scaler",
+        "a model is trained under fp16 autocast, but the module never scales the loss",
+        "gradients below 2**-24 become 0: layers with small gradients stop learning",
+        "scale the loss by a GradScaler, or write `dtype=torch.bfloat16`",
+        """
+import torch
+
+with torch.autocast("cuda", dtype=torch.float16):
+    loss = model(batch)
+loss.backward()  # AMP232
+optimizer.step()
+""",
+        """
+import torch
+
+with torch.autocast("cuda", dtype=torch.float16):
+    loss = model(batch)
+scaler.scale(loss).backward()
+scaler.step(optimizer)
+scaler.update()
+""",
+        guard="autocast-without-dtype",
+    ),
+)
+def fp16_without_scaler(module: LintModule) -> Iterator[Finding]:
+    """Training under fp16 autocast, in a module without any loss scaling."""
+    if module.mentions(r"(?i)scaler|loss_?scale|accelerat|deepspeed|fabric|lightning|\bapex\b|bfloat16|bf16"):
+        return
+    for trace in module.traces:
+        for event in trace:
+            if event.kind is not Kind.BACKWARD or "(" in event.subject:
+                continue
+            steps = [one for one in trace[trace.index(event) :] if one.kind is Kind.STEP and one.may_follow(event)]
+            if steps and _is_computed_in_fp16(module, event):
+                yield module.finding("AMP232", event.call, f"`{event.shown}` comes from fp16 autocast")
+
+
+def _is_computed_in_fp16(module: LintModule, event: Event) -> bool:
+    """Return whether a loss is assigned under fp16 autocast, or returned from there by a function of the module."""
+    values = module.values_of(event.shown, event.scope) or []
+    if len(values) != 1:
+        return False
+    if is_in_fp16_block(module, values[0]):
+        return True
+    called = name_of(values[0].func) if isinstance(values[0], ast.Call) else ""
+    owner = event.scope.owner if called.startswith("self.") else module.top
+    function = None if owner is None else owner.functions.get(called.removeprefix("self."))
+    return function is not None and _returns_from_fp16(module, function)
+
+
+def _returns_from_fp16(module: LintModule, function: Scope) -> bool:
+    inside = (node for node in ast.walk(function.node) if isinstance(node, ast.Return))
+    returns = [node for node in inside if module.scope_of[node].node is function.node]
+    return bool(returns) and all(one.value is not None and is_in_fp16_block(module, one.value) for one in returns)
+
+
+def is_in_fp16_block(module: LintModule, node: ast.AST) -> bool:
+    """Return whether the innermost autocast around a node is surely on, of CUDA, and of fp16."""
+    for outer in module.within_function(node):
+        for item in outer.items if isinstance(outer, ast.With) else ():
+            call = item.context_expr
+            if isinstance(call, ast.Call) and module.resolve(call.func) in AUTOCASTS:
+                return is_fp16(module, call)
+    return False
+
+
+def is_fp16(module: LintModule, call: ast.Call) -> bool:
+    """Return whether an autocast is surely on, of CUDA, and of fp16."""
+    dtype = argument(call, "dtype", 1)
+    half = dtype is None or module.resolve(dtype) in ("torch.float16", "torch.half")
+    of_cuda_alone = module.resolve(call.func) == "torch.cuda.amp.autocast"
+    return half and argument(call, "enabled", 0 if of_cuda_alone else 2) is None and _is_of_cuda(module, call)

@@ -1,0 +1,366 @@
+"""Rules about checkpoints: the state of the loss scale is saved and loaded along with that of the optimizer."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from ampcompare.source.calls import argument, is_literal, passed
+from ampcompare.source.edits import Edit
+from ampcompare.source.lint.finding import Finding
+from ampcompare.source.lint.mistake import Mistake
+from ampcompare.source.lint.module import LintModule, literal, name_of, rule
+from ampcompare.source.lint.trace import Kind, plain
+
+__all__: list[str] = []
+
+SCALER_STATE = re.compile(r"scaler\w*(?:\[[^\]]*\])?\.state_dict|scaler_state|scaler_dict|['\"]\w*scaler\w*['\"]\s*:")
+AMP_STATE = re.compile(r"\bamp\w*\.state_dict|amp_state|['\"]amp['\"]\s*[:\]]")
+
+SAVER = re.compile(r"_?save(?:_|$)")
+STATE_SAVER = re.compile(r"_?save_(?:\w*_)?(?:checkpoint|ckpt|state|model|train|optim|snapshot|all)")
+# Functions with such names, and classes, may keep an object that they get.
+KEEPER = re.compile(
+    r"^_*[A-Z]|(?i:trainer|runner|engine|manager|setup|prepare|regist|create|make|build|init|hook|wrap|save|state|ckpt)"
+)
+
+
+@rule(
+    Mistake(
+        "AMP119",
+        "apex-state-unsaved",
+        "a checkpoint holds the state of the optimizer, but the module never saves `amp.state_dict()`",
+        "the loss scale starts again at 2**16 after a resume: a burst of skipped steps",
+        "save `amp.state_dict()` too, and load it when resuming",
+        """
+import torch
+from apex import amp
+
+model, optimizer = amp.initialize(model, optimizer, opt_level="O1")
+torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, path)  # AMP119
+""",
+        """
+import torch
+from apex import amp
+
+model, optimizer = amp.initialize(model, optimizer, opt_level="O1")
+torch.save({"optimizer": optimizer.state_dict(), "amp": amp.state_dict()}, path)
+torch.save(model.state_dict(), weights)
+""",
+        fixable=True,
+        guard="amp-state-unsaved",
+    ),
+    Mistake(
+        "AMP226",
+        "amp-state-unsaved",
+        "a checkpoint holds the state of an optimizer, but not that of amp or of the GradScaler",
+        "the loss scale starts from its initial value after a resume: a burst of skipped steps, or "
+        "gradients that underflow",
+        "save `amp.state_dict()` or `scaler.state_dict()` too, and load it when resuming",
+        """
+import torch
+
+scaler = torch.amp.GradScaler("cuda")
+torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, path)  # AMP226
+""",
+        """
+import torch
+
+scaler = torch.amp.GradScaler("cuda")
+torch.save({"optimizer": optimizer.state_dict(), "scaler": scaler.state_dict()}, path)
+torch.save(model.state_dict(), weights)
+""",
+        fixable=True,
+    ),
+)
+def state_unsaved(module: LintModule) -> Iterator[Finding]:
+    """Checkpoints with the state of an optimizer, in a module that saves no state of the loss scale."""
+    source = module.text
+    apex = next(module.calls_of("apex.amp.initialize"), None)
+    scalers = [call for call in module.new_scalers if not _is_off(call)]
+    for code, maker, state in (("AMP119", apex, AMP_STATE), ("AMP226", scalers[0] if scalers else None, SCALER_STATE)):
+        if maker is None or state.search(source) or _is_passed_to_saver(module):
+            continue
+        reported: set[ast.expr] = set()
+        for call in _saving_calls(module):
+            saved = _saved_mapping(module, call)
+            if saved in reported:
+                continue
+            alone = _is_state_of_optimizer(module, argument(call, "obj", 0))
+            alone = alone or (code == "AMP226" and _is_saved_elsewhere(module, call))
+            if not (alone or (saved is not None and _holds_optimizer(module, call, saved))):
+                continue
+            if not _reached(module, maker, call, of_process=code == "AMP119"):
+                continue
+            if _is_new_each_time(module, maker, call):
+                continue
+            if code == "AMP226" and _steps_without_scaler(module, call, saved):
+                continue
+            shown = "the state of the optimizer is saved, but that of the loss scale is not"
+            edits: tuple[Edit, ...] = ()
+            if isinstance(saved, ast.Dict) and not _loads_of_optimizer_alone(module):  # else half a correction
+                edits = _added_state(module, code, maker, call, saved)
+            reported |= {saved} if saved is not None else set()
+            yield module.finding(code, call, shown, edits)
+
+
+def _is_passed_to_saver(module: LintModule) -> bool:
+    """Return whether a scaler is passed to something else than a function of the module that may save it."""
+    for call in module.calls:
+        name = name_of(call.func).rpartition(".")[2]
+        if re.search(r"(?i)save|checkpoint|ckpt|state|dict|resume", name) and not _is_of_module(module, call):
+            if any(module.roles.of(value, module.scope_of[call]) == "scaler" for value in passed(call)):
+                return True
+    return False
+
+
+def _is_of_module(module: LintModule, call: ast.Call) -> bool:
+    return any(name_of(call.func) in scope.functions for scope in module.scope_of[call].enclosing())
+
+
+def _is_saved_elsewhere(module: LintModule, call: ast.Call) -> bool:
+    """Return whether a function of another module gets an optimizer to save, and can reach no scaler of this one."""
+    name = name_of(call.func)
+    scope = module.scope_of[call]
+    if (
+        not STATE_SAVER.match(name.rpartition(".")[2])
+        or _is_of_module(module, call)
+        or any(one.arg is None for one in call.keywords)
+    ):
+        return False
+    if re.fullmatch(r"self\.\w+", name) or any(name_of(value) == "self" for value in passed(call)):
+        return False
+    if not any(module.roles.of(value, scope) == "optimizer" for value in passed(call)):
+        return False
+    return all(_stays(module, node) for node in module.scope_of if isinstance(node, (ast.Name, ast.Attribute)))
+
+
+def _stays(module: LintModule, node: ast.Name | ast.Attribute) -> bool:
+    """Return whether a use of a scaler gives it to nothing that may keep it; other names are no matter."""
+    if module.roles.of(node, module.scope_of[node]) != "scaler" or isinstance(node.ctx, ast.Store):
+        return True
+    parent = module.parents[node]
+    while isinstance(parent, (ast.keyword, ast.IfExp, ast.BoolOp)):
+        parent = module.parents[parent]
+    if isinstance(parent, ast.Call):
+        return parent.func is node or not KEEPER.search(name_of(parent.func).rpartition(".")[2])
+    return not isinstance(parent, (ast.Dict, ast.List, ast.Tuple, ast.Set, ast.Assign, ast.Return, ast.Starred))
+
+
+def _saving_calls(module: LintModule) -> Iterator[ast.Call]:
+    """Yield the calls of `torch.save`, and of functions whose names say that they save."""
+    known = {id(call): name for call, name in module.resolved}
+    for call in sorted(module.calls, key=lambda each: each.lineno):
+        name = known.get(id(call)) or name_of(call.func)
+        if name == "torch.save" or SAVER.match(name.rpartition(".")[2]):
+            yield call
+
+
+def _reached(module: LintModule, maker: ast.Call, save: ast.Call, *, of_process: bool) -> bool:
+    """Return whether a checkpoint belongs to the training for which the loss scale was made.
+
+    Args:
+        of_process: whether the loss scale is one of the process, which every method of a class reaches.
+    """
+    home, here = module.scope_of[maker], module.scope_of[save]
+    if of_process and home.owner is not None and home.owner is here.owner:
+        return True
+    kept = home.owner is not None and any(
+        maker in values for name, values in home.owner.values.items() if name.startswith("self.")
+    )
+    if home in here.enclosing() or (kept and home.owner is here.owner):
+        return True
+    return any({maker, save} <= {event.call for event in trace} for trace in module.traces)
+
+
+def _is_off(call: ast.Call) -> bool:
+    value = argument(call, "enabled")
+    return is_literal(value, False)
+
+
+def _saved_mapping(module: LintModule, call: ast.Call) -> ast.Dict | ast.Call | None:
+    """Return the dict that a call saves, written with braces or as a call of `dict` with keywords."""
+    value = argument(call, "obj", 0)
+    if isinstance(value, ast.Name):
+        values = module.scope_of[call].values.get(value.id, [])
+        above = [each for each in values if getattr(each, "lineno", call.lineno) < call.lineno]
+        made = [each for each in above if not _is_extended(each, value.id)]
+        nearest = max(made, key=lambda each: each.lineno, default=None)
+        value = nearest if not module.mentions(rf"\b{value.id}\.update\(") else None
+    if isinstance(value, ast.Call) and name_of(value.func) == "dict" and not value.args:
+        return value
+    return value if isinstance(value, ast.Dict) else None
+
+
+def _is_new_each_time(module: LintModule, maker: ast.Call, save: ast.Call) -> bool:
+    """Return whether each round of a loop, such as an epoch, has its own scaler: a resume changes nothing."""
+    for trace in module.traces:
+        made = [event.loops for event in trace if event.call is maker]
+        if made and any(event.call is save and event.loops == made[0] != () for event in trace):
+            return True
+    return False
+
+
+def _steps_without_scaler(module: LintModule, call: ast.Call, saved: ast.Dict | ast.Call | None) -> bool:
+    """Return whether the optimizers that a call saves step by themselves, and others by the scaler."""
+    states = [node for root in (call, saved) if root is not None for node in ast.walk(root)]
+    owners = [node.value for node in states if isinstance(node, ast.Attribute) and node.attr == "state_dict"]
+    names = {name_of(one) for one in owners if module.roles.of(one, module.scope_of[call]) == "optimizer"}
+    events = [event for trace in module.traces for event in trace]
+    scaled = {plain(event.target) for event in events if event.kind is Kind.SCALER_STEP}
+    alone = {plain(event.subject) for event in events if event.kind is Kind.STEP}
+    return bool(scaled) and bool(names) and names <= alone - scaled
+
+
+def _is_extended(value: ast.expr, name: str) -> bool:
+    """Return whether a value is the result of a method that gets the dict of this name, and may add entries."""
+    return isinstance(value, ast.Call) and any(name_of(argument) == name for argument in value.args)
+
+
+def _holds_optimizer(module: LintModule, call: ast.Call, saved: ast.Dict | ast.Call) -> bool:
+    """Return whether a dict has the state of an optimizer, written in it or assigned to one of its keys."""
+    values = saved.values if isinstance(saved, ast.Dict) else [one.value for one in saved.keywords]
+    named = argument(call, "obj", 0)
+    if isinstance(named, ast.Name):
+        values = [*values, *_assigned_to_keys(module, call, named.id)]
+    return any(_is_state_of_optimizer(module, value) for value in values)
+
+
+def _assigned_to_keys(module: LintModule, call: ast.Call, name: str) -> Iterator[ast.expr]:
+    """Yield what the lines above a call assign to keys of a dict."""
+    for node in ast.walk(module.scope_of[call].node):
+        if isinstance(node, ast.Assign) and node.lineno < call.lineno:
+            target = node.targets[0]
+            if isinstance(target, ast.Subscript) and name_of(target.value) == name:
+                yield node.value
+
+
+def _is_state_of_optimizer(module: LintModule, value: ast.expr | None) -> bool:
+    if isinstance(value, ast.IfExp):
+        return any(_is_state_of_optimizer(module, each) for each in (value.body, value.orelse))
+    if isinstance(value, ast.Name):
+        values = module.scope_of[value].values.get(value.id, [])
+        return any(isinstance(each, ast.Call) and _is_state_of_optimizer(module, each) for each in values)
+    if not isinstance(value, ast.Call) or not isinstance(value.func, ast.Attribute) or value.func.attr != "state_dict":
+        return False
+    return module.roles.of(value.func.value, module.scope_of[value]) == "optimizer"
+
+
+def _added_state(module: LintModule, code: str, maker: ast.Call, call: ast.Call, saved: ast.Dict) -> tuple[Edit, ...]:
+    """Return the edit that adds the state to the dict, where its object is surely there."""
+    scope = module.scope_of[call]
+    if code == "AMP119":
+        if (
+            not isinstance(maker.func, ast.Attribute)
+            or module.is_conditional(maker)
+            or scope is not module.scope_of[maker]
+        ):
+            return ()
+        owner, key = module.source(maker.func.value), "amp"
+    else:
+        statement = module.parents[maker]
+        if not isinstance(statement, ast.Assign) or module.is_conditional(maker):
+            return ()
+        owner, key = name_of(statement.targets[0]), "scaler"
+        home = module.scope_of[maker]
+        of_class = owner.startswith("self.") and scope.owner is not None and scope.owner is home.owner
+        if not owner or not (of_class or home is scope):
+            return ()
+    last = saved.values[-1]
+    quote = module.source(saved.keys[-1])[0] if isinstance(saved.keys[-1], ast.Constant) else '"'
+    quote = quote if quote in "'\"" else '"'
+    entry = f"{quote}{key}{quote}: {owner}.state_dict()"
+    end = module.end(last)
+    if last.end_lineno == saved.end_lineno or saved.keys[-1] is None:
+        return (Edit(end, end, f", {entry}"),)
+    line = module.line_start(saved.keys[-1].lineno)
+    written = module.text[line : module.start(saved.keys[-1])]
+    if written.strip():
+        return (Edit(end, end, f", {entry}"),)
+    return (Edit(end, end, f",{module.newline}{written}{entry}"),)
+
+
+@rule(
+    Mistake(
+        "AMP122",
+        "apex-state-unloaded",
+        "the state of Apex is saved, but never loaded along with that of the optimizer",
+        "every resumed run starts with the initial loss scale: a burst of skipped steps",
+        "call `amp.load_state_dict` where the state of the optimizer is loaded",
+        """
+import torch
+from apex import amp
+
+torch.save({"optimizer": optimizer.state_dict(), "amp": amp.state_dict()}, path)
+optimizer.load_state_dict(torch.load(path)["optimizer"])  # AMP122
+""",
+        """
+import torch
+from apex import amp
+
+torch.save({"optimizer": optimizer.state_dict(), "amp": amp.state_dict()}, path)
+optimizer.load_state_dict(torch.load(path)["optimizer"])
+amp.load_state_dict(torch.load(path)["amp"])
+""",
+    ),
+    Mistake(
+        "AMP231",
+        "scaler-state-unloaded",
+        "the state of the GradScaler is saved, but never loaded along with that of the optimizer",
+        "every resumed run starts with the initial loss scale: a burst of skipped steps",
+        "call `scaler.load_state_dict` where the state of the optimizer is loaded",
+        """
+import torch
+
+torch.save({"optimizer": optimizer.state_dict(), "scaler": scaler.state_dict()}, path)
+optimizer.load_state_dict(torch.load(path)["optimizer"])  # AMP231
+""",
+        """
+import torch
+
+torch.save({"optimizer": optimizer.state_dict(), "scaler": scaler.state_dict()}, path)
+optimizer.load_state_dict(torch.load(path)["optimizer"])
+scaler.load_state_dict(torch.load(path)["scaler"])
+""",
+    ),
+)
+def state_unloaded(module: LintModule) -> Iterator[Finding]:
+    """Checkpoints whose optimizer state is loaded, in a module that saves a loss scale and loads it nowhere."""
+    of_optimizer = _loads_of_optimizer_alone(module)
+    if not of_optimizer:
+        return
+    if next(module.calls_of("apex.amp.state_dict"), None) is not None:
+        shown = "the state of the optimizer is loaded, but that of Apex is saved and never loaded"
+        yield module.finding("AMP122", of_optimizer[0], shown)
+    elif any(_is_state_of_scaler(module, call) for call in module.calls):
+        shown = "the state of the optimizer is loaded, but that of the scaler is saved and never loaded"
+        yield module.finding("AMP231", of_optimizer[0], shown)
+
+
+def _loads_of_optimizer_alone(module: LintModule) -> list[ast.Call]:
+    """Return the calls that load the state of an optimizer, in a module that surely loads none of a loss scale."""
+    loads = [call for call in module.calls if name_of(call.func).endswith(".load_state_dict")]
+    of_optimizer = [
+        call
+        for call in loads
+        if isinstance(call.func, ast.Attribute)
+        and module.roles.of(call.func.value, module.scope_of[call]) == "optimizer"
+    ]
+    return [] if any(_may_load_scale(module, call) for call in loads) else of_optimizer
+
+
+def _is_state_of_scaler(module: LintModule, call: ast.Call) -> bool:
+    if not isinstance(call.func, ast.Attribute) or call.func.attr != "state_dict":
+        return False
+    return module.roles.of(call.func.value, module.scope_of[call]) == "scaler"
+
+
+def _may_load_scale(module: LintModule, call: ast.Call) -> bool:
+    """Return whether a call may load the state of a loss scale: by its words, or because it loads many objects."""
+    if re.search(r"(?i)scaler|\bamp", ast.unparse(call)):
+        return True
+    assert isinstance(call.func, ast.Attribute)
+    values = module.values_of(name_of(call.func.value), module.scope_of[call]) or []
+    keys = [node.slice for node in ast.walk(call) if isinstance(node, ast.Subscript)]
+    return any(isinstance(value, ast.Starred) for value in values) or any(literal(key) is None for key in keys)

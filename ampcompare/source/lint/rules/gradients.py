@@ -1,0 +1,325 @@
+"""Rules about gradients that are read, changed or skipped while a GradScaler has them scaled."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from ampcompare.source.calls import argument, is_literal
+from ampcompare.source.edits import Edit
+from ampcompare.source.lint.finding import Finding
+from ampcompare.source.lint.mistake import Mistake
+from ampcompare.source.lint.module import LintModule, Trace, events_between, name_of, rule
+from ampcompare.source.lint.trace import FINITE, Event, Kind, plain
+
+__all__: list[str] = []
+
+IN_PLACE = ("add_", "sub_", "clamp_", "clip_", "addcmul_", "addcdiv_")  # `mul_` by a mask is right at any scale
+READS = ("norm", "vector_norm", "pow", "square", "abs", "get_total_norm")
+OF_MODEL = re.compile(r"param|modules\(")
+SCALE_WORDS = re.compile(r"get_scale|inv_scale")
+
+
+@rule(
+    Mistake(
+        "AMP201",
+        "clip-scaled",
+        "gradients are clipped while they are scaled, or the fp16 copies of Apex's O2 are clipped",
+        "the norm is too large by the factor of the loss scale, so almost nothing is left after "
+        "unscaling; under O2 the optimizer uses the fp32 gradients, which stay unclipped",
+        "call `scaler.unscale_(optimizer)` before clipping; with Apex clip "
+        "`amp.master_params(optimizer)` after the `scale_loss` block",
+        """
+import torch
+
+scaler.scale(loss).backward()
+torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # AMP201
+scaler.step(optimizer)
+scaler.update()
+""",
+        """
+import torch
+
+scaler.scale(loss).backward()
+scaler.unscale_(optimizer)
+torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+scaler.step(optimizer)
+scaler.update()
+""",
+        fixable=True,
+    ),
+    Mistake(
+        "AMP218",
+        "gradients-read-scaled",
+        "the size of gradients is read, or a number is added to them, while they are scaled",
+        "a norm is too large by the loss scale and jumps with it; what is added has almost no effect",
+        "call `scaler.unscale_(optimizer)` before gradients are read or changed",
+        """
+scaler.scale(loss).backward()
+total = sum(p.grad.norm() ** 2 for p in model.parameters())  # AMP218
+scaler.step(optimizer)
+scaler.update()
+""",
+        """
+scaler.scale(loss).backward()
+for p in model.parameters():
+    p.grad.mul_(mask)
+scaler.unscale_(optimizer)
+total = sum(p.grad.norm() ** 2 for p in model.parameters())
+scaler.step(optimizer)
+scaler.update()
+""",
+    ),
+)
+def scaled_gradients(module: LintModule) -> Iterator[Finding]:
+    """Gradients that are clipped, read or changed between a scaled backward pass and `scaler.step`."""
+    for trace in module.traces:
+        for event in trace:
+            if event.kind not in (Kind.CLIP, Kind.GRADIENT) or event.apex_block() is not None:
+                continue
+            if event.kind is Kind.GRADIENT and not _depends_on_scale(event):
+                continue
+            for last in _latest_passes(trace, event):
+                steps = _steps_of_scaled(trace, last, event)
+                if steps and not SCALE_WORDS.search(_source_around(module, event)):
+                    near = events_between(trace, last, event, Kind.CLIP)
+                    near += events_between(trace, event, steps[0], Kind.UNSCALE)
+                    yield _scaled_finding(module, event, last, steps, may_unscale=not near)
+                    break
+
+
+def _depends_on_scale(event: Event) -> bool:
+    """Return whether an event reads or changes the gradient of a parameter in a way that its size decides."""
+    function = event.call.func
+    method = function.attr if isinstance(function, ast.Attribute) else name_of(function)
+    if method not in (*READS, *IN_PLACE):
+        return False
+    gradient = next(node for node in ast.walk(event.call) if isinstance(node, ast.Attribute) and node.attr == "grad")
+    owner = name_of(gradient.value).partition(".")[0]
+    values = event.scope.values.get(owner, [])
+    loops = [ast.unparse(value.value) for value in values if isinstance(value, ast.Starred)]
+    return len(loops) == len(values) > 0 and all(OF_MODEL.search(loop) for loop in loops)
+
+
+def _latest_passes(trace: Trace, event: Event) -> list[Event]:
+    """Return the scaled backward passes that may be the last before an event: one for each branch."""
+    found: list[Event] = []
+    for other in reversed(trace[: trace.index(event)]):
+        if other.kind in (Kind.BACKWARD, Kind.FOREIGN_BACKWARD) and other.may_follow(event):
+            if any(other.may_follow(later) for later in found):
+                break
+            found.append(other)
+    return [one for one in found if one.scaler]
+
+
+def _steps_of_scaled(trace: Trace, last: Event, event: Event) -> list[Event]:
+    """Return the steps that use the gradients of an event, if nothing unscales them between backward pass and event."""
+    unscaling = (Kind.UNSCALE, Kind.SCALER_STEP, Kind.STEP, Kind.UPDATE, Kind.OPAQUE)
+    if events_between(trace, last, event, *unscaling):
+        return []
+    # Which gradients are clipped, and which are unscaled below, is known only of one optimizer.
+    optimizers = {other.target for other in trace if other.kind is Kind.SCALER_STEP}
+    steps = []
+    for other in trace[trace.index(event) + 1 :]:
+        if not (other.may_follow(event) and other.may_follow(last)):
+            continue
+        unscales = other.kind is Kind.UNSCALE and event.kind is Kind.CLIP
+        if other.kind is Kind.BACKWARD or (unscales and len(optimizers) > 1):
+            break
+        if other.kind is Kind.SCALER_STEP and other.subject == last.scaler:
+            steps.append(other)
+    return steps
+
+
+def _scaled_finding(module: LintModule, event: Event, last: Event, steps: list[Event], *, may_unscale: bool) -> Finding:
+    """Return the finding, with the edit that unscales unless something near it does, or will once it is corrected."""
+    code = "AMP201" if event.kind is Kind.CLIP else "AMP218"
+    edits: tuple[Edit, ...] = ()
+    names = {(plain(step.subject), plain(step.target)) for step in steps}
+    same_place = steps[0].scope is event.scope and steps[0].loops == event.loops
+    known = all(event.facts.get(key) == value for key, value in last.facts.items())
+    if code == "AMP201" and len(names) == 1 and same_place and known and may_unscale:
+        function, argument = steps[0].call.func, steps[0].call.args[:1]
+        assert isinstance(function, ast.Attribute)
+        optimizer = "".join(map(module.source, argument))
+        line = f"{module.source(function.value)}.unscale_({optimizer})"
+        edits = module.insert_before(event.statement, line)
+    return module.finding(code, event.call, f"the gradients are still scaled by `{plain(last.scaler)}`", edits)
+
+
+def _source_around(module: LintModule, event: Event) -> str:
+    function = module.scope_of[event.call].node
+    return module.text if isinstance(function, ast.Module) else ast.unparse(function)
+
+
+@rule(
+    Mistake(
+        "AMP235",
+        "clipped-in-fp32-only",
+        "gradients are clipped where the loss is not scaled, and not clipped where a GradScaler steps",
+        "mixed precision trains without the requested clipping, and is compared with a run that has it",
+        "call `scaler.unscale_(optimizer)` and clip before `scaler.step(optimizer)` too",
+        """
+import torch
+
+if use_amp:
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)  # AMP235
+    scaler.update()
+else:
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+""",
+        """
+import torch
+
+if use_amp:
+    scaler.scale(loss).backward()
+    scaler.unscale_(optimizer)
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    scaler.step(optimizer)
+    scaler.update()
+else:
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+""",
+    ),
+)
+def clipped_without_scaler(module: LintModule) -> Iterator[Finding]:
+    """Clipping in the branch of a plain step, where the branch of the scaler's step has none."""
+    for trace in module.traces:
+        clips = [event for event in trace if event.kind is Kind.CLIP]
+        for event in trace:
+            if event.kind is not Kind.SCALER_STEP or not clips or _may_clip(module, trace, event):
+                continue
+            for clip in clips:
+                plain_steps = [
+                    other
+                    for other in trace[trace.index(clip) + 1 :]
+                    if other.kind is Kind.STEP and other.subject == event.target and other.may_follow(clip)
+                ]
+                keys = {key for key, value in clip.facts.items() if event.facts.get(key, value) != value}
+                if keys and plain_steps and plain_steps[0].loops == event.loops == clip.loops:
+                    if all(step.facts.get(key) == clip.facts[key] for step in plain_steps for key in keys):
+                        shown = f"the gradients are clipped in line {clip.call.lineno}, before `optimizer.step()` alone"
+                        shown = shown.replace("optimizer", plain(event.target))
+                        yield module.finding("AMP235", event.call, shown)
+                        break
+
+
+def _may_clip(module: LintModule, trace: Trace, event: Event) -> bool:
+    """Return whether gradients may be clipped before a step of the scaler, by a function of any name."""
+    before = [other for other in trace[: trace.index(event)] if other.may_follow(event)]
+    scaled = [other for other in before if other.kind is Kind.BACKWARD and other.scaler == event.subject]
+    if not scaled or any(other.kind in (Kind.CLIP, Kind.GRADIENT, Kind.OPAQUE, Kind.UNSCALE) for other in before):
+        return True
+    known = {id(other.call) for other in trace if other.kind is Kind.CLIP}
+    called = ast.walk(event.scope.node)
+    return any(
+        isinstance(node, ast.Call) and id(node) not in known and re.search(r"clip|norm_grad|agc", name_of(node.func))
+        for node in called
+    )
+
+
+@rule(
+    Mistake(
+        "AMP219",
+        "update-skipped",
+        "gradients are unscaled, and `scaler.update` runs only if they are finite",
+        "the next `unscale_` raises a RuntimeError, and the loss scale that overflowed is not lowered",
+        "remove the check: `scaler.step` skips the step, and `scaler.update` lowers the scale",
+        """
+import torch
+
+for batch in loader:
+    optimizer.zero_grad()
+    scaler.scale(model(batch)).backward()
+    scaler.unscale_(optimizer)  # AMP219
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    if not torch.isfinite(norm):
+        continue
+    scaler.step(optimizer)
+    scaler.update()
+""",
+        """
+import torch
+
+for batch in loader:
+    optimizer.zero_grad()
+    scaler.scale(model(batch)).backward()
+    scaler.unscale_(optimizer)
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    if torch.isfinite(norm):
+        scaler.step(optimizer)
+    scaler.update()
+""",
+    ),
+)
+def update_skipped(module: LintModule) -> Iterator[Finding]:
+    """`unscale_` in a loop whose update runs only if the gradients are finite."""
+    for trace in module.traces:
+        for event in trace:
+            if event.kind is not Kind.UNSCALE or not event.loops:
+                continue
+            rest = [other for other in trace[trace.index(event) + 1 :] if other.may_follow(event)]
+            updates = [other for other in rest if other.kind is Kind.UPDATE and other.subject == event.subject]
+            if any(other.kind is Kind.OPAQUE and other.subject == event.subject for other in rest):
+                continue
+            keys = {key for update in updates for key in update.facts if FINITE.search(key) and key not in event.facts}
+            for key in sorted(keys):
+                if len({update.facts.get(key, "both") for update in updates}) == 1:
+                    shown = f"`{plain(event.subject)}.update()` runs only for one outcome of `{key}`"
+                    yield module.finding("AMP219", event.call, shown)
+                    break
+
+
+@rule(
+    Mistake(
+        "AMP220",
+        "penalty-scaled",
+        "a gradient penalty is computed from the gradients of a scaled loss",
+        "the penalty is too large by the loss scale, and changes with it",
+        "multiply the gradients by `1 / scaler.get_scale()` before their norm is taken",
+        """
+import torch
+
+grads = torch.autograd.grad(scaler.scale(loss), model.parameters(), create_graph=True)  # AMP220
+penalty = sum(grad.pow(2).sum() for grad in grads).sqrt()
+scaler.scale(loss + penalty).backward()
+scaler.step(optimizer)
+scaler.update()
+""",
+        """
+import torch
+
+grads = torch.autograd.grad(scaler.scale(loss), model.parameters(), create_graph=True)
+penalty = sum((grad / scaler.get_scale()).pow(2).sum() for grad in grads).sqrt()
+scaler.scale(loss + penalty).backward()
+scaler.step(optimizer)
+scaler.update()
+""",
+    ),
+)
+def penalty_of_scaled(module: LintModule) -> Iterator[Finding]:
+    """A gradient penalty from gradients of a scaled loss, in a function that divides by no scale."""
+    for call in module.calls_of("torch.autograd.grad"):
+        graph, outputs = argument(call, "create_graph"), argument(call, "outputs", 0)
+        if not is_literal(graph, True) or outputs is None:
+            continue
+        scope = module.scope_of[call]
+        values = [outputs]
+        if isinstance(outputs, ast.Name):
+            values = scope.values.get(outputs.id, [])
+        scaled = [
+            value
+            for value in values
+            if isinstance(value, ast.Call)
+            and isinstance(value.func, ast.Attribute)
+            and value.func.attr == "scale"
+            and module.roles.of(value.func.value, scope) == "scaler"
+        ]
+        if len(scaled) == len(values) == 1 and not re.search(r"get_scale|inv_|/ *\w*scale", ast.unparse(scope.node)):
+            yield module.finding("AMP220", call, "the gradients of a scaled loss are scaled too")

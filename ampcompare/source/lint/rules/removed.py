@@ -1,0 +1,469 @@
+"""Rules about names that were removed, are deprecated, or never were."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from itertools import pairwise
+
+from ampcompare.source.edits import Edit
+from ampcompare.source.lint.finding import Finding
+from ampcompare.source.lint.mistake import Mistake
+from ampcompare.source.lint.module import LintModule, name_of, rule
+
+__all__: list[str] = []
+
+REMOVED = ("amp", "parallel", "fp16_utils", "RNN", "reparameterization", "pyprof")
+OF_APEX = frozenset(
+    {
+        "init",
+        "initialize",
+        "scale_loss",
+        "master_params",
+        "state_dict",
+        "load_state_dict",
+        "disable_casts",
+        "half_function",
+        "float_function",
+        "promote_function",
+        "register_half_function",
+        "register_float_function",
+        "register_promote_function",
+    }
+)
+PACKAGES = {"torch.cuda.amp": "cuda", "torch.cpu.amp": "cpu"}
+CALLED = ("autocast", "GradScaler")
+DECORATORS = ("custom_fwd", "custom_bwd")
+OF_VERSIONS = re.compile(r"(?i)version|greater|hasattr|is_torch|torch_?\d|digit")
+QUERIES = {
+    "torch.get_autocast_gpu_dtype": 'get_autocast_dtype("cuda"',
+    "torch.get_autocast_cpu_dtype": 'get_autocast_dtype("cpu"',
+    "torch.set_autocast_gpu_dtype": 'set_autocast_dtype("cuda"',
+    "torch.set_autocast_cpu_dtype": 'set_autocast_dtype("cpu"',
+    "torch.is_autocast_cpu_enabled": 'is_autocast_enabled("cpu"',
+    "torch.set_autocast_cpu_enabled": 'set_autocast_enabled("cpu"',
+}
+
+
+def _is_guarded(module: LintModule, node: ast.AST) -> bool:
+    """Return whether a statement stands in a `try` with handlers or under a condition."""
+    return any(
+        isinstance(outer, ast.If) or (isinstance(outer, ast.Try) and outer.handlers and below not in outer.orelse)
+        for below, outer in pairwise([node, *module.ancestors(node)])
+    )
+
+
+@rule(
+    Mistake(
+        "AMP301",
+        "apex-removed",
+        "an Apex module that was removed in May 2025 is imported, and nothing catches the ImportError",
+        "the script fails at the import with any later Apex",
+        "move to `torch.amp`, or run the script with `ampcompare exec`",
+        """
+from apex import amp  # AMP301
+""",
+        """
+from apex.normalization import FusedLayerNorm
+
+try:
+    from apex import amp
+except ImportError:
+    amp = None
+""",
+    ),
+    Mistake(
+        "AMP304",
+        "no-such-name",
+        "a name of Apex is looked up in `torch.amp` or `torch.cuda.amp`, which do not have it",
+        "an AttributeError or ImportError when the line runs",
+        "use `autocast` and `GradScaler`, or import `amp` from Apex",
+        """
+import torch
+
+with torch.cuda.amp.scale_loss(loss, optimizer) as scaled_loss:  # AMP304
+    scaled_loss.backward()
+""",
+        """
+import torch
+
+with torch.cuda.amp.common.amp_definitely_not_available():
+    pass
+""",
+    ),
+    Mistake(
+        "AMP308",
+        "fp16-optimizer-moved",
+        "`FP16_Optimizer` is imported from `apex.optimizers`",
+        "it was removed from that module in 2019: an ImportError",
+        "move to `torch.amp`; `ampcompare exec` runs it as it is",
+        """
+from apex.optimizers import FP16_Optimizer  # AMP308
+""",
+        """
+from apex.optimizers import FusedAdam
+""",
+    ),
+    Mistake(
+        "AMP404",
+        "star-import",
+        "`from apex.fp16_utils import *`",
+        "it hides which names are used, often only `to_python_float`",
+        "import the names that are used",
+        """
+try:
+    from apex.fp16_utils import *  # AMP404
+except ImportError:
+    pass
+""",
+        """
+try:
+    from apex.fp16_utils import to_python_float
+except ImportError:
+    pass
+""",
+    ),
+)
+def imports(module: LintModule) -> Iterator[Finding]:
+    """Imports of what was removed or moved."""
+    for node, _, name in module.imports:
+        package, _, last = name.rpartition(".")
+        parts = name.split(".")
+        if parts[0] == "apex" and len(parts) > 1 and parts[1] in REMOVED and not _is_guarded(module, node):
+            yield module.finding("AMP301", node, f"`apex.{parts[1]}` was removed from Apex in May 2025")
+        elif name == "apex.optimizers.FP16_Optimizer":
+            yield module.finding("AMP308", node, "`apex.optimizers` has no `FP16_Optimizer`")
+        elif package in ("torch.cuda.amp", "torch.amp") and last in OF_APEX:
+            yield module.finding("AMP304", node, f"`{package}` has no `{last}`")
+        if name == "apex.fp16_utils.*":
+            yield module.finding("AMP404", node, "the names used from `apex.fp16_utils` are not visible")
+
+
+@rule(
+    Mistake(
+        "AMP120",
+        "bare-except-import",
+        "the import of Apex is inside a `try` with a bare `except:`",
+        "every installation error is swallowed, and the script silently trains in fp32",
+        "catch `ImportError`, and report that Apex is missing",
+        """
+try:
+    from apex import amp
+except:  # AMP120
+    use_amp = False
+""",
+        """
+try:
+    from apex import amp
+except ImportError:
+    use_amp = False
+""",
+        fixable=True,
+    ),
+)
+def bare_except(module: LintModule) -> Iterator[Finding]:
+    """A bare `except:` around an import of Apex."""
+    for node in module.nodes:
+        if isinstance(node, ast.Try) and any(_of_amp(module, statement) for statement in node.body):
+            for handler in node.handlers:
+                if handler.type is None and not _reports(handler):
+                    start = module.offset(handler.lineno, handler.col_offset)
+                    written = module.text[start : start + len("except:")] == "except:"
+                    edits = (Edit(start, start + len("except:"), "except ImportError:"),) if written else ()
+                    yield module.finding("AMP120", handler, "any error from the import of Apex is swallowed", edits)
+
+
+def _of_amp(module: LintModule, node: ast.stmt) -> bool:
+    """Return whether a statement imports the part of Apex that mixed precision needs."""
+    names = [each.full.split(".") for each in module.imports if each.statement is node]
+    if any(parts[0] == "apex" and parts[1:2] in (["amp"], ["fp16_utils"]) for parts in names):
+        return True
+    return ["apex"] in names and module.mentions(r"\bapex\.amp\b")
+
+
+def _reports(handler: ast.ExceptHandler) -> bool:
+    """Return whether a handler raises again, or says something."""
+    words = ("print", "warn", "log", "exit", "info", "error")
+    return any(
+        isinstance(node, ast.Raise)
+        or (isinstance(node, ast.Call) and any(word in name_of(node.func).lower() for word in words))
+        for node in ast.walk(handler)
+    )
+
+
+@rule(
+    Mistake(
+        "AMP302",
+        "device-amp-deprecated",
+        "`autocast` or `GradScaler` of `torch.cuda.amp` or `torch.cpu.amp`",
+        "deprecated since torch 2.4: a FutureWarning now, later an error",
+        'write `torch.amp.autocast("cuda", ...)` and `torch.amp.GradScaler("cuda", ...)`',
+        """
+import torch
+
+scaler = torch.cuda.amp.GradScaler()  # AMP302
+with torch.cuda.amp.autocast():  # AMP302
+    loss = model(batch)
+""",
+        """
+import torch
+
+scaler = torch.amp.GradScaler("cuda")
+with torch.autocast("cuda"):
+    loss = model(batch)
+""",
+        fixable=True,
+    ),
+    Mistake(
+        "AMP303",
+        "custom-function-deprecated",
+        "`custom_fwd` or `custom_bwd` of `torch.cuda.amp`",
+        "deprecated since torch 2.4: a FutureWarning now, later an error",
+        'write `torch.amp.custom_fwd(device_type="cuda")`',
+        """
+import torch
+
+
+class Square(torch.autograd.Function):
+    @staticmethod
+    @torch.cuda.amp.custom_fwd  # AMP303
+    def forward(context, x):
+        return x * x
+""",
+        """
+import torch
+
+
+class Square(torch.autograd.Function):
+    @staticmethod
+    @torch.amp.custom_fwd(device_type="cuda")
+    def forward(context, x):
+        return x * x
+""",
+        fixable=True,
+    ),
+)
+def device_amp(module: LintModule) -> Iterator[Finding]:
+    """Uses of `torch.cuda.amp` and `torch.cpu.amp`."""
+    statements = dict.fromkeys(each.statement for each in module.imports)
+    groups = {name: edits for node in statements for name, edits in _renamed_import(module, node).items()}
+    for node in module.nodes:
+        if not isinstance(node, (ast.Name, ast.Attribute)) or not isinstance(node.ctx, ast.Load):
+            continue
+        if (node.id if isinstance(node, ast.Name) else node.attr) not in (*CALLED, *DECORATORS) and not isinstance(
+            node, ast.Name
+        ):
+            continue
+        full = module.resolve(node) or ""
+        package, _, last = full.rpartition(".")
+        if package not in PACKAGES or module.has_alternatives(node) or _is_fallback(module, node):
+            continue
+        edits = groups.get(node.id, ()) if isinstance(node, ast.Name) else _renamed(module, node, full)
+        if last in CALLED and isinstance(module.parents[node], ast.Call):
+            call = module.parents[node]
+            if isinstance(call, ast.Call) and call.func is node:
+                yield module.finding("AMP302", call, f"`{package}.{last}` is deprecated", edits)
+        elif last in DECORATORS:
+            yield module.finding("AMP303", node, f"`{package}.{last}` is deprecated", edits)
+
+
+def _is_fallback(module: LintModule, node: ast.AST) -> bool:
+    """Return whether a name is used only where something newer is missing."""
+    for below, outer in pairwise([node, *module.ancestors(node)]):
+        if isinstance(outer, ast.ExceptHandler):
+            return True
+        if isinstance(outer, (ast.If, ast.IfExp)) and outer.test is not below:
+            if OF_VERSIONS.search(ast.unparse(outer.test)):
+                return True
+    return False
+
+
+def _renamed(module: LintModule, node: ast.Attribute, full: str) -> tuple[Edit, ...]:
+    """Return the edits of `torch.cuda.amp.NAME`, written out."""
+    package, _, last = full.rpartition(".")
+    text = name_of(node)
+    if not text.endswith(f".{full.removeprefix('torch.')}"):
+        return ()
+    head = text.removesuffix(f".{full.removeprefix('torch.')}")
+    changed = _changed_use(module, node, last, PACKAGES[package])
+    return () if changed is None else (*module.replace(node, f"{head}.amp.{last}"), *changed)
+
+
+def _changed_use(module: LintModule, node: ast.expr, name: str, device: str) -> tuple[Edit, ...] | None:
+    """Return the edits that name the device where a name is used; None where it is not clear how."""
+    parent = module.parents[node]
+    call = parent if isinstance(parent, ast.Call) and parent.func is node else None
+    end = module.end(node)
+    if name in DECORATORS:
+        if call is None:
+            return (Edit(end, end, f'(device_type="{device}")'),)
+        if any(one.arg is None for one in call.keywords) or call.args:
+            return None
+        return (
+            Edit(
+                _opening(module, call),
+                _opening(module, call),
+                f'device_type="{device}"' + (", " if call.keywords else ""),
+            ),
+        )
+    if call is None or any(isinstance(argument, ast.Starred) for argument in call.args):
+        return None
+    if name == "autocast":
+        if len(call.args) > 1:
+            return None
+        if call.args:
+            start = module.start(call.args[0])
+            return (Edit(start, start, f'"{device}", enabled='),)
+    opening = _opening(module, call)
+    return (Edit(opening, opening, f'"{device}"' + (", " if call.args or call.keywords else "")),)
+
+
+def _opening(module: LintModule, call: ast.Call) -> int:
+    """Return the place behind the opening parenthesis of a call."""
+    return module.text.index("(", module.end(call.func)) + 1
+
+
+def _renamed_import(module: LintModule, node: ast.Import | ast.ImportFrom) -> dict[str, tuple[Edit, ...]]:
+    """Return, for the names of `from torch.cuda.amp import ...`, the edits of the import and of every use of them."""
+    if not isinstance(node, ast.ImportFrom) or node.module not in PACKAGES or _is_guarded(module, node):
+        return {}
+    names = [alias.name for alias in node.names]
+    if any(alias.asname for alias in node.names) or not set(names) <= {*CALLED, *DECORATORS}:
+        return {}
+    statement = module.source(node)
+    edits = list(module.replace(node, statement.replace(node.module, "torch.amp", 1)))
+    for use in module.nodes:
+        if isinstance(use, ast.Name) and use.id in names:
+            if module.resolve(use) != f"{node.module}.{use.id}":
+                return {}
+            changed = _changed_use(module, use, use.id, PACKAGES[node.module])
+            if changed is None or not isinstance(use.ctx, ast.Load):
+                return {}
+            edits += changed
+    return dict.fromkeys(names, tuple(edits))
+
+
+@rule(
+    "AMP304",
+    Mistake(
+        "AMP306",
+        "clip-grad-norm-deprecated",
+        "`clip_grad_norm` without the underscore",
+        "deprecated since torch 0.4, with a warning for every step",
+        "write `clip_grad_norm_`",
+        """
+import torch
+
+torch.nn.utils.clip_grad_norm(model.parameters(), 1.0)  # AMP306
+""",
+        """
+import torch
+
+torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+tensor.clip_grad_norm(1.0)
+""",
+        fixable=True,
+    ),
+    Mistake(
+        "AMP307",
+        "amp-init",
+        "`amp.init()`, the interface of Apex before 2019",
+        "removed from Apex: an error in newer versions",
+        "move to `torch.amp`; `ampcompare exec` runs it as it is",
+        """
+from apex import amp
+
+amp_handle = amp.init(enabled=True)  # AMP307
+""",
+        """
+from apex import amp
+
+model, optimizer = amp.initialize(model, optimizer)
+""",
+    ),
+    Mistake(
+        "AMP309",
+        "autocast-query-deprecated",
+        "a torch function that reads or sets autocast for one fixed device",
+        "deprecated since torch 2.4: a DeprecationWarning now, later an error",
+        'pass the device: `torch.get_autocast_dtype("cuda")`, `torch.is_autocast_enabled("cpu")`',
+        """
+import torch
+
+dtype = torch.get_autocast_gpu_dtype()  # AMP309
+""",
+        """
+import torch
+
+dtype = torch.get_autocast_dtype("cuda")
+""",
+        fixable=True,
+    ),
+)
+def calls(module: LintModule) -> Iterator[Finding]:
+    """Calls of what was renamed, removed, or is no part of the package."""
+    for call, full in module.resolved:
+        package, _, last = full.rpartition(".")
+        if package in ("torch.cuda.amp", "torch.amp") and last in OF_APEX and isinstance(call.func, ast.Attribute):
+            yield module.finding("AMP304", call, f"`{package}` has no `{last}`")
+        elif full == "torch.nn.utils.clip_grad_norm":
+            end = module.end(call.func)
+            written = name_of(call.func).endswith("clip_grad_norm") and isinstance(call.func, ast.Attribute)
+            edits = (Edit(end, end, "_"),) if written else ()
+            yield module.finding("AMP306", call, "`clip_grad_norm` is deprecated", edits)
+        elif full == "apex.amp.init":
+            yield module.finding("AMP307", call, "`amp.init` was removed")
+        elif full in QUERIES and not _is_fallback(module, call):
+            source = module.source(call.func)
+            edits = ()
+            if isinstance(call.func, ast.Attribute) and not call.keywords:
+                opening = _opening(module, call)
+                new = f"{module.source(call.func.value)}.{QUERIES[full]}" + (", " if call.args else "")
+                edits = (Edit(module.start(call), opening, new),)
+            yield module.finding("AMP309", call, f"`{source}` is deprecated", edits)
+
+
+@rule(
+    Mistake(
+        "AMP305",
+        "amp-not-imported",
+        "`amp.initialize` or `amp.scale_loss` is called, but the module never binds `amp`",
+        "a NameError when the line runs: the import was deleted, the calls were not",
+        "delete the calls too, or import `amp`",
+        """
+import torch
+
+model, optimizer = amp.initialize(model, optimizer)  # AMP305
+""",
+        """
+from apex import amp
+
+
+def prepare(amp, model):
+    return amp.initialize(model)
+
+
+try:
+    model = amp.initialize(model)
+except NameError:
+    pass
+""",
+    ),
+)
+def not_imported(module: LintModule) -> Iterator[Finding]:
+    """Calls of `amp`, where nothing binds that name."""
+    if any(each.alias.name == "*" for each in module.imports) or module.mentions(r"globals\(\)|setattr\(|exec\("):
+        return
+    bound = {
+        name for scope in module.scopes for name in (*scope.imports, *scope.parameters, *scope.values, *scope.functions)
+    }
+    if "amp" in bound:
+        return
+    for call in module.calls:
+        if name_of(call.func) in ("amp.initialize", "amp.scale_loss") and not _in_try(module, call):
+            yield module.finding("AMP305", call, "nothing in this module binds `amp`")
+
+
+def _in_try(module: LintModule, node: ast.AST) -> bool:
+    return any(isinstance(outer, ast.Try) for outer in module.ancestors(node))

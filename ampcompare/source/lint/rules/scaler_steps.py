@@ -1,0 +1,438 @@
+"""Rules about the calls of one GradScaler: scale, unscale_, step and update."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from ampcompare.source.edits import Edit
+from ampcompare.source.lint.finding import Finding
+from ampcompare.source.lint.mistake import Mistake
+from ampcompare.source.lint.module import LintModule, Trace, events_between, rule
+from ampcompare.source.lint.trace import Event, Kind, plain
+
+__all__: list[str] = []
+
+UNKNOWN = (Kind.OPAQUE, Kind.FOREIGN_BACKWARD)
+
+
+def _receiver(module: LintModule, event: Event) -> str:
+    """Return the source of the object whose method is called."""
+    assert isinstance(event.call.func, ast.Attribute)
+    return module.source(event.call.func.value)
+
+
+def _first_argument(module: LintModule, event: Event) -> str:
+    return module.source(event.call.args[0]) if event.call.args else ""
+
+
+def _last_before(trace: Trace, event: Event, *kinds: Kind) -> Event | None:
+    """Return the last event of some kinds before another one, of those that one run can meet with it."""
+    before = trace[: trace.index(event)]
+    return next((other for other in reversed(before) if other.kind in kinds and other.may_follow(event)), None)
+
+
+def _on(event: Event, name: str) -> bool:
+    return name in (event.subject, event.target)
+
+
+@rule(
+    Mistake(
+        "AMP202",
+        "step-twice",
+        "`optimizer.step()` and `scaler.step(optimizer)` for one backward pass",
+        "the second step applies the gradients again, infinite ones included: the weights become NaN",
+        "delete `optimizer.step()`: `scaler.step(optimizer)` calls it if the gradients are finite",
+        """
+scaler.scale(loss).backward()
+scaler.step(optimizer)
+optimizer.step()  # AMP202
+scaler.update()
+""",
+        """
+if use_amp:
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+else:
+    loss.backward()
+    optimizer.step()
+""",
+        fixable=True,
+    ),
+    Mistake(
+        "AMP203",
+        "step-unscaled",
+        "the loss is scaled, and the optimizer steps without the scaler",
+        "the gradients are too large by the loss scale",
+        "call `scaler.step(optimizer)` and `scaler.update()` instead of `optimizer.step()`",
+        """
+scaler.scale(loss).backward()
+optimizer.step()  # AMP203
+scaler.update()
+""",
+        """
+scaler.scale(loss).backward()
+scaler.unscale_(optimizer)
+optimizer.step()
+""",
+        fixable=True,
+    ),
+)
+def steps_of_both_kinds(module: LintModule) -> Iterator[Finding]:
+    """Steps of an optimizer with and without the scaler, and without it alone."""
+    for trace in module.traces:
+        for event in trace:
+            if event.kind is not Kind.STEP:
+                continue
+            same = [
+                other
+                for other in trace
+                if other.kind is Kind.SCALER_STEP and other.target == event.subject and other.may_follow(event)
+            ]
+            twins = [other for other in same if other.loops == event.loops]
+            for other in twins:
+                first, last = sorted((event, other), key=trace.index)
+                if events_between(trace, first, last, Kind.BACKWARD, Kind.FOREIGN_BACKWARD, Kind.UPDATE):
+                    if first is event or events_between(trace, first, last, Kind.BACKWARD, Kind.FOREIGN_BACKWARD):
+                        continue
+                backward = _last_before(trace, first, Kind.BACKWARD)
+                if backward is None or not backward.scaler:
+                    continue
+                edits = module.delete(event.statement) if _alone(module, event) else ()
+                message = f"`{plain(event.subject)}` steps in line {other.call.lineno} too, by the scaler"
+                yield module.finding("AMP202", event.call, message, edits)
+                break
+            if not same:
+                yield from _without_scaler(module, trace, event)
+
+
+def _without_scaler(module: LintModule, trace: Trace, event: Event) -> Iterator[Finding]:
+    last = _last_before(trace, event, Kind.BACKWARD, Kind.FOREIGN_BACKWARD)
+    if last is None or not last.scaler or last.loops != event.loops:
+        return
+    # Which optimizer a pass belongs to is known only where there is one.
+    optimizers = {other.subject for other in trace if other.kind is Kind.STEP}
+    stepped = [other for other in trace if other.kind in (Kind.SCALER_STEP, Kind.UNSCALE, *UNKNOWN)]
+    if len(optimizers) > 1 or stepped or module.mentions(r"get_scale|inv_scale|\.unscale_?\(|\w*scaler\.step\("):
+        return
+    scaler = plain(last.scaler)
+    updates = any(other.kind is Kind.UPDATE for other in trace)
+    local = last.scope is event.scope and updates and not event.call.args
+    optimizer = _receiver(module, event)
+    edits = module.replace(event.call, f"{scaler}.step({optimizer})") if local else ()
+    yield module.finding("AMP203", event.call, f"the gradients are scaled by `{scaler}`", edits)
+
+
+def _alone(module: LintModule, event: Event) -> bool:
+    """Return whether a call is a statement, next to which another one stands in its block."""
+    block, _ = module.siblings(event.statement)
+    return isinstance(event.statement, ast.Expr) and event.statement.value is event.call and len(block) > 1
+
+
+@rule(
+    Mistake(
+        "AMP204",
+        "update-missing",
+        "`scaler.step` without `scaler.update`",
+        "the loss scale never changes, and the second `unscale_` or step of the optimizer is an error",
+        "call `scaler.update()` once after the steps of all optimizers",
+        """
+scaler.scale(loss).backward()
+scaler.step(optimizer)  # AMP204
+""",
+        """
+scaler.scale(loss).backward()
+scaler.step(optimizer)
+scaler.update()
+""",
+        fixable=True,
+    ),
+)
+def update_missing(module: LintModule) -> Iterator[Finding]:
+    """A scaler that steps and is updated nowhere in the module."""
+    if module.mentions(r"\.update\(|_maybe_opt_step|\.update\b(?!\()"):
+        calls = list(module.methods("update"))
+        for call, updated in calls:
+            known = module.roles.of(updated, module.scope_of[call])
+            if known == "scaler" or "scaler" in ast.unparse(updated).lower():
+                return
+        if not calls:
+            return
+    for trace in module.traces:
+        steps = [event for event in trace if event.kind is Kind.SCALER_STEP]
+        for event in steps:
+            last = _last_before(trace, event, Kind.BACKWARD)
+            if last is None or last.scaler != event.subject:
+                continue
+            if any(other.kind is Kind.OPAQUE and other.subject == event.subject for other in trace):
+                continue
+            alone = len(steps) == 1 and isinstance(event.statement, ast.Expr)
+            line = f"{_receiver(module, event)}.update()"
+            edits = module.insert_after(event.statement, line) if alone else ()
+            yield module.finding("AMP204", event.call, f"`{plain(event.subject)}` is never updated", edits)
+            break
+
+
+@rule("AMP204")
+def steps_again(module: LintModule) -> Iterator[Finding]:
+    """A second step of an optimizer before the scaler is updated."""
+    for trace in module.traces:
+        for event in trace:
+            if event.kind is not Kind.SCALER_STEP or "[" in event.target:
+                continue
+            again = (Kind.SCALER_STEP, Kind.UPDATE, Kind.OPAQUE)
+            first = _last_before(trace, event, *again)
+            if first is None or first.kind is not Kind.SCALER_STEP or first.call is event.call:
+                continue
+            if (first.subject, first.target, first.loops) == (event.subject, event.target, event.loops):
+                shown = f"`{plain(event.target)}` steps again in line {event.call.lineno}, without an update between"
+                yield module.finding("AMP204", first.call, shown)
+
+
+@rule(
+    Mistake(
+        "AMP234",
+        "update-before-step",
+        "`scaler.update()` runs between the backward pass and `scaler.step`",
+        "it ends with an AssertionError; after `unscale_` the step divides the gradients by the scale a second time",
+        "call `scaler.update()` after `scaler.step(optimizer)`",
+        """
+scaler.scale(loss).backward()
+scaler.unscale_(optimizer)
+scaler.update()  # AMP234
+scaler.step(optimizer)
+""",
+        """
+scaler.scale(loss).backward()
+scaler.unscale_(optimizer)
+scaler.step(optimizer)
+scaler.update()
+""",
+    ),
+)
+def update_first(module: LintModule) -> Iterator[Finding]:
+    """An update between a scaled backward pass and the step."""
+    kinds = (Kind.SCALER_STEP, Kind.BACKWARD, Kind.UPDATE, *UNKNOWN)
+    for trace in module.traces:
+        for event in trace:
+            last = _last_before(trace, event, *kinds) if event.kind is Kind.UPDATE else None
+            if last is None or last.kind is not Kind.BACKWARD or last.scaler != event.subject:
+                continue
+            after = (one for one in trace[trace.index(event) + 1 :] if one.kind in kinds and one.may_follow(event))
+            step = next((one for one in after if one.may_follow(last)), None)
+            if step is not None and step.kind is Kind.SCALER_STEP and step.subject == event.subject:
+                if step.loops == event.loops == last.loops:
+                    shown = f"`{plain(step.target)}` steps in line {step.call.lineno}"
+                    yield module.finding("AMP234", event.call, shown)
+
+
+@rule(
+    Mistake(
+        "AMP205",
+        "update-between-steps",
+        "`scaler.update()` runs between the steps of two optimizers that share backward passes",
+        "the second optimizer's gradients are unscaled with a different scale than they were scaled with",
+        "call `scaler.update()` once, after the last step",
+        """
+scaler.scale(loss_a).backward()
+scaler.scale(loss_b).backward()
+scaler.step(optimizer_a)
+scaler.update()  # AMP205
+scaler.step(optimizer_b)
+scaler.update()
+""",
+        """
+scaler.scale(loss_a).backward()
+scaler.step(optimizer_a)
+scaler.update()
+scaler.scale(loss_b).backward()
+scaler.step(optimizer_b)
+scaler.update()
+""",
+    ),
+)
+def update_between(module: LintModule) -> Iterator[Finding]:
+    """An update between steps whose backward passes have all run before it."""
+    for trace in module.traces:
+        for event in trace:
+            if event.kind is not Kind.UPDATE:
+                continue
+            before = _last_before(trace, event, Kind.SCALER_STEP, Kind.BACKWARD, Kind.UPDATE)
+            if before is None or before.kind is not Kind.SCALER_STEP or before.loops != event.loops:
+                continue
+            if before.subject != event.subject:
+                continue
+            for other in trace[trace.index(event) + 1 :]:
+                if not other.may_follow(event) or not other.may_follow(before):
+                    continue
+                if other.kind in (Kind.BACKWARD, Kind.UPDATE, *UNKNOWN):
+                    break
+                if other.kind is Kind.SCALER_STEP and other.loops == event.loops and other.subject == event.subject:
+                    if other.target != before.target:
+                        line = other.call.lineno
+                        shown = f"`{plain(other.target)}` steps in line {line}, without a backward pass between"
+                        yield module.finding("AMP205", event.call, shown)
+                    break
+
+
+@rule(
+    Mistake(
+        "AMP206",
+        "unscale-twice",
+        "`unscale_` is called twice for one optimizer and update",
+        "the second call raises a RuntimeError",
+        "call `scaler.unscale_(optimizer)` once per update",
+        """
+scaler.scale(loss).backward()
+scaler.unscale_(optimizer)
+scaler.unscale_(optimizer)  # AMP206
+scaler.step(optimizer)
+scaler.update()
+""",
+        """
+scaler.scale(loss).backward()
+scaler.unscale_(optimizer_a)
+scaler.unscale_(optimizer_b)
+scaler.step(optimizer_a)
+scaler.step(optimizer_b)
+scaler.update()
+""",
+    ),
+    Mistake(
+        "AMP207",
+        "unscale-after-step",
+        "`unscale_` is called after the step of its optimizer",
+        "it raises a RuntimeError; the step has unscaled the gradients itself",
+        "call `scaler.unscale_(optimizer)` before `scaler.step(optimizer)`",
+        """
+scaler.scale(loss).backward()
+scaler.step(optimizer)
+scaler.unscale_(optimizer)  # AMP207
+scaler.update()
+""",
+        """
+scaler.scale(loss).backward()
+scaler.step(optimizer)
+scaler.update()
+scaler.scale(other_loss).backward()
+scaler.unscale_(optimizer)
+scaler.step(optimizer)
+scaler.update()
+""",
+    ),
+)
+def unscale_again(module: LintModule) -> Iterator[Finding]:
+    """`unscale_` after `unscale_` or after the step, without an update between."""
+    for trace in module.traces:
+        for event in trace:
+            if event.kind is not Kind.UNSCALE:
+                continue
+            for other in reversed(trace[: trace.index(event)]):
+                if not other.may_follow(event) or other.loops != event.loops:
+                    if other.kind is Kind.UPDATE:
+                        break
+                    continue
+                if other.kind is Kind.UPDATE or (other.kind is Kind.OPAQUE and _on(other, event.subject)):
+                    break
+                if other.subject != event.subject or other.target != event.target or other.call is event.call:
+                    continue
+                if "[" in event.target or not event.target:
+                    break
+                if other.kind is Kind.UNSCALE:
+                    shown = f"`{plain(event.target)}` was unscaled in line {other.call.lineno}"
+                    yield module.finding("AMP206", event.call, shown)
+                    break
+                if other.kind is Kind.SCALER_STEP:
+                    shown = f"`{plain(event.target)}` has stepped in line {other.call.lineno}"
+                    yield module.finding("AMP207", event.call, shown)
+                    break
+
+
+@rule(
+    Mistake(
+        "AMP208",
+        "scale-missing",
+        "`scaler.step(optimizer)` after a backward pass of a loss that no scaler has scaled",
+        "the step ends with an AssertionError, or the gradients are unscaled without having been scaled",
+        "write `scaler.scale(loss).backward()`",
+        """
+loss.backward()  # AMP208
+scaler.step(optimizer)
+scaler.update()
+""",
+        """
+scaled = scaler.scale(loss)
+scaled.backward()
+scaler.step(optimizer)
+scaler.update()
+""",
+        fixable=True,
+    ),
+    Mistake(
+        "AMP216",
+        "scaled-and-unscaled",
+        "gradients of a scaled loss and of an unscaled one add up before `scaler.step`",
+        "the unscaled loss is divided by the loss scale, and has almost no effect",
+        "scale both losses with the same scaler",
+        """
+scaler.scale(loss).backward()
+penalty.backward()  # AMP216
+scaler.step(optimizer)
+scaler.update()
+""",
+        """
+scaler.scale(loss).backward()
+scaler.scale(penalty).backward()
+scaler.step(optimizer)
+scaler.update()
+""",
+        fixable=True,
+    ),
+)
+def unscaled_losses(module: LintModule) -> Iterator[Finding]:
+    """Backward passes of losses that the scaler of the next step has not scaled."""
+    for trace in module.traces:
+        for event in trace:
+            if event.kind is not Kind.SCALER_STEP:
+                continue
+            passes = _passes_before(trace, event)
+            plain = [other for other in passes if not other.scaler and other.apex_block() is None]
+            if not plain or any(other.kind in UNKNOWN for other in passes):
+                continue
+            steps = [other for other in trace if other.kind is Kind.STEP and other.may_follow(event)]
+            if len(plain) == len(passes):
+                if module.mentions(r"\.scale\(") or steps or len(plain) > 1:
+                    continue
+                yield _unscaled("AMP208", module, event, plain[0])
+            elif not steps:
+                scaled = [other for other in passes if other.scaler == event.subject]
+                for other in plain:
+                    if scaled and all(other.may_follow(one) and other.loops == one.loops for one in scaled):
+                        yield _unscaled("AMP216", module, event, other)
+
+
+def _passes_before(trace: Trace, event: Event) -> list[Event]:
+    """Return the backward passes, and calls that no one knows, since the last step or cleared gradients."""
+    found: list[Event] = []
+    for other in reversed(trace[: trace.index(event)]):
+        if not other.may_follow(event):
+            continue
+        if other.kind in (Kind.SCALER_STEP, Kind.STEP, Kind.UPDATE) and found:
+            break
+        if other.kind is Kind.ZERO_GRAD or other.loops != event.loops:
+            if found:
+                break
+            continue
+        if other.kind in (Kind.BACKWARD, Kind.FOREIGN_BACKWARD):
+            found.append(other)
+    return found
+
+
+def _unscaled(code: str, module: LintModule, step: Event, event: Event) -> Finding:
+    loss = event.call.func.value if isinstance(event.call.func, ast.Attribute) else None
+    edits: tuple[Edit, ...] = ()
+    if loss is not None and step.scope is event.scope and isinstance(loss, (ast.Name, ast.Attribute)):
+        edits = module.replace(loss, f"{_receiver(module, step)}.scale({module.source(loss)})")
+    shown = f"`{plain(event.subject)}` is not scaled by `{plain(step.subject)}`"
+    return module.finding(code, event.call, shown, edits)

@@ -1,0 +1,206 @@
+"""Rules about a GradScaler: what it is built for, where, and what it steps."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from ampcompare.source.amp_names import AUTOCASTS
+from ampcompare.source.calls import argument, is_literal
+from ampcompare.source.lint.finding import Finding
+from ampcompare.source.lint.mistake import Mistake
+from ampcompare.source.lint.module import LintModule, name_of, rule
+from ampcompare.source.lint.trace import Event, Kind, plain
+
+__all__: list[str] = []
+
+
+@rule(
+    Mistake(
+        "AMP223",
+        "scaler-with-bf16",
+        "a GradScaler is used although autocast uses bfloat16",
+        "bf16 has the range of fp32: scaling has no benefit, and steps may be skipped",
+        "leave the scaler out, or build it with `enabled=False`",
+        """
+import torch
+
+scaler = torch.amp.GradScaler("cuda")  # AMP223
+with torch.autocast("cuda", dtype=torch.bfloat16):
+    loss = model(batch)
+""",
+        """
+import torch
+
+scaler = torch.amp.GradScaler("cuda", enabled=False)
+with torch.autocast("cuda", dtype=torch.bfloat16):
+    loss = model(batch)
+""",
+    ),
+)
+def scaler_with_bf16(module: LintModule) -> Iterator[Finding]:
+    """A scaler that is always on, where each autocast is bf16 by a literal."""
+    casts = list(module.calls_of(*AUTOCASTS))
+    kinds = {_dtype(module, call) for call in casts}
+    if kinds != {"torch.bfloat16"} or module.mentions(r"float16\b(?<!bfloat16)|\bhalf\b|fp16"):
+        return
+    for call in module.new_scalers:
+        choice = isinstance(module.parents[call], (ast.IfExp, ast.BoolOp, ast.Return))
+        if argument(call, "enabled") is None and not choice and not module.is_conditional(call):
+            yield module.finding("AMP223", call, "each autocast of this module has dtype bfloat16")
+
+
+def _dtype(module: LintModule, call: ast.Call) -> str:
+    position = 0 if module.resolve(call.func) == "torch.cpu.amp.autocast" else 1
+    value = argument(call, "dtype", position)
+    return "" if value is None else module.resolve(value) or "unknown"
+
+
+@rule(
+    Mistake(
+        "AMP224",
+        "half-with-scaler",
+        "a model is cast by `.half()` and trained with a GradScaler",
+        "`unscale_` refuses fp16 gradients: the first step ends with a ValueError",
+        "keep the weights in fp32: autocast casts where it is safe",
+        """
+import torch
+
+model.half()  # AMP224
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for batch in loader:
+    scaler.scale(model(batch)).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+""",
+        """
+import torch
+
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for batch in loader:
+    batch = batch.half()
+    scaler.scale(model(batch)).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+""",
+    ),
+)
+def half_with_scaler(module: LintModule) -> Iterator[Finding]:
+    """A model that is cast to half before it is trained with a scaler."""
+    for trace in module.traces:
+        for index, event in enumerate(trace):
+            if event.kind is not Kind.HALF or not event.subject or "(" in event.subject:
+                continue
+            statement, name = event.statement, event.shown
+            in_place = isinstance(statement, ast.Expr) and statement.value is event.call
+            if isinstance(statement, ast.Assign) and statement.value is event.call:
+                in_place = [name_of(target) for target in statement.targets] == [name]
+            if module.is_conditional(event.call) and any(argument(call, "enabled") for call in module.new_scalers):
+                continue  # the scaler may be off where the model is cast
+            if not in_place or module.mentions(rf"{re.escape(name)}\.float\(\)"):
+                continue
+            later = [other for other in trace[index + 1 :] if other.may_follow(event)]
+            trains = any(other.kind is Kind.SCALER_STEP for other in later)
+            # Optimizers of other packages may keep master weights, and take fp16 gradients.
+            unscaled = any(other.kind is Kind.UNSCALE for other in later) or module.mentions(r"\boptim\.[A-Z]\w+\(")
+            if trains and unscaled and module.mentions(rf"{re.escape(name)}\.(?:named_)?parameters\(\)"):
+                yield module.finding("AMP224", event.call, f"`{name}` is trained with a GradScaler below")
+
+
+@rule(
+    Mistake(
+        "AMP225",
+        "scaler-in-loop",
+        "a GradScaler is built for every step",
+        "the loss scale starts from its initial value at each step and never adapts",
+        "build it once, before the loop",
+        """
+import torch
+
+for batch in loader:
+    scaler = torch.amp.GradScaler("cuda")  # AMP225
+    scaler.scale(model(batch)).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+""",
+        """
+import torch
+
+for fold in folds:
+    scaler = torch.amp.GradScaler("cuda")
+    for batch in fold:
+        scaler.scale(model(batch)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+""",
+    ),
+)
+def scaler_in_loop(module: LintModule) -> Iterator[Finding]:
+    """A scaler that is built in the loop of its own steps."""
+    for trace in module.traces:
+        for index, event in enumerate(trace):
+            if event.kind is not Kind.NEW_SCALER or not event.loops or (not event.target and not event.subject):
+                continue
+            name = event.subject or event.target
+            if _is_off(event.call):
+                continue  # it scales nothing, so there is no scale that it could forget
+            for other in trace[index + 1 :]:
+                if other.kind is Kind.BACKWARD and other.scaler == name and other.loops == event.loops:
+                    if _is_batch_loop(event):
+                        yield module.finding("AMP225", event.call, f"`{plain(name)}` is new for each step")
+                    break
+
+
+def _is_off(call: ast.Call) -> bool:
+    enabled = argument(call, "enabled")
+    return is_literal(enabled, False)
+
+
+def _is_batch_loop(event: Event) -> bool:
+    """Return whether a loop runs over something else than trials."""
+    loop = event.loops[-1]
+    head = ast.unparse(loop.iter) if isinstance(loop, (ast.For, ast.AsyncFor)) else ""
+    target = ast.unparse(loop.target) if isinstance(loop, (ast.For, ast.AsyncFor)) else ""
+    return not re.search(
+        r"fold|trial|run|seed|config|model|param|stage|client|dtype|device", f"{target} {head}", re.IGNORECASE
+    )
+
+
+@rule(
+    Mistake(
+        "AMP227",
+        "step-with-closure",
+        "`scaler.step` is called with a closure",
+        "it raises a RuntimeError: a GradScaler does not support optimizers that evaluate the loss again",
+        "call the closure yourself before the step, or train this optimizer in fp32",
+        """
+def closure():
+    return model(batch)
+
+
+scaler.scale(closure()).backward()
+scaler.step(optimizer, closure)  # AMP227
+scaler.update()
+""",
+        """
+optimizer.step(closure)
+""",
+    ),
+)
+def step_with_closure(module: LintModule) -> Iterator[Finding]:
+    """A closure for a step with a scaler."""
+    for trace in module.traces:
+        for event in trace:
+            if event.kind is Kind.SCALER_STEP:
+                value = argument(event.call, "closure", 1)
+                if value is not None and not is_literal(value, None):
+                    function = isinstance(value, ast.Name) and any(
+                        value.id in one.functions for one in event.scope.enclosing()
+                    )
+                    if function or isinstance(value, ast.Lambda):
+                        yield module.finding("AMP227", event.call, "a step with a scaler takes no closure")

@@ -1,0 +1,475 @@
+"""Rules about the order within an update, whatever scales the loss: accumulation, clipping, schedule, zero_grad."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from ampcompare.source.edits import Edit
+from ampcompare.source.lint.finding import Finding
+from ampcompare.source.lint.mistake import Mistake
+from ampcompare.source.lint.module import LintModule, Trace, events_between, name_of, rule
+from ampcompare.source.lint.trace import FINITE, Event, Kind, plain
+from ampcompare.source.module import flat_values
+
+__all__: list[str] = []
+
+STEPS = (Kind.STEP, Kind.SCALER_STEP)
+AMP_KINDS = (Kind.SCALE, Kind.SCALER_STEP, Kind.SCALE_LOSS, Kind.INITIALIZE)
+LIBRARIES = ("torch.", "transformers.", "optim.", "lr_scheduler.")
+SAYS_SO = re.compile(r"accum|micro|chunk|split|sub_?batch", re.IGNORECASE)
+
+
+def _amp_traces(module: LintModule) -> Iterator[Trace]:
+    """Yield the traces in which Apex or a GradScaler takes part."""
+    for trace in module.traces:
+        if any(event.kind in AMP_KINDS for event in trace):
+            yield trace
+
+
+def _optimizer(event: Event) -> str:
+    return event.target if event.kind is Kind.SCALER_STEP else event.subject
+
+
+def _accumulates(event: Event, other: Event) -> str:
+    """Return the condition on a remainder under which one event runs and another does not, if there is one."""
+    return next((key for key in event.facts if "%" in key and key not in other.facts), "")
+
+
+@rule(
+    Mistake(
+        "AMP209",
+        "update-every-microbatch",
+        "`scaler.update()` runs for every micro-batch, and `scaler.step` only for some",
+        "an update without a step before it is an AssertionError",
+        "call `scaler.update()` next to `scaler.step`, under the same condition",
+        """
+for i, batch in enumerate(loader):
+    scaler.scale(model(batch) / 4).backward()
+    if (i + 1) % 4 == 0:
+        scaler.step(optimizer)
+        optimizer.zero_grad()
+    scaler.update()  # AMP209
+""",
+        """
+for i, batch in enumerate(loader):
+    scaler.scale(model(batch) / 4).backward()
+    if (i + 1) % 4 == 0:
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+""",
+    ),
+    Mistake(
+        "AMP210",
+        "unscale-every-microbatch",
+        "`unscale_` runs for every micro-batch, and `scaler.update` only for some",
+        "the second `unscale_` before an update raises a RuntimeError",
+        "call `scaler.unscale_(optimizer)` once, right before the step",
+        """
+for i, batch in enumerate(loader):
+    scaler.scale(model(batch) / 4).backward()
+    scaler.unscale_(optimizer)  # AMP210
+    if (i + 1) % 4 == 0:
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+""",
+        """
+for i, batch in enumerate(loader):
+    scaler.scale(model(batch) / 4).backward()
+    if (i + 1) % 4 == 0:
+        scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+""",
+    ),
+    Mistake(
+        "AMP211",
+        "clip-every-microbatch",
+        "gradients are clipped after every micro-batch, and the optimizer steps only after some",
+        "partial sums are clipped, the first ones several times",
+        "clip once, right before the step",
+        """
+from torch.nn.utils import clip_grad_norm_
+
+for i, batch in enumerate(loader):
+    scaler.scale(model(batch) / 4).backward()
+    clip_grad_norm_(model.parameters(), 1.0)  # AMP211
+    if (i + 1) % 4 == 0:
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+""",
+        """
+from torch.nn.utils import clip_grad_norm_
+
+for i, batch in enumerate(loader):
+    scaler.scale(model(batch) / 4).backward()
+    if (i + 1) % 4 == 0:
+        scaler.unscale_(optimizer)
+        clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+""",
+    ),
+)
+def every_microbatch(module: LintModule) -> Iterator[Finding]:
+    """Calls that run for each micro-batch of an accumulation and belong to the step."""
+    for trace in _amp_traces(module):
+        for step in trace:
+            if not _is_after_accumulation(trace, step):
+                continue
+            for event in trace:
+                condition = _accumulates(step, event) if event.loops == step.loops and event.may_follow(step) else ""
+                if not condition or any("%" in key for key in event.facts) or _steps_each_time(trace, event):
+                    continue
+                if code := _code_of_microbatch(trace, event, step):
+                    yield module.finding(code, event.call, f"the step runs only if `{condition}`")
+
+
+def _is_after_accumulation(trace: Trace, step: Event) -> bool:
+    """Return whether an event is a step that runs for some micro-batches of a loop with a backward pass for each."""
+    loop = step.loops[-1:]
+    if step.kind not in STEPS or not loop or not any("%" in key for key in step.facts):
+        return False
+    passes = (other for other in trace if other.kind is Kind.BACKWARD and other.loops[-1:] == loop)
+    # The pass itself must run for each micro-batch: `if i % 2: train the generator` accumulates nothing.
+    return any(other.may_follow(step) and _accumulates(step, other) for other in passes)
+
+
+def _code_of_microbatch(trace: Trace, event: Event, step: Event) -> str:
+    """Return the code of a rule that an event breaks as it runs more often than a step; "" if none."""
+    if event.kind is Kind.CLIP:
+        return "AMP211"
+    if step.kind is not Kind.SCALER_STEP:
+        return ""
+    if event.kind is Kind.UPDATE and event.subject == step.subject:
+        return "AMP209"
+    unscales = event.kind is Kind.UNSCALE and event.target == step.target
+    return "AMP210" if unscales and not _updates_each_time(trace, event) else ""
+
+
+def _steps_each_time(trace: Trace, event: Event) -> bool:
+    """Return whether another step runs as often as a call does, which then belongs to that one."""
+    return any(
+        other.kind in STEPS
+        and other.loops == event.loops
+        and other.may_follow(event)
+        and not any("%" in key for key in other.facts)
+        for other in trace
+    )
+
+
+def _updates_each_time(trace: Trace, event: Event) -> bool:
+    return any(
+        other.kind is Kind.UPDATE and other.loops == event.loops and not any("%" in key for key in other.facts)
+        for other in trace
+    )
+
+
+@rule(
+    Mistake(
+        "AMP212",
+        "clip-after-step",
+        "gradients are clipped after the step",
+        "clipping has no effect: the step has used the gradients already",
+        "clip before the step",
+        """
+from torch.nn.utils import clip_grad_norm_
+
+for batch in loader:
+    optimizer.zero_grad()
+    scaler.scale(model(batch)).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    clip_grad_norm_(model.parameters(), 1.0)  # AMP212
+""",
+        """
+from torch.nn.utils import clip_grad_norm_
+
+for batch in loader:
+    scaler.scale(model(batch)).backward()
+    scaler.step(opt_a)
+    scaler.unscale_(opt_b)
+    clip_grad_norm_(other.parameters(), 1.0)
+    scaler.step(opt_b)
+    scaler.update()
+    opt_a.zero_grad()
+    opt_b.zero_grad()
+""",
+    ),
+)
+def clip_after_step(module: LintModule) -> Iterator[Finding]:
+    """Clipping between a step and the next `zero_grad` or backward pass."""
+    for trace in _amp_traces(module):
+        for event in trace:
+            if event.kind is not Kind.CLIP:
+                continue
+            before = [
+                other
+                for other in trace[: trace.index(event)]
+                if other.may_follow(event)
+                and other.kind in (*STEPS, Kind.BACKWARD, Kind.FOREIGN_BACKWARD, Kind.UNSCALE)
+            ]
+            if len(before) < 2 or before[-1].kind not in STEPS or before[-1].loops != event.loops:
+                continue
+            passes = [other for other in before if other.kind is Kind.BACKWARD]
+            later = [other for other in trace[trace.index(event) + 1 :] if other.may_follow(event)]
+            if not passes or any(other.kind in (*STEPS, Kind.UNSCALE) for other in later):
+                continue
+            shown = f"`{plain(_optimizer(before[-1]))}` has stepped in line {before[-1].call.lineno}"
+            yield module.finding("AMP212", event.call, shown)
+
+
+@rule(
+    Mistake(
+        "AMP213",
+        "scheduler-first",
+        "`scheduler.step()` runs before `optimizer.step()`",
+        "the first learning rate is never used, and every update uses that of the next one",
+        "call `optimizer.step()` (or `scaler.step(optimizer)`) first, then `scheduler.step()`",
+        """
+for batch in loader:
+    optimizer.zero_grad()
+    scaler.scale(model(batch)).backward()
+    scheduler.step()  # AMP213
+    scaler.step(optimizer)
+    scaler.update()
+""",
+        """
+for batch in loader:
+    optimizer.zero_grad()
+    scaler.scale(model(batch)).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    scheduler.step()
+""",
+        fixable=True,
+    ),
+)
+def scheduler_first(module: LintModule) -> Iterator[Finding]:
+    """A scheduler that is called between backward pass and step."""
+    own = {scope.node.name for scope in module.scopes if isinstance(scope.node, ast.ClassDef)}
+    for trace in _amp_traces(module):
+        for event in trace:
+            if event.kind is not Kind.SCHEDULE or not event.loops:
+                continue
+            index = trace.index(event)
+            last = next(
+                (
+                    other
+                    for other in reversed(trace[:index])
+                    if other.may_follow(event) and other.kind in (*STEPS, Kind.BACKWARD)
+                ),
+                None,
+            )
+            following = next(
+                (
+                    other
+                    for other in trace[index + 1 :]
+                    if other.may_follow(event) and other.kind in (*STEPS, Kind.BACKWARD, Kind.SCHEDULE, Kind.OPAQUE)
+                ),
+                None,
+            )
+            if last is None or following is None or last.kind is not Kind.BACKWARD or following.kind not in STEPS:
+                continue
+            if last.loops != event.loops or following.loops != event.loops or _is_own(module, event, own):
+                continue
+            shown = f"`{plain(_optimizer(following))}` steps after it, in line {following.call.lineno}"
+            yield module.finding("AMP213", event.call, shown, _swapped(module, event, following))
+
+
+def _is_own(module: LintModule, event: Event, classes: set[str]) -> bool:
+    """Return whether a scheduler is of a class outside torch, which may set the first rate in its first step."""
+    assert isinstance(event.call.func, ast.Attribute)
+    last = name_of(event.call.func.value).rpartition(".")[2]
+    for scope in module.scopes:
+        for name, values in scope.values.items():
+            if name.rpartition(".")[2] != last:
+                continue
+            for value in flat_values(values):
+                if not isinstance(value, ast.Call):
+                    continue
+                made = module.resolve(value.func, scope) or name_of(value.func)
+                kind = made.rpartition(".")[2]
+                if kind in classes or (kind[:1].isupper() and not made.startswith(LIBRARIES)):
+                    return True
+    return False
+
+
+def _swapped(module: LintModule, event: Event, step: Event) -> tuple[Edit, ...]:
+    """Return the edit that moves the scheduler below the step and the update that follow it directly."""
+    block, index = module.siblings(event.statement)
+    if step.statement not in block[index + 1 : index + 2] or not isinstance(event.statement, ast.Expr):
+        return ()
+    last = step.statement
+    for other in block[index + 2 : index + 3]:
+        if (
+            isinstance(other, ast.Expr)
+            and isinstance(other.value, ast.Call)
+            and name_of(other.value.func).endswith(".update")
+        ):
+            last = other
+    if not module.is_alone(event.statement) or not module.is_alone(last):
+        return ()
+    first = module.line_start(event.statement.lineno)
+    end = module.line_start((event.statement.end_lineno or 0) + 1)
+    below = module.line_start((last.end_lineno or 0) + 1)
+    if not module.text[:below].endswith("\n"):
+        return ()
+    return (Edit(first, below, module.text[end:below] + module.text[first:end]),)
+
+
+@rule(
+    Mistake(
+        "AMP214",
+        "zero-grad-before-step",
+        "`zero_grad()` between backward pass and step",
+        "the step has no gradients to apply: nothing is trained",
+        "call `zero_grad()` after the step or before the backward pass",
+        """
+for batch in loader:
+    scaler.scale(model(batch)).backward()
+    optimizer.zero_grad()  # AMP214
+    scaler.step(optimizer)
+    scaler.update()
+""",
+        """
+for batch in loader:
+    optimizer.zero_grad()
+    scaler.scale(model(batch)).backward()
+    scaler.step(optimizer)
+    scaler.update()
+""",
+    ),
+)
+def zero_grad_before_step(module: LintModule) -> Iterator[Finding]:
+    """Gradients that are cleared between backward pass and step."""
+    for trace in _amp_traces(module):
+        for event in trace:
+            if event.kind is not Kind.ZERO_GRAD or module.roles.of(_receiver(event), event.scope) != "optimizer":
+                continue
+            index = trace.index(event)
+            relevant = (*STEPS, Kind.BACKWARD, Kind.FOREIGN_BACKWARD, Kind.OPAQUE)
+            last = next(
+                (other for other in reversed(trace[:index]) if other.may_follow(event) and other.kind in relevant), None
+            )
+            after = next(
+                (other for other in trace[index + 1 :] if other.may_follow(event) and other.kind in relevant), None
+            )
+            if last is None or after is None or last.kind is not Kind.BACKWARD or after.kind not in STEPS:
+                continue
+            if any(FINITE.search(key) for key in event.facts):
+                continue  # gradients that are not finite are dropped on purpose
+            if (
+                last.loops == event.loops == after.loops
+                and _optimizer(after) == event.subject
+                and "[" not in event.subject
+            ):
+                shown = f"`{plain(event.subject)}` steps in line {after.call.lineno} without gradients"
+                yield module.finding("AMP214", event.call, shown)
+
+
+def _receiver(event: Event) -> ast.expr:
+    assert isinstance(event.call.func, ast.Attribute)
+    return event.call.func.value
+
+
+@rule(
+    Mistake(
+        "AMP215",
+        "zero-grad-missing",
+        "a loop steps with a scaler, but the module never clears gradients",
+        "gradients add up over all steps; after one overflow they stay infinite and every step is skipped",
+        "call `optimizer.zero_grad()` after every step, skipped or not",
+        """
+for batch in loader:
+    scaler.scale(model(batch)).backward()
+    scaler.step(optimizer)  # AMP215
+    scaler.update()
+""",
+        """
+for batch in loader:
+    for parameter in model.parameters():
+        parameter.grad = None
+    scaler.scale(model(batch)).backward()
+    scaler.step(optimizer)
+    scaler.update()
+""",
+        guard="gradients-kept",
+    ),
+)
+def zero_grad_missing(module: LintModule) -> Iterator[Finding]:
+    """A loop of scaled passes and steps, in a module that clears gradients nowhere."""
+    if module.mentions(r"zero_grad|\.grad\s*=|set_to_none|ZeRO|grad\.zero_|clear_grad"):
+        return
+    for trace in module.traces:
+        for event in trace:
+            if event.kind is not Kind.SCALER_STEP or not event.loops:
+                continue
+            passes = [other for other in trace[: trace.index(event)] if other.kind is Kind.BACKWARD]
+            known = [other for other in passes if other.loops == event.loops and other.scaler == event.subject]
+            unknown = any(other.kind is Kind.OPAQUE and other.subject == event.target for other in trace)
+            if known and not unknown and known[-1].scope is event.scope:
+                yield module.finding(
+                    "AMP215", event.call, f"the gradients of `{plain(event.target)}` are never cleared"
+                )
+
+
+@rule(
+    Mistake(
+        "AMP217",
+        "loss-undivided",
+        "gradients of several mean losses add up before a step without being divided by their number",
+        "the gradients are too large by that factor: a larger effective learning rate, and clipping and overflow much "
+        "sooner",
+        "divide the loss by the number of accumulated passes before `backward()`",
+        """
+for i, batch in enumerate(loader):
+    loss = criterion(model(batch))
+    scaler.scale(loss).backward()  # AMP217
+    if (i + 1) % accumulation_steps == 0:
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+""",
+        """
+for i, batch in enumerate(loader):
+    loss = criterion(model(batch)) / accumulation_steps
+    scaler.scale(loss).backward()
+    if (i + 1) % accumulation_steps == 0:
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+""",
+    ),
+)
+def loss_undivided(module: LintModule) -> Iterator[Finding]:
+    """Accumulation over a number that divides nothing."""
+    for trace in _amp_traces(module):
+        for step in trace:
+            if step.kind not in STEPS or not step.loops:
+                continue
+            key = next((key for key in step.facts if "%" in key and SAYS_SO.search(key)), "")
+            divisor = key.partition("%")[2].strip(" )").partition(" ")[0].rstrip(")")
+            word = divisor.rpartition(".")[2].strip("'\"]")
+            if not word.isidentifier() or _divides(module, word):
+                continue
+            passes = [
+                other
+                for other in trace[: trace.index(step)]
+                if other.kind is Kind.BACKWARD and other.loops == step.loops and key not in other.facts
+            ]
+            if len(passes) == 1 and not events_between(trace, passes[0], step, Kind.BACKWARD):
+                shown = f"nothing is divided by `{divisor}`, the number of passes that add up"
+                yield module.finding("AMP217", passes[0].call, shown)
+
+
+def _divides(module: LintModule, word: str) -> bool:
+    """Return whether anything may be divided by a number of this name, or by one that follows from it."""
+    divided = rf"(/=?|\bdiv_?\(|\bmul_?\()\s*[^\n]*\b\w*(?:{re.escape(word)}|accum|num_micro)\w*"
+    return module.mentions(rf"(?i){divided}|1\.?0?\s*/|reduction\s*=\s*.sum|\.sum\(")

@@ -1,0 +1,179 @@
+"""Training that begins in one file and goes on in another: the optimizer carries the scaler, the model autocast."""
+
+from __future__ import annotations
+
+import ast
+import re
+from typing import TYPE_CHECKING
+
+from ampcompare.source.calls import is_literal, parameters
+from ampcompare.source.migrate.read.options import members
+from ampcompare.source.migrate.read.sites import Initialize, Unsure
+from ampcompare.source.module import Module
+from ampcompare.source.syntax import dotted
+
+if TYPE_CHECKING:
+    from ampcompare.source.migrate.core.context import Core
+
+__all__ = ["attach", "carried_keys", "is_bound_above", "wrapped_models"]
+
+COPIES = re.compile(r"deepcopy|\b(?:[Ee]ma|EMA)\b|ModelEma|ExponentialMovingAverage|AveragedModel")
+SUBCLASS = (
+    "copies and replicas of a model share no wrapped forward, so the model gets a subclass of its class; torch.save of "
+    "the whole model, rather than of its state_dict, cannot pickle that class"
+)
+
+
+def _trains_elsewhere(core: Core) -> bool:
+    return not any(each.scales for each in core.sites.backwards)
+
+
+def carried_keys(core: Core, initialize: Initialize) -> list[str]:
+    """Return the optimizers that carry the scaler to another file; none where all backward passes are in this one.
+
+    Raises:
+        Unsure: an optimizer has no name to set an attribute of.
+    """
+    optimizers = initialize.arguments.get("optimizers")
+    if not (core.across or _trains_elsewhere(core)) or optimizers is None:
+        return []
+    if is_literal(optimizers, None):
+        return []
+    elements = optimizers.elts if isinstance(optimizers, (ast.List, ast.Tuple)) else [optimizers]
+    keys = [dotted(each) for each in elements]
+    found = [key for key in keys if key is not None]
+    if len(found) < len(keys):
+        raise Unsure(initialize.call, "the optimizer is not a plain name, and scale_loss is not in this file")
+    helped = core.helped
+    if found:
+        core.note(
+            initialize.call,
+            f"scale_loss is called in another {'function' if helped else 'file'}: the optimizer carries the "
+            f"{'scaler' if core.target == 'torch' else 'precision'} there, as {core.scalers.attribute}"
+            f"{'' if helped else '; migrate that file too'}",
+        )
+    return found
+
+
+def _made_here(core: Core, key: str | None = None) -> str:
+    """Return the expression for the scaler of an optimizer, by default of the first, where it is made."""
+    name = core.scalers.name(key)
+    return f"self.{name}" if core.scalers.home == "self" else name
+
+
+def is_bound_above(condition: ast.If, key: str) -> bool:
+    """Return whether an object is surely there above a condition: it is no part of another, and not made below it."""
+    if "." in key.removeprefix("self."):
+        return False
+    for node in ast.walk(condition):
+        if isinstance(node, ast.Assign) and not isinstance(node.targets[0], (ast.Tuple, ast.List)):
+            if any(dotted(target) == key for target in node.targets):
+                return False
+    return True
+
+
+def attach(core: Core, initialize: Initialize, keys: list[str]) -> list[str]:
+    """Return lines that give optimizers what they carry; a parameter may be None where a model only predicts."""
+    lines: list[str] = []
+    function = initialize.function
+    given = [] if function is None else parameters(function)
+    for key in keys:
+        line = f"{key}.{core.scalers.attribute} = {_made_here(core, key)}"
+        optional = key in given
+        lines += [f"if {key} is not None:", f"{core.module.unit}{line}"] if optional else [line]
+    return lines
+
+
+def wrapped_models(core: Core, initialize: Initialize) -> list[str]:
+    """Return lines that let `forward` of the models run under autocast wherever it is called, if it is not here."""
+    if not (_trains_elsewhere(core) or core.forward.missing):
+        return []
+    module = core.module
+    replicated = _replicated(core, initialize)
+    models = initialize.arguments.get("models")
+    elements: list[ast.expr] = [] if models is None else members(module, models)
+    lines = []
+    keys = []
+    enabled = "" if core.always else f", enabled={_made_here(core)}.is_enabled()"
+    target = initialize.statement.targets[0] if isinstance(initialize.statement, ast.Assign) else None
+    if len(elements) == 1 and isinstance(target, ast.Name):
+        elements = [target]
+    elif len(elements) == 1 and isinstance(target, ast.Tuple) and len(target.elts) == 2 and dotted(target.elts[0]):
+        elements = [target.elts[0]]  # `model, optimizer = amp.initialize(model.cuda(), optimizer)`
+    for each in elements:
+        key = dotted(each)
+        if key is None:
+            raise Unsure(initialize.call, "the model is not a plain name, and its forward pass is not in this file")
+        context = f'{core.torch}.autocast("cuda", dtype={core.torch}.float16{enabled})'
+        line = f"{key}.forward = {context}({key}.forward)"
+        if replicated is None:
+            keys.append(key)
+        elif key in replicated:
+            core.edits.after(_beside(module, replicated[key], initialize.statement), [line])
+        else:
+            lines.append(line)
+    if replicated is None:
+        lines += _subclasses(core, keys)
+        core.note(initialize.call, SUBCLASS)
+    core.note(
+        initialize.call,
+        "the forward pass is called in another place: the model itself runs under autocast; a loss outside of "
+        "the model is computed in the type of its output",
+    )
+    return lines
+
+
+def _subclasses(core: Core, keys: list[str]) -> list[str]:
+    """Return lines that give models a class with autocast, which copies and replicas of them have too."""
+    if len(keys) > 1:
+        names = {node.id for node in core.module.nodes if isinstance(node, ast.Name)}
+        each = next(name for name in ("each", "module", "part", "one_model") if name not in names)
+        inside = _subclasses(core, [each])
+        head = [line for line in inside if line.startswith("casts = ")]
+        body = [f"{core.module.unit}{line}" for line in inside if line and line not in head]
+        return [*head, f"for {each} in ({', '.join(keys)}):", *body]
+    (key,) = keys
+    unit = core.module.unit
+    casts = "" if core.always else ", enabled=casts"
+    context = f'{core.torch}.autocast("cuda", dtype={core.torch}.float16{casts})'
+    return [
+        *([f"casts = {_made_here(core)}.is_enabled()"] if casts else []),
+        "",
+        f"class Autocast(type({key})):",
+        f"{unit}def forward(self, *args, **kwargs):",
+        f"{unit * 2}with {context}:",
+        f"{unit * 3}return super().forward(*args, **kwargs)",
+        "",
+        f"Autocast.__name__ = type({key}).__name__",
+        f"{key}.__class__ = Autocast",
+    ]
+
+
+def _replicated(core: Core, initialize: Initialize) -> dict[str, ast.stmt] | None:
+    """Return the last statement that puts a model under DataParallel, by the key of the model.
+
+    A replica would call the forward pass of the model that it is a copy of, so DataParallel itself is wrapped; it
+    carries autocast to the threads of its replicas. None if a model may be put under DataParallel in another function,
+    or be copied: the forward pass of a copy would be that of the model.
+    """
+    module, found = core.module, {}
+    if COPIES.search(module.text):
+        return None
+    for node in module.nodes:
+        if not isinstance(node, (ast.Name, ast.Attribute)) or (dotted(node) or "").split(".")[-1] != "DataParallel":
+            continue
+        call, statement = module.parent(node), module.statement(node)
+        key = dotted(call.args[0]) if isinstance(call, ast.Call) and call.func is node and call.args else None
+        bound = [dotted(each) for each in statement.targets] if isinstance(statement, ast.Assign) else []
+        if key is None or bound != [key] or module.function(node) is not initialize.function:
+            return None
+        if statement.lineno > initialize.statement.lineno:  # else it is what goes through initialize
+            found[key] = statement
+    return found
+
+
+def _beside(module: Module, statement: ast.stmt, other: ast.stmt) -> ast.stmt:
+    """Return the statement, or the one around it, in the innermost block that holds another statement too."""
+    while not module.is_in(other, module.block(statement)):
+        statement = module.statement(module.parent(statement))
+    return statement

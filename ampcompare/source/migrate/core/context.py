@@ -1,0 +1,91 @@
+"""What the rewriting of the core of a module works on, and the words of its target."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass, field
+
+from ampcompare.source.edits import Edits
+from ampcompare.source.migrate.core.scalers import Scalers
+from ampcompare.source.migrate.finding import NOTE, Finding
+from ampcompare.source.migrate.read.forward import Forward
+from ampcompare.source.migrate.read.names import Names
+from ampcompare.source.migrate.read.order import Order
+from ampcompare.source.migrate.read.sites import Backward, Sites, Unsure
+from ampcompare.source.module import Function, Module
+
+__all__ = ["Core"]
+
+OFF = 'ampcompare.make_precision("fp32")'
+
+
+@dataclass
+class Core:
+    """A core that can be rewritten; `rewrite_core` fills it.
+
+    Attributes:
+        edits: gets the changes.
+        torch: the name by which the module knows torch.
+        target: "torch" or "precision".
+        findings: notes on what differs.
+        native: whether torch.amp is used in other branches, which must stay as they are.
+        across: whether functions of another module step the same optimizers.
+        helped: whether functions scale a loss for an optimizer that they are given.
+        local: functions in which a variable has the scaler that the optimizer carries.
+    """
+
+    module: Module
+    names: Names
+    edits: Edits
+    torch: str
+    target: str
+    sites: Sites
+    scalers: Scalers
+    order: Order
+    forward: Forward
+    findings: list[Finding] = field(default_factory=list)
+    native: bool = False
+    across: bool = False
+    helped: bool = False
+    always: bool = False
+    update: str = ""
+    consumed: list[Backward] = field(default_factory=list)
+    replaced: list[ast.If] = field(default_factory=list)
+    declared: set[Function] = field(default_factory=set)
+    has_global: bool = False
+    made: set[tuple[int, tuple[str, ...]]] = field(default_factory=set)
+    defaults: set[ast.stmt] = field(default_factory=set)
+    bracketed: set[ast.stmt] = field(default_factory=set)
+    local: dict[Function, str] = field(default_factory=dict)
+
+    @property
+    def off(self) -> str:
+        """The expression for a scaler or precision that does nothing."""
+        return f'{self.torch}.amp.GradScaler("cuda", enabled=False)' if self.target == "torch" else OFF
+
+    def note(self, node: ast.AST, message: str) -> None:
+        """Add a note on the line of a node."""
+        self.findings.append(Finding(node.lineno, node.col_offset, NOTE, message))  # type: ignore[attr-defined]
+
+    def scaler(self, node: ast.AST, optimizer: str | None) -> str:
+        """Return the expression for a scaler.
+
+        Raises:
+            Unsure: no optimizer is in reach that carries it.
+        """
+        function = self.module.function(node)
+        if function in self.local:
+            return self.local[function]
+        try:
+            return self.scalers.reference(optimizer)
+        except LookupError:
+            raise Unsure(
+                node, "the scaler is made in another file, and no optimizer that carries it is in scope"
+            ) from None
+
+    def autocast(self, node: ast.AST, optimizer: str | None) -> str:
+        """Return the `with` line for a forward pass."""
+        if self.target == "precision":
+            return f"with {self.scaler(node, optimizer)}.autocast():"
+        enabled = "" if self.always else f", enabled={self.scaler(node, optimizer)}.is_enabled()"
+        return f'with {self.torch}.autocast("cuda", dtype={self.torch}.float16{enabled}):'

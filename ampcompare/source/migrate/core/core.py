@@ -1,0 +1,498 @@
+"""Rewrite the core of `apex.amp` for `torch.amp`: initialize, scale_loss, steps, gradients that are read, state."""
+
+from __future__ import annotations
+
+import ast
+
+from ampcompare.source.amp_names import AUTOCASTS, SCALERS
+from ampcompare.source.branches import branches_around, is_exclusive
+from ampcompare.source.calls import last_name, parameters
+from ampcompare.source.edits import Edits
+from ampcompare.source.migrate.core.autocast import note_handed_on, note_missing_forward, optimizer_near, wrap_forward
+from ampcompare.source.migrate.core.context import Core
+from ampcompare.source.migrate.core.given_optimizers import find_helped
+from ampcompare.source.migrate.core.initialize import create_scalers
+from ampcompare.source.migrate.core.scalers import plan_scalers
+from ampcompare.source.migrate.core.state_dict import optimizer_of_state, rewrite_state
+from ampcompare.source.migrate.core.steps import note_steps_apart, rewrite_steps
+from ampcompare.source.migrate.core.timm_scaler import rewrite_timm, uses_timm_scaler
+from ampcompare.source.migrate.core.unscale import place_unscale
+from ampcompare.source.migrate.finding import Finding
+from ampcompare.source.migrate.read.forward import find_forward, model_keys
+from ampcompare.source.migrate.read.names import Names, drop_passed
+from ampcompare.source.migrate.read.neighbours import Around
+from ampcompare.source.migrate.read.order import find_order
+from ampcompare.source.migrate.read.sites import Backward, Initialize, Sites, Step, Unsure, collect_sites
+from ampcompare.source.module import Function, Module
+from ampcompare.source.syntax import dotted, walk
+
+__all__ = ["rewrite_core"]
+
+NO_GRAD = ("torch.no_grad", "torch.inference_mode")
+
+
+def rewrite_core(module: Module, names: Names, edits: Edits, torch: str, target: str, around: Around) -> list[Finding]:
+    """Rewrite the core of a module, all of it.
+
+    Args:
+        around: what other modules have to do with it.
+
+    Raises:
+        Unsure: something cannot be rewritten surely; the edits are incomplete then and must not be used.
+    """
+    sites = collect_sites(module, names)
+    if not (sites.initializes or sites.backwards or sites.masters or sites.saves or sites.loads):
+        return []
+    _refuse(module, names, sites)
+    helped = find_helped(module, sites, around)
+    native = _check_native(module, names, sites)
+    scalers = plan_scalers(
+        module, sites, "scaler" if target == "torch" else "precision", across=around.across or helped
+    )
+    order = find_order(module, sites, scalers.name)
+    core = Core(module, names, edits, torch, target, sites, scalers, order, find_forward(module, names, sites))
+    core.native = native
+    core.across, core.helped = around.across or helped, helped
+    if target == "torch" and uses_timm_scaler(module, sites):
+        rewrite_timm(core)
+        return core.findings
+    create_scalers(core)
+    _name_carried(core)
+    if scalers.home == "optimizer" and not sites.initializes and sites.backwards and not around.is_given(module.text):
+        what = "scaler" if target == "torch" else "precision"
+        core.note(
+            sites.backwards[0].statement,
+            f"the optimizer carries the {what} here, as {scalers.attribute}; no file that initializes was found that "
+            "imports this one, so set that attribute where it is made",
+        )
+    if target == "precision":
+        if names.parameters:
+            raise Unsure(names.parameters[0][1], "apex.amp is passed as a value; what is called on it cannot be seen")
+        _rewrite_for_precision(core)
+        return core.findings
+    note_missing_forward(core)
+    note_handed_on(core)
+    wrap_forward(core)
+    _cast_evaluation(core)
+    place_unscale(core)
+    _rewrite_backwards(core)
+    rewrite_steps(core)
+    note_steps_apart(core)
+    rewrite_state(core)
+    drop_passed(module, edits, names.parameters)
+    return core.findings
+
+
+def _refuse(module: Module, names: Names, sites: Sites) -> None:
+    for initialize in sites.initializes if not sites.backwards else []:
+        _refuse_library(module, initialize)
+    for use, name in names.uses:
+        if name in ("apex", "apex.amp") and id(use) not in names.passed and _is_passed_on(module, use):
+            raise Unsure(use, f"{name} is passed as a value; what is called on it cannot be seen")
+    for node in module.nodes:
+        if isinstance(node, ast.Attribute) and node.attr in ("scale_loss", "master_params"):
+            if names.meaning(node) is None and isinstance(module.parent(node), ast.Call):
+                raise Unsure(node, f"{node.attr} is called on something that may be apex.amp or not")
+
+
+def _refuse_library(module: Module, initialize: Initialize) -> None:
+    """Refuse a trainer that inherits its backward pass from the one of transformers, which calls Apex itself."""
+    holder = module.class_of(initialize.function)
+    bases = {dotted(base) for base in holder.bases} if holder is not None else set()
+    for _, alias, full in module.imports:
+        if full.startswith("transformers.") and alias.name == "Trainer" and (alias.asname or alias.name) in bases:
+            raise Unsure(
+                initialize.call,
+                "the backward pass is in transformers.Trainer, which is not migrated; let it use torch.amp, by the "
+                "arguments of the Trainer, and remove this branch by hand",
+            )
+
+
+def _is_passed_on(module: Module, node: ast.AST) -> bool:
+    """Return whether a name of a module is used as a value, other than in a test for `None`."""
+    parent = module.parent(node)
+    if isinstance(getattr(node, "ctx", None), ast.Store) or isinstance(parent, (ast.Compare, ast.Global)):
+        return False
+    return not (isinstance(parent, (ast.If, ast.BoolOp, ast.IfExp, ast.UnaryOp)))
+
+
+def _cast_evaluation(core: Core) -> None:
+    """Add autocast to `with torch.no_grad():` around calls of a model, and note the calls that stay in fp32."""
+    if core.forward.missing or not core.sites.initializes or not any(each.scales for each in core.sites.backwards):
+        return  # the model itself runs under autocast, or nothing is trained here
+    tails = {key.rpartition(".")[2] for key in model_keys(core.module, core.sites)}
+    wrapped: set[ast.AST] = set()
+    for node in core.module.nodes:
+        if not isinstance(node, ast.With) or not _is_no_grad(core, node) or not _calls(node, tails):
+            continue
+        if any(outer in wrapped for outer in core.module.ancestors(node)) or not _reaches(core, node):
+            continue
+        wrapped.add(node)
+        header = core.autocast(node, None).removeprefix("with ").removesuffix(":")
+        _, end = core.module.span(node.items[-1].optional_vars or node.items[-1].context_expr)
+        core.edits.replace_span(end, end, f", {header}")
+    trained = {each.function for each in core.sites.backwards}
+    for functions in core.module.functions.values():
+        for function in functions:
+            if function in trained or any(each in wrapped for each in walk(function)):
+                continue
+            call = next(
+                (each for each in walk(function) if isinstance(each, ast.Call) and _is_model(each, tails)), None
+            )
+            if call is not None and _evaluates(function):
+                core.note(call, "Apex cast in this forward pass too; it is in fp32 now, unless under autocast")
+
+
+def _is_no_grad(core: Core, node: ast.With) -> bool:
+    return all(
+        isinstance(item.context_expr, ast.Call) and core.names.meaning(item.context_expr.func) in NO_GRAD
+        for item in node.items
+    )
+
+
+def _is_model(call: ast.Call, tails: set[str]) -> bool:
+    return last_name(call.func) in tails
+
+
+def _calls(node: ast.AST, tails: set[str]) -> bool:
+    return any(isinstance(each, ast.Call) and _is_model(each, tails) for each in walk(node))
+
+
+def _evaluates(function: ast.AST) -> bool:
+    """Return whether a function looks like evaluation: it switches a model to `eval()`, or gradients off."""
+    names = {each.attr for each in walk(function) if isinstance(each, ast.Attribute)}
+    return bool(names & {"eval", "no_grad", "inference_mode"})
+
+
+def _reaches(core: Core, node: ast.AST) -> bool:
+    """Return whether the scaler is in scope."""
+    if core.scalers.home == "optimizer":
+        return False
+    if core.always or core.scalers.home == "module":
+        return True
+    function = core.module.function(node)
+    if core.scalers.home == "self":
+        return function is not None and [each.arg for each in function.args.args[:1]] == ["self"]
+    created = {each.function for each in core.sites.initializes}
+    return any(each in created for each in (*core.module.functions_around(node), None))
+
+
+def _rewrite_for_precision(core: Core) -> None:
+    """Rewrite all but `amp.initialize`.
+
+    Raises:
+        Unsure: a scaler out of reach, or several.
+    """
+    module, edits = core.module, core.edits
+    if len(core.scalers.names) > 1:
+        raise Unsure(core.sites.initializes[0].call, "several loss scalers; use ampcompare.apex, which has loss_id")
+    note_missing_forward(core)
+    wrap_forward(core)
+    for backward in core.sites.backwards:
+        if backward.block:
+            precision = core.scaler(backward.statement, backward.optimizers[0])
+            edits.replace(_call(backward), f"{precision}.scale_loss({_arguments(core, backward)})")
+    for step in core.sites.steps:
+        if step.options:
+            raise Unsure(step.call, "step of the contract takes no options; set them before it by hand")
+        edits.replace(step.call, f"{core.scaler(step.call, step.optimizer)}.step({step.optimizer})")
+    for call in core.sites.masters:
+        key = dotted(call.args[0])
+        edits.replace(call, f"{core.scaler(call, key)}.unscale({key})")
+    for call in (*core.sites.saves, *core.sites.loads):
+        method = "state_dict" if call in core.sites.saves else "load_state_dict"
+        _, end = module.span(call.func)
+        precision = core.scaler(call, optimizer_of_state(core, call))
+        edits.replace(call, f"{precision}.{method}{module.text[end : module.span(call)[1]]}")
+
+
+def _call(backward: Backward) -> ast.expr:
+    assert isinstance(backward.statement, ast.With)
+    return backward.statement.items[0].context_expr
+
+
+def _arguments(core: Core, backward: Backward) -> str:
+    module = core.module
+    optimizers = backward.arguments["optimizers"]
+    text = module.source(optimizers)
+    is_list = isinstance(optimizers, (ast.List, ast.Tuple)) or text.endswith("optimizers")
+    parts = [module.source(backward.loss), text if is_list else f"[{text}]"]
+    for name in ("delay_unscale", "delay_overflow_check"):
+        if name in backward.arguments:
+            if name == "delay_overflow_check":
+                raise Unsure(backward.statement, "delay_overflow_check is not an option of the contract")
+            parts.append(f"{name}={module.source(backward.arguments[name])}")
+    return ", ".join(parts)
+
+
+def _name_carried(core: Core) -> None:
+    """Bind the carried scaler to a variable in each function where a test of the script says whether there is one.
+
+    Where the script trains in fp32 no `amp.initialize` ran, so the optimizer carries nothing.
+    """
+    if core.scalers.home != "optimizer":
+        return
+    tests = {
+        each.function: _test(core.module, each, core.sites.backwards) for each in core.sites.backwards if each.block
+    }
+    common = next(iter(tests.values())) if len(set(tests.values())) == 1 else None
+    nodes: dict[Function | None, list[ast.stmt]] = {}
+    for statement in (
+        *(each.statement for each in core.sites.backwards),
+        *(each.statement for each in core.sites.steps),
+        *(first for first, _ in core.forward.regions),
+    ):
+        nodes.setdefault(core.module.function(statement), []).append(statement)
+    for function, statements in nodes.items():
+        test = tests.get(function, common)
+        key = optimizer_near(core, statements[0])
+        if function is None or test is None or key is None:
+            continue
+        first = min(statements, key=lambda each: each.lineno)
+        place = next(each for each in function.body if each is first or each in core.module.ancestors(first))
+        if _is_known(core.module, f"{key}, {test}", function, place):
+            name = core.scalers.names[0]
+            core.local[function] = name
+            core.edits.before(
+                place, [f"{name} = {key}.{core.scalers.attribute} if {test} else {core.off}"], outside=True
+            )
+        else:
+            core.note(first, f"the optimizer must carry {core.scalers.attribute} here even where {test} does not hold")
+
+
+def _test(module: Module, backward: Backward, others: list[Backward]) -> str | None:
+    """Return the test of the nearest `if` that has the block in one branch and a plain backward pass in the other."""
+    for outer, positive in branches_around(module, backward.statement):
+        other = outer.orelse if positive else outer.body
+        if any(not each.scales and module.is_in(each.statement, other) for each in others):
+            text = ast.unparse(outer.test)
+            return text if positive else f"not ({text})"
+    return None
+
+
+def _is_known(module: Module, expression: str, function: Function, place: ast.stmt) -> bool:
+    """Return whether all names of an expression have the value above a statement that they have below it."""
+    names = {node.id for node in ast.walk(ast.parse(expression)) if isinstance(node, ast.Name)}
+    known = set(parameters(function))
+    for node in module.nodes:
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id in names:
+            if module.function(node) is function:
+                if node.lineno >= place.lineno:
+                    return False
+                known.add(node.id)
+            elif module.function(node) is None:
+                known.add(node.id)
+    return names <= known | module.top.imports.keys()
+
+
+def _check_native(module: Module, names: Names, sites: Sites) -> bool:
+    """Return whether torch.amp is used in the branches of an `if` that do not use Apex.
+
+    Raises:
+        Unsure: the two may meet.
+    """
+    for step in sites.steps if sites.natives else []:
+        if not sites.initializes or not _steps_apart(module, step):
+            raise Unsure(step.call, "this step may follow a GradScaler or Apex; remove the branch of Apex by hand")
+    if "autocast" not in module.text and "GradScaler" not in module.text:
+        return False
+    found = [node for node in module.nodes if isinstance(node, (ast.Name, ast.Attribute)) and _is_native(names, node)]
+    used = [node for node in found if not _is_dead(module, node)]
+    apart = bool(not sites.backwards and not sites.masters and sites.initializes)
+    alive = [node for node in used if not _is_harmless(module, names, node) and not _is_elsewhere(module, sites, node)]
+    alive = [node for node in alive if not _is_another_branch(module, names, sites, node)]
+    if not alive:
+        return apart and bool(used)
+    for node in alive:
+        chosen = isinstance(module.statement(node), ast.Assign)  # and no more than that
+        if not apart or not chosen or not all(is_exclusive(module, node, each.call) for each in sites.initializes):
+            raise Unsure(node, "the file uses torch.amp as well as Apex; remove the branch of Apex by hand")
+    return True
+
+
+def _is_native(names: Names, node: ast.Name | ast.Attribute) -> bool:
+    return not isinstance(node.ctx, ast.Store) and names.meaning(node) in AUTOCASTS | SCALERS
+
+
+def _is_harmless(module: Module, names: Names, node: ast.Name | ast.Attribute) -> bool:
+    """Return whether a use is an annotation, or an autocast that cannot switch another one off."""
+    below: ast.AST = node
+    for outer in module.ancestors(node):
+        if below in (getattr(outer, "annotation", None), getattr(outer, "returns", None)):
+            return True
+        if isinstance(outer, ast.stmt):
+            break
+        below = outer
+    meaning = str(names.meaning(node))
+    if not meaning.endswith(".autocast"):
+        return False
+    call = module.parent(node)
+    if not (isinstance(call, ast.Call) and call.func is node):
+        return isinstance(call, ast.Assign)
+    before_enabled = 2 if meaning in ("torch.autocast", "torch.amp.autocast") else 0
+    return len(call.args) <= before_enabled and not any(
+        each.arg is None or (each.arg == "enabled" and not (isinstance(each.value, ast.Constant) and each.value.value))
+        for each in call.keywords
+    )
+
+
+def _is_elsewhere(module: Module, sites: Sites, node: ast.AST) -> bool:
+    """Return whether the outermost function around a use has nothing of Apex in it."""
+    functions = list(module.functions_around(node))
+    if not functions:
+        return False
+    statements: list[ast.AST] = [*sites.masters, *sites.saves, *sites.loads]
+    statements += [each.statement for each in sites.initializes]
+    statements += [each.statement for each in sites.backwards] + [each.statement for each in sites.steps]
+    return not any(functions[-1] in module.ancestors(each) for each in statements)
+
+
+def _is_another_branch(module: Module, names: Names, sites: Sites, node: ast.Name | ast.Attribute) -> bool:
+    """Return whether a use is one of a branch that never runs together with a block of `scale_loss`.
+
+    A GradScaler is, wherever it is made: what it scales is looked at elsewhere.
+    """
+    blocks = [each.statement for each in sites.backwards if each.scales]
+    if not blocks:
+        return False
+    if str(names.meaning(node)).endswith(".GradScaler"):
+        return True
+    near = [each for each in blocks if module.function(each) is module.function(node)]
+    return bool(near) and all(is_exclusive(module, node, each) for each in near)
+
+
+def _steps_apart(module: Module, step: Step) -> bool:
+    """Return whether another branch steps the same optimizer through a GradScaler, so that this one is not for it."""
+    return any(
+        call.args
+        and dotted(call.args[0]) == step.optimizer
+        and module.function(call) is step.function
+        and is_exclusive(module, call, step.statement)
+        for call, _ in module.methods("step")
+    )
+
+
+def _is_dead(module: Module, node: ast.AST) -> bool:
+    """Return whether an object is only bound to a name of the module that nothing reads."""
+    statement = module.statement(node)
+    if not isinstance(statement, ast.Assign) or module.function(statement) is not None:
+        return False
+    targets = {target.id for target in statement.targets if isinstance(target, ast.Name)}
+    if len(targets) != len(statement.targets):
+        return False
+    words = {each.value for each in module.nodes if isinstance(each, ast.Constant) and isinstance(each.value, str)}
+    read = {each.id for each in module.nodes if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Load)}
+    return not targets & (read | words)
+
+
+def _rewrite_backwards(core: Core) -> None:
+    """Scale the loss of each backward pass by its scaler.
+
+    Raises:
+        Unsure: gradients are clipped or stepped inside of a block, or a loss has no name.
+    """
+    for backward in core.sites.backwards:
+        _backward(core, backward)
+
+
+def _optimizer_of(core: Core, backward: Backward) -> str | None:
+    """Return the optimizer of a plain backward pass: that of the nearest block in its function."""
+    if backward.optimizers:
+        return backward.optimizers[0]
+    blocks = [each for each in core.sites.backwards if each.scales and each.function is backward.function]
+    near = min(blocks, key=lambda each: abs(each.statement.lineno - backward.statement.lineno), default=None)
+    return near.optimizers[0] if near is not None and near.optimizers else optimizer_near(core, backward.statement)
+
+
+def _backward(core: Core, backward: Backward) -> None:
+    module, edits, statement = core.module, core.edits, backward.statement
+    if backward in core.consumed:
+        return
+    loss = module.source(backward.loss)
+    inline: list[str] = []
+    if backward in core.forward.inline:
+        inline = [core.autocast(statement, _optimizer_of(core, backward)), f"{module.unit}loss = {loss}"]
+        loss = "loss"
+    if backward.call is not None:  # the other file scales
+        if inline:
+            edits.before(statement, inline)
+            edits.replace(backward.loss, loss)
+        return
+    scaler = core.scaler(statement, _optimizer_of(core, backward))
+    if not backward.block:
+        if inline:
+            raise Unsure(statement, "the forward pass is inside the call of backward; give the loss a name")
+        edits.replace(backward.loss, f"{scaler}.scale({loss})")
+        return
+    assert isinstance(statement, ast.With)
+    if "delay_overflow_check" in backward.arguments:
+        core.note(statement, "delay_overflow_check has no equivalent: GradScaler checks at the step")
+    _refuse_inside(core, statement)
+    uses = [
+        node
+        for node in module.nodes
+        if isinstance(node, ast.Name)
+        and node.id == backward.name
+        and module.function(node) is backward.function
+        and isinstance(node.ctx, ast.Load)
+    ]
+    inside = [node for node in uses if statement in module.ancestors(node)]
+    others = [
+        each
+        for each in core.sites.backwards
+        if each is not backward and each.name == backward.name and each.function is backward.function
+    ]
+    later = [
+        node
+        for node in uses
+        if node not in inside and not any(each.statement in module.ancestors(node) for each in others)
+    ]
+    if len(inside) == 1 and not later and _backward_receiver(module, inside[0]):
+        call = module.parent(module.parent(inside[0]))
+        _maybe_collapse(core, backward, statement, call, scaler, loss, inline)
+        return
+    header = [*inline, f"{backward.name} = {scaler}.scale({loss})"] if backward.name else inline
+    edits.unwrap(statement, statement.body, header)
+
+
+def _backward_receiver(module: Module, name: ast.Name) -> bool:
+    attribute = module.parent(name)
+    return isinstance(attribute, ast.Attribute) and attribute.attr == "backward"
+
+
+def _maybe_collapse(
+    core: Core, backward: Backward, statement: ast.With, call: ast.AST, scaler: str, loss: str, inline: list[str]
+) -> None:
+    """Inline the scaled loss; where the other branch of an `if` is the plain backward pass, the `if` goes."""
+    module, edits = core.module, core.edits
+    assert isinstance(call, ast.Call)
+    assert isinstance(call.func, ast.Attribute)
+    branch = module.parent(statement)
+    alone = len(statement.body) == 1 and isinstance(statement.body[0], ast.Expr) and statement.body[0].value is call
+    _, end = module.span(call.func)
+    scaled = f"{scaler}.scale({loss}).backward{module.text[end : module.span(call)[1]]}"
+    if isinstance(branch, ast.If) and alone and len(branch.body) == 1 and len(branch.orelse) == 1:
+        pair = {branch.body[0], branch.orelse[0]} - {statement}
+        other = next((each for each in core.sites.backwards if each.statement in pair), None)
+        if other is not None and not other.scales and ast.unparse(other.loss) == ast.unparse(backward.loss):
+            core.consumed.append(other)
+            lines = [*inline, scaled]
+            if module.text.startswith("elif", module.span(branch)[0]):
+                lines = ["else:", *(f"{module.unit}{each}" for each in lines)]
+            edits.replace_statement(branch, lines)
+            return
+    edits.replace(call.func.value, f"{scaler}.scale({loss})")
+    edits.unwrap(statement, statement.body, inline)
+
+
+def _refuse_inside(core: Core, statement: ast.With) -> None:
+    for read in core.sites.reads:
+        if statement in core.module.ancestors(read.statement) and isinstance(read.node, ast.Call):
+            raise Unsure(
+                read.node,
+                "gradients are still scaled inside the block of scale_loss, so this clips almost everything; move it "
+                "below the block",
+            )
+    for step in core.sites.steps:
+        if statement in core.module.ancestors(step.statement):
+            raise Unsure(step.call, "the step is inside the block of scale_loss, where gradients are still scaled")

@@ -1,0 +1,497 @@
+"""Put the loss scaler, or the precision, in the place of `amp.initialize`."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ampcompare.source.calls import is_literal
+from ampcompare.source.migrate.core.across_files import attach, carried_keys, is_bound_above, wrapped_models
+from ampcompare.source.migrate.core.placing import call_lines, conditions_of, declare_global
+from ampcompare.source.migrate.read.options import as_bool
+from ampcompare.source.migrate.read.sites import Initialize, Unsure
+from ampcompare.source.module import Function, Module
+from ampcompare.source.syntax import dotted
+
+if TYPE_CHECKING:
+    from ampcompare.source.migrate.core.context import Core
+
+__all__ = ["create_scalers", "replace_call"]
+
+NO_GROWTH = "growth_interval=2**31 - 1"
+LEVELS = ("O0", "O1", "O2", "O3")
+NO_TWIN = (
+    "{level} has no equivalent in torch.amp: autocast keeps fp32 weights and casts for each product, so weights take "
+    "4 bytes "
+    "instead of 2 and 4, and softmax, norms and losses inside the model run in fp32; to keep {level}, use "
+    "--to precision; bf16 parameters with fp32 masters are the third way"
+)
+OPTIONS = ("keep_batchnorm_fp32", "master_weights", "loss_scale", "max_loss_scale")
+NO_OPTIONS = ("cast_model_type", "cast_model_outputs", "patch_torch_functions", "min_loss_scale", "num_losses")
+
+
+def create_scalers(core: Core) -> None:
+    """Rewrite every `amp.initialize`.
+
+    Raises:
+        Unsure: its results or arguments cannot be followed.
+    """
+    initializes = core.sites.initializes
+    single = len(initializes) == 1
+    made: list[tuple[Initialize, _ScalerSettings]] = [
+        (each, _scaler_settings(core.module, each, single=single)) for each in initializes
+    ]
+    core.update = made[0][1].update if made else ""
+    conditional = any(conditions_of(core.module, each) or settings.enabled for each, settings in made)
+    core.always = bool(made) and not conditional and core.scalers.home not in ("module", "optimizer")
+    if core.scalers.home == "module" and made and all(each.function is None for each, _ in made):
+        core.always = not conditional
+    for each, settings in made:
+        _create(core, each, settings, single)
+        for message in settings.notes if core.target == "torch" else []:
+            core.note(each.call, message)
+
+
+def _create(core: Core, initialize: Initialize, settings: _ScalerSettings, single: bool) -> None:
+    module, edits, scalers = core.module, core.edits, core.scalers
+    function = initialize.function
+    if core.target == "precision":
+        _create_precision(core, initialize)
+        return
+    inside = "self." if scalers.home == "self" else ""
+    conditions = conditions_of(module, initialize)
+    enabled = list(settings.enabled)
+    hoisted = not core.native and single and bool(conditions) and _can_hoist(core, initialize, conditions)
+    hoisted &= initialize.options is None  # a dict that may be None where Apex is off
+    at_times = scalers.home == "self" and bool(conditions) and _may_run_again(function, conditions)
+    hoisted &= not at_times
+    if hoisted:
+        enabled = [_text_of_test(core, each.test) for each in reversed(conditions)] + enabled
+        enabled = list({ast.unparse(ast.parse(each)): each for each in enabled if each}.values())
+    arguments = ['"cuda"', *settings.arguments]
+    if "False" in enabled:
+        enabled = ["False"]
+    if enabled:
+        arguments.append(f"enabled={as_bool(module, _joined(enabled))}")
+    lines = [line for name in scalers.names for line in _construction(core, f"{inside}{name}", arguments)]
+    in_module = scalers.home == "module" and function is not None
+    if in_module:
+        declare_global(core, function)
+    default = [f"{inside}{name} = {core.off}" for name in scalers.names]
+    carried = carried_keys(core, initialize)
+    models = wrapped_models(core, initialize)
+    if at_times:
+        default = []
+        _declare_in_class(core, initialize)
+    place = (id(module.block(initialize.statement)), tuple(lines))
+    unused = core.always and "optimizers" not in initialize.arguments and not core.sites.backwards
+    if unused or place in core.made or _is_made_above(core, initialize):
+        lines = []
+    core.made.add(place)
+    if hoisted:
+        late = [each for each in carried if not is_bound_above(conditions[-1], each)]
+        early = [each for each in carried if each not in late]
+        edits.before(conditions[-1], lines + attach(core, initialize, early))
+        replace_call(core, initialize, attach(core, initialize, late) + models)
+        return
+    if conditions and not in_module and conditions[-1] not in core.defaults and not _is_again(core, initialize):
+        core.defaults.add(conditions[-1])
+        default += attach(core, initialize, [each for each in carried if is_bound_above(conditions[-1], each)])
+        edits.before(conditions[-1], default)
+    replace_call(core, initialize, lines + attach(core, initialize, carried) + models)
+
+
+def _may_run_again(function: Function | None, conditions: list[ast.If]) -> bool:
+    """Return whether a method may run again for another purpose, which an argument with a default says."""
+    if function is None or function.name == "__init__":
+        return False
+    given = function.args.args
+    modes = {each.arg for each in (*given[len(given) - len(function.args.defaults) :], *function.args.kwonlyargs)}
+    asked = {part.id for each in conditions for part in _parts(each.test) if isinstance(part, ast.Name)}
+    return bool(modes & asked)
+
+
+def _declare_in_class(core: Core, initialize: Initialize) -> None:
+    """Make a scaler that does nothing the default of a class, once."""
+    holder = core.module.class_of(initialize.function)
+    if holder is None or holder in core.defaults:
+        return
+    core.defaults.add(holder)
+    text = isinstance(holder.body[0], ast.Expr) and isinstance(holder.body[0].value, ast.Constant)
+    first = holder.body[1] if text and len(holder.body) > 1 else holder.body[0]
+    name = initialize.function.name if initialize.function is not None else ""
+    lines = [f"{each} = {core.off}  # {name} sets it" for each in core.scalers.names]
+    core.edits.before(first, [*lines, ""])
+
+
+def _is_made_above(core: Core, initialize: Initialize) -> bool:
+    """Return whether a call for a model alone follows one with an optimizer, whose scaler it shares."""
+    if "optimizers" in initialize.arguments:
+        return False
+    return any(
+        "optimizers" in each.arguments
+        and each.statement.lineno < initialize.statement.lineno
+        and core.module.is_in(initialize.statement, core.module.block(each.statement))
+        for each in core.sites.initializes
+        if each.function is initialize.function
+    )
+
+
+def _is_again(core: Core, initialize: Initialize) -> bool:
+    """Return whether the constructor of the same object has made its scaler already."""
+    constructors = {each.function for each in core.sites.initializes if each.function is not initialize.function}
+    return core.scalers.home == "self" and any(each is not None and each.name == "__init__" for each in constructors)
+
+
+def _construction(core: Core, name: str, arguments: list[str]) -> list[str]:
+    return call_lines(core, f"{name} = {core.torch}.amp.GradScaler", arguments)
+
+
+def _joined(tests: list[str]) -> str:
+    return " and ".join(tests)
+
+
+def _parts(test: ast.expr) -> list[ast.expr]:
+    return test.values if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And) else [test]
+
+
+def _asks_for_apex(core: Core, test: ast.expr) -> bool | None:
+    """Return whether a test is `amp` or `amp is not None`, which holds now; None if it uses Apex in another way."""
+    uses = {id(node) for node, _ in core.names.uses}
+    if not any(id(node) in uses for node in ast.walk(test)):
+        return False
+    asked = test
+    if isinstance(test, ast.Compare) and isinstance(test.ops[0], ast.IsNot):
+        asked = test.left
+    return True if id(asked) in uses and not core.names.may_be_none(asked) else None
+
+
+def _text_of_test(core: Core, test: ast.expr) -> str:
+    """Return a test as text, without its parts that ask for Apex; empty if nothing remains."""
+    kept = [part for part in _parts(test) if not _asks_for_apex(core, part)]
+    if len(kept) < len(_parts(test)):
+        return " and ".join(_text_of_test(core, part) for part in kept)
+    text = core.module.source(test)
+    if "\n" in text:
+        text = ast.unparse(test)
+    return f"({text})" if isinstance(test, (ast.BoolOp, ast.IfExp, ast.NamedExpr, ast.Lambda)) else text
+
+
+def _can_hoist(core: Core, initialize: Initialize, conditions: list[ast.If]) -> bool:
+    """Return whether the tests around a call can be evaluated above the outermost one, with the same results."""
+    module = core.module
+    if any(_asks_for_apex(core, part) is None for each in conditions for part in _parts(each.test)):
+        return False
+    below: ast.stmt = initialize.statement
+    for condition in conditions:
+        chain = [below, *(each for each in module.ancestors(below))]
+        if not any(each in chain for each in condition.body):
+            return False  # in an else or elif
+        for node in ast.walk(condition.test):
+            if isinstance(node, (ast.NamedExpr, ast.Await, ast.Yield, ast.Lambda)):
+                return False
+            if isinstance(node, ast.Call) and dotted(node.func) not in ("hasattr", "getattr", "isinstance", "len"):
+                return False
+    outermost = conditions[-1]
+    if any(isinstance(each, ast.If) and outermost in each.orelse for each in [module.parent(outermost)]):
+        return False  # an elif
+    used = {
+        key
+        for expression in (*(each.test for each in conditions), *initialize.arguments.values())
+        for node in ast.walk(expression)
+        if isinstance(node, ast.Name) and (key := node.id)
+    }
+    models = {
+        node.id
+        for name in ("models", "optimizers")
+        if name in initialize.arguments
+        for node in ast.walk(initialize.arguments[name])
+        if isinstance(node, ast.Name)
+    }
+    for node in ast.walk(outermost):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id in used - models:
+            return False
+    return True
+
+
+def _results(module: Module, initialize: Initialize) -> str:
+    """Return the expression that has the value of the call."""
+    models, optimizers = initialize.arguments.get("models"), initialize.arguments.get("optimizers")
+    if models is None:
+        raise Unsure(initialize.call, "amp.initialize without models")
+    if optimizers is None or is_literal(optimizers, None):
+        return module.source(models)
+    return f"{module.source(models)}, {module.source(optimizers)}"
+
+
+def _flat(node: ast.expr) -> list[ast.expr]:
+    if isinstance(node, (ast.List, ast.Tuple)):
+        return [leaf for each in node.elts for leaf in _flat(each)]
+    return [node]
+
+
+def replace_call(core: Core, initialize: Initialize, lines: list[str]) -> None:
+    """Put the value of `amp.initialize` in its place, and statements below or above it.
+
+    Raises:
+        Unsure: it stands inside another statement, or has no models.
+    """
+    results = _results(core.module, initialize)
+    module, edits, statement = core.module, core.edits, initialize.statement
+    if isinstance(statement, ast.Expr) and statement.value is initialize.call:
+        edits.replace_statement(statement, lines)
+        return
+    if isinstance(statement, ast.Assign) and statement.value is initialize.call and len(statement.targets) == 1:
+        values = [initialize.arguments["models"], initialize.arguments.get("optimizers")]
+        sources = [leaf for each in values if each is not None for leaf in _flat(each)]
+        targets = _flat(statement.targets[0])
+        if len(sources) == len(targets):
+            pairs = [
+                (module.source(target), module.source(source))
+                for target, source in zip(targets, sources, strict=True)
+                if module.source(target) != module.source(source) and module.source(target) != "_"
+            ]
+            assigned = []
+            if pairs:
+                assigned = [f"{', '.join(t for t, _ in pairs)} = {', '.join(s for _, s in pairs)}"]
+            edits.replace_statement(statement, assigned + lines)
+            return
+    if isinstance(statement, (ast.Assign, ast.Return, ast.AnnAssign, ast.Expr)):
+        value = f"({results})" if initialize.arguments.get("optimizers") is not None else results
+        edits.replace(initialize.call, value)
+        if lines:
+            edits.before(statement, lines)
+        return
+    raise Unsure(initialize.call, "amp.initialize is inside another statement; move it to its own line")
+
+
+@dataclass
+class _ScalerSettings:
+    """How a scaler is made.
+
+    Attributes:
+        arguments: of `GradScaler` after the device, without `enabled`.
+        enabled: expressions that all must hold; empty means always.
+        update: the argument of `update()`, for a static scale.
+        level: the literal opt level; None if it is known at run time only.
+        notes: differences to know.
+    """
+
+    arguments: list[str] = field(default_factory=list)
+    enabled: list[str] = field(default_factory=list)
+    update: str = ""
+    level: str | None = None
+    notes: list[str] = field(default_factory=list)
+
+
+def _scaler_settings(module: Module, initialize: Initialize, *, single: bool) -> _ScalerSettings:
+    """Return the settings for a call.
+
+    Args:
+        single: whether it is the only call, so that `update` can hold its static scale.
+
+    Raises:
+        Unsure: an opt level that Apex itself refuses.
+    """
+    given = initialize.arguments
+    settings = _ScalerSettings()
+    _read_level(module, given, settings)
+    enabled = given.get("enabled")
+    if enabled is not None and not is_literal(enabled, True):
+        settings.enabled.append(module.source(enabled))
+    _read_scale(module, given, settings, single)
+    if "min_loss_scale" in given and not _is_none(given["min_loss_scale"]):
+        settings.notes.append("GradScaler has no min_loss_scale: its scale can fall below the floor")
+    limit = given.get("max_loss_scale")
+    if limit is not None and not _is_none(limit):
+        settings.notes.append("GradScaler has no max_loss_scale: its scale can grow above the ceiling")
+        if not settings.arguments:
+            settings.arguments.append(f"init_scale=min(2.0**16, {module.source(limit)})")
+    if initialize.options is not None:
+        name = module.source(initialize.options)
+        settings.notes.append(f"other options in {name} than enabled, opt_level and loss_scale are not checked")
+    if "cast_model_outputs" in given:
+        settings.notes.append("cast_model_outputs has no equivalent: cast the outputs where their type matters")
+    patched = given.get("patch_torch_functions")
+    if is_literal(patched, False) and settings.level == "O1":
+        raise Unsure(initialize.call, "O1 without casts is loss scaling alone; write that by hand")
+    return settings
+
+
+def _read_level(module: Module, given: dict[str, ast.expr], settings: _ScalerSettings) -> None:
+    level = given.get("opt_level")
+    if level is None:
+        settings.level = "O1"
+    elif isinstance(level, ast.Constant):
+        if level.value not in LEVELS:
+            raise Unsure(level, f"opt_level is {level.value!r}; Apex knows O0, O1, O2 and O3, with the letter O")
+        settings.level = str(level.value)
+        if settings.level == "O0":
+            settings.enabled.append("False")
+        elif settings.level in ("O2", "O3"):
+            settings.notes.append(NO_TWIN.format(level=settings.level))
+    else:
+        text = module.source(level)
+        settings.enabled.append(f'{text if _is_plain(level) else f"({text})"} != "O0"')
+        settings.notes.append(
+            "the opt level is chosen at run time: O0 trains in fp32 and O1 under autocast as before; "
+            + NO_TWIN.format(level="O2 or O3").replace("O2 or O3 has", "O2 or O3 have")
+        )
+
+
+def _read_scale(module: Module, given: dict[str, ast.expr], settings: _ScalerSettings, single: bool) -> None:
+    scale = given.get("loss_scale")
+    if scale is None or _is_none(scale) or (isinstance(scale, ast.Constant) and scale.value == "dynamic"):
+        return
+    text = module.source(scale)
+    number = _number(scale)
+    if number is not None:
+        text = repr(float(number)) if isinstance(scale, ast.Constant) else text
+        settings.arguments.append(f"init_scale={text}")
+        if single:
+            settings.update = f"new_scale={text}"
+        else:
+            settings.arguments.append(NO_GROWTH)
+        settings.notes.append("a static scale: GradScaler skips a step whose gradients overflow; Apex takes it")
+        return
+    if isinstance(scale, ast.IfExp) and isinstance(scale.body, ast.Constant) and scale.body.value == "dynamic":
+        dynamic, text = module.source(scale.test), module.source(scale.orelse)
+    else:
+        text = text if _is_plain(scale) else f"({text})"
+        dynamic = f'{text} in (None, "dynamic")'
+    settings.arguments += [
+        f"init_scale=2.0**16 if {dynamic} else float({text})",
+        f"growth_interval=2000 if {dynamic} else 2**31 - 1",
+    ]
+    settings.notes.append("a static scale given at run time halves after an overflow, where Apex takes the step")
+
+
+def _number(node: ast.expr) -> float | None:
+    """Return the value of a constant such as "128.0", or of a power such as `2**15`."""
+    try:
+        if isinstance(node, ast.Constant):
+            return float(node.value)  # type: ignore[arg-type]
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow):
+            base, exponent = _number(node.left), _number(node.right)
+            return None if base is None or exponent is None else base**exponent
+    except (ArithmeticError, TypeError, ValueError):
+        pass
+    return None
+
+
+def _is_none(node: ast.expr) -> bool:
+    return is_literal(node, None)
+
+
+def _is_plain(node: ast.expr) -> bool:
+    return isinstance(node, (ast.Name, ast.Attribute, ast.Subscript, ast.Call, ast.JoinedStr))
+
+
+def _create_precision(core: Core, initialize: Initialize) -> None:
+    """Put `make_precision` and `prepare` in the place of a call; what is above it makes fp32 the default."""
+    module, edits = core.module, core.edits
+    name = f"self.{core.scalers.names[0]}" if core.scalers.home == "self" else core.scalers.names[0]
+    arguments = [_arm(module, initialize), 'device="cuda"', *_options(module, initialize)]
+    _require_known_options(initialize)
+    preparation = _preparation(module, initialize, name)
+    lines = [*call_lines(core, f"{name} = ampcompare.make_precision", arguments), preparation]
+    conditions = conditions_of(module, initialize)
+    if core.scalers.home == "module" and initialize.function is not None:
+        declare_global(core, initialize.function)
+    elif conditions and conditions[-1] not in core.defaults:
+        core.defaults.add(conditions[-1])
+        edits.before(conditions[-1], [f"{name} = {core.off}"])
+    carried = carried_keys(core, initialize)
+    late = [each for each in carried if conditions and is_bound_above(conditions[-1], each)]
+    if late:
+        edits.after(conditions[-1], attach(core, initialize, late))
+    lines += attach(core, initialize, [each for each in carried if each not in late])
+    edits.replace_statement(initialize.statement, lines)
+
+
+def _arm(module: Module, initialize: Initialize) -> str:
+    """Return an expression for the arm: that of the opt level, or fp32 where Apex is not enabled."""
+    level = initialize.arguments.get("opt_level")
+    arm = '"apex:O1"' if level is None else f'f"apex:{{{module.source(level)}}}"'
+    if isinstance(level, ast.Constant):
+        arm = f'"apex:{level.value!s}"'
+    elif level is not None and any(mark in module.source(level) for mark in ('"', "'", "\n", "\\")):
+        arm = f'"apex:" + {module.source(level)}'  # before Python 3.12 these may not stand in an f-string
+    enabled = initialize.arguments.get("enabled")
+    if enabled is None or is_literal(enabled, True):
+        return arm
+    return f'{arm} if {module.source(enabled)} else "fp32"'
+
+
+def _options(module: Module, initialize: Initialize) -> list[str]:
+    """Return the arguments for the options of the arm; None stands for the default of the opt level and is left out."""
+    arguments = []
+    for option in OPTIONS:
+        value = initialize.arguments.get(option)
+        if value is None or is_literal(value, None):
+            continue
+        text = module.source(value)
+        if isinstance(value, ast.Constant) or _is_choice(value):
+            arguments.append(f"{option}={text}")
+        else:
+            arguments.append(f"**({{}} if {text} is None else {{'{option}': {text}}})")
+    return arguments
+
+
+def _require_known_options(initialize: Initialize) -> None:
+    """Check that each option of a call is known and has a counterpart.
+
+    Raises:
+        Unsure: one has none, or it depends on the run which there are.
+    """
+    for option in NO_OPTIONS:
+        if option in initialize.arguments:
+            raise Unsure(
+                initialize.call, f"{option} is not an option of ampcompare.make_precision; use ampcompare.apex"
+            )
+    if initialize.sometimes - {"verbosity"} or initialize.options is not None:
+        raise Unsure(initialize.call, "its options depend on the run; write the options for --to precision by hand")
+
+
+def _preparation(module: Module, initialize: Initialize, name: str) -> str:
+    """Return the line that prepares models and optimizers; its results are bound as those of the call were.
+
+    Raises:
+        Unsure: the call has no models, or its result is bound otherwise.
+    """
+    models = initialize.arguments.get("models")
+    if models is None:
+        raise Unsure(initialize.call, "amp.initialize without models")
+    optimizers = initialize.arguments.get("optimizers")
+    if isinstance(optimizers, ast.Constant):
+        optimizers = None
+    prepare = f"{name}.prepare({_as_list(module, models)}, {_as_list(module, optimizers)})"
+    if isinstance(initialize.statement, ast.Expr):
+        return prepare
+    target = initialize.statement.targets[0] if isinstance(initialize.statement, ast.Assign) else None
+    bound = list(target.elts) if isinstance(target, (ast.Tuple, ast.List)) and optimizers is not None else [target]
+    if target is None or len(bound) != 1 + (optimizers is not None):
+        raise Unsure(initialize.call, "the result of amp.initialize is not bound to its own names")
+    names = [_bound_to(module, each, given) for each, given in zip(bound, (models, optimizers), strict=False)]
+    return f"{', '.join([*names, '_'][:2])} = {prepare}"
+
+
+def _bound_to(module: Module, target: ast.expr | None, given: ast.expr | None) -> str:
+    """Return what `prepare` is unpacked into: a name that stands for several of them takes the list itself."""
+    is_whole = isinstance(given, (ast.List, ast.Tuple)) and not isinstance(target, (ast.List, ast.Tuple))
+    return module.source(target) if is_whole and target is not None else _as_list(module, target)
+
+
+def _is_choice(value: ast.expr) -> bool:
+    """Return whether a value is chosen by a test, and is not None at least in one case."""
+    return isinstance(value, ast.IfExp) and isinstance(value.body, ast.Constant) and value.body.value == "dynamic"
+
+
+def _as_list(module: Module, node: ast.expr | None) -> str:
+    if node is None:
+        return "[]"
+    text = module.source(node)
+    if isinstance(node, ast.Tuple):
+        return f"[{text.removeprefix('(').removesuffix(')')}]"
+    return text if isinstance(node, ast.List) else f"[{text}]"

@@ -1,0 +1,143 @@
+"""`amp.state_dict` and `amp.load_state_dict` in checkpoints, with a branch that still reads files of Apex."""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING
+
+from ampcompare.source.migrate.read.sites import Unsure
+from ampcompare.source.module import Function, Module
+from ampcompare.source.syntax import dotted, walk
+
+if TYPE_CHECKING:
+    from ampcompare.source.migrate.core.context import Core
+
+__all__ = ["optimizer_of_state", "rewrite_state"]
+
+OWN = ("self.optimizer", "self.optim", "self.opt")  # what runners and trainers call theirs
+
+
+def rewrite_state(core: Core) -> None:
+    """Rewrite saving and loading of the scalers.
+
+    Raises:
+        Unsure: a load that is no statement of its own, or a state whose scaler is out of reach.
+    """
+    for call in core.sites.saves:
+        core.edits.replace(call, _saved(core, call))
+    for call in core.sites.loads:
+        _load(core, call)
+
+
+def optimizer_of_state(core: Core, call: ast.Call) -> str | None:
+    """Return an optimizer that is in reach of a call, for a scaler that it carries."""
+    if core.scalers.home != "optimizer":
+        return None
+    function = core.module.function(call)
+    names = [each.arg for each in function.args.args] if function is not None else []
+    keys = [*core.sites.optimizers, *(each.optimizer for each in core.sites.steps)]
+    if keys:
+        found = next((key for key in keys if _is_in_reach(core, call, key)), None)
+        return found or next(filter(None, (_other_name(core, call, key) for key in keys)), None)
+    own = {key for node in ast.walk(function or core.module.tree) if (key := _attribute_of_self(node)) in OWN}
+    return next((name for name in names if name in ("optimizer", "optim", "opt")), own.pop() if len(own) == 1 else None)
+
+
+def _is_in_reach(core: Core, call: ast.Call, key: str) -> bool:
+    """Return whether a key means an optimizer where a call is: in its function, or in its class."""
+    module, function = core.module, core.module.function(call)
+    users = {each.function for each in core.sites.backwards if key in each.optimizers}
+    users |= {each.function for each in core.sites.steps if each.optimizer == key}
+    if key.startswith("self."):
+        if "self" not in _parameters(module, call) or key in _bound_in(function):
+            return False
+        return module.class_of(function) in {module.class_of(each) for each in users} - {None}
+    root = key.split(".")[0]
+    return any(root in one.parameters or root in one.values for one in module.scope_of[call].enclosing())
+
+
+def _parameters(module: Module, node: ast.AST) -> set[str]:
+    """Return the parameters of the functions around a node."""
+    return {name for scope in module.scope_of[node].enclosing() for name in scope.parameters}
+
+
+def _bound_in(function: Function | None) -> dict[str, str | None]:
+    """Return what a function assigns: each target, and the name of its value, if it has one."""
+    found: dict[str, str | None] = {}
+    for node in walk(function) if function is not None else ():
+        if isinstance(node, ast.Assign):
+            for target in node.targets:
+                targets = target.elts if isinstance(target, ast.Tuple) else [target]
+                values = node.value.elts if isinstance(node.value, ast.Tuple) else [node.value]
+                pairs = zip(targets, values if len(values) == len(targets) else [None] * len(targets), strict=True)
+                found |= {
+                    key: None if value is None else dotted(value) for each, value in pairs if (key := dotted(each))
+                }
+    return found
+
+
+def _other_name(core: Core, call: ast.Call, key: str) -> str | None:
+    """Return what a function calls an optimizer of `self` that it holds, or gets in a class method."""
+    if not key.startswith("self."):
+        return None
+    function = core.module.function(call)
+    bound = _bound_in(function)
+    if (name := next((name for name, value in bound.items() if value == key and "." not in name), None)) is not None:
+        return name
+    own = key.rpartition(".")[2]
+    return own if own in _parameters(core.module, call) and own not in bound else None
+
+
+def _attribute_of_self(node: ast.AST) -> str | None:
+    return dotted(node) if isinstance(node, ast.Attribute) else None
+
+
+def _saved(core: Core, call: ast.Call) -> str:
+    if call.args or call.keywords:
+        raise Unsure(call, "amp.state_dict with a destination has no equivalent")
+    if len(core.scalers.names) == 1 or core.scalers.home == "optimizer":
+        return f"{core.scaler(call, optimizer_of_state(core, call))}.state_dict()"
+    inside = "self." if core.scalers.home == "self" else ""
+    entries = (f'"{name}": {inside}{name}.state_dict()' for name in core.scalers.names)
+    return "{" + ", ".join(entries) + "}"
+
+
+def _load(core: Core, call: ast.Call) -> None:
+    module = core.module
+    statement = module.statement(call)
+    if not isinstance(statement, ast.Expr) or len(call.args) + len(call.keywords) != 1:
+        raise Unsure(call, "amp.load_state_dict is not a statement of its own")
+    value = call.args[0] if call.args else call.keywords[0].value
+    text = module.source(value)
+    names = core.scalers.names
+    single = len(names) == 1 or core.scalers.home == "optimizer"
+    scalers = [core.scaler(call, optimizer_of_state(core, call))]
+    if not single:
+        scalers = [f"self.{name}" if core.scalers.home == "self" else name for name in names]
+    lines: list[str] = []
+    if dotted(value) is None and not _is_lookup(value):
+        lines, text = [f"amp_state = {text}"], "amp_state"
+    unit = module.unit
+    lines.append(f'if "loss_scaler0" in {text}:  # saved with Apex')
+    for number, scaler in enumerate(scalers):
+        entry = f'{text}["loss_scaler{number}"]'
+        lines += [
+            f"{unit}{scaler}.load_state_dict({{",
+            f"{unit}{unit}**{scaler}.state_dict(),",
+            f'{unit}{unit}"scale": {entry}["loss_scale"],',
+            f'{unit}{unit}"_growth_tracker": {entry}["unskipped"],',
+            f"{unit}}})",
+        ]
+    lines.append("else:")
+    if single:
+        lines.append(f"{unit}{scalers[0]}.load_state_dict({text})")
+    else:
+        pairs = zip(names, scalers, strict=True)
+        lines += [f'{unit}{scaler}.load_state_dict({text}["{name}"])' for name, scaler in pairs]
+    core.edits.replace_statement(statement, lines)
+
+
+def _is_lookup(value: ast.expr) -> bool:
+    return (
+        isinstance(value, ast.Subscript) and dotted(value.value) is not None and isinstance(value.slice, ast.Constant)
+    )

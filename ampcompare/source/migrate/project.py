@@ -1,0 +1,189 @@
+"""Migrate files and folders; a file that cannot be read or parsed is reported and leaves the others alone."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from difflib import SequenceMatcher, unified_diff
+from pathlib import Path
+from typing import TypeAlias
+
+from ampcompare.base.files.read import FileFault
+from ampcompare.base.shown import Parts, ShownParts
+from ampcompare.source.document import Document, parse_document, read_bytes, write_document
+from ampcompare.source.find import find_sources
+from ampcompare.source.migrate.finding import BY_HAND, NOTE, Finding
+from ampcompare.source.migrate.read.neighbours import look_around
+from ampcompare.source.migrate.rewrite import Migration, may_use_apex, migrate_text
+from ampcompare.source.syntax import SourceInvalid, parse_tree
+
+__all__ = ["FileMigration", "find_files", "migrate_file"]
+
+SIGNS = (b"apex", b"amp_C", b"amp.scale_loss(", b"\0")  # a null byte: text in UTF-16, or no text
+# Returns the mistakes of a module: line, from 1, code of lint, and message.
+Examine: TypeAlias = Callable[[str], list[tuple[int, str, str]]]
+# What a script does wrong by itself, whether its loss is scaled by Apex or by torch.
+# Mistakes with the fp16 copies of O2, of which there are none in the result.
+WITHOUT_EFFECT = {"AMP104", "AMP117"}
+OWN_MISTAKES = {"AMP211", "AMP213", "AMP214", "AMP215", "AMP217", "AMP226", "AMP230", "AMP231", "AMP236"}
+
+
+@dataclass(frozen=True)
+class FileMigration(ShownParts):
+    """The result for a file.
+
+    Attributes:
+        path: of the file.
+        document: None if it was not read, or cannot use Apex.
+        migration: None if it was not parsed.
+        fault: why it was not read or parsed, with the line; None if it was.
+    """
+
+    path: Path
+    document: Document | None = None
+    migration: Migration | None = None
+    fault: str | None = None
+
+    @property
+    def changed(self) -> bool:
+        """Whether the text is another one."""
+        return self.document is not None and self.migration is not None and self.migration.text != self.document.text
+
+    @property
+    def by_hand(self) -> int:
+        """How many lines are left by hand."""
+        found = [] if self.migration is None else self.migration.findings
+        return sum(each.kind == BY_HAND for each in found)
+
+    def _parts(self) -> Parts:
+        patch, lines = self.diff(), self.lines()
+        done = "to be rewritten for torch.amp" if self.changed else "nothing to rewrite"
+        title = lines[0] if self.fault is not None else f"{self.path}: {done}, {self.by_hand} lines left by hand"
+        rows = []
+        if self.fault is None and self.document is not None and self.migration is not None:
+            for one in self.migration.findings:
+                rows.append((str(self.document.place(one.line, one.column)), one.kind, one.message))
+        return Parts(
+            "\n".join([title, "", patch, *lines]).rstrip("\n"),
+            title,
+            tables=[("", ("place", "kind", "message"), rows)],
+            codes=[("Patch", patch)] if patch else [],
+        )
+
+    def diff(self) -> str:
+        """Return the change as a patch that `git apply` and `patch -p1` take."""
+        if self.document is None or self.migration is None:
+            return ""
+        name = self.path.as_posix().removeprefix("./").lstrip("/")
+        old, new = (text.splitlines(keepends=True) for text in (self.document.text, self.migration.text))
+        lines = []
+        for line in unified_diff(old, new, f"a/{name}", f"b/{name}"):
+            lines.append(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n")
+        return "".join(lines)
+
+    def lines(self) -> list[str]:
+        """Return the findings, one per line: place, kind, message."""
+        if self.fault is not None:
+            return [f"{self.path}: not migrated: {self.fault}"]
+        if self.document is None or self.migration is None:
+            return []
+        return [
+            f"{self.path}:{self.document.place(each.line, each.column)}: {each.kind}: {each.message}"
+            for each in self.migration.findings
+        ]
+
+    def write(self) -> None:
+        """Replace the file in one move; it keeps its mode.
+
+        Raises:
+            FileFault: it may not be written.
+        """
+        if self.document is not None and self.migration is not None and self.changed:
+            write_document(self.document, self.migration.text)
+
+
+def find_files(paths: Iterable[str], *, unreadable: Callable[[Path, str], None] | None = None) -> Iterator[Path]:
+    """Yield the Python files and notebooks below paths."""
+    return find_sources(paths, unreadable=unreadable)
+
+
+def migrate_file(
+    path: Path, target: str = "torch", *, must_parse: bool = False, examine: Examine = lambda text: []
+) -> FileMigration:
+    """Return what becomes of a file; nothing is written.
+
+    Args:
+        target: "torch" or "precision".
+        must_parse: whether it must be Python even if it does not use Apex.
+        examine: returns the mistakes of a module, each with line, code and message; it sees the text and its result.
+    """
+    try:
+        content = read_bytes(path)
+        if not must_parse and not any(sign in content for sign in SIGNS):
+            return FileMigration(path)
+        document = parse_document(path, content)
+    except FileFault as fault:
+        return FileMigration(path, fault=str(fault))
+    try:
+        if must_parse and not may_use_apex(document.text):
+            parse_tree(document.text)
+            return FileMigration(path)
+        around = look_around(path, document.text)
+        migration = migrate_text(document.text, target, around)
+        return FileMigration(path, document, _checked(document.text, migration, examine))
+    except SourceInvalid as error:
+        where = f"line {document.place(error.line).line}: {error.kind}: " if error.line else ""
+        return FileMigration(path, document, fault=f"{where}{error}")
+    except RecursionError:
+        return FileMigration(path, document, fault="nested too deeply")
+    except ValueError as error:
+        return FileMigration(path, document, fault=str(error))
+
+
+def _checked(before: str, migration: Migration, examine: Examine) -> Migration:
+    """Return a migration with the mistakes of its result.
+
+    Raises:
+        ValueError: the module compiled before, and its result does not.
+    """
+    if migration.text == before:
+        return migration
+    fault = _fault_of(migration.text)
+    if fault is not None and _fault_of(before) is None:
+        raise ValueError(f"{fault} of its rewritten form; it stays as it is; please report it")
+    mistakes = [] if fault is not None else examine(migration.text)
+    earlier = examine(before)
+    own = OWN_MISTAKES | {code for _, code, _ in earlier}
+    lines = _lines_before(before, migration.text)
+    remarks = [
+        Finding(lines[line], 0, NOTE if code in own else BY_HAND, f"line {line} of the result: {code}: {message}")
+        for line, code, message in mistakes
+    ]
+    remarks += [
+        Finding(line, 0, NOTE, f"{code}: {message}, so this had no effect; in the result it has, and training differs")
+        for line, code, message in earlier
+        if code in WITHOUT_EFFECT and code not in {left for _, left, _ in mistakes}
+    ]
+    return replace(migration, findings=sorted({*migration.findings, *remarks}))
+
+
+def _fault_of(text: str) -> str | None:
+    """Return what Python has against a module, with the line."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of escapes such as "\d"
+            compile(text, "<script>", "exec", dont_inherit=True)
+    except SyntaxError as error:
+        return f"{error.msg} in line {error.lineno}"
+    return None
+
+
+def _lines_before(before: str, after: str) -> dict[int, int]:
+    """Return for each line of a text the line of an earlier text that it comes from; both count from 1."""
+    lines: dict[int, int] = {}
+    matcher = SequenceMatcher(None, before.splitlines(), after.splitlines(), autojunk=False)
+    for _, first, last, begin, end in matcher.get_opcodes():
+        for number in range(begin, end):
+            lines[number + 1] = min(first + number - begin, max(last - 1, first)) + 1
+    return lines

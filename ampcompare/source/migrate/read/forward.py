@@ -1,0 +1,291 @@
+"""Find the forward pass of each scaled loss by data flow, so that it can be put under autocast."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from ampcompare.source.calls import arguments, last_name
+from ampcompare.source.migrate.read.names import Names
+from ampcompare.source.migrate.read.sites import Backward, Sites
+from ampcompare.source.module import Block, Function, Module
+from ampcompare.source.syntax import dotted, walk
+
+__all__ = ["Forward", "find_forward", "model_keys"]
+
+BARRIERS = ("backward", "step", "zero_grad")
+# Calls that compute nothing of which the type would matter.
+TRIVIAL = {
+    "Variable", "append", "contiguous", "cuda", "detach", "dict", "enumerate", "eval", "float", "format",
+    "get", "half", "int", "item", "items", "iter", "keys", "len", "list", "long", "max", "mean", "min",
+    "next", "numpy", "perf_counter", "print", "range", "record", "reshape", "size", "start", "sum", "time",
+    "to", "tolist", "train", "tuple", "type", "update", "values", "view", "zip",
+}  # fmt: skip
+WRAPPERS = ("DistributedDataParallel", "DataParallel", "DDP", "FSDP", "BalancedDataParallel")
+MAX_DEPTH = 4
+
+
+@dataclass
+class Forward:
+    """Where forward passes are.
+
+    Attributes:
+        regions: first and last statement of each run to put under autocast.
+        inline: backward passes whose loss expression holds the forward pass.
+        missing: backward passes whose forward pass is not in this module.
+    """
+
+    regions: list[tuple[ast.stmt, ast.stmt]] = field(default_factory=list)
+    inline: list[Backward] = field(default_factory=list)
+    missing: list[Backward] = field(default_factory=list)
+
+
+def model_keys(module: Module, sites: Sites) -> set[str]:
+    """Return the keys of the models that went through `amp.initialize`, and of their parallel wrappers."""
+    found: set[str] = set()
+    for each in sites.initializes:
+        found |= _keys_in(each.arguments.get("models"))
+        if isinstance(each.statement, ast.Assign):
+            target = each.statement.targets[0]
+            optimizers = each.arguments.get("optimizers")
+            if optimizers is None:
+                found |= _keys_in(target)
+            elif isinstance(target, (ast.Tuple, ast.List)) and target.elts:
+                found |= _keys_in(target.elts[0])
+    for node in module.nodes:
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) and node.value.args:
+            name = (dotted(node.value.func) or "").rpartition(".")[2]
+            if name in WRAPPERS and dotted(node.value.args[0]) in found:
+                found |= _keys_in(node.targets[0])
+    return found - {"_"}
+
+
+def _keys_in(node: ast.AST | None) -> set[str]:
+    if node is None:
+        return set()
+    if isinstance(node, (ast.List, ast.Tuple)):
+        return set().union(*(_keys_in(each) for each in node.elts))
+    key = dotted(node)
+    return {key} if key is not None else set()
+
+
+def find_forward(module: Module, names: Names, sites: Sites) -> Forward:
+    """Return where the forward passes of the backward passes are."""
+    return _Finder(module, names, sites).find()
+
+
+class _Finder:
+    """Marks the statements that a loss comes from, block by block."""
+
+    def __init__(self, module: Module, names: Names, sites: Sites) -> None:
+        self._module = module
+        self._names = names
+        self._sites = sites
+        self._models = model_keys(module, sites)
+        self._tails = {key.rpartition(".")[2] for key in self._models}
+        self._barriers = self._find_barriers()
+        self._initializing = {each.statement for each in sites.initializes} | {
+            outer for each in sites.initializes for outer in module.ancestors(each.statement)
+        }
+        self._marks: dict[int, tuple[Block, set[ast.stmt]]] = {}
+        self._done: set[tuple[int, frozenset[str]]] = set()
+
+    def find(self) -> Forward:
+        found = Forward()
+        for backward in self._sites.backwards:
+            if self._computes(backward.loss):
+                found.inline.append(backward)
+            elif not self._trace_loss(backward) and backward.scales:
+                found.missing.append(backward)
+        for backward in self._sites.others:
+            self._trace_loss(backward)
+        for block, marked in self._marks.values():
+            runs = list(self._runs(block, marked))
+            calls = [any(self._calls_model(each) for each in block if _spans(run, each)) for run in runs]
+            found.regions += runs[calls.index(True) :] if True in calls else runs  # not what makes the inputs
+        return found
+
+    def _find_barriers(self) -> set[ast.AST]:
+        found: set[ast.AST] = {call for call, _ in self._module.methods(*BARRIERS)}
+        found |= {each.statement for each in self._sites.backwards}
+        return found | {outer for node in found for outer in self._module.ancestors(node)}
+
+    def _trace_loss(self, backward: Backward) -> bool:
+        """Trace a loss; one that is a parameter of the function was computed by its callers, at least in part."""
+        needed = _loads(backward.loss)
+        found = self._trace(backward.statement, needed, 0)
+        if found and not self._tails and backward.function is not None:
+            given = {each.arg for each in backward.function.args.args} & needed
+            if given:
+                self._trace_outside(backward.function, given, 0)
+        return found
+
+    def _trace(self, statement: ast.stmt, needed: set[str], depth: int) -> bool:
+        """Mark the statements before one that the needed names come from; return whether one computes.
+
+        The search ends where a model is called. Where none is, what is marked beyond the first statement that
+        computes, such as the call of a criterion, is forgotten.
+        """
+        visit = (id(statement), frozenset(needed))
+        if depth > MAX_DEPTH or visit in self._done:
+            return depth <= MAX_DEPTH
+        self._done.add(visit)
+        needed = set(needed)
+        current = statement
+        before: dict[int, tuple[Block, set[ast.stmt]]] | None = None
+        while True:
+            marked = self._mark_above(current, needed)
+            if any(self._calls_model(each) for each in marked):
+                return True
+            if before is None and any(self._computes(each) for each in marked):
+                if not self._tails:
+                    return True
+                before = {key: (block, set(each)) for key, (block, each) in self._marks.items()}
+            outer = self._module.outer(current)
+            if isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                if before is None:
+                    return self._trace_outside(outer, needed, depth)
+                break
+            if outer is None or isinstance(outer, ast.ClassDef):
+                break
+            current = outer
+        if before is not None:
+            self._marks = before
+        return before is not None
+
+    def _mark_above(self, current: ast.stmt, needed: set[str]) -> set[ast.stmt]:
+        """Mark the statements of the same block that define needed names, and need what they read."""
+        block, place = self._module.siblings(current)
+        marked: set[ast.stmt] = set()
+        for each in reversed(block[:place]):
+            if each in self._initializing:
+                break
+            if each in self._barriers or not _defines(each, needed):
+                continue
+            marked.add(each)
+            needed |= _loads(each)
+        if marked:
+            self._marks.setdefault(id(block), (block, set()))[1].update(marked)
+        return marked
+
+    def _trace_outside(self, function: Function, needed: set[str], depth: int) -> bool:
+        """Follow parameters to the callers, and attributes of `self` to the other methods."""
+        module = self._module
+        cls = module.class_of(function)
+        found = False
+        given = module.positional(function)
+        key = module.key(function)
+        for node in module.calls:
+            if dotted(node.func) != key or module.function(node) is function:
+                continue
+            values = [value for name, value in arguments(node, given).items() if name in needed]
+            if values and not any(self._computes(value) for value in values):
+                keys = set().union(*(_loads(value) for value in values))
+                found = self._trace(module.statement(node), keys, depth + 1) or found
+        own = {key for key in needed if key.startswith("self.")}
+        if cls is None or not own or found:
+            return found
+        for method in walk(cls):
+            if isinstance(method, ast.FunctionDef) and method is not function and method.name != "__init__":
+                found = self._trace_method(method, own) or found
+        return found
+
+    def _trace_method(self, method: ast.FunctionDef, needed: set[str]) -> bool:
+        found = False
+        for block in _all_blocks(method):
+            marked = {each for each in block if each not in self._barriers and _defines(each, needed)}
+            marked = {each for each in marked if self._computes(each)}
+            if marked:
+                self._marks.setdefault(id(block), (block, set()))[1].update(marked)
+                found = True
+                break
+        return found
+
+    def _computes(self, node: ast.AST) -> bool:
+        """Return whether a statement or expression calls a model, or else something that may call one."""
+        return any(self._may_compute(each) for each in _own_calls(node))
+
+    def _calls_model(self, node: ast.AST) -> bool:
+        for call in _own_calls(node):
+            key = dotted(call.func) or ""
+            parts = key.split(".")
+            if self._tails & set(parts) or any(
+                (dotted(each) or "").rpartition(".")[2] in self._tails for each in call.args
+            ):
+                return True
+        return False
+
+    def _may_compute(self, call: ast.Call) -> bool:
+        name = last_name(call.func)
+        return name not in TRIVIAL and not (name[:1].isupper() and isinstance(call.func, ast.Name) and not call.args)
+
+    def _runs(self, block: Block, marked: set[ast.stmt]) -> Iterator[tuple[ast.stmt, ast.stmt]]:
+        run: list[ast.stmt] = []
+        for each in [*block, None]:
+            if (
+                each is None
+                or each in self._barriers
+                or each in self._initializing
+                or isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
+            ):
+                yield from self._trimmed(run, marked)
+                run = []
+            else:
+                run.append(each)
+
+    def _trimmed(self, run: list[ast.stmt], marked: set[ast.stmt]) -> Iterator[tuple[ast.stmt, ast.stmt]]:
+        chosen = [index for index, each in enumerate(run) if each in marked]
+        starts = [index for index in chosen if self._calls_model(run[index])] or [
+            index for index in chosen if self._computes(run[index])
+        ]
+        if starts:
+            yield run[starts[0]], run[chosen[-1]]
+
+
+def _spans(run: tuple[ast.stmt, ast.stmt], statement: ast.stmt) -> bool:
+    return run[0].lineno <= statement.lineno <= run[1].lineno
+
+
+def _own_calls(node: ast.AST) -> Iterator[ast.Call]:
+    for each in walk(node):
+        if isinstance(each, ast.Call):
+            yield each
+
+
+def _all_blocks(function: Function) -> Iterator[Block]:
+    for node in walk(function):
+        yield from Module.blocks(node)
+
+
+def _loads(node: ast.AST) -> set[str]:
+    """Return the keys that an expression or statement reads, except the functions that it calls."""
+    found: set[str] = set()
+    called = {id(each.func) for each in walk(node) if isinstance(each, ast.Call)}
+    for each in walk(node):
+        if isinstance(each, (ast.Name, ast.Attribute)) and isinstance(each.ctx, ast.Load):
+            if id(each) in called:
+                continue
+            key = dotted(each)
+            if key is not None and key != "self":
+                found.add(key)
+    return found
+
+
+def _defines(statement: ast.stmt, needed: set[str]) -> bool:
+    """Return whether a statement, or one in it, binds or changes a needed name."""
+    if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)):
+        return False
+    for node in walk(statement):
+        if isinstance(node, (ast.Name, ast.Attribute)) and isinstance(node.ctx, ast.Store):
+            if dotted(node) in needed:
+                return True
+        elif isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store):
+            if dotted(node.value) in needed:
+                return True
+        elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+            function = node.value.func
+            if isinstance(function, ast.Attribute) and function.attr in ("append", "extend", "update", "add_"):
+                if dotted(function.value) in needed:
+                    return True
+    return False

@@ -1,0 +1,172 @@
+"""Look up the dict that a call gets as `**options`."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable
+
+from ampcompare.source.calls import HIDDEN, arguments, last_name
+from ampcompare.source.migrate.finding import Unsure
+from ampcompare.source.module import Module
+from ampcompare.source.syntax import dotted, walk
+
+__all__ = ["UNSEEN", "as_bool", "bind", "entries", "lookups", "members", "unknown_options"]
+
+UNSEEN = ast.Constant(...)  # stands for a value that only some runs give
+# What the rewriting asks of a dict of options that only a run knows; the defaults are those of amp.initialize.
+ASKED = {"enabled": '.get("enabled", True)', "opt_level": '.get("opt_level", "O1")', "loss_scale": '.get("loss_scale")'}
+# Options that torch.amp has nothing for, so that it does not matter whether a run gives them.
+WITHOUT_TWIN = frozenset({"keep_batchnorm_fp32", "master_weights", "verbosity"})
+FUNCTIONS = {"bool", "hasattr", "isinstance", "callable"}
+
+
+def entries(module: Module, options: ast.expr, optional: frozenset[str]) -> dict[str, ast.expr] | None:
+    """Return the entries of a dict that one statement above makes; None if something else may change it.
+
+    What it holds is evaluated there and used at the call, so a name in it must not be bound again in between.
+
+    Args:
+        options: what stands behind `**`.
+        optional: keys that may also be set in between; their value is `UNSEEN`.
+    """
+    if isinstance(options, (ast.Dict, ast.Call)):
+        return _literal(options)
+    if not isinstance(options, ast.Name):
+        return None
+    scope = module.function(options) or module.tree
+    found: dict[str, ast.expr] | None = None
+    later: set[str] = set()
+    for node in ast.walk(scope):
+        if not isinstance(node, ast.Name) or node.id != options.id or node is options:
+            continue
+        parent = module.parent(node)
+        if isinstance(parent, ast.Assign) and parent.targets == [node] and found is None:
+            found = _literal(parent.value)
+            if found is None or not _runs_before(module, parent, options) or _rebinds(scope, parent, options):
+                return None
+        elif isinstance(parent, ast.Subscript) and isinstance(parent.ctx, ast.Store) and parent.value is node:
+            key = parent.slice.value if isinstance(parent.slice, ast.Constant) else None
+            if key not in optional or not isinstance(module.parent(parent), ast.Assign):
+                return None
+            later.add(str(key))
+        else:
+            return None
+    return None if found is None else found | dict.fromkeys(later, UNSEEN)
+
+
+def lookups(module: Module, options: ast.expr, given: Iterable[str]) -> dict[str, ast.expr] | None:
+    """Return look-ups in a dict that only a run knows, such as one of a configuration; None where it has no plain name.
+
+    Args:
+        options: what stands behind `**`.
+        given: arguments of the call that the dict cannot hold.
+    """
+    if dotted(options) is None:
+        return None
+    text = module.source(options)
+    return {name: module.make(f"{text}{lookup}") for name, lookup in ASKED.items() if name not in given}
+
+
+def _literal(value: ast.expr) -> dict[str, ast.expr] | None:
+    if isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id == "dict":
+        given = arguments(value)
+        return None if value.args or given.keys() & HIDDEN else given
+    if not isinstance(value, ast.Dict):
+        return None
+    keys = [each.value for each in value.keys if isinstance(each, ast.Constant) and isinstance(each.value, str)]
+    return dict(zip(keys, value.values, strict=True)) if len(keys) == len(value.keys) else None
+
+
+def _runs_before(module: Module, statement: ast.stmt, use: ast.expr) -> bool:
+    """Return whether a statement always runs before a use: it stands above, in a block around the use."""
+    return statement.lineno < use.lineno and module.is_in(use, module.block(statement))
+
+
+def _rebinds(scope: ast.AST, statement: ast.Assign, use: ast.expr) -> bool:
+    read = {each.id for each in ast.walk(statement.value) if isinstance(each, ast.Name)}
+    return any(
+        isinstance(each, ast.Name)
+        and isinstance(each.ctx, ast.Store)
+        and each.id in read
+        and statement.lineno < each.lineno < use.lineno
+        for each in ast.walk(scope)
+    )
+
+
+def bind(call: ast.Call, names: tuple[str, ...], module: Module | None = None) -> dict[str, ast.expr]:
+    """Return the arguments of a call by name.
+
+    Args:
+        module: to look up the dict of `**options` in; without it such a call is refused.
+    """
+    bound = arguments(call, names)
+    spread = bound.pop("**", None)
+    options: dict[str, ast.expr] | None = {}
+    if spread is not None:
+        single = sum(each.arg is None for each in call.keywords) == 1
+        options = entries(module, spread, WITHOUT_TWIN) or lookups(module, spread, bound) if module and single else None
+    if "*" in bound or options is None:
+        raise Unsure(call, "its arguments are passed as * or **, so they cannot be seen here; write them out")
+    bound |= options
+    unknown = next((name for name in bound if name not in names), None)
+    if unknown is not None:
+        raise Unsure(call, f"Apex has no argument {unknown}")
+    return bound
+
+
+def unknown_options(module: Module, call: ast.Call) -> ast.expr | None:
+    """Return the dict behind `**` in a call if only a run knows what it holds."""
+    spread = arguments(call).get("**")
+    return spread if spread is not None and entries(module, spread, WITHOUT_TWIN) is None else None
+
+
+def members(module: Module, value: ast.expr) -> list[ast.expr]:
+    """Return the elements of a list, or of all lists that a local variable is bound to; else the value alone."""
+    if isinstance(value, (ast.List, ast.Tuple)):
+        return list(value.elts)
+    if not isinstance(value, ast.Name):
+        return [value]
+    found: dict[str, ast.expr] = {}
+    for node in walk(module.function(value) or module.tree):
+        if not isinstance(node, ast.Name) or node.id != value.id or node is value:
+            continue
+        bound = module.parent(node)
+        if isinstance(bound, ast.Assign) and bound.targets == [node] and isinstance(bound.value, (ast.List, ast.Tuple)):
+            found |= {module.source(each): each for each in bound.value.elts}
+        elif isinstance(node.ctx, ast.Store) or isinstance(bound, ast.Attribute):
+            return [value]  # it is another list, or `append` changes it
+    return list(found.values()) or [value]
+
+
+def as_bool(module: Module, text: str) -> str:
+    """Return an expression with `bool(...)` around it, unless it is one already."""
+    return text if _is_bool(ast.parse(text, mode="eval").body, _flags(module)) else f"bool({text})"
+
+
+def _is_bool(node: ast.expr, flags: set[str]) -> bool:
+    if isinstance(node, ast.Constant):
+        return isinstance(node.value, bool)
+    if isinstance(node, ast.BoolOp):
+        return all(_is_bool(each, flags) for each in node.values)
+    if isinstance(node, ast.Call):
+        return isinstance(node.func, ast.Name) and node.func.id in FUNCTIONS
+    if isinstance(node, (ast.Name, ast.Attribute)):
+        return (node.attr if isinstance(node, ast.Attribute) else node.id) in flags
+    return isinstance(node, ast.Compare) or (isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not))
+
+
+def _flags(module: Module) -> set[str]:
+    """Return names that the file makes boolean: options with `store_true`, annotations, assignments."""
+    found: set[str] = set()
+    for node in module.nodes:
+        if isinstance(node, ast.Call) and last_name(node.func) == "add_argument":
+            given = arguments(node)
+            action = given.get("action")
+            if isinstance(action, ast.Constant) and action.value in ("store_true", "store_false"):
+                names = [each.value for each in (*node.args, given.get("dest")) if isinstance(each, ast.Constant)]
+                found |= {str(name).lstrip("-").replace("-", "_") for name in names}
+        elif isinstance(node, ast.arg | ast.AnnAssign):
+            if isinstance(node.annotation, ast.Name) and node.annotation.id == "bool":
+                target = node.arg if isinstance(node, ast.arg) else getattr(node.target, "id", "")
+                found.add(str(target))
+    return found

@@ -1,0 +1,113 @@
+"""In which order backward passes, reads of gradients and steps happen, across the functions of a module."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from ampcompare.source.follow import DEFINITIONS, Follower, Frame
+from ampcompare.source.migrate.read.sites import Backward, Read, Sites, Step, Unsure
+from ampcompare.source.module import Module, Scope
+from ampcompare.source.syntax import dotted
+
+__all__ = ["Order", "find_order"]
+
+
+@dataclass
+class Order:
+    """What follows from the order of events.
+
+    Attributes:
+        updates: steps (by `id` of the call) after which the scale is updated.
+        pending: optimizers whose gradients are scaled and not yet used, at each read (by `id` of its node).
+    """
+
+    updates: dict[int, bool] = field(default_factory=dict)
+    pending: dict[int, tuple[str, ...]] = field(default_factory=dict)
+
+
+def find_order(module: Module, sites: Sites, group: Callable[[str], str]) -> Order:
+    """Return the order of events.
+
+    Args:
+        group: the scaler of an optimizer.
+
+    Raises:
+        Unsure: a step is met in two orders that ask for different updates.
+    """
+    order = Order()
+    events = _Events(module, sites)
+    called = {dotted(call.func) for call in module.calls}
+    by_key = [(key, module.scope_from[each]) for key, named in module.functions.items() for each in named]
+    scopes = [module.top, *(scope for _, scope in by_key)]
+    roots = [module.top, *(scope for key, scope in by_key if key not in called)]
+    for scope in [*roots, *(each for each in scopes if each not in roots)]:
+        found = events.of(scope)
+        if scope not in roots and all(id(each.call) in order.updates for each in found if isinstance(each, Step)):
+            continue
+        _simulate(found, order, sites, group)
+    return order
+
+
+class _Events(Follower):
+    """The events of a function, with those of the functions that it calls."""
+
+    kinds = (ast.Call, ast.Attribute)
+    apart = (*DEFINITIONS, ast.Name, ast.Constant)
+
+    def __init__(self, module: Module, sites: Sites) -> None:
+        super().__init__(module)
+        self._local: dict[int, Backward | Step | Read] = {}
+        for backward in sites.backwards:
+            self._local[id(backward.made)] = backward
+        for step in sites.steps:
+            self._local[id(step.call)] = step
+        for read in sites.reads:
+            self._local[id(read.node)] = read
+
+    def of(self, scope: Scope) -> list[Backward | Step | Read]:
+        """Return the events of a function or of the module."""
+        self._found: list[Backward | Step | Read] = []
+        self.follow(scope)
+        return self._found
+
+    def reach(self, node: ast.AST, statement: ast.stmt, frame: Frame) -> None:
+        event = self._local.get(id(node))
+        if event is not None:
+            self._found.append(event)
+        elif isinstance(node, ast.Call):
+            self.inline(node.func, frame, node)
+
+    def callee(self, node: ast.expr, frame: Frame) -> Scope | None:
+        """Return also a method that only another class of the module has, such as one of a base."""
+        found = super().callee(node, frame)
+        named = self.module.functions.get(dotted(node) or "", ()) if found is None else ()
+        return self.module.scope_from[named[0]] if len(named) == 1 else found
+
+
+def _beside(plain: Backward, sites: Sites) -> list[str]:
+    """Return the optimizers of the blocks in the function of a plain backward pass, whose other branch it is."""
+    near = [each for each in sites.backwards if each.scales and each.function is plain.function]
+    return [key for each in near for key in each.optimizers]
+
+
+def _simulate(events: list[Backward | Step | Read], order: Order, sites: Sites, group: Callable[[str], str]) -> None:
+    pending: list[str] = []
+    for index, event in enumerate(events):
+        if isinstance(event, Backward):
+            pending += [key for key in event.optimizers or _beside(event, sites) if key not in pending]
+        elif isinstance(event, Read):
+            if pending:
+                order.pending[id(event.node)] = tuple(pending)
+        else:
+            tail = event.optimizer.rpartition(".")[2]
+            if event.optimizer in pending:
+                pending.remove(event.optimizer)
+            else:
+                pending = [key for key in pending if key.rpartition(".")[2] != tail]
+            # What is never stepped in this order, such as a list of optimizers, must not hold the update back.
+            later = {each.optimizer for each in events[index + 1 :] if isinstance(each, Step)}
+            waits = any(key in later and group(key) == group(event.optimizer) for key in pending)
+            if order.updates.setdefault(id(event.call), not waits) != (not waits):
+                raise Unsure(event.call, "this step comes last in one place and not in another; split it in two")

@@ -1,0 +1,435 @@
+"""Where a module uses the core of `apex.amp`: initialize, scale_loss, steps, gradients that are read."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from ampcompare.source.amp_names import CORE
+from ampcompare.source.branches import is_exclusive
+from ampcompare.source.calls import arguments, is_literal, last_name
+from ampcompare.source.migrate.finding import Unsure
+from ampcompare.source.migrate.read.names import Names
+from ampcompare.source.migrate.read.options import UNSEEN, bind, members, unknown_options
+from ampcompare.source.module import Function, Module
+from ampcompare.source.syntax import dotted, walk
+
+__all__ = ["Backward", "Initialize", "Read", "Sites", "Step", "Unsure", "collect_sites"]
+
+INITIALIZE = (
+    "models",
+    "optimizers",
+    "enabled",
+    "opt_level",
+    "cast_model_type",
+    "patch_torch_functions",
+    "keep_batchnorm_fp32",
+    "master_weights",
+    "loss_scale",
+    "cast_model_outputs",
+    "num_losses",
+    "verbosity",
+    "min_loss_scale",
+    "max_loss_scale",
+)
+# Words in the names of what a loop over parameters goes over; `hparams` is none.
+PARAMETERS = {"param", "params", "parameter", "parameters", "master", "masters", "group", "groups"}
+SCALE_LOSS = ("loss", "optimizers", "loss_id", "model", "delay_unscale", "delay_overflow_check")
+
+
+@dataclass
+class Initialize:
+    """A call of `amp.initialize`.
+
+    Attributes:
+        sometimes: arguments that only some runs give, by `**options`; torch.amp has no equivalent of theirs.
+        options: the dict behind `**` that only a run knows; None where all arguments are known.
+    """
+
+    call: ast.Call
+    statement: ast.stmt
+    function: Function | None
+    arguments: dict[str, ast.expr]
+    sometimes: frozenset[str] = frozenset()
+    options: ast.expr | None = None
+
+
+@dataclass
+class Backward:
+    """A backward pass: a block of `amp.scale_loss`, or a plain `loss.backward()` that feeds the same step.
+
+    Attributes:
+        statement: the `with`, or the expression statement.
+        optimizers: the keys of the optimizers; empty for a plain one.
+        block: whether it is a block of `scale_loss`.
+        call: of a function of another file that scales the loss; None for a pass in this file.
+    """
+
+    statement: ast.stmt
+    function: Function | None
+    loss: ast.expr
+    optimizers: tuple[str, ...]
+    block: bool
+    loss_id: ast.expr | None = None
+    name: str | None = None
+    arguments: dict[str, ast.expr] = field(default_factory=dict)
+    call: ast.Call | None = None
+
+    @property
+    def made(self) -> ast.AST:
+        """The call by which it is made: of `scale_loss`, of `backward`, or of a function of another file."""
+        if isinstance(self.statement, ast.With):
+            return self.statement.items[0].context_expr
+        return self.call or self.statement.value  # type: ignore[attr-defined]
+
+    @property
+    def scales(self) -> bool:
+        """Whether the loss goes through `scale_loss`, here or in another file."""
+        return self.block or self.call is not None
+
+
+@dataclass
+class Step:
+    """A call of `optimizer.step()`.
+
+    Attributes:
+        options: named arguments, as in the source; GradScaler hands them on.
+    """
+
+    call: ast.Call
+    statement: ast.stmt
+    function: Function | None
+    optimizer: str
+    options: tuple[str, ...] = ()
+
+
+@dataclass
+class Read:
+    """A statement that reads gradients between a backward pass and a step, such as clipping.
+
+    Attributes:
+        optimizers: of `amp.master_params`; empty where it reads `.grad` or clips other parameters.
+    """
+
+    node: ast.AST
+    statement: ast.stmt
+    function: Function | None
+    optimizers: tuple[str, ...]
+
+
+@dataclass
+class Sites:
+    """All sites of a module, in the order of the source.
+
+    Attributes:
+        others: plain backward passes for optimizers that Apex has nothing to do with; autocast alone is for them.
+        natives: backward passes of a GradScaler in separate branches, which stay unchanged.
+    """
+
+    initializes: list[Initialize] = field(default_factory=list)
+    backwards: list[Backward] = field(default_factory=list)
+    others: list[Backward] = field(default_factory=list)
+    natives: list[ast.Call] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
+    reads: list[Read] = field(default_factory=list)
+    masters: list[ast.Call] = field(default_factory=list)
+    saves: list[ast.Call] = field(default_factory=list)
+    loads: list[ast.Call] = field(default_factory=list)
+
+    @property
+    def optimizers(self) -> tuple[str, ...]:
+        """The keys of all optimizers of a `scale_loss`, or else of an `initialize`, each once."""
+        return tuple(dict.fromkeys(key for each in self.backwards for key in each.optimizers))
+
+
+def collect_sites(module: Module, names: Names) -> Sites:
+    """Return the sites of a module.
+
+    Raises:
+        Unsure: a form that is not understood.
+    """
+    sites = Sites()
+    for node, meaning in names.uses:
+        if not meaning.startswith("apex.amp."):
+            continue
+        call = module.parent(node)
+        what = meaning.removeprefix("apex.amp.")
+        if what not in CORE:
+            continue
+        if not isinstance(call, ast.Call) or call.func is not node:
+            raise Unsure(node, f"amp.{what} is passed as a value; call it directly")
+        if what == "initialize":
+            bound = bind(call, INITIALIZE, module)
+            kept = {name: value for name, value in bound.items() if value is not UNSEEN}
+            sometimes, unknown = frozenset(set(bound) - set(kept)), unknown_options(module, call)
+            sites.initializes.append(
+                Initialize(call, module.statement(call), module.function(call), kept, sometimes, unknown)
+            )
+        elif what == "scale_loss":
+            sites.backwards.append(_block(module, call))
+        elif what == "master_params":
+            sites.masters.append(call)
+        else:
+            (sites.saves if what == "state_dict" else sites.loads).append(call)
+    sites.backwards += list(_handed_on(module, names))
+    known = set(sites.optimizers) | {key for each in sites.initializes for key in _optimizers_of(each)}
+    _add_steps(module, sites, known)
+    _add_plain_backwards(module, sites, known, names)
+    _add_reads(module, sites, names)
+    sites.backwards.sort(key=lambda each: each.statement.lineno)
+    return sites
+
+
+def _optimizers_of(initialize: Initialize) -> list[str]:
+    value = initialize.arguments.get("optimizers")
+    elements = value.elts if isinstance(value, (ast.List, ast.Tuple)) else [value]
+    keys = [dotted(each) for each in elements]
+    if isinstance(initialize.statement, ast.Assign):
+        target = initialize.statement.targets[0]
+        if isinstance(target, (ast.Tuple, ast.List)) and len(target.elts) == 2:
+            last = target.elts[1]
+            keys += [dotted(each) for each in (last.elts if isinstance(last, (ast.List, ast.Tuple)) else [last])]
+    return [key for key in keys if key is not None and key != "_"]
+
+
+def _block(module: Module, call: ast.Call) -> Backward:
+    bound = bind(call, SCALE_LOSS)
+    statement = module.statement(call)
+    if not isinstance(statement, ast.With) or all(item.context_expr is not call for item in statement.items):
+        raise Unsure(call, "amp.scale_loss is used without a with statement of its own")
+    if len(statement.items) > 1:
+        raise Unsure(
+            call, "amp.scale_loss shares a with statement with another context; give it its own with statement"
+        )
+    name = statement.items[0].optional_vars
+    if name is not None and not isinstance(name, ast.Name):
+        raise Unsure(call, "the scaled loss is bound to something that is not a plain name")
+    optimizers = bound.get("optimizers")
+    if "loss" not in bound or optimizers is None:
+        raise Unsure(call, "amp.scale_loss needs a loss and its optimizers")
+    keys = [dotted(each) or module.source(each) for each in members(module, optimizers)]
+    return Backward(
+        statement,
+        module.function(call),
+        bound["loss"],
+        tuple(keys),
+        True,
+        bound.get("loss_id"),
+        name.id if name is not None else None,
+        bound,
+    )
+
+
+def _handed_on(module: Module, names: Names) -> Iterator[Backward]:
+    """Yield the backward passes of losses that are handed to functions of other files, which scale them."""
+    for node in module.calls:
+        helper = names.helpers.get(dotted(node.func) or "")
+        if helper is None:
+            continue
+        bound = arguments(node, helper.parameters)
+        if helper.loss not in bound:
+            raise Unsure(node, "the loss that this function of another file scales is not among its arguments here")
+        given = None if helper.optimizer is None else bound.get(helper.optimizer)
+        keys = [] if given is None else [dotted(each) or module.source(each) for each in members(module, given)]
+        yield Backward(
+            module.statement(node), module.function(node), bound[helper.loss], tuple(keys), block=False, call=node
+        )
+
+
+def _add_steps(module: Module, sites: Sites, known: set[str]) -> None:
+    tails = {key.rpartition(".")[2] for key in known}
+    for node, stepped in module.methods("step"):
+        key = dotted(stepped)
+        if key is None:
+            key = module.source(stepped)
+            if key not in known:
+                continue
+        elif key not in known and (key.rpartition(".")[2] not in tails or _holds_another(key, known)):
+            continue
+        if node.args or any(each.arg in (None, "closure") for each in node.keywords):
+            raise Unsure(node, "a step with a closure: GradScaler cannot skip it; call step() without arguments")
+        options = tuple(f"{each.arg}={module.source(each.value)}" for each in node.keywords)
+        sites.steps.append(Step(node, module.statement(node), module.function(node), key, options))
+
+
+def _holds_another(key: str, known: set[str]) -> bool:
+    """Return whether an object has an optimizer inside, as `task.optimizer` in `task.optimizer.optimizer`."""
+    return any(each.startswith(f"{key}.") for each in known)
+
+
+def _add_plain_backwards(module: Module, sites: Sites, known: set[str], names: Names) -> None:
+    """Add each `loss.backward()` in a function that also has a block of `scale_loss`, for the same optimizers.
+
+    So does one that calls a function with such a block, and steps itself.
+    """
+    functions = {each.function for each in sites.backwards}
+    stepping = {each.function for each in sites.steps} - functions - {None}
+    functions |= {each for each in stepping if _called_in(module, {each}) & functions}
+    bodies = {each.statement: each.name for each in sites.backwards}
+    for node, loss in module.methods("backward"):
+        statement = module.statement(node)
+        if any(each.call is node for each in sites.backwards):
+            continue
+        if module.function(node) not in functions or not isinstance(statement, ast.Expr) or statement.value is not node:
+            continue
+        receiver = dotted(loss)
+        if any(outer in bodies for outer in module.ancestors(statement)):
+            continue  # of the scaled loss
+        if receiver is not None and receiver.rpartition(".")[2].startswith("optim"):
+            continue  # FP16_Optimizer
+        if _is_of_another(node, known, names):
+            if all(is_exclusive(module, node, each.statement) for each in sites.backwards if each.scales):
+                continue
+            raise Unsure(node, f"what {ast.unparse(node.func)} does with its loss cannot be seen in this file")
+        if isinstance(loss, ast.Call) and isinstance(loss.func, ast.Attribute) and loss.func.attr == "scale":
+            blocks = [
+                each.statement for each in sites.backwards if each.scales and each.function is module.function(node)
+            ]
+            if all(is_exclusive(module, node, each) for each in blocks):
+                sites.natives.append(node)
+                continue
+            raise Unsure(node, "a GradScaler scales this loss, next to Apex; remove the branch of Apex by hand")
+        if not all(_is_known(each, known) for each in _next_steps(module, node)):
+            sites.others.append(Backward(statement, module.function(node), loss, (), False))
+            continue
+        sites.backwards.append(Backward(statement, module.function(node), loss, (), False))
+
+
+def _is_of_another(call: ast.Call, known: set[str], names: Names) -> bool:
+    """Return whether a call of `backward` is not that of a loss, but of a module or object that gets the loss."""
+    owner = dotted(call.func.value) if isinstance(call.func, ast.Attribute) else None
+    if owner is None:
+        return False
+    given = [dotted(each) or "" for each in call.args]
+    return (
+        owner.partition(".")[0] in names.modules
+        or any(each in known for each in given)
+        or ("loss" not in owner.lower() and any("loss" in each.lower() for each in given))
+    )
+
+
+def _next_steps(module: Module, backward: ast.Call) -> list[str]:
+    """Return the optimizer of the next step below a plain backward pass in its function; none if there is none."""
+    zeroed = {
+        dotted(node.value) for node in module.nodes if isinstance(node, ast.Attribute) and node.attr == "zero_grad"
+    }
+    function = module.function(backward)
+    below = [
+        (call.lineno, key)
+        for call, stepped in module.methods("step")
+        if call.lineno >= backward.lineno
+        and function in (None, *module.functions_around(call))
+        and (key := dotted(stepped)) in zeroed
+        and not is_exclusive(module, call, backward)
+    ]
+    return [str(min(below)[1])] if below else []
+
+
+def _is_known(key: str, known: set[str]) -> bool:
+    return key in known or key.rpartition(".")[2] in {each.rpartition(".")[2] for each in known}
+
+
+def _add_reads(module: Module, sites: Sites, names: Names) -> None:
+    masters = {id(call): call for call in sites.masters}
+    functions = {each.function for each in sites.backwards} | {each.function for each in sites.steps}
+    functions |= _called_in(module, functions)
+    for node in module.nodes:
+        if isinstance(node, ast.Call) and id(node) in masters:
+            argument = dotted(node.args[0]) if len(node.args) == 1 else None
+            if argument is None:
+                raise Unsure(node, "the optimizer of amp.master_params is not a plain name")
+            if _copies_weights(module, node):
+                continue
+            sites.reads.append(Read(node, _reading(module, node), module.function(node), (argument,)))
+        elif module.function(node) in functions and (_clips(node) or _reads_grad(module, node)):
+            if any(isinstance(each, ast.Call) and id(each) in masters for each in walk(node)):
+                continue
+            sites.reads.append(Read(node, _reading(module, node), module.function(node), ()))
+
+
+def _called_in(module: Module, functions: set[Function | None]) -> set[Function | None]:
+    """Return the functions of the module, and methods of the same object, that some functions call."""
+    called = {dotted(call.func) for call in module.calls if module.function(call) in functions}
+    return {each for key, named in module.functions.items() if key in called for each in named}
+
+
+def _copies_weights(module: Module, call: ast.Call) -> bool:
+    """Return whether master weights are only saved, or go through a loop that only copies into them."""
+    loop, outer = module.statement(call), module.parent(call)
+    if isinstance(outer, ast.Call) and dotted(outer.func) == "list" and isinstance(module.parent(outer), ast.Dict):
+        save = loop.value if isinstance(loop, ast.Expr) else None
+        return isinstance(save, ast.Call) and dotted(save.func) == "torch.save"
+    if not isinstance(loop, ast.For) or call not in walk(loop.iter):
+        return False
+    return all(
+        isinstance(each, ast.Expr)
+        and isinstance(each.value, ast.Call)
+        and isinstance(each.value.func, ast.Attribute)
+        and each.value.func.attr == "copy_"
+        and not any(isinstance(node, ast.Attribute) and node.attr == "grad" for node in walk(each))
+        for each in loop.body
+    )
+
+
+def _clips(node: ast.AST) -> bool:
+    if not isinstance(node, ast.Call):
+        return False
+    return last_name(node.func).startswith(("clip_grad", "get_grad_norm", "dispatch_clip_grad"))
+
+
+def _reads_grad(module: Module, node: ast.AST) -> bool:
+    if not (
+        isinstance(node, ast.Attribute) and node.attr == "grad" and isinstance(node.value, (ast.Name, ast.Attribute))
+    ):
+        return False
+    if dotted(node) in ("torch.autograd.grad", "autograd.grad"):
+        return False
+    statement = module.statement(node)
+    if _is_own_leaf(module, node.value):
+        return False
+    if isinstance(statement, ast.Assign) and node in statement.targets:
+        return not is_literal(statement.value, None)
+    test = module.parent(node)  # whether there is a gradient is no matter of its scale
+    return not (isinstance(test, ast.Compare) and any(isinstance(each, (ast.Is, ast.IsNot)) for each in test.ops))
+
+
+def _is_own_leaf(module: Module, owner: ast.Name | ast.Attribute) -> bool:
+    """Return whether a function makes the tensor whose gradient it reads, as attacks on inputs do.
+
+    It is in no optimizer, so its gradient stays scaled, under Apex and under GradScaler.
+    """
+    key = dotted(owner)
+    for node in walk(module.function(owner) or module.tree):
+        if isinstance(node, ast.Assign) and any(
+            isinstance(each, ast.Attribute) and each.attr == "requires_grad" and dotted(each.value) == key
+            for each in node.targets
+        ):
+            return is_literal(node.value, True)
+        if isinstance(node, ast.Assign) and any(dotted(each) == key for each in node.targets):
+            if any(isinstance(each, ast.keyword) and each.arg == "requires_grad" for each in walk(node.value)):
+                return True
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+            function = node.value.func
+            if isinstance(function, ast.Attribute) and function.attr == "requires_grad_":
+                if dotted(function.value) == key:
+                    return True
+    return False
+
+
+def _reading(module: Module, node: ast.AST) -> ast.stmt:
+    """Return the outermost loop over parameters around a use, or its statement."""
+    statement = module.statement(node)
+    outer = module.parent(statement)
+    found = statement
+    while isinstance(outer, (ast.For, ast.If)):
+        if isinstance(outer, ast.For) and _is_over_parameters(outer):
+            found = outer
+        outer = module.parent(outer)
+    return found
+
+
+def _is_over_parameters(loop: ast.For) -> bool:
+    names = (getattr(node, "attr", "") or getattr(node, "id", "") for node in walk(loop.iter))
+    words = {word for name in names for word in str(name).lower().split("_")}
+    return bool(words & PARAMETERS)

@@ -1,0 +1,447 @@
+"""Migrate one module: text in, text and findings out."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from ampcompare.source.amp_names import APEX, CORE
+from ampcompare.source.calls import argument, last_name
+from ampcompare.source.edits import Edits
+from ampcompare.source.migrate.core.core import rewrite_core
+from ampcompare.source.migrate.finding import BY_HAND, MARK, NOTE, Finding
+from ampcompare.source.migrate.fp16_utils.fp16_optimizer import at_level_2
+from ampcompare.source.migrate.read.names import Names
+from ampcompare.source.migrate.read.neighbours import ALONE, Around
+from ampcompare.source.migrate.read.sites import Unsure
+from ampcompare.source.migrate.twins.twins import Twins
+from ampcompare.source.module import Block, Module
+
+__all__ = ["Migration", "may_use_apex", "migrate_text"]
+
+WORD = re.compile(r"\bapex\b|\bamp_C\b|\bapex_C\b|\bamp\.scale_loss\(")
+
+PROBE = (
+    "the answer is yes now, whether Apex is there or not, since migrated files ask it; a file that asks it and still "
+    "imports Apex fails without"
+)
+MARKS = (".scale(", ".unscale_(", ".scale_loss(", ".get_scale()")
+PHRASES = (
+    (re.compile(r"\b(?:NVIDIA|NVidia|nvidia|Nvidia)(?:'s)? [Aa](?:pex|PEX)(?: (?:amp|AMP))?\b"), "torch.amp"),
+    (re.compile(r"\b[Aa](?:pex|PEX)[ .](?:amp|AMP)\b"), "torch.amp"),
+    (re.compile(r"https://nvidia\.github\.io/apex/amp\.html"), "https://docs.pytorch.org/docs/stable/amp.html"),
+)
+CAUGHT = ("ImportError", "ModuleNotFoundError", "Exception", "BaseException")
+# By name: what O1 does, what autocast does.
+_DIFFERENT = {
+    "gelu": ("fp32", "the type of the input"),
+    "std": ("fp32", "the type of the input"),
+    "var": ("fp32", "the type of the input"),
+    "softmax": ("the type of the input", "fp32"),
+    "log_softmax": ("the type of the input", "fp32"),
+    "log1p": ("the type of the input", "fp32"),
+    "logsumexp": ("the type of the input", "fp32"),
+    "cdist": ("the type of the input", "fp32"),
+    "square": ("the type of the input", "fp32"),  # a pow, to autocast
+    "einsum": ("the type of the input", "fp16"),
+    "scaled_dot_product_attention": ("the type of the input", "fp16"),
+}
+ONLY_FUNCTIONAL = ("gelu",)
+NOT_FUNCTIONAL = ("softmax", "log_softmax")  # O1 lists those of torch.nn.functional, and no others
+
+
+@dataclass(frozen=True)
+class Migration:
+    """The result for a module.
+
+    Attributes:
+        text: the new source; the very same if nothing was to do.
+        findings: in the order of lines.
+        uses: how often the module used Apex.
+        left: how many of these uses remain.
+    """
+
+    text: str
+    findings: list[Finding]
+    uses: int = 0
+    left: int = 0
+
+
+def may_use_apex(text: str) -> bool:
+    """Return whether a text is worth parsing."""
+    return WORD.search(text) is not None
+
+
+def migrate_text(text: str, target: str = "torch", around: Around = ALONE) -> Migration:
+    """Return the module for `torch.amp`, or for ampcompare's contract.
+
+    Args:
+        target: "torch" or "precision".
+        around: what other modules have to do with this one.
+
+    Raises:
+        SourceInvalid: it is not Python 3, or nested too deeply.
+        RecursionError: an expression is nested too deeply.
+    """
+    if not may_use_apex(text):
+        return Migration(text, [])
+    module = Module(text)
+    names = Names(module, around.helpers(module), around.passed_on(module))
+    if not names.imports and not names.uses:
+        return Migration(text, [])
+    edits, findings, unsure = Edits(module), [], None
+    torch, above = _torch_name(module, names, edits)
+    if (earlier := _without_fp16_optimizer(module, names, torch, target)) is not None:
+        return earlier
+    try:
+        findings += rewrite_core(module, names, edits, torch, target, around)
+    except Unsure as error:
+        unsure = error
+        edits = Edits(module)
+        findings.append(_by_hand(error.node, str(error)))
+    if target == "precision":
+        return _for_precision(module, names, edits, findings, unsure, above)
+    twins = Twins(module, names, edits, torch, core=unsure is None)
+    kept: list[ast.AST] = []
+    for node, meaning in names.uses:
+        if meaning.startswith("apex.amp.") and meaning.split(".")[2] in CORE:
+            if unsure is not None:
+                kept.append(node)
+            continue
+        try:
+            if not twins.rewrite(node, meaning):
+                kept.append(node)
+        except Unsure as error:
+            kept.append(node)
+            findings.append(_by_hand(error.node, str(error)))
+    findings += twins.findings
+    _rewrite_imports(module, names, edits, kept, twins.imports)
+    findings += _probes(module, names, edits)
+    if unsure is None:
+        _rewrite_texts(module, edits, names)
+        findings += _cast_notes(module, names)
+    findings = sorted(set(findings))
+    if edits and above is not None and _needs_torch(edits, torch):
+        edits.before(above, [f"import {torch}"])
+    if edits and "functools.partial(" in edits.inserted():
+        _import_functools(module, edits)
+    _mark(module, edits, findings)
+    result = _join_branches(edits.result()) if edits else text
+    return Migration(result, findings, len(names.uses), len(kept))
+
+
+def _without_fp16_optimizer(module: Module, names: Names, torch: str, target: str) -> Migration | None:
+    """Return the migration of a module with `FP16_Optimizer`; None without one, or where a line remains by hand."""
+    try:
+        level_2 = at_level_2(module, names, torch)
+    except Unsure:
+        return None
+    if level_2 is None:
+        return None
+    result = migrate_text(level_2.text, target)
+    if any(each.kind == BY_HAND for each in result.findings):
+        return None
+    moved = [replace(each, line=level_2.lines.get(each.line, each.line)) for each in result.findings]
+    return Migration(result.text, sorted({*moved, *level_2.notes}), len(names.uses), result.left)
+
+
+def _for_precision(
+    module: Module, names: Names, edits: Edits, findings: list[Finding], unsure: Unsure | None, above: ast.stmt | None
+) -> Migration:
+    """Finish a module whose core is rewritten: what else it uses of Apex comes from `ampcompare.apex`."""
+    kept = [
+        node
+        for node, meaning in names.uses
+        if unsure is not None or not (meaning.startswith("apex.amp.") and meaning.split(".")[2] in CORE)
+    ]
+    imported = _import_from_engine(module, names, edits, kept)
+    if edits and unsure is None and "ampcompare.make_precision" in edits.inserted():
+        first = next((each for each in module.tree.body if isinstance(each, (ast.Import, ast.ImportFrom))), above)
+        if isinstance(first, ast.ImportFrom) and first.module == "__future__":
+            first = above
+        if first is not None:
+            edits.before(first, ["import ampcompare"])
+    findings = sorted(set(findings))
+    _mark(module, edits, findings)
+    left = 0 if imported else len(kept)
+    return Migration(edits.result() if edits else module.text, findings, len(names.uses), left)
+
+
+def _probes(module: Module, names: Names, edits: Edits) -> list[Finding]:
+    """Return notes on a module that only says whether Apex is there, and says so always from now on."""
+    if names.uses:
+        return []
+    found = []
+    for statement in dict.fromkeys(each for each, _ in names.imports):
+        around = module.parent(statement)
+        answers = (ast.Assign, ast.Return)
+        if isinstance(around, ast.Try) and any(isinstance(each, answers) for each in (*around.body, *around.orelse)):
+            if edits.is_removed(statement):
+                found.append(Finding(statement.lineno, statement.col_offset, NOTE, PROBE))
+    return found
+
+
+def _by_hand(node: ast.AST, message: str) -> Finding:
+    return Finding(node.lineno, node.col_offset, BY_HAND, message)  # type: ignore[attr-defined]
+
+
+def _needs_torch(edits: Edits, torch: str) -> bool:
+    return re.search(rf"(?<!from )(?<![\w.]){re.escape(torch)}\.", edits.inserted()) is not None
+
+
+def _mark(module: Module, edits: Edits, findings: list[Finding]) -> None:
+    """Put a comment above each statement that is left by hand, unless it is there already."""
+    done: set[ast.stmt] = set()
+    for finding in findings:
+        if finding.kind == NOTE:
+            continue
+        statement = _statement_at(module, finding)
+        if statement is None or statement in done:
+            continue
+        done.add(statement)
+        line = module.first_line(statement)
+        above = module.line_text(line - 1).strip() if line > 1 else ""
+        if not above.startswith(MARK.strip()) and module.begins_line(statement) and not _is_elif(module, statement):
+            edits.before(statement, [f"{MARK}{finding.message}"])
+
+
+def _is_elif(module: Module, statement: ast.stmt) -> bool:
+    return module.text.startswith("elif", module.span(statement)[0])
+
+
+def _statement_at(module: Module, finding: Finding) -> ast.stmt | None:
+    for node in module.nodes:
+        if getattr(node, "lineno", None) == finding.line and getattr(node, "col_offset", None) == finding.column:
+            return module.statement(node)
+    return None
+
+
+def _join_branches(text: str) -> str:
+    """Return a rewritten module without the `if` statements whose two branches scale a loss and are equal."""
+    while any(mark in text for mark in MARKS):
+        module = Module(text)
+        equal = [node for node in module.nodes if isinstance(node, ast.If) and _is_equal(module, node)]
+        if not equal:
+            break
+        edits = Edits(module)
+        for branch in equal:
+            if not any(outer in equal for outer in module.ancestors(branch)):
+                edits.unwrap(branch, branch.orelse)
+        text = edits.result()
+    return text
+
+
+def _is_equal(module: Module, node: ast.If) -> bool:
+    if not node.orelse or any(isinstance(each, (ast.Call, ast.NamedExpr)) for each in ast.walk(node.test)):
+        return False
+    if module.text.startswith("elif", module.span(node)[0]) or len(node.body) != len(node.orelse):
+        return False
+    if isinstance(node.orelse[0], ast.If) and module.text.startswith("elif", module.span(node.orelse[0])[0]):
+        return False
+    if not any(mark in module.source(node.body[0]) for mark in MARKS):
+        return False
+    return [ast.dump(each) for each in node.body] == [ast.dump(each) for each in node.orelse]
+
+
+def _rewrite_texts(module: Module, edits: Edits, names: Names) -> None:
+    """Name torch.amp instead of Apex in the help of `add_argument` and of click options."""
+    if not any(meaning.startswith("apex.amp") for _, meaning in names.uses):
+        return
+    for call in module.calls:
+        words = argument(call, "help") if last_name(call.func) in ("add_argument", "option", "argument") else None
+        if words is not None:
+            old = new = module.source(words)
+            for pattern, text in PHRASES:
+                new = pattern.sub(text, new)
+            if new != old:
+                edits.replace(words, new)
+
+
+def _torch_name(module: Module, names: Names, edits: Edits) -> tuple[str, ast.stmt | None]:
+    """Return the name by which a module knows torch, and the statement above which to import it, if any."""
+    for node in module.tree.body:
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                if alias.name == "torch" or (alias.name.startswith("torch.") and alias.asname is None):
+                    return alias.asname or "torch", None
+    body = [each for each in module.tree.body if not _is_prologue(each)]
+    return "torch", body[0] if body else None
+
+
+def _import_functools(module: Module, edits: Edits) -> None:
+    """Import functools at the top of a module that has not."""
+    body = [each for each in module.tree.body if not _is_prologue(each)]
+    imported = {alias.asname or alias.name for each in body if isinstance(each, ast.Import) for alias in each.names}
+    if "functools" not in imported:
+        edits.before(body[0], ["import functools"])
+
+
+def _is_prologue(statement: ast.stmt) -> bool:
+    is_text = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+    return is_text or (isinstance(statement, ast.ImportFrom) and statement.module == "__future__")
+
+
+def _rewrite_imports(
+    module: Module, names: Names, edits: Edits, kept: Iterable[ast.AST], twins: dict[tuple[ast.stmt, str], str]
+) -> None:
+    """Rewrite the imports.
+
+    Args:
+        kept: uses of Apex that remain.
+        twins: full names in torch of what is imported, by statement and name in Apex's module.
+    """
+    needed = {_root(node) for node in kept}
+    stars = any(alias.name == "*" for _, alias in names.imports) and bool(needed)
+    gone: set[ast.stmt] = set()
+    for statement in dict.fromkeys(statement for statement, _ in names.imports):
+        lines, complete = _rewritten(statement, needed, twins, stars)
+        if complete and not lines:
+            gone.add(statement)
+            edits.remove(statement)
+        elif lines is not None:
+            edits.replace_statement(statement, lines)
+            if complete:
+                gone.add(statement)
+    for node in module.nodes:
+        if isinstance(node, ast.Try):
+            _settle_try(module, edits, node, gone)
+
+
+def _import_from_engine(module: Module, names: Names, edits: Edits, kept: Iterable[ast.AST]) -> bool:
+    """Import what remains from `ampcompare.apex`, which has the surface of Apex; return whether that serves."""
+    needed = {_root(node) for node in kept}
+    complete = True
+    for statement in dict.fromkeys(statement for statement, _ in names.imports):
+        lines: list[str] = []
+        for alias in statement.names:
+            local = alias.asname or alias.name.split(".")[0]
+            if alias.name != "*" and local not in needed:
+                continue
+            if isinstance(statement, ast.ImportFrom):
+                package = _engine_name(statement.module or "")
+                lines.append(f"from {package} import {alias.name}" + (f" as {alias.asname}" if alias.asname else ""))
+            elif alias.name in APEX:
+                lines.append(f"from ampcompare.apex import {alias.name} as {local}" if alias.name != "apex" else "")
+                lines[-1] = lines[-1] or f"import ampcompare.apex as {local}"
+            elif alias.asname:
+                lines.append(f"import {_engine_name(alias.name)} as {local}")
+            elif alias.name.startswith("apex."):
+                lines += ["import ampcompare.apex as apex", f"import {_engine_name(alias.name)}"]
+            else:
+                lines.append(f"import {alias.name}")
+        edits.replace_statement(statement, lines)
+    return complete
+
+
+def _engine_name(package: str) -> str:
+    return f"ampcompare.{package}" if package.split(".")[0] == "apex" else package
+
+
+def _root(node: ast.AST) -> str:
+    while isinstance(node, ast.Attribute):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def _rewritten(
+    statement: ast.Import | ast.ImportFrom, needed: set[str], twins: dict[tuple[ast.stmt, str], str], stars: bool
+) -> tuple[list[str] | None, bool]:
+    """Return the statements instead of an import (None: as it is), and whether Apex is gone from it."""
+    kept: list[ast.alias] = []
+    lines: list[str] = []
+    for alias in statement.names:
+        local = alias.asname or alias.name.split(".")[0]
+        twin = twins.get((statement, alias.name))
+        if isinstance(statement, ast.Import) and alias.name.split(".")[0] not in APEX:
+            kept.append(alias)
+        elif twin is not None:
+            package, _, name = twin.rpartition(".")
+            lines.append(f"from {package} import {name}" + (f" as {local}" if local != name else ""))
+        elif (alias.name == "*" and stars) or local in needed:
+            kept.append(alias)
+    foreign = isinstance(statement, ast.Import) and all(each.name.split(".")[0] not in APEX for each in kept)
+    complete = not kept or foreign
+    if len(kept) == len(statement.names):
+        return None, False
+    if kept:
+        text = ", ".join(each.name + (f" as {each.asname}" if each.asname else "") for each in kept)
+        if isinstance(statement, ast.Import):
+            lines.append(f"import {text}")
+        else:
+            lines.append(f"from {'.' * statement.level}{statement.module or ''} import {text}")
+    return lines, complete
+
+
+def _settle_try(module: Module, edits: Edits, node: ast.Try, gone: set[ast.stmt]) -> None:
+    """Remove a `try` that guarded only imports of Apex; what else its body does stays."""
+    if not any(each in gone for each in node.body) or node.finalbody:
+        return
+    if not all(_catches_import_error(handler) for handler in node.handlers):
+        return
+    if not all(each in gone or _cannot_fail(each) for each in node.body):
+        if all(edits.is_removed(each) for each in node.body):
+            edits.remove(node)
+        return
+    body: Block = [each for each in node.body if not edits.is_removed(each)]
+    if body:
+        edits.unwrap(node, _whole(node.body))
+    else:
+        edits.remove(node)
+    if node.orelse:
+        _keep_else(module, edits, node)
+
+
+def _whole(body: Block) -> Block:
+    return body
+
+
+def _keep_else(module: Module, edits: Edits, node: ast.Try) -> None:
+    outer = module.indent(node)
+    inner = module.indent(node.orelse[0])
+    text = "".join(
+        module.line_text(number)
+        for number in range(module.first_line(node.orelse[0]), (node.orelse[-1].end_lineno or 0) + 1)
+    )
+    lines = [line.removeprefix(inner) if line.startswith(inner) else line.strip() for line in text.splitlines()]
+    edits.after(node, lines)
+    del outer
+
+
+def _cannot_fail(statement: ast.stmt) -> bool:
+    """Return whether a statement is a flag such as `has_apex = True`."""
+    return isinstance(statement, ast.Pass) or (
+        isinstance(statement, ast.Assign) and isinstance(statement.value, (ast.Constant, ast.Name))
+    )
+
+
+def _catches_import_error(handler: ast.ExceptHandler) -> bool:
+    if handler.type is None:
+        return True
+    kinds = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
+    return any(isinstance(kind, ast.Name) and kind.id in CAUGHT for kind in kinds)
+
+
+def _cast_notes(module: Module, names: Names) -> list[Finding]:
+    """Return one note for each function with other casts, at its first call."""
+    if not any(meaning == "apex.amp.initialize" for _, meaning in names.uses):
+        return []
+    found: dict[str, Finding] = {}
+    for node, _ in module.methods(*_DIFFERENT):
+        name = last_name(node.func)
+        if name in found:
+            continue
+        meaning = names.meaning(node.func) or ""
+        functional = meaning.startswith("torch.nn.functional.")
+        if name in ONLY_FUNCTIONAL and not functional:
+            continue
+        if functional and name in NOT_FUNCTIONAL:
+            continue
+        if not meaning.startswith("torch.") and name in ("std", "var", "einsum", "cdist", "square"):
+            continue  # may be of numpy
+        before, after = _DIFFERENT[name]
+        found[name] = Finding(
+            node.lineno, node.col_offset, NOTE, f"{name}: O1 computes it in {before}, autocast in {after}"
+        )
+    return list(found.values())

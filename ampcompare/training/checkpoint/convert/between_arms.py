@@ -1,0 +1,200 @@
+"""Carry the state of a run from one arm to another."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ampcompare.backends.apex_levels import ROCM_LEVELS
+from ampcompare.backends.arm import Arm
+from ampcompare.base.errors import ConversionError
+from ampcompare.training.checkpoint.convert.detect import find_parts, is_apex_state, is_scaler_state
+from ampcompare.training.checkpoint.convert.fp32_weights import Conversion, copied, into_fp32
+from ampcompare.training.checkpoint.convert.scaler_numbers import parse_scale, parse_step_count
+from ampcompare.training.checkpoint.convert.scalers import (
+    APEX_INTERVAL,
+    FIRST_SCALE,
+    NEVER,
+    apex_from_scalers,
+    scalers_from_apex,
+)
+from ampcompare.training.checkpoint.store.layout import CONVERTED, PRECISION_KEYS, TRAINER, as_list, one_or_list
+
+__all__ = ["has_masters", "into_arm", "native_twin", "source_kind"]
+
+COMPENSATION = "compensation"  # in the state of each weight under `half:kahan`
+NEW_SCALER = {
+    "scale": FIRST_SCALE,
+    "growth_factor": 2.0,
+    "backoff_factor": 0.5,
+    "growth_interval": APEX_INTERVAL,
+    "_growth_tracker": 0,
+}
+
+
+def into_arm(state: Mapping[str, Any], arm: str) -> Conversion:
+    """Convert an ampcompare checkpoint into one that another arm resumes from; the source is untouched.
+
+    Weights become fp32, from masters if any, so that nothing is lost when the source is O2. A level with masters
+    gets them from these weights. Loss scalers keep scale and count as far as the arm has such.
+
+    Args:
+        arm: text of the arm that will resume.
+
+    Raises:
+        ConversionError: the state is not one of ampcompare, or its loss scale is not usable.
+    """
+    parts = find_parts(state)
+    if parts.arm is None or not parts.models:
+        raise ConversionError("it is not a checkpoint that a run of ampcompare wrote")
+    text = str(Arm.parse(arm))
+    was, target = _inner(parts.arm), _inner(arm)
+    level = str(target.options.get("opt_level", "O1")) if target.backend == "apex" else None
+    was_level = str(was.options.get("opt_level", "O1")) if was.backend == "apex" else None
+    result = Conversion(copied(state), source_kind(parts.arm), level or was_level, text)
+    scalers = _scalers(state, was, was_level, result)
+    _drop_compensation(result.state, result)
+    into_fp32(parts, result, was_level)
+    key, entry = _precision_state(target, level, scalers, result)
+    state_now = {name: value for name, value in result.state.items() if name not in PRECISION_KEYS}
+    state_now[key] = entry
+    masters = [_fp32_entries(model) for model in as_list(state_now["model"])] if has_masters(arm) else []
+    if masters:
+        result.changed.append("fp32 weights are carried as masters too")
+    state_now[CONVERTED] = True
+    state_now.setdefault(TRAINER, parts.arm)
+    if not entry:
+        _forget_scale(state_now)
+    state_now.update(arm=text, engine=None, masters=one_or_list(masters) if masters else {})
+    if "zeroed" in state_now:
+        state_now["zeroed"] = []
+    result.state = state_now
+    return result
+
+
+def _drop_compensation(state: dict[str, Any], result: Conversion) -> None:
+    """Remove what the rounding of weights has cut off, which only an arm with Kahan's compensation keeps."""
+    entries = [entry for optimizer in as_list(state["optimizer"]) for entry in optimizer["state"].values()]
+    dropped = [entry.pop(COMPENSATION) for entry in entries if isinstance(entry, dict) and COMPENSATION in entry]
+    if dropped:
+        result.lost.append(f"the compensation of {len(dropped)} weights: their values are those of the 16-bit weights")
+
+
+def _forget_scale(state: dict[str, Any]) -> None:
+    """Remove the final loss scale from the run's totals, for an arm without one."""
+    tally = (state.get("parts") or {}).get("tally")
+    if isinstance(tally, dict):
+        tally["final_loss_scale"] = None  # the containers of a conversion are copies
+
+
+def has_masters(arm: str) -> bool:
+    """Return whether an arm keeps fp32 masters of its 16-bit weights.
+
+    Args:
+        arm: its text.
+    """
+    target = _inner(arm)
+    return target.spec.checkpoint.master_weights(target.options)
+
+
+def _inner(text: str) -> Arm:
+    """Parse an arm; one that runs on another arm keeps the state of that arm."""
+    arm = Arm.parse(text)
+    return arm.inner or arm
+
+
+def source_kind(arm: str) -> str:
+    """Return "apex" or "native" for the arms that convert to each other, and the name of the backend for others."""
+    inner = _inner(arm)
+    return "native" if inner.spec.checkpoint.grad_scaler is not None else inner.backend
+
+
+def native_twin(arm: str) -> str:
+    """Return the arm of torch.amp, or fp32, that comes nearest to an Apex arm; native:fp16 for others."""
+    if source_kind(arm) != "apex":
+        return "native:fp16"
+    options = _inner(arm).options
+    level, scale = options.get("opt_level", "O1"), options.get("loss_scale")
+    if level == "O0":
+        return "fp32"
+    if level in ROCM_LEVELS:
+        return "native:bf16"
+    if isinstance(scale, float):
+        return str(Arm.parse(f"native:fp16,init_scale={scale:g},growth_interval={NEVER}"))
+    return "native:fp16"
+
+
+def _scalers(state: Mapping[str, Any], was: Arm, level: str | None, result: Conversion) -> list[dict[str, Any]]:
+    """Return the loss scalers of the source as states of GradScalers."""
+    if "amp" in state:
+        if not is_apex_state(state["amp"]):
+            raise ConversionError("amp of the checkpoint is not a state of loss scalers")
+        for name in ("min_loss_scale", "max_loss_scale"):
+            if name in was.options:
+                result.lost.append(f"{name} {was.options[name]:g}: GradScaler has none")
+        given = was.options.get("loss_scale")
+        static = float(given) if given is not None and given != "dynamic" else None
+        return scalers_from_apex(state["amp"], level=level, static=static, lost=result.lost, changed=result.changed)
+    if "scaler" in state:
+        return [_checked(entry) for entry in as_list(state["scaler"])]
+    own = state.get("precision") or {}
+    if not isinstance(own, Mapping):
+        raise ConversionError(f"precision of the checkpoint is a {type(own).__name__}")
+    if not {"good_steps", "loss_scale"} <= set(own):
+        return []
+    held = {"scale": own["loss_scale"], "_growth_tracker": own["good_steps"], "growth_interval": 1000}
+    return [_checked({**NEW_SCALER, **held})]
+
+
+def _checked(entry: Any) -> dict[str, Any]:
+    """Return the state of a GradScaler, or of a disabled one, once its numbers can be used."""
+    if not isinstance(entry, Mapping) or (entry and not is_scaler_state(entry)):
+        raise ConversionError("scaler of the checkpoint is not a state of a GradScaler")
+    for name in NEW_SCALER if entry else ():
+        parse = parse_step_count if name in ("growth_interval", "_growth_tracker") else parse_scale
+        parse(entry[name], f"scaler.{name}")
+    return dict(entry)
+
+
+def _precision_state(
+    target: Arm, level: str | None, scalers: list[dict[str, Any]], result: Conversion
+) -> tuple[str, Any]:
+    if level is not None:
+        scale = target.options.get("loss_scale")
+        if isinstance(scale, float):
+            result.changed.append(f"the static scale of {target}, {scale:g}")
+            return "amp", {"loss_scaler0": {"loss_scale": scale, "unskipped": 0}}
+        return "amp", apex_from_scalers(scalers, level=level, lost=result.lost, changed=result.changed)
+    has_scaler = target.spec.checkpoint.grad_scaler
+    if has_scaler is not None and has_scaler(target.options):
+        return "scaler", _grad_scaler(target, scalers)
+    scaled = next((scaler for scaler in scalers if scaler), None)
+    static = target.options.get("loss_scale")
+    if static == "dynamic":
+        return "precision", {} if scaled is None else {"loss_scale": float(scaled["scale"]), "good_steps": 0}
+    if scaled is not None:
+        result.lost.append(f"the loss scale of {scaled['scale']:g}: {target} has none that moves")
+    key = "precision" if has_scaler is None else "scaler"
+    return key, {} if static is None else {"loss_scale": static}
+
+
+def _grad_scaler(target: Arm, scalers: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the state of the arm's own GradScaler, with scale and count of the source, if any."""
+    options = target.options
+    interval = int(options.get("growth_interval", APEX_INTERVAL))
+    source = next((scaler for scaler in scalers if scaler), None)
+    same = source is not None and source["growth_interval"] == interval
+    return {
+        "scale": float(options.get("init_scale", FIRST_SCALE)) if source is None else float(source["scale"]),
+        "growth_factor": float(options.get("growth_factor", NEW_SCALER["growth_factor"])),
+        "backoff_factor": float(options.get("backoff_factor", NEW_SCALER["backoff_factor"])),
+        "growth_interval": interval,
+        "_growth_tracker": int(source["_growth_tracker"]) if source is not None and same else 0,
+    }
+
+
+def _fp32_entries(model: Mapping[str, Any]) -> dict[str, Tensor]:
+    return {name: value for name, value in model.items() if isinstance(value, Tensor) and value.dtype is torch.float32}

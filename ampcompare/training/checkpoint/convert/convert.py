@@ -1,0 +1,203 @@
+"""Convert a checkpoint file from Apex to torch.amp and back, and list what is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from ampcompare.base.errors import ConversionError
+from ampcompare.base.files.write import write_file
+from ampcompare.training.checkpoint.convert.between_arms import into_arm, native_twin, source_kind
+from ampcompare.training.checkpoint.convert.detect import CheckpointContents, find_parts
+from ampcompare.training.checkpoint.convert.fp16_optimizer import held_scale, lost_flags
+from ampcompare.training.checkpoint.convert.fp32_weights import (
+    Conversion,
+    at_place,
+    copied,
+    into_fp32,
+    key_at,
+    replace,
+    strip_prefix,
+)
+from ampcompare.training.checkpoint.convert.load import load_any
+from ampcompare.training.checkpoint.convert.scalers import (
+    apex_from_scalers,
+    apex_state_of,
+    grad_scalers_of,
+    scalers_from_apex,
+)
+from ampcompare.training.checkpoint.inspect import guess_level
+from ampcompare.training.checkpoint.reader.foreign import explained
+from ampcompare.training.checkpoint.store.file import write_checkpoint
+from ampcompare.training.checkpoint.store.layout import CONVERTED, TRAINER, apex_layout, one_or_list
+
+__all__ = ["convert_file", "convert_state"]
+
+Target = Literal["native", "apex"]
+# key of an Apex state: key of a GradScaler's in checkpoints of the same program
+TWIN_KEYS = {"amp": "scaler", "apex_amp": "loss_scaler", "amp_scaling_state": "MixedPrecision"}
+MASTERS_LOST = "the last bits of the weights, when {} loads them: the layout of an Apex script has no masters"
+# where it had the state of a GradScaler up to 1.5, and from 1.6 to 1.9
+LIGHTNING_BEFORE_2 = ("native_amp_scaling_state", "NativeMixedPrecisionPlugin")
+
+
+def convert_state(root: Mapping[str, Any], to: Target, *, opt_level: str | None = None) -> Conversion:
+    """Convert a checkpoint in memory; the source is untouched.
+
+    Args:
+        root: tensors and plain values.
+        to: "native" for torch.amp, "apex" for `apex.amp`.
+        opt_level: of the Apex side: what the source was saved at, or what the result is for. By default inferred from
+            the numbers of the source; O1 for the result.
+
+    Raises:
+        ConversionError: it already is of the wanted kind, or has nothing to convert.
+    """
+    parts = find_parts(root)
+    if not parts.models:
+        raise ConversionError("there are no weights in it; `ampcompare convert --inspect` shows its contents")
+    if parts.fp16_optimizers:
+        return _from_fp16_optimizer(root, parts, to, opt_level or "O2")
+    source = _kind(parts, to, opt_level if to == "native" else None)
+    if source == to:
+        raise ConversionError(f"it is a checkpoint of {'Apex' if to == 'apex' else 'torch.amp'} already")
+    if parts.arm is not None:
+        return into_arm(root, native_twin(parts.arm) if to == "native" else f"apex:{opt_level or 'O1'}")
+    result = Conversion(copied(root), source, opt_level)
+    if to == "native":
+        _to_native(parts, result, opt_level)
+    else:
+        _to_apex(parts, result, opt_level or "O1")
+    strip_prefix(parts, result)
+    return result
+
+
+def _kind(parts: CheckpointContents, to: Target, given_level: str | None) -> str:
+    if parts.arm is not None:
+        return source_kind(parts.arm)
+    if parts.apex or (not parts.scalers and (given_level or guess_level(parts)[1])):
+        return "apex"
+    if parts.scalers or to == "apex":
+        return "native"
+    raise ConversionError(
+        "it has no sign of Apex, only fp32 weights and no loss scaler; give --opt-level if a script with Apex saved it"
+    )
+
+
+def _to_native(parts: CheckpointContents, result: Conversion, opt_level: str | None) -> None:
+    level = result.level = opt_level or guess_level(parts)[0]
+    for place, state in parts.apex.items():
+        scalers = scalers_from_apex(state, level=level, static=None, lost=result.lost, changed=result.changed)
+        key = "amp_scaler" if parts.writer == "timm" else TWIN_KEYS.get(place[-1], "scaler")
+        replace(result.state, place, key, one_or_list(scalers))
+    if parts.apex:
+        result.lost.append("min_loss_scale and max_loss_scale, if they were set: no file has them, nor has GradScaler")
+    else:
+        result.lost.append("no state of amp was saved: the GradScaler starts at 65536 and skips its first steps")
+    into_fp32(parts, result, level)
+
+
+def _to_apex(parts: CheckpointContents, result: Conversion, level: str) -> None:
+    result.level = level
+    scalers: list[Mapping[str, Any]] = list(parts.scalers.values())
+    state = apex_from_scalers(scalers, level=level, lost=result.lost, changed=result.changed)
+    back = {theirs: own for own, theirs in TWIN_KEYS.items()}
+    if parts.writer == "timm":
+        back["amp_scaler"] = "amp"
+    if parts.writer == "Lightning":
+        back |= dict.fromkeys(LIGHTNING_BEFORE_2, "amp_scaling_state")
+    for scaler_path in list(parts.scalers)[1:]:
+        at_place(result.state, scaler_path[:-1]).pop(scaler_path[-1], None)
+    scaler_path = next(iter(parts.scalers), _scaler_place(result.state))
+    replace(result.state, scaler_path, back.get(scaler_path[-1], "amp"), state)
+    if level in ("O2", "O3", "O5"):
+        result.lost.append(MASTERS_LOST.format(level))
+
+
+def _from_fp16_optimizer(root: Mapping[str, Any], parts: CheckpointContents, to: Target, level: str) -> Conversion:
+    """Convert what a script with `apex.fp16_utils.FP16_Optimizer` saved: the inner optimizer replaces it."""
+    result = Conversion(copied(root), "FP16_Optimizer", level)
+    scales = []
+    for place, state in parts.fp16_optimizers.items():
+        scales.append(held_scale(state))
+        result.lost += lost_flags(state)
+        result.changed.append(f"{'.'.join(place)}: the state of the optimizer inside of FP16_Optimizer")
+        holder = at_place(result.state, place[:-1])
+        key = key_at(holder, place[-1])
+        holder[key] = holder[key]["optimizer_state_dict"]
+    at_top = {place[:-1] if place[:-1] in parts.fp16_optimizers else place: None for place in parts.optimizers}
+    parts.optimizers = {place: at_place(result.state, place) for place in at_top}
+    if to == "native":
+        made = grad_scalers_of(scales, lost=result.lost, changed=result.changed)
+        result.state["scaler"] = one_or_list(made)
+    else:
+        result.state["amp"] = apex_state_of(scales, level=level, lost=result.lost, changed=result.changed)
+    into_fp32(parts, result, None)
+    if parts.nameless:
+        result.lost.append(f"{parts.nameless} masters: no weight has their values as fp16, to tell their names")
+    if to == "apex" and level in ("O2", "O3", "O5"):
+        result.lost.append(MASTERS_LOST.format(level))
+    strip_prefix(parts, result)
+    for place in parts.models:
+        result.lost += _wrapped(at_place(result.state, place))
+    return result
+
+
+def _wrapped(model: Mapping[str, Any]) -> Iterator[str]:
+    for prefix, wrapper in (("1.", "network_to_half"), ("network.", "FP16Model")):
+        if all(name.startswith(prefix) for name in model):
+            yield f"the wrapper {wrapper}, if the `{prefix}` before all names is its; a model may have it of its own"
+
+
+def _scaler_place(state: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the path of a scaler that was disabled."""
+    return next(((key,) for key in ("scaler", "amp_scaler") if key in state), ("amp",))
+
+
+def convert_file(
+    source: Path,
+    target: Path,
+    to: Target,
+    *,
+    opt_level: str | None = None,
+    legacy_layout: bool = False,
+    trust: bool = False,
+) -> Conversion:
+    """Convert a file. An ampcompare checkpoint stays one; any other keeps the layout of its program.
+
+    Args:
+        legacy_layout: write precisely what a legacy script would, with `to="apex"`.
+
+    Raises:
+        CheckpointError: the source cannot be read or is not trusted.
+        ConversionError: as for `convert_state`; or source and target are one file.
+        EnvironmentUnfit: the target cannot be written.
+    """
+    if legacy_layout and to != "apex":
+        raise ConversionError("--save-apex-format is what an Apex script saves; it needs --to apex")
+    if target.exists() and source.exists() and target.samefile(source):
+        raise ConversionError(f"{source} would be overwritten; name another file")
+    root, left_out = load_any(source, trust=trust)
+    with explained(source):
+        parts = find_parts(root)
+        if legacy_layout and parts.is_ours and "amp" in root:
+            result = Conversion(dict(root), "apex", guess_level(parts)[0], parts.arm)
+        else:
+            result = convert_state(root, to, opt_level=opt_level)
+        result.lost += [f"{place} (no tensor and no plain value)" for place in left_out]
+        if legacy_layout and parts.is_ours:
+            result.lost += [f"{key}: an Apex script does not save it" for key in _unknown_to_scripts(result.state)]
+            result.state, result.arm = apex_layout(result.state), None
+    if parts.is_ours and not legacy_layout:
+        write_checkpoint(target, {key: value for key, value in result.state.items() if key != "schema"})
+    else:
+        write_file(target, lambda file: torch.save(result.state, file))
+    return result
+
+
+def _unknown_to_scripts(state: Mapping[str, Any]) -> list[str]:
+    known = {"schema", "model", "optimizer", "amp", "progress", "best", CONVERTED, TRAINER}
+    return [key for key, value in state.items() if key not in known and value not in (None, {}, [])]

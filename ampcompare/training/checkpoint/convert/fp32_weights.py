@@ -1,0 +1,189 @@
+"""Put the tensors of a checkpoint into fp32, whatever they were saved in, and say what that could not bring back."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ampcompare.training.checkpoint.convert.detect import CheckpointContents
+from ampcompare.training.checkpoint.reader.placeholders import reading
+
+__all__ = [
+    "Conversion",
+    "at_place",
+    "copied",
+    "into_fp32",
+    "key_at",
+    "replace",
+    "strip_prefix",
+    "unfuse",
+    "without_prefix",
+]
+
+HALF_NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16"}
+
+PREFIX = "module."
+
+
+@dataclass
+class Conversion:
+    """A converted checkpoint.
+
+    Attributes:
+        state: in the layout of the program that wrote the source, with the other kind of precision state.
+        source: what it was: "native", "apex", or the backend of another ampcompare arm.
+        level: opt level of the source or of the target, whichever is Apex.
+        arm: of the result, if it is an ampcompare checkpoint.
+        changed: a line for each entry that is written in another form with the same meaning.
+        lost: a line for each thing that is lost.
+    """
+
+    state: dict[str, Any]
+    source: str
+    level: str | None
+    arm: str | None = None
+    changed: list[str] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)
+
+
+def copied(root: Mapping[str, Any]) -> dict[str, Any]:
+    """Copy the containers of a checkpoint, and none of its tensors."""
+
+    seen: dict[int, Any] = {}
+
+    def copy(value: Any) -> Any:
+        if not isinstance(value, Mapping | list):
+            return value
+        if id(value) not in seen:
+            if isinstance(value, list):
+                seen[id(value)] = [copy(item) for item in value]
+            else:
+                seen[id(value)] = {key: copy(item) for key, item in value.items()}
+        return seen[id(value)]
+
+    made: dict[str, Any] = copy(root)
+    return made
+
+
+def at_place(state: Any, place: tuple[str, ...]) -> Any:
+    """Return the entry at a place as `CheckpointContents` gives it."""
+    for name in place:
+        state = state[key_at(state, name)]
+    return state
+
+
+def key_at(holder: Any, name: str) -> Any:
+    """Return the index or key of a list or dict that a place names: keys need not be text."""
+    if isinstance(holder, list):
+        return int(name)
+    return name if name in holder else next((key for key in holder if str(key) == name), name)
+
+
+def into_fp32(parts: CheckpointContents, result: Conversion, level: str | None) -> None:
+    """Make weights and optimizer state fp32: from masters if any, else from the 16-bit values.
+
+    Args:
+        level: opt level that they were saved at, if it was one of Apex.
+    """
+    _full_weights(parts, result, level)
+    _full_optimizers(parts, result)
+
+
+def _full_weights(parts: CheckpointContents, result: Conversion, level: str | None) -> None:
+    """Replace half weights by their fp32 masters, and cast the other half weights to fp32."""
+    carried = 0
+    halves: Counter[str] = Counter()
+    for index, place in enumerate(parts.models):
+        masters = parts.masters[index] if index < len(parts.masters) else {}
+        with reading(*place):
+            model = at_place(result.state, place)
+            for name, value in model.items():
+                if name in masters:
+                    model[name] = masters[name]
+                    carried += 1
+                elif isinstance(value, Tensor) and value.dtype in HALF_NAMES:
+                    model[name] = value.float()
+                    halves[HALF_NAMES[value.dtype]] += 1
+    if carried:
+        result.changed.append(f"{carried} fp32 masters become the weights")
+    for kind, count in halves.items():
+        result.changed.append(f"{count} {kind} weights become fp32, with the values that {kind} has")
+    if not carried and (halves or level in ("O2", "O3", "O5")):
+        kind = next(iter(halves), "bf16" if level == "O5" else "fp16")
+        result.lost.append(f"the last bits of the weights: they were saved as {kind} values, without masters")
+
+
+def _full_optimizers(parts: CheckpointContents, result: Conversion) -> None:
+    for place in parts.optimizers:
+        halves: Counter[str] = Counter()
+        with reading(*place):
+            optimizer = at_place(result.state, place)
+            for entry in optimizer["state"].values():
+                for key, value in entry.items() if isinstance(entry, dict) else ():
+                    if isinstance(value, Tensor) and value.dtype in HALF_NAMES:
+                        entry[key] = value.float()
+                        halves[HALF_NAMES[value.dtype]] += 1
+        for kind, count in halves.items():
+            result.changed.append(f"{count} {kind} tensors of {'.'.join(place)} become fp32")
+            result.lost.append(f"the last bits of the state of {'.'.join(place)}: it was saved in {kind}")
+        unfuse(optimizer, ".".join(place), result)
+
+
+def unfuse(optimizer: dict[str, Any], name: str, result: Conversion) -> None:
+    """Give the state of `apex.optimizers.FusedAdam` the step counts that torch keeps with each parameter.
+
+    Args:
+        name: of the optimizer's entry in the checkpoint.
+
+    Raises:
+        ConversionError: a group lacks its parameters, or its step is not a number.
+    """
+    for number, group in enumerate(optimizer["param_groups"]):
+        if not isinstance(group, dict) or "bias_correction" not in group or "step" not in group:
+            continue
+        with reading(name, "param_groups", number):
+            step = group.pop("step")
+            count = float(step.reshape(-1)[0]) if isinstance(step, Tensor) else float(step)
+            for index in group["params"]:
+                entry = optimizer["state"].get(index)
+                if isinstance(entry, dict) and "exp_avg" in entry and "step" not in entry:
+                    entry["step"] = torch.tensor(count)
+        result.changed.append(f"{name}: the step count of FusedAdam, {count:g}, with each parameter, as AdamW has it")
+        if not group.pop("bias_correction"):
+            result.lost.append(f"{name}: bias_correction=False: torch's Adam always corrects")
+
+
+def replace(state: dict[str, Any], place: tuple[str, ...], key: str, value: Any) -> None:
+    """Put an entry under another key, at the same position."""
+    holder = at_place(state, place[:-1])
+    own = key_at(holder, place[-1])
+    items = list(holder.items()) if own in holder else [*holder.items(), (own, None)]
+    holder.clear()
+    for name, old in items:
+        if name == own:
+            holder[key] = value
+        elif name != key:
+            holder[name] = old
+
+
+def strip_prefix(parts: CheckpointContents, result: Conversion) -> None:
+    """Remove the prefix of DDP from the names of a model, if all names have it."""
+    for place in [*parts.models, *parts.averages]:
+        model = at_place(result.state, place)
+        entries = without_prefix(model)
+        if list(entries) != list(model):
+            model.clear()
+            model.update(entries)
+            result.changed.append(f"{len(entries)} names of {'.'.join(place) or 'the weights'} without `{PREFIX}`")
+
+
+def without_prefix(entries: Mapping[str, Any]) -> dict[str, Any]:
+    """Return entries without the prefix of DDP in their names; unchanged if a name lacks it."""
+    if not all(name.startswith(PREFIX) for name in entries):
+        return dict(entries)
+    return {name.removeprefix(PREFIX): value for name, value in entries.items()}

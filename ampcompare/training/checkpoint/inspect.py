@@ -1,0 +1,410 @@
+"""Report what a checkpoint holds: who wrote it, at which level, in which types, and what was lost when it was saved."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from tabulate import tabulate
+from torch import Tensor
+
+from ampcompare.base.errors import CheckpointError, ConversionError
+from ampcompare.base.formatting import format_bytes, printable
+from ampcompare.training.checkpoint.convert.detect import CheckpointContents, find_parts
+from ampcompare.training.checkpoint.convert.fp16_optimizer import held_scale
+from ampcompare.training.checkpoint.reader.foreign import Contents, explained, open_foreign
+from ampcompare.training.checkpoint.reader.placeholders import reading
+from ampcompare.training.checkpoint.store.file import verify_file
+
+__all__ = ["Inspection", "continued_lines", "conversion_lines", "guess_level", "inspect_file", "inspection_lines"]
+
+LOOKED_AT = 1 << 18
+SMALLEST_HALF = 2.0**-24
+LAST_MOMENTS = ("exp_avg_sq", "square_avg", "sum")
+MAX_LINES = 20
+MAX_LENGTH = 500
+
+
+@dataclass
+class Inspection:
+    """What was found in a file; plain data throughout.
+
+    Attributes:
+        checksum: "right", "none", or what is wrong with it.
+        level: opt level as far as it can be inferred; None if nothing is from Apex.
+        rows: place, kind, entries, bytes, dtypes.
+        scales: a line for each loss scaler.
+        traps: what would go wrong in a resume from this file.
+        objects: places of objects that a safe loader refuses.
+        calls: what unpickling would call.
+        keys: other top-level entries.
+    """
+
+    path: str
+    format: str
+    size: int
+    checksum: str
+    writer: str
+    because: str
+    level: str | None
+    level_because: str
+    arm: str | None = None
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    scales: list[dict[str, Any]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    traps: list[str] = field(default_factory=list)
+    objects: list[str] = field(default_factory=list)
+    calls: list[str] = field(default_factory=list)
+    keys: list[str] = field(default_factory=list)
+
+    def data(self) -> dict[str, Any]:
+        """Return it as plain data for JSON."""
+        return asdict(self)
+
+
+def inspect_file(path: Path) -> Inspection:
+    """Look into a checkpoint of any program without running anything in it.
+
+    Raises:
+        CheckpointError: it cannot be read.
+    """
+    contents = open_foreign(path)
+    with explained(path):
+        return _inspected(path, contents)
+
+
+def _inspected(path: Path, contents: Contents) -> Inspection:
+    root, _ = contents.plain()
+    parts = find_parts(root)
+    level, because = guess_level(parts)
+    inspection = Inspection(
+        path=str(path),
+        format=contents.format,
+        size=contents.size,
+        checksum=_checksum(path, contents),
+        writer=parts.writer,
+        because=parts.because,
+        level=level,
+        level_because=because,
+        arm=parts.arm,
+        rows=list(_rows(parts)),
+        scales=list(_scales(parts)),
+        notes=list(_notes(parts)),
+        traps=list(_traps(parts, level)),
+        objects=contents.objects(),
+        calls=contents.calls,
+    )
+    kinds = (parts.models, parts.averages, parts.optimizers, parts.apex, parts.scalers, parts.fp16_optimizers)
+    used = {place[0] for kind in kinds for place in kind if place}
+    if isinstance(root, Mapping) and () not in parts.models:
+        inspection.keys = [str(key) for key in root if str(key) not in used and key != "masters"][:50]
+    return inspection
+
+
+def _checksum(path: Path, contents: Contents) -> str:
+    if not contents.comment.startswith(b"ampcompare checkpoint"):
+        return "none"
+    try:
+        verify_file(path)
+    except CheckpointError as error:
+        return str(error)
+    return "right"
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    """Yield the tensors anywhere in an entry, each container once."""
+    todo: list[Any] = [value]
+    seen: set[int] = set()
+    while todo:
+        value = todo.pop()
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, Mapping | list | tuple) and id(value) not in seen:
+            seen.add(id(value))
+            todo += reversed(list(value.values() if isinstance(value, Mapping) else value))
+
+
+def _rows(parts: CheckpointContents) -> Iterator[dict[str, Any]]:
+    kinds = (("weights", parts.models), ("averaged weights", parts.averages), ("optimizer", parts.optimizers))
+    for kind, entries in kinds:
+        for place, entry in entries.items():
+            with reading(*place):
+                row = _row(kind, ".".join(place) or "(all)", entry)
+            yield row
+    where = next((f"{'.'.join(place)}.fp32_from_fp16" for place in parts.fp16_optimizers), "masters")
+    for index, masters in enumerate(parts.masters):
+        if masters:
+            yield _row("fp32 masters", f"{where}.{index}" if len(parts.masters) > 1 else where, masters)
+
+
+def _row(kind: str, place: str, entry: Mapping[str, Any]) -> dict[str, Any]:
+    inner = entry["state"] if kind == "optimizer" else entry
+    tensors = list(_tensors(inner))
+    dtypes = Counter(str(tensor.dtype).removeprefix("torch.") for tensor in tensors)
+    return {
+        "place": place,
+        "kind": kind,
+        "entries": len(inner),
+        "bytes": sum(tensor.numel() * tensor.element_size() for tensor in tensors),
+        "dtypes": dict(dtypes.most_common()),
+    }
+
+
+def _scales(parts: CheckpointContents) -> Iterator[dict[str, Any]]:
+    for place, state in parts.apex.items():
+        for name, entry in state.items():
+            where = ".".join((*place, name))
+            yield {"place": where, "scale": entry["loss_scale"], "clean_steps": entry["unskipped"]}
+    for place, state in parts.fp16_optimizers.items():
+        try:
+            held = held_scale(state)
+        except ConversionError:
+            continue  # an object of another program, which is listed as such
+        entry = {"place": ".".join((*place, "loss_scaler")), "scale": held.scale, "clean_steps": held.clean}
+        yield entry if held.interval is None else {**entry, "growth_interval": held.interval}
+    for place, state in parts.scalers.items():
+        yield {
+            "place": ".".join(place),
+            "scale": state["scale"],
+            "clean_steps": state["_growth_tracker"],
+            "growth_interval": state["growth_interval"],
+        }
+
+
+def _notes(parts: CheckpointContents) -> Iterator[str]:
+    for place, model in parts.models.items():
+        if all(name.startswith("module.") for name in model):
+            yield f"the names in {'.'.join(place) or 'it'} begin with `module.`: saved from inside a DDP wrapper"
+    if parts.nameless:
+        yield f"{parts.nameless} masters of FP16_Optimizer have no weight with their values as fp16"
+    for place, optimizer in parts.optimizers.items():
+        groups = [group for group in optimizer["param_groups"] if isinstance(group, Mapping)]
+        if any("bias_correction" in group for group in groups):
+            yield f"{'.'.join(place)} is of an Apex fused optimizer: the count of steps is in its groups"
+
+
+def is_rounded(tensors: Iterator[Tensor]) -> bool | None:
+    """Return whether fp32 tensors hold only values that fp16 has; None if no element is conclusive.
+
+    Looks at the first 262,144 elements of each; zeros and small whole numbers are not conclusive.
+    """
+    is_conclusive = False
+    for tensor in tensors:
+        if tensor.dtype is not torch.float32:
+            continue
+        values = tensor.detach().reshape(-1)[:LOOKED_AT]
+        fractional = values[(values.frac() != 0) & values.isfinite()]
+        if not torch.equal(fractional.half().float(), fractional):
+            return False
+        is_conclusive = is_conclusive or fractional.numel() >= 8
+    return True if is_conclusive else None
+
+
+def _norm_prefixes(model: Mapping[str, Any]) -> tuple[str, ...]:
+    return tuple(name.removesuffix("running_mean") for name in model if name.endswith("running_mean"))
+
+
+def _plain_weights(model: Mapping[str, Any]) -> Iterator[Tensor]:
+    """Yield the entries that O2 makes half: all except those of batch norms."""
+    norms = _norm_prefixes(model)
+    for name, value in model.items():
+        if isinstance(value, Tensor) and value.is_floating_point() and not (norms and name.startswith(norms)):
+            yield value
+
+
+def _norm_weights(model: Mapping[str, Any]) -> Iterator[Tensor]:
+    norms = _norm_prefixes(model)
+    for name, value in model.items():
+        if norms and name.startswith(norms) and isinstance(value, Tensor) and value.is_floating_point():
+            yield value
+
+
+def guess_level(parts: CheckpointContents) -> tuple[str | None, str]:
+    """Return the opt level that a file was written at, as far as its numbers show, and the evidence."""
+    if parts.arm is not None:
+        head, _, options = parts.arm.partition(":")
+        return (options.split(",")[0] or "O1", "its arm") if head == "apex" else (None, "")
+    if parts.fp16_optimizers:
+        return None, "FP16_Optimizer has none; its masters are those of O2"
+    weights = [tensor for model in parts.models.values() for tensor in _plain_weights(model)]
+    rounded = is_rounded(iter(weights))
+    half = any(tensor.dtype is torch.float16 for tensor in weights)
+    if not parts.apex:
+        if half or rounded:
+            return None, "weights are fp16 values: saved at O2 or O3, or by .half(); no loss scaler"
+        return None, ""
+    if rounded or half:
+        norms = is_rounded(tensor for model in parts.models.values() for tensor in _norm_weights(model))
+        state = is_rounded(_moments(parts))
+        if norms is False or state is False:
+            return "O2", "weights are fp16 values, batch norms or optimizer state are not"
+        if norms or _half_state(parts):
+            return "O3", "weights, batch norms and optimizer state are fp16 values"
+        return "O2", "weights are fp16 values; O3 looks the same in this model"
+    if _half_state(parts):
+        return "O3", "optimizer state is fp16"
+    scales = [entry["loss_scale"] for state in parts.apex.values() for entry in state.values()]
+    if all(scale == 1.0 for scale in scales):
+        return "O0", "fp32 weights and a loss scale of 1"
+    return "O1", "fp32 weights and a loss scale"
+
+
+def _moments(parts: CheckpointContents) -> Iterator[Tensor]:
+    for optimizer in parts.optimizers.values():
+        for state in optimizer["state"].values():
+            if isinstance(state, Mapping):
+                yield from (value for key, value in state.items() if isinstance(value, Tensor) and key != "step")
+
+
+def _half_state(parts: CheckpointContents) -> bool:
+    return any(tensor.dtype is torch.float16 for tensor in _moments(parts))
+
+
+def _traps(parts: CheckpointContents, level: str | None) -> Iterator[str]:
+    weights = [tensor for model in parts.models.values() for tensor in _plain_weights(model)]
+    rounded = bool(is_rounded(iter(weights))) or any(tensor.dtype is torch.float16 for tensor in weights)
+    if rounded and not any(parts.masters):
+        yield (
+            "weights are fp16 values and no masters were saved: O2 resumes from rounded masters, and the first step "
+            "after the resume differs from an uninterrupted run"
+        )
+    if _half_state(parts):
+        yield "optimizer state is fp16: " + _lost_moments(parts)
+    elif is_rounded(_moments(parts)):
+        yield (
+            "optimizer state holds fp16 values only, so it is one step old or went through fp16 on a resume: "
+            + _lost_moments(parts)
+        )
+    if (level in ("O2", "O3") or rounded) and not parts.fp16_optimizers:
+        yield from _loading_order(parts)
+    if parts.optimizers and rounded and not (parts.apex or parts.scalers or parts.fp16_optimizers):
+        yield "no state of the loss scaler: its scale restarts at 65536, and the first steps after a resume are skipped"
+    for state in parts.apex.values():
+        for name, entry in state.items():
+            if isinstance(entry["unskipped"], int) and entry["unskipped"] >= 2000:
+                yield f"{name}: {entry['unskipped']} clean steps; a dynamic scale grows at 2000, so this one was static"
+
+
+def _loading_order(parts: CheckpointContents) -> Iterator[str]:
+    """Report what Apex's order of loading would do to this optimizer state."""
+    small = total = 0
+    full = _params_of_norms(parts)
+    for tensor in _second_moments(parts, without=full):
+        if tensor.dtype is torch.float32:
+            values = tensor.reshape(-1)[:LOOKED_AT]
+            small += int(((values > 0) & (values <= SMALLEST_HALF / 2)).sum())
+            total += values.numel()
+    if small:
+        yield (
+            f"Apex rounds this optimizer state to fp16 when it is loaded after amp.initialize: {small} of {total} "
+            "second moments become 0 (ampcompare keeps them in either order)"
+        )
+
+
+def _params_of_norms(parts: CheckpointContents) -> frozenset[Any]:
+    """Return the numbers of parameters that O2 leaves in fp32; empty if names and numbers cannot be matched.
+
+    An optimizer numbers parameters as a model yields them, which is the order of its state dict without buffers.
+    """
+    if len(parts.models) != 1 or len(parts.optimizers) != 1:
+        return frozenset()
+    (model,), (optimizer,) = parts.models.values(), parts.optimizers.values()
+    names = [
+        name
+        for name, value in model.items()
+        if isinstance(value, Tensor)
+        and value.is_floating_point()
+        and not name.endswith(("running_mean", "running_var"))
+    ]
+    groups = [group.get("params") for group in optimizer["param_groups"] if isinstance(group, Mapping)]
+    numbers = [number for params in groups if isinstance(params, list) for number in params]
+    norms = _norm_prefixes(model)
+    if len(names) != len(numbers) or not norms:
+        return frozenset()
+    return frozenset(number for number, name in zip(numbers, names, strict=True) if name.startswith(norms))
+
+
+def _second_moments(parts: CheckpointContents, without: frozenset[Any] = frozenset()) -> Iterator[Tensor]:
+    for optimizer in parts.optimizers.values():
+        for number, state in optimizer["state"].items():
+            if isinstance(state, Mapping) and number not in without:
+                yield from (state[key] for key in LAST_MOMENTS if isinstance(state.get(key), Tensor))
+
+
+def _lost_moments(parts: CheckpointContents) -> str:
+    zeros = sum(int((tensor == 0).sum()) for tensor in _second_moments(parts))
+    total = sum(tensor.numel() for tensor in _second_moments(parts))
+    if not total:
+        return "rounded to 11 bits"
+    return f"rounded to 11 bits, and {zeros} of {total} second moments are 0"
+
+
+def inspection_lines(found: Inspection) -> list[str]:
+    """Return what was found in a checkpoint, for a terminal."""
+    lines = [f"{found.path}: {found.format}, {format_bytes(found.size)}, checksum: {found.checksum}"]
+    lines.append(f"written by: {found.writer} ({found.because})" + (f", arm {found.arm}" if found.arm else ""))
+    if found.level_because:
+        lines.append(f"opt level: {found.level or 'unknown'} ({found.level_because})")
+    if found.rows:
+        rows = [
+            [row["place"], row["kind"], row["entries"], format_bytes(row["bytes"]), _dtypes(row["dtypes"])]
+            for row in found.rows[:MAX_LINES]
+        ]
+        lines += tabulate(rows, headers=["key", "what", "entries", "size", "dtypes"], tablefmt="simple").splitlines()
+    for scale in found.scales[:MAX_LINES]:
+        interval = f", grows after {scale['growth_interval']}" if "growth_interval" in scale else ""
+        lines.append(f"{scale['place']}: loss scale {scale['scale']}, {scale['clean_steps']} clean steps{interval}")
+    if found.keys:
+        lines.append(f"also: {', '.join(found.keys)}")
+    lines += found.notes
+    lines += [f"trap: {trap}" for trap in found.traps]
+    if found.objects:
+        lines.append("objects, which only unpickling with their code would make:")
+        lines += [f"  {place}" for place in found.objects[:MAX_LINES]]
+        if len(found.objects) > MAX_LINES:
+            lines.append(f"  and {len(found.objects) - MAX_LINES} more")
+    hidden = [name for name in found.calls if not any(place.endswith(f": {name}") for place in found.objects)]
+    if hidden:
+        lines.append(f"unpickling would also call: {', '.join(hidden[:MAX_LINES])}")
+    return [printable(line, MAX_LENGTH, keep_spaces=True) for line in lines]
+
+
+def conversion_lines(document: dict[str, Any]) -> list[str]:
+    """Return what a conversion did, for a terminal; `document` is what `--json` prints."""
+    level = f" {document['opt_level']}" if document["opt_level"] else ""
+    names = {"apex": "Apex" + level, "native": "torch.amp"}
+    was, becomes = names.get(document["from"], document["from"]), names[document["to"]]
+    lines = [f"{document['out']}: {was} to {becomes}" + (f", arm {document['arm']}" if document["arm"] else "")]
+    lines += [f"  carried: {line}" for line in document["changed"]]
+    lines += [f"  not carried: {line}" for line in document["lost"]] or ["  nothing was lost"]
+    return [printable(line, MAX_LENGTH, keep_spaces=True) for line in lines]
+
+
+def continued_lines(found: dict[str, Any]) -> list[str]:
+    """Return how training went on from both files, for a terminal; `found` is what `--json` prints."""
+    one, other = found["arms"]
+    rows = [
+        [step, f"{first:.6g}", f"{second:.6g}", f"{difference:.1e}"]
+        for step, (first, second, difference) in enumerate(
+            zip(*found["losses"], found["differences"], strict=True), start=1
+        )
+    ]
+    lines = tabulate(
+        rows, headers=["step", one, other, "difference"], tablefmt="simple", disable_numparse=True
+    ).splitlines()
+    for arm, scales, skipped in zip(found["arms"], found["scales"], found["skipped"], strict=True):
+        if scales:
+            lines.append(
+                f"{arm}: loss scale {scales[0]:g} at first, {scales[-1]:g} at the end, {skipped} skipped steps"
+            )
+    verdict = "within" if found["agrees"] else "more than"
+    lines.append(f"the first losses differ by {found['differences'][0]:.1e}, {verdict} what fp16 rounding explains")
+    return [printable(line, MAX_LENGTH, keep_spaces=True) for line in lines]
+
+
+def _dtypes(dtypes: dict[str, int]) -> str:
+    return ", ".join(f"{count} {name}" for name, count in dtypes.items())

@@ -1,0 +1,197 @@
+"""How replicas of a model work together: a contract of four methods, and one class for each kind of replication."""
+
+from __future__ import annotations
+
+import abc
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from ampcompare.base.errors import UnsupportedCombination
+from ampcompare.base.tensors.reduction import reduce_buckets_in, reduction_type
+from ampcompare.training.parallel.sharding import ShardTypes, is_sharded_model, shard
+from ampcompare.training.parallel.syncbn import Convert, keep
+
+__all__ = ["DDP", "DP", "FSDP", "ApexDDP", "Parallel", "Single"]
+
+NO_CONTEXT: AbstractContextManager[None] = nullcontext()
+
+
+class Parallel(abc.ABC):
+    """How replicas of a model work together."""
+
+    waits_in_forward: ClassVar[bool] = False
+    """Whether a forward pass waits for other ranks, so that all of them must make equally many."""
+
+    @abc.abstractmethod
+    def convert_batchnorm(self, model: nn.Module) -> nn.Module:
+        """Return `model` with its batch norms synchronized over the replicas, if so configured."""
+
+    def shard(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> None:
+        """Replace parameters, and the state that optimizers hold of them, by this rank's part, if so configured.
+
+        Args:
+            models, optimizers: as `Precision.prepare` returned them, before a checkpoint is loaded into them.
+        """
+        return
+
+    @abc.abstractmethod
+    def wrap(self, model: nn.Module) -> nn.Module:
+        """Return the module to call in training; the last step of preparation, since wrappers record dtypes."""
+
+    def no_sync(self, models: Sequence[Any]) -> AbstractContextManager[None]:
+        """Return the context in which wrapped models exchange no gradients; one process exchanges none anyway."""
+        return NO_CONTEXT
+
+
+class Single(Parallel):
+    """One model in one process, not wrapped."""
+
+    def convert_batchnorm(self, model: nn.Module) -> nn.Module:
+        return model
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        return model
+
+
+class DP(Parallel):
+    """`torch.nn.DataParallel` over every visible GPU.
+
+    An arm that replaces `forward` on the instance must give each replica its own `forward`, or all replicas run
+    the first one's weights: this package's engine does, the real Apex does not.
+    """
+
+    def convert_batchnorm(self, model: nn.Module) -> nn.Module:
+        return model
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        return nn.DataParallel(model)
+
+
+class DDP(Parallel):
+    """`torch.nn.parallel.DistributedDataParallel`.
+
+    Args:
+        device: of this process.
+        convert: what replaces batch norms.
+        bucket_cap_mb: MiB of gradients reduced together; None means torch's default.
+        find_unused_parameters: some parameters may get no gradient.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        *,
+        convert: Convert = keep,
+        bucket_cap_mb: float | None = None,
+        find_unused_parameters: bool = False,
+    ) -> None:
+        self._convert = convert
+        self._options: dict[str, Any] = {"find_unused_parameters": find_unused_parameters}
+        if bucket_cap_mb is not None:
+            self._options["bucket_cap_mb"] = bucket_cap_mb
+        if device.type == "cuda":
+            self._options["device_ids"] = [device]
+
+    def convert_batchnorm(self, model: nn.Module) -> nn.Module:
+        return self._convert(model)
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        wrapped = nn.parallel.DistributedDataParallel(model, **self._options)
+        dtype = reduction_type(model)
+        if dtype is not None:
+            # torch compares annotations of a hook with types, and those of this package are text.
+            wrapped.register_comm_hook(dtype, lambda dtype, bucket: reduce_buckets_in(dtype, bucket))
+        return wrapped
+
+    @contextmanager
+    def no_sync(self, models: Sequence[Any]) -> Iterator[None]:
+        with ExitStack() as stack:
+            for model in models:
+                stack.enter_context(model.no_sync())
+            yield
+
+
+BYTES_OF_ELEMENT = 4  # as torch's DDP counts fp32 gradients
+
+
+class ApexDDP(Parallel):
+    """`apex.parallel.DistributedDataParallel`.
+
+    Args:
+        wrapper: the class.
+        convert: what replaces batch norms.
+        bucket_cap_mb: MiB of fp32 gradients reduced together, passed on as `message_size`; None means Apex's default.
+        delay_allreduce: reduce once, at the end of the backward pass.
+    """
+
+    def __init__(
+        self,
+        wrapper: Callable[..., nn.Module],
+        *,
+        convert: Convert = keep,
+        bucket_cap_mb: float | None = None,
+        delay_allreduce: bool = False,
+    ) -> None:
+        self._wrapper = wrapper
+        self._convert = convert
+        self._options: dict[str, Any] = {"delay_allreduce": delay_allreduce}
+        if bucket_cap_mb is not None:
+            self._options["message_size"] = max(1, int(bucket_cap_mb * 2**20 / BYTES_OF_ELEMENT))
+
+    def convert_batchnorm(self, model: nn.Module) -> nn.Module:
+        return self._convert(model)
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        if reduction_type(model) is not None:
+            raise UnsupportedCombination(
+                "reduce= chooses the type in which torch's DistributedDataParallel averages gradients, but this run "
+                "uses Apex's; use --parallel ddp, or leave reduce out"
+            )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # Apex announces its own deprecation
+            return self._wrapper(model, **self._options)
+
+    @contextmanager
+    def no_sync(self, models: Sequence[Any]) -> Iterator[None]:
+        """Keep gradients local; reduction is on again before the next forward pass, as Apex needs it."""
+        for model in models:
+            model.disable_allreduce()
+        try:
+            yield
+        finally:
+            for model in models:
+                model.enable_allreduce()
+
+
+class FSDP(Parallel):
+    """`torch.distributed.fsdp.fully_shard`. Weights that an arm has sharded itself stay as they are."""
+
+    waits_in_forward = True
+
+    def convert_batchnorm(self, model: nn.Module) -> nn.Module:
+        return model
+
+    def shard(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> None:
+        whole = [model for model in models if not is_sharded_model(model)]
+        if whole:
+            shard(whole, optimizers, ShardTypes(reduce=reduction_type(whole[0])))
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        return model
+
+    @contextmanager
+    def no_sync(self, models: Sequence[Any]) -> Iterator[None]:
+        """Keep whole gradients on each rank; weights are gathered anyway."""
+        for model in models:
+            model.set_requires_gradient_sync(False)
+        try:
+            yield
+        finally:
+            for model in models:
+                model.set_requires_gradient_sync(True)

@@ -1,0 +1,71 @@
+"""Hugging Face Accelerate: its `Accelerator` casts the forward pass, scales the loss and steps the optimizer.
+
+All `Accelerator` objects of a process share one state, whose precision cannot be changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ampcompare.backends.accelerate import ASKED, LIBRARY
+from ampcompare.base.errors import BackendUnavailable
+from ampcompare.training.precision.library_precision import LibraryPrecision
+
+__all__ = ["Accelerate"]
+
+
+class Accelerate(LibraryPrecision):
+    """What a script with `accelerator.prepare` and `accelerator.backward` does, except wrapping and moving models.
+
+    Args:
+        mixed_precision: "no", "fp16" or "bf16", as `Accelerator` takes it; `effective` reports what it runs.
+
+    Raises:
+        BackendUnavailable: Accelerate is not installed, or this process uses it with another precision already.
+    """
+
+    def __init__(self, *, device: str = "cpu", mixed_precision: str = "no") -> None:
+        module, library, version = LIBRARY.load("accelerate")
+        try:
+            self.accelerator: Any = module.Accelerator(
+                mixed_precision=mixed_precision, cpu=torch.device(device).type == "cpu", device_placement=False
+            )
+        except (ValueError, ImportError) as error:
+            first = str(error).strip().partition("\n")[0]
+            raise BackendUnavailable(
+                f"accelerate {version} refuses mixed_precision={mixed_precision}: {first}"
+            ) from error
+        autocast_arm = "native:bf16" if self.accelerator.mixed_precision == "bf16" else "native:fp16"
+        super().__init__(
+            mixed_precision,
+            ASKED[mixed_precision],
+            autocast_arm if self.accelerator.native_amp else "fp32",
+            library=library,
+            version=version,
+            scaler=self.accelerator.scaler,
+        )
+
+    def _prepare(
+        self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]
+    ) -> tuple[list[nn.Module], list[Optimizer]]:
+        if self.scaler is not None:
+            self._refuse_several(optimizers)
+        # In evaluation mode Accelerate does not wrap models for several processes; `Parallel` does that.
+        prepared = [self.accelerator.prepare_model(model, evaluation_mode=True) for model in models]
+        return prepared, [self.accelerator.prepare_optimizer(optimizer) for optimizer in optimizers]
+
+    def backward(
+        self, loss: Tensor, optimizers: Sequence[Optimizer], *, loss_id: int = 0, delay_unscale: bool = False
+    ) -> None:
+        self.accelerator.backward(loss)
+
+    def _unscale_by_library(self, optimizer: Optimizer) -> None:
+        self.accelerator.unscale_gradients(optimizer)
+
+    def _step(self, optimizer: Optimizer) -> None:
+        optimizer.step()

@@ -1,0 +1,223 @@
+"""Saved activations in few bits: what autograd saves for the backward pass is quantized, and restored when used.
+
+The forward pass, the weights, the loss and the optimizer are those of the inner arm; gradients contain the rounding
+noise. It saves memory, and costs time. Source: ActNN (Chen et al. 2021), groups of values with a minimum and a step
+each, rounded stochastically (unbiased); written here in plain torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.optim import Optimizer
+
+from ampcompare.backends.arm import Arm
+from ampcompare.base.version import __version__
+from ampcompare.runs.records.run import Effective
+from ampcompare.training.precision.factory import make_precision
+from ampcompare.training.precision.half_optimizer import step_seed
+from ampcompare.training.precision.wrapper import PrecisionWrapper
+
+__all__ = ["ActNN", "Packer", "Quantized", "quantize"]
+
+
+@dataclass(frozen=True)
+class Quantized:
+    """A tensor of floating point, packed.
+
+    Attributes:
+        codes: uint8; `8 // bits` values in each byte, padded to whole groups.
+        lows, steps: fp32, of each group: value = low + code * step.
+        shape, dtype: of the tensor.
+        channels_last: whether its memory format is that one.
+    """
+
+    codes: Tensor
+    lows: Tensor
+    steps: Tensor
+    bits: int
+    shape: torch.Size
+    dtype: torch.dtype
+    channels_last: bool
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        return self.codes.nbytes + self.lows.nbytes + self.steps.nbytes
+
+    def restore(self) -> Tensor:
+        """Return the tensor; each value differs by less than a step of its group."""
+        codes = self.codes
+        if self.bits < 8:
+            shifts = torch.arange(0, 8, self.bits, dtype=torch.uint8, device=codes.device)
+            codes = (codes[:, :, None] >> shifts) & (2**self.bits - 1)
+        values = torch.addcmul(self.lows[:, None], codes.flatten(1).float(), self.steps[:, None])
+        flat = values.flatten()[: self.shape.numel()].to(self.dtype)
+        if not self.channels_last:
+            return flat.view(self.shape)
+        batch, channels, height, width = self.shape
+        return flat.view(batch, height, width, channels).permute(0, 3, 1, 2)
+
+
+def quantize(tensor: Tensor, bits: int, group: int, generator: torch.Generator) -> Quantized:
+    """Pack a floating-point tensor; a group with an infinity or a NaN is restored as NaN.
+
+    Args:
+        tensor: of any shape.
+        bits: 2, 4 or 8.
+        group: values that share a minimum and a step, a multiple of 4.
+        generator: of the tensor's device, for the rounding.
+    """
+    channels_last = (
+        tensor.dim() == 4 and not tensor.is_contiguous() and tensor.is_contiguous(memory_format=torch.channels_last)
+    )
+    flat = (tensor.permute(0, 2, 3, 1) if channels_last else tensor).reshape(-1).float()
+    missing = -len(flat) % group
+    if missing:
+        flat = torch.cat([flat, flat[-1:].expand(missing)])
+    groups = flat.view(-1, group)
+    lows, highs = groups.aminmax(dim=1)
+    highest = 2**bits - 1
+    steps = (highs - lows) / highest
+    divisors = steps.clamp(min=torch.finfo(torch.float32).tiny)  # a group of equal values has a step of 0
+    noise = torch.rand(groups.shape, generator=generator, device=groups.device)
+    codes = ((groups - lows[:, None]) / divisors[:, None]).add_(noise).nan_to_num_(0.0).clamp_(0, highest)
+    packed = codes.to(torch.uint8)
+    if bits < 8:
+        parts = packed.view(len(packed), -1, 8 // bits)
+        packed = parts[..., 0].clone()
+        for index in range(1, 8 // bits):
+            packed |= parts[..., index] << (index * bits)
+    return Quantized(packed, lows, steps, bits, tensor.shape, tensor.dtype, channels_last)
+
+
+MIN_ELEMENTS = 1024  # smaller tensors, such as statistics of norms, are not worth packing
+Saved = Tensor | Quantized
+
+
+class Packer:
+    """Packs what autograd saves of a forward pass, except parameters, small tensors and integers.
+
+    Args:
+        bits, group: as for `quantize`.
+        params: of the models.
+        seed: of the rounding.
+    """
+
+    def __init__(self, bits: int, group: int, params: Sequence[Tensor], seed: int) -> None:
+        self.bits = bits
+        self.group = group
+        self.params = params
+        self.seed = seed
+        self.forwards = 0
+        self._generators: dict[torch.device, torch.Generator] = {}
+        self._packed: dict[int, tuple[StorageWeakRef, tuple[Any, ...], Quantized]] = {}
+        self._weights: set[int] = set()
+        self._shapes: set[tuple[int, ...]] = set()
+
+    def begin(self) -> None:
+        """Start a forward pass: its rounding depends on the seed and the number of forward passes before it."""
+        self.forwards += 1
+        for generator in self._generators.values():
+            generator.manual_seed(self._draw)
+        self._packed.clear()
+        self._weights = {param.untyped_storage().data_ptr() for param in self.params}
+        self._shapes = {tuple(sorted(param.shape)) for param in self.params if param.dim() > 1}
+
+    def pack(self, tensor: Tensor) -> Saved:
+        """Return what is saved of a tensor; operations that save the same tensor share it."""
+        if not self._is_worth_packing(tensor):
+            return tensor
+        storage = tensor.untyped_storage()
+        view = (tensor._version, tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.dtype)
+        earlier = self._packed.get(storage.data_ptr())
+        if earlier is not None and not earlier[0].expired() and earlier[1] == view:
+            return earlier[2]
+        packed = quantize(tensor, self.bits, self.group, self._generator(tensor.device))
+        self._packed[storage.data_ptr()] = (StorageWeakRef(storage), view, packed)
+        return packed
+
+    @staticmethod
+    def unpack(saved: Saved) -> Tensor:
+        """Return the tensor."""
+        return saved.restore() if isinstance(saved, Quantized) else saved
+
+    @property
+    def _draw(self) -> int:
+        return step_seed("packed activations", self.seed, self.forwards)
+
+    def _is_worth_packing(self, tensor: Tensor) -> bool:
+        if not tensor.is_floating_point() or tensor.numel() < MIN_ELEMENTS:
+            return False
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() in self._weights or storage.nbytes() < tensor.nbytes:
+            return False
+        # Autocast's 16-bit copy of a weight has its shape or that of its transpose, and is not packed. An activation
+        # that happens to have the shape of a weight is not packed either.
+        return tensor.dtype is torch.float32 or tuple(sorted(tensor.shape)) not in self._shapes
+
+    def _generator(self, device: torch.device) -> torch.Generator:
+        """Return a separate generator for a device, so that dropout draws the same numbers as without packing."""
+        if device not in self._generators:
+            self._generators[device] = torch.Generator(device).manual_seed(self._draw)
+        return self._generators[device]
+
+
+class ActNN(PrecisionWrapper):
+    """Another arm, with packed saved activations.
+
+    Args:
+        bits: 2, 4 or 8 per value.
+        group: number of values that share a minimum and a step.
+        over: the inner arm, its options joined by `+`.
+    """
+
+    def __init__(self, *, device: str = "cpu", bits: int = 2, group: int = 256, over: str = "fp32") -> None:
+        arm = Arm.parse(over.replace("+", ","))
+        super().__init__(make_precision(arm, device=device))
+        self.bits = bits
+        self.group = group
+        self.effective = self.inner.effective or Effective(arm=str(arm), library="ampcompare", version=__version__)
+        self.packer: Packer | None = None
+        self._contexts: list[saved_tensors_hooks] = []
+        self._forwards = 0
+
+    def _prepare(
+        self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]
+    ) -> tuple[list[nn.Module], list[Optimizer]]:
+        prepared, stepped = super()._prepare(models, optimizers)
+        params = [param for model in prepared for param in model.parameters()]
+        self.packer = Packer(self.bits, self.group, params, torch.initial_seed() % 2**31)
+        self.packer.forwards = self._forwards
+        for model in prepared:
+            model.register_forward_pre_hook(self._enter)
+            model.register_forward_hook(self._leave, always_call=True)
+        return prepared, stepped
+
+    def _enter(self, module: nn.Module, args: Any) -> None:
+        if torch.is_grad_enabled():
+            assert self.packer is not None
+            self.packer.begin()
+            context = saved_tensors_hooks(self.packer.pack, self.packer.unpack)
+            context.__enter__()
+            self._contexts.append(context)
+
+    def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
+        if self._contexts:
+            self._contexts.pop().__exit__()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**self.inner.state_dict(), "actnn_forwards": self.packer.forwards if self.packer else 0}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        inner_state = dict(state)
+        self._forwards = int(inner_state.pop("actnn_forwards", 0))
+        if self.packer is not None:
+            self.packer.forwards = self._forwards
+        self.inner.load_state_dict(inner_state)

@@ -1,0 +1,285 @@
+"""Apex opt levels, on any object with the surface of `apex.amp`: the real module, or `ampcompare.apex.amp`."""
+
+from __future__ import annotations
+
+import abc
+import importlib
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ampcompare.backends.apex_levels import LEVELS, select_engine
+from ampcompare.base.errors import BackendUnavailable
+from ampcompare.runs.records.run import EngineInfo
+from ampcompare.training.precision.base import NO_CONTEXT, FixedOutcome, Precision, StepOutcome
+from ampcompare.training.precision.keep_fp32 import kept_in_fp32, without_casts
+from ampcompare.training.precision.late import LateOutcomes
+
+__all__ = ["Apex", "ApexModuleEngine", "choose_engine", "make_apex"]
+
+
+class Apex(Precision):
+    """One opt level of `apex.amp`.
+
+    Args:
+        amp: module or object with the functions of `apex.amp`.
+        opt_level: O0, O1, O2 or O3; O4 or O5 with an `amp` that has them.
+        num_losses: loss scalers to make; `scale_loss(..., loss_id=...)` picks one.
+        engine: which implementation `amp` is; reported in the record.
+        keep_fp32: patterns of modules that stay in fp32, as for `kept_in_fp32`; not an option of Apex, and the same
+            with any implementation.
+        overrides: keyword arguments of `amp.initialize`.
+    """
+
+    key = "amp"
+
+    def __init__(
+        self,
+        amp: Any,
+        opt_level: str = "O1",
+        *,
+        num_losses: int = 1,
+        engine: EngineInfo | None = None,
+        keep_fp32: str = "",
+        **overrides: Any,
+    ) -> None:
+        self.amp = amp
+        self.keep_fp32 = keep_fp32
+        self.opt_level = opt_level
+        self.num_losses = num_losses
+        self.engine = engine
+        self.overrides = overrides
+        self.half_dtype = None if opt_level == "O0" else getattr(torch, LEVELS[opt_level].half_dtype)
+        self._patches = LEVELS[opt_level].patch_torch_functions
+        self._scalers: Sequence[Any] = ()
+        self._steps = _steps_of(amp)
+
+    def expect_losses(self, count: int) -> None:
+        self.num_losses = max(self.num_losses, count)
+
+    def _prepare(
+        self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]
+    ) -> tuple[list[nn.Module], list[Optimizer]]:
+        kept = kept_in_fp32(
+            models,
+            self.keep_fp32,
+            None if self._patches else self.half_dtype,
+            without_casts(self.amp) if self._patches else None,
+        )
+        with kept as self.kept_fp32, warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # Apex announces its own deprecation at every call
+            prepared_models, prepared_optimizers = self.amp.initialize(
+                list(models),
+                list(optimizers),
+                opt_level=self.opt_level,
+                num_losses=self.num_losses,
+                verbosity=0,
+                **self.overrides,
+            )
+        self._scalers = self.amp._amp_state.loss_scalers
+        return prepared_models, prepared_optimizers
+
+    def suspended(self) -> AbstractContextManager[None]:
+        casts_off: AbstractContextManager[None] = without_casts(self.amp)() if self._patches else NO_CONTEXT
+        return casts_off
+
+    def scale_loss(
+        self, loss: Tensor, optimizers: Sequence[Optimizer], *, loss_id: int = 0, delay_unscale: bool = False
+    ) -> AbstractContextManager[Tensor]:
+        scaled: AbstractContextManager[Tensor] = self.amp.scale_loss(
+            loss, list(optimizers), loss_id=loss_id, delay_unscale=delay_unscale
+        )
+        return scaled
+
+    def unscale(self, optimizer: Optimizer) -> list[Tensor]:
+        return list(self.amp.master_params(optimizer))
+
+    def step(self, *optimizers: Optimizer) -> StepOutcome:
+        return self._steps.step(optimizers, self._scalers)
+
+    def unrecordable(self, optimizers: Sequence[Optimizer]) -> str | None:
+        return self._steps.unrecordable(optimizers, self._scalers)
+
+    def recording(self) -> AbstractContextManager[None]:
+        return self._steps.recording()
+
+    def repeated(self) -> StepOutcome:
+        return self._steps.repeated(self._scalers)
+
+    def backward(
+        self, loss: Tensor, optimizers: Sequence[Optimizer], *, loss_id: int = 0, delay_unscale: bool = False
+    ) -> None:
+        self._steps.backward(loss, list(optimizers), loss_id, delay_unscale)
+
+    def weights_replaced(self) -> None:
+        if self._patches:  # the real Apex would keep using the casts that an evaluation has cached
+            self.amp._amp_state.handle._clear_cache()
+
+    def loss_scales(self) -> tuple[float, ...]:
+        return tuple([scaler.loss_scale() for scaler in self._scalers])
+
+    def state_dict(self) -> dict[str, Any]:
+        return dict(self.amp.state_dict())
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.amp.load_state_dict(dict(state))
+
+
+def choose_engine(engine: str, opt_level: str, device: str) -> tuple[Any, EngineInfo]:
+    """Import the implementation of `apex.amp` to use, and return the reason for the choice.
+
+    Args:
+        engine: "nvidia", "compat" or "auto", which uses the real Apex if it can work.
+
+    Raises:
+        BackendUnavailable: "nvidia" was asked for and is not usable here.
+    """
+    choice = select_engine(engine, opt_level, device, torch_version=torch.__version__)
+    if choice.caution:
+        warnings.warn(choice.caution, stacklevel=2)
+    if choice.name == "nvidia":
+        try:
+            amp = importlib.import_module("apex.amp")
+        except Exception as error:
+            raise BackendUnavailable(
+                f"{choice.reason}, and importing apex.amp failed: {type(error).__name__}: {error}"
+            ) from error
+        return amp, EngineInfo(name="nvidia", version=choice.version, reason=choice.reason)
+    package = importlib.import_module("ampcompare.apex")
+    amp = importlib.import_module("ampcompare.apex.amp")
+    kernels = importlib.import_module("ampcompare.apex.amp.frontend").kernels_from_environment()
+    version = package.__version__ if kernels == "torch" else f"{package.__version__}, {kernels} kernels"
+    return amp, EngineInfo(name="compat", version=version, reason=choice.reason)
+
+
+def make_apex(
+    *, device: str = "cpu", opt_level: str = "O1", engine: str = "auto", num_losses: int = 1, **overrides: Any
+) -> Apex:
+    """Build the backend of an `apex` arm: choose the engine, read dtypes by name.
+
+    Raises:
+        BackendUnavailable: as for `choose_engine`.
+    """
+    amp, info = choose_engine(engine, opt_level, device)
+    if "cast_model_outputs" in overrides:
+        overrides["cast_model_outputs"] = getattr(torch, overrides["cast_model_outputs"])
+    return Apex(amp, opt_level, num_losses=num_losses, engine=info, **overrides)
+
+
+class _ApexSteps(abc.ABC):
+    """Backward passes and steps of one implementation of `apex.amp`."""
+
+    @abc.abstractmethod
+    def backward(self, loss: Tensor, optimizers: list[Optimizer], loss_id: int, delay_unscale: bool) -> None:
+        """Back-propagate the scaled loss inside `scale_loss`."""
+
+    @abc.abstractmethod
+    def step(self, optimizers: Sequence[Optimizer], scalers: Sequence[Any]) -> StepOutcome:
+        """Step each optimizer; the outcome reports which steps an overflow skipped."""
+
+    def unrecordable(self, optimizers: Sequence[Optimizer], scalers: Sequence[Any]) -> str | None:
+        """Return why a step cannot be recorded as a CUDA graph; None if it can."""
+        return "the real Apex reads its overflow flag on the host"
+
+    def recording(self) -> AbstractContextManager[None]:
+        """Return the context in which a step is recorded."""
+        return nullcontext()
+
+    def repeated(self, scalers: Sequence[Any]) -> StepOutcome:
+        """Return the outcome of a replay, just launched, of the recorded step."""
+        raise NotImplementedError
+
+
+class ApexModuleEngine(_ApexSteps):
+    """Anything with the API of `apex.amp`: when `scale_loss` exits, overflow is known and `step` replaced."""
+
+    def __init__(self, amp: Any) -> None:
+        self.amp = amp
+
+    def backward(self, loss: Tensor, optimizers: list[Optimizer], loss_id: int, delay_unscale: bool) -> None:
+        with self.amp.scale_loss(loss, optimizers, loss_id=loss_id, delay_unscale=delay_unscale) as scaled_loss:
+            scaled_loss.backward()
+
+    def step(self, optimizers: Sequence[Optimizer], scalers: Sequence[Any]) -> StepOutcome:
+        applied = tuple([not optimizer._amp_stash.already_patched for optimizer in optimizers])  # type: ignore[attr-defined]
+        for optimizer in optimizers:
+            optimizer.step()
+        return FixedOutcome(applied, tuple([scaler.loss_scale() for scaler in scalers]))
+
+
+class _CompatEngine(_ApexSteps):
+    """`ampcompare.apex.amp`: flags and scales may stay on the device until the outcome is read."""
+
+    def __init__(self) -> None:
+        self._backward = importlib.import_module("ampcompare.apex.amp._engine.scaled_loss").backward
+        device_skip = importlib.import_module("ampcompare.apex.amp._engine.device_skip")
+        self._union, self._can_do_without_host = device_skip.union, device_skip.can_do_without_host
+        self._state = importlib.import_module("ampcompare.apex.amp")._amp_state
+        self._is_recording = False
+        self._recorded: tuple[list[bool | Tensor], list[float | Tensor]] = [], []
+        self._outcomes = LateOutcomes()
+
+    def backward(self, loss: Tensor, optimizers: list[Optimizer], loss_id: int, delay_unscale: bool) -> None:
+        self._backward(loss, optimizers, loss_id, delay_unscale)
+
+    def step(self, optimizers: Sequence[Optimizer], scalers: Sequence[Any]) -> StepOutcome:
+        skips: list[bool | Tensor] = []
+        for optimizer in optimizers:
+            stash: Any = optimizer._amp_stash  # type: ignore[attr-defined]
+            flags = stash.flags
+            skips.append(self._union(flags) if flags and not stash.already_patched else stash.already_patched)
+            optimizer.step()
+        scales = [scaler.device_scale() if scaler.lives_on_device else scaler.loss_scale() for scaler in scalers]
+        if self._is_recording:
+            self._recorded = skips, scales
+            return FixedOutcome((), ())
+        return self._outcome(skips, scales)
+
+    def _outcome(self, skips: list[bool | Tensor], scales: list[float | Tensor]) -> StepOutcome:
+        entries = [*skips, *scales]
+        on_device = [entry for entry in entries if isinstance(entry, Tensor)]
+
+        def resolve(values: list[float]) -> tuple[tuple[bool, ...], tuple[float, ...]]:
+            from_device = iter(values)
+            on_host = [next(from_device) if isinstance(entry, Tensor) else float(entry) for entry in entries]
+            return tuple([skip == 0 for skip in on_host[: len(skips)]]), tuple(on_host[len(skips) :])
+
+        return self._outcomes.add(on_device, resolve) if on_device else FixedOutcome(*resolve([]))
+
+    def unrecordable(self, optimizers: Sequence[Optimizer], scalers: Sequence[Any]) -> str | None:
+        if self._state.kernels is not None:
+            return "Triton's kernels read addresses that a graph cannot keep"
+        if any(scaler.dynamic for scaler in scalers):
+            if not all(self._can_do_without_host(optimizer) for optimizer in optimizers):
+                return "a step hook, or an option of the optimizer, makes this arm read its overflow flag on the host"
+            for scaler in scalers:
+                scaler.record_passes()
+        return None
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        self._is_recording = True
+        try:
+            yield
+        finally:
+            self._is_recording = False
+
+    def repeated(self, scalers: Sequence[Any]) -> StepOutcome:
+        for scaler in scalers:
+            scaler.pass_repeated()
+        skips, scales = self._recorded
+        return self._outcome([_copy(skip) for skip in skips], [_copy(scale) for scale in scales])
+
+
+def _copy(entry: Any) -> Any:
+    return entry.clone() if isinstance(entry, Tensor) else entry
+
+
+def _steps_of(amp: Any) -> _ApexSteps:
+    """Return the engine for `amp`: ampcompare's own has a faster path than its public API."""
+    return _CompatEngine() if getattr(amp, "__name__", None) == "ampcompare.apex.amp" else ApexModuleEngine(amp)

@@ -1,0 +1,221 @@
+"""The contract of a backend: the methods through which one training loop supports every number format."""
+
+from __future__ import annotations
+
+import abc
+import functools
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, ClassVar, final
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ampcompare.base.errors import PreparationError
+from ampcompare.runs.records.run import Effective, EngineInfo
+
+__all__ = ["NO_CONTEXT", "FixedOutcome", "Precision", "StepOutcome", "all_applied", "owned_params", "refuse_wrapped"]
+
+WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
+NO_CONTEXT: AbstractContextManager[None] = nullcontext()  # one for all: entering it keeps no state
+
+
+class StepOutcome(abc.ABC):
+    """The outcome of one update. Creating it is nearly free; reading a field may wait for the device."""
+
+    __slots__ = ()
+
+    @property
+    @abc.abstractmethod
+    def applied(self) -> tuple[bool, ...]:
+        """Per optimizer, in the order passed to `step`: False means overflow, step skipped."""
+
+    @property
+    @abc.abstractmethod
+    def loss_scales(self) -> tuple[float, ...]:
+        """Per loss scaler, the scale after its update; empty if nothing is scaled."""
+
+
+class FixedOutcome(StepOutcome):
+    """An outcome that is known on the host when the step returns."""
+
+    __slots__ = ("_applied", "_loss_scales")
+
+    def __init__(self, applied: tuple[bool, ...], loss_scales: tuple[float, ...]) -> None:
+        self._applied = applied
+        self._loss_scales = loss_scales
+
+    @property
+    def applied(self) -> tuple[bool, ...]:
+        return self._applied
+
+    @property
+    def loss_scales(self) -> tuple[float, ...]:
+        return self._loss_scales
+
+
+@functools.lru_cache(maxsize=64)
+def all_applied(count: int, loss_scales: tuple[float, ...] = ()) -> StepOutcome:
+    """Return the outcome of an update that is never skipped; equal steps share one object."""
+    return FixedOutcome((True,) * count, loss_scales)
+
+
+class Precision:
+    """How numbers are stored and how gradients are kept finite. The defaults are fp32: nothing is cast or scaled.
+
+    Per update: `autocast` and `backward` (or `scale_loss`) for each micro-batch and loss, `unscale` where gradients are
+    read, then one `step` with all optimizers of the update. Models and optimizers are passed and returned as lists. A
+    subclass overrides only what differs; its `prepare` work belongs in `_prepare`.
+    """
+
+    key: ClassVar[str] = "precision"
+    """Where the state lives in a checkpoint: "amp" (Apex), "scaler" (torch.amp), "precision" (little or no state)."""
+
+    half_dtype: torch.dtype | None = None
+    """The 16-bit type that this arm computes in; None if it computes in fp32 throughout."""
+
+    engine: EngineInfo | None = None
+    """Which implementation of `apex.amp` runs; None for the other backends."""
+
+    effective: Effective | None = None
+    """What really runs if another library decides it; None for backends that run exactly what was requested."""
+
+    kept_fp32: tuple[str, ...] = ()
+    """Names of the modules that `keep_fp32` keeps in fp32, known once the models are prepared."""
+
+    state_dtype: torch.dtype | None = None
+    """The dtype of the optimizers' state between steps; None if it is that of the tensors they step."""
+
+    added_state: tuple[str, ...] = ()
+    """What is kept in the state of each 16-bit parameter besides the optimizer's own: tensors of its shape and type."""
+
+    emulated: str = ""
+    """A format that the device lacks, so this arm computes in a wider one and rounds; "" if there is none."""
+
+    notes: tuple[str, ...] = ()
+    """Notes on this arm and model for readers of the record; complete after `prepare`."""
+
+    _outcome: StepOutcome = all_applied(0)
+
+    def expect_losses(self, count: int) -> None:
+        """Receive the number of losses of an update; called before `prepare`. The default has one scaler for all."""
+
+    @final
+    def prepare(
+        self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]
+    ) -> tuple[list[nn.Module], list[Optimizer]]:
+        """Cast weights, make master weights, install hooks; call it once, on the device, before wrapping for DDP.
+
+        Raises:
+            PreparationError: a model is already wrapped, or models and optimizers cannot be prepared as they are.
+        """
+        # Checked here for all backends: DDP records dtypes, and casts after wrapping corrupt gradients.
+        refuse_wrapped(models)
+        return self._prepare(models, optimizers)
+
+    def _prepare(
+        self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]
+    ) -> tuple[list[nn.Module], list[Optimizer]]:
+        """Do the work of `prepare` on models that are not wrapped."""
+        return list(models), list(optimizers)
+
+    def autocast(self) -> AbstractContextManager[None]:
+        """Return the context for the forward pass and the loss; never for the backward pass."""
+        return NO_CONTEXT
+
+    def suspended(self) -> AbstractContextManager[None]:
+        """Return a context in which other models compute as in plain torch, even if `prepare` patched the process."""
+        return NO_CONTEXT
+
+    def scale_loss(
+        self, loss: Tensor, optimizers: Sequence[Optimizer], *, loss_id: int = 0, delay_unscale: bool = False
+    ) -> AbstractContextManager[Tensor]:
+        """Yield the loss to call `backward` on.
+
+        Args:
+            loss: the loss, of one element.
+            optimizers: those whose parameters receive gradients from it.
+            loss_id: which loss scaler, for several losses.
+            delay_unscale: True on all but the last micro-batch of an accumulation.
+        """
+        return nullcontext(loss)
+
+    def backward(
+        self, loss: Tensor, optimizers: Sequence[Optimizer], *, loss_id: int = 0, delay_unscale: bool = False
+    ) -> None:
+        """Back-propagate `loss`; the arguments are those of `scale_loss`."""
+        with self.scale_loss(loss, optimizers, loss_id=loss_id, delay_unscale=delay_unscale) as scaled_loss:
+            scaled_loss.backward()
+
+    def unscale(self, optimizer: Optimizer) -> list[Tensor]:
+        """Divide the gradients of `optimizer` by the loss scale, once per step.
+
+        Returns:
+            The tensors that `step` will update: fp32 master params under O2, else the model's own parameters. Each
+            gradient has its parameter's shape and dtype, or is `None` if no loss reached it.
+        """
+        return owned_params(optimizer)
+
+    def step(self, *optimizers: Optimizer) -> StepOutcome:
+        """Update the weights with all optimizers of this update at once, or skip those whose gradients overflowed."""
+        for optimizer in optimizers:
+            optimizer.step()
+        self._outcome = all_applied(len(optimizers), self.loss_scales())
+        return self._outcome
+
+    def step_apart(self, optimizer: Optimizer, waiting: Sequence[Optimizer]) -> StepOutcome:
+        """Update the weights with one optimizer while others wait, whose gradients have the present loss scale.
+
+        For scripts that step their optimizers one by one; the default is right if nothing is scaled.
+        """
+        return self.step(optimizer)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return loss scales and counters: plain values only."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned, after `prepare`."""
+
+    def loss_scales(self) -> tuple[float, ...]:
+        """Return the present scale of each loss scaler; empty if nothing is scaled. May wait for the device."""
+        return ()
+
+    def weights_replaced(self) -> None:
+        """Drop cached copies of the weights, after they were written from outside or an evaluation ended."""
+
+    def unrecordable(self, optimizers: Sequence[Optimizer]) -> str | None:
+        """Return why a step with these optimizers cannot be recorded as a CUDA graph; None if it can."""
+        # A backend opts in: a host read that a subclass adds to a step would fail while a graph is captured.
+        return "this arm does not support CUDA graphs"
+
+    def recording(self) -> AbstractContextManager[None]:
+        """Return the context in which a step is recorded: `step` launches work, and its outcome must not be used."""
+        return NO_CONTEXT
+
+    def repeated(self) -> StepOutcome:
+        """Return the outcome of a replay, just launched, of the step that was recorded last.
+
+        The default is the outcome of the recorded step, which is right if no step is ever skipped.
+        """
+        return self._outcome
+
+
+def refuse_wrapped(models: Sequence[nn.Module]) -> None:
+    """Raise if a model is already wrapped for several processes or devices.
+
+    Raises:
+        PreparationError: naming the wrapper.
+    """
+    for model in models:
+        if isinstance(model, WRAPPERS):
+            raise PreparationError(
+                f"a model is already wrapped in {type(model).__name__}, which records dtypes; "
+                "call prepare first and wrap what it returns"
+            )
+
+
+def owned_params(optimizer: Optimizer) -> list[Tensor]:
+    """Return the parameters of `optimizer`, group by group."""
+    return [param for group in optimizer.param_groups for param in group["params"]]

@@ -1,0 +1,217 @@
+"""fp8 products in linear layers by torchao, over a bf16 arm; emulated where the device has no fp8."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib
+from collections.abc import Callable, Collection, Iterator, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.optim import Optimizer
+
+from ampcompare.backends.arm import Arm
+from ampcompare.backends.fp8 import ALIGNMENT, LIBRARY
+from ampcompare.backends.library import Library
+from ampcompare.base.errors import BackendUnavailable, UnsupportedCombination
+from ampcompare.runs.records.run import Effective
+from ampcompare.training.precision.factory import make_precision
+from ampcompare.training.precision.replaced_forward import ReplacedForward
+from ampcompare.training.precision.wrapper import PrecisionWrapper
+
+__all__ = ["FP8", "MXFP8Forward", "load_product"]
+
+BLOCK = 32
+MXFP8_LIBRARY = Library(
+    ("torchao.prototype.moe_training.mxfp8_linear",), ("torchao",), "pip install -U 'torchao>=0.18'"
+)
+
+Product = Callable[[Tensor, Tensor], Tensor]
+"""A differentiable product of an input (rows, in) with a weight (out, in), all sizes multiples of 32, in bf16."""
+
+
+class MXFP8Forward(ReplacedForward):
+    """Multiplies a linear layer's operands in MXFP8, forward and backward; input, weight, bias and result are bf16.
+
+    Blocks of 32 numbers share a power of two and lie along the dimension that a product sums over. One that a size cuts
+    short is filled with zeros, which change neither its scale nor the sum; so layers and batches of any size work. The
+    layer keeps its class, its parameters, its names and its hooks.
+    """
+
+    module: nn.Linear
+
+    def __init__(self, layer: nn.Linear, product: Product) -> None:
+        super().__init__(layer, layer.forward)
+        self.product = product
+
+    def __call__(self, value: Tensor) -> Tensor:
+        layer = self.module
+        with torch.autocast(value.device.type, enabled=False):
+            rows = value.bfloat16().reshape(-1, layer.in_features)
+            result = self.product(_filled(rows), _filled(layer.weight.bfloat16()))
+            result = result[: len(rows), : layer.out_features].reshape(*value.shape[:-1], layer.out_features)
+            return result if layer.bias is None else result + layer.bias.bfloat16()
+
+
+def _filled(matrix: Tensor) -> Tensor:
+    """Return a matrix with zeros up to sizes that are multiples of 32."""
+    rows, columns = (-size % BLOCK for size in matrix.shape)
+    return F.pad(matrix, (0, columns, 0, rows)) if rows or columns else matrix
+
+
+def load_product() -> Product:
+    """Return torchao's emulated product.
+
+    Raises:
+        BackendUnavailable: torchao is not installed, or this one has none.
+    """
+    linear: Any
+    linear, _, version = MXFP8_LIBRARY.load("fp8:mxfp8")
+    try:
+        choices = (
+            torch.float8_e4m3fn,
+            torch.float8_e4m3fn,
+            torch.float8_e4m3fn,
+            BLOCK,
+            linear.KernelPreference.EMULATED,
+            linear.MXFP8Dim0CastKernelChoice.TORCH,
+            linear.MXFP8Dim1CastKernelChoice.TORCH,
+            linear.ScaleCalculationMode.RCEIL,
+            False,  # the product for the gradient of the weight is in MXFP8 too
+        )
+        apply = linear.mx_mm.apply
+    except AttributeError as error:
+        raise BackendUnavailable(
+            f"torchao {version} emulates MXFP8 otherwise ({error}); {MXFP8_LIBRARY.install}"
+        ) from error
+    return lambda value, weight: apply(value, weight, *choices)
+
+
+CAPABILITY = {"tensorwise": (8, 9), "rowwise": (9, 0)}  # of the kernels of `torch._scaled_mm`
+MULTIPLYING = (nn.Linear, nn.modules.conv._ConvNd, nn.MultiheadAttention, nn.RNNBase, nn.Bilinear)
+MAX_NAMED = 8
+
+
+class FP8(PrecisionWrapper):
+    """Another arm, whose linear layers multiply in fp8.
+
+    Args:
+        scaling: "tensorwise" or "rowwise", as torchao's recipes are called, or "mxfp8".
+        over: the arm underneath, its options joined by `+`.
+        align: convert layers whose sizes are multiples of this; hardware needs multiples of 16.
+
+    Raises:
+        BackendUnavailable: torchao is not installed, or the device multiplies other sizes only.
+    """
+
+    def __init__(
+        self, *, device: str = "cpu", scaling: str = "tensorwise", over: str = "native:bf16", align: int = ALIGNMENT
+    ) -> None:
+        float8, library, version = LIBRARY.load("fp8")
+        self._float8: Any = float8
+        inner = Arm.parse(over.replace("+", ","))
+        super().__init__(make_precision(inner, device=device))
+        self._over = str(inner)
+        self._kept = list(filter(None, str(inner.options.get("keep_fp32", "")).split("|")))
+        self._scaling = scaling
+        self._product = load_product() if scaling == "mxfp8" else None
+        self._align = align
+        self._device = torch.device(device)
+        in_hardware = _has_fp8(self._device, scaling)
+        if in_hardware and align % ALIGNMENT:
+            raise BackendUnavailable(
+                f"this GPU multiplies fp8 matrices whose sizes are multiples of {ALIGNMENT}, but align is {align}; "
+                f"leave out align"
+            )
+        self.emulated = "" if in_hardware else "fp8"
+        why = "mxfp8 is emulated on every device" if scaling == "mxfp8" else f"{device} has no fp8"
+        reason = "" if in_hardware else f"{why}: its products are emulated in fp32"
+        arm = Arm.make("fp8", scaling=scaling, over=over, align=align)
+        self.effective = Effective(arm=str(arm), library=library, version=version, reason=reason)
+
+    def _prepare(
+        self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]
+    ) -> tuple[list[nn.Module], list[Optimizer]]:
+        converted = [self._converted(model) for model in models]
+        layers = {layer for model in converted for layer in _fp8_layers(model)}
+        if not layers:
+            raise UnsupportedCombination(
+                f"fp8 converts linear layers whose sizes are multiples of {self._align}, and this model has none; use "
+                f"{self._over} on it, or another model"
+            )
+        if self._device.type == "cpu" and self._product is None:
+            for layer in layers:
+                layer.forward = functools.partial(_outside_autocast, layer.forward)
+        prepared = super()._prepare(converted, optimizers)
+        left = [text for model in converted for text in self._left_out(model, layers)]
+        if left:
+            more = f" and {len(left) - MAX_NAMED} more" if len(left) > MAX_NAMED else ""
+            self.notes = (*self.notes, f"fp8 is not in: {', '.join(left[:MAX_NAMED])}{more}")
+        return prepared
+
+    def _converted(self, model: nn.Module) -> nn.Module:
+        fits = functools.partial(self._fits, self._kept_modules(model))
+        if self._product is not None:
+            for name, module in model.named_modules():
+                if isinstance(module, nn.Linear) and fits(module, name):
+                    MXFP8Forward(module, self._product).install()
+            return model
+        recipe = self._float8.Float8LinearConfig.from_recipe_name(self._scaling)
+        # The number of rows is that of the batch, and is padded where it is not a multiple of 16.
+        config = dataclasses.replace(recipe, emulate=bool(self.emulated), pad_inner_dim=not self.emulated)
+        converted: nn.Module = self._float8.convert_to_float8_training(model, config=config, module_filter_fn=fits)
+        return converted
+
+    def _kept_modules(self, model: nn.Module) -> set[nn.Module]:
+        """Return the modules that the arm underneath keeps in fp32, and those inside of them."""
+        kept = (
+            module
+            for name, module in model.named_modules()
+            if any(fnmatchcase(name, each) or fnmatchcase(type(module).__name__, each) for each in self._kept)
+        )
+        return {inner for module in kept for inner in module.modules()}
+
+    def _fits(self, kept: set[nn.Module], module: nn.Module, name: str) -> bool:
+        # A subclass may use its weight without calling `forward`, as attention does with its projection.
+        fits = type(module) is nn.Linear and not any(size % self._align for size in module.weight.shape)
+        return fits and module not in kept
+
+    def _left_out(self, model: nn.Module, layers: Collection[nn.Module]) -> Iterator[str]:
+        """Yield each module that multiplies and is not in `layers`, which are converted, with the reason."""
+        for name, module in model.named_modules():
+            if not isinstance(module, MULTIPLYING) or module in layers:
+                continue
+            if type(module) is nn.Linear and any(size % self._align for size in module.weight.shape):
+                sizes = f"{module.in_features} to {module.out_features}"
+                yield f"{name} ({sizes}, not multiples of {self._align})"
+            else:
+                yield f"{name} ({type(module).__name__})"
+
+
+def _fp8_layers(model: nn.Module) -> list[Any]:
+    """Return the layers that were just converted: the arm underneath may replace `forward` again."""
+    kind = importlib.import_module("torchao.float8.float8_linear").Float8Linear
+    return [
+        module for module in model.modules() if isinstance(module, kind) or isinstance(module.forward, MXFP8Forward)
+    ]
+
+
+def _has_fp8(device: torch.device, scaling: str) -> bool:
+    return (
+        scaling in CAPABILITY
+        and device.type == "cuda"
+        and torch.cuda.get_device_capability(device) >= CAPABILITY[scaling]
+    )
+
+
+def _outside_autocast(forward: Callable[[Tensor], Tensor], value: Tensor) -> Tensor:
+    """Call a converted layer with a bf16 input, as torchao does by itself on a GPU.
+
+    It knows the autocast of GPUs only. That of CPUs would round the operands of an emulated product a second time.
+    """
+    with torch.autocast("cpu", enabled=False):
+        return forward(value.bfloat16())

@@ -1,0 +1,149 @@
+"""What the backends that delegate training to another library share: its gradient scaler, and what really ran."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from ampcompare.base.errors import UnsupportedCombination
+from ampcompare.runs.records.run import Effective
+from ampcompare.training.precision.base import FixedOutcome, Precision, StepOutcome, all_applied, owned_params
+from ampcompare.training.precision.late import LateOutcomes
+
+__all__ = ["LibraryPrecision", "UnscaleOnce"]
+
+HALF_DTYPES = {
+    "fp32": None,
+    "native:fp16": torch.float16,
+    "native:bf16": torch.bfloat16,
+    "half": torch.float16,
+    "half:dtype=bf16": torch.bfloat16,
+}
+
+
+class UnscaleOnce(Precision, abc.ABC):
+    """A precision whose `unscale` changes gradients: the first call of a step does, the others return the parameters.
+
+    `step` of a subclass ends with `_forget`.
+    """
+
+    def __init__(self) -> None:
+        self._unscaled: set[int] = set()
+
+    @abc.abstractmethod
+    def _unscale(self, optimizer: Optimizer) -> None:
+        """Bring the gradients of `optimizer` to their true size."""
+
+    def _forget(self, optimizers: Sequence[Optimizer]) -> None:
+        """Note that these optimizers were stepped: their next gradients are not unscaled."""
+        self._unscaled.difference_update(map(id, optimizers))
+
+    def unscale(self, optimizer: Optimizer) -> list[Tensor]:
+        if id(optimizer) not in self._unscaled:
+            self._unscale(optimizer)
+            self._unscaled.add(id(optimizer))
+        return owned_params(optimizer)
+
+
+class LibraryPrecision(UnscaleOnce):
+    """A library casts and steps each optimizer; if it scales losses, it uses one `GradScaler` of torch.
+
+    A model that the library has prepared casts in its own forward pass, so that `autocast` does nothing.
+
+    Args:
+        asked: the value of the arm's option.
+        expected: ampcompare's own arm of the precision that was asked for.
+        actual: ampcompare's own arm of the precision that the library chose.
+        library, version: of what is installed.
+        scaler: the library's; None if it scales nothing, or has not created it yet.
+    """
+
+    key = "scaler"
+
+    def __init__(
+        self,
+        asked: str,
+        expected: str,
+        actual: str,
+        *,
+        library: str,
+        version: str,
+        scaler: torch.amp.GradScaler | None = None,
+    ) -> None:
+        super().__init__()
+        as_asked = actual == expected
+        reason = "" if as_asked else f"{library} used {actual} instead of {asked} on this device"
+        self.effective = Effective(arm=actual, library=library, version=version, as_asked=as_asked, reason=reason)
+        self.half_dtype = HALF_DTYPES[actual]
+        self._use(scaler)
+
+    def _use(self, scaler: torch.amp.GradScaler | None) -> None:
+        self.scaler = scaler
+        self._scale = 0.0 if scaler is None else scaler.get_scale()
+        self._outcomes = LateOutcomes()
+
+    def _refuse_several(self, optimizers: Sequence[Optimizer]) -> None:
+        """Raise if several optimizers would share a backward pass and the library's scaler.
+
+        Raises:
+            UnsupportedCombination: an update of the scale between two steps unscales the second by the wrong scale.
+        """
+        if len(optimizers) > 1 and self.half_dtype is not None:
+            assert self.effective is not None
+            raise UnsupportedCombination(
+                f"{self.effective.library} updates the loss scale after each optimizer's step, so the second of "
+                f"{len(optimizers)} optimizers would be unscaled with a different scale than its gradients were "
+                f"scaled with; use one optimizer, or "
+                "native:fp16"
+            )
+
+    @abc.abstractmethod
+    def _unscale_by_library(self, optimizer: Optimizer) -> None:
+        """Let the library divide the gradients by its scale."""
+
+    @abc.abstractmethod
+    def _step(self, optimizer: Optimizer) -> None:
+        """Let the library step, or skip, and update its scale."""
+
+    def scale_loss(
+        self, loss: Tensor, optimizers: Sequence[Optimizer], *, loss_id: int = 0, delay_unscale: bool = False
+    ) -> AbstractContextManager[Tensor]:
+        return nullcontext(loss if self.scaler is None else self.scaler.scale(loss))
+
+    def _unscale(self, optimizer: Optimizer) -> None:
+        if self.scaler is not None:
+            self._unscale_by_library(optimizer)
+
+    def step(self, *optimizers: Optimizer) -> StepOutcome:
+        for optimizer in optimizers:
+            self._step(optimizer)
+        self._forget(optimizers)
+        if self.scaler is None:
+            return all_applied(len(optimizers))
+        scale = self.scaler._scale
+        if scale is None:  # a scaler that is disabled, or has scaled nothing yet
+            return FixedOutcome((True,), (self._scale,))
+        # A copy does not wait; `get_scale` would wait for the step, which the library itself does not.
+        return self._outcomes.add([scale.clone()], self._resolve)
+
+    def _resolve(self, values: list[float]) -> tuple[tuple[bool, ...], tuple[float, ...]]:
+        # Not every library reports whether it stepped; the scale falls at an overflow and only then, until it is 0.
+        before, self._scale = self._scale, values[0]
+        return (self._scale >= before > 0,), (self._scale,)
+
+    def loss_scales(self) -> tuple[float, ...]:
+        return () if self.scaler is None else (self.scaler.get_scale(),)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {} if self.scaler is None else self.scaler.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if self.scaler is not None:
+            self.scaler.load_state_dict(dict(state))
+            self._use(self.scaler)

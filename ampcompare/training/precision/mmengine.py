@@ -1,0 +1,77 @@
+"""mmengine's optimizer wrappers, as mmcls trains with them: `OptimWrapper`, and `AmpOptimWrapper` for 16 bits."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ampcompare.backends.mmengine import ASKED, LIBRARY
+from ampcompare.base.errors import BackendUnavailable
+from ampcompare.training.precision.base import NO_CONTEXT
+from ampcompare.training.precision.library_precision import LibraryPrecision
+
+__all__ = ["MMEngine"]
+
+
+class MMEngine(LibraryPrecision):
+    """The wrapper around each optimizer does the work; the loop keeps the bare optimizer.
+
+    Args:
+        dtype: float32 for `OptimWrapper`; float16 or bfloat16 for `AmpOptimWrapper`, which scales the loss with both.
+
+    Raises:
+        BackendUnavailable: mmengine is not installed, or `AmpOptimWrapper` is asked for without a GPU.
+    """
+
+    def __init__(self, *, device: str = "cpu", dtype: str = "float32") -> None:
+        self.module, library, version = LIBRARY.load("mmengine")
+        if dtype != "float32" and torch.device(device).type == "cpu":
+            raise BackendUnavailable(
+                f"AmpOptimWrapper of mmengine {version} runs on a GPU only, but the device is {device}; use "
+                f"mmengine:fp32 or native:bf16 here"
+            )
+        self.dtype = dtype
+        super().__init__(dtype, ASKED[dtype], ASKED[dtype], library=library, version=version)
+        self._models: list[nn.Module] = []
+        self._wrappers: dict[int, Any] = {}
+
+    def _prepare(
+        self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]
+    ) -> tuple[list[nn.Module], list[Optimizer]]:
+        self._refuse_several(optimizers)
+        self._models = list(models)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # of torch.cuda.amp.GradScaler, which it makes
+            self._wrappers = {id(optimizer): self._wrapper(optimizer) for optimizer in optimizers}
+        if self.half_dtype is not None:
+            self._use(self._wrappers[id(optimizers[0])].loss_scaler)
+        return list(models), list(optimizers)
+
+    def _wrapper(self, optimizer: Optimizer) -> Any:
+        if self.half_dtype is None:
+            return self.module.OptimWrapper(optimizer=optimizer)
+        return self.module.AmpOptimWrapper(loss_scale="dynamic", dtype=self.dtype, optimizer=optimizer)
+
+    def autocast(self) -> AbstractContextManager[None]:
+        if self.half_dtype is None:
+            return NO_CONTEXT
+        context: AbstractContextManager[None] = next(iter(self._wrappers.values())).optim_context(self._models[0])
+        return context
+
+    def backward(
+        self, loss: Tensor, optimizers: Sequence[Optimizer], *, loss_id: int = 0, delay_unscale: bool = False
+    ) -> None:
+        self._wrappers[id(optimizers[0])].backward(loss)
+
+    def _unscale_by_library(self, optimizer: Optimizer) -> None:
+        assert self.scaler is not None
+        self.scaler.unscale_(optimizer)
+
+    def _step(self, optimizer: Optimizer) -> None:
+        self._wrappers[id(optimizer)].step()

@@ -1,0 +1,243 @@
+"""torch.amp as a user would write it: autocast around the forward pass, and GradScaler for fp16."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ampcompare.base.tensors.loss_scale import FLOAT32_MAX, moved_scale
+from ampcompare.base.tensors.reduction import note_reduction_type
+from ampcompare.base.tensors.skippable_step import obeys_flag
+from ampcompare.training.precision.base import Precision, StepOutcome, all_applied
+from ampcompare.training.precision.half_cast import cast_weights
+from ampcompare.training.precision.half_optimizer import HalfOptimizer, hold_state_in
+from ampcompare.training.precision.keep_fp32 import kept_in_fp32, without_autocast
+from ampcompare.training.precision.late import LateOutcomes
+from ampcompare.training.precision.library_precision import UnscaleOnce
+
+__all__ = ["Native", "make_native"]
+
+
+class _ScaleReplay:
+    """The scale after each update, computed from the overflow flags by GradScaler's own rule, in order.
+
+    `GradScaler.get_scale` would wait for the device at every step; the flags of many steps can be read together, later.
+    """
+
+    def __init__(self, scaler: torch.amp.GradScaler) -> None:
+        self.scaler = scaler
+        self.scale = scaler.get_scale()
+        self.tracker = int(scaler._get_growth_tracker())
+        self._overflow = False  # in a step since the scale last moved
+        self._outcomes = LateOutcomes()
+
+    def add(self, flags: list[Tensor | None], *, moves: bool = True) -> StepOutcome:
+        """Return the outcome of a step, from a scalar for each optimizer that is not 0 after an overflow.
+
+        Args:
+            moves: the scale moves after this step, by its flags and those of the steps since it last moved.
+        """
+        on_device = [flag for flag in flags if flag is not None]
+
+        def resolve(values: list[float]) -> tuple[tuple[bool, ...], tuple[float, ...]]:
+            overflow_values = iter(values)
+            overflows = [flag is not None and next(overflow_values) != 0 for flag in flags]
+            self._overflow = self._overflow or any(overflows)
+            if moves:
+                self._update(self._overflow)
+                self._overflow = False
+            return tuple([not overflow for overflow in overflows]), (self.scale,)
+
+        return self._outcomes.add(on_device, resolve)
+
+    def _update(self, overflow: bool) -> None:
+        moved, self.tracker = moved_scale(
+            self.scale,
+            self.tracker,
+            overflow=overflow,
+            growth_interval=self.scaler.get_growth_interval(),
+            growth_factor=self.scaler.get_growth_factor(),
+            backoff_factor=self.scaler.get_backoff_factor(),
+        )
+        if moved <= FLOAT32_MAX:  # as GradScaler, which keeps a scale that would become infinite
+            self.scale = _rounded(moved)
+
+
+def _rounded(value: float) -> float:
+    """Round to fp32, in which GradScaler keeps its scale."""
+    return struct.unpack("f", struct.pack("f", value))[0]  # type: ignore[no-any-return]
+
+
+class Native(UnscaleOnce):
+    """`torch.autocast` in fp16 or bf16; the loss is scaled in fp16 only, since bf16 has the range of fp32.
+
+    Args:
+        device: the device type to autocast for, with or without an index.
+        dtype: float16 or bfloat16.
+        init_scale, growth_factor, backoff_factor, growth_interval: as in `torch.amp.GradScaler`.
+        keep_fp32: patterns of modules that run without autocast, as for `kept_in_fp32`.
+        state: type of the optimizers' state between steps; None for that of the weights.
+        reduce: type in which gradients are averaged over ranks; None for their own.
+    """
+
+    key = "scaler"
+
+    def __init__(
+        self,
+        *,
+        device: str = "cpu",
+        dtype: str = "float16",
+        init_scale: float = 2.0**16,
+        growth_factor: float = 2.0,
+        backoff_factor: float = 0.5,
+        growth_interval: int = 2000,
+        keep_fp32: str = "",
+        state: str | None = None,
+        reduce: str | None = None,
+    ) -> None:
+        super().__init__()
+        self.state_dtype = None if state is None else getattr(torch, state)
+        self._reduce: torch.dtype | None = None if reduce is None else getattr(torch, reduce)
+        self.keep_fp32 = keep_fp32
+        self.half_dtype: torch.dtype = getattr(torch, dtype)
+        self.device_type = torch.device(device).type
+        self.scaler = torch.amp.GradScaler(
+            self.device_type,
+            init_scale=init_scale,
+            growth_factor=growth_factor,
+            backoff_factor=backoff_factor,
+            growth_interval=growth_interval,
+            enabled=dtype == "float16",
+        )
+        self._enabled = self.scaler.is_enabled()
+        self._replay = _ScaleReplay(self.scaler) if self._enabled else None
+        self._recording = False
+        self._recorded: list[Tensor | None] = []  # the overflow flags of the recorded step
+
+    def _prepare(
+        self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]
+    ) -> tuple[list[nn.Module], list[Optimizer]]:
+        with kept_in_fp32(models, self.keep_fp32, None, without_autocast(self.device_type)) as self.kept_fp32:
+            for model in models:
+                if self._reduce is not None:
+                    note_reduction_type(model, self._reduce)
+        if self.state_dtype is not None:
+            for optimizer in optimizers:
+                hold_state_in(optimizer, self.state_dtype)
+        return list(models), list(optimizers)
+
+    def autocast(self) -> AbstractContextManager[None]:
+        return torch.autocast(self.device_type, dtype=self.half_dtype)
+
+    def scale_loss(
+        self, loss: Tensor, optimizers: Sequence[Optimizer], *, loss_id: int = 0, delay_unscale: bool = False
+    ) -> AbstractContextManager[Tensor]:
+        return nullcontext(self.scaler.scale(loss) if self._enabled else loss)
+
+    def _unscale(self, optimizer: Optimizer) -> None:
+        if self._enabled:
+            self.scaler.unscale_(optimizer)
+
+    def step(self, *optimizers: Optimizer) -> StepOutcome:
+        if self._replay is None:
+            self._forget(optimizers)
+            return super().step(*optimizers)
+        flags = self._step_scaled(optimizers)
+        self.scaler.update()  # once: an update between two steps would unscale the second by the wrong scale
+        self._unscaled.clear()
+        if self._recording:
+            self._recorded = flags
+            return all_applied(len(optimizers))
+        return self._replay.add(flags)
+
+    def step_apart(self, optimizer: Optimizer, waiting: Sequence[Optimizer]) -> StepOutcome:
+        if self._replay is None or not waiting:
+            return self.step(optimizer)
+        return self._replay.add(self._step_scaled([optimizer]), moves=False)  # the last of them updates the scaler
+
+    def _step_scaled(self, optimizers: Sequence[Optimizer]) -> list[Tensor | None]:
+        """Step or skip each optimizer, and return the overflow flags."""
+        for optimizer in optimizers:
+            if obeys_flag(optimizer):  # one pass over the gradients: else the scaler checks them, and `step` unscales
+                self.unscale(optimizer)
+            self.scaler.step(optimizer)
+        shared = len(self.scaler._per_optimizer_states) > 1
+        return [self._overflow_flag(optimizer, shared=shared) for optimizer in optimizers]
+
+    def unrecordable(self, optimizers: Sequence[Optimizer]) -> str | None:
+        return None if self.state_dtype is None else "the state changes its type, and its memory, at each step"
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        self._recording = True
+        try:
+            yield
+        finally:
+            self._recording = False
+
+    def repeated(self) -> StepOutcome:
+        if self._replay is None:
+            return super().repeated()
+        return self._replay.add([None if flag is None else flag.clone() for flag in self._recorded])
+
+    def _overflow_flag(self, optimizer: Optimizer, *, shared: bool) -> Tensor | None:
+        """Return the device scalar that is not 0 if a gradient of `optimizer` overflowed, without reading it."""
+        flags: list[Tensor] = list(self.scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"].values())
+        if not flags:
+            return None
+        if len(flags) > 1:
+            return torch.stack([flag.to(flags[0].device) for flag in flags]).amax()
+        return flags[0].clone() if shared else flags[0]  # with several, update() adds them to the first, in place
+
+    def loss_scales(self) -> tuple[float, ...]:
+        return (self.scaler.get_scale(),) if self._enabled else ()
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.scaler.state_dict() if self._enabled else {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if self._enabled:
+            self.scaler.load_state_dict(dict(state))
+            self._replay = _ScaleReplay(self.scaler)
+
+
+def make_native(
+    *, device: str = "cpu", dtype: str = "float16", weights: str = "float32", masters: str = "none", **options: Any
+) -> Precision:
+    """Build the backend of a `native` arm: over fp32 weights, or over bfloat16 ones.
+
+    Args:
+        options: those of `Native`, or of `NativeWeights`.
+    """
+    if weights == "float32":
+        return Native(device=device, dtype=dtype, **options)
+    return _NativeWeights(device=device, master_weights=masters == "float32", **options)
+
+
+class _NativeWeights(HalfOptimizer):
+    """`torch.autocast` in bfloat16 over weights that are stored in it, except those of batch norm.
+
+    Args:
+        device: the device type to autocast for, with or without an index.
+        options: those of `HalfOptimizer`.
+    """
+
+    key = "scaler"
+
+    def __init__(self, *, device: str = "cpu", **options: Any) -> None:
+        super().__init__(dtype="bfloat16", bn_fp32=True, **options)
+        self.device_type = torch.device(device).type
+
+    def _cast(self, models: Sequence[nn.Module]) -> None:
+        with kept_in_fp32(models, self.keep_fp32, None, without_autocast(self.device_type)) as self.kept_fp32:
+            for model in models:
+                cast_weights(model, self.half_dtype, bn_fp32=self.bn_fp32)
+
+    def autocast(self) -> AbstractContextManager[None]:
+        return torch.autocast(self.device_type, dtype=self.half_dtype)

@@ -1,0 +1,148 @@
+"""Findings on the driver and on GPUs, from answers made here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ampcompare.api.doctor import gpu
+from ampcompare.api.doctor.gpu import driver_version, examine_gpus, gains, has_nvidia_gpu
+from ampcompare.base.isolate.call import Answer
+
+DRIVER = ("580.65.06", "from somewhere")
+NO_DRIVER = (None, "there is no nvidia-smi and no loaded driver")
+H200 = {
+    "index": 0,
+    "name": "NVIDIA H200",
+    "capability": [9, 0],
+    "total_bytes": 140 * 2**30,
+    "free_bytes": 139 * 2**30,
+    "failure": None,
+}
+
+
+def _answer(*devices: dict[str, Any], built_for: tuple[str, ...] = ("sm_80", "sm_90")) -> Answer:
+    return Answer({"available": True, "devices": list(devices), "built_for": list(built_for), "nccl": None}, "done")
+
+
+@pytest.mark.parametrize(
+    ("name", "capability", "words", "without"),
+    [
+        ("Tesla P100", (6, 0), ["no tensor cores"], ["bf16"]),
+        ("Tesla V100", (7, 0), ["tensor cores for fp16;", "bf16 is emulated", "no TF32"], ["fp8"]),
+        ("NVIDIA GeForce GTX 1660", (7, 5), ["no tensor cores", "bf16 is emulated"], []),
+        ("NVIDIA A100", (8, 0), ["tensor cores for fp16, bf16, TF32", "no fp8"], []),
+        ("NVIDIA L4", (8, 9), ["tensor cores for fp16, bf16, TF32, fp8"], ["no fp8"]),
+        ("NVIDIA H200", (9, 0), ["TF32, fp8"], ["no fp8"]),
+    ],
+)
+def test_gains(name: str, capability: tuple[int, int], words: list[str], without: list[str]) -> None:
+    """What a GPU gains follows from its capability, but for one series without tensor cores."""
+    text = gains(name, capability)
+    assert all(word in text for word in words)
+    assert not any(word in text for word in without)
+
+
+def test_a_gpu() -> None:
+    """A GPU is told with capability, memory and gains."""
+    driver, device = examine_gpus(_answer(H200), driver=DRIVER)
+    assert (driver.value, driver.verdict) == ("580.65.06", "ok")
+    assert (device.name, device.verdict) == ("cuda:0", "ok")
+    assert device.value == "NVIDIA H200, capability 9.0, 140.0 GiB, 139.0 free"
+    assert "fp8" in device.reason
+
+
+def test_a_busy_gpu() -> None:
+    """A GPU that others fill is a warning: times there compare nothing."""
+    device = examine_gpus(_answer({**H200, "free_bytes": 2**30}), driver=DRIVER)[1]
+    assert device.verdict == "warning"
+    assert device.remedy == ("nvidia-smi",)
+
+
+@pytest.mark.parametrize(
+    ("capability", "built_for", "covered"),
+    [
+        ([7, 0], ("sm_75", "sm_80"), False),
+        ([8, 6], ("sm_80", "sm_90"), True),
+        ([12, 0], ("sm_80", "sm_90"), False),
+        ([12, 0], ("sm_90", "compute_90"), True),
+        ([10, 0], ("sm_100a",), True),
+    ],
+)
+def test_a_gpu_that_computes_nothing(capability: list[int], built_for: tuple[str, ...], covered: bool) -> None:
+    """A product that fails is a problem; it is said if this torch holds no code for the GPU."""
+    broken = {**H200, "capability": capability, "failure": "RuntimeError: no kernel image is available"}
+    device = examine_gpus(_answer(broken, built_for=built_for), driver=DRIVER)[1]
+    assert device.verdict == "problem"
+    assert "no kernel image" in device.reason
+    assert ("not for this GPU" in device.reason) is not covered
+
+
+def test_no_gpu() -> None:
+    """Without a GPU or with a CPU build the machine is fine, and the meaning for times is said."""
+    for answer in (None, Answer({"available": False, "devices": []}, "done")):
+        findings = examine_gpus(answer, driver=NO_DRIVER)
+        assert findings[-1].value == "none"
+        assert "say nothing about a GPU" in findings[-1].reason
+    assert examine_gpus(None, driver=NO_DRIVER)[0].verdict == "note"
+
+
+def test_a_driver_and_no_gpu() -> None:
+    """A driver without usable GPUs is a problem, with what torch warned of."""
+    answer = Answer({"available": False, "devices": []}, "done", "", ["The NVIDIA driver on your system is too old"])
+    finding = examine_gpus(answer, driver=DRIVER)[1]
+    assert finding.verdict == "problem"
+    assert "too old" in finding.reason
+
+
+def test_cuda_that_crashes() -> None:
+    """A crash while CUDA starts is a finding."""
+    finding = examine_gpus(Answer({}, "died", "the process was killed by SIGSEGV"), driver=DRIVER)[1]
+    assert (finding.verdict, finding.facts["failure"]) == ("problem", "the process was killed by SIGSEGV")
+
+
+def test_driver_from_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loaded driver's own file tells its version, old form and open modules alike."""
+    file = tmp_path / "version"
+    monkeypatch.setattr(gpu, "DRIVER_FILE", file)
+    file.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  470.82.01  Wed Oct 27\nGCC version\n")
+    assert driver_version()[0] == "470.82.01"
+    file.write_text("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build\n")
+    assert driver_version()[0] == "580.65.06"
+
+
+def test_driver_from_the_tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise nvidia-smi tells it, or why it cannot."""
+    monkeypatch.setattr(gpu, "DRIVER_FILE", tmp_path / "none")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert driver_version() == (None, "there is no nvidia-smi and no loaded driver")
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\necho 550.54.15\n")
+    tool.chmod(0o755)
+    assert driver_version() == ("550.54.15", "from nvidia-smi")
+    tool.write_text("#!/bin/sh\necho 'Driver/library version mismatch'; exit 18\n")
+    assert driver_version() == (None, "nvidia-smi ends with exit code 18: Driver/library version mismatch")
+
+
+@pytest.mark.parametrize(
+    ("files", "seen"),
+    [
+        ([], False),
+        (["dev/nvidia0"], True),
+        (["dev/nvidiactl"], False),
+        (["dev/dxg", "driver"], True),
+        (["dev/dxg"], False),
+    ],
+)
+def test_a_gpu_is_seen_by_its_files(
+    files: list[str], seen: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On Linux each GPU has a device file; under WSL2 there is one for all, which is of use with NVIDIA's library."""
+    (tmp_path / "dev").mkdir()
+    for file in files:
+        (tmp_path / file).touch()
+    monkeypatch.setattr(gpu, "DEVICES", tmp_path / "dev")
+    monkeypatch.setattr(gpu, "WSL_DRIVER", tmp_path / "driver")
+    assert has_nvidia_gpu() is seen

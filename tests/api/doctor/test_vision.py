@@ -1,0 +1,77 @@
+"""Pairs of torch and torchvision, told by fake metadata, and ways in which torchvision imports or not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ampcompare.api.doctor.ask import ask
+from ampcompare.api.doctor.machine import examine_vision, fitting_torchvision
+from ampcompare.base.isolate.call import Answer
+
+
+@pytest.mark.parametrize(
+    ("torch", "vision"),
+    [
+        ("2.4.1", "0.19"),
+        ("2.11.0+cu130", "0.26"),
+        ("2.12.0", "0.27"),
+        ("2.13.0+cpu", "0.28"),
+        ("2.14.1", "0.29"),
+        ("3.0", None),
+        (None, None),
+    ],
+)
+def test_pairs(torch: str | None, vision: str | None) -> None:
+    """The torchvision of a torch is known for every torch 2, and no guess is made beyond."""
+    assert fitting_torchvision(torch) == vision
+
+
+def _examined(site: Any, torch: str, vision: str) -> Any:
+    site.distribution("torch", torch)
+    site.distribution("torchvision", vision)
+    return examine_vision(ask("vision", path=site.path), torch, path=site.path)
+
+
+def test_mismatch(site: Any) -> None:
+    """A torchvision of another torch is told by its metadata, with the version to install."""
+    site.write("torchvision/__init__.py")
+    finding = _examined(site, "2.13.0+cpu", "0.20.1")
+    assert (finding.verdict, finding.facts["fits"]) == ("warning", False)
+    assert "torch 2.13.0+cpu takes torchvision 0.28, and 0.20.1 is installed" in finding.reason
+    assert finding.remedy[0].startswith("pip install --no-deps --force-reinstall 'torchvision==0.28.*' --index-url ")
+
+
+def test_mismatch_that_does_not_import(site: Any) -> None:
+    """Where it fails to import too, both the pair and the error are said."""
+    site.write("torchvision/__init__.py", "raise ImportError('undefined symbol: x')")
+    finding = _examined(site, "2.12.0", "0.28.0")
+    assert finding.verdict == "problem"
+    assert "torch 2.12.0 takes torchvision 0.27" in finding.reason
+    assert "undefined symbol: x" in finding.reason
+    assert finding.remedy == ("pip install --no-deps --force-reinstall 'torchvision==0.27.*'",)
+
+
+def test_a_pair(site: Any) -> None:
+    """A pair that imports is fine."""
+    site.write("torchvision/__init__.py", "print('hello from an import')")
+    finding = _examined(site, "2.13.0", "0.28.1")
+    assert (finding.verdict, finding.value, finding.remedy) == ("ok", "0.28.1", ())
+
+
+def test_operators_that_do_not_load(site: Any) -> None:
+    """A torchvision for CUDA beside a torch for the CPU is a note with the error that others will meet."""
+    site.distribution("torchvision", "0.28.0")
+    plain = "operator torchvision::nms does not exist"
+    finding = examine_vision(Answer({"plain": plain}, "done"), "2.13.0+cpu", path=site.path)
+    assert finding.verdict == "note"
+    assert plain in finding.reason
+    assert "index-url" in finding.remedy[0]
+
+
+def test_no_torchvision(site: Any) -> None:
+    """Its absence is a note: built-in models need none."""
+    finding = examine_vision(Answer({}, "raised", "not installed"), "2.13.0", path=site.path)
+    assert (finding.value, finding.verdict) == ("not installed", "note")
+    assert "torchvision==0.28.*" in finding.remedy[0]

@@ -1,0 +1,162 @@
+"""Lists of tensors of several dtypes: each call of a list operation gets one, in all that copies such lists."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ampcompare.apex.fp16_utils import FP16_Optimizer, master_params_to_model_params, network_to_half, prep_param_lists
+from ampcompare.apex.multi_tensor_apply import optimizer_math
+from ampcompare.apex.multi_tensor_apply.arithmetic import axpby, scale, to_fp32, write_back
+from ampcompare.base.tensors.lists import by_type, copies_on_host, copy_by_dtype
+from ampcompare.training.policies.divergence import weights_finite
+from ampcompare.training.precision.factory import make_precision
+
+HALF, BFLOAT, FLOAT = torch.float16, torch.bfloat16, torch.float32
+
+
+class Lists(TorchDispatchMode):
+    """Notes list operations that get several dtypes on one side."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = 0
+        self.mixed: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        if name.startswith(("_foreach_", "_amp_foreach_", "_fused_")):
+            self.seen += 1
+            lists = [arg for arg in args if isinstance(arg, (list, tuple)) and arg and isinstance(arg[0], Tensor)]
+            self.mixed += [name for tensors in lists if len({tensor.dtype for tensor in tensors}) > 1]
+        return func(*args, **(kwargs or {}))
+
+
+def tensors(*dtypes: torch.dtype) -> list[Tensor]:
+    """Return a small tensor of each dtype, all of them different."""
+    return [torch.linspace(place, place + 1, 6).reshape(2, 3).to(dtype) for place, dtype in enumerate(dtypes)]
+
+
+MIXED, WIDE = (HALF, FLOAT, BFLOAT, FLOAT), (FLOAT,) * 4
+
+
+def _fp16_utils() -> None:
+    model = network_to_half(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)))
+    params, masters = prep_param_lists(model)
+    with torch.no_grad():
+        for master in masters:
+            master.fill_(1 / 3)
+    master_params_to_model_params(params, masters)
+    assert all(torch.equal(param, torch.full_like(param, 1 / 3)) for param in params)
+
+
+def _adam() -> None:
+    hyper: dict[str, Any] = {"lr": 0.1, "beta1": 0.9, "beta2": 0.99, "eps": 1e-8, "step": 1, "adam_w": True}
+    copies = tensors(*MIXED)
+    params = tensors(*WIDE)
+    rest = (tensors(*WIDE), tensors(*MIXED))
+    optimizer_math.adam(tensors(*MIXED), params, *rest, bias_correction=True, weight_decay=0.0, copies=copies, **hyper)
+    assert all(torch.equal(copy, param.to(copy.dtype)) for copy, param in zip(copies, params, strict=True))
+
+
+def _sgd() -> None:
+    hyper: dict[str, Any] = {"momentum": 0.9, "dampening": 0.0, "weight_decay": 0.0, "nesterov": False}
+    copies = tensors(*MIXED)
+    args = (tensors(*MIXED), tensors(*MIXED), tensors(*WIDE))
+    optimizer_math.sgd(*args, lr=0.1, first_run=True, wd_after_momentum=False, copies=copies, **hyper)
+
+
+def _lamb() -> None:
+    hyper: dict[str, Any] = {"lr": 0.1, "beta1": 0.9, "beta2": 0.99, "eps": 1e-6, "step": 1, "bias_correction": True}
+    hyper |= {"weight_decay": 0.1, "grad_averaging": True, "adam_w": True, "use_nvlamb": False}
+    args = (tensors(*MIXED), tensors(*WIDE), tensors(*WIDE), tensors(*WIDE))
+    optimizer_math.lamb(*args, divisor=torch.ones(()), copies=tensors(*MIXED), **hyper)
+
+
+def _fp16_optimizer() -> None:
+    model = network_to_half(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)))
+    optimizer = FP16_Optimizer(torch.optim.SGD(model.parameters(), lr=0.1), verbose=False)
+    optimizer.backward(model(torch.ones(2, 4)).float().sum())
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def _static_scale(arm: str) -> Callable[[], None]:
+    def step() -> None:
+        model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+        precision = make_precision(arm)
+        (model,), (optimizer,) = precision.prepare([model], [torch.optim.SGD(model.parameters(), lr=0.1)])  # type: ignore[assignment]
+        precision.backward(model(torch.linspace(-1, 1, 24).reshape(6, 4)).float().square().mean(), [optimizer])
+        precision.step(optimizer)
+
+    return step
+
+
+USERS: dict[str, Callable[[], Any]] = {
+    "fp16_utils": _fp16_utils,
+    "FP16_Optimizer": _fp16_optimizer,
+    "adam": _adam,
+    "sgd": _sgd,
+    "lamb": _lamb,
+    "write_back": lambda: write_back(tensors(*MIXED), tensors(*WIDE)),
+    "to_fp32": lambda: to_fp32(tensors(*MIXED)),
+    "scale": lambda: scale(tensors(*MIXED), tensors(*reversed(MIXED)), 0.5),
+    "axpby": lambda: axpby(tensors(*MIXED), tensors(*WIDE), tensors(*MIXED), 2.0, 3.0),
+    "weights_finite": lambda: weights_finite([nn.Linear(2, 2), nn.Linear(2, 2).half()]),
+    "half:bn_fp32,loss_scale=8": _static_scale("half:bn_fp32,loss_scale=8"),
+    "half:bn_fp32,dynamic": _static_scale("half:bn_fp32,dynamic"),
+    "half:bn_fp32,master_weights,dynamic": _static_scale("half:bn_fp32,master_weights,dynamic"),
+}
+
+
+@pytest.mark.filterwarnings("ignore::ampcompare.apex.DeprecatedFeatureWarning")
+@pytest.mark.parametrize("name", USERS)
+def test_each_call_gets_one_dtype(name: str) -> None:
+    """What takes lists of several dtypes never hands one on: torch 2.5 to 2.10 would write garbage on CUDA."""
+    with Lists() as mode:
+        USERS[name]()
+    assert mode.seen
+    assert mode.mixed == []
+
+
+def test_groups_are_of_one_dtype_in_order_of_appearance() -> None:
+    """Tensors of a dtype come together, the first seen first."""
+    halves, floats, brains = by_type(tensors(HALF, FLOAT, HALF, BFLOAT))
+    assert [tensor.dtype for tensor in (*halves, *floats, *brains)] == [HALF, HALF, FLOAT, BFLOAT]
+    assert halves[1][0, 0] == 2
+
+
+@pytest.mark.parametrize("sources", [WIDE, MIXED, tuple(reversed(MIXED))])
+def test_values_are_rounded_into_their_targets(sources: tuple[torch.dtype, ...]) -> None:
+    """Each target gets its own source, rounded once, whatever the dtypes and the strides."""
+    targets, values = tensors(*MIXED), [tensor.t().contiguous().t() / 3 for tensor in tensors(*sources)]
+    copy_by_dtype(targets, values)
+    assert all(torch.equal(target, value.to(target.dtype)) for target, value in zip(targets, values, strict=True))
+    copy_by_dtype([], [])
+
+
+def test_a_model_with_an_empty_parameter_can_be_finite() -> None:
+    """A parameter without elements has no largest one, and is no reason to fail."""
+    model = nn.Linear(2, 2)
+    model.empty = nn.Parameter(torch.empty(0))
+    assert weights_finite([model])
+
+
+def test_one_transfer_for_each_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copies come back in order and shape, counts without a dimension among them, and share nothing."""
+    transfers: list[int] = []
+    cpu = Tensor.cpu
+    monkeypatch.setattr(Tensor, "cpu", lambda self: transfers.append(self.numel()) or cpu(self))
+    sources = [*tensors(*MIXED), torch.tensor(7), torch.tensor(9)]
+    copies = copies_on_host(sources)
+    assert sorted(transfers) == [2, 6, 6, 12]
+    for copy, source in zip(copies, sources, strict=True):
+        assert (copy.dtype, copy.shape, copy.tolist()) == (source.dtype, source.shape, source.tolist())
+        source.zero_()
+    assert (copies[4], copies[5], copies[1][1, 2]) == (7, 9, 2)
+    assert copies_on_host([]) == []

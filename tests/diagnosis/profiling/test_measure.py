@@ -1,0 +1,160 @@
+"""A loop is profiled: parts add up, memory adds up to the peak, and counts are those of torch."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.optim.optimizer import _global_optimizer_pre_hooks
+from torch.utils.flop_counter import FlopCounterMode
+
+import ampcompare
+from ampcompare.base.errors import ConfigError
+from ampcompare.diagnosis.profiling.measure import build_profile, measure_loop
+from ampcompare.diagnosis.profiling.step_profiler import Steps
+from ampcompare.runs.records.profile import ArmProfile
+
+CPU = torch.device("cpu")
+FEW = Steps(warmup=1, timed=2, profiled=1)
+Loop = Callable[[Any], None]
+
+
+def _net() -> nn.Module:
+    return nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 128), nn.ReLU(), nn.Linear(128, 10))
+
+
+def loop(precision: Any, *, read: bool = False, model: Callable[[], nn.Module] = _net, steps: int = 1000) -> None:
+    """Train a small network on noise; `read` asks for the loss at each step."""
+    net = model()
+    (net,), (optimizer,) = precision.prepare([net], [torch.optim.Adam(net.parameters())])
+    for _ in range(steps):
+        x, y = torch.randn(256, 64), torch.randint(10, (256,))
+        with precision.autocast():
+            loss = F.cross_entropy(net(x), y)
+        precision.backward(loss, [optimizer])
+        if read:
+            loss.item()
+        precision.step(optimizer)
+        optimizer.zero_grad()
+
+
+def _profile(arm: str, train: Loop = loop, steps: Steps = FEW) -> ArmProfile:
+    measured, *_ = measure_loop(train, ampcompare.Arm.parse(arm), steps, CPU)
+    return build_profile(arm, measured, half_dtype="bf16" if "bf16" in arm else "")
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("arm", ["fp32", "native:bf16", "apex:O2"])
+def test_the_parts_add_up(arm: str) -> None:
+    """The parts of a step are its time within 3 %, and those of memory its peak within 5 %."""
+    found = _profile(arm)
+    assert found.accounted == pytest.approx(found.seconds, rel=0.03)
+    phases = {part.phase for part in found.parts}
+    assert {"forward", "backward", "optimizer"} <= phases
+    memory = found.memory
+    assert memory is not None
+    assert abs(memory.rest_bytes) <= 0.05 * memory.measured_bytes
+    kinds = {held.kind for held in memory.held}
+    assert {"weights", "optimizer state", "activations"} <= kinds
+    assert ("master weights" in kinds) == (arm == "apex:O2")
+
+
+@pytest.mark.integration
+def test_what_is_held_has_its_size() -> None:
+    """Weights and the state of Adam have the bytes of the parameters, and the widest layer keeps most."""
+    memory = _profile("fp32").memory
+    assert memory is not None
+    sizes: Counter[str] = Counter()
+    for held in memory.held:
+        sizes[held.kind] += held.bytes
+    weights = 4 * sum(param.numel() for param in _net().parameters())
+    assert sizes["weights"] == weights
+    assert 2 * weights <= sizes["optimizer state"] <= 2 * weights + 64
+    assert memory.layers[0].bytes >= 4 * 256 * 256
+
+
+@pytest.mark.integration
+def test_flops_are_those_of_torch() -> None:
+    """A step has the FLOPs that torch's own counter gives, though autocast and hooks are around it."""
+    found = _profile("native:bf16")
+    net = _net()
+    with FlopCounterMode(display=False) as counter:
+        F.cross_entropy(net(torch.randn(256, 64)), torch.randint(10, (256,))).backward()
+    assert found.limits is not None
+    assert found.limits.flops == counter.get_total_flops()
+    assert set(found.limits.flops_by_dtype) == {"bf16"}
+
+
+@pytest.mark.integration
+def test_a_read_of_the_loss_has_its_line() -> None:
+    """One value is read in each step, on the line of `item`; the step counters of Adam are not on the device."""
+    (sync,) = _profile("fp32", lambda precision: loop(precision, read=True)).syncs
+    assert sync.calls == 1
+    assert "test_measure.py:" in sync.where
+    assert _profile("fp32").syncs == []
+
+
+class Twice(nn.Module):
+    """Keeps its input in fp32 and in bf16, and casts one tensor again and again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(64, 10)
+        self.scale = nn.Parameter(torch.ones(64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x * self.scale
+        y = x.sin()
+        narrow = [x.bfloat16() for _ in range(3)]
+        z = sum((one * one for one in narrow), torch.zeros(()))
+        return self.inner(y + z.float())
+
+
+@pytest.mark.integration
+def test_repeated_casts_and_copies_are_counted() -> None:
+    """A tensor cast three times to one type is named with its line, and so is what is kept in two types."""
+    found = _profile("fp32", lambda precision: loop(precision, model=Twice))
+    (repeated,) = [one for one in found.repeated if "test_measure" in one.where]
+    assert repeated.casts == 3
+    assert found.memory is not None
+    assert found.memory.kept_twice_bytes >= 256 * 64 * 2
+
+
+@pytest.mark.integration
+def test_torch_is_left_as_it_was() -> None:
+    """After a profile no hook, patch or mode is left, also where the loop has raised."""
+    backward = torch.autograd.backward
+
+    def fails(precision: Any) -> None:
+        loop(precision, steps=1)
+        raise ValueError("broken")
+
+    with pytest.raises(ValueError, match="broken"):
+        measure_loop(fails, ampcompare.Arm.parse("fp32"), FEW, CPU)
+    assert torch.autograd.backward is backward
+    assert not torch.nn.modules.module._global_forward_pre_hooks
+    assert not _global_optimizer_pre_hooks
+
+
+@pytest.mark.integration
+def test_a_loop_that_ends_early_is_refused() -> None:
+    """The error says how many steps were made, and how many a profile needs."""
+    with pytest.raises(ConfigError, match=r"made 2 steps, but a profile needs 12: 5 to warm up, 3 timed, 1 under"):
+        ampcompare.profile(
+            lambda precision: loop(precision, steps=2), arms=["fp32"], steps=3, profiled_steps=1, device="cpu"
+        )
+
+
+@pytest.mark.integration
+def test_two_arms_of_a_loop() -> None:
+    """The first arm is the reference, and each has a sentence."""
+    found = ampcompare.profile(loop, arms=["fp32,O2"], steps=2, profiled_steps=1, device="cpu")
+    assert [arm.arm for arm in found.arms] == ["fp32", "apex:O2"]
+    assert found.headline[0].startswith("fp32 takes ")
+    assert found.headline[1].startswith("apex:O2 is emulated on this CPU")
+    assert found.arms[1].reasons[-1].kind == "emulation"

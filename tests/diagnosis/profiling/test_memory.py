@@ -1,0 +1,76 @@
+"""What holds the peak of memory, from events of allocators that are written down."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+
+from ampcompare.diagnosis.profiling.ledger import Ledger
+from ampcompare.diagnosis.profiling.marks import Marks
+from ampcompare.diagnosis.profiling.step_profiler import BEGIN, memory_at_peak
+
+GPU = torch.device("cuda:1")
+
+
+def _event(ts: float, size: int, address: int, kind: int = 1, number: int = 1) -> dict[str, Any]:
+    """Return what torch.profiler writes of an allocator; the size is negative where a block is freed."""
+    args = {"Device Type": kind, "Device Id": number, "Addr": address, "Bytes": size}
+    return {"ph": "i", "name": "[memory]", "ts": ts, "args": args}
+
+
+def test_the_peak_of_a_gpu_is_that_of_its_allocator() -> None:
+    """Blocks of this GPU at the peak are those of tensors, or workspace named after the operation that runs; what was
+    freed by then, and other devices, are left out."""
+    marks = Marks()
+    ledger = Ledger(marks, torch.device("cpu"))  # stands for a GPU: it holds tensors of this machine
+    model = torch.nn.Linear(64, 64, bias=False)
+    marks.models.append(model)
+    ledger.begin()
+    ledger.begin_step()
+    base = time.time_ns()
+    marks.phase = "forward"
+    kept = torch.ones(1000)
+    ledger.made([kept], [], is_cast=False)
+    ledger._pack(kept)
+    ledger.end()
+    later = (time.time_ns() - base) / 1000 + 100
+    address = kept.data_ptr()
+    events = [
+        {"ph": "X", "cat": "user_annotation", "name": BEGIN, "ts": 0.0, "dur": 0.0},
+        {"ph": "X", "cat": "cpu_op", "name": "aten::convolution", "ts": later, "dur": 10.0},
+        _event(-5.0, 2**20, 64),  # before the step, and freed before its peak
+        _event(1.0, 4096, address),  # rounded up, as the allocator does
+        _event(2.0, 2**30, 4096, number=0),
+        _event(2.0, 2**30, 4096, kind=0, number=-1),
+        _event(3.0, -(2**20), 64),
+        _event(later + 1, 2**22, 512),
+        _event(later + 2, -(2**22), 512),
+        _event(later + 3, 4096, 1024),
+    ]
+    trace = {"traceEvents": events, "baseTimeNanoseconds": base}
+    weights = 4 * 64 * 64
+    measured = weights + 4096 + 2**22
+    memory = memory_at_peak(ledger, trace, GPU, measured, 2**25)
+    assert {(held.kind, held.dtype, held.bytes) for held in memory.held} == {
+        ("weights", "fp32", weights),
+        ("activations", "fp32", 4000),
+        ("workspace of convolution", "", 2**22),
+    }
+    assert memory.rest_bytes == 96, "what the allocator rounds up"
+    assert (memory.measured_bytes, memory.reserved_bytes) == (measured, 2**25)
+
+
+def test_a_gpu_whose_allocator_tells_nothing() -> None:
+    """The tensors are counted then, and what the allocator has in addition stays without a name."""
+    marks = Marks()
+    ledger = Ledger(marks, torch.device("cpu"))
+    ledger.begin()
+    ledger.begin_step()
+    tensor = torch.ones(1000)
+    ledger.made([tensor], [], is_cast=False)
+    ledger.end()
+    memory = memory_at_peak(ledger, {"traceEvents": []}, GPU, 5000, 2**21)
+    assert [(held.kind, held.bytes) for held in memory.held] == [("results in use", 4000)]
+    assert memory.rest_bytes == 1000

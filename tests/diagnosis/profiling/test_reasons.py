@@ -1,0 +1,168 @@
+"""Rules of reasons, each from a profile that was written down."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ampcompare.diagnosis.profiling.reasons import deciding, find_reasons, headline_of, with_reasons
+from ampcompare.runs.records.profile import (
+    ArmProfile,
+    Communication,
+    Held,
+    Limits,
+    Memory,
+    Operation,
+    Part,
+    Product,
+    Profile,
+    Repeated,
+    Sync,
+    Trial,
+)
+
+
+def _arm(arm: str = "native:bf16", **parts: float) -> ArmProfile:
+    """Return a profile of one second: `forward_product=0.5` and so on; products of the forward pass fill it up."""
+    given = [
+        Part(phase=phase, kind=kind, seconds=seconds)  # type: ignore[arg-type]
+        for (phase, kind), seconds in ((name.split("_"), seconds) for name, seconds in parts.items())
+    ]
+    left = 1.0 - sum(part.seconds for part in given)
+    half = "bf16" if "bf16" in arm else ""
+    return ArmProfile(
+        arm=arm,
+        seconds=1.0,
+        half_dtype=half,
+        optimizer="Adam (for-loop)",
+        parts=[*given, Part(phase="forward", kind="product", seconds=left)],
+        limits=Limits(flops=1e9, bytes=1e6),
+        memory=Memory(measured_bytes=1000, held=[Held(kind="weights", dtype="fp32", bytes=1000)], rest_bytes=0),
+    )
+
+
+def _operation(name: str, seconds: float, kind: str = "normalization") -> Operation:
+    return Operation(name=name, phase="forward", kind=kind, dtype="fp32", calls=1, seconds=seconds)  # type: ignore[arg-type]
+
+
+CASES: list[tuple[str, ArmProfile, dict[str, Any], str]] = [
+    ("data", _arm(data_host=0.3), {}, "30 % of the step waits for the next batch"),
+    ("host", _arm(forward_host=0.4), {}, "40 % of the step the host runs code outside of any operation"),
+    ("host", _arm(forward_host=0.4), {"device": "NVIDIA A100"}, "the device waits for the host"),
+    (
+        "small batch",
+        _arm(),
+        {"trials": [Trial(change="--batch-size 8", before_seconds=1, seconds=0.4)], "batch_size": 2},
+        "with --batch-size 8 a sample takes 60 % less time",
+    ),
+    (
+        "synchronization",
+        _arm(),
+        {"syncs": [Sync(where="a.py:3", what="item", calls=9, seconds=0.2)]},
+        "9 times, at a.py:3",
+    ),
+    ("synchronization", _arm(), {"syncs": [Sync(where="a.py:3", what="item", calls=1)]}, "1 value of tensors"),
+    (
+        "dimensions",
+        _arm(),
+        {"products": [Product(module="head", operation="addmm", dtype="bf16", sizes=["out 30"], share=0.4)]},
+        "head (out 30)",
+    ),
+    ("fp32 operations", _arm(), {"fp32_seconds": 0.5}, "50 % of the step computes in fp32"),
+    ("casts", _arm(forward_cast=0.2), {}, "casts take 20 % of the step"),
+    (
+        "casts",
+        _arm(),
+        {"repeated": [Repeated(where="a.py:7", module="", casts=24, bytes=500_000)]},
+        "casts the same tensor again, 24 times at a.py:7",
+    ),
+    ("optimizer", _arm(optimizer_pointwise=0.3), {}, "Adam (for-loop) takes 30 % of the step"),
+    (
+        "optimizer",
+        _arm(optimizer_pointwise=0.15),
+        {"trials": [Trial(change="--optimizer-implementation fused", before_seconds=1, seconds=0.88)]},
+        "takes 15 %",
+    ),
+    ("batch norm", _arm(), {"operations": [_operation("aten::native_batch_norm", 0.2)]}, "20 % of the step"),
+    (
+        "channels_last",
+        _arm(),
+        {"formats": {"NCHW": 4}, "trials": [Trial(change="--channels-last", before_seconds=1, seconds=0.8)]},
+        "4 convolutions of a step read images in the format NCHW",
+    ),
+    ("memory-bound", _arm(forward_pointwise=0.7), {}, "moves 100 % of the reference's bytes"),
+    (
+        "kept twice",
+        _arm(),
+        {
+            "memory": Memory(
+                measured_bytes=1000,
+                held=[],
+                rest_bytes=0,
+                kept_twice_bytes=200,
+                kept_twice=[Held(kind="mid", dtype="bf16", bytes=200)],
+            )
+        },
+        "20 % of the peak of memory, are kept in two types: mid",
+    ),
+    (
+        "communication",
+        _arm(),
+        {"communication": Communication(seconds=0.4, exposed_seconds=0.3)},
+        "30 % of the step waits for other ranks; 25 %",
+    ),
+    ("graph breaks", _arm(), {"graph_breaks": {"item": 2}}, "breaks the graph 2 times (0 in the reference): item"),
+    (
+        "algorithms",
+        _arm(),
+        {"trials": [Trial(change="--cudnn-benchmark", before_seconds=1, seconds=0.9)], "conv_kernels": ["winograd"]},
+        "1 kernels for convolutions",
+    ),
+    ("emulation", _arm(), {"half": "bf16 emulated"}, "no instructions for bf16"),
+]
+
+
+@pytest.mark.parametrize(("kind", "arm", "facts", "words"), CASES)
+def test_a_cause_is_named_alone(kind: str, arm: ArmProfile, facts: dict[str, Any], words: str) -> None:
+    """Each cause gives its reason with its figures, and no other one."""
+    (reason,) = find_reasons(arm.model_copy(update=facts), _arm("fp32"))
+    assert reason.kind == kind
+    assert words in reason.text
+
+
+def test_tf32_in_the_reference_is_named() -> None:
+    """Products that are hardly faster than those of a reference in TF32 are a reason."""
+    reference = _arm("fp32").model_copy(update={"tf32": True})
+    assert [one.kind for one in find_reasons(_arm(), reference)] == ["TF32"]
+    assert find_reasons(_arm(), _arm("fp32")) == []
+
+
+def test_a_change_that_saves_nothing_is_no_reason() -> None:
+    """A trial that was slower, or failed, gives none, and neither does an optimizer whose cures did not help."""
+    trials = [
+        Trial(change="--channels-last", before_seconds=1, seconds=1.2),
+        Trial(change="--batch-size 8", before_seconds=1, seconds=0, failure="no such batch"),
+        Trial(change="--optimizer-implementation fused", before_seconds=1, seconds=0.99),
+    ]
+    arm = _arm(optimizer_pointwise=0.3).model_copy(update={"trials": trials, "formats": {"NCHW": 4}})
+    assert find_reasons(arm, _arm("fp32")) == []
+
+
+def test_what_counts_on_a_gpu_alone_comes_last() -> None:
+    """On a CPU a read of the loss stands behind what costs time here, though its share may be equal."""
+    arm = _arm(data_host=0.3).model_copy(update={"syncs": [Sync(where="a.py:3", what="item", calls=1)]})
+    assert [(one.kind, one.on_gpu) for one in find_reasons(arm, arm)] == [("data", False), ("synchronization", True)]
+
+
+def test_the_headline_says_why() -> None:
+    """An arm that is not faster has its first reason in its sentence, and only such a sentence decides."""
+    slow = _arm(forward_host=0.61)
+    fast = _arm("half:bf16").model_copy(update={"seconds": 0.5})
+    profile = Profile(reference="fp32", headline=[], arms=with_reasons([_arm("fp32"), slow, fast]))
+    sentences = headline_of(profile)
+    assert sentences[1].startswith("native:bf16 is not faster than fp32 (1.00x, memory 1.00x): in 61 % of the step")
+    assert sentences[2] == "half:bf16 is 2.00x as fast as fp32; memory 1.00x"
+    assert deciding(profile) == [sentences[1]]
+    emulated = slow.model_copy(update={"half": "bf16 emulated"})
+    assert deciding(profile.model_copy(update={"arms": with_reasons([_arm("fp32"), emulated])})) == []

@@ -1,0 +1,288 @@
+"""Scripts that misbehave: each cell ends with one line, and the next one runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ampcompare.experiment.launch.script.launcher import ScriptLauncher
+from ampcompare.runs.settings.config import RunConfig
+from ampcompare.runs.settings.script import script_config
+
+pytestmark = pytest.mark.integration
+
+START = """
+import os, sys, torch
+from apex import amp
+model = torch.nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model, optimizer = amp.initialize(model, optimizer, verbosity=0)
+def step():
+    loss = model(torch.randn(8, 4)).float().square().mean()
+    optimizer.zero_grad()
+    with amp.scale_loss(loss, optimizer) as scaled:
+        scaled.backward()
+    optimizer.step()
+"""
+CHILDREN = """
+import os, sys, torch
+
+def work(rank):
+    if "--group" in sys.argv:
+        store = torch.distributed.FileStore(os.path.join(os.environ["AMPCOMPARE_CELL_DIR"], "store"), 2)
+        torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=2)
+    torch.manual_seed(rank)
+    model = torch.nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with torch.autocast("cpu"):
+        model(torch.randn(8, 4)).float().square().mean().backward()
+    optimizer.step()
+    if "--fail" in sys.argv:
+        raise OSError("full")
+    if "--group" in sys.argv:
+        torch.distributed.destroy_process_group()
+
+if __name__ == "__main__":
+    torch.multiprocessing.start_processes(work, nprocs=int(sys.argv[2]), start_method=sys.argv[1])
+"""
+FORK = "if not os.fork():\n    step()\n    os._exit(0)\nos.wait()\nstep()"
+
+
+@pytest.fixture(scope="module")
+def launcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ScriptLauncher]:
+    """One server for all cells, started in a folder with a file of the package's name."""
+    folder = tmp_path_factory.mktemp("here")
+    (folder / "ampcompare.py").write_text("raise SystemExit(99)")
+    with pytest.MonkeyPatch.context() as patch, ScriptLauncher() as one:
+        patch.chdir(folder)
+        yield one
+
+
+def cell(tmp_path: Path, body: str, arm: str = "bf16") -> RunConfig:
+    script = tmp_path / "train.py"
+    script.write_text(START + body)
+    return RunConfig(arm=arm, warmup_steps=0, script=script_config([str(script)]))
+
+
+def test_a_script_lies_next_to_a_file_ampcompare(launcher: ScriptLauncher, tmp_path: Path) -> None:
+    """Neither the server, which was started next to one too, nor the script takes it for this package."""
+    (tmp_path / "ampcompare.py").write_text("raise SystemExit(99)")
+    config = cell(tmp_path, "step()\nimport ampcompare.api\nassert ampcompare.compare")
+    record = launcher.launch(config, tmp_path / "cell")
+    assert (record.status, record.error) == ("completed", None)
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "why"),
+    [
+        (
+            "input('go on? ')",
+            "failed",
+            "the script reads from standard input, but a cell has none; pass the answer as an",
+        ),
+        ("step(); sys.exit('no data')", "failed", "the script ended with exit code 1: no data"),
+        ("print('no data\\n====='); sys.exit(1)", "failed", "the script ended with exit code 1: no data"),
+        ("import collections; collections.Mapping", "failed", "attribute 'Mapping' (train.py:13). The script may be"),
+        ("step()\n{}['x']", "failed", "KeyError: 'x' (train.py:14)"),
+        ("step()\ntorch.ones(4).view(3)", "failed", "is invalid for input of size 4 (train.py:14)"),
+        ("step()\nassert step is None", "failed", "AssertionError (train.py:14)"),
+        ("sys.exit(0)", "failed", "the script ended with exit code 0, but made no optimizer step"),
+        ("os.kill(os.getpid(), 9)", "failed", "the script was killed by SIGKILL"),
+        ("optimizer.step(lambda: 0)", "failed", "optimizer.step is called with a closure"),
+        ("step(); os._exit(0)", "completed", None),
+        ("step(); assert os.environ['PYTHONHASHSEED']", "completed", None),
+        (FORK, "completed", None),
+    ],
+)
+def test_a_cell_ends_with_one_line(
+    launcher: ScriptLauncher,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    body: str,
+    status: str,
+    why: str | None,
+) -> None:
+    """The record says why and where; what a forked child of the script does is not in it."""
+    monkeypatch.chdir(tmp_path)
+    record = launcher.launch(cell(tmp_path, body), tmp_path / "cell")
+    assert record.status == status, record.error
+    assert why is None or why in (record.error or "")
+    assert status == "failed" or record.summary.num_steps == 1
+
+
+def child_cell(tmp_path: Path, *arguments: str) -> RunConfig:
+    script = tmp_path / "train.py"
+    script.write_text(CHILDREN)
+    return RunConfig(arm="bf16", warmup_steps=0, script=script_config([str(script), *arguments]))
+
+
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+def test_child_processes_without_a_group_are_named(launcher: ScriptLauncher, tmp_path: Path, method: str) -> None:
+    """Their steps are not those of the cell; what they wrote in an earlier run does not count."""
+    record = launcher.launch(child_cell(tmp_path, method, "2"), tmp_path / "cell")
+    assert record.status == "failed"
+    assert "trains in 2 child processes" in (record.error or "")
+    assert "--nproc-per-node 2" in (record.error or "")
+    again = launcher.launch(cell(tmp_path, "print(1)"), tmp_path / "cell")
+    assert "made no optimizer step" in (again.error or "")
+
+
+@pytest.mark.parametrize(
+    ("method", "more", "note"),
+    [
+        ("fork", ["1"], "those of a process that the script has started"),
+        pytest.param(
+            "spawn",
+            ["2", "--group"],
+            "those of rank 0 of 2 processes that the script has started",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_child_processes_that_train_together_stand_for_the_cell(
+    launcher: ScriptLauncher, tmp_path: Path, method: str, more: list[str], note: str
+) -> None:
+    """Rank 0 does where they are all ranks of one group, as under torchrun; a single one does so itself."""
+    record = launcher.launch(child_cell(tmp_path, method, *more), tmp_path / "cell")
+    assert (record.status, record.error) == ("completed", None)
+    assert record.summary.num_steps == 1
+    assert record.script is not None
+    assert record.script.weights
+    assert [note in one for one in record.script.notes] == [True]
+    first = tmp_path / "cell" / "script.SpawnProcess-1.jsonl"
+    if method == "spawn":
+        loss = next(
+            row["loss"] for row in map(json.loads, first.read_text().splitlines()) if row.get("kind") == "backward"
+        )
+        assert record.summary.loss_tail == loss
+
+
+def test_the_error_of_a_child_process_is_one_line(
+    launcher: ScriptLauncher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the place in the child, not where it was started."""
+    monkeypatch.chdir(tmp_path)
+    record = launcher.launch(child_cell(tmp_path, "fork", "2", "--fail"), tmp_path / "cell")
+    error = record.error or ""
+    assert error.startswith("ProcessRaisedException: Process ")
+    assert error.endswith(" terminated with the following error: OSError: full (train.py:15)")
+
+
+RANKS = """
+import sys, torch
+from torch import distributed
+distributed.init_process_group("gloo")
+model = torch.nn.Linear(2, 1)
+wrapped = torch.nn.parallel.DistributedDataParallel(model)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(2):
+    wrapped(torch.ones(2, 2)).square().mean().backward()
+    optimizer.step()
+torch.ones(4).view(int(sys.argv[1]))
+distributed.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("size", "why"),
+    [("4", ""), pytest.param("3", "invalid for input of size 4 (train.py:", marks=pytest.mark.extended)],
+)
+def test_ranks_of_a_launcher_stand_for_the_cell(
+    launcher: ScriptLauncher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: str, why: str
+) -> None:
+    """torchrun inside of the cell starts ranks under the arm; rank 0 is recorded, and a rank says why it failed."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(RANKS)
+    command = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "train.py", size]
+    record = launcher.launch(RunConfig(arm="bf16", warmup_steps=0, script=script_config(command)), tmp_path / "cell")
+    assert why in (record.error or "")
+    assert (record.status, bool(record.error)) == (("failed", True) if why else ("completed", False))
+    if not why:
+        assert record.summary.num_steps == 2
+        assert record.script is not None
+        assert [one for one in record.script.notes if "rank 0 of 2 processes" in one]
+
+
+def test_an_error_of_ampcompare_has_the_scripts_line(
+    launcher: ScriptLauncher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the engine raises it, which knows no script."""
+    monkeypatch.chdir(tmp_path)
+    body = "torch.set_default_dtype(torch.float64)\nmodel.double()\nstep()"
+    error = launcher.launch(cell(tmp_path, body, "O1"), tmp_path / "cell").error or ""
+    assert error.startswith("Optimizer parameters must be float16 or float32")
+    assert error.endswith(" (train.py:10)")
+
+
+@pytest.mark.parametrize("code", [2, 4])
+def test_the_exit_code_of_a_script_is_not_ours(launcher: ScriptLauncher, tmp_path: Path, code: int) -> None:
+    """Whatever it passes to `sys.exit`, the cell has failed; where ampcompare refuses it, the code says why."""
+    record = launcher.launch(cell(tmp_path, f"step(); sys.exit({code})"), tmp_path / "cell")
+    assert (record.environment["exit_code"], record.error) == (3, f"the script ended with exit code {code}")
+    refused = launcher.launch(cell(tmp_path, "step()", "bf16,keep_fp32=nothing"), tmp_path / "cell")
+    assert refused.environment["exit_code"] == 2
+
+
+def test_cells_share_nothing(launcher: ScriptLauncher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Environment and working directory are those of the moment; what an earlier cell changed is gone."""
+    launcher.launch(cell(tmp_path, "torch.left = True; step()"), tmp_path / "cell")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GIVEN", "1")
+    body = (
+        "print(os.environ['GIVEN'], os.getcwd(), hasattr(torch, 'left_behind'), __name__, sys.argv[0], os.getpgid(0))"
+    )
+    record = launcher.launch(cell(tmp_path, f"step(); {body}"), tmp_path / "next")
+    words = next(line for line in (tmp_path / "next" / "log.txt").read_text().splitlines() if line.startswith("1 "))
+    assert record.status == "completed"
+    assert words.split()[1:5] == [os.getcwd(), "False", "__main__", str(tmp_path / "train.py")]
+    assert int(words.split()[5]) != os.getpgid(0)
+
+
+def test_a_cell_that_is_terminated_is_interrupted(launcher: ScriptLauncher, tmp_path: Path) -> None:
+    """And the server runs the next one."""
+    records: list[Any] = []
+    config = cell(tmp_path, "step(); import time; print('begun', flush=True); time.sleep(60)")
+    thread = threading.Thread(target=lambda: records.append(launcher.launch(config, tmp_path / "cell")))
+    thread.start()
+    while "begun" not in (path.read_text() if (path := tmp_path / "cell" / "log.txt").exists() else ""):
+        time.sleep(0.05)
+    assert launcher.terminate()
+    thread.join()
+    assert records[0].status == "interrupted"
+    assert launcher.launch(cell(tmp_path, "step()"), tmp_path / "cell").status == "completed"
+
+
+@pytest.mark.slow
+def test_a_server_that_is_killed_while_it_starts(tmp_path: Path) -> None:
+    """Another one starts, which a note says, and the cell runs; a cell that is asked to stop meanwhile starts none."""
+    notes: list[str] = []
+    with ScriptLauncher() as launcher:
+        launcher.on_note = notes.append
+        launcher._ensure_server(dict(os.environ))._process.kill()
+        assert launcher.launch(cell(tmp_path, "step()"), tmp_path / "cell").status == "completed"
+        launcher._server.drop()
+        launcher.may_start = lambda: False  # type: ignore[method-assign]
+        assert launcher.launch(cell(tmp_path, "step()"), tmp_path / "cell").status == "interrupted"
+        assert launcher._server.process is None
+    assert notes in (
+        [],
+        ["the server of a script's cells was killed; another one starts"],
+    )  # it is seen before or after
+
+
+def test_an_arm_that_certainly_cannot_is_not_started(launcher: ScriptLauncher, tmp_path: Path) -> None:
+    """The cell is recorded as refused."""
+    script = tmp_path / "plain.py"
+    script.write_text("import torch\nopt = torch.optim.LBFGS([])\ndef closure(): ...\nopt.step(closure)\n")
+    record = launcher.launch(RunConfig(arm="O1", script=script_config([str(script)])), tmp_path / "cell")
+    assert (record.status, record.environment["exit_code"]) == ("failed", 2)
+    assert "LBFGS runs its closure several times" in (record.error or "")
+    assert not (tmp_path / "cell" / "log.txt").exists()

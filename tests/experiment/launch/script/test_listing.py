@@ -1,0 +1,51 @@
+"""The metrics that a script prints are listed with a pattern that reads them again."""
+
+from __future__ import annotations
+
+import math
+import shlex
+
+import pytest
+
+from ampcompare.experiment.launch.script.listing import _printed
+from ampcompare.experiment.launch.script.output import widened
+from ampcompare.runs.settings.script import parse_metric
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("loss 2.5E-3 acc 0.9", {"loss": 2.5e-3, "acc": 0.9}),
+        ("err=1.5e-05 mse 0.3", {"err": 1.5e-5, "mse": 0.3}),
+        ("f1: .87, val acc 93.2%, lr 1e-4", {"f1": 0.87, "val acc": 93.2, "lr": 1e-4}),
+        ("ppl nan x inf y=-inf", {"ppl": math.nan, "x": math.inf, "y": -math.inf}),
+        ("Acc@1 93.20 (93.10)", {"Acc@1": 93.2}),
+        ("epoch 3 of 1_000, nanometer, version 1.2.3", {}),
+        ("step 0.5s", {"step": 0.5}),
+        ("{'loss': 0.25, 'grad_norm': 1.5, 'epoch': 1.0}", {"loss": 0.25, "grad_norm": 1.5, "epoch": 1.0}),
+        ("{'eval_loss': '1e-05', 'loss': '0.25'}", {"eval_loss": 1e-5, "loss": 0.25}),
+        ('{"eval/top-1": .91, "x": "0.5.2", "y": [0.5], "n": 3}', {"eval/top-1": 0.91}),
+        (
+            "{'f1': np.float64(-0.5), 'nll': tensor(nan), 'val acc': {'top 1': inf}}",
+            {"f1": -0.5, "nll": math.nan, "top 1": math.inf},
+        ),
+        ("{'lr': tensor(0.5, device='cuda:0')}", {"lr": 0.5}),
+    ],
+)
+def test_numbers_as_python_prints_them(line: str, found: dict[str, float]) -> None:
+    """Whole, with either exponent, without a digit before the point, and where they are none; not parts of words."""
+    listed = list(_printed([line]))
+    assert {one.name: repr(one.last) for one in listed} == {name: repr(value) for name, value in found.items()}
+    for one in listed:
+        pattern = parse_metric(shlex.split(one.option)[1]).pattern
+        assert pattern is not None
+        assert "'" not in pattern  # it is pasted between apostrophes
+        match = widened(pattern).search(line)
+        assert match is not None
+        assert repr(float(match[1])) == repr(one.last)
+
+
+def test_colors_are_no_part_of_a_metric() -> None:
+    """As its pattern reads a line without them."""
+    (found,) = _printed(["val \x1b[1mloss\x1b[0m=\x1b[31m0.50\x1b[0m"])
+    assert (found.name, found.last) == ("val loss", 0.5)

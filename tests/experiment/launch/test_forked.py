@@ -1,0 +1,330 @@
+"""Cells in processes of their own: what they leave, and what happens when they end badly."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from ampcompare.base.errors import EnvironmentUnfit, LaunchError
+from ampcompare.experiment.launch.base import Progress
+from ampcompare.experiment.launch.forked import ForkedLauncher, worker_environment
+from ampcompare.experiment.launch.stoppable import LauncherClosed
+from ampcompare.runs.records.run import RunRecord, dump_json, read_record
+from ampcompare.runs.records.step import iter_steps
+from ampcompare.runs.settings.config import RunConfig
+
+MakeConfig = Callable[..., RunConfig]
+
+
+def _log(folder: Path) -> str:
+    return (folder / "log.txt").read_text()
+
+
+def test_a_cell_leaves_its_files(launcher: ForkedLauncher, make_config: MakeConfig, tmp_path: Path) -> None:
+    """A cell writes its configuration, one line per step, and the record that is returned; progress is told."""
+    config, told = make_config(drain_every=2), list[Progress]()
+    record = launcher.launch(config, tmp_path / "cell", told.append)
+    assert (record.status, record.arm, record.cell, record.error) == ("completed", "fp32", config.digest(), None)
+    assert read_record(tmp_path / "cell" / "record.json") == record
+    assert RunConfig.model_validate(json.loads((tmp_path / "cell" / "config.json").read_text())) == config
+    assert [step.step for step in iter_steps(tmp_path / "cell" / "steps.jsonl")] == [0, 1, 2, 3]
+    assert [(progress.phase, *progress[:3]) for progress in told] == [
+        ("loading data", 0, 0, 0),
+        ("training", 0, 4, 0),
+        ("training", 2, 4, 0),
+        ("training", 4, 4, 0),
+        ("evaluating", 4, 4, 0),
+    ]
+    assert 0 < (record.summary.start_seconds or 0) < 30  # from the fork on: torch was there already
+    assert (record.summary.loader_start_seconds or 0) > 0
+    assert record.environment["torch"]
+    assert record.environment["device"] == "cpu"
+    assert _log(tmp_path / "cell") == ""
+
+
+def test_each_cell_has_a_process(launcher: ForkedLauncher, make_config: MakeConfig, tmp_path: Path) -> None:
+    """Two cells run in two processes that both come from one server, which has imported what torch needs."""
+    words = []
+    for seed in (0, 1):
+        record = launcher.launch(make_config("launched:talking", recipe={"seed": seed}), tmp_path / str(seed))
+        assert record.status == "completed", record.error
+        words.append(_log(tmp_path / str(seed)).split())
+    one, other = words
+    assert one[1] != other[1]
+    assert one[3] == other[3]
+    assert one[1] != str(os.getpid())
+    assert one[5] == "True"
+
+
+def test_output_of_a_cell_goes_to_its_log(
+    launcher: ForkedLauncher, make_config: MakeConfig, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """What a user's code prints is in the log and not on the terminal, and its standard input is empty."""
+    launcher.launch(make_config("launched:talking"), tmp_path)
+    assert "to stderr" in _log(tmp_path)
+    assert "stdin ''" in _log(tmp_path)
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("arch", "args", "error"),
+    [
+        ("launched:exits", {"code": 7}, "the process of the cell ended with exit code 7"),
+        ("launched:exits", {"code": 0}, "the process of the cell ended with exit code 0 and left no record"),
+        ("launched:leaves", {}, "the process of the cell ended with exit code 1: SystemExit: 0"),
+        ("launched:killed", {}, "was killed by SIGKILL (probably the out-of-memory killer): about to be killed"),
+        ("launched:crashes_in_forward", {}, "the process of the cell was killed by SIGSEGV"),
+        ("launched:raises_in_forward", {}, "RuntimeError: the forward pass"),
+        ("launched:out_of_memory", {}, "out of memory: CUDA out of memory. Tried to allocate 2 GiB"),
+    ],
+)
+def test_a_cell_that_ends_badly_is_a_record(
+    launcher: ForkedLauncher,
+    make_config: MakeConfig,
+    tmp_path: Path,
+    arch: str,
+    args: dict[str, int],
+    error: str,
+) -> None:
+    """However a process ends, its cell has a record that says how, and the next cell runs."""
+    record = launcher.launch(make_config(arch, args=args), tmp_path / "bad")
+    assert record.status == "failed"
+    assert error in (record.error or "")
+    assert "\n" not in (record.error or "")
+    assert read_record(tmp_path / "bad" / "record.json") == record
+    assert launcher.launch(make_config(), tmp_path / "good").status == "completed"
+
+
+def test_an_old_record_is_not_taken_for_a_new_one(
+    launcher: ForkedLauncher, make_config: MakeConfig, tmp_path: Path
+) -> None:
+    """A process that leaves early, with exit code 0, does not pass with the record of the run before."""
+    config = make_config("launched:exits", args={"code": 0})
+    old = RunRecord(cell=config.digest(), arm="fp32", status="completed", config=config)
+    (tmp_path / "record.json").write_text(dump_json(old))
+    assert launcher.launch(config, tmp_path).status == "failed"
+
+
+def test_a_folder_that_cannot_be_made(launcher: ForkedLauncher, make_config: MakeConfig, tmp_path: Path) -> None:
+    """A folder below a regular file is refused before anything runs."""
+    (tmp_path / "FILE").write_text("")
+    with pytest.raises(EnvironmentUnfit, match="choose another --output-dir"):
+        launcher.launch(make_config(), tmp_path / "FILE" / "cell")
+
+
+def test_cells_have_one_thread_unless_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Thread pools have one thread where the user has set nothing, and what was set is kept."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setenv("MKL_NUM_THREADS", "3")
+    environment = worker_environment()
+    assert (environment["OMP_NUM_THREADS"], environment["MKL_NUM_THREADS"]) == ("1", "3")
+
+
+def test_a_server_that_cannot_start(make_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that dies at once is told with its exit code and its last words."""
+    (tmp_path / "torch.py").write_text("raise ImportError('libcudart.so is missing')")
+    monkeypatch.setattr(
+        "ampcompare.experiment.launch.forked.worker_environment",
+        lambda place: {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{os.environ['PYTHONPATH']}"},
+    )
+    with ForkedLauncher() as broken, pytest.raises(LaunchError, match="exit code 1: ImportError: libcudart"):
+        broken.launch(make_config(), tmp_path / "cell")
+
+
+@pytest.mark.usefixtures("forked_servers")
+def test_a_server_that_was_killed_between_cells(make_config: MakeConfig, tmp_path: Path) -> None:
+    """A server that is gone when a cell is asked for is replaced, which a note says, and the cell runs."""
+    notes: list[str] = []
+    with ForkedLauncher() as launcher:
+        launcher.on_note = notes.append
+        server = launcher._ensure_server()
+        psutil.Process(server.pid).kill()
+        record = launcher.launch(make_config(), tmp_path)
+    assert record.status == "completed", record.error
+    (note,) = notes
+    assert note.startswith("the process server was killed by SIGKILL")
+
+
+@pytest.mark.usefixtures("forked_servers")
+def test_a_server_that_was_killed_while_a_cell_runs(
+    user_folder: Path, make_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cell goes on and its record counts, its parent says so at once, and the next cell gets another server."""
+    monkeypatch.chdir(user_folder)
+    go, notes = tmp_path / "go", list[str]()
+
+    def noted(text: str) -> None:
+        notes.append(text)
+        go.write_text("")  # the cell ends only after its parent has noticed
+
+    with ForkedLauncher() as launcher:
+        launcher.on_note = noted
+        first = launcher._ensure_server()
+        waiting = threading.Thread(target=_kill_once, args=(first.pid, tmp_path / "cell" / "log.txt"))
+        waiting.start()
+        record = launcher.launch(make_config("launched:waits_for", args={"file": str(go)}), tmp_path / "cell")
+        waiting.join()
+        assert (record.status, len(notes)) == ("completed", 1), record.error
+        assert notes[0] == (
+            "the process server was killed by SIGKILL (probably the out-of-memory killer); fp32 continues without it"
+        )
+        assert [step.step for step in iter_steps(tmp_path / "cell" / "steps.jsonl")] == [0, 1, 2, 3]
+        assert launcher.launch(make_config(), tmp_path / "next").status == "completed"
+
+
+@pytest.mark.usefixtures("forked_servers")
+@pytest.mark.slow
+def test_a_server_and_its_cell_that_were_killed(
+    user_folder: Path, make_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cell that dies with its server runs again in another one; no step is there twice."""
+    monkeypatch.chdir(user_folder)
+    go, notes = tmp_path / "go", list[str]()
+
+    def noted(text: str) -> None:
+        notes.append(text)
+        if "continues without it" in text:
+            server = launcher._server.process
+            cell = server and server.cell
+            assert cell is not None
+            cell.kill()
+            go.write_text("")
+
+    with ForkedLauncher() as launcher:
+        launcher.on_note = noted
+        waiting = threading.Thread(
+            target=_kill_once, args=(launcher._ensure_server().pid, tmp_path / "cell" / "log.txt")
+        )
+        waiting.start()
+        record = launcher.launch(make_config("launched:waits_for", args={"file": str(go)}), tmp_path / "cell")
+        waiting.join()
+    assert record.status == "completed", record.error
+    assert "another one starts, and fp32 starts again" in notes[-1]
+    assert [step.step for step in iter_steps(tmp_path / "cell" / "steps.jsonl")] == [0, 1, 2, 3]
+
+
+def _kill_once(pid: int, log: Path) -> None:
+    """Kill a server when the log of its cell has a line."""
+    deadline = time.monotonic() + 60
+    while not (log.exists() and log.read_text()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    os.kill(pid, signal.SIGKILL)
+
+
+ENDLESS = """
+import os, sys
+from pathlib import Path
+from ampcompare.runs.settings.config import RunConfig
+from ampcompare.experiment.launch.forked import ForkedLauncher
+
+recipe = {"data": {"name": "synthetic", "train_size": 64, "val_size": 32, "image_size": 8},
+          "model": {"arch": "mlp"}, "epochs": 1_000_000, "batch_size": 16}
+with ForkedLauncher() as launcher:
+    config = RunConfig.model_validate({"recipe": recipe})
+    launcher.launch(config, Path(sys.argv[1]), lambda progress: print("going", flush=True))
+"""
+
+
+@pytest.mark.parametrize(
+    ("forked", "number", "orphaned"),
+    [
+        pytest.param(False, signal.SIGKILL, False, marks=pytest.mark.slow),
+        (True, signal.SIGTERM, False),
+        (True, signal.SIGKILL, True),
+    ],
+)
+def test_nothing_is_left_when_the_parent_ends(
+    tmp_path: Path, forked_python: Any, forked: bool, number: signal.Signals, orphaned: bool
+) -> None:
+    """Server and cell end with the process that started them, also when that is killed without a chance to clean up.
+
+    So does a cell whose server was killed before.
+    """
+    script = tmp_path / "endless.py"
+    script.write_text(ENDLESS)
+    start = forked_python.popen if forked else subprocess.Popen
+    forked_python.run([os.devnull], tmp_path, dict(os.environ))  # the fork server is none of the family
+    before = {*psutil.Process().children(recursive=True)}
+    command = [sys.executable, str(script), str(tmp_path)]
+    parent = start(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    try:
+        assert parent.stdout.readline() == "going\n"
+        family = {*psutil.Process().children(recursive=True)} - before - {psutil.Process(parent.pid)}
+        assert len(family) == 2
+        if orphaned:
+            server = min(family, key=lambda process: process.create_time())
+            server.kill()
+            psutil.wait_procs([server], timeout=20)
+        parent.send_signal(number)
+        _, alive = psutil.wait_procs(family, timeout=20)
+        assert not alive
+        assert parent.wait(20) == -number
+    finally:
+        parent.kill()
+        parent.stdout.close()
+
+
+@pytest.mark.usefixtures("forked_servers")
+@pytest.mark.parametrize("moment", ["starting", "training"])
+@pytest.mark.parametrize("act", ["close", "terminate"])
+def test_another_thread_stops_a_cell(
+    make_config: MakeConfig, tmp_path: Path, forked_python: Any, moment: str, act: str
+) -> None:
+    """Whether its server starts or it trains, the cell ends at once, interrupted or without a record; nothing is
+    left."""
+    forked_python.run([os.devnull], tmp_path, dict(os.environ))  # the fork server stays
+    before = set(psutil.Process().children(recursive=True))
+    ended: list[Any] = []
+    trains = threading.Event()
+
+    def note(progress: Progress) -> None:
+        if progress.steps:
+            trains.set()
+
+    def launch() -> None:
+        try:
+            ended.append(launcher.launch(config, tmp_path, note).status)
+        except LauncherClosed as error:
+            ended.append(type(error))
+
+    config = make_config(recipe={"epochs": 1_000_000}, drain_every=1)
+    with ForkedLauncher() as launcher:
+        thread = threading.Thread(target=launch)
+        thread.start()
+        if moment == "training":
+            assert trains.wait(60)
+        while launcher._server.process is None:
+            time.sleep(0.001)
+        if act == "close":
+            launcher.close()
+        else:
+            assert launcher.terminate()
+        thread.join(30)
+        assert ended == [LauncherClosed if act == "close" else "interrupted"]
+    assert not set(psutil.Process().children(recursive=True)) - before
+
+
+@pytest.mark.usefixtures("forked_servers")
+def test_closing_ends_the_server(forked_python: Any, tmp_path: Path) -> None:
+    """After the context no process is left, and closing again does nothing."""
+    forked_python.run([os.devnull], tmp_path, dict(os.environ))  # the fork server stays
+    before = set(psutil.Process().children(recursive=True))
+    with ForkedLauncher() as launcher:
+        launcher._ensure_server()
+        server = set(psutil.Process().children(recursive=True)) - before
+        assert len(server) == 1
+    begin = time.monotonic()
+    launcher.close()
+    assert time.monotonic() - begin < 20  # no wait for a limit of time
+    assert not set(psutil.Process().children(recursive=True)) - before

@@ -1,0 +1,358 @@
+"""Cells of several processes, started for real: what they leave, and how they end when one of them goes wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from ampcompare.base.errors import UnsupportedCombination
+from ampcompare.experiment.launch import multi_process
+from ampcompare.experiment.launch.base import Progress
+from ampcompare.experiment.launch.multi_process import MultiProcessLauncher, _StoppedRanks
+from ampcompare.experiment.launch.start_ranks import RANK_MODULE
+from ampcompare.runs.records.run import RunRecord, read_record
+from ampcompare.runs.records.step import iter_steps
+from ampcompare.runs.settings.config import RunConfig
+
+MakeConfig = Callable[..., RunConfig]
+WaitUntil = Callable[[Callable[[], object], float], bool]
+SECONDS_TO_END = 15.0
+
+
+def steps_made(folder: Path) -> int:
+    """Steps of all cells below a run directory, as their ranks reported them."""
+    return sum(json.loads(path.read_text())["progress"][0] for path in folder.glob("cells/*/progress.json"))
+
+
+@pytest.fixture(autouse=True)
+def _in_the_users_folder(user_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(user_folder)
+
+
+def launched(config: RunConfig, folder: Path, launcher: str = "spawn", **options: object) -> RunRecord:
+    with MultiProcessLauncher(launcher, **options) as started:  # type: ignore[arg-type]
+        return started.launch(config, folder)
+
+
+def alive(folder: Path) -> list[psutil.Process]:
+    """Return the processes that have a folder in their command line, or hold a file in it open, as ranks their logs."""
+    found = []
+    for process in psutil.process_iter(["cmdline", "pid", "open_files"]):
+        files = [file.path for file in process.info["open_files"] or ()]
+        words = [*(process.info["cmdline"] or ()), *files]
+        if process.pid != os.getpid() and any(str(folder) in word for word in words):
+            found.append(process)
+    return found
+
+
+@pytest.mark.usefixtures("forked_ranks")
+def test_torchrun(make_config: MakeConfig, tmp_path: Path) -> None:
+    """Two ranks of torchrun train one cell: one record with what concerns them all, every step once, progress told."""
+    told: list[Progress] = []
+    config = make_config(processes=2, warmup_steps=0, recipe={"batch_size": 8}, parallel={"kind": "apex-ddp"})
+    living: list[int] = []
+
+    def look(progress: Progress) -> None:
+        told.append(progress)
+        living.append(len(alive(tmp_path)))
+
+    with MultiProcessLauncher() as launcher:
+        record = launcher.launch(config, tmp_path, look)
+    assert (record.status, record.error) == ("completed", None)
+    assert max(living) >= 2
+    assert read_record(tmp_path / "record.json") == record
+    facts = record.processes
+    assert facts is not None
+    assert (facts.world_size, facts.nodes, facts.global_batch_size, facts.backend) == (2, 1, 16, "gloo")
+    assert (facts.launcher, facts.wrapper) == (
+        "torchrun",
+        "ampcompare.apex.parallel.distributed.DistributedDataParallel",
+    )
+    assert len(facts.step_seconds_by_rank) == 2
+    assert facts.allreduce_share is not None
+    assert 0 <= facts.allreduce_share < 1
+    assert (facts.start_seconds or 0) >= (record.summary.start_seconds or 0) > 0.5  # torch was imported three times
+    assert facts.step_seconds_slowest == max(facts.step_seconds_by_rank)
+    assert [step.step for step in iter_steps(tmp_path / "steps.jsonl")] == [0, 1, 2, 3]
+    assert record.summary.epochs[0].samples == 32
+    assert told[-1][:3] == (4, 4, 0)
+    assert (tmp_path / "log.txt").read_text() == (tmp_path / "rank1.log").read_text() == ""
+
+
+@pytest.mark.usefixtures("forked_ranks")
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="the names of threads are read from /proc")
+def test_no_thread_of_the_group_outlives_it(make_config: MakeConfig, tmp_path: Path) -> None:
+    """The threads of gloo end with the group: one that lived on could abort the rank as the interpreter ends."""
+    args = {"file": str(tmp_path / "threads")}
+    config = make_config("launched:tells_threads_at_its_end", args=args, processes=2)
+    assert launched(config, tmp_path, "spawn").status == "completed"
+    for rank in range(2):
+        names = (tmp_path / f"threads.{rank}").read_text()
+        assert names
+        assert "gloo" not in names
+
+
+@pytest.mark.usefixtures("forked_ranks")
+@pytest.mark.parametrize("launcher", [pytest.param("torchrun", marks=pytest.mark.slow), "spawn"])
+def test_a_rank_that_was_killed(make_config: MakeConfig, tmp_path: Path, launcher: str) -> None:
+    """A rank that SIGKILL ends is named with the signal and its last words, and no other rank lives on."""
+    begin = time.monotonic()
+    config = make_config("launched:kills_rank_1", args={"tries": 2}, processes=2)
+    record = launched(config, tmp_path, launcher)
+    assert time.monotonic() - begin < SECONDS_TO_END + 30  # both ranks import torch first, on a machine that is busy
+    assert record.status == "failed"
+    assert (record.error or "").startswith("rank 1 was killed by SIGKILL")
+    assert "rank 1 is about to train" in (record.error or "")
+    assert read_record(tmp_path / "record.json") == record
+    assert not alive(tmp_path)
+
+
+@pytest.mark.usefixtures("forked_ranks")
+@pytest.mark.slow
+def test_an_agent_that_was_killed(make_config: MakeConfig, tmp_path: Path) -> None:
+    """The cell starts again when what started its ranks was killed: no step is there twice, and nothing is left."""
+    notes: list[str] = []
+    go, out = tmp_path / "go", tmp_path / "cell"
+
+    def note(text: str) -> None:
+        notes.append(text)
+        go.touch()
+
+    with MultiProcessLauncher("spawn") as launcher:
+        launcher.on_note = note
+
+        def kill(progress: Progress) -> None:
+            if progress.steps and not notes and launcher._agent.process is not None:
+                launcher._agent.process.kill()
+
+        options = {"processes": 2, "recipe": {"batch_size": 8}, "drain_every": 1}
+        config = make_config("launched:waits_at_the_third_step", args={"file": str(go)}, **options)
+        record = launcher.launch(config, out, kill)
+    assert record.status == "completed", record.error
+    assert notes == ["the launcher of the ranks was killed by SIGKILL; fp32 starts again"]
+    assert [step.step for step in iter_steps(out / "steps.jsonl")] == list(range(4))
+    assert not [path for path in out.iterdir() if path.name.startswith(".")]
+
+
+@pytest.mark.usefixtures("forked_ranks")
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("launcher", "kind"), [("torchrun", "file"), ("torchrun", "tcp"), ("spawn", "tcp"), ("spawn", "file")]
+)
+def test_a_rendezvous_of_the_user(make_config: MakeConfig, tmp_path: Path, launcher: str, kind: str) -> None:
+    """Ranks connect by a user's file or port; where a rank is killed, all start again and connect there again."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        url = {"file": f"file://{tmp_path}/store", "tcp": f"tcp://127.0.0.1:{free.getsockname()[1]}"}[kind]
+    restarts = kind == "tcp"
+    arch, args = ("launched:kills_rank_1", {"tries": 1}) if restarts else ("mlp", {})
+    config = make_config(arch, args=args, processes=2)
+    record = launched(config, tmp_path / "cell", launcher, dist_url=url, max_restarts=int(restarts))
+    assert (record.status, record.error) == ("completed", None)
+
+
+@pytest.mark.usefixtures("forked_ranks")
+@pytest.mark.slow
+@pytest.mark.parametrize(("launcher", "arm"), [("torchrun", "fp32"), ("spawn", "fp32"), ("spawn", "fsdp:param=bf16")])
+def test_a_restart_goes_on_from_the_last_checkpoint(
+    make_config: MakeConfig, tmp_path: Path, launcher: str, arm: str
+) -> None:
+    """A rank that is killed inside an epoch costs the steps since the last save, and no step is there twice."""
+    # a fresh network counts one forward pass while it is built, and evaluation comes after step 3
+    config = make_config(
+        "launched:rank_1_dies_at",
+        arm=arm,
+        args={"forward": 4},
+        processes=2,
+        recipe={"batch_size": 8, "epochs": 2},
+        drain_every=1,
+        saving={"every_steps": 2},
+    )
+    record = launched(config, tmp_path, launcher, max_restarts=1)
+    assert (record.status, record.error) == ("completed", None)
+    assert [resumption.step for resumption in record.resumed] == [2]
+    assert [step.step for step in iter_steps(tmp_path / "steps.jsonl")] == list(range(8))
+    assert record.summary.num_steps == 8
+
+
+@pytest.mark.usefixtures("forked_ranks")
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["torchrun", "spawn"])
+def test_ranks_that_are_asked_to_stop_save_together(make_config: MakeConfig, tmp_path: Path, launcher: str) -> None:
+    """SIGTERM to whoever started them ends both ranks after the same step, from which the same cell goes on."""
+    recipe = {"batch_size": 8, "epochs": 5000}
+    config = make_config(processes=2, recipe=recipe, drain_every=1)
+    with MultiProcessLauncher(launcher) as started:  # type: ignore[arg-type]
+        told = threading.Event()
+
+        def progress(progress: Progress) -> None:
+            if progress.steps and not told.is_set():
+                told.set()
+                assert started.terminate()
+
+        record = started.launch(config, tmp_path, progress)
+    assert record.status == "interrupted"
+    assert record.summary.num_steps >= 1
+    steps = record.summary.num_steps
+    assert (tmp_path / "checkpoints" / f"step-{steps:08d}.pt").exists()
+    assert sum(1 for _ in iter_steps(tmp_path / "steps.jsonl")) == steps
+
+
+@pytest.mark.usefixtures("forked_ranks")
+def test_a_rank_that_raises(make_config: MakeConfig, tmp_path: Path) -> None:
+    """If the forward pass of one rank fails, there is one record with one line that says what happened."""
+    record = launched(make_config("launched:rank_1_raises", processes=2), tmp_path)
+    assert record.status == "failed"
+    assert "rank 1: RuntimeError: the forward pass of one rank" in (record.error or "")
+    assert "\n" not in (record.error or "")
+
+
+@pytest.mark.usefixtures("forked_ranks")
+@pytest.mark.slow
+def test_a_port_of_torchrun_in_use(make_config: MakeConfig, tmp_path: Path) -> None:
+    """The same at the place where torchrun's agents meet: one line, and no traceback."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        endpoint = f"127.0.0.1:{taken.getsockname()[1]}"
+        record = launched(make_config(processes=2), tmp_path, "torchrun", nnodes=2, rdzv_endpoint=endpoint)
+    assert record.error == (
+        "the launcher of the ranks ended with exit code 1: node 0 cannot listen at "
+        f"{endpoint}: the port is in use; choose another --rdzv-endpoint"
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"nnodes": 2}, "--rdzv-endpoint HOST:PORT"),
+        ({"nnodes": 2, "launcher": "spawn"}, "--dist-url tcp://HOST:PORT"),
+        ({"nnodes": 2, "node_rank": 2}, "node rank 2 of 2 nodes"),
+    ],
+)
+def test_machines_that_could_not_meet(options: dict[str, object], message: str) -> None:
+    """Several machines without a rendezvous are refused before anything starts."""
+    with pytest.raises(UnsupportedCombination, match=message):
+        MultiProcessLauncher(**options)  # type: ignore[arg-type]
+
+
+def test_processes_that_nodes_do_not_divide(make_config: MakeConfig, tmp_path: Path) -> None:
+    """Three processes on two machines are refused."""
+    launcher = MultiProcessLauncher("spawn", nnodes=2, dist_url="tcp://127.0.0.1:1")
+    with pytest.raises(UnsupportedCombination, match="3 processes cannot be split over 2 nodes"):
+        launcher.launch(make_config(processes=3), tmp_path)
+
+
+ENDLESS = [
+    *("run", "--nproc-per-node", "2", "--data", "synthetic", "--train-size", "64", "--val-size", "32"),
+    *("--image-size", "8", "--epochs", "1000000", "--batch-size", "8", "--device", "cpu", "--arch", "mlp"),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("launcher", "number", "code"), [("torchrun", signal.SIGINT, 130), ("spawn", signal.SIGKILL, -signal.SIGKILL)]
+)
+def test_all_ranks_end_with_the_command(
+    wait_until: WaitUntil, tmp_path: Path, launcher: str, number: signal.Signals, code: int
+) -> None:
+    """Ctrl-C, or the death of the command, ends every rank within 15 seconds."""
+    command = [sys.executable, "-m", "ampcompare", *ENDLESS, "--launcher", launcher, "-o", str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert wait_until(lambda: steps_made(tmp_path), 60), "the ranks did not train"
+            begin = time.monotonic()
+            process.send_signal(number)
+            _, errors = process.communicate(timeout=SECONDS_TO_END)
+            assert wait_until(lambda: not alive(tmp_path), SECONDS_TO_END - (time.monotonic() - begin))
+        finally:
+            process.kill()
+    assert process.returncode == code
+    assert "Traceback" not in errors
+
+
+WORDS = [
+    *("--data", "synthetic", "--train-size", "64", "--val-size", "32", "--image-size", "8", "--epochs", "1"),
+    *("--device", "cpu", "--batch-size", "8"),
+]
+
+
+ByTorchrun = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def by_torchrun(forked_python: Any) -> ByTorchrun:
+    """Run the command under the user's own torchrun, with two ranks."""
+
+    def run(*words: str, options: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
+        start = ["-m", "torch.distributed.run", "--nproc-per-node", "2", *options, "-m", "ampcompare", *words]
+        done: subprocess.CompletedProcess[str] = forked_python.run(start, Path.cwd(), dict(os.environ))
+        return done
+
+    return run
+
+
+def test_the_command_under_torchrun(by_torchrun: ByTorchrun, tmp_path: Path) -> None:
+    """`torchrun -m ampcompare run` trains over its ranks, and rank 0 alone prints the table."""
+    done = by_torchrun("run", "--parallel", "apex-ddp", "-o", str(tmp_path), *WORDS)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("top-1 %") == 1
+    assert done.stderr.count("record: ") == 1
+    record = read_record(next(tmp_path.glob("cells/*/record.json")))
+    assert record.processes is not None
+    assert (record.processes.world_size, record.config.processes) == (2, 2)
+
+
+@pytest.mark.slow
+def test_a_killed_rank_under_the_users_torchrun(by_torchrun: ByTorchrun, tmp_path: Path) -> None:
+    """With `torchrun --max-restarts 1` by c10d, SIGKILL inside an epoch costs the steps since the last checkpoint."""
+    options = ["--max-restarts", "1", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "--rdzv-id", "again"]
+    words = ["run", "--arch", "launched:rank_1_dies_at", "--model-arg", "forward=4", "--log-interval", "1"]
+    done = by_torchrun(*words, "--save-every-steps", "2", "-o", str(tmp_path), *WORDS, options=options)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("top-1 %") == 1
+    (folder,) = tmp_path.glob("cells/*")
+    record = read_record(folder / "record.json")
+    assert [resumption.step for resumption in record.resumed] == [2]
+    assert [step.step for step in iter_steps(folder / "steps.jsonl")] == list(range(record.summary.num_steps))
+
+
+def test_ranks_that_are_all_stopped_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """None of them is left to wait for another, so the launcher looks; one that runs is enough to go on."""
+    monkeypatch.setattr(multi_process, "STOPPED_SECONDS", 0.05)
+    ranks = [subprocess.Popen(["sh", "-c", "sleep 60; true", RANK_MODULE]) for _ in range(2)]
+    try:
+        stopped = _StoppedRanks(os.getpid(), 0.2)
+        ranks[0].send_signal(signal.SIGSTOP)
+        assert not _within(0.6, stopped.too_long)
+        ranks[1].send_signal(signal.SIGSTOP)
+        assert _within(5.0, stopped.too_long)
+        assert stopped.kill().startswith(
+            "all ranks stood still for 0.2 s (--stall-timeout): their processes are stopped"
+        )
+        assert [rank.wait(5) for rank in ranks] == [-signal.SIGKILL] * 2
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+
+
+def _within(seconds: float, condition: Callable[[], bool]) -> bool:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if condition():
+            return True
+        time.sleep(0.06)
+    return False

@@ -1,0 +1,107 @@
+"""Cells that run at the same time, each on its own cores: real ones on two cores, and pretended launchers."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ampcompare
+from ampcompare.experiment.launch.base import Launcher, failed_record
+from ampcompare.experiment.launch.forked import worker_environment
+from ampcompare.experiment.launch.places import VARIABLE, Place, with_place
+from ampcompare.experiment.launch.pool import LauncherPool
+from ampcompare.runs.records.run import RunRecord
+from ampcompare.runs.settings.config import RunConfig
+
+TINY = {"recipe.epochs": 1, "recipe.data.train_size": 64, "recipe.data.val_size": 32}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="only Linux pins processes")
+def test_four_cells_on_two_cores(tmp_path: Path) -> None:
+    """They end in the order of the design, each pinned to one core as its own process saw it and the record says."""
+    before = os.sched_getaffinity(0)
+    if len(before) < 2:
+        pytest.skip("needs two cores")
+    two = sorted(before)[:2]
+    os.sched_setaffinity(0, two)
+    try:
+        comparison = ampcompare.compare(
+            ["fp32", "native:bf16"], seeds=[0, 1], jobs="auto", device="cpu", output_dir=tmp_path, **TINY
+        )
+    finally:
+        os.sched_setaffinity(0, before)
+    records = comparison.records
+    assert [record.status for record in records] == ["completed"] * 4
+    for record in records:
+        assert record.placement is not None
+        assert record.environment["cores"] == record.placement.cores
+        assert len(record.placement.cores) == 1
+        assert record.jobs == 2
+    assert {core for record in records for core in record.placement.cores} == set(two)  # type: ignore[union-attr]
+    started = sorted(records, key=lambda record: record.started or "")
+    assert [record.config.recipe.seed for record in started] == [0, 0, 1, 1]
+    for seed in (0, 1):
+        of_seed = [record.placement for record in records if record.config.recipe.seed == seed]
+        assert len({tuple(place.cores) for place in of_seed if place is not None}) == 2
+    assert comparison.arms[1].time_verdict == "not comparable (2 cells ran at once)"
+
+
+class Fails(Launcher):
+    """Fails in one of the ways that a cell can."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.error = error
+        self.cells = 0
+
+    def launch(self, config: RunConfig, folder: Path, on_progress: Any = None) -> RunRecord:
+        self.cells += 1
+        if self.error is not None:
+            raise self.error
+        return failed_record(config, "CUDA out of memory")
+
+    def terminate(self) -> bool:
+        return True
+
+
+def test_a_failed_cell_frees_its_place(tmp_path: Path) -> None:
+    """A cell out of memory, or one that could not be started, leaves its place to the next one."""
+    fails = Fails()
+    pool = LauncherPool([fails])
+    for _ in range(3):
+        assert pool.launch(RunConfig(), tmp_path).error == "CUDA out of memory"
+    fails.error = OSError("no process")
+    for _ in range(2):
+        with pytest.raises(OSError, match="no process"):
+            pool.launch(RunConfig(), tmp_path)
+    assert fails.cells == 5
+
+
+def test_no_cell_starts_after_the_pool_was_terminated(tmp_path: Path) -> None:
+    """A thread between two cells when SIGTERM comes gets an interrupted record, and no process starts."""
+    fails = Fails()
+    pool = LauncherPool([fails, fails])
+    assert pool.terminate()
+    assert pool.launch(RunConfig(), tmp_path).status == "interrupted"
+    assert fails.cells == 0
+
+
+def test_a_record_knows_its_place_from_the_process_that_trains(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It names cores and the number of cells even where the command was killed; elsewhere it is as it was."""
+    record = failed_record(RunConfig(), "it ended")
+    for name, value in Place(cores=(3,), cells=2).environment.items():
+        monkeypatch.setenv(name, value)
+    placed = with_place(record)
+    assert placed == Place(cores=(3,), cells=2).mark(record)
+    assert (placed.jobs, placed.placement and placed.placement.cores) == (2, [3])
+    assert VARIABLE not in worker_environment(), "of a cell that runs this command"
+    monkeypatch.delenv(VARIABLE)
+    assert with_place(record) == record
+
+
+def test_a_place_as_text() -> None:
+    """It names cores; where the system chooses there is nothing to say."""
+    assert (str(Place(cores=(2,))), str(Place(cores=(0, 1, 2))), str(Place())) == ("core 2", "cores 0-2", "")

@@ -1,0 +1,195 @@
+"""Cells as tasks of Ray: the same records bit for bit, with a shared folder and without, and nothing left running.
+
+A cluster is started by `ray start --head --block`, and its processes are killed: `ray stop` would end those of others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from ampcompare.experiment.launch.ray import TOKEN, train
+from ampcompare.runs.records.run import read_record
+from ampcompare.runs.settings.config import RunConfig
+
+pytest.importorskip("ray")
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray")]
+
+PATIENCE = 600.0  # on a machine with other work
+WORDS = ("compare", "--seeds", "0", "--train-size", "128", "--val-size", "64", "--device", "cpu", "--no-progress")
+BUSY = {"RAY_agent_register_timeout_ms": "240000"}  # else a raylet of a recent Ray ends after 30 s on a busy machine
+AGENTS = ("dashboard-agent-listen", "dashboard-agent-grpc", "runtime-env-agent", "metrics-export")
+SMALL = {"epochs": 1, "data": {"train_size": 64, "val_size": 32}}
+
+
+def _start(folder: Path, *words: str, address: str | None = None) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "ampcompare", *WORDS, *words]
+    env = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    env |= BUSY if address is None else {"RAY_ADDRESS": address}
+    return subprocess.Popen(command, cwd=folder, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+
+
+def _compare(folder: Path, *words: str, address: str | None = None) -> dict[str, tuple[Any, ...]]:
+    """Run a comparison and return for each arm what must not depend on where it ran."""
+    folder.mkdir()
+    process = _start(folder, *words, address=address)
+    _, errors = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 0, errors.decode()
+    found = {}
+    for path in folder.glob("out/cells/*/record.json"):
+        record = read_record(path)
+        assert record.status == "completed", record.error
+        steps = [json.loads(line)["loss"] for line in (path.parent / "steps.jsonl").read_text().splitlines()]
+        found[record.arm] = (record.summary.weights_sha256, record.summary.metric_final, tuple(steps))
+        assert not (path.parent / TOKEN).exists()
+    return found
+
+
+SAME = ("--epochs", "1", "--arm", "fp32,native:bf16,apex:O2", "-o", "out")
+
+
+@pytest.fixture(scope="module")
+def local(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Any, ...]]:
+    """Three arms on the digits, trained on this machine."""
+    return _compare(tmp_path_factory.mktemp("local") / "run", *SAME)
+
+
+def test_arms_as_on_this_machine(local: dict[str, tuple[Any, ...]], tmp_path: Path) -> None:
+    """Ray that the command starts trains arms on the digits to the same weights and losses."""
+    assert len(local) == 3
+    assert _compare(tmp_path / "ray", *SAME, "--launcher", "ray") == local
+
+
+@contextlib.contextmanager
+def _node(*words: str, **env: str) -> Iterator[psutil.Process]:
+    """Start a machine of a cluster, and kill it and all that it started."""
+    # With ports of their own: a raylet waits for those that its agents choose for no longer than half a minute.
+    ports = [f"--{name}-port={port}" for name, port in zip(AGENTS, _free_ports(len(AGENTS)), strict=True)]
+    command = [sys.executable, "-c", "from ray.scripts.scripts import main; main()", "start", "--block", *ports, *words]
+    env = {**os.environ, **BUSY, **env}
+    process = psutil.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=env)
+    try:
+        yield process
+    finally:
+        _kill(process)
+
+
+def _free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as probes:
+        sockets = [probes.enter_context(socket.socket()) for _ in range(count)]
+        for probe in sockets:
+            probe.bind(("127.0.0.1", 0))
+        return [probe.getsockname()[1] for probe in sockets]
+
+
+def _kill(process: psutil.Process) -> None:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        family = [process, *process.children(recursive=True)]
+        for member in reversed(family):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                member.kill()
+        psutil.wait_procs(family, timeout=30)
+
+
+@contextlib.contextmanager
+def _head(cores: int) -> Iterator[tuple[str, psutil.Process]]:
+    """Start the first machine of a cluster; yield the address, and the process that started it."""
+    port, for_clients = _free_ports(2)
+    with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder:  # short: sockets lie in it
+        words = ["--head", f"--port={port}", "--node-ip-address=127.0.0.1", f"--num-cpus={cores}", "--num-gpus=0"]
+        words += ["--include-dashboard=false", f"--ray-client-server-port={for_clients}", f"--temp-dir={folder}"]
+        with _node(*words) as process:
+            deadline = time.monotonic() + PATIENCE
+            while not list(Path(folder).glob("session_*/sockets/raylet")):
+                assert time.monotonic() < deadline
+                assert process.poll() is None
+                time.sleep(0.2)
+            yield f"127.0.0.1:{port}", process
+
+
+@pytest.fixture
+def head() -> Iterator[tuple[str, psutil.Process]]:
+    """The address of a cluster of one machine, and the process that started it."""
+    with _head(2) as found:
+        yield found
+
+
+@pytest.mark.extended
+def test_a_cluster_that_runs(
+    head: tuple[str, psutil.Process], local: dict[str, tuple[Any, ...]], tmp_path: Path
+) -> None:
+    """Under `ray start --head` the same command gives the same bits, and the cluster runs on after it."""
+    address, process = head
+    assert _compare(tmp_path / "ray", *SAME, "--launcher", "ray", address=address) == local
+    assert any("raylet" in child.name() for child in process.children(recursive=True))
+
+
+def test_without_a_shared_folder(tmp_path: Path) -> None:
+    """A task that does not find the token of the folder returns the files of its cell; with it, it writes there."""
+    config = RunConfig.model_validate({"recipe": SMALL, "device": "cpu", "launcher": "ray"})
+    files = train(config.model_dump_json(), str(tmp_path / "elsewhere"), "token", {})
+    assert {"record.json", "steps.jsonl", "log.txt"} <= set(files)
+    assert not (tmp_path / "elsewhere").exists()
+    assert json.loads(files["record.json"])["status"] == "completed"
+    (tmp_path / TOKEN).write_text("token")
+    assert train(config.model_dump_json(), str(tmp_path), "token", {}) == {}
+    record = read_record(tmp_path / "record.json")
+    assert record.config == config
+    assert record.summary.weights_sha256 == json.loads(files["record.json"])["summary"]["weights_sha256"]
+
+
+def test_nothing_is_left_running(tmp_path: Path) -> None:
+    """A command that is stopped ends its tasks, their cells, and the Ray that it started."""
+    process = _start(tmp_path, "--epochs", "9000", "--arm", "fp32", "--launcher", "ray", "-o", "out")
+    deadline = time.monotonic() + PATIENCE
+    while not any(path.stat().st_size for path in tmp_path.glob("out/cells/*/steps.jsonl")):
+        assert time.monotonic() < deadline
+        assert process.poll() is None
+        time.sleep(0.1)
+    family = psutil.Process(process.pid).children(recursive=True)
+    assert family
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=PATIENCE)
+    assert process.returncode == 130
+    assert psutil.wait_procs(family, timeout=30)[1] == []
+
+
+@pytest.mark.extended
+def test_a_machine_that_is_lost(tmp_path: Path) -> None:
+    """The only machine with cores is killed while it trains: Ray starts the cell again on another one that has joined,
+    where it resumes from its checkpoint."""
+    saves = ("--epochs", "9000", "--max-steps", "3000", "--save-every-steps", "100")
+    with _head(0) as (address, _), contextlib.ExitStack() as machines:
+
+        def join() -> psutil.Process:
+            words = (f"--address={address}", "--node-ip-address=127.0.0.1", "--num-cpus=1", "--num-gpus=0")
+            return machines.enter_context(_node(*words, RAY_AUTH_MODE="token"))  # the head asks for its token
+
+        first = join()
+        process = _start(tmp_path, *saves, "--arm", "fp32", "--launcher", "ray", "-o", "out", address=address)
+        deadline = time.monotonic() + PATIENCE
+        while not list(tmp_path.glob("out/cells/*/checkpoints/*.pt")):
+            assert time.monotonic() < deadline
+            assert process.poll() is None
+            time.sleep(0.1)
+        _kill(first)
+        join()
+        _, errors = process.communicate(timeout=PATIENCE)
+        assert process.returncode == 0, errors.decode()
+    (record,) = [read_record(path) for path in tmp_path.glob("out/cells/*/record.json")]
+    assert (record.status, record.summary.num_steps) == ("completed", 3000)
+    assert record.resumed[-1].step >= 100
+    assert f"fp32, seed 0, node {socket.gethostname()}: " in errors.decode()

@@ -1,0 +1,226 @@
+"""Cells as jobs of a real Slurm of this machine alone, where it may be started: what they leave and how they end."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ampcompare.experiment.launch import slurm as slurm_launcher
+from ampcompare.experiment.launch.base import Progress
+from ampcompare.experiment.launch.slurm import SlurmLauncher
+from ampcompare.runs.records.comparison import read_comparison
+from ampcompare.runs.records.run import read_record
+from ampcompare.runs.settings.config import RunConfig
+
+pytest.importorskip("submitit", reason="needs the extra slurm")
+pytestmark = pytest.mark.slow
+MakeConfig = Callable[..., RunConfig]
+WaitUntil = Callable[[Callable[[], object], float], bool]
+Slurm = dict[str, str]
+OPTIONS = {"time": "10"}
+SMALL = [
+    *("--data", "synthetic", "--train-size", "64", "--val-size", "32", "--image-size", "8", "--epochs", "1"),
+    *("--batch-size", "16", "--device", "cpu", "--no-progress", "--slurm-option", "time=10"),
+]
+
+
+@pytest.fixture(autouse=True)
+def _in_the_users_folder(slurm: Slurm, user_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands of Slurm find the one of these tests, and jobs the user's module."""
+    monkeypatch.setenv("SLURM_CONF", slurm["SLURM_CONF"])
+    monkeypatch.chdir(user_folder)
+    monkeypatch.setattr(slurm_launcher, "QUEUE_SECONDS", 1.0)
+    monkeypatch.setattr(slurm_launcher, "RECORD_SECONDS", 1.0)
+
+
+def queued() -> list[str]:
+    command = ["squeue", "--noheader", "--array", "--format=%i"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return done.stdout.split()
+
+
+def jobs_of(folder: Path) -> dict[str, str]:
+    """Return the number of each cell's job."""
+    return {path.parent.name: json.loads(path.read_text())["job"] for path in folder.glob("cells/*/job.json")}
+
+
+def test_compare_killed_and_called_again(wait_until: WaitUntil, tmp_path: Path) -> None:
+    """After SIGKILL the same command waits for the jobs that run, submits none anew, and ends with the table."""
+    go, out = tmp_path / "go", tmp_path / "out"
+    words = ["compare", "--seeds", "0", "--launcher", "slurm", "--arm", "fp32", "--arm", "native:bf16", *SMALL]
+    words += ["--arch", "launched:waits_for", "--model-arg", f"file={go}", "-o", str(out)]
+    command = [sys.executable, "-m", "ampcompare", *words]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        try:
+            assert wait_until(lambda: len(jobs_of(out)) == 2 and all(jobs_of(out).values()), 30)
+        finally:
+            process.kill()
+    jobs = jobs_of(out)
+    first = next(iter(jobs))
+    saved = out / "cells" / first / "job.json"
+    saved.write_text(json.dumps({**json.loads(saved.read_text()), "job": ""}))  # as if it was killed before it knew
+    assert sorted(queued()) == sorted(jobs.values())
+    go.touch()
+    again = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
+    assert again.returncode == 0, again.stderr
+    assert "\narm " in again.stdout
+    assert jobs_of(out) == jobs
+    assert [record.status for record in read_comparison(out / "report.json").records] == ["completed"] * 2
+    assert len(list(out.glob("cells/slurm/*_submission.sh"))) == 1, "the cells are no array"
+    begin = time.monotonic()
+    read = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert read.stderr.count("(cached)") == 2
+    assert time.monotonic() - begin < 30
+    assert not list(out.glob("cells/*/record.previous.json"))
+
+
+def test_short_cells_share_a_job(tmp_path: Path) -> None:
+    """Three cells are two tasks of an array that runs one task at a time, and their records are as of three jobs."""
+    words = ["compare", "--seeds", "0", "--launcher", "slurm", "--arm", "fp32,native:bf16,half:bf16", *SMALL]
+    words += ["--arch", "mlp", "--jobs", "1", "--cells-per-job", "2", "-o", str(tmp_path)]
+    done = subprocess.run(
+        [sys.executable, "-m", "ampcompare", *words], capture_output=True, text=True, timeout=180, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    (script,) = tmp_path.glob("cells/slurm/*_submission.sh")
+    assert "--array=0-1%1\n" in script.read_text()
+    assert sorted(number.partition("_")[2] for number in jobs_of(tmp_path).values()) == ["0", "0", "1"]
+    records = read_comparison(tmp_path / "report.json").records
+    assert {(record.status, record.config.launcher) for record in records} == {("completed", "slurm")}
+
+
+@pytest.mark.extended
+def test_a_job_of_two_cells_that_is_queued_again(
+    wait_until: WaitUntil, make_config: MakeConfig, tmp_path: Path
+) -> None:
+    """The cell that had ended keeps its record, and the one that ran is trained again."""
+    go = tmp_path / "go"
+    first = make_config(launcher="slurm")
+    second = make_config("launched:waits_for", args={"file": str(go)}, launcher="slurm")
+    cells = [(first, tmp_path / "first"), (second, tmp_path / "second")]
+    with SlurmLauncher(OPTIONS, cells_per_job=2) as launcher:
+        launcher.submit_ahead(cells)
+        record = launcher.launch(*cells[0])
+        assert record.status == "completed"
+        assert wait_until(lambda: "waiting" in _text(tmp_path / "second" / "log.txt"), 60)
+        number = json.loads((tmp_path / "second" / "job.json").read_text())["job"]
+        subprocess.run(["scontrol", "requeue", number], check=True)
+        assert wait_until(lambda: _state(number) == "PENDING", 60)
+        subprocess.run(["scontrol", "update", f"JobId={number}", "StartTime=now"], check=True)  # not in two minutes
+        go.touch()
+        assert launcher.launch(*cells[1]).status == "completed"
+    assert read_record(tmp_path / "first" / "record.json") == record
+
+
+def test_a_cell_of_two_processes(make_config: MakeConfig, tmp_path: Path) -> None:
+    """Two tasks of one job train a cell; progress is told, and the tasks' share of a step is in the record."""
+    told: list[int] = []
+    config = make_config(processes=2, launcher="slurm", parallel={"kind": "apex-ddp"}, recipe={"batch_size": 8})
+    with SlurmLauncher(OPTIONS) as launcher:
+        record = launcher.launch(config, tmp_path, lambda progress: told.append(progress.steps))
+        assert launcher.pending_message() == ""
+    assert (record.status, record.error) == ("completed", None)
+    assert record == read_record(tmp_path / "record.json")
+    assert record.processes is not None
+    assert (record.processes.world_size, record.processes.nodes, record.processes.launcher) == (2, 1, "slurm")
+    assert told[-1] == 4
+
+
+@pytest.mark.extended
+def test_a_task_that_dies(make_config: MakeConfig, tmp_path: Path) -> None:
+    """A rank that SIGKILL ends is named, with the last words of its own log; no task lives on."""
+    config = make_config("launched:kills_rank_1", args={"tries": 2}, processes=2, launcher="slurm")
+    with SlurmLauncher(OPTIONS) as launcher:
+        record = launcher.launch(config, tmp_path)
+    number = json.loads((tmp_path / "job.json").read_text())["job"]
+    assert record.status == "failed"
+    assert record.error == f"Slurm job {number} lost rank 1: Killed; last lines of its log: rank 1 is about to train"
+    assert read_record(tmp_path / "record.json") == record
+
+
+@pytest.mark.extended
+def test_jobs_that_end_early(wait_until: WaitUntil, make_config: MakeConfig, tmp_path: Path) -> None:
+    """A job that was cancelled, and one whose code raises, are failed records that say so; others are not disturbed."""
+    waits = make_config("launched:waits_for", args={"file": str(tmp_path / "go")}, launcher="slurm")
+    raises = make_config("launched:raises_in_forward", launcher="slurm")
+    with SlurmLauncher(OPTIONS) as launcher:
+        launcher.submit_ahead([(waits, tmp_path / "waits"), (raises, tmp_path / "raises")])
+        assert wait_until(lambda: "waiting" in _text(tmp_path / "waits" / "log.txt"), 60)
+        number = json.loads((tmp_path / "waits" / "job.json").read_text())["job"]
+        assert launcher.pending_message().endswith(f"scancel {number.partition('_')[0]}"), "the array as a whole"
+        subprocess.run(["scancel", number], check=True)
+        cancelled = launcher.launch(waits, tmp_path / "waits")
+        raised = launcher.launch(raises, tmp_path / "raises")
+    text = f"Slurm job {number} was cancelled (node n"
+    assert (cancelled.error or "").startswith(text)
+    assert (cancelled.error or "").endswith("last lines of its log: waiting for a file")
+    assert raised.error == "RuntimeError: the forward pass"
+
+
+@pytest.mark.extended
+def test_a_job_that_is_asked_to_stop(make_config: MakeConfig, tmp_path: Path) -> None:
+    """Slurm's signal before a limit makes both tasks of a cell save, and the row says how to go on."""
+    recipe = {"batch_size": 8, "epochs": 100_000}
+    config = make_config(launcher="slurm", processes=2, recipe=recipe, drain_every=1)
+    told: list[int] = []
+
+    def end(progress: Progress) -> None:
+        if progress.steps and not told:
+            number = json.loads((tmp_path / "job.json").read_text())["job"]
+            subprocess.run(["scancel", "--signal=USR2", number], check=True)
+        if progress.steps:
+            told.append(progress.steps)
+
+    with SlurmLauncher(OPTIONS) as launcher:
+        record = launcher.launch(config, tmp_path, end)
+    assert record.status == "failed"
+    steps = record.summary.num_steps
+    assert steps >= 1
+    text = f"the cell was asked to stop after {steps} updates, and saved; --resume auto resumes from there"
+    assert (record.error or "").endswith(text)
+    assert (tmp_path / "checkpoints" / f"step-{steps:08d}.pt").exists()
+
+
+@pytest.mark.extended
+def test_ctrl_c_leaves_jobs(wait_until: WaitUntil, tmp_path: Path) -> None:
+    """Ctrl-C ends the command with 130 and says which jobs go on; the next call waits for them."""
+    words = ["run", "--launcher", "slurm", *SMALL, "--arch", "launched:waits_for"]
+    words += ["--model-arg", f"file={tmp_path / 'go'}", "-o", str(tmp_path / "out")]
+    command = [sys.executable, "-m", "ampcompare", *words]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        assert wait_until(lambda: any(jobs_of(tmp_path / "out").values()), 30)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=30)
+    (number,) = jobs_of(tmp_path / "out").values()
+    assert process.returncode == 130
+    assert f"the same command waits for them; to cancel them: scancel {number}\n" in errors
+    assert number in queued()
+    (tmp_path / "go").touch()
+    again = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert again.returncode == 0, again.stderr
+    assert list(jobs_of(tmp_path / "out").values()) == [number]
+
+
+def test_what_slurm_refuses(tmp_path: Path) -> None:
+    """A partition that is not there is one line with Slurm's own words."""
+    words = ["run", "--launcher", "slurm", *SMALL, "--slurm-option", "partition=nope", "-o", str(tmp_path)]
+    done = subprocess.run([sys.executable, "-m", "ampcompare", *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 3
+    line = "ampcompare: Slurm rejects the job: Batch job submission failed: Invalid partition name specified"
+    assert done.stderr.splitlines()[-1] == line
+
+
+def _state(number: str) -> str:
+    command = ["squeue", "--noheader", "--format=%T", f"--jobs={number}"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def _text(path: Path) -> str:
+    return path.read_text() if path.exists() else ""

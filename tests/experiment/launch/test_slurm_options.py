@@ -1,0 +1,241 @@
+"""What is asked of Slurm and what it answers, without one: options, missing programs, and words for how a job ended."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ampcompare.base.errors import (
+    BackendUnavailable,
+    ConfigError,
+    EnvironmentUnfit,
+    LaunchError,
+    UnsupportedCombination,
+)
+from ampcompare.experiment.launch import slurm as module
+from ampcompare.experiment.launch.base import failed_record
+from ampcompare.experiment.launch.cell_files import write_record
+from ampcompare.experiment.launch.slurm import Ending, SlurmLauncher, active_jobs, ending, parse_slurm_options
+from ampcompare.runs.records.run import read_record
+from ampcompare.runs.settings.config import RunConfig
+
+Programs = Callable[..., None]
+
+
+@pytest.fixture
+def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Programs:
+    """Put programs that print what they are given on a path of their own: `programs(squeue="1|x")`."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", str(folder))
+    monkeypatch.setattr(module, "QUEUE_SECONDS", 0.0)
+    monkeypatch.setattr(module, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(module, "RECORD_SECONDS", 0.0)
+
+    def make(**texts: str | None) -> None:
+        for name, text in texts.items():
+            script = "echo no answer >&2\nexit 1\n" if text is None else f"echo '{text}'\n"
+            (folder / name).write_text(f"#!/bin/sh\n{script}")
+            (folder / name).chmod(0o755)
+
+    return make
+
+
+def test_options_of_sbatch() -> None:
+    """Names are taken with or without dashes, flags have no value, and what is not known here is left to sbatch."""
+    texts = ["partition=gpu", "--account=lab", "gpus_per_node=2", "exclusive", "time=1-12:30:00", "gres=gpu:a100:2"]
+    assert parse_slurm_options(texts) == {
+        "partition": "gpu",
+        "account": "lab",
+        "gpus-per-node": "2",
+        "exclusive": "",
+        "time": "1-12:30:00",
+        "gres": "gpu:a100:2",
+    }
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        (["=gpu"], "is not an option of sbatch such as partition=gpu or exclusive"),
+        (["partition="], "is not an option of sbatch"),
+        (["qos=a\n#SBATCH --uid=0"], "is not an option of sbatch"),
+        (["qos=a", "qos=b"], "qos is given twice"),
+        (["nodes=2"], "nodes is set by --nnodes"),
+        (["ntasks_per_node=2"], "ntasks-per-node is set by --nproc-per-node"),
+        (["output=x"], "output is set by ampcompare"),
+        (["time=soon"], "time=soon is not a time such as 30"),
+    ],
+)
+def test_options_that_cannot_be(texts: list[str], message: str) -> None:
+    """What is no option, is given twice, or is not the user's to set, is refused."""
+    with pytest.raises(ConfigError, match=message):
+        parse_slurm_options(texts)
+
+
+@pytest.mark.parametrize(
+    ("text", "minutes"),
+    [("30", 30), ("30:30", 31), ("1:30:00", 90), ("1-12", 2160), ("1-00:30", 1470), ("2-1:00:01", 2941), ("0:01", 1)],
+)
+def test_times(text: str, minutes: int) -> None:
+    """Every form of time that Slurm knows is read as Slurm reads it, rounded up to minutes."""
+    assert module._minutes(text) == minutes
+
+
+def test_what_is_missing(programs: Programs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without sbatch or without submitit the error says what to do, with the code of an unfit machine."""
+    with pytest.raises(EnvironmentUnfit, match="needs sbatch, which is not on the path"):
+        SlurmLauncher()
+    programs(sbatch="", srun="", squeue="")
+    monkeypatch.setitem(sys.modules, "submitit", None)
+    with pytest.raises(BackendUnavailable, match="pip install submitit") as caught:
+        SlurmLauncher()
+    assert caught.value.exit_code == 4
+
+
+def test_the_queue(programs: Programs) -> None:
+    """Jobs are known by their number, with the comment that names the cell; silence of Slurm is an error."""
+    programs(squeue="12|/runs/cells/abc\n13|")
+    assert active_jobs() == {"12": "/runs/cells/abc", "13": ""}
+    programs(squeue=None)
+    with pytest.raises(LaunchError, match="squeue does not respond: no answer"):
+        active_jobs()
+
+
+@pytest.mark.parametrize(
+    ("scontrol", "sacct", "expected", "story"),
+    [
+        ("JobState=TIMEOUT ExitCode=0:15 NodeList=n1", None, Ending("TIMEOUT", 0, 15, "n1"), "reached its time limit"),
+        ("JobState=PREEMPTED ExitCode=0:15 NodeList=n1", None, Ending("PREEMPTED", 0, 15, "n1"), "was preempted"),
+        (None, "CANCELLED by 1000|0:0|n[1-2]", Ending("CANCELLED", 0, 0, "n[1-2]"), "was cancelled (node n[1-2])"),
+        (None, "OUT_OF_MEMORY|0:125|n1", Ending("OUT_OF_MEMORY", 0, 125, "n1"), "ran out of memory"),
+        ("JobState=FAILED ExitCode=3:0 NodeList=(null)", None, Ending("FAILED", 3, 0), "ended with exit code 3"),
+        ("JobState=FAILED ExitCode=137:0", None, Ending("FAILED", 137), "had a task that was ended by signal 9"),
+        ("JobState=FAILED ExitCode=0:9", None, Ending("FAILED", 0, 9), "was ended by signal 9"),
+        ("JobState=COMPLETED ExitCode=0:0", None, Ending("COMPLETED"), "exit code 0 and left no record"),
+        (None, None, Ending(), "is gone, and Slurm has no record of it"),
+    ],
+)
+def test_how_jobs_end(
+    programs: Programs, scontrol: str | None, sacct: str | None, expected: Ending, story: str
+) -> None:
+    """The end of a job is asked of the controller, then of the accounting, and told in words."""
+    programs(scontrol=scontrol, sacct=sacct)
+    assert ending("7") == expected
+    assert story in expected.story()
+
+
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        ("TIMEOUT", "Slurm job 7 reached its time limit; --slurm-option time=MINUTES gives more (node n1)"),
+        ("PREEMPTED", "Slurm job 7 was preempted by another job (node n1)"),
+        ("FAILED", "Slurm job 7 lost rank 1: Killed"),
+    ],
+)
+def test_a_job_without_a_record(programs: Programs, tmp_path: Path, state: str, message: str) -> None:
+    """A job that ended without a record becomes one that says how, with the last lines of the log."""
+    programs(sbatch="", srun="", squeue="", scontrol=f"JobState={state} ExitCode=0:15 NodeList=n1")
+    _, record = _ended(tmp_path)
+    assert (
+        record.error == f"{message}; last lines of its log: {'words of 1' if state == 'FAILED' else 'step 3 | step 4'}"
+    )
+    assert read_record(tmp_path / "cell" / "record.json") == record
+
+
+def test_a_cell_that_has_saved(programs: Programs, tmp_path: Path) -> None:
+    """A cell that was asked to stop and saved is a row that says so and how to resume; other failures are unchanged."""
+    for state, how in (("COMPLETED", "was asked to stop, before its time limit or"), ("PREEMPTED", "was preempted by")):
+        programs(sbatch="", srun="", squeue="", scontrol=f"JobState={state} ExitCode=0:0")
+        (tmp_path / "cell").mkdir(exist_ok=True)
+        told = failed_record(RunConfig(), "asked to stop after 3 updates, and saved")
+        write_record(told.model_copy(update={"status": "interrupted"}), tmp_path / "cell")
+        _, record = _ended(tmp_path)
+        assert record.status == "failed"
+        assert record.error.startswith(f"Slurm job 7 {how}")
+        assert record.error.endswith("after 3 updates, and saved; --resume auto resumes from there")
+    programs(scontrol="JobState=COMPLETED ExitCode=0:0")
+    write_record(failed_record(RunConfig(), "ValueError: bad data"), tmp_path / "cell")
+    assert _ended(tmp_path)[1].error == "ValueError: bad data"
+
+
+def _ended(tmp_path: Path) -> tuple[RunConfig, Any]:
+    """Return the record of a cell of two processes whose job 7 is no longer in the queue."""
+    pytest.importorskip("submitit", reason="needs the extra slurm")
+    folder = tmp_path / "cell"
+    (folder / "slurm").mkdir(parents=True, exist_ok=True)
+    (folder / "log.txt").write_text("step 3\nsubmitit WARNING (now) - Bypassing signal SIGTERM\nstep 4\n")
+    (folder / "rank1.log").write_text("words of 1\n")
+    (folder / "slurm" / "7_0_log.out").write_text(
+        "srun: error: n1: task 1: Killed\nsrun: error: n1: task 0: Terminated"
+    )
+    config = RunConfig(processes=2, launcher="slurm")
+    launcher = SlurmLauncher()
+    launcher._jobs[folder.resolve()] = module._Job("7", logs=str(folder / "slurm"))
+    return config, launcher.launch(config, folder)
+
+
+def test_a_queue_that_does_not_answer(programs: Programs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While Slurm is silent for a while the launcher waits on; when it stays so, that is the error."""
+    programs(sbatch="", srun="", squeue=None)
+    monkeypatch.setattr(module, "PATIENCE_SECONDS", 0.2)
+    with pytest.raises(LaunchError, match="squeue does not respond"):
+        _ended(tmp_path)
+
+
+def test_what_is_submitted(programs: Programs, tmp_path: Path) -> None:
+    """The batch file has the options, a task per process and an hour unless told otherwise; the number is kept."""
+    pytest.importorskip("submitit", reason="needs the extra slurm")
+    programs(sbatch="Submitted batch job 31", srun="", squeue="30|elsewhere")
+    launcher = SlurmLauncher(parse_slurm_options(["partition=gpu", "exclusive"]), nnodes=2)
+    config = RunConfig(processes=4, launcher="slurm", workers=2)
+    launcher.submit_ahead([(config, tmp_path / "cell")])
+    launcher.submit_ahead([(config, tmp_path / "cell")])
+    saved = json.loads((tmp_path / "cell" / "job.json").read_text())
+    assert (saved["job"], saved["task"]) == ("31", 0)
+    (path,) = (tmp_path / "cell" / "slurm").glob("*_submission.sh")
+    lines = path.read_text().splitlines()
+    for line in ("partition=gpu", "exclusive", "nodes=2", "ntasks-per-node=2", "cpus-per-task=3", "time=60"):
+        assert f"#SBATCH --{line}" in lines
+    assert f"#SBATCH --comment={saved['token']}" in lines
+    assert not any("--array" in line for line in lines)
+    assert launcher.pending_message().endswith("scancel 31")
+
+
+def test_a_job_that_is_still_there(programs: Programs, tmp_path: Path) -> None:
+    """A cell whose job is in the queue, by its number or by token and task, is not submitted again; a gone one is."""
+    pytest.importorskip("submitit", reason="needs the extra slurm")
+    config = RunConfig(launcher="slurm")
+    programs(sbatch="Submitted batch job 31", srun="", squeue="29|\n30_1|cafe\n30_2|cafe")
+    killed = {"job": "", "token": "cafe", "task": 2, "logs": str(tmp_path / "slurm")}
+    for name, noted in (("a", {"job": "29"}), ("b", killed), ("c", {"job": "28"})):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "job.json").write_text(json.dumps(noted))
+    launcher = SlurmLauncher()
+    launcher.submit_ahead([(config, tmp_path / name) for name in "abc"])
+    jobs = [json.loads((tmp_path / name / "job.json").read_text())["job"] for name in "abc"]
+    assert jobs == ["29", "30_2", "31"]
+
+
+def test_cells_of_an_array(programs: Programs, tmp_path: Path) -> None:
+    """Cells with equal needs are one array with a limit, several in a job where asked; others are one of their own."""
+    pytest.importorskip("submitit", reason="needs the extra slurm")
+    programs(sbatch="Submitted batch job 31", srun="", squeue="")
+    launcher = SlurmLauncher(running=2, cells_per_job=2)
+    cells = [(RunConfig(launcher="slurm"), tmp_path / str(number)) for number in range(5)]
+    wide = RunConfig(launcher="slurm", processes=3, workers=1)
+    launcher.submit_ahead([*cells, (wide, tmp_path / "wide")])
+    texts = {path.parent.parent.name: path.read_text() for path in tmp_path.glob("**/*_submission.sh")}
+    assert "#SBATCH --array=0-2%2\n" in texts[tmp_path.name]
+    assert "#SBATCH --array" not in texts["wide"]
+    assert "#SBATCH --ntasks-per-node=1\n" in texts["wide"]
+    assert "#SBATCH --cpus-per-task=6\n" in texts["wide"]
+    jobs = [json.loads((tmp_path / str(number) / "job.json").read_text())["job"] for number in range(5)]
+    assert jobs == ["31_0", "31_0", "31_1", "31_1", "31_2"]
+    with pytest.raises(UnsupportedCombination, match="--cells-per-job 2 is for cells on one node, but --nnodes is 2"):
+        SlurmLauncher(nnodes=2, cells_per_job=2)

@@ -1,0 +1,115 @@
+"""Signals that are raised at the end of a block, so that they cut nothing off in the middle of it."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from pathlib import Path
+
+import pytest
+
+from ampcompare.base.errors import Ended
+from ampcompare.cli.launching import save_at_signals
+from ampcompare.experiment import run
+from ampcompare.experiment.launch.base import Launcher, failed_record
+from ampcompare.experiment.launch.dispatch import DispatchingLauncher
+from ampcompare.experiment.launch.pool import LauncherPool
+from ampcompare.experiment.launch.stop_signal import raised_later
+from ampcompare.experiment.plan import make_plan
+from ampcompare.runs.records.comparison import Comparison
+from ampcompare.runs.records.run import RunRecord
+from ampcompare.runs.settings.config import RunConfig
+
+
+class Fails(Launcher):
+    """A cell that was ended from outside, next to which nothing runs."""
+
+    def launch(self, config: RunConfig, *rest: object) -> RunRecord:
+        return failed_record(config, "the process of the cell ended with exit code 1: KeyboardInterrupt")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("pool", [False, True])
+def test_a_signal_does_not_cut_off_what_is_saved(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, number: signal.Signals, pool: bool
+) -> None:
+    """One that comes while a comparison is summed up, as in its first import of a library, ends the command after the
+    reports are written, by its own error."""
+    plan = make_plan(RunConfig.model_validate({"recipe": {"epochs": 1}}), ["fp32", "native:bf16"], [0])
+    launcher = LauncherPool([Fails(), Fails()]) if pool else Fails()
+    sums, saved = [], []
+    whole = run.summarize
+
+    def summarize(*words: object, **options: object) -> Comparison:
+        if not sums:
+            signal.raise_signal(number)
+        sums.append(whole(*words, **options))  # type: ignore[arg-type]
+        return sums[-1]
+
+    monkeypatch.setattr(run, "summarize", summarize)
+    expected = KeyboardInterrupt if number == signal.SIGINT else Ended
+    with pytest.raises(expected), launcher, save_at_signals(launcher):
+        run.run_plan(plan, tmp_path, launcher, jobs=1 + pool, save=lambda comparison, folder: saved.append(comparison))
+    assert saved == sums
+    assert len(saved[0].records) == 1
+
+
+def test_a_second_signal_is_not_held_up() -> None:
+    """What takes too long to be saved is left by a second signal; both handlers are as they were."""
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    passed = []
+
+    @raised_later()
+    def save() -> None:
+        for number in (1, 2):
+            signal.raise_signal(signal.SIGINT)
+            passed.append(number)
+
+    with pytest.raises(KeyboardInterrupt):
+        save()
+    assert passed == [1]
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+def test_other_threads_hold_up_nothing() -> None:
+    """A comparison in a thread of a notebook leaves the signals alone, which the main thread handles."""
+    handlers = []
+
+    def save() -> None:
+        with raised_later():
+            handlers.append(signal.getsignal(signal.SIGINT))
+
+    thread = threading.Thread(target=save)
+    thread.start()
+    thread.join()
+    assert handlers == [signal.getsignal(signal.SIGINT)]
+
+
+def test_a_cell_that_had_ended_is_not_followed_by_another(tmp_path: Path) -> None:
+    """A signal to a cell that was about to end anyway holds for the command: no cell starts after it."""
+
+    class EndsAnyway(DispatchingLauncher):
+        def terminate(self) -> bool:
+            return True
+
+    launcher = EndsAnyway()
+    with save_at_signals(launcher):
+        signal.raise_signal(signal.SIGTERM)
+        assert launcher.launch(RunConfig(), tmp_path).status == "interrupted"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_another_error_that_a_library_makes_of_a_signal() -> None:
+    """A module in C that a signal interrupts says that it cannot be imported; the command was asked to end."""
+
+    def load() -> None:
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        except Ended:
+            raise ImportError("numpy._core.multiarray failed to import") from None
+
+    with pytest.raises(Ended, match="ended by SIGTERM") as caught, save_at_signals(Fails()):
+        load()
+    assert isinstance(caught.value.__cause__, ImportError)
+    with pytest.raises(ImportError), save_at_signals(Fails()):
+        raise ImportError("as without a signal")

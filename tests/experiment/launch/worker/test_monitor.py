@@ -1,0 +1,110 @@
+"""Readings of the machine: a GPU that says what the test wants, and a real watch on this processor."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+
+from ampcompare.experiment.launch.worker.monitor import SystemMonitor
+
+
+class Nvml:
+    """A GPU whose clock is what the test says."""
+
+    NVML_CLOCK_SM = 1
+    NVMLError = OSError
+    nvmlClocksThrottleReasonSwPowerCap = 4
+    nvmlClocksThrottleReasonHwSlowdown = 8
+    nvmlClocksThrottleReasonSwThermalSlowdown = 32
+    nvmlClocksThrottleReasonHwThermalSlowdown = 64
+    nvmlClocksThrottleReasonHwPowerBrakeSlowdown = 128
+
+    def __init__(self) -> None:
+        self.clock = 345
+        self.millijoules = 10**9
+
+    def nvmlDeviceGetClockInfo(self, handle: str, kind: int) -> int:
+        return self.clock
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, handle: str) -> int:
+        return self.millijoules
+
+    def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle: str) -> int:
+        return 4
+
+    def nvmlDeviceGetComputeRunningProcesses(self, handle: str) -> list[object]:
+        return []
+
+
+def test_the_clock_of_an_idle_gpu_is_no_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU is read after timed steps only: not before them, in the warm-up, or after an evaluation's end."""
+    nvml = Nvml()
+    monkeypatch.setattr("ampcompare.experiment.launch.worker.monitor._open", lambda device: (nvml, "handle"))
+    monkeypatch.setattr("ampcompare.experiment.launch.worker.monitor.INTERVAL_SECONDS", 0.0)
+    watch = SystemMonitor(torch.device("cuda", 0))
+    watch.sample(timed=False)
+    for nvml.clock in (1980, 1965):
+        watch.sample(timed=True)
+    nvml.clock = 345
+    readings = watch.readings([0.1] * 40)
+    assert (readings.clock_low_mhz, readings.clock_high_mhz) == (1965, 1980)
+    assert (readings.throttled, readings.other_processes) == (["power limit"], 0)
+    assert readings.load_average is not None
+
+
+def test_the_warm_up_does_not_put_off_the_first_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first timed block is read however short the time since the watch was made."""
+    monkeypatch.setattr("ampcompare.experiment.launch.worker.monitor._open", lambda device: (Nvml(), "handle"))
+    watch = SystemMonitor(torch.device("cuda", 0))
+    watch.sample(timed=True)
+    assert watch.readings([]).clock_low_mhz == 345
+
+
+def test_busy_and_idle_are_told_apart() -> None:
+    """A process that sleeps has less of its core than one that computes, and load and cores are read."""
+    busy = SystemMonitor(torch.device("cpu"))
+    end = time.process_time() + 0.1
+    while time.process_time() < end:
+        pass
+    worked = busy.readings([0.1] * 40)
+    idle = SystemMonitor(torch.device("cpu"))
+    time.sleep(0.4)
+    slept = idle.readings([])
+    assert (worked.timed_steps, slept.timed_steps) == (40, 0)
+    assert (worked.cpu_share or 0) > 2 * (slept.cpu_share or 0)
+    assert worked.load_average is not None
+    assert (worked.cores or 0) >= 1
+    assert (worked.throttled, worked.other_processes) == ([], None)
+
+
+def test_energy_is_that_of_timed_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Warm-up, evaluations and the first block of an epoch are left out; the rest is divided by its samples."""
+    nvml = Nvml()
+    monkeypatch.setattr("ampcompare.experiment.launch.worker.monitor._open", lambda device: (nvml, "handle"))
+    watch = SystemMonitor(torch.device("cuda", 0))
+    assert watch.energy is not None
+    for epoch, timed, joules in [(0, False, 500), (0, True, 20), (0, True, 30), (1, True, 999), (1, True, 10)]:
+        nvml.millijoules += 1000 * joules
+        watch.energy.after(epoch, 5, timed=timed)
+    assert (watch.energy.joules, watch.energy.steps) == (60.0, 15)
+    assert watch.readings([], units=8).joules_per_unit == pytest.approx(60 / (15 * 8))
+    assert watch.readings([]).joules_per_unit is None
+
+
+def test_no_counter_is_no_energy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CPU has no meter; a GPU whose driver refuses, or that NVML does not know, has no value."""
+    assert SystemMonitor(torch.device("cpu")).energy is None
+
+    class Older(Nvml):
+        def nvmlDeviceGetTotalEnergyConsumption(self, handle: str) -> int:
+            raise OSError("not supported")
+
+    for opened in [(Older(), "handle"), (None, None)]:
+        monkeypatch.setattr("ampcompare.experiment.launch.worker.monitor._open", lambda device, opened=opened: opened)
+        watch = SystemMonitor(torch.device("cuda", 0))
+        assert watch.energy is not None
+        for _ in range(3):
+            watch.energy.after(0, 5, timed=True)
+        assert watch.readings([], units=8).joules_per_unit is None

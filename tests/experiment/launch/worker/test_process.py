@@ -1,0 +1,202 @@
+"""What happens inside the process of a cell."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ampcompare.base.errors import EnvironmentUnfit
+from ampcompare.experiment.launch.forked import ForkedLauncher
+from ampcompare.experiment.launch.worker.cell import device_facts
+from ampcompare.experiment.launch.worker.failure import failed_with
+from ampcompare.runs.records.run import dump_json, read_record
+from ampcompare.runs.settings.config import RunConfig
+from ampcompare.training.device import resolve_device
+
+MakeConfig = Callable[..., RunConfig]
+
+
+def test_a_cell_can_be_run_from_its_folder(make_config: MakeConfig, tmp_path: Path, forked_python: Any) -> None:
+    """The configuration that lies in a folder is trained by hand, for a look at what failed."""
+    (tmp_path / "config.json").write_text(dump_json(make_config()))
+    done = forked_python.run(["-m", "ampcompare.experiment.launch.worker.cell", str(tmp_path)], tmp_path, os.environ)
+    assert done.returncode == 0, done.stderr
+    assert read_record(tmp_path / "record.json").status == "completed"
+
+
+def test_cuda_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA asked for on a machine without it is a fault of the environment, with the reason and both remedies."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.version, "cuda", None)
+    with pytest.raises(EnvironmentUnfit, match=r"torch is built without CUDA; use --device cpu, or install torch"):
+        resolve_device("cuda")
+    monkeypatch.setattr(torch.version, "cuda", "12.6")
+    with pytest.raises(EnvironmentUnfit, match="torch sees no GPU"):
+        resolve_device("cuda:0")
+    assert resolve_device("auto") == torch.device("cpu")
+
+
+def test_a_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An index beyond the GPUs is refused with their number."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(EnvironmentUnfit, match="device cuda:2 was requested, but there are 2 GPUs"):
+        resolve_device("cuda:2")
+    assert resolve_device("cuda:1") == torch.device("cuda", 1)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    assert resolve_device("auto") == resolve_device("cuda") == torch.device("cuda", 1)
+
+
+def test_other_accelerators_are_taken_where_torch_sees_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is not there is refused with what would bring it; a first one has the index 0."""
+    with pytest.raises(EnvironmentUnfit, match=r"device mps .*an Apple GPU\), but torch sees none; .*macOS 14"):
+        resolve_device("mps")
+    monkeypatch.setattr(torch.xpu, "is_available", lambda: True)
+    monkeypatch.setattr(torch.xpu, "device_count", lambda: 2)
+    assert (resolve_device("xpu"), resolve_device("xpu:1")) == (torch.device("xpu", 0), torch.device("xpu", 1))
+    with pytest.raises(
+        EnvironmentUnfit, match="device xpu:2 was requested, but there are 2 such devices, starting at xpu:0"
+    ):
+        resolve_device("xpu:2")
+    assert resolve_device("auto") == torch.device("cpu")
+
+
+def test_what_torch_cannot_tell_ends_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A question about the GPU at which torch raises has the error as its answer, and the others have theirs."""
+
+    def raises(*args: object) -> None:
+        raise RuntimeError("you are using the new API\nof torch")
+
+    class Switches:
+        allow_tf32 = property(raises)
+
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "A GPU")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(torch.backends.cudnn, "version", raises)
+    monkeypatch.setattr(torch.backends.cuda, "matmul", Switches())
+    facts = device_facts(torch.device("cuda", 1), RunConfig())
+    assert (facts["device"], facts["device_name"], facts["capability"]) == ("cuda:1", "A GPU", [9, 0])
+    assert facts["cudnn"] == facts["tf32_matmul"] == "unknown: you are using the new API"
+    assert facts["tf32_convolution"] is torch.backends.cudnn.allow_tf32
+
+
+def test_a_switch_for_gpus_is_named_on_a_cpu(launcher: ForkedLauncher, make_config: MakeConfig, tmp_path: Path) -> None:
+    """cuDNN's choice of kernels changes nothing on a CPU, and the record says so."""
+    record = launcher.launch(make_config(recipe={"cudnn_benchmark": True}), tmp_path)
+    assert record.notes == ["--cudnn-benchmark has no effect here: it is for cuDNN, but the device is cpu"]
+
+
+@pytest.mark.parametrize(
+    ("options", "exit_code"),
+    [
+        ({"arch": "launched:nothing_here"}, 2),
+        ({"recipe": {"data": {"name": "imagefolder:/nonexistent"}}}, 2),
+        ({"arm": "apex:O1,engine=nvidia"}, 4),
+        ({"arch": "launched:raises_in_forward"}, 3),
+    ],
+)
+def test_a_failure_keeps_its_exit_code(
+    launcher: ForkedLauncher, make_config: MakeConfig, tmp_path: Path, options: dict[str, str], exit_code: int
+) -> None:
+    """The record of a failure says whether input, environment or the arm itself was the cause."""
+    config = make_config(**options)
+    if "nvidia" in config.arm and _has_nvidia_apex():
+        pytest.skip("the real Apex is installed")
+    record = launcher.launch(config, tmp_path)
+    assert (record.status, record.environment["exit_code"]) == ("failed", exit_code)
+    assert "Traceback" in (tmp_path / "log.txt").read_text()
+
+
+def _has_nvidia_apex() -> bool:
+    from ampcompare.base.environment.apex import probe_apex
+
+    return probe_apex().has_amp
+
+
+@pytest.mark.parametrize("size", [2**46, 2**60])
+def test_a_cpu_without_memory_is_out_of_memory(size: int) -> None:
+    """What torch's CPU allocator raises is called by the words that a GPU's error has; other errors keep their name."""
+    with pytest.raises(RuntimeError) as refused:
+        torch.empty(size)
+    record = failed_with(RunConfig(), refused.value)
+    assert record.error is not None
+    assert record.error.startswith("out of memory: [enforce fail at alloc_cpu.cpp")
+    assert (failed_with(RunConfig(), MemoryError()).error or "").startswith("out of memory")
+    assert (failed_with(RunConfig(), RuntimeError("shapes")).error or "") == "RuntimeError: shapes"
+
+
+def test_divergence_is_recorded_not_raised(launcher: ForkedLauncher, make_config: MakeConfig, tmp_path: Path) -> None:
+    """A run whose weights overflow ends early as diverged, with non-finite losses as words in strict JSON."""
+    record = launcher.launch(
+        make_config(recipe={"optimizer": {"lr": 1e30}, "schedule": {"name": "constant"}}), tmp_path
+    )
+    assert (record.status, record.error) == ("diverged", None)
+    assert record.summary.divergence == "non-finite weights"
+    assert record.summary.metric_final is None
+    losses = [json.loads(line)["loss"] for line in (tmp_path / "steps.jsonl").read_text().splitlines()]
+    assert "nan" in losses
+
+
+def test_the_same_cell_again_gives_the_same_bits(
+    launcher: ForkedLauncher, make_config: MakeConfig, tmp_path: Path
+) -> None:
+    """Two processes that train the same cell agree to the last bit of every loss."""
+    runs = [launcher.launch(make_config(), tmp_path / name) for name in ("one", "two")]
+    assert runs[0].summary.losses_sha256 == runs[1].summary.losses_sha256
+    assert runs[0].summary.epochs[0].loss == runs[1].summary.epochs[0].loss
+
+
+def test_the_compat_engine_says_that_it_ran(launcher: ForkedLauncher, make_config: MakeConfig, tmp_path: Path) -> None:
+    """A result of our engine is never recorded as one of Apex: name, version and reason are there."""
+    record = launcher.launch(make_config(arm="apex:O2,engine=compat"), tmp_path)
+    assert record.status == "completed", record.error
+    assert record.engine is not None
+    assert record.engine.name == "compat"
+    assert record.engine.version
+    assert record.engine.reason
+
+
+def test_deterministic_refuses_what_is_not(launcher: ForkedLauncher, make_config: MakeConfig, tmp_path: Path) -> None:
+    """An operation without a deterministic version ends such a cell with torch's words, and no other cell."""
+    arch = "launched:puts_in_any_order"
+    record = launcher.launch(make_config(arch=arch, deterministic=True), tmp_path / "strict")
+    assert record.status == "failed"
+    assert "put_ does not have a deterministic implementation" in (record.error or "")
+    assert launcher.launch(make_config(arch=arch), tmp_path / "free").status == "completed"
+
+
+def test_settings_for_a_gpu_say_that_they_do_nothing(
+    launcher: ForkedLauncher, make_config: MakeConfig, tmp_path: Path
+) -> None:
+    """On a CPU pinned memory and prefetch leave a note in the record, and the losses as they are."""
+    plain = launcher.launch(make_config(), tmp_path / "plain")
+    record = launcher.launch(make_config(pin_memory=True, prefetch=2), tmp_path / "asked")
+    assert plain.notes == []
+    assert record.notes == [
+        f"{name} has no effect here: it is for copies to a GPU, but the device is cpu"
+        for name in ("--pin-memory", "--prefetch")
+    ]
+    assert record.summary.losses_sha256 == plain.summary.losses_sha256
+
+
+def test_tf32_is_refused_on_a_cpu(launcher: ForkedLauncher, make_config: MakeConfig, tmp_path: Path) -> None:
+    """Arm and switch fail as something that this machine lacks; switched off, TF32 is what a CPU has anyway."""
+    for name, options in (("arm", {"arm": "fp32:tf32"}), ("switch", {"tf32": "on"})):
+        record = launcher.launch(make_config(**options), tmp_path / name)
+        assert (record.status, record.environment["exit_code"]) == ("failed", 4)
+        assert "compute capability 8.0" in (record.error or "")
+    assert launcher.launch(make_config(tf32="off"), tmp_path / "off").status == "completed"
+
+
+def test_compiled_fp16_is_not_emulated(launcher: ForkedLauncher, make_config: MakeConfig, tmp_path: Path) -> None:
+    """torch.compile cannot see into emulation, so that a compiled cell computes fp16 natively, and says so."""
+    recipe = {"compile": "eager", "max_steps": 2, "data": {"train_size": 32, "val_size": 16}, "batch_size": 16}
+    record = launcher.launch(make_config(arm="half", arch="mlp", recipe=recipe), tmp_path)
+    assert record.status == "completed", record.error
+    assert record.half == "fp16 native"

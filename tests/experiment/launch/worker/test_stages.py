@@ -1,0 +1,215 @@
+"""The four stages of a cell, each alone, in this process."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from ampcompare.base.errors import CheckpointError, EnvironmentUnfit
+from ampcompare.experiment.launch.base import Progress
+from ampcompare.experiment.launch.distributed_env import DistributedEnv
+from ampcompare.experiment.launch.worker.cell import Cell, build, configure_process, record, run
+from ampcompare.runs.records.run import ProcessFacts, RunSummary
+from ampcompare.runs.settings.config import RunConfig
+from ampcompare.training.metrics.hashes import parameters_sha256, weights_sha256
+from ampcompare.training.parallel.ranks import SingleProcess
+from ampcompare.training.session import Session
+
+MakeConfig = Callable[..., RunConfig]
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def process_switches(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Restore what `configure_process` sets for the whole process."""
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
+    threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    yield
+    torch.set_num_threads(threads)
+    torch.use_deterministic_algorithms(deterministic)
+
+
+@pytest.fixture
+def build_cell(make_config: MakeConfig, tmp_path: Path) -> Callable[..., Cell]:
+    """Build the smallest cell in `tmp_path`."""
+
+    def make(**options: object) -> Cell:
+        return build(make_config(drain_every=1, **options), tmp_path, CPU, SingleProcess())
+
+    return make
+
+
+def test_a_record_has_the_weights_in_other_precisions(build_cell: Callable[..., Cell]) -> None:
+    """They are evaluated after the last step, with the final weights, and the tail of the losses is kept."""
+    cell = build_cell(arm="native:bf16", eval_precision="fp32,autocast:bf16")
+    run(cell)
+    summary = record(cell, None, start_seconds=0.0, seconds=1.0).summary
+    fp32, own = summary.in_precisions
+    assert (fp32.precision, own.differing, own.values) == ("fp32", 0, summary.epochs[-1].values)
+    assert summary.weights_sha256 == weights_sha256(cell.session.assembly.replicas)
+    assert summary.loss_tail is not None
+
+
+@pytest.mark.usefixtures("process_switches")
+def test_configure_process_sets_what_the_settings_name(make_config: MakeConfig) -> None:
+    """Threads, determinism and the switch of cuDNN are those of the configuration."""
+    configure_process(make_config(threads=2, deterministic=True), CPU)
+
+    assert torch.get_num_threads() == 2
+    assert torch.are_deterministic_algorithms_enabled()
+    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+    assert not torch.backends.cudnn.benchmark
+
+
+@pytest.mark.usefixtures("process_switches")
+def test_configure_process_enables_the_cudnn_benchmark(make_config: MakeConfig) -> None:
+    """`cudnn_benchmark` reaches torch, and determinism stays off unless it is set."""
+    configure_process(make_config(recipe={"cudnn_benchmark": True}), CPU)
+
+    assert torch.backends.cudnn.benchmark
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+@pytest.mark.usefixtures("process_switches")
+def test_configure_process_refuses_tf32_on_a_cpu(make_config: MakeConfig) -> None:
+    """TF32 on a device that lacks it is an error before anything is built."""
+    with pytest.raises(EnvironmentUnfit, match="--tf32 on"):
+        configure_process(make_config(tf32="on"), CPU)
+
+
+def test_configure_process_selects_the_gpu(make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process on a GPU makes it the current device."""
+    selected: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "set_device", selected.append)
+
+    configure_process(make_config(tf32="torch"), torch.device("cuda", 1))
+
+    assert selected == [torch.device("cuda", 1)]
+
+
+def test_build_trains_nothing(build_cell: Callable[..., Cell], tmp_path: Path) -> None:
+    """A cell that is built is at step 0, with an empty `steps.jsonl`, the precision of its arm and its fp16 mode."""
+    cell = build_cell(arm="half", cpu_half="native")
+
+    assert cell.session.position.step == 0
+    assert cell.metrics.num_steps == 0
+    assert cell.fp16_mode == "fp16 native"
+    assert cell.precision.half_dtype is torch.float16
+    assert {parameter.dtype for parameter in cell.session.assembly.models[0].parameters()} == {torch.float16}
+    assert cell.steps_path == tmp_path / "steps.jsonl"
+    assert cell.steps_path.read_text() == ""
+    assert cell.device_facts["device"] == "cpu"
+
+
+def test_build_changes_no_file_if_a_checkpoint_does_not_fit(build_cell: Callable[..., Cell], tmp_path: Path) -> None:
+    """A checkpoint of another model is refused, and the steps of the earlier run are unchanged."""
+    run(build_cell(saving={"stop_at_step": 2}))
+    steps = (tmp_path / "steps.jsonl").read_text()
+    assert len(steps.splitlines()) == 2
+
+    with pytest.raises(CheckpointError):
+        build_cell(saving={"resume": "auto"}, recipe={"optimizer": {"name": "adam"}})
+
+    assert (tmp_path / "steps.jsonl").read_text() == steps
+    assert (tmp_path / "checkpoints").is_dir()
+
+
+def test_build_resumes_at_the_step_of_the_checkpoint(build_cell: Callable[..., Cell], tmp_path: Path) -> None:
+    """A cell built from its own checkpoint stands at that step, and keeps the lines of the steps before it."""
+    run(build_cell(saving={"stop_at_step": 2}))
+
+    cell = build_cell(saving={"resume": "auto"})
+
+    assert cell.session.position.step == 2
+    assert cell.metrics.num_steps == 2
+    assert [json.loads(line)["step"] for line in cell.steps_path.read_text().splitlines()] == [0, 1]
+
+
+def test_run_writes_each_step_and_reports_progress(build_cell: Callable[..., Cell]) -> None:
+    """Training fills `steps.jsonl`, the metrics and the epochs, and reports progress after each block of steps."""
+    cell = build_cell()
+    received: list[Progress] = []
+
+    run(cell, received.append)
+
+    assert [json.loads(line)["step"] for line in cell.steps_path.read_text().splitlines()] == [0, 1, 2, 3]
+    assert [(progress.phase, progress.steps, progress.total_steps) for progress in received] == [
+        *(("training", step, 4) for step in range(5)),
+        ("evaluating", 4, 4),
+    ]
+    assert received[0][4:] == (None, None, 0, None)
+    losses = [json.loads(line)["loss"] for line in cell.steps_path.read_text().splitlines()]
+    assert [progress.loss for progress in received[1:5]] == losses
+    assert all((progress.step_seconds or 0) > 0 for progress in received[1:])
+    assert cell.metrics.num_steps == 4
+    assert len(cell.metrics.epochs) == 1
+
+
+def test_record_describes_the_run(build_cell: Callable[..., Cell]) -> None:
+    """The record holds the configuration, both durations, the summary and a note for a setting without effect."""
+    cell = build_cell(pin_memory=True)
+    run(cell)
+
+    result = record(cell, None, start_seconds=1.5, seconds=2.5)
+
+    assert (result.status, result.error, result.arm) == ("completed", None, "fp32")
+    assert (result.cell, result.config) == (cell.config.digest(), cell.config)
+    assert (result.summary.start_seconds, result.summary.wall_seconds) == (1.5, 2.5)
+    assert result.summary.num_steps == 4
+    assert result.processes is None
+    assert result.notes == ["--pin-memory has no effect here: it is for copies to a GPU, but the device is cpu"]
+
+
+def test_record_tells_whether_weights_moved(build_cell: Callable[..., Cell], tmp_path: Path) -> None:
+    """Training moves the weights, a learning rate that is rounded away does not, and their hash at the end is kept."""
+    moved, again, unmoved = (build_cell(recipe={"optimizer": {"lr": lr}}) for lr in (0.05, 0.05, 1e-30))
+    for cell in (moved, again, unmoved):
+        run(cell)
+    one, two, three = (record(cell, None, start_seconds=0, seconds=1).summary for cell in (moved, again, unmoved))
+    assert (one.weights_moved, three.weights_moved) == (True, False)
+    assert one.weights_sha256 == two.weights_sha256 != three.weights_sha256
+    assert one.epochs[-1].chance is not None
+
+
+def test_a_resumed_run_remembers_its_first_weights(build_cell: Callable[..., Cell]) -> None:
+    """Whether weights moved is asked of the whole run, not of what came after its checkpoint."""
+    run(build_cell(saving={"stop_at_step": 3}))
+    cell = build_cell(saving={"resume": "auto"})
+    before = cell.metrics.initial_parameters
+    fresh = build_cell(saving={})
+    assert before == fresh.metrics.initial_parameters != parameters_sha256(cell.session.assembly.replicas)
+
+
+def test_record_of_a_run_that_stopped(build_cell: Callable[..., Cell]) -> None:
+    """A run that was asked to stop is "interrupted", with the number of its updates."""
+    cell = build_cell(saving={"stop_at_step": 3})
+    run(cell)
+
+    result = record(cell, None, start_seconds=0.0, seconds=1.0)
+
+    assert (result.status, result.error) == ("interrupted", "asked to stop after 3 updates, and saved")
+
+
+def test_record_gathers_the_facts_of_all_processes(
+    build_cell: Callable[..., Cell], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With several processes the record holds what they gathered, inside the context of the steps."""
+    cell = build_cell()
+    run(cell)
+    world = DistributedEnv(0, 2, 0, 2, "env://", 0, "spawn")
+    facts = ProcessFacts.model_construct(world_size=2)
+
+    def gather(config: RunConfig, session: Session, env: DistributedEnv, summary: RunSummary) -> ProcessFacts:
+        assert (session, env) == (cell.session, world)
+        return facts
+
+    monkeypatch.setattr("ampcompare.experiment.launch.worker.cell.gather_process_facts", gather)
+
+    assert record(cell, world, start_seconds=0.0, seconds=1.0).processes is facts

@@ -1,0 +1,104 @@
+"""The pytest plugin, in the test suite of a project that is not ampcompare."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch  # noqa: F401  # else pytester, which forgets what a run has imported, loads it twice
+
+from ampcompare.integrations.pytest_plugin import _named
+
+pytest_plugins = ["pytester"]
+PLUGIN = ("-p", "no:ampcompare", "-p", "ampcompare.integrations.pytest_plugin", "-p", "no:cacheprovider")
+SUITE = """
+import pytest, torch
+from torch import nn
+from torch.nn import functional as F
+
+class Cube(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Linear(8, 8)
+
+    def forward(self, x):
+        return (self.body(x) * 200.0) ** 3 * 1e-6
+
+X = torch.ones(2, 8)
+
+@pytest.mark.ampcompare(["bf16", "O2"])
+def test_cube(holds):
+    holds(Cube(), inputs=(X,))
+
+@pytest.mark.ampcompare("fp16", rtol=1e-9)
+def test_strict(holds):
+    holds(nn.Linear(8, 8), inputs=(X,))
+
+def test_default(holds):
+    assert holds(F.mse_loss, inputs=(X, X * 2)).worst.error >= 0
+
+@pytest.mark.ampcompare(["bf61"])
+def test_misspelled(holds):
+    holds(nn.Linear(8, 8), inputs=(X,))
+
+def test_without():
+    pass
+"""
+
+
+def test_a_suite_is_run_for_each_arm(pytester: pytest.Pytester) -> None:
+    """Each arm is a test; a failure names module, operation and line, and shows no frame of ampcompare."""
+    pytester.makepyfile(test_nets=SUITE)
+    pytester.makeini("[pytest]\nampcompare_arms = bf16 apex:O2,loss_scale=128\n")
+    result = pytester.runpytest_inprocess(*PLUGIN, "-v")
+    result.assert_outcomes(passed=4, failed=3)
+    text = result.stdout.str()
+    for name, outcome in (
+        ("test_cube[bf16]", "PASSED"),
+        ("test_cube[O2]", "FAILED"),
+        ("test_strict[fp16]", "FAILED"),
+        ("test_default[bf16]", "PASSED"),
+        ("test_default[apex:O2,loss_scale=128]", "PASSED"),
+    ):
+        assert f"{name} {outcome}" in " ".join(text.split()), name
+    assert "apex:O2 does not hold: overflow at step 0: pow of Cube is the first result" in text
+    assert "test_nets.py:11" in text
+    assert "check.arm" not in text
+
+
+def test_an_unfit_machine_skips(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An arm that this machine cannot run is skipped with the reason, not passed."""
+    pytester.makepyfile(
+        """
+        import pytest, torch
+
+        @pytest.mark.ampcompare(["bf16"], device="cuda")
+        def test_on_a_gpu(holds):
+            holds(torch.nn.Linear(8, 8), inputs=(torch.ones(2, 8),))
+        """
+    )
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    result = pytester.runpytest_inprocess(*PLUGIN, "-rs")
+    result.assert_outcomes(skipped=1)
+    assert "bf16: " in result.stdout.str()
+
+
+def test_arms_of_a_setting() -> None:
+    """Arms are divided by spaces and commas, except where a comma belongs to an option."""
+    assert _named("bf16, fp16 apex:O2,loss_scale=128,keep_fp32=head O1") == [
+        *("bf16", "fp16", "apex:O2,loss_scale=128,keep_fp32=head", "O1")
+    ]
+
+
+@pytest.mark.integration
+def test_importing_the_plugin_is_light(tmp_path: Path) -> None:
+    """A pytest run that uses neither mark nor fixture loads no torch and no pydantic."""
+    (tmp_path / "test_other.py").write_text(
+        "import sys\ndef test_it():\n    assert not {'torch', 'numpy', 'pydantic', 'IPython'} & set(sys.modules)\n"
+        "    assert 'ampcompare.integrations.pytest_plugin' in sys.modules\n"
+    )
+    command = [sys.executable, "-m", "pytest", "-q", *PLUGIN, "-p", "no:xdist", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert done.returncode == 0, done.stdout

@@ -1,0 +1,108 @@
+"""Arms of other libraries against our own arm of the precision that they really ran in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from ampcompare.runs.analysis.summary import summarize
+from ampcompare.runs.records.comparison import ArmSummary, Comparison, Twin
+from ampcompare.runs.records.run import Effective, RunRecord
+from ampcompare.runs.report.columns import columns, verdict_columns
+from ampcompare.runs.report.json import Json
+
+MakeRecord = Callable[..., RunRecord]
+BF16 = Effective(arm="native:bf16", library="accelerate", version="1.15.0")
+FELL_BACK = Effective(arm="fp32", library="accelerate", version="1.15.0", as_asked=False, reason="no fp16 on a CPU")
+FP32, OURS = [0.90, 0.92, 0.91, 0.93, 0.92], [0.80, 0.83, 0.81, 0.82, 0.80]
+
+
+def _runs(make_record: MakeRecord, arm: str, top1: list[float], ran: Effective | None, losses: str) -> list[RunRecord]:
+    return [
+        make_record(arm, seed, top1=share, losses=f"{losses} {seed}", weights_sha256=f"{losses} {seed}").model_copy(
+            update={"effective": ran}
+        )
+        for seed, share in enumerate(top1)
+    ]
+
+
+def _comparison(make_record: MakeRecord, *arms: str) -> Comparison:
+    """The matrix of the arms named, of those that are made here."""
+    made = {
+        "fp32": _runs(make_record, "fp32", FP32, None, "a"),
+        "native:bf16": _runs(make_record, "native:bf16", OURS, None, "b"),
+        "accelerate:bf16": _runs(make_record, "accelerate:bf16", OURS, BF16, "b"),
+        "accelerate:fp16": _runs(make_record, "accelerate:fp16", FP32, FELL_BACK, "not the same bits"),
+    }
+    return summarize([record for arm in arms for record in made[arm]], arms=arms, reference="fp32")
+
+
+def _twin(comparison: Comparison, arm: str) -> Twin:
+    return next(twin for twin in comparison.twins if twin.arm == arm)
+
+
+def _row(comparison: Comparison, arm: str) -> ArmSummary:
+    return next(row for row in comparison.arms if row.arm == arm)
+
+
+def test_the_verdict_is_against_the_arm_of_the_same_precision(make_record: MakeRecord) -> None:
+    """An arm that is worse than the reference is identical to its twin, bit for bit, and both are said."""
+    comparison = _comparison(make_record, "fp32", "native:bf16", "accelerate:bf16")
+    assert _row(comparison, "accelerate:bf16").accuracy_verdict == "worse"
+    twin = _twin(comparison, "accelerate:bf16")
+    assert (twin.twin, twin.library, twin.pairs) == ("native:bf16", "accelerate 1.15.0", 5)
+    assert (twin.accuracy_verdict, twin.same_bits, twin.metric_difference) == ("identical", True, 0)
+    assert (
+        "accelerate:bf16 (accelerate 1.15.0) against native:bf16, the precision that it ran in: identical, "
+        "every loss the same to the last bit, 5 seeds." in comparison.reading
+    )
+
+
+def test_a_precision_that_was_not_asked_for_stands_in_the_row(make_record: MakeRecord) -> None:
+    """The row names what ran beside what was asked, and its library with the version; its twin is what ran."""
+    comparison = _comparison(make_record, "fp32", "accelerate:fp16")
+    row = _row(comparison, "accelerate:fp16")
+    assert (columns(comparison)["arm"](row), columns(comparison)["engine"](row)) == (
+        "accelerate:fp16 (ran fp32)",
+        "accelerate 1.15.0",
+    )
+    assert verdict_columns(comparison)["arm"](row) == "accelerate:fp16 (ran fp32)"
+    twin = _twin(comparison, "accelerate:fp16")
+    assert (twin.twin, twin.same_bits) == ("fp32", False)
+    assert twin.accuracy_verdict == row.accuracy_verdict == "equivalent (±0.5)"
+    assert "the precision that it ran in: equivalent (±0.5), +0.00 pp, 5 seeds." in comparison.reading[-1]
+    assert columns(comparison)["arm"](_row(comparison, "fp32")) == "fp32"
+
+
+def test_a_twin_that_did_not_run_is_asked_for(make_record: MakeRecord) -> None:
+    """Without the twin in the matrix there is no verdict, and the line says what to add."""
+    comparison = _comparison(make_record, "fp32", "accelerate:bf16")
+    twin = _twin(comparison, "accelerate:bf16")
+    assert (twin.pairs, twin.accuracy_verdict) == (0, "")
+    assert comparison.reading[-1].endswith("the precision that it ran in: not known, add --arm native:bf16.")
+
+
+def test_what_is_varied_is_part_of_the_twin(make_record: MakeRecord) -> None:
+    """In a matrix over a setting the twin is the row with the same value."""
+    records = []
+    for size in (32, 64):
+        for arm, ran in (("native:bf16", None), ("accelerate:bf16", BF16)):
+            for record in _runs(make_record, arm, OURS, ran, "b"):
+                records.append(record.model_copy(update={"arm": f"{arm} batch_size={size}"}))
+    arms = list(dict.fromkeys(record.arm for record in records))
+    comparison = summarize(records, arms=arms, reference=arms[0])
+    found = {twin.arm: twin.twin for twin in comparison.twins}
+    assert found == {f"accelerate:bf16 batch_size={size}": f"native:bf16 batch_size={size}" for size in (32, 64)}
+
+
+@pytest.mark.parametrize("arms", [("fp32", "native:bf16"), ("fp32",)])
+def test_our_own_arms_have_none(make_record: MakeRecord, arms: tuple[str, ...]) -> None:
+    """Nothing is said of twins where no other library ran, and old reports without them are read."""
+    comparison = _comparison(make_record, *arms)
+    assert comparison.twins == []
+    assert "precision that it ran in" not in "\n".join(comparison.reading)
+    assert '"twins": []' in Json().render(comparison)
+    data = comparison.model_dump(by_alias=True)
+    del data["twins"]
+    assert Comparison.model_validate(data).twins == []

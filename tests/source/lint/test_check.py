@@ -1,0 +1,412 @@
+"""Every rule, by the pair of examples of its mistake, and by code that only looks wrong."""
+
+from __future__ import annotations
+
+from textwrap import dedent
+
+import pytest
+
+from ampcompare.source.lint.catalog import CODES, RULES
+from ampcompare.source.lint.check import UNREADABLE, check_text, is_of_interest
+from ampcompare.source.lint.run import fix_text
+from ampcompare.source.lint.selection import Selection
+from ampcompare.source.syntax import SourceInvalid
+
+
+def codes_of(text: str) -> list[str]:
+    return [finding.code for finding in check_text(dedent(text)) if CODES[finding.code].by_default]
+
+
+def test_every_code_has_a_rule() -> None:
+    """Each code of the catalog is registered by one rule at least, and no rule has another code."""
+    assert {code for rule in RULES for code in rule.codes} == set(CODES)
+    assert UNREADABLE not in CODES
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_the_example_is_found(code: str) -> None:
+    """The mistake is reported on the lines that are marked, and on no other."""
+    example = CODES[code].example
+    marked = [number for number, line in enumerate(example.split("\n"), start=1) if line.endswith(f"# {code}")]
+
+    assert [finding.line for finding in check_text(example) if finding.code == code] == marked
+    assert marked
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_the_harmless_twin_is_not(code: str) -> None:
+    """Code that looks like the mistake and is right has no finding at all, except that it imports Apex."""
+    found = {finding.code for finding in check_text(CODES[code].harmless)}
+
+    assert found <= ({"AMP301"} - {code})
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_fixes(code: str) -> None:
+    """Where the catalog promises a fix, it removes the finding, brings no other, and is not made twice."""
+    mistake = CODES[code]
+    selection = Selection(select=(code,))
+    findings = check_text(mistake.example, selection.reports)
+
+    text, left, fixed = fix_text(mistake.example, findings, selection)
+
+    assert (fixed > 0) == mistake.fixable
+    assert (text != mistake.example) == mistake.fixable
+    assert fixed + len(left) == len(findings)
+    every = Selection(select=("AMP",))
+    before = {finding.code for finding in check_text(mistake.example, every.reports)}
+    assert {finding.code for finding in check_text(text, every.reports)} <= before
+    assert fix_text(text, left, selection)[0] == text
+
+
+METHODS = """
+    import torch
+    from torch.nn.utils import clip_grad_norm_
+
+    class Trainer:
+        def __init__(self, model, optimizer):
+            self.scaler = torch.amp.GradScaler("cuda")
+            self.optimizer = optimizer
+
+        def fit(self, loader):
+            for batch in loader:
+                self.optimizer.zero_grad()
+                self.backward(batch)
+                self.clip()
+                self.update()
+
+        def backward(self, batch):
+            self.scaler.scale(self.model(batch)).backward()
+
+        def clip(self):
+            {unscale}
+            clip_grad_norm_(self.model.parameters(), 1.0)
+
+        def update(self):
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+"""
+
+
+def test_methods_of_a_class() -> None:
+    """Backward pass, clipping and step in three methods are followed from the one that calls them."""
+    assert codes_of(METHODS.format(unscale="pass")) == ["AMP201"]
+    assert codes_of(METHODS.format(unscale="self.scaler.unscale_(self.optimizer)")) == []
+
+
+def test_functions_and_their_arguments() -> None:
+    """An optimizer has the caller's name in the functions to which it is passed."""
+    script = """
+        def finish(scaler, opt):
+            scaler.step(opt)
+            scaler.update()
+
+        def train(model, loader, optimizer, grad_scaler):
+            for batch in loader:
+                optimizer.zero_grad()
+                grad_scaler.scale(model(batch)).backward()
+                {call}
+                finish(grad_scaler, optimizer)
+    """
+    assert codes_of(script.format(call="optimizer.step()")) == ["AMP202"]
+    assert codes_of(script.format(call="other_optimizer.step()")) == []
+
+
+HARMLESS = {
+    "conditions that exclude each other": """
+        if use_amp and backend == "native":
+            scaler.scale(loss).backward()
+        elif backend == "apex":
+            loss.backward()
+        if use_amp and backend == "native":
+            scaler.step(optimizer)
+            scaler.update()
+        else:
+            optimizer.step()
+        optimizer.zero_grad()
+    """,
+    "a return in one branch": """
+        def step(loss, optimizer, scaler):
+            if scaler is None:
+                loss.backward()
+                optimizer.step()
+                return
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+    """,
+    "two networks": """
+        for batch in loader:
+            opt_d.zero_grad()
+            scaler.scale(loss_d(batch)).backward()
+            scaler.unscale_(opt_d)
+            torch.nn.utils.clip_grad_norm_(d.parameters(), 1.0)
+            scaler.step(opt_d)
+            opt_g.zero_grad()
+            scaler.scale(loss_g(batch)).backward()
+            scaler.unscale_(opt_g)
+            torch.nn.utils.clip_grad_norm_(g.parameters(), 1.0)
+            scaler.step(opt_g)
+            scaler.update()
+    """,
+    "one of two networks without a scaler": """
+        for batch in loader:
+            opt_d.zero_grad()
+            loss_d(batch).backward()
+            opt_d.step()
+            opt_g.zero_grad()
+            scaler.scale(loss_g(batch)).backward()
+            scaler.step(opt_g)
+            scaler.update()
+    """,
+    "another kind of scaler": """
+        from sklearn.preprocessing import StandardScaler
+        scaler = StandardScaler()
+        x = scaler.fit_transform(x)
+        loss.backward()
+        optimizer.step()
+    """,
+    "timm's scaler": """
+        from timm.utils import NativeScaler
+        loss_scaler = NativeScaler()
+        loss_scaler(loss, optimizer, clip_grad=1.0, parameters=model.parameters())
+    """,
+    "a library steps": """
+        for batch in loader:
+            with torch.autocast("cuda"):
+                loss = model(batch)
+            accelerator.backward(loss)
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+    """,
+    "an optimizer with master weights": """
+        model.half()
+        optimizer = FusedLAMBAMP(model.parameters())
+        for batch in loader:
+            grad_scaler.scale(model(batch)).backward()
+            grad_scaler.step(optimizer)
+            grad_scaler.update()
+            optimizer.zero_grad()
+    """,
+    "a helper that unscales": """
+        scaler.scale(loss).backward()
+        prepare_gradients(scaler, optimizer)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+    """,
+    "a limit that is scaled too": """
+        scaler.scale(loss).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0 * scaler.get_scale())
+        scaler.step(optimizer)
+        scaler.update()
+    """,
+    "a scheduler of the user": """
+        from schedulers import PolyWarmUpScheduler
+        lr_scheduler = PolyWarmUpScheduler(optimizer)
+        for batch in loader:
+            optimizer.zero_grad()
+            scaler.scale(model(batch)).backward()
+            lr_scheduler.step()
+            scaler.step(optimizer)
+            scaler.update()
+    """,
+    "a bare except that says something, and one around other parts of Apex": """
+        try:
+            from apex import amp
+        except:
+            logger.warning("no mixed precision: Apex cannot be imported")
+        try:
+            from apex.normalization import FusedLayerNorm
+        except:
+            FusedLayerNorm = torch.nn.LayerNorm
+    """,
+    "what older versions of torch have": """
+        try:
+            from torch.amp import autocast
+        except ImportError:
+            from torch.cuda.amp import autocast
+        with autocast():
+            loss = model(batch)
+        make = torch.amp.GradScaler if TORCH_GREATER_EQUAL_2_4 else torch.cuda.amp.GradScaler
+        if hasattr(torch.amp, "GradScaler"):
+            scaler = torch.amp.GradScaler("cuda")
+        else:
+            scaler = torch.cuda.amp.GradScaler()
+    """,
+    "autocast that is off where the pass runs": """
+        with torch.autocast("cuda", enabled=args.amp):
+            loss = model(batch)
+            if not args.amp:
+                loss.backward()
+    """,
+    "one loss in every round, another in some, each with its own step": """
+        class Trainer:
+            def fit(self, loader):
+                for step, batch in enumerate(loader):
+                    self.train(self.model(batch))
+                    if step % 2 == 0:
+                        self.train_other(self.model(batch))
+            def train(self, loss):
+                self.optimizer.zero_grad()
+                self.scaler.scale(loss).backward()
+                self.scaler.step(self.optimizer)
+                self.scaler.update()
+            def train_other(self, loss):
+                self.optimizer.zero_grad()
+                self.scaler.scale(loss).backward()
+                self.scaler.step(self.optimizer)
+                self.scaler.update()
+    """,
+    "words in a text": '''
+        """How to use apex: from apex import amp; scaler.step(optimizer)."""
+        print("autocast")
+    ''',
+}
+
+
+@pytest.mark.parametrize("script", HARMLESS.values(), ids=HARMLESS)
+def test_no_false_alarm(script: str) -> None:
+    """Code as it is found in public repositories, which is right."""
+    assert codes_of("import torch\n" + dedent(script)) == []
+
+
+WRONG = {
+    "guarded import": (
+        """
+        try:
+            from apex import amp as mixed
+        except ImportError:
+            mixed = None
+        with mixed.scale_loss(loss, optimizer) as scaled_loss:
+            loss.backward()
+        """,
+        ["AMP106"],
+    ),
+    "import in a function": (
+        """
+        def train():
+            import apex
+            model = apex.amp.initialize(model, optimizer, opt_level="o2")
+        """,
+        ["AMP109", "AMP108"],
+    ),
+    "an alias": (
+        """
+        import torch
+        def train(self):
+            opt = self.optimizer
+            scaler = self.scaler
+            scaler.scale(loss).backward()
+            self.scaler.step(opt)
+            self.optimizer.step()
+            scaler.update()
+        """,
+        ["AMP202"],
+    ),
+    "a default of an option": (
+        """
+        import apex
+        parser.add_argument("--opt-level", default="02")
+        """,
+        ["AMP108"],
+    ),
+    "a checkpoint that is extended, saved twice, under a name that had another value": (
+        """
+        import torch
+        def train(optimizer):
+            state = torch.load("weights")
+            scaler = torch.amp.GradScaler("cuda")
+            state = {"optimizer": None if final else optimizer.state_dict()}
+            state["epoch"] = 1
+            torch.save(state, "last")
+            torch.save(state, "best")
+            optimizer.step()
+        """,
+        ["AMP226"],
+    ),
+    "a checkpoint through a function of the script": (
+        """
+        import torch
+        class Trainer:
+            def fit(self):
+                scaler = torch.amp.GradScaler("cuda")
+                scaler.step(self.optimizer)
+                save_checkpoint({"optimizer": self.optimizer.state_dict()}, "last")
+        """,
+        ["AMP226"],
+    ),
+    "a closure": (
+        """
+        import torch
+        def train(scaler, optimizer):
+            def closure():
+                loss = model()
+                loss.backward()
+                return loss
+            scaler.step(optimizer, closure)
+            scaler.update()
+        """,
+        ["AMP227"],
+    ),
+}
+
+
+@pytest.mark.parametrize(("script", "expected"), WRONG.values(), ids=WRONG)
+def test_forms_of_mistakes(script: str, expected: list[str]) -> None:
+    """Mistakes behind aliases, lazy imports and guards are found."""
+    assert codes_of(script) == expected
+
+
+@pytest.mark.parametrize(
+    ("comment", "silent"),
+    [
+        ("# noqa", True),
+        ("# noqa: AMP108", True),
+        ("# NOQA:E501,AMP108", True),
+        ("# noqa: AMP1", True),
+        ("# noqa: AMP109", False),
+        ("# noqa: E501", False),
+        ("# no qa", False),
+    ],
+)
+def test_comments_that_silence(comment: str, silent: bool) -> None:
+    """A comment silences what it names, and everything if it names nothing."""
+    script = f'from apex import amp  # noqa\nm, o = amp.initialize(m, o, opt_level="01")  {comment}\n'
+
+    assert (codes_of(script) == []) == silent
+
+
+def test_comments_for_several_lines_and_for_the_file() -> None:
+    """The comment may stand on the first or the last line of a call, or speak for the file."""
+    call = 'from apex import amp  # noqa\nm, o = amp.initialize(\n    m,\n    o,\n    opt_level="01",\n)'
+
+    assert codes_of(call) == ["AMP108"]
+    assert codes_of(f"{call}  # noqa: AMP108") == []
+    assert codes_of(f"# ampcompare: noqa: AMP108\n{call}") == []
+    assert codes_of(f"# ampcompare: noqa: AMP2\n{call}") == ["AMP108"]
+
+
+def test_columns_are_characters() -> None:
+    """A character of several bytes in front of a finding counts as one."""
+    script = 'from apex import amp\nx = "é"; m, o = amp.initialize(m, o, opt_level="01")\n'
+
+    finding = next(finding for finding in check_text(script) if finding.code == "AMP108")
+
+    assert script.split("\n")[1][finding.column :].startswith('"01"')
+
+
+def test_texts_without_the_words_are_not_parsed() -> None:
+    """What has no word of interest is silent even if it is no Python; what has one is not."""
+    assert not is_of_interest("print 'example', campaign\n")
+    assert check_text("print 'x'\n") == []
+    with pytest.raises(SourceInvalid):
+        check_text("from apex import amp\nprint 'x'\n")
+
+
+def test_a_module_that_calls_itself() -> None:
+    """Recursion ends, and so do calls that multiply."""
+    many = "\n".join(f"def f{i}(s, o):\n    f{i + 1}(s, o)\n    f{i + 1}(s, o)\n    f0(s, o)" for i in range(30))
+
+    assert codes_of(f"import torch\n{many}\ndef f30(scaler, o):\n    scaler.step(o)\n    scaler.update()\n") == []

@@ -1,0 +1,179 @@
+"""Branches on the flag that guards the wrap: clipping the gradients of the model itself is right in fp32."""
+
+from __future__ import annotations
+
+from textwrap import dedent
+
+import pytest
+
+from tests.source.lint.forms import codes_of
+
+O2 = """
+from apex import amp
+from torch.nn.utils import clip_grad_norm_
+def train(args, model, optimizer, loss, fp16=False):
+    if args.fp16:
+        model, optimizer = amp.initialize(model, optimizer, opt_level="O2")
+    with amp.scale_loss(loss, optimizer) as scaled_loss:
+        scaled_loss.backward()
+{clip}
+    optimizer.step()
+"""
+FP16_OPTIMIZER = """
+from apex.fp16_utils import FP16_Optimizer
+from torch.nn.utils import clip_grad_norm_
+def train(args, model, optimizer, loss):
+    if args.fp16:
+        optimizer = FP16_Optimizer(optimizer)
+    if args.fp16:
+        optimizer.backward(loss)
+    else:
+        loss.backward()
+{clip}
+    optimizer.step()
+"""
+BRANCHES = {
+    "else": """
+        if {flag}:
+            clip_grad_norm_(amp.master_params(optimizer), 1.0)
+        else:
+            clip_grad_norm_(model.parameters(), 1.0)
+    """,
+    "negation": """
+        if not {flag}:
+            clip_grad_norm_(model.parameters(), 1.0)
+    """,
+    "early return": """
+        if {flag}:
+            optimizer.step()
+            return
+        clip_grad_norm_(model.parameters(), 1.0)
+    """,
+    "joint condition": """
+        if {flag} and args.clip:
+            clip_grad_norm_(amp.master_params(optimizer), args.clip)
+        elif args.clip:
+            clip_grad_norm_(model.parameters(), args.clip)
+    """,
+    "conditional argument": """
+        clip_grad_norm_(amp.master_params(optimizer) if {flag} else model.parameters(), 1.0)
+    """,
+    "conditional expression": """
+        optimizer.clip_master_grads(1.0) if {flag} else clip_grad_norm_(model.parameters(), 1.0)
+    """,
+    "short circuit": """
+        {flag} or clip_grad_norm_(model.parameters(), 1.0)
+    """,
+    "alias": """
+        half = {flag}
+        if half:
+            optimizer.clip_master_grads(1.0)
+        else:
+            clip_grad_norm_(model.parameters(), 1.0)
+    """,
+}
+
+
+def indented(text: str) -> str:
+    return "\n".join(f"    {line}" for line in dedent(text).strip().splitlines())
+
+
+@pytest.mark.parametrize("script", [O2, FP16_OPTIMIZER], ids=["O2", "FP16_Optimizer"])
+@pytest.mark.parametrize("branch", BRANCHES.values(), ids=BRANCHES)
+def test_the_branch_without_fp16(script: str, branch: str) -> None:
+    """Nothing is reported where the flag of the wrap is off; where the branches are swapped it is."""
+    right = script.format(clip=indented(branch.format(flag="args.fp16")))
+    wrong = script.format(clip=indented(branch.format(flag="(not args.fp16)")))
+
+    assert "AMP104" not in codes_of(right)
+    assert "AMP104" in codes_of(wrong)
+
+
+@pytest.mark.parametrize(
+    "clip",
+    ["    clip_grad_norm_(model.parameters(), 1.0)", "    args.clip and clip_grad_norm_(model.parameters(), 1.0)"],
+)
+def test_another_flag_hides_nothing(clip: str) -> None:
+    """A condition that has nothing to do with the wrap does not make the clipping right."""
+    assert "AMP104" in codes_of(O2.format(clip=clip))
+
+
+def test_the_flag_of_initialize_itself() -> None:
+    """`enabled=` guards as an `if` does."""
+    script = """
+        from apex import amp
+        from torch.nn.utils import clip_grad_norm_
+        model, optimizer = amp.initialize(model, optimizer, opt_level="O2", enabled=use_amp)
+        with amp.scale_loss(loss, optimizer) as scaled_loss:
+            scaled_loss.backward()
+        if {flag}:
+            clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+    """
+    assert "AMP104" not in codes_of(script.format(flag="not use_amp"))
+    assert "AMP104" in codes_of(script.format(flag="use_amp"))
+
+
+def test_a_flag_that_a_class_keeps() -> None:
+    """It has another name in each method, and the scaled pass is in a third."""
+    script = """
+        from apex import amp
+        from torch.nn.utils import clip_grad_norm_
+        class Trainer:
+            def __init__(self, args, model, optimizer):
+                self.args, self.use_fp16 = args, args.fp16
+                self.model, self.optimizer = model, optimizer
+                if args.fp16:
+                    self.model, self.optimizer = amp.initialize(self.model, self.optimizer, opt_level="O2")
+            def backward(self, loss):
+                if self.args.fp16:
+                    with amp.scale_loss(loss, self.optimizer) as scaled_loss:
+                        scaled_loss.backward()
+                else:
+                    loss.backward()
+            def step(self):
+                if {flag}:
+                    clip_grad_norm_(self.model.parameters(), 1.0)
+                self.optimizer.step()
+    """
+    assert "AMP104" not in codes_of(script.format(flag="not self.use_fp16"))
+    assert "AMP104" in codes_of(script.format(flag="self.use_fp16"))
+
+
+def test_a_flag_that_a_function_gets() -> None:
+    """It is compared as the flag of the caller."""
+    script = """
+        from apex import amp
+        from torch.nn.utils import clip_grad_norm_
+        def clip(model, optimizer, half):
+            if half:
+                clip_grad_norm_(amp.master_params(optimizer), 1.0)
+                return
+            clip_grad_norm_(model.parameters(), 1.0)
+        def train(args, model, optimizer, loss):
+            if args.fp16:
+                model, optimizer = amp.initialize(model, optimizer, opt_level="O2")
+            with amp.scale_loss(loss, optimizer) as scaled_loss:
+                scaled_loss.backward()
+            clip(model, optimizer, {flag})
+    """
+    assert "AMP104" not in codes_of(script.format(flag="args.fp16"))
+    assert "AMP104" in codes_of(script.format(flag="args.clip"))
+
+
+def test_gradients_that_are_changed_in_fp32() -> None:
+    """The same holds for gradients that are changed by hand."""
+    script = """
+        from apex import amp
+        def train(args, model, optimizer, loss):
+            if args.fp16:
+                model, optimizer = amp.initialize(model, optimizer, opt_level="O2")
+                with amp.scale_loss(loss, optimizer) as scaled_loss:
+                    scaled_loss.backward()
+            if {flag}:
+                for parameter in model.parameters():
+                    parameter.grad = parameter.grad * 0.5
+            optimizer.step()
+    """
+    assert "AMP117" not in codes_of(script.format(flag="not args.fp16"))
+    assert "AMP117" in codes_of(script.format(flag="args.fp16"))

@@ -1,0 +1,222 @@
+"""Training functions that several scripts call: each optimizer carries its scaler there."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from ampcompare.source.migrate.project import migrate_file
+from ampcompare.source.migrate.read.neighbours import look_around
+
+HEAD = "import torch\nfrom apex import amp\n"
+TRAIN = """
+
+def train(args, model, optimizer, loader):
+    for x in loader:
+        loss = model(x).mean()
+        if args.fp16:
+            with amp.scale_loss(loss, optimizer) as scaled_loss:
+                scaled_loss.backward()
+        else:
+            loss.backward()
+        optimizer.step()
+"""
+MAIN = """
+
+def main(args, model, optimizer, loader):
+    if args.fp16:
+        model, optimizer = amp.initialize(model, optimizer)
+    train(args, model, optimizer, loader)
+"""
+
+
+def _files(folder: Path, **texts: str) -> None:
+    for name, text in texts.items():
+        path = folder / f"{name.replace('__', '/')}.py"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+
+
+def _migrated(path: Path) -> str:
+    migration = migrate_file(path).migration
+    assert migration is not None
+    return migration.text
+
+
+def test_a_script_alone_has_a_global_scaler(tmp_path: Path) -> None:
+    """No other file needs it."""
+    _files(tmp_path, one=HEAD + TRAIN + MAIN, other="import one\n")
+    assert "global scaler" in _migrated(tmp_path / "one.py")
+
+
+def test_a_pipe_next_to_a_script_is_not_waited_for(tmp_path: Path) -> None:
+    """Its name says that it is a script; nothing would ever come from it."""
+    _files(tmp_path, one=HEAD + TRAIN + MAIN)
+    os.mkfifo(tmp_path / "other.py")
+    assert "global scaler" in _migrated(tmp_path / "one.py")
+
+
+@pytest.mark.parametrize("line", ["from one import train", "from .one import train", "import one"])
+def test_a_function_that_another_script_imports_takes_the_scaler_of_its_optimizer(tmp_path: Path, line: str) -> None:
+    """A global one of its module would be off there, without a word."""
+    _files(tmp_path, one=HEAD + TRAIN + MAIN, other=f"{HEAD}{line}\n{MAIN}")
+    one, other = _migrated(tmp_path / "one.py"), _migrated(tmp_path / "other.py")
+    assert "global" not in one
+    assert "scaler = optimizer.grad_scaler if args.fp16 else torch.amp.GradScaler" in one
+    assert one.count("optimizer.grad_scaler = scaler") == other.count("optimizer.grad_scaler = scaler") == 1
+
+
+def test_it_does_not_matter_which_file_is_written_first(tmp_path: Path) -> None:
+    """A migrated file says the same as one before."""
+    _files(tmp_path, one=HEAD + TRAIN + MAIN, other=f"{HEAD}from one import train\n{MAIN}")
+    expected = [_migrated(tmp_path / name) for name in ("one.py", "other.py")]
+    migrate_file(tmp_path / "other.py").write()
+    assert _migrated(tmp_path / "one.py") == expected[0]
+    migrate_file(tmp_path / "one.py").write()
+    assert [(tmp_path / name).read_text(encoding="utf-8") for name in ("one.py", "other.py")] == expected
+    assert not any(migrate_file(tmp_path / name).changed for name in ("one.py", "other.py"))
+
+
+def test_a_module_of_a_package_is_found(tmp_path: Path) -> None:
+    """From the folder above."""
+    _files(tmp_path, main=f"{HEAD}from core.engine import train\n{MAIN}", core__engine=HEAD + TRAIN)
+    path = tmp_path / "main.py"
+    assert look_around(path, path.read_text(encoding="utf-8")).across
+    engine = tmp_path / "core" / "engine.py"
+    assert not look_around(engine, engine.read_text(encoding="utf-8")).across  # it initializes nothing
+
+
+def test_a_script_with_blocks_of_its_own_carries_its_scaler_too(tmp_path: Path) -> None:
+    """To the functions that it imports."""
+    block = TRAIN.replace("def train(", "def warm_up(")
+    _files(tmp_path, one=HEAD + TRAIN, other=f"{HEAD}from one import train\n{block}{MAIN}")
+    text = _migrated(tmp_path / "other.py")
+    assert "optimizer.grad_scaler = scaler" in text
+    assert "global" not in text
+
+
+def test_a_file_that_only_saves_the_state_gets_the_scaler_with_the_optimizer(tmp_path: Path) -> None:
+    """As the checkpoints of a script often are in a module of their own."""
+    save = f"{HEAD}\ndef save(optimizer, path):\n    torch.save({{'amp': amp.state_dict()}}, path)\n"
+    _files(tmp_path, main=f"{HEAD}from checkpoints import save\n{TRAIN}{MAIN}", checkpoints=save)
+    assert "optimizer.grad_scaler = scaler" in _migrated(tmp_path / "main.py")
+    assert "optimizer.grad_scaler.state_dict()" in _migrated(tmp_path / "checkpoints.py")
+
+
+HELPER = """
+
+def attack(model, x, y, optimizer=None):
+    loss = criterion(model(x), y)
+    with amp.scale_loss(loss, optimizer) as scaled_loss:
+        scaled_loss.backward()
+"""
+CALLER = """
+
+def main(model, optimizer, loader):
+    model, optimizer = amp.initialize(model, optimizer)
+    for x, y in loader:
+        helper.attack(model, x, y, optimizer)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+"""
+
+
+@pytest.mark.parametrize("line", ["from . import helper", "import helper", "from package import other, helper"])
+def test_a_helper_of_another_file_that_scales_takes_the_scaler_of_the_optimizer(tmp_path: Path, line: str) -> None:
+    """Its callers step; what they clip is unscaled there."""
+    _files(tmp_path, package__helper=HEAD + HELPER, package__main=f"{HEAD}{line}\n{CALLER}")
+    main, helper = (_migrated(tmp_path / "package" / name) for name in ("main.py", "helper.py"))
+    assert "optimizer.grad_scaler.scale(loss).backward()" in helper
+    assert "optimizer.grad_scaler = scaler" in main
+    assert "scaler.unscale_(optimizer)\n        torch.nn.utils.clip_grad_norm_" in main.replace("optimizer.grad_", "")
+
+
+def test_a_helper_whose_caller_steps_without_apex_stays(tmp_path: Path) -> None:
+    """The step would not go through the scaler."""
+    caller = f"import helper\n{CALLER}".replace("    model, optimizer = amp.initialize(model, optimizer)\n", "")
+    _files(tmp_path, helper=HEAD + HELPER, main=caller)
+    assert migrate_file(tmp_path / "helper.py").by_hand == 1
+
+
+SCALE = """
+
+def backward(loss, opt, half_prec):
+    if half_prec:
+        with amp.scale_loss(loss, opt) as scaled_loss:
+            scaled_loss.backward()
+    else:
+        loss.backward()
+"""
+TWO_PASSES = """
+
+def main(args, model, opt, loader, criterion):
+    if args.half_prec:
+        model, opt = amp.initialize(model, opt)
+    for x, y in loader:
+        loss = criterion(model(x), y)
+        if args.half_prec:
+            with amp.scale_loss(loss, opt) as scaled_loss:
+                grad = torch.autograd.grad(scaled_loss, x)[0]
+        else:
+            grad = torch.autograd.grad(loss, x)[0]
+        output = model(x + grad.sign())
+        loss = criterion(output, y)
+        {call}
+        opt.step()
+"""
+
+
+@pytest.mark.parametrize("migrated_first", [False, True])
+@pytest.mark.parametrize(
+    ("line", "call"),
+    [
+        ("import steps", "steps.backward(loss, opt, args.half_prec)"),
+        ("import steps as s", "s.backward(loss=loss, opt=opt, half_prec=args.half_prec)"),
+        ("from steps import backward as run", "run(loss, opt, args.half_prec)"),
+        ("from steps import *", "backward(loss, opt, args.half_prec)"),
+        ("from . import steps", "steps.backward(loss, opt, args.half_prec)"),
+    ],
+)
+def test_a_helper_next_to_a_block_of_the_caller(tmp_path: Path, line: str, call: str, *, migrated_first: bool) -> None:
+    """The call stays, the forward pass of its loss is under autocast, and the step goes through the scaler."""
+    caller = TWO_PASSES.replace("{call}", call)
+    _files(tmp_path, steps=HEAD + SCALE, train=f"{HEAD}{line}\n{caller}")
+    if migrated_first:
+        migrate_file(tmp_path / "steps.py").write()
+    train = _migrated(tmp_path / "train.py")
+    assert f"        {call}\n        scaler.step(opt)\n" in train
+    assert (
+        "is_enabled()):\n            output = model(x + grad.sign())\n            loss = criterion(output, y)" in train
+    )
+    assert "opt.grad_scaler = scaler" in train
+
+
+def test_a_forward_pass_in_the_call_of_a_helper(tmp_path: Path) -> None:
+    """It gets a name, under autocast."""
+    caller = TWO_PASSES.replace("        loss = criterion(output, y)\n", "")
+    caller = caller.replace("{call}", "backward(criterion(output, model(y)), opt, args.half_prec)")
+    _files(tmp_path, steps=HEAD + SCALE, train=f"{HEAD}from steps import backward\n{caller}")
+    train = _migrated(tmp_path / "train.py")
+    assert "            loss = criterion(output, model(y))\n        backward(loss, opt, args.half_prec)\n" in train
+
+
+def test_an_object_of_another_file_that_gets_the_loss_stays(tmp_path: Path) -> None:
+    """What it does cannot be seen; in a branch that never runs with Apex it does not matter."""
+    _files(tmp_path, one=HEAD + TWO_PASSES.replace("{call}", "engine.backward(loss, opt)"))
+    migration = migrate_file(tmp_path / "one.py")
+    assert migration.by_hand == 1
+    assert "what engine.backward does with its loss cannot be seen in this file" in migration.lines()[0]
+    branches = "if args.half_prec:\n            opt.zero_grad()\n        else:\n            engine.backward(loss)"
+    _files(tmp_path, two=HEAD + TWO_PASSES.replace("{call}", branches))
+    assert "            engine.backward(loss)\n" in _migrated(tmp_path / "two.py")
+    assert migrate_file(tmp_path / "two.py").by_hand == 0
+
+
+def test_a_function_that_may_scale_the_loss_gets_a_note(tmp_path: Path) -> None:
+    """It is in another file, which is not found."""
+    _files(tmp_path, one=f"{HEAD}from far import run\n" + TWO_PASSES.replace("{call}", "run(loss, opt)"))
+    assert "run gets the loss and the optimizer, and is no function of this file" in "\n".join(
+        migrate_file(tmp_path / "one.py").lines()
+    )

@@ -1,0 +1,175 @@
+"""Files and folders: what cannot be read or parsed is reported, and what is written keeps its mode and encoding."""
+
+from __future__ import annotations
+
+import json
+import stat
+import sys
+from pathlib import Path
+
+import pytest
+
+from ampcompare.source.migrate import project
+from ampcompare.source.migrate.mistakes import find_mistakes
+from ampcompare.source.migrate.project import find_files, migrate_file
+from ampcompare.source.migrate.rewrite import Migration
+
+SCRIPT = "import torch\nfrom apex.parallel import convert_syncbn_model\nmodel = convert_syncbn_model(model)  # é\n"
+RESULT = "import torch\nmodel = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)  # é\n"
+
+
+@pytest.mark.parametrize(
+    ("head", "encoding"), [("", "utf-8"), ("", "utf-8-sig"), ("# -*- coding: latin-1 -*-\n", "latin-1")]
+)
+def test_a_written_file_keeps_encoding_and_mode(tmp_path: Path, head: str, encoding: str) -> None:
+    """And the mark of its encoding."""
+    path = tmp_path / "train.py"
+    path.write_bytes((head + SCRIPT).encode(encoding))
+    path.chmod(0o750)
+    migrate_file(path).write()
+    assert path.read_bytes() == (head + RESULT).encode(encoding)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o750
+    assert [each.name for each in tmp_path.iterdir()] == ["train.py"]
+
+
+def test_a_notebook_is_rewritten_cell_by_cell(tmp_path: Path) -> None:
+    """Outputs and other cells stay."""
+    path = tmp_path / "train.ipynb"
+    cells = [
+        {"cell_type": "markdown", "metadata": {}, "source": ["from apex import amp"]},
+        {"cell_type": "code", "metadata": {}, "outputs": [1], "execution_count": 3, "source": ["%time\n", SCRIPT]},
+    ]
+    path.write_text(json.dumps({"cells": cells, "metadata": {}, "nbformat": 4, "nbformat_minor": 5}), encoding="utf-8")
+    result = migrate_file(path)
+    result.write()
+    after = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    assert "".join(after[1]["source"]) == "%time\n" + RESULT
+    assert after[0] == cells[0]
+    assert after[1]["outputs"] == [1]
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"print 'apex'\n", "line 1: not Python 3, but Python 2: Missing parentheses"),
+        (
+            b"import apex\nx = = 1\n",
+            f"line 2: not Python {sys.version_info.major}.{sys.version_info.minor}: invalid syntax",
+        ),
+        (b"from apex import amp\nx = '\xff'\n", "not text in utf-8"),
+        (b"# coding: klingon\nimport apex\n", "klingon"),
+        (b"x = " + b"(" * 5000 + b"apex", "not"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_reported(tmp_path: Path, content: bytes, words: str) -> None:
+    """In one line, without an exception."""
+    path = tmp_path / "train.py"
+    path.write_bytes(content)
+    result = migrate_file(path)
+    assert result.fault is not None
+    assert words in result.fault
+    assert len(result.lines()) == 1
+
+
+def test_a_patch_can_be_applied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the file does not end with a newline."""
+    monkeypatch.chdir(tmp_path)
+    path = Path("train.py")
+    path.write_text(SCRIPT.rstrip("\n"), encoding="utf-8")
+    patch = migrate_file(path).diff()
+    assert patch.startswith("--- a/train.py\n+++ b/train.py\n")
+    assert patch.count("\\ No newline at end of file") == 2
+
+
+def test_files_below_a_folder_are_found_once(tmp_path: Path) -> None:
+    """Links do not lead in circles."""
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "train.py").write_text(SCRIPT, encoding="utf-8")
+    (tmp_path / "a" / "loop").symlink_to(tmp_path)
+    assert [path.name for path in find_files([str(tmp_path)])] == ["train.py"]
+
+
+def test_a_result_that_is_not_python_is_not_offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file stays, with a line."""
+    path = tmp_path / "train.py"
+    path.write_text(SCRIPT, encoding="utf-8")
+    monkeypatch.setattr(project, "migrate_text", lambda *_: Migration("import torch\nreturn\n", []))
+    result = migrate_file(path)
+    assert result.lines() == [
+        f"{path}: not migrated: 'return' outside function in line 2 of its rewritten form; it stays as it is; please "
+        "report it"
+    ]
+    assert not result.changed
+
+
+LOOP = """import torch
+from apex import amp
+model, optimizer = amp.initialize(model, optimizer, opt_level="O1")
+for x in data:
+    optimizer.zero_grad()
+    loss = model(x).mean()
+    with amp.scale_loss(loss, optimizer) as scaled_loss:
+        scaled_loss.backward()
+    {first}
+    {second}
+"""
+
+
+def test_a_mistake_of_the_script_stays_with_a_note(tmp_path: Path) -> None:
+    """It is not one of the rewrite."""
+    path = tmp_path / "train.py"
+    path.write_text(LOOP.format(first="scheduler.step()", second="optimizer.step()"), encoding="utf-8")
+    result = migrate_file(path, examine=find_mistakes)
+    assert [line.partition(": ")[2] for line in result.lines()] == [
+        "note: line 8 of the result: AMP213: `optimizer` steps after it, in line 9"
+    ]
+    assert result.by_hand == 0
+
+
+def test_a_mistake_that_only_the_result_has_is_left_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lint finds it there; the finding names the line before and after."""
+    path = tmp_path / "train.py"
+    text = LOOP.format(first="torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)", second="optimizer.step()")
+    path.write_text(text, encoding="utf-8")
+    assert migrate_file(path, examine=find_mistakes).lines() == []
+    wrong = project.migrate_text(text).text.replace("    scaler.unscale_(optimizer)\n", "")
+    monkeypatch.setattr(project, "migrate_text", lambda *_: Migration(wrong, []))
+    result = migrate_file(path, examine=find_mistakes)
+    assert result.lines() == [
+        f"{path}:9:1: by hand: line 8 of the result: AMP201: the gradients are still scaled by `scaler`"
+    ]
+
+
+@pytest.mark.parametrize("level", ["O1", "O2"])
+def test_a_clip_that_begins_to_act_is_noted(tmp_path: Path, level: str) -> None:
+    """Under O2 it clipped the fp16 copies, which no step uses; a file that stays as it is has no such note."""
+    path = tmp_path / "train.py"
+    text = LOOP.format(first="torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)", second="optimizer.step()")
+    path.write_text(text.replace("O1", level), encoding="utf-8")
+    notes = [line for line in migrate_file(path, examine=find_mistakes).lines() if "AMP104" in line]
+    assert [note.endswith("so this had no effect; in the result it has, and training differs") for note in notes] == [
+        True
+    ] * (level == "O2")
+    inside = "with amp.scale_loss(loss, optimizer) as scaled:\n    scaled.backward()\n    optimizer.step()\n"
+    path.write_text(text.replace("O1", level) + inside, encoding="utf-8")
+    assert not any("had no effect" in line for line in migrate_file(path, examine=find_mistakes).lines())
+
+
+def test_a_name_of_apex_that_another_file_passes_on_is_found(tmp_path: Path) -> None:
+    """By a star import, or by name; the scaler that nobody around gives to the optimizer is named."""
+    (tmp_path / "shared.py").write_text("try:\n    from apex import amp as mixed, amp\nexcept ImportError:\n    pass\n")
+    loop = (
+        "with NAME.scale_loss(loss(x), optimizer) as scaled:\n            scaled.backward()\n        optimizer.step()\n"
+    )
+    for number, (line, name) in enumerate((("from shared import *", "amp"), ("from shared import mixed as m", "m"))):
+        path = tmp_path / f"train{number}.py"
+        text = f"{line}  # apex\n\n\ndef train(loss, optimizer, xs):\n    for x in xs:\n        {loop}"
+        path.write_text(text.replace("NAME", name))
+        result = migrate_file(path)
+        assert result.migration is not None
+        assert "optimizer.grad_scaler.step(optimizer)" in result.migration.text
+        assert [each.message for each in result.migration.findings if "no file that initializes" in each.message]
+    (tmp_path / "main.py").write_text("from train0 import train\nmodel, optimizer = amp.initialize(model, optimizer)\n")
+    given = migrate_file(tmp_path / "train0.py").migration
+    assert given is not None
+    assert not [each for each in given.findings if "no file that initializes" in each.message]

@@ -1,0 +1,158 @@
+"""Scripts before and after, as text: each file of `cases` has the script, the result and the findings."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ampcompare.source.migrate.finding import BY_HAND, MARK
+from ampcompare.source.migrate.rewrite import migrate_text
+
+CASES = sorted((Path(__file__).parent / "cases").glob("*.txt"))
+PRECISION_CASES = sorted((Path(__file__).parent / "precision_cases").glob("*.txt"))
+REPOSITORY = Path(__file__).resolve().parents[3]
+CORE = re.compile(r"amp\.(initialize|scale_loss|master_params)\b")
+
+
+def _parts(path: Path) -> tuple[str, str, str]:
+    before, _, rest = path.read_text(encoding="utf-8").partition(">>>> after\n")
+    after, _, findings = rest.partition(">>>> findings\n")
+    return before, after, findings
+
+
+@pytest.mark.parametrize("path", [*CASES, *PRECISION_CASES], ids=lambda path: path.stem)
+def test_a_script_becomes_what_its_case_says(path: Path) -> None:
+    """The result and the findings are those of the case."""
+    before, after, findings = _parts(path)
+    migration = migrate_text(before, "torch" if path in CASES else "precision")
+    assert migration.text == after
+    assert "".join(f"{each.line}: {each.kind}: {each.message}\n" for each in migration.findings) == findings
+
+
+@pytest.mark.parametrize("target", ["torch", "precision"])
+@pytest.mark.parametrize("path", CASES, ids=[path.stem for path in CASES])
+def test_a_result_parses_and_a_second_run_changes_nothing(path: Path, target: str) -> None:
+    """For both targets."""
+    result = migrate_text(_parts(path)[0], target).text
+    ast.parse(result)
+    assert migrate_text(result, target).text == result
+
+
+@pytest.mark.parametrize("path", CASES, ids=[path.stem for path in CASES])
+def test_a_core_is_rewritten_as_a_whole_or_not_at_all(path: Path) -> None:
+    """Half of a core would not run: what is left has a comment and a finding."""
+    before = _parts(path)[0]
+    migration = migrate_text(before)
+    code = "".join(line for line in migration.text.splitlines(keepends=True) if MARK not in line)
+    kept, had = len(CORE.findall(code)), len(CORE.findall(before))
+    assert kept in (0, had)
+    by_hand = [each for each in migration.findings if each.kind == BY_HAND]
+    assert bool(kept) <= bool(by_hand)
+    assert migration.text.count(MARK) == len({each.line for each in by_hand})
+
+
+@pytest.mark.parametrize("newline", ["\n", "\r\n", "\r"])
+def test_newlines_of_the_file_are_kept(newline: str) -> None:
+    """New lines end as the others do."""
+    before = _parts(Path(__file__).parent / "cases" / "plain_loop.txt")[0]
+    after = migrate_text(before.replace("\n", newline)).text
+    assert after == migrate_text(before).text.replace("\n", newline)
+
+
+BRANCHES = """import torch
+from apex import amp
+
+model, optimizer = amp.initialize(model, optimizer)
+for x in data:
+    loss = model(x).mean()
+    optimizer.zero_grad()
+    if fp16:
+        with amp.scale_loss(loss, optimizer) as scaled:
+            scaled.backward()
+        optimizer.step()
+    else:
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+"""
+
+
+@pytest.mark.parametrize("test", ["if not fp16:", "if fp16 is None:", "if not (fp16 and loss):"])
+def test_a_test_that_is_asked_the_other_way_round_counts_as_else(test: str) -> None:
+    """Whether two branches can both run is a matter of what they say, unless one of them says less."""
+    migration = migrate_text(BRANCHES.replace("else:", test))
+    excludes = "loss" not in test
+    assert bool(migration.findings) is not excludes
+    if excludes:
+        assert migration.text == migrate_text(BRANCHES).text.replace("else:", test)
+
+
+def test_characters_outside_of_ascii_do_not_shift_the_edits() -> None:
+    """`ast` counts columns in bytes."""
+    before = 'from apex import amp\nimport torch\n"""ß"""; x = "…", amp.initialize(models=m, opt_level="O1")\n'
+    assert '"…", ' in migrate_text(before).text
+    ast.parse(migrate_text(before).text)
+
+
+def test_a_script_on_one_line_stays_valid() -> None:
+    """Where statements share a line, `;` joins the new ones."""
+    before = (
+        "from apex import amp\nimport torch\n"
+        "model, optimizer = amp.initialize(model, optimizer)\n"
+        "for x in data:\n"
+        "    loss = model(x).mean()\n"
+        "    with amp.scale_loss(loss, optimizer) as s: s.backward()\n"
+        "    if ready: optimizer.step(); optimizer.zero_grad()\n"
+    )
+    after = migrate_text(before).text
+    ast.parse(after)
+    assert "scaler.scale(loss).backward()" in after
+    assert after.index("scaler.step(optimizer)") < after.index("scaler.update()") < after.index("zero_grad")
+
+
+NAMES = st.sampled_from(["amp", "apex", "scaler", "model", "optimizer", "loss", "x"])
+LINES = st.one_of(
+    st.builds("{} = {}".format, NAMES, NAMES),
+    st.builds("# from apex import {}".format, NAMES),
+    st.builds("text = 'import apex, {}'".format, NAMES),
+    st.builds("{}.step()  \t# apex".format, NAMES),
+    st.builds("if {}:\n\t{}.backward()".format, NAMES, NAMES),
+    st.builds("with torch.autocast('cuda'):\n  {} = {}(1)\n".format, NAMES, NAMES),
+    st.builds("from torch.cuda import {}".format, NAMES),
+    st.builds("from .apex import {}".format, NAMES),
+    st.builds("import apex_tools as {}".format, NAMES),
+    st.just("class apex:\n    def amp(self): return 'ä'"),
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(LINES, max_size=8), st.sampled_from(["\n", "\r\n"]), st.booleans())
+def test_a_module_that_does_not_import_apex_is_the_same_to_the_byte(lines: list[str], newline: str, end: bool) -> None:
+    """Whatever else it names apex."""
+    text = "\n".join(lines).replace("\n", newline) + newline * end
+    for target in ("torch", "precision"):
+        migration = migrate_text(text, target)
+        assert migration.text == text
+        assert migration.findings == []
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(LINES, max_size=5), st.sampled_from(CASES))
+def test_other_lines_around_a_script_do_not_break_it(lines: list[str], path: Path) -> None:
+    """Names that mean something else in another place lead to a comment at most."""
+    text = _parts(path)[0] + "\n" + "\n".join(lines)
+    result = migrate_text(text).text
+    ast.parse(result)
+    assert migrate_text(result).text == result
+
+
+def test_the_files_of_this_package_are_the_same_to_the_byte() -> None:
+    """They do not use Apex."""
+    for path in sorted((REPOSITORY / "ampcompare").rglob("*.py"))[::7]:
+        text = path.read_bytes().decode("utf-8")
+        assert migrate_text(text).text == text, path

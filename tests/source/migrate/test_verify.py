@@ -1,0 +1,267 @@
+"""`migrate --verify`: comparisons of invented runs, and real runs of small scripts."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ampcompare.base.errors import ConfigError, LaunchError
+from ampcompare.source.migrate import verify
+from ampcompare.source.migrate.verify import (
+    DIFFERENT,
+    EQUAL,
+    WITHIN,
+    Run,
+    compare_amplified,
+    compare_runs,
+    verify_script,
+)
+
+RUN = Run([1.0, 0.5], [65536.0, 65536.0], [(0, True), (0, True)], {"0": [["a", "b"], ["c", "d"]]})
+SCRIPT = """
+import sys
+import torch
+from apex import amp
+
+model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 2)).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+model, optimizer = amp.initialize(model, optimizer, opt_level=sys.argv[1])
+for step in range(12):
+    x, y = torch.randn(4, 8).cuda(), torch.randint(2, (4,)).cuda()
+    if step == 3:
+        x = x * float(sys.argv[2])
+    loss = torch.nn.functional.cross_entropy(model(x), y)
+    with amp.scale_loss(loss, optimizer) as scaled_loss:
+        scaled_loss.backward()
+    torch.nn.utils.clip_grad_norm_(amp.master_params(optimizer), 1.0)
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+CHOSEN = """
+import sys
+import torch
+from apex import amp
+from apex.optimizers import FusedAdam, FusedSGD
+
+model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 2)).cuda()
+chosen = {"adam": FusedAdam, "sgd": FusedSGD}[sys.argv[1]]
+optimizer = chosen(model.parameters(), lr=0.01)
+model, optimizer = amp.initialize(model, optimizer, opt_level="O1")
+for step in range(12):
+    x, y = torch.randn(4, 8).cuda(), torch.randint(2, (4,)).cuda()
+    if step == 5:
+        x = x * float(sys.argv[2])
+    loss = torch.nn.functional.cross_entropy(model(x), y) / 2
+    with amp.scale_loss(loss, optimizer) as scaled_loss:
+        scaled_loss.backward()
+    torch.nn.utils.clip_grad_norm_(amp.master_params(optimizer), 0.1)
+    if step % 2 == 1:
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+
+def test_equal_runs_are_equal_to_the_last_bit() -> None:
+    """NaN is equal to NaN here."""
+    assert compare_runs(RUN, RUN).verdict == EQUAL
+    strange = dataclasses.replace(RUN, losses=[1.0, float("nan")])
+    assert compare_runs(strange, strange).verdict == EQUAL
+
+
+def test_a_small_difference_is_within_rounding_and_named() -> None:
+    """The first step and tensor are said."""
+    other = dataclasses.replace(RUN, losses=[1.0, 0.501], digests={"0": [["a", "b"], ["c", "e"]]})
+    comparison = compare_runs(RUN, other)
+    assert comparison.verdict == WITHIN
+    assert "first at backward pass 2" in comparison.lines[0]
+    assert "first at step 2 in parameter 2" in comparison.lines[3]
+
+
+@pytest.mark.parametrize(
+    ("bias", "weight", "verdict"),
+    [
+        ([0.0102, -0.019], [1.0, 0.5], WITHIN),  # rounding, large against a few updates
+        ([0.0, 0.0], [1.0, 0.5], DIFFERENT),  # never stepped
+        ([float("nan"), 0.0], [1.0, 0.5], DIFFERENT),
+        ([0.01, -0.02], [1.0, 0.3], DIFFERENT),
+    ],
+)
+def test_weights_are_compared_by_length_where_losses_agree(
+    bias: list[float], weight: list[float], verdict: str
+) -> None:
+    """A few updates of a bias differ by more than a hundredth; losses apart by more than 0.4 % leave no such room."""
+    weights = {"0.0": np.array([1.0, 0.5]), "0.1": np.array([0.01, -0.02])}
+    changed = {"0.0": np.array(weight), "0.1": np.array(bias)}
+    other = dataclasses.replace(RUN, weights=changed, digests={"0": [["a", "b"], ["c", "e"]]})
+    assert compare_runs(dataclasses.replace(RUN, weights=weights), other).verdict == verdict
+    if bias[0] == 0.0102:
+        apart = dataclasses.replace(other, losses=[1.0, 0.504])
+        assert compare_runs(dataclasses.replace(RUN, weights=weights), apart).verdict == DIFFERENT
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"losses": [1.0, 0.6]},
+        {"losses": [1.0, float("nan")]},
+        {"applied": [(0, True), (0, False)]},
+        {"applied": [(0, True)]},
+    ],
+)
+def test_another_loss_or_skipped_step_is_different(change: dict[str, object]) -> None:
+    """Beyond what rounding does in some steps."""
+    assert compare_runs(RUN, dataclasses.replace(RUN, **change)).verdict == DIFFERENT  # type: ignore[arg-type]
+
+
+def grown(factor: float, *, bias: float = 0.0) -> Run:
+    """A run whose losses drift from those of `grown(0)` by a factor that doubles, and a bias that was 0."""
+    losses = [1.0, *(1.0 + factor * 2.0**step for step in range(4))]
+    weights = {"0.0": np.array([1.0, 0.5 + factor]), "0.1": np.array([0.01 + bias, -0.02])}
+    return Run(losses, [None] * 5, [(0, True)] * 5, {"0": [["a", "b"], ["c", "d"]]}, weights)
+
+
+@pytest.mark.parametrize(
+    ("noise", "own", "changes", "verdict"),
+    [
+        (0.003, 0.005, {}, WITHIN),
+        (0.003, 0.02, {}, DIFFERENT),
+        (0.1, 0.1, {}, DIFFERENT),  # nothing can be told
+        (0.003, float("nan"), {}, DIFFERENT),
+        (0.003, 0.005, {"digests": {"0": [["a", "b"], ["c", "b"]]}}, DIFFERENT),  # one parameter is never stepped
+        (0.003, 0.005, {"weights": {"0.0": np.array([1.0, 0.5]), "0.1": np.array([0.02, -0.01])}}, DIFFERENT),
+    ],
+)
+def test_a_training_that_amplifies_roundings_is_measured(
+    noise: float, own: float, changes: dict[str, object], verdict: str
+) -> None:
+    """What moved weights of the script itself lead to is the scale for the rewritten one."""
+    rewritten = dataclasses.replace(grown(own), **changes)  # type: ignore[arg-type]
+    assert compare_runs(grown(0), rewritten).verdict == DIFFERENT
+    assert compare_amplified(grown(0), grown(noise), rewritten)[0] == verdict
+
+
+def test_a_rewrite_that_trains_as_o1_is_right_where_o2_trains_otherwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The third run is at O1, the fourth with moved weights, which is left out where other steps are skipped."""
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT, encoding="utf-8")
+    at_o2 = dataclasses.replace(grown(0.04), levels=("O2",))
+    skipping = dataclasses.replace(grown(0.04), applied=[(0, False)] * 5)
+    for at_o1, moved, expected, code, count in (
+        (grown(0), None, "equal to the last bit of O1; O2 has no equivalent in torch.amp", 0, 3),
+        (grown(0.005), grown(0.008), "within rounding of O1; O2 has no equivalent in torch.amp", 0, 4),
+        (grown(0.02), grown(0.021), DIFFERENT, 1, 4),
+        (skipping, None, DIFFERENT, 1, 3),
+    ):
+        runs = iter([at_o2, grown(0), at_o1, moved])
+        asked: list[dict[str, object]] = []
+
+        def run(*_: object, asked: Any = asked, runs: Any = runs, **how: object) -> Run | None:
+            asked.append(how)
+            result: Run | None = next(runs)
+            return result
+
+        monkeypatch.setattr(verify, "run_script", run)
+        said: list[str] = []
+        assert verify_script(str(script), [], steps=5, target="torch", say=said.append) == code
+        assert said[-1] == f"verdict: {expected}"
+        assert [(how.get("opt_level"), how.get("move", False)) for how in asked[2:]] == [("O1", False), ("O1", True)][
+            : count - 2
+        ]
+
+
+CHAOTIC = """
+import torch
+from apex import amp
+
+model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+model = model.cuda()
+optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
+model, optimizer = amp.initialize(model, optimizer, opt_level="O2", keep_batchnorm_fp32=True)
+for step in range(8):
+    x, y = torch.randn(4, 4).cuda(), torch.randint(2, (4,)).cuda()
+    loss = torch.nn.functional.cross_entropy(model(x), y)
+    optimizer.zero_grad()
+    with amp.scale_loss(loss, optimizer) as scaled_loss:
+        scaled_loss.backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.usefixtures("forked_runs")
+@pytest.mark.integration
+def test_o2_with_small_batches_is_compared_with_o1(tmp_path: Path) -> None:
+    """Batch norm over four samples and Adam make a percent of a rounding in eight steps."""
+    script = tmp_path / "train.py"
+    script.write_text(CHAOTIC, encoding="utf-8")
+    said: list[str] = []
+    assert verify_script(str(script), [], steps=8, target="torch", say=said.append) == 0
+    assert said[-1].endswith("of O1; O2 has no equivalent in torch.amp")
+
+
+@pytest.mark.usefixtures("forked_runs")
+@pytest.mark.integration
+@pytest.mark.parametrize(
+    ("level", "factor", "target", "verdict", "skipped"),
+    [
+        ("O1", "1", "torch", EQUAL, 0),
+        ("O1", "1e4", "torch", EQUAL, 1),
+        ("O2", "1", "torch", WITHIN, 0),
+        ("O2", "1", "precision", EQUAL, 0),
+    ],
+)
+def test_a_rewritten_script_trains_the_same(
+    tmp_path: Path, level: str, factor: str, target: str, verdict: str, skipped: int
+) -> None:
+    """With a skipped step as well; O2 becomes autocast, which rounds otherwise."""
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT, encoding="utf-8")
+    said: list[str] = []
+    assert verify_script(str(script), [level, factor], steps=10, target=target, say=said.append) == 0
+    assert said[-1] == f"verdict: {verdict}"
+    assert f"10 steps, {skipped} skipped" in said[0]
+    assert f"10 steps, {skipped} skipped" in said[1]
+    assert script.read_text(encoding="utf-8") == SCRIPT
+
+
+@pytest.mark.usefixtures("forked_runs")
+@pytest.mark.integration
+@pytest.mark.parametrize(("optimizer", "factor", "skipped"), [("adam", "1", 0), ("sgd", "1", 0), ("sgd", "1e4", 1)])
+def test_a_chosen_optimizer_and_clipping_in_every_micro_batch_train_the_same(
+    tmp_path: Path, optimizer: str, factor: str, skipped: int
+) -> None:
+    """But for roundings: the norm is of scaled gradients; an overflow skips the same step."""
+    script = tmp_path / "train.py"
+    script.write_text(CHOSEN, encoding="utf-8")
+    said: list[str] = []
+    assert verify_script(str(script), [optimizer, factor], steps=6, target="torch", say=said.append) == 0
+    assert said[-1] == f"verdict: {WITHIN}"
+    assert f"6 steps, {skipped} skipped" in said[0]
+    assert f"6 steps, {skipped} skipped" in said[1]
+
+
+@pytest.mark.integration
+def test_a_script_that_fails_is_said_in_one_line(tmp_path: Path) -> None:
+    """The last line of its traceback is passed on."""
+    script = tmp_path / "train.py"
+    script.write_text("from apex import amp\nraise RuntimeError('no data')\n", encoding="utf-8")
+    with pytest.raises(LaunchError, match="RuntimeError: no data"):
+        verify_script(str(script), [], steps=2, target="torch", say=lambda line: None)
+
+
+def test_what_is_left_by_hand_cannot_be_verified(tmp_path: Path) -> None:
+    """A script that still needs Apex would run on nothing."""
+    script = tmp_path / "train.py"
+    script.write_text(
+        "from apex.fp16_utils import FP16_Optimizer\noptimizer = FP16_Optimizer(optimizer)\n", encoding="utf-8"
+    )
+    with pytest.raises(ConfigError, match="by hand"):
+        verify_script(str(script), [], steps=2, target="torch", say=lambda line: None)
+    with pytest.raises(ConfigError, match="no script"):
+        verify_script(str(tmp_path / "other.py"), [], steps=2, target="torch", say=lambda line: None)

@@ -1,0 +1,247 @@
+"""Checkpoints between Apex and torch.amp."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ampcompare.base.errors import ConversionError
+from ampcompare.training.checkpoint.convert.convert import convert_file, convert_state
+from ampcompare.training.checkpoint.convert.scalers import apex_from_scalers, scalers_from_apex
+from ampcompare.training.checkpoint.store.file import read_checkpoint, write_checkpoint
+from tests.training.checkpoint.convert.small_scripts import (
+    APEX,
+    OPTIMIZER,
+    SCALER,
+    WEIGHTS,
+    ApexScript,
+    build,
+    loss_of,
+    steps,
+)
+
+pytestmark = pytest.mark.filterwarnings("ignore::ampcompare.apex.DeprecatedFeatureWarning")
+
+
+def ours(arm: str, **more: Any) -> dict[str, Any]:
+    """A checkpoint of ours whose master weights differ from the half weights in their last bits."""
+    model, optimizer = build()
+    loss_of(model, 0).backward()
+    optimizer.step()
+    weights = {name: value.half().float() for name, value in model.state_dict().items() if name.startswith("0.")}
+    return {
+        "model": {**model.state_dict(), **weights} if arm == "apex:O2" else model.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "masters": {name: model.state_dict()[name] for name in weights} if arm == "apex:O2" else {},
+        "progress": {"step": 1, "epoch": 0},
+        "rng": [{"torch": torch.get_rng_state()}],
+        "arm": arm,
+        **more,
+    }
+
+
+def test_ours_goes_to_native_with_its_masters_and_back(tmp_path: Path) -> None:
+    """Masters become the weights, so nothing is lost; back they are masters again, bit for bit."""
+    state = ours("apex:O2", amp={"loss_scaler0": {"loss_scale": 2048.0, "unskipped": 5}})
+    write_checkpoint(tmp_path / "o2.pt", state)
+    result = convert_file(tmp_path / "o2.pt", tmp_path / "native.pt", "native")
+    assert (result.arm, result.lost) == ("native:fp16", [])
+    native = read_checkpoint(tmp_path / "native.pt")
+    assert torch.equal(native["model"]["0.weight"], state["masters"]["0.weight"])
+    assert (native["arm"], native["masters"], native["scaler"]["scale"]) == ("native:fp16", {}, 2048.0)
+    assert torch.equal(native["rng"][0]["torch"], state["rng"][0]["torch"])
+    result = convert_file(tmp_path / "native.pt", tmp_path / "back.pt", "apex", opt_level="O2")
+    assert (result.arm, result.lost) == ("apex:O2", [])
+    back = read_checkpoint(tmp_path / "back.pt")
+    assert torch.equal(back["masters"]["0.weight"], state["masters"]["0.weight"])
+    assert back["amp"] == state["amp"]
+    assert "scaler" not in back
+
+
+@pytest.mark.parametrize(
+    "arm, amp_state, becomes, scaler",
+    [
+        ("apex:O0", {"loss_scale": 1.0, "unskipped": 0}, "fp32", None),
+        ("apex:O1", {"loss_scale": 512.0, "unskipped": 9}, "native:fp16", (512.0, 9, 2000)),
+        ("apex:O3", {"loss_scale": 1.0, "unskipped": 0}, "native:fp16", (65536.0, 0, 2000)),
+        (
+            "apex:O1,loss_scale=128",
+            {"loss_scale": 128.0, "unskipped": 12345},
+            "native:fp16,init_scale=128,growth_interval=2147483647",
+            (128.0, 0, 2**31 - 1),
+        ),
+    ],
+)
+def test_arms_become_their_native_twins(
+    arm: str, amp_state: dict[str, Any], becomes: str, scaler: tuple[float, int, int] | None
+) -> None:
+    """O0 becomes fp32, a static scale a GradScaler that never grows, and O3 a new GradScaler."""
+    result = convert_state({"schema": 1, **ours(arm, amp={"loss_scaler0": amp_state})}, "native")
+    assert result.arm == becomes
+    if scaler is None:
+        assert result.state["precision"] == {}
+    else:
+        state = result.state["scaler"]
+        assert (state["scale"], state["_growth_tracker"], state["growth_interval"]) == scaler
+        torch.amp.GradScaler("cpu").load_state_dict(state)
+
+
+def test_arms_that_are_neither_convert_too() -> None:
+    """What a run of fp32 or half saved goes to torch.amp and to Apex, and says what it was."""
+    state = {"schema": 1, **ours("fp32", precision={})}
+    result = convert_state(state, "native")
+    assert (result.source, result.arm, result.state["scaler"]["scale"]) == ("fp32", "native:fp16", 65536.0)
+    result = convert_state(state, "apex", opt_level="O2")
+    assert (result.source, result.arm) == ("fp32", "apex:O2")
+    with pytest.raises(ConversionError, match=r"torch\.amp already"):
+        convert_state({"schema": 1, **ours("native:bf16", scaler={})}, "native")
+
+
+def test_the_legacy_layout_of_ours(tmp_path: Path) -> None:
+    """`--save-apex-format` writes what an Apex script loads, from either kind, and lists what such a script has not."""
+    write_checkpoint(tmp_path / "a.pt", ours("apex:O2", amp={"loss_scaler0": {"loss_scale": 8.0, "unskipped": 1}}))
+    result = convert_file(tmp_path / "a.pt", tmp_path / "b.pt", "apex", legacy_layout=True)
+    assert list(torch.load(tmp_path / "b.pt")) == ["model", "optimizer", "amp", "epoch"]
+    assert [line.partition(":")[0] for line in result.lost] == ["masters", "rng", "arm"]
+    scaler = torch.amp.GradScaler("cpu", init_scale=4096.0)
+    write_checkpoint(tmp_path / "a.pt", ours("native:fp16", scaler={**scaler.state_dict(), "scale": 4096.0,
+        "growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 2000, "_growth_tracker": 3}))  # fmt: skip
+    convert_file(tmp_path / "a.pt", tmp_path / "b.pt", "apex", opt_level="O1", legacy_layout=True)
+    legacy = torch.load(tmp_path / "b.pt")
+    assert legacy["amp"] == {"loss_scaler0": {"loss_scale": 4096.0, "unskipped": 3}}
+    with pytest.raises(ConversionError, match="needs --to apex"):
+        convert_file(tmp_path / "a.pt", tmp_path / "c.pt", "native", legacy_layout=True)
+
+
+GRADSCALER = {
+    "scale": 2.0**25,
+    "growth_factor": 3.0,
+    "backoff_factor": 0.25,
+    "growth_interval": 5000,
+    "_growth_tracker": 4000,
+}
+
+
+def test_what_a_gradscaler_has_and_apex_has_not() -> None:
+    """Factors, interval, a count past Apex's window and a scale above its ceiling are each listed once."""
+    lost: list[str] = []
+    state = apex_from_scalers([GRADSCALER, {}], level="O1", lost=lost, changed=[])
+    assert state["loss_scaler0"] == {"loss_scale": 2.0**25, "unskipped": 1999}
+    assert state["loss_scaler1"] == {"loss_scale": 65536.0, "unskipped": 0}
+    assert [line.split()[0] for line in lost] == [
+        "growth_factor",
+        "backoff_factor",
+        "growth_interval",
+        "_growth_tracker",
+        "scale",
+    ]
+
+
+def test_several_scalers_and_a_static_one() -> None:
+    """Each Apex scaler becomes a GradScaler; one that counted past 2000 was static and never grows."""
+    lost: list[str] = []
+    states = {
+        "loss_scaler0": {"loss_scale": 64.0, "unskipped": 1999},
+        "loss_scaler1": {"loss_scale": 128.0, "unskipped": 7777},
+    }
+    first, second = scalers_from_apex(states, level="O1", static=None, lost=lost, changed=[])
+    assert (first["_growth_tracker"], first["growth_interval"]) == (1999, 2000)
+    assert (second["_growth_tracker"], second["growth_interval"]) == (0, 2**31 - 1)
+    assert len(lost) == 1
+
+
+@pytest.mark.parametrize("scale", [0.0, math.inf, math.nan, -1.0, "64", True])
+def test_a_scale_that_cannot_train_is_refused(scale: Any) -> None:
+    """A run whose scale had collapsed is not worth converting."""
+    with pytest.raises(ConversionError, match="scale of"):
+        scalers_from_apex(
+            {"loss_scaler0": {"loss_scale": scale, "unskipped": 0}}, level=None, static=None, lost=[], changed=[]
+        )
+    with pytest.raises(ConversionError, match="scale of"):
+        apex_from_scalers([{**GRADSCALER, "scale": scale}], level="O1", lost=[], changed=[])
+
+
+def test_fused_adam_gets_its_steps_back(amp: Any) -> None:
+    """The count of steps that FusedAdam keeps in its groups lies beside each parameter, and AdamW takes the state."""
+    from ampcompare.apex.optimizers import FusedAdam
+
+    script = ApexScript(amp, "O2", FusedAdam)
+    steps(script, 0, 4)
+    result = convert_state(script.save(), "native")
+    model, optimizer = build()
+    optimizer.load_state_dict(result.state["optimizer"])
+    state = optimizer.state[next(model.parameters())]
+    assert state["step"].item() == 4
+    assert torch.equal(state["exp_avg"], script.save()["optimizer"]["state"][0]["exp_avg"])
+    loss_of(model, 5).backward()
+    optimizer.step()
+
+
+def test_wrappers_and_half_weights_and_half_state() -> None:
+    """`module.` goes from every name, fp16 weights and moments become fp32, and each loss has its line."""
+    weights = {"module.w": torch.full((3,), 1 / 3).half(), "module.n": torch.tensor(3)}
+    optimizer = {"state": {0: {"momentum_buffer": torch.ones(3).half()}}, "param_groups": [{"params": [0]}]}
+    result = convert_state({"model": weights, "optimizer": optimizer}, "native", opt_level="O2")
+    assert list(result.state["model"]) == ["w", "n"]
+    assert result.state["model"]["w"].dtype is torch.float32
+    assert result.state["optimizer"]["state"][0]["momentum_buffer"].dtype is torch.float32
+    assert [line.partition(":")[0] for line in result.lost] == [
+        "no state of amp was saved",
+        "the last bits of the weights",
+        "the last bits of the state of optimizer",
+    ]
+
+
+@pytest.mark.parametrize(
+    "apex, native",
+    [
+        (
+            {"epoch": 1, "arch": "net", "state_dict": WEIGHTS, "optimizer": OPTIMIZER, "version": 2, "amp": APEX},
+            {"epoch": 1, "arch": "net", "state_dict": WEIGHTS, "optimizer": OPTIMIZER, "version": 2, "scaler": SCALER},
+        ),
+        (
+            {"meta": {"epoch": 1}, "state_dict": WEIGHTS, "optimizer": {**OPTIMIZER, "apex_amp": APEX}},
+            {"meta": {"epoch": 1}, "state_dict": WEIGHTS, "optimizer": {**OPTIMIZER, "loss_scaler": SCALER}},
+        ),
+        (
+            {"pytorch-lightning_version": "1.5", "state_dict": WEIGHTS, "optimizer_states": [OPTIMIZER],
+             "amp_scaling_state": APEX},
+            {"pytorch-lightning_version": "1.5", "state_dict": WEIGHTS, "optimizer_states": [OPTIMIZER],
+             "MixedPrecision": SCALER},
+        ),
+        ({"net": WEIGHTS, "apex": APEX, "lr": 0.1}, {"net": WEIGHTS, "scaler": SCALER, "lr": 0.1}),
+    ],
+    ids=["timm", "mmengine", "Lightning", "a script"],
+)  # fmt: skip
+def test_each_program_keeps_its_layout(apex: dict[str, Any], native: dict[str, Any]) -> None:
+    """The state of the scaler takes the place and the name that the same program gives the other kind."""
+    result = convert_state(apex, "native").state
+    if "arch" in native:
+        native = {("amp_scaler" if key == "scaler" else key): value for key, value in native.items()}
+    assert json.dumps(result, default=str) == json.dumps(native, default=str)
+    back = convert_state(native, "apex").state
+    if "net" not in apex:
+        assert json.dumps(back, default=str) == json.dumps(apex, default=str)
+    else:
+        assert back["amp"] == APEX
+
+
+@pytest.mark.parametrize("key", [7, None, b"net", 0.5, True])
+def test_keys_need_not_be_text(key: Any) -> None:
+    """Weights, optimizers and scalers are found and converted under whatever key a script gave them."""
+    half = {"module.w": torch.full((9,), 1 / 3).half()}
+    nested = convert_state({"nets": {key: half}, "amp": {key: APEX}}, "native", opt_level="O2").state
+    assert nested["nets"][key]["w"].dtype is torch.float32
+    assert nested["amp"]["scaler"] == SCALER
+
+
+@pytest.mark.parametrize("key", ["native_amp_scaling_state", "NativeMixedPrecisionPlugin"])
+def test_lightning_before_2_had_other_names(key: str) -> None:
+    """The scaler goes to where the same Lightning had the state of Apex, as it does from the name of today."""
+    state = {"pytorch-lightning_version": "1.9.5", "state_dict": WEIGHTS, "optimizer_states": [OPTIMIZER], key: SCALER}
+    assert list(convert_state(state, "apex").state) == [*list(state)[:-1], "amp_scaling_state"]

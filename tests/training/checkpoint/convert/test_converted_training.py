@@ -1,0 +1,96 @@
+"""Training that resumes from a converted checkpoint."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ampcompare.training.checkpoint.convert.convert import convert_file, convert_state
+from tests.training.checkpoint.convert.small_scripts import STEPS, ApexScript, NativeScript, build, steps, train_apex
+
+pytestmark = pytest.mark.filterwarnings("ignore::ampcompare.apex.DeprecatedFeatureWarning")
+
+
+HALF = 2.0**-9  # two units in the last place of fp16, on a mean of sixteen losses
+
+
+@pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.SGD])
+@pytest.mark.parametrize("opt_level", ["O1", "O2"])
+def test_native_training_goes_on_from_a_legacy_checkpoint_and_back(
+    tmp_path: Path, amp: Any, opt_level: str, kind: Any
+) -> None:
+    """Apex to native to Apex: the first loss agrees within fp16 rounding each time, and the scale is carried."""
+    path = tmp_path / "legacy.pt"
+    expected = train_apex(amp, path, opt_level, kind)
+    scale = torch.load(path)["amp"]["loss_scaler0"]
+    result = convert_file(path, tmp_path / "native.pt", "native")
+    assert (result.source, result.level) == ("apex", opt_level)
+
+    native = NativeScript(kind)
+    native.load(torch.load(tmp_path / "native.pt"))
+    assert native.scaler.get_scale() == scale["loss_scale"]
+    assert native.scaler.state_dict()["_growth_tracker"] == scale["unskipped"] == STEPS
+    losses = steps(native, STEPS, 20)
+    assert losses[0] == pytest.approx(expected, rel=HALF)
+    assert losses[-1] < losses[0]
+    torch.save(native.save(), path)
+    expected = native.step(STEPS + 20)
+
+    result = convert_file(path, tmp_path / "back.pt", "apex", opt_level=opt_level)
+    assert list(torch.load(tmp_path / "back.pt")) == ["model", "optimizer", "amp", "epoch"]
+    script = ApexScript(amp, opt_level, kind)
+    script.load(torch.load(tmp_path / "back.pt"))
+    assert amp.state_dict() == {"loss_scaler0": {"loss_scale": scale["loss_scale"], "unskipped": STEPS + 20}}
+    assert script.step(STEPS + 20) == pytest.approx(expected, rel=HALF)
+
+
+def test_what_an_o2_checkpoint_has_lost_is_listed_exactly(tmp_path: Path, amp: Any) -> None:
+    """Of a legacy O2 file two things cannot be carried, and the optimizer state is carried to the last bit."""
+    path = tmp_path / "legacy.pt"
+    train_apex(amp, path, "O2")
+    saved = torch.load(path)
+    result = convert_state(saved, "native")
+    assert result.lost == [
+        "min_loss_scale and max_loss_scale, if they were set: no file has them, nor has GradScaler",
+        "the last bits of the weights: they were saved as fp16 values, without masters",
+    ]
+    assert list(result.state) == ["model", "optimizer", "scaler", "epoch"]
+    for index, state in saved["optimizer"]["state"].items():
+        for name, value in state.items():
+            assert torch.equal(result.state["optimizer"]["state"][index][name], value)
+    assert list(saved) == ["model", "optimizer", "amp", "epoch"], "the source is untouched"
+
+
+def test_a_legacy_layout_resumes_alike_in_both_orders(tmp_path: Path, amp: Any) -> None:
+    """Loaded after or before `initialize`, an O2 file keeps its moments to the last bit, and trains on alike."""
+    path = tmp_path / "legacy.pt"
+    script = ApexScript(amp, "O2")
+    steps(script, 0, STEPS)
+    torch.save(script.save(), path)
+    unbroken = steps(script, STEPS, 4)
+    amp._amp_state.close()
+    losses, moments = [], []
+    for load_first in (False, True):
+        saved = torch.load(path)
+        model, optimizer = build()
+        if load_first:
+            model.load_state_dict(saved["model"])
+            optimizer.load_state_dict(saved["optimizer"])
+        script = ApexScript(amp, "O2", model=model, optimizer=optimizer)
+        if load_first:
+            amp.load_state_dict(saved["amp"])
+        else:
+            script.load(saved)
+        script.optimizer.zero_grad()  # makes the masters, which take the state over
+        moments.append(copy.deepcopy(script.save()["optimizer"]["state"]))
+        losses.append(steps(script, STEPS, 4))
+        amp._amp_state.close()
+    saved = torch.load(path)["optimizer"]["state"]
+    for found in moments:
+        assert all(torch.equal(found[index]["exp_avg_sq"], state["exp_avg_sq"]) for index, state in saved.items())
+    assert losses[0] == losses[1]
+    assert losses[0] == pytest.approx(unbroken, rel=HALF)

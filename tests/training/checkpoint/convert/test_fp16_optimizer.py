@@ -1,0 +1,314 @@
+"""Checkpoints of scripts with `apex.fp16_utils.FP16_Optimizer`, converted with their masters."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ampcompare.apex.fp16_utils import BN_convert_float, DynamicLossScaler, FP16_Optimizer, network_to_half
+from ampcompare.apex.fp16_utils.loss_scaler import LossScaler
+from ampcompare.base.errors import CheckpointError, ConversionError
+from ampcompare.cli import main
+from ampcompare.training.checkpoint.convert.convert import convert_file, convert_state
+from ampcompare.training.checkpoint.convert.fp16_optimizer import held_scale
+from ampcompare.training.checkpoint.convert.load import as_ours, load_any
+from ampcompare.training.checkpoint.inspect import inspect_file
+
+pytestmark = pytest.mark.filterwarnings("ignore::ampcompare.apex.DeprecatedFeatureWarning")
+HALF = 2.0**-9  # two units in the last place of fp16, on a mean of sixteen losses
+DYNAMIC: dict[str, Any] = {"dynamic_loss_scale": True, "dynamic_loss_args": {"init_scale": 1024.0, "scale_window": 50}}
+
+
+def net() -> nn.Module:
+    """A network with a batch norm, and two biases of zeros that are alike in fp16 and in fp32."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 16), nn.Linear(16, 10))
+    for bias in (model[0].bias, model[3].bias):
+        nn.init.zeros_(bias)  # type: ignore[arg-type]
+    return model
+
+
+def loss_of(model: nn.Module, step: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """The loss of one fixed batch."""
+    x = torch.randn(16, 8, generator=torch.Generator().manual_seed(step))
+    return nn.functional.cross_entropy(model(x.to(dtype)).float(), x[:, :3].argmax(1))
+
+
+class Script:
+    """A script with `FP16_Optimizer`, whose model is fp16 but for batch norms."""
+
+    def __init__(self, kind: Any = torch.optim.AdamW, **options: Any) -> None:
+        self.model = BN_convert_float(net().half())
+        self.optimizer = FP16_Optimizer(kind(self.model.parameters(), lr=1e-2), verbose=False, **options)
+
+    def loss(self, step: int) -> Tensor:
+        """Return the loss of a batch; batch norms take and give fp32."""
+        first, norm, act, second, last = self.model
+        x = torch.randn(16, 8, generator=torch.Generator().manual_seed(step))
+        hidden = norm(first(x.half()).float())
+        logits = last(second(act(hidden).half()))
+        return nn.functional.cross_entropy(logits.float(), x[:, :3].argmax(1))
+
+    def step(self, number: int) -> float:
+        """Make one step and return its loss."""
+        loss = self.loss(number)
+        self.optimizer.zero_grad()
+        self.optimizer.backward(loss)
+        self.optimizer.step()
+        return loss.item()
+
+    def save(self, path: Path) -> None:
+        """Write what the script saves."""
+        state = {"epoch": 2, "state_dict": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+        torch.save(state, path)
+
+
+@pytest.fixture
+def trained(tmp_path: Path) -> tuple[Script, Path]:
+    """A script after six steps, and its file."""
+    script = Script(**DYNAMIC)
+    for number in range(6):
+        script.step(number)
+    path = tmp_path / "a.pt"
+    script.save(path)
+    return script, path
+
+
+def test_inspect_shows_masters_and_scale_and_no_trap(trained: tuple[Script, Path]) -> None:
+    """The scaler's object is read as values: writer, masters by name, scale and window, and no trap."""
+    found = inspect_file(trained[1])
+    assert found.writer == "a script with FP16_Optimizer"
+    assert [(row["place"], row["kind"], row["entries"]) for row in found.rows] == [
+        ("state_dict", "weights", 11),
+        ("optimizer.optimizer_state_dict", "optimizer", 8),
+        ("optimizer.fp32_from_fp16", "fp32 masters", 6),
+    ]
+    assert found.scales == [
+        {"place": "optimizer.loss_scaler", "scale": 1024.0, "clean_steps": 6, "growth_interval": 50}
+    ]
+    assert (found.traps, found.objects, found.calls, found.keys) == ([], [], [], ["epoch"])
+
+
+def test_native_training_goes_on_with_masters_state_and_scale(trained: tuple[Script, Path], tmp_path: Path) -> None:
+    """Weights are the masters to the last bit, the optimizer's state and the scale are there, and the loss goes on."""
+    script, path = trained
+    result = convert_file(path, tmp_path / "b.pt", "native")
+    saved = torch.load(tmp_path / "b.pt")
+    assert (result.source, list(saved)) == ("FP16_Optimizer", ["epoch", "state_dict", "optimizer", "scaler"])
+    names = [name for name, _ in script.model.named_parameters()]
+    owned = [param for group in script.optimizer.param_groups for param in group["params"]]
+    for name, param in zip(names, owned, strict=True):
+        assert torch.equal(saved["state_dict"][name], param.detach())
+        assert saved["state_dict"][name].dtype is torch.float32
+    model = net()
+    model.load_state_dict(saved["state_dict"])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    optimizer.load_state_dict(saved["optimizer"])
+    for ours, theirs in zip(model.parameters(), owned, strict=True):
+        for key, value in script.optimizer.state[theirs].items():
+            assert torch.equal(optimizer.state[ours][key], value)
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.load_state_dict(saved["scaler"])
+    assert (scaler.get_scale(), scaler.get_growth_interval(), scaler._get_growth_tracker()) == (1024.0, 50, 6)
+    assert abs(loss_of(model, 6).item() - script.loss(6).item()) < HALF
+    assert result.lost == ["max_loss_scale 1.67772e+07: GradScaler has none"]
+
+
+def test_apex_amp_goes_on_from_it_at_o2(trained: tuple[Script, Path], tmp_path: Path, amp: Any) -> None:
+    """`amp.initialize` takes weights, state, scale and count; what its layout cannot hold is listed exactly."""
+    script, path = trained
+    result = convert_file(path, tmp_path / "b.pt", "apex")
+    saved = torch.load(tmp_path / "b.pt")
+    assert saved["amp"] == {"loss_scaler0": {"loss_scale": 1024.0, "unskipped": 6}}
+    assert result.lost == [
+        "growth_interval 50: Apex always has 2000",
+        "the last bits of the weights, when O2 loads them: the layout of an Apex script has no masters",
+    ]
+    model = net()
+    model.load_state_dict(saved["state_dict"])
+    model, optimizer = amp.initialize(
+        model, torch.optim.AdamW(model.parameters(), lr=1e-2), opt_level="O2", verbosity=0
+    )
+    optimizer.load_state_dict(saved["optimizer"])
+    amp.load_state_dict(saved["amp"])
+    loss = loss_of(model, 6)
+    assert abs(loss.item() - script.loss(6).item()) < HALF
+    with amp.scale_loss(loss, optimizer) as scaled_loss:
+        scaled_loss.backward()
+    optimizer.step()
+    script.step(6)
+    assert amp.state_dict()["loss_scaler0"] == {"loss_scale": 1024.0, "unskipped": 7}
+    for ours, theirs in zip(model.parameters(), script.model.parameters(), strict=True):
+        assert torch.allclose(ours.float(), theirs.float(), atol=1e-3)
+
+
+def test_bounds_flags_and_a_static_scale_are_listed(tmp_path: Path) -> None:
+    """A floor, another ceiling, an overflow in flight and a scale that never moves each have their line."""
+    options = {"min_loss_scale": 2.0, "max_loss_scale": 512.0, "init_scale": 256.0}
+    script = Script(dynamic_loss_scale=True, dynamic_loss_args=options)
+    script.optimizer.backward(script.loss(0) * float("inf"))
+    script.save(tmp_path / "a.pt")
+    overflow = "overflow=True: saved between backward and step, that step is no longer skipped; saved after it, nothing"
+    native = convert_file(tmp_path / "a.pt", tmp_path / "b.pt", "native")
+    assert native.state["scaler"]["scale"] == 128.0
+    assert native.lost == [overflow, "min_loss_scale 2: GradScaler has none", "max_loss_scale 512: GradScaler has none"]
+    apex = convert_file(tmp_path / "a.pt", tmp_path / "b.pt", "apex", opt_level="O1")
+    assert apex.lost == [
+        overflow,
+        "min_loss_scale 2: no state of amp has it; give it to amp.initialize",
+        "max_loss_scale 512: no state of amp has it; give it to amp.initialize",
+    ]
+    for scale, scaler in ((1.0, {}), (64.0, {"scale": 64.0, "growth_interval": 2**31 - 1, "_growth_tracker": 0})):
+        script = Script(torch.optim.SGD, static_loss_scale=scale)
+        script.step(0)
+        script.save(tmp_path / "a.pt")
+        state = convert_file(tmp_path / "a.pt", tmp_path / "b.pt", "native").state
+        assert {key: state["scaler"][key] for key in scaler} == scaler
+        assert bool(state["scaler"]) == bool(scaler)
+        state = convert_file(tmp_path / "a.pt", tmp_path / "b.pt", "apex").state
+        assert state["amp"] == {"loss_scaler0": {"loss_scale": scale, "unskipped": 1}}
+
+
+def test_wrappers_and_weights_without_masters(tmp_path: Path) -> None:
+    """DDP's prefix goes, that of `network_to_half` is named, and masters of other weights are counted."""
+    model = nn.DataParallel(network_to_half(nn.Sequential(nn.Linear(8, 4))))
+    optimizer = FP16_Optimizer(torch.optim.SGD(model.parameters(), lr=0.1), verbose=False, **DYNAMIC)
+    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+    torch.save(state, tmp_path / "a.pt")
+    result = convert_file(tmp_path / "a.pt", tmp_path / "b.pt", "native")
+    assert list(result.state["model"]) == ["1.0.weight", "1.0.bias"]
+    assert "the wrapper network_to_half, if the `1.` before all names is its" in result.lost[-1]
+    masters = as_ours(load_any(tmp_path / "a.pt")[0])["masters"]
+    assert list(masters) == ["1.0.weight", "1.0.bias"]
+    state["model"]["module.1.0.weight"] += 1.0
+    torch.save(state, tmp_path / "a.pt")
+    result = convert_file(tmp_path / "a.pt", tmp_path / "b.pt", "native")
+    assert "1 masters: no weight has their values as fp16, to tell their names" in result.lost
+
+
+def test_two_optimizers_keep_two_scalers() -> None:
+    """Each scaler goes its own way; what a script has to do with them is said."""
+    first, second = Script(**DYNAMIC), Script(static_loss_scale=8.0)
+    state = {
+        "models": [_plain(script.model.state_dict()) for script in (first, second)],
+        "optimizers": [_plain(script.optimizer.state_dict()) for script in (first, second)],
+    }
+    native = convert_state(state, "native")
+    assert [scaler["scale"] for scaler in native.state["scaler"]] == [1024.0, 8.0]
+    for made, source in zip(native.state["optimizers"], state["optimizers"], strict=True):
+        assert made["param_groups"] == source["optimizer_state_dict"]["param_groups"]
+        assert made is not source["optimizer_state_dict"]  # the source is untouched
+    assert any("one for each optimizer" in line for line in native.lost)
+    apex = convert_state(state, "apex")
+    assert [entry["loss_scale"] for entry in apex.state["amp"].values()] == [1024.0, 8.0]
+    assert any("num_losses=2" in line for line in apex.lost)
+
+
+def _plain(state: dict[str, Any]) -> dict[str, Any]:
+    """A state whose scaler is the dict of what it holds, as a file is read."""
+    return {key: vars(value) if key == "loss_scaler" else value for key, value in state.items()}
+
+
+def test_the_scalers_that_came_before(tmp_path: Path) -> None:
+    """Those of fp16_utils count iterations: the clean steps since the last change are what is left of them."""
+    scaler = DynamicLossScaler(init_scale=64.0, scale_window=5)
+    for overflow in (False, True, *[False] * 7):
+        scaler.update_scale(overflow)
+    held = held_scale({"loss_scaler": vars(scaler)})
+    assert (held.scale, held.clean, held.interval, held.least) == (64.0, 2, 5, 1.0)
+    grad_scaler = convert_state(_with(vars(scaler)), "native").state["scaler"]
+    native = torch.amp.GradScaler("cpu")
+    native.load_state_dict(grad_scaler)
+    weight = torch.nn.Parameter(torch.ones(1))
+    for _ in range(4):  # both grow after the same step
+        scaler.update_scale(False)
+        native.scale(weight.sum()).backward()
+        native.step(torch.optim.SGD([weight], lr=0.0))
+        native.update()
+        assert native.get_scale() == scaler.loss_scale
+    assert scaler.loss_scale == 128.0
+    torch.save(_with(LossScaler(16.0)), tmp_path / "a.pt")
+    assert convert_file(tmp_path / "a.pt", tmp_path / "b.pt", "native").state["scaler"]["scale"] == 16.0
+
+
+def _with(scaler: Any) -> dict[str, Any]:
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1)
+    inner = {"optimizer_state_dict": optimizer.state_dict(), "fp32_from_fp16": [[torch.ones(2)]]}
+    return {"model": {"w": torch.ones(2).half()}, "optimizer": {"loss_scaler": scaler, **inner}}
+
+
+class OwnScaler:
+    """A loss scaler of a user's program."""
+
+    cur_scale = 8.0
+
+
+def test_another_scaler_needs_trust_and_then_says_what_to_do(tmp_path: Path) -> None:
+    """An object that is not known is not read without its code, and nobody guesses what its attributes mean."""
+    path = tmp_path / "a.pt"
+    torch.save(_with(OwnScaler()), path)
+    with pytest.raises(CheckpointError, match=r"optimizer.loss_scaler: .*OwnScaler.*--unsafe-load"):
+        convert_file(path, tmp_path / "b.pt", "native")
+    with pytest.raises(ConversionError, match="of a class that is not known"):
+        convert_file(path, tmp_path / "b.pt", "native", trust=True)
+    assert inspect_file(path).scales == []
+    for scale in (0.0, float("nan"), True, None):
+        with pytest.raises(ConversionError, match="not a usable loss scale"):
+            held_scale({"loss_scaler": {"_loss_scale": scale}})
+
+
+def test_nothing_of_the_scaler_is_run(trained: tuple[Script, Path], tmp_path: Path) -> None:
+    """The same values come of reading without running anything, and of trusting the file and running it."""
+    _, path = trained
+    read, trusted = (
+        convert_file(path, tmp_path / f"{trust}.pt", "native", trust=trust).state for trust in (False, True)
+    )
+    assert repr(read) == repr(trusted)
+
+
+@pytest.mark.parametrize("package", ["apex", "ampcompare.apex"])
+def test_the_class_of_the_real_apex_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str) -> None:
+    """A scaler with the attributes that Apex gives it is read under both packages' names."""
+    module: Any = type(sys)(f"{package}.amp.scaler")
+    module.LossScaler = type("LossScaler", (), {"__module__": module.__name__, "__qualname__": "LossScaler"})
+    for name in ("apex", "apex.amp") if package == "apex" else ():
+        monkeypatch.setitem(sys.modules, name, type(sys)(name))
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    scaler = module.LossScaler()
+    vars(scaler).update(dynamic=True, _loss_scale=512.0, _unskipped=3, _scale_seq_len=2000, _has_overflow=False)
+    vars(scaler).update(_min_loss_scale=None, _max_loss_scale=2.0**24, _overflow_buf=torch.zeros(1, dtype=torch.int32))
+    torch.save(_with(scaler), tmp_path / "a.pt")
+    monkeypatch.setitem(sys.modules, module.__name__, None)
+    assert convert_state(load_any(tmp_path / "a.pt")[0], "apex").state["amp"] == {
+        "loss_scaler0": {"loss_scale": 512.0, "unskipped": 3}
+    }
+
+
+@pytest.mark.usefixtures("forked_children")
+@pytest.mark.slow
+def test_training_goes_on_from_both_files(
+    trained: tuple[Script, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`--verify` trains the source as O2 with its masters, and each result as what it is for; the losses agree."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "fp16nets.py").write_text(
+        "from torch import nn\n\n\nclass Net(nn.Sequential):\n    def forward(self, x):\n"
+        "        return super().forward(x.flatten(1)[:, :8])\n\n\ndef net(num_classes, sample_shape):\n"
+        "    return Net(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 16), nn.Linear(16, 10))\n"
+    )
+    (tmp_path / "mine.yaml").write_text(
+        'recipe:\n  model: {arch: "fp16nets:net"}\n  optimizer: {name: adamw, lr: 0.01}\n'
+        "  data: {name: synthetic, train_size: 64, val_size: 32, image_size: 8}\n  batch_size: 16\n"
+    )
+    for to, arm in (("native", "native:fp16"), ("apex", "apex:O2")):
+        command = ["convert", str(trained[1]), f"{to}.pt", "--to", to, "--verify", "--verify-steps", "1"]
+        assert main([*command, "-c", "mine.yaml", "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)["verified"]
+        assert found["arms"] == ["apex:O2", arm]
+        assert found["scales"][0][0] == found["scales"][1][0] == 1024.0

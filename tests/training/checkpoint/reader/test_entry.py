@@ -1,0 +1,77 @@
+"""A checkpoint that can be read but holds something unexpected: the error names the entry."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+import torch
+
+from ampcompare.base.errors import CheckpointError, ConversionError
+from ampcompare.training.checkpoint.convert.convert import convert_file
+from ampcompare.training.checkpoint.inspect import inspect_file
+from ampcompare.training.checkpoint.reader.placeholders import reading
+from ampcompare.training.checkpoint.store.file import write_checkpoint
+
+WEIGHTS = {"weight": torch.ones(2, dtype=torch.float16)}
+APEX = {"loss_scaler0": {"loss_scale": 1024.0, "unskipped": 3}}
+SCALER = {
+    "scale": 1024.0,
+    "growth_factor": 2.0,
+    "backoff_factor": 0.5,
+    "growth_interval": 2000,
+    "_growth_tracker": 3,
+}
+
+
+def _fused_adam(**group: Any) -> dict[str, Any]:
+    return {"state": {}, "param_groups": [{"bias_correction": True, "step": 3, **group}]}
+
+
+@pytest.mark.parametrize(
+    ("entries", "to", "message"),
+    [
+        ({"amp": APEX, "optimizer": _fused_adam()}, "native", "entry optimizer.param_groups.0 .* it has no 'params'"),
+        (
+            {"amp": APEX, "optimizer": _fused_adam(params=[0], step="three")},
+            "native",
+            "entry optimizer.param_groups.0 .* 'three'",
+        ),
+        (
+            {"amp": APEX, "optimizer": _fused_adam(params=[[0]])},
+            "native",
+            "entry optimizer.param_groups.0 .* unhashable",
+        ),
+        ({"scaler": {**SCALER, "growth_factor": "two"}}, "apex", "growth_factor is two"),
+        ({"scaler": {**SCALER, "growth_interval": [1]}}, "apex", "growth_interval is a list"),
+    ],
+)
+def test_the_entry_is_named(
+    entries: dict[str, Any], to: Literal["native", "apex"], message: str, tmp_path: Path
+) -> None:
+    """An entry that lacks a key or has a value of another type is refused by its path in the checkpoint."""
+    torch.save({"model": WEIGHTS, **entries}, tmp_path / "a.pt")
+    with pytest.raises(ConversionError, match=message) as caught:
+        convert_file(tmp_path / "a.pt", tmp_path / "b.pt", to)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "b.pt").exists()
+
+
+@pytest.mark.parametrize("masters", ["text", 7, [{"weight": 1.0}]])
+def test_masters_are_tensors_by_name(masters: Any, tmp_path: Path) -> None:
+    """Masters of another kind are refused by inspection and by conversion, by their name."""
+    state = {"arm": "apex:O2", "model": WEIGHTS, "optimizer": {}, "amp": APEX, "masters": masters}
+    write_checkpoint(tmp_path / "a.pt", state)
+    with pytest.raises(CheckpointError, match="entry masters is damaged"):
+        inspect_file(tmp_path / "a.pt")
+    with pytest.raises(CheckpointError, match="entry masters is damaged"):
+        convert_file(tmp_path / "a.pt", tmp_path / "b.pt", "native")
+
+
+def test_a_name_out_of_a_file_is_harmless() -> None:
+    """A key that would steer a terminal, or fill it, is shown as one short line."""
+    with pytest.raises(ConversionError) as caught, reading("model", "\x1b[31m" + "x" * 10_000):
+        _ = {}["\x1b[2J" + "y" * 10_000]
+    assert len(str(caught.value)) < 400
+    assert str(caught.value).isprintable()

@@ -1,0 +1,218 @@
+"""Files of any program, read without running what they hold."""
+
+from __future__ import annotations
+
+import collections
+import datetime
+import importlib
+import os
+import pickle
+import tarfile
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from ampcompare.base.errors import CheckpointError
+from ampcompare.training.checkpoint.reader.foreign import open_foreign
+from ampcompare.training.checkpoint.store.file import write_checkpoint
+
+Namespace = importlib.import_module("argparse").Namespace
+FORMATS = [("torch archive", True), ("torch before 1.6", False)]
+
+
+def everything() -> dict[str, Any]:
+    """What scripts put beside their tensors."""
+    shared = torch.arange(24.0).reshape(4, 6)
+    return {
+        "model": collections.OrderedDict(
+            weight=shared,
+            rows=shared[1:3, ::2],
+            columns=shared.t(),
+            half=torch.ones(3).half(),
+            bf16=torch.ones(2, dtype=torch.bfloat16),
+            counts=torch.tensor(7),
+            mask=torch.tensor([True, False]),
+            empty=torch.zeros(0, 3),
+            pair=torch.tensor([1 + 2j]),
+            conjugate=torch.tensor([1 + 2j]).conj(),
+            imaginary=torch.tensor([1 + 2j, 3 + 4j]).conj().imag,
+            float8=torch.ones(3).to(torch.float8_e4m3fn),
+            wide=torch.arange(6).to(torch.uint32)[2:],
+        ),
+        "parameter": torch.nn.Parameter(torch.ones(2)),
+        "args": Namespace(lr=0.1, out=Path("a") / "b", nested=Namespace(x=[1, (2, None)])),
+        "metric": np.float32(0.5),
+        "table": np.arange(6.0).reshape(2, 3),
+        "defaults": collections.defaultdict(list, {1: b"two"}),
+        "names": {"only"},
+        "device": torch.device("cpu"),
+        "dtype": torch.float16,
+        "size": torch.Size([1, 2]),
+        "big": 2**80,
+        "text": "ä\udc80",
+        "complex": 1 + 2j,
+        "when": datetime.timedelta(1),
+    }
+
+
+def bytes_of(tensor: torch.Tensor) -> list[int]:
+    """The elements of a tensor as bytes, whatever its dtype."""
+    return tensor.resolve_conj().resolve_neg().reshape(-1).contiguous().view(torch.uint8).tolist()
+
+
+@pytest.mark.parametrize("format, as_archive", FORMATS)
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+def test_what_scripts_save_is_read_without_running_anything(
+    tmp_path: Path, format: str, as_archive: bool, protocol: int
+) -> None:
+    """Tensors equal torch's own to the last bit; holders of values become plain data; nothing is left out or called."""
+    path = tmp_path / "a.pt"
+    saved = everything()
+    torch.save(saved, path, _use_new_zipfile_serialization=as_archive, pickle_protocol=protocol)
+    contents = open_foreign(path)
+    found, left_out = contents.plain()
+    assert (contents.format, contents.calls, contents.objects(), left_out) == (format, [], [], [])
+    for name, tensor in saved["model"].items():
+        assert found["model"][name].dtype is tensor.dtype
+        assert bytes_of(found["model"][name]) == bytes_of(tensor)
+        assert found["model"][name].stride() == tensor.stride() or tensor.is_neg()
+    found["model"]["weight"].zero_()
+    assert not found["model"]["rows"].any(), "tensors that shared memory share it again"
+    assert torch.equal(found["parameter"], torch.ones(2))
+    assert found["args"] == {"lr": 0.1, "out": "a/b", "nested": {"x": [1, (2, None)]}}
+    assert torch.equal(found["table"], torch.arange(6.0, dtype=torch.float64).reshape(2, 3))
+    assert (found["metric"], found["defaults"], found["names"]) == (0.5, {1: b"two"}, ["only"])
+    assert (found["device"], found["dtype"], found["size"]) == ("cpu", torch.float16, (1, 2))
+    assert (found["big"], found["text"], found["complex"]) == (2**80, "ä\udc80", [1.0, 2.0])
+    assert found["when"] == [1, 0, 0]
+
+
+@pytest.mark.parametrize("as_archive", [True, False])
+def test_objects_are_named_by_place_and_left_out(tmp_path: Path, as_archive: bool) -> None:
+    """A pickled module is not built: its place and the classes that unpickling would call are listed."""
+    path = tmp_path / "a.pt"
+    holder = {"epoch": 3, "net": [torch.nn.Linear(2, 2)], "hook": os.getcwd, "opt": collections.Counter("aab")}
+    torch.save(holder, path, _use_new_zipfile_serialization=as_archive)
+    contents = open_foreign(path)
+    assert contents.objects() == ["net.0: torch.nn.modules.linear.Linear", f"hook: {os.getcwd.__module__}.getcwd"]
+    assert contents.calls == ["torch.nn.modules.linear.Linear"]
+    found, left_out = contents.plain()
+    assert found == {"epoch": 3, "net": [None], "hook": None, "opt": {"a": 2, "b": 1}}
+    assert len(left_out) == 2
+
+
+class Calls:
+    """Pickles as a call of anything."""
+
+    def __init__(self, function: Any, *arguments: Any) -> None:
+        self.call = (function, arguments)
+
+    def __reduce__(self) -> Any:
+        return self.call
+
+
+def test_nothing_is_called(tmp_path: Path) -> None:
+    """Pickles that would make a folder, import a module or open a file leave no trace but their names."""
+    mark = tmp_path / "ran"
+    bombs = [Calls(os.mkdir, str(mark)), Calls(eval, "1/0"), Calls(getattr, os, "system"), Calls(open, str(mark), "w")]
+    bombs = bombs[:2] + bombs[3:]  # a module cannot be pickled as an argument
+    for index, bomb in enumerate(bombs):
+        path = tmp_path / f"{index}.pt"
+        path.write_bytes(pickle.dumps({"state_dict": bomb}))
+        assert len(open_foreign(path).calls) == 1
+        torch.save({"state_dict": bomb}, path)
+        contents = open_foreign(path)
+        assert len(contents.calls) == 1
+        assert contents.plain()[0] == {"state_dict": None}
+    assert not mark.exists()
+
+
+def test_what_holds_itself_and_what_explodes(tmp_path: Path) -> None:
+    """A list inside itself and a thousand million references to one list take neither time nor memory."""
+    loop: list[Any] = [1]
+    loop.append(loop)
+    laughs: Any = ["lol"]
+    for _ in range(60):
+        laughs = [laughs] * 10
+    deep: Any = []
+    for _ in range(5000):
+        deep = (deep,)
+    path = tmp_path / "a.pt"
+    path.write_bytes(pickle.dumps({"loop": loop, "laughs": laughs}))
+    contents = open_foreign(path)
+    assert contents.plain()[0]["loop"] == [1, None]
+    assert contents.objects() == []
+    path.write_bytes(b"\x80\x02" + b")" + b"\x85" * 100_000 + b".")
+    with pytest.raises(CheckpointError, match="nested deeper"):
+        open_foreign(path).plain()
+
+
+@pytest.mark.parametrize(
+    "content, says",
+    [
+        (b"", "is empty"),
+        (b"hello, world, this is text", "neither an archive nor a pickle"),
+        (b"\x80\x02", r"ends too early|broken"),
+        (b"\x80\x02cos\nsystem\nq\x00X\x02\x00\x00\x00lsq\x01\x85q\x02R", r"broken|early"),
+        (b"\x80\x04\x8e\xff\xff\xff\xff\xff\xff\xff\x7fabc.", "broken"),
+        (b"\x80\x02}]K\x01s.", "a key of a dict"),
+        (b"\x80\x02K\x01K\x02R.", "it calls a"),
+        (b"\x80\x02\x82\x01.", "EXT1"),
+        (b"PK\x03\x04" + bytes(80), "is damaged"),
+    ],
+)
+def test_broken_files_are_one_line(tmp_path: Path, content: bytes, says: str) -> None:
+    """Each way of being no checkpoint has its own words, and no traceback."""
+    path = tmp_path / "a.pt"
+    path.write_bytes(content)
+    with pytest.raises(CheckpointError, match=says) as caught:
+        open_foreign(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_archives_of_other_kinds_are_refused(tmp_path: Path) -> None:
+    """TorchScript, a zip of something else, compressed members, a tar of torch 0.1, and another byte order."""
+    path = tmp_path / "a.pt"
+    torch.save({"a": torch.ones(2)}, path)
+    with zipfile.ZipFile(path) as archive:
+        members = {info.filename: archive.read(info) for info in archive.infolist()}
+
+    def rewritten(changes: dict[str, bytes], compression: int = zipfile.ZIP_STORED) -> Path:
+        with zipfile.ZipFile(path, "w", compression) as archive:
+            for name, data in {**members, **changes}.items():
+                archive.writestr(name, data)
+        return path
+
+    assert torch.equal(open_foreign(rewritten({})).plain()[0]["a"], torch.ones(2))
+    with pytest.raises(CheckpointError, match="TorchScript"):
+        open_foreign(rewritten({"a/constants.pkl": b""}))
+    with pytest.raises(CheckpointError, match="is compressed"):
+        open_foreign(rewritten({}, zipfile.ZIP_DEFLATED))
+    with pytest.raises(CheckpointError, match="byte order"):
+        open_foreign(rewritten({"a/byteorder": b"big"}))
+    with pytest.raises(CheckpointError, match="none that torch"):
+        open_foreign(rewritten({"b/data.pkl": b""}))
+    with pytest.raises(CheckpointError, match="reaches beyond"):
+        open_foreign(rewritten({"a/data/0": b"1"})).plain()
+    with tarfile.open(path, "w") as tar:
+        tar.add(__file__)
+    with pytest.raises(CheckpointError, match=r"neither an archive|tar archive"):
+        open_foreign(path)
+
+
+def test_safetensors_and_ours(tmp_path: Path, make_state: Any) -> None:
+    """Weights alone are read, and so is a checkpoint of ours, with its comment."""
+    path = tmp_path / "a.safetensors"
+    save_file({"weight": torch.ones(2)}, path)
+    contents = open_foreign(path)
+    assert contents.format == "safetensors"
+    assert torch.equal(contents.plain()[0]["weight"], torch.ones(2))
+    write_checkpoint(path, make_state())
+    contents = open_foreign(path)
+    assert contents.comment.startswith(b"ampcompare checkpoint 1")
+    assert contents.calls == []

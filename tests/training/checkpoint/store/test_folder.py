@@ -1,0 +1,167 @@
+"""The checkpoints of one run in one folder, and saving in the background."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ampcompare.base.errors import CheckpointError, EnvironmentUnfit
+from ampcompare.training.checkpoint.store import folder as folder_module
+from ampcompare.training.checkpoint.store.file import read_checkpoint, write_checkpoint
+from ampcompare.training.checkpoint.store.folder import BackgroundFolder, CheckpointFolder, snapshot
+
+Make = Callable[..., dict[str, Any]]
+
+
+def value_of(state: dict[str, Any]) -> float:
+    """The value that all tensors of a state hold."""
+    return float(state["model"]["weight"][0, 0])
+
+
+def test_the_last_and_the_best_stay(tmp_path: Path, make_state: Make) -> None:
+    """Of five checkpoints the last two stay, and the best under its own name, though its step is gone."""
+    folder = CheckpointFolder(tmp_path, keep_last=2)
+    assert folder.newest() is None
+    for step in range(1, 6):
+        assert folder.save(make_state(step), step=step, best=step == 2) == tmp_path / f"step-{step:08d}.pt"
+    assert sorted(os.listdir(tmp_path)) == ["best.pt", "step-00000004.pt", "step-00000005.pt"]
+    assert value_of(read_checkpoint(tmp_path / "best.pt")) == 2
+    found = folder.newest()
+    assert found is not None
+    path, state, notes = found
+    assert (path.name, value_of(state), notes) == ("step-00000005.pt", 5.0, [])
+
+
+def test_a_damaged_newest_falls_back_and_says_so(tmp_path: Path, make_state: Make) -> None:
+    """Past a truncated and an empty file the one before is found, with a line for each; a save sets them aside."""
+    folder = CheckpointFolder(tmp_path, keep_last=3)
+    for step in (1, 2, 3):
+        folder.save(make_state(step), step=step)
+    (tmp_path / "step-00000003.pt").write_bytes(b"")
+    os.truncate(tmp_path / "step-00000002.pt", 900)
+    found = folder.newest()
+    assert found is not None
+    path, state, notes = found
+    assert (path.name, value_of(state)) == ("step-00000001.pt", 1.0)
+    assert ["is empty" in notes[0], "was cut off" in notes[1], "falling back" in notes[1]] == [True, True, True]
+    folder.save(make_state(1.5), step=2)
+    assert sorted(os.listdir(tmp_path)) == ["step-00000001.pt", "step-00000002.pt", "step-00000003.pt.aside"]
+    found = folder.newest()
+    assert found is not None
+    assert value_of(found[1]) == 1.5
+
+
+def test_nothing_readable_and_newer_layouts_are_errors(tmp_path: Path, make_state: Make) -> None:
+    """A run never starts afresh silently beside checkpoints that it cannot read."""
+    folder = CheckpointFolder(tmp_path)
+    (tmp_path / "step-00000001.pt").write_text("no")
+    with pytest.raises(CheckpointError, match="none of 1 checkpoints"):
+        folder.newest()
+    folder.save(make_state(), step=2)
+    write_checkpoint(tmp_path / "step-00000003.pt", {**make_state(), "schema": 99})
+    with pytest.raises(CheckpointError, match="upgrade ampcompare"):
+        folder.newest()
+
+
+def test_the_best_is_copied_where_there_are_no_links(
+    tmp_path: Path, make_state: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file system without hard links keeps the best as a copy."""
+
+    def refuse(*args: object) -> None:
+        raise PermissionError(1, "no links here")
+
+    monkeypatch.setattr(os, "link", refuse)
+    CheckpointFolder(tmp_path).save(make_state(3), step=1, best=True)
+    assert value_of(read_checkpoint(tmp_path / "best.pt")) == 3
+
+
+def test_a_failing_write_is_tried_once_more(tmp_path: Path, make_state: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One refusal is a note, two are an error, and the checkpoint before stays."""
+    notes: list[str] = []
+    folder = CheckpointFolder(tmp_path, keep_last=1, note=notes.append)
+    folder.save(make_state(1), step=1)
+    (tmp_path / ".step-00000009.pt.1.tmp").write_bytes(b"left by a killed writer")
+    failures = [2]
+
+    def write(path: Path, state: dict[str, Any]) -> None:
+        if failures[0]:
+            failures[0] -= 1
+            raise EnvironmentUnfit(f"cannot write {path}: disk full")
+        write_checkpoint(path, state)
+
+    monkeypatch.setattr(folder_module, "write_checkpoint", write)
+    with pytest.raises(EnvironmentUnfit, match="disk full"):
+        folder.save(make_state(2), step=2)
+    assert os.listdir(tmp_path) == ["step-00000001.pt"]
+    assert len(notes) == 1
+    failures[0] = 1
+    folder.save(make_state(3), step=3)
+    assert os.listdir(tmp_path) == ["step-00000003.pt"]
+    assert "trying once more" in notes[1]
+
+
+def test_a_snapshot_is_apart_from_its_source(make_state: Make) -> None:
+    """Training may change every tensor while it is written, and one tensor under two names stays one."""
+    state = make_state(1.0)
+    state["model"]["tied"] = state["model"]["weight"]
+    copied = snapshot(state)
+    state["model"]["weight"].fill_(9)
+    assert value_of(copied) == 1.0
+    assert copied["model"]["tied"] is copied["model"]["weight"]
+    assert copied["optimizer"]["param_groups"] == state["optimizer"]["param_groups"]
+
+
+def test_saving_in_the_background(tmp_path: Path, make_state: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`save` returns while its checkpoint waits; the next one waits for it; what was saved is the state at the call."""
+    go, began = threading.Event(), threading.Event()
+
+    def write(path: Path, state: dict[str, Any]) -> None:
+        began.set()
+        assert go.wait(20)
+        write_checkpoint(path, state)
+
+    monkeypatch.setattr(folder_module, "write_checkpoint", write)
+    with BackgroundFolder(CheckpointFolder(tmp_path, keep_last=5)) as folder:
+        state = make_state(1)
+        path = folder.save(state, step=1)
+        assert began.wait(20)
+        assert not path.exists()
+        state["model"]["weight"].fill_(9)
+        go.set()
+        folder.save(state, step=2)
+        assert value_of(read_checkpoint(path)) == 1
+    assert value_of(read_checkpoint(tmp_path / "step-00000002.pt")) == 9
+
+
+def test_errors_of_the_background_surface_at_the_next_save(tmp_path: Path, make_state: Make) -> None:
+    """An error is raised once, by the next save or by close; after it saving works again."""
+    folder = BackgroundFolder(CheckpointFolder(tmp_path))
+    folder.save({**make_state(), "extra": object()}, step=1)
+    with pytest.raises(CheckpointError, match=r"a builtins\.object"):
+        folder.save(make_state(), step=2)
+    folder.save({**make_state(), "extra": object()}, step=3)
+    with pytest.raises(CheckpointError, match=r"a builtins\.object"):
+        folder.close()
+    folder.save(make_state(), step=4)
+    folder.close()
+    assert os.listdir(tmp_path) == ["step-00000004.pt"]
+
+
+def test_an_error_of_training_goes_before_one_of_saving(tmp_path: Path, make_state: Make) -> None:
+    """Leaving the context with an error waits for the checkpoint on its way and lets that error through."""
+
+    def train() -> None:
+        with BackgroundFolder(CheckpointFolder(tmp_path)) as folder:
+            folder.save(make_state(), step=1)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        train()
+    assert torch.equal(read_checkpoint(tmp_path / "step-00000001.pt")["model"]["bias"], torch.zeros(4))

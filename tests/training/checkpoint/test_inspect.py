@@ -1,0 +1,146 @@
+"""What `convert --inspect` says about checkpoints."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from ampcompare.cli import main
+from ampcompare.training.checkpoint.inspect import inspect_file, inspection_lines
+from ampcompare.training.checkpoint.store.file import write_checkpoint
+
+pytestmark = pytest.mark.filterwarnings("ignore::ampcompare.apex.DeprecatedFeatureWarning")
+SCALER = {"scale": 16.0, "growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 2000, "_growth_tracker": 2}
+WEIGHTS = {"fc.weight": torch.full((9,), 1 / 3)}
+OPTIMIZER: dict[str, Any] = {"state": {}, "param_groups": [{"params": [0], "lr": 0.1}]}
+
+
+def saved_at(amp: Any, path: Path, opt_level: str, *, load_first: bool = False, steps: int = 6) -> None:
+    """Write the checkpoint of a script with Apex."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 3))
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2, eps=1e-3)
+    model, optimizer = amp.initialize(model, optimizer, opt_level=opt_level, verbosity=0)
+    if load_first:
+        saved = torch.load(path)
+        model.load_state_dict(saved["model"])
+        optimizer.load_state_dict(saved["optimizer"])
+    for _ in range(steps):
+        loss = model(torch.randn(16, 8)).square().mean() * 1e-3
+        with amp.scale_loss(loss, optimizer) as scaled_loss:
+            scaled_loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "amp": amp.state_dict(), "epoch": 1}
+    torch.save(state, path)
+    amp._amp_state.close()
+
+
+@pytest.mark.parametrize("opt_level", ["O0", "O1", "O2", "O3"])
+def test_the_opt_level_shows_in_the_numbers(tmp_path: Path, amp: Any, opt_level: str) -> None:
+    """Apex stores no opt level; roundness of weights, batch norms and state and the scale tell it."""
+    path = tmp_path / "a.pt"
+    saved_at(amp, path, opt_level)
+    found = inspect_file(path)
+    assert (found.writer, found.level, found.format) == ("an Apex script", opt_level, "torch archive")
+    assert [row["kind"] for row in found.rows] == ["weights", "optimizer"]
+    assert found.keys == ["epoch"]
+
+
+def test_the_traps_of_o2_are_shown(tmp_path: Path, amp: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounded weights without masters, moments that Apex's order of loading makes 0, state that already lost them."""
+    path = tmp_path / "a.pt"
+    saved_at(amp, path, "O2")
+    first = inspect_file(path)
+    assert any("no masters were saved" in trap for trap in first.traps)
+    (order,) = [trap for trap in first.traps if "loaded after amp.initialize" in trap]
+    assert "second moments become 0" in order
+    monkeypatch.setenv("AMPCOMPARE_APEX_STRICT", "1")
+    saved_at(amp, path, "O2", load_first=True, steps=0)
+    second = inspect_file(path)
+    (lost,) = [trap for trap in second.traps if "went through" in trap or "is fp16" in trap]
+    zeros = int(lost.rpartition("and ")[2].split()[0])
+    assert zeros >= int(order.split(": ")[1].split()[0]) > 0
+
+
+def test_our_layout_has_none_of_the_traps(tmp_path: Path, make_state: Any) -> None:
+    """With masters in it no trap is named; the arm gives the level, and the checksum is right until a byte is not."""
+    path = tmp_path / "a.pt"
+    write_checkpoint(path, make_state(1 / 3))
+    found = inspect_file(path)
+    assert (found.writer, found.level, found.arm, found.checksum) == ("ampcompare", "O2", "apex:O2", "right")
+    assert [row["kind"] for row in found.rows] == ["weights", "optimizer", "fp32 masters"]
+    assert found.traps == []
+    content = bytearray(path.read_bytes())
+    content[-40] ^= 1
+    path.write_bytes(content)
+    assert "damaged" in inspect_file(path).checksum
+
+
+@pytest.mark.parametrize(
+    "state, writer",
+    [
+        ({"epoch": 1, "arch": "resnet", "state_dict": WEIGHTS, "optimizer": OPTIMIZER, "version": 2,
+          "args": SimpleNamespace(lr=0.1), "amp_scaler": SCALER, "state_dict_ema": WEIGHTS, "metric": 7.5}, "timm"),
+        ({"meta": {"epoch": 1}, "message_hub": {}, "state_dict": WEIGHTS,
+          "optimizer": {**OPTIMIZER, "loss_scaler": SCALER}}, "mmengine"),
+        ({"pytorch-lightning_version": "2.1.0", "state_dict": WEIGHTS, "optimizer_states": [OPTIMIZER],
+          "MixedPrecision": SCALER, "epoch": 3}, "Lightning"),
+        ({"model": WEIGHTS, "optimizer": OPTIMIZER, "scaler": SCALER}, "a torch.amp script"),
+        ({"model": WEIGHTS, "optimizer": OPTIMIZER}, "a script"),
+        (WEIGHTS, "a state dict alone"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)  # fmt: skip
+def test_who_wrote_it(tmp_path: Path, state: Any, writer: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each program is known by its keys, and scale and weights are found under its names."""
+    path = tmp_path / "a.pt"
+    torch.save(state, path)
+    found = inspect_file(path)
+    assert found.writer == writer
+    assert [scale["scale"] for scale in found.scales] == ([16.0] if "growth_factor" in str(state) else [])
+    kinds = [row["kind"] for row in found.rows]
+    assert kinds[0] == "weights"
+    assert ("averaged weights" in kinds) == (writer == "timm")
+    assert found.traps == []
+    assert main(["convert", "--inspect", str(path)]) == 0
+    assert f"written by: {writer}" in capsys.readouterr().out
+
+
+def test_objects_and_wrappers_and_no_scaler_are_shown(tmp_path: Path) -> None:
+    """Objects have their place, wrapped names a note, and fp16 weights without a scaler a trap."""
+    path = tmp_path / "a.pt"
+    torch.save(
+        {"state_dict": {"module.w": torch.full((9,), 0.3).half()}, "optimizer": OPTIMIZER, "net": nn.Linear(1, 1)}, path
+    )
+    found = inspect_file(path)
+    assert found.objects == ["net: torch.nn.modules.linear.Linear"]
+    assert "`module.`" in found.notes[0]
+    assert any("restarts at 65536" in trap for trap in found.traps)
+    assert "  net: torch.nn.modules.linear.Linear" in inspection_lines(found)
+
+
+def test_names_in_a_file_cannot_steer_a_terminal(tmp_path: Path) -> None:
+    """Escapes in keys are shown as question marks, and a line has an end."""
+    path = tmp_path / "a.pt"
+    torch.save({"model": WEIGHTS, "\x1b[2J": 1, "long" * 500: 2}, path)
+    lines = inspection_lines(inspect_file(path))
+    assert all(line.isprintable() and len(line) <= 500 for line in lines)
+
+
+def test_json_of_an_inspection(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One strict document with the same facts, non-finite scales included."""
+    path = tmp_path / "a.pt"
+    torch.save({"model": WEIGHTS, "scaler": {**SCALER, "scale": float("inf")}}, path)
+    assert main(["convert", "--inspect", str(path), "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["scales"][0]["scale"] == "inf"
+    assert document["rows"][0] == {
+        "place": "model", "kind": "weights", "entries": 1, "bytes": 36, "dtypes": {"float32": 1}
+    }  # fmt: skip

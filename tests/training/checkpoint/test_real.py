@@ -1,0 +1,182 @@
+"""Checkpoints that timm, mmengine and Lightning have written themselves; `real/README.md` says how."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ampcompare.base.errors import CheckpointError
+from ampcompare.cli import main
+from ampcompare.training.checkpoint.convert.convert import convert_file
+from ampcompare.training.checkpoint.convert.load import as_ours, load_any
+from ampcompare.training.checkpoint.inspect import inspect_file
+
+REAL = Path(__file__).parent / "real"
+WEIGHTS = ("state_dict", "weights", 9)
+AVERAGED = ("state_dict_ema", "averaged weights", 9)
+OPTIMIZER = ("optimizer", "optimizer", 6)
+FILES = {
+    "timm.pth.tar": ("timm", None, [WEIGHTS, AVERAGED, OPTIMIZER], "amp_scaler", 1024.0),
+    "timm-apex.pth.tar": ("timm", "O1", [WEIGHTS, AVERAGED, OPTIMIZER], "amp.loss_scaler0", 65536.0),
+    "mmengine.pth": ("mmengine", None, [WEIGHTS, OPTIMIZER], "optimizer.loss_scaler", 1024.0),
+    "mmengine-apex.pth": ("mmengine", "O1", [WEIGHTS, OPTIMIZER], "optimizer.apex_amp.loss_scaler0", 65536.0),
+    "lightning.ckpt": (
+        "Lightning", None, [WEIGHTS, ("optimizer_states.0", "optimizer", 6)], "MixedPrecision", 1024.0
+    ),
+}  # fmt: skip
+SCALERS = {
+    "timm.pth.tar": ("amp_scaler", "amp"),
+    "timm-apex.pth.tar": ("amp_scaler", "amp"),
+    "mmengine.pth": ("loss_scaler", "apex_amp"),
+    "mmengine-apex.pth": ("loss_scaler", "apex_amp"),
+    "lightning.ckpt": ("MixedPrecision", "amp_scaling_state"),
+}
+
+
+@pytest.fixture
+def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let nothing unpickle but our own reader, and no program be imported."""
+
+    def refuse(*args: Any, **options: Any) -> Any:
+        raise AssertionError("something unpickles")
+
+    for module, name in ((torch, "load"), (pickle, "load"), (pickle, "loads"), (pickle, "Unpickler")):
+        monkeypatch.setattr(module, name, refuse)
+    for name in ("timm", "mmengine", "mmengine.logging.history_buffer", "lightning", "pytorch_lightning"):
+        monkeypatch.setitem(sys.modules, name, None)
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.usefixtures("nothing_runs")
+def test_a_real_file_is_known(name: str) -> None:
+    """Writer, weights, averages, optimizer and scaler are found, nothing else is taken for one, and nothing is run."""
+    writer, level, rows, place, scale = FILES[name]
+    found = inspect_file(REAL / name)
+    assert (found.writer, found.level) == (writer, level)
+    assert [(row["place"], row["kind"], row["entries"]) for row in found.rows] == rows
+    (scaler,) = found.scales
+    assert (scaler["place"], scaler["scale"], scaler["clean_steps"]) == (place, scale, 3)
+    assert found.traps == []
+    logs = [line for line in found.objects if line.endswith("mmengine.logging.history_buffer.HistoryBuffer")]
+    assert found.objects == logs
+    assert bool(logs) == (writer == "mmengine")
+
+
+@pytest.mark.parametrize("name", [name for name in FILES if not name.startswith("mmengine")])
+def test_a_real_file_is_read_as_torch_reads_it(name: str) -> None:
+    """Every tensor of weights and optimizer state is that of `torch.load`, to the last bit."""
+    ours, left_out = load_any(REAL / name)
+    theirs = torch.load(REAL / name, weights_only=False)  # made by us, of plain values and the standard library
+    assert left_out == []
+    for key in ("state_dict", "optimizer", "optimizer_states"):
+        assert (key in ours) == (key in theirs)
+        if key in ours:
+            assert repr(ours[key]) == repr(_plain(theirs[key]))
+
+
+def _plain(value: Any) -> Any:
+    """Containers as the plain ones of their kind."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list) else value
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.usefixtures("nothing_runs")
+def test_a_real_file_converts_there_and_back(name: str, tmp_path: Path) -> None:
+    """The scaler moves to the name that the program gives the other kind, and back; all else stays; no trust needed."""
+    to, back = ("native", "apex") if "apex" in name else ("apex", "native")
+    own, other = SCALERS[name] if to == "apex" else SCALERS[name][::-1]
+    convert_file(REAL / name, tmp_path / "there.pt", to)  # type: ignore[arg-type]
+    there, source = load_any(tmp_path / "there.pt")[0], load_any(REAL / name)[0]
+    holder, before = (state["optimizer"] if "mmengine" in name else state for state in (there, source))
+    assert other in holder
+    assert own not in holder
+    assert list(holder) == [other if key == own else key for key in before]
+    convert_file(tmp_path / "there.pt", tmp_path / "back.pt", back)  # type: ignore[arg-type]
+    again = load_any(tmp_path / "back.pt")[0]
+    assert repr(again) == repr(source)
+    for state in (there, again):
+        assert isinstance(as_ours(state)["model"], dict)
+
+
+def test_only_the_history_of_logs_is_not_carried(tmp_path: Path) -> None:
+    """mmengine's buffers are left out by name, and with them nothing else."""
+    result = convert_file(REAL / "mmengine.pth", tmp_path / "a.pt", "apex")
+    assert [line.partition(":")[0] for line in result.lost] == [
+        f"message_hub.log_scalars.train/{name}" for name in ("lr", "data_time", "loss", "time")
+    ]
+    hubs = [load_any(path)[0]["message_hub"] for path in (REAL / "mmengine.pth", tmp_path / "a.pt")]
+    assert hubs[0]["runtime_info"] == hubs[1]["runtime_info"]
+    assert hubs[1]["runtime_info"]["last_ckpt"] == "saved/mmengine/epoch_1.pth"
+
+
+class Calls:
+    """What unpickling would run."""
+
+    def __reduce__(self) -> Any:
+        return print, ("run",)
+
+
+def test_logs_hide_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a log buffer holds beyond logs needs trust as anywhere else, and so does a function that is reached."""
+    module: Any = type(sys)("mmengine.logging.history_buffer")
+    module.HistoryBuffer = type("HistoryBuffer", (), {"__module__": module.__name__, "__qualname__": "HistoryBuffer"})
+    for name in ("mmengine", "mmengine.logging", module.__name__):  # pickle imports them, and nobody has to have them
+        monkeypatch.setitem(sys.modules, name, module)
+    held: Any = module.HistoryBuffer()
+    for content in (Calls(), [Calls()]):
+        held.content = content
+        torch.save({"state_dict": {"w": torch.ones(2)}, "message_hub": held}, tmp_path / "a.pt")
+        with pytest.raises(CheckpointError, match="--unsafe-load"):
+            load_any(tmp_path / "a.pt")
+    held.content = 1
+    torch.save({"state_dict": {"w": torch.ones(2)}, "message_hub": held, "call": {}.get}, tmp_path / "a.pt")
+    with pytest.raises(CheckpointError, match=r"call: .*getattr.*--unsafe-load"):
+        load_any(tmp_path / "a.pt")
+
+
+NETS = """
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 10)
+
+    def forward(self, x):
+        return self.last(self.norm(self.first(x.flatten(1)[:, :4])).relu())
+
+
+def net(num_classes, sample_shape):
+    return Net()
+"""
+SETTINGS = """
+recipe:
+  model: {arch: "realnets:net"}
+  optimizer: {name: adamw, lr: 0.01}
+  data: {name: synthetic, train_size: 64, val_size: 32, image_size: 8}
+  batch_size: 16
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("forked_children")
+@pytest.mark.parametrize("name", ["timm-apex.pth.tar", "mmengine.pth", "lightning.ckpt"])
+def test_training_goes_on_from_a_real_file(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`--verify` trains on from the file and from its conversion, and the first losses agree."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "realnets.py").write_text(NETS)
+    (tmp_path / "mine.yaml").write_text(SETTINGS)
+    to = "native" if "apex" in name else "apex"
+    command = ["convert", str(REAL / name), "b.pt", "--to", to, "--verify", "--verify-steps", "2", "-c", "mine.yaml"]
+    assert main(command) == 0
+    assert "within what fp16 rounding explains" in capsys.readouterr().out

@@ -1,0 +1,93 @@
+"""Which parts of a model are gathered together, and what sharding does to an optimizer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from ampcompare.base.errors import PreparationError
+from ampcompare.base.tensors.sharded import is_sharded, whole
+from ampcompare.base.tensors.skippable_step import skip_on_device
+from ampcompare.training.own_group import group_of_one
+from ampcompare.training.parallel.sharding import ShardTypes, is_sharded_model, shard, units
+
+CPU = torch.device("cpu")
+
+
+class Blocks(nn.Module):
+    """An embedding, blocks in a list, and a head."""
+
+    def __init__(self, *, tied: bool = False) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(5, 4)
+        self.blocks: Any = nn.ModuleList([nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)) for _ in range(2)])
+        self.head = nn.Linear(4, 5, bias=False)
+        if tied:
+            self.blocks[0][0].weight = self.blocks[1][0].weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Run one after the other."""
+        x = self.embedding(x)
+        for block in self.blocks:
+            x = block(x)
+        out: torch.Tensor = self.head(x)
+        return out
+
+
+class Plain(nn.Module):
+    """Two layers without a list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.act, self.two = nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2)
+
+
+def test_blocks_are_units() -> None:
+    """The children of lists; without lists the children of the model; nothing that shares a weight."""
+    model, plain, row = Blocks(), Plain(), nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    assert units(model) == list(model.blocks)
+    assert units(plain) == [plain.one, plain.two]
+    assert units(row) == [row[0]]
+    assert units(Blocks(tied=True)) == []
+
+
+def test_an_optimizer_steps_shards() -> None:
+    """Its groups and its state are of the shards, in the order and with the values that they had."""
+    torch.manual_seed(0)
+    model: Any = Blocks()
+    optimizer = torch.optim.Adagrad(model.parameters(), initial_accumulator_value=0.5)  # has state from the start
+    before = [param.detach().clone() for param in model.parameters()]
+    with group_of_one("gloo", CPU):
+        shard([model], [optimizer], ShardTypes(torch.bfloat16, torch.float32, torch.float32))
+        params = optimizer.param_groups[0]["params"]
+        assert all(is_sharded(param) for param in params)
+        assert [id(param) for param in params] == [id(param) for param in model.parameters()]
+        assert all(torch.equal(whole(param.detach()), value) for param, value in zip(params, before, strict=True))
+        assert all(is_sharded(optimizer.state[param]["sum"]) for param in params)
+        assert is_sharded_model(model.blocks[0])
+        assert is_sharded_model(model.blocks[0][1])  # batch norm, in fp32
+        assert not is_sharded_model(model.blocks[0][0])
+        seen: list[torch.dtype] = []
+        model.blocks[0][0].register_forward_hook(lambda module, args, output: seen.append(output.dtype))
+        model.blocks[0][1].register_forward_hook(lambda module, args, output: seen.append(args[0].dtype))
+        assert model(torch.arange(4)).dtype is torch.float32
+        assert seen == [torch.bfloat16, torch.float32]
+
+
+def test_what_cannot_be_sharded() -> None:
+    """No process group, tensors that are not the model's, and steps that copy whole weights are refused."""
+    model = nn.Linear(2, 2)
+    with pytest.raises(PreparationError, match=r"call torch.distributed.init_process_group first"):
+        shard([model], [])
+    with group_of_one("gloo", CPU):
+        masters = [param.detach().clone() for param in model.parameters()]
+        with pytest.raises(PreparationError, match="such as a master weight"):
+            shard([model], [torch.optim.SGD(masters, lr=0.1)])
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        skip_on_device(optimizer)
+        with pytest.raises(PreparationError, match="leave out skip_on_device"):
+            shard([model], [optimizer])
+    assert not is_sharded_model(model)

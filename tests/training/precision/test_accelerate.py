@@ -1,0 +1,41 @@
+"""Accelerate as it is installed: what it says it runs, and that it runs what our own arm runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from ampcompare.base.errors import BackendUnavailable
+from ampcompare.training.precision.factory import make_precision
+
+pytest.importorskip("accelerate", reason="not installed: pip install accelerate")
+
+
+@pytest.mark.parametrize(("arm", "ours"), [("accelerate:bf16", "native:bf16"), ("accelerate:no", "fp32")])
+def test_it_trains_as_our_own_arm_does(arm: str, ours: str, trained: Callable[[str], list[Tensor]]) -> None:
+    """Three clipped steps end in the same weights to the last bit."""
+    assert all(torch.equal(here, there) for here, there in zip(trained(arm), trained(ours), strict=True))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="fp16 is fp16 on a GPU")
+def test_fp16_on_a_cpu_is_told_as_what_it_is() -> None:
+    """Asked for fp16 it trains in fp32, without a scaler, and says so with its version."""
+    import accelerate
+
+    precision = make_precision("accelerate:fp16")
+    assert precision.effective is not None
+    assert (precision.effective.arm, precision.effective.as_asked) == ("fp32", False)
+    assert precision.effective.version == accelerate.__version__
+    assert "used fp32 instead of fp16" in precision.effective.reason
+    assert (precision.half_dtype, precision.loss_scales()) == (None, ())
+
+
+def test_a_second_precision_in_one_process_is_refused() -> None:
+    """Accelerate shares its state in a process; a second one of another precision ends in one line."""
+    make_precision("accelerate:no")
+    with pytest.raises(BackendUnavailable, match=r"accelerate .* refuses mixed_precision=bf16") as caught:
+        make_precision("accelerate:bf16")
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,189 @@
+"""Packed activations: what is packed and what is not, gradients right in the mean, and nothing else changed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.optim import SGD
+
+from ampcompare.training.precision.actnn import ActNN, Packer, Quantized
+from ampcompare.training.precision.base import Precision
+from ampcompare.training.precision.factory import make_precision
+
+
+def net(seed: int = 0) -> nn.Sequential:
+    """Two convolutions with batch norm."""
+    torch.manual_seed(seed)
+    layers = [nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 8, 3), nn.Flatten()]
+    return nn.Sequential(*layers, nn.Linear(288, 5))
+
+
+def images() -> Tensor:
+    """A batch of images."""
+    return torch.randn(16, 3, 8, 8, generator=torch.Generator().manual_seed(1))
+
+
+def start(arm: str) -> tuple[Precision, nn.Module, SGD]:
+    """A prepared network with its optimizer."""
+    model = net()
+    precision = make_precision(arm)
+    (prepared,), (optimizer,) = precision.prepare([model], [SGD(model.parameters(), lr=0.1)])
+    assert isinstance(optimizer, SGD)
+    return precision, prepared, optimizer
+
+
+def gradients(precision: Precision, model: nn.Module, optimizer: SGD) -> list[Tensor]:
+    """Gradients of one backward pass."""
+    optimizer.zero_grad()
+    with precision.autocast():
+        loss = F.cross_entropy(model(images()).float(), torch.arange(16) % 5)
+    precision.backward(loss, [optimizer])
+    return [param.grad.clone() for param in precision.unscale(optimizer) if param.grad is not None]
+
+
+class Watched:
+    """What the packer was given and what it kept."""
+
+    def __init__(self, precision: Precision) -> None:
+        assert isinstance(precision, ActNN)
+        assert precision.packer is not None
+        self.pairs: list[tuple[Tensor, Any]] = []
+        pack = precision.packer.pack
+
+        def watched(tensor: Tensor) -> Any:
+            kept = pack(tensor)
+            self.pairs.append((tensor, kept))
+            return kept
+
+        precision.packer.pack = watched  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("arm", ["actnn:bits=2", "actnn:bits=2,over=native:bf16", "actnn:bits=2,over=half:dtype=bf16"])
+def test_activations_are_packed_and_weights_are_not(arm: str) -> None:
+    """Large activations are kept in few bits; weights, their 16-bit copies and what the loss saves stay as they are."""
+    precision, model, optimizer = start(arm)
+    seen = Watched(precision)
+    gradients(precision, model, optimizer)
+    packed = [tensor.shape for tensor, kept in seen.pairs if isinstance(kept, Quantized)]
+    left = [tensor.shape for tensor, kept in seen.pairs if not isinstance(kept, Quantized)]
+    assert torch.Size([16, 16, 8, 8]) in packed
+    weights = {param.shape for param in model.parameters()} | {torch.Size([288, 5])}
+    assert not weights & set(packed)
+    assert torch.Size([8, 16, 3, 3]) in left  # a weight of more than 1024 elements
+    assert torch.Size([16, 5]) not in [*packed, *left]  # log_softmax, outside of the model
+
+
+def test_the_forward_pass_is_that_of_the_arm_underneath() -> None:
+    """Outputs and losses are the same to the last bit, dropout included: no number is drawn from torch's generator."""
+    outputs = []
+    for arm in ("fp32", "actnn:bits=2"):
+        model = nn.Sequential(net(), nn.Dropout(0.5))
+        precision = make_precision(arm)
+        (prepared,), _ = precision.prepare([model], [SGD(model.parameters(), lr=0.1)])
+        torch.manual_seed(7)
+        outputs.append([prepared(images()).detach() for _ in range(2)])
+    assert all(torch.equal(here, there) for here, there in zip(*outputs, strict=True))
+
+
+def test_gradients_are_right_in_the_mean() -> None:
+    """Over 60 backward passes 2-bit gradients average to those of fp32; one alone is far off."""
+    exact = torch.cat([grad.flatten() for grad in gradients(*start("fp32"))])
+    precision, model, optimizer = start("actnn:bits=2")
+    drawn = torch.stack([torch.cat([g.flatten() for g in gradients(precision, model, optimizer)]) for _ in range(60)])
+    one = (drawn[0] - exact).norm() / exact.norm()
+    mean = (drawn.mean(0) - exact).norm() / exact.norm()
+    assert one > 0.05
+    assert mean < one / 4
+
+
+def test_eight_bits_are_near() -> None:
+    """With 8 bits the gradients are within a few percent of exact ones."""
+    exact = torch.cat([grad.flatten() for grad in gradients(*start("fp32"))])
+    packed = torch.cat([grad.flatten() for grad in gradients(*start("actnn:bits=8"))])
+    assert 0 < (packed - exact).norm() / exact.norm() < 0.03
+
+
+def test_a_tensor_that_two_operations_save_is_packed_once() -> None:
+    """The output of ReLU, which ReLU and the next convolution save, is one packed tensor."""
+    precision, model, optimizer = start("actnn:bits=2")
+    seen = Watched(precision)
+    gradients(precision, model, optimizer)
+    kept = [packed for tensor, packed in seen.pairs if isinstance(packed, Quantized)]
+    assert len(kept) > len({id(packed) for packed in kept})
+
+
+def test_memory_that_is_used_again_is_packed_again() -> None:
+    """Another tensor at the place of one that is gone is not taken for it, nor is one that was written to."""
+    packer = Packer(8, 256, [], 0)
+    packer.begin()
+    first = torch.zeros(2048)
+    zeros = packer.pack(first)
+    first.add_(1)
+    ones = packer.pack(first)
+    del first
+    others = [torch.full((2048,), 2.0) for _ in range(4)]
+    twos = [packer.pack(other) for other in others]
+    assert torch.equal(Packer.unpack(zeros), torch.zeros(2048))
+    assert torch.equal(Packer.unpack(ones), torch.ones(2048))
+    assert all(torch.equal(Packer.unpack(two), torch.full((2048,), 2.0)) for two in twos)
+
+
+def test_small_integer_and_expanded_tensors_stay() -> None:
+    """What would gain nothing is kept as it is."""
+    packer = Packer(2, 256, [], 0)
+    packer.begin()
+    for tensor in (torch.rand(1000), torch.ones(5000, dtype=torch.int64), torch.rand(1, 50).expand(100, 50)):
+        assert packer.pack(tensor) is tensor
+
+
+def test_state_brings_the_rounding_back() -> None:
+    """After `load_state_dict` the next backward pass rounds as it would have; another seed rounds otherwise."""
+    precision, model, optimizer = start("actnn:bits=2,over=native:fp16")
+    optimizer.param_groups[0]["lr"] = 0.0
+    gradients(precision, model, optimizer)
+    precision.step(optimizer)
+    state = precision.state_dict()
+    second = gradients(precision, model, optimizer)
+    again, model, optimizer = start("actnn:bits=2,over=native:fp16")
+    again.load_state_dict(state)
+    assert all(torch.equal(a, b) for a, b in zip(gradients(again, model, optimizer), second, strict=True))
+    assert again.key == "scaler"
+    assert again.loss_scales() == precision.loss_scales() == (2.0**16,)
+
+
+def test_an_evaluation_packs_nothing_and_an_error_leaves_no_hook() -> None:
+    """Without gradients nothing is saved; a forward pass that raises ends the packing with it."""
+    precision, model, _ = start("actnn:bits=2")
+    seen = Watched(precision)
+    with torch.no_grad():
+        model(images())
+    with pytest.raises(RuntimeError):
+        model(torch.randn(16, 4, 8, 8))
+    seen.pairs.clear()
+    net()(images()).sum().backward()
+    assert seen.pairs == []
+
+
+def test_it_says_what_runs_underneath() -> None:
+    """`effective` names the arm whose precision it has; over a library it is what that library ran."""
+    below = make_precision("actnn:bits=2,over=apex:O2+engine=compat")
+    assert below.effective is not None
+    assert (below.effective.arm, below.effective.library) == ("apex:O2,engine=compat", "ampcompare")
+    assert below.engine is not None
+    assert below.half_dtype is torch.float16
+
+
+def test_each_seed_rounds_otherwise() -> None:
+    """Two runs of other seeds share no random numbers, on the CPU's generator of 32-bit seeds too."""
+    value = torch.rand(2048)
+    restored = []
+    for seed in (0, 0, 1):
+        packer = Packer(2, 256, [], seed)
+        packer.begin()
+        restored.append(packer.unpack(packer.pack(value)))
+    assert torch.equal(restored[0], restored[1])
+    assert not torch.equal(restored[0], restored[2])

@@ -1,0 +1,374 @@
+"""Every registered backend against the traps that the contract encodes; a new backend is tested by its description."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from _pytest.mark import ParameterSet
+from torch import Tensor, nn
+from torch.optim import SGD, AdamW, Optimizer
+
+from ampcompare.apex.amp import _amp_state
+from ampcompare.apex.amp._engine import device_skip
+from ampcompare.backends.arm import Arm
+from ampcompare.backends.catalog import BUILT_IN, described_backends
+from ampcompare.backends.spec import BackendSpec, ContractArm
+from ampcompare.base.errors import PreparationError, UnsupportedCombination
+from ampcompare.base.tensors.sharded import whole
+from ampcompare.base.tensors.skippable_step import skip_on_device
+from ampcompare.training.own_group import choose_backend, group_of_one
+from ampcompare.training.precision import half_optimizer
+from ampcompare.training.precision.base import Precision
+from ampcompare.training.precision.factory import make_precision
+
+LR = 0.5
+
+
+def _arms(keep: Callable[[BackendSpec, ContractArm], bool] = lambda spec, arm: True) -> list[ParameterSet]:
+    """The contract arms of every described backend, skipped with the line to type if a library is not installed."""
+    parameters = []
+    for spec in described_backends().values():
+        lacks = spec.library.missing() if spec.library is not None else ""
+        mark = pytest.mark.skipif(bool(lacks), reason=lacks or "-")
+        parameters += [pytest.param(arm.text, marks=mark) for arm in spec.contract if keep(spec, arm)]
+    return parameters
+
+
+ALL = _arms()
+SHARING = _arms(lambda spec, arm: arm.shares_steps)
+NOT_SHARING = _arms(lambda spec, arm: not arm.shares_steps)
+SKIPPING = _arms(lambda spec, arm: arm.skips_steps)
+SKIPPING_WHOLE = _arms(lambda spec, arm: arm.skips_steps and not spec.parallel)  # it copies weights
+OWN = _arms(lambda spec, arm: spec.effective is None)
+NEVER_SKIPPING = _arms(lambda spec, arm: not arm.skips_steps and spec.effective is None)
+
+
+@pytest.fixture(autouse=True)
+def scaled_on_cpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let libraries that have no fp16 on a CPU take it, with a scaler, by their own code for GPUs."""
+    arm = request.node.callspec.params.get("arm", "") if hasattr(request.node, "callspec") else ""
+    if arm == "accelerate:fp16":
+        from accelerate import Accelerator
+
+        initialize = Accelerator.__init__
+
+        def scaled(self: Accelerator, **options: object) -> None:
+            initialize(self, **options)
+            self.native_amp, self.scaler = True, torch.amp.GradScaler("cpu")
+
+        monkeypatch.setattr(Accelerator, "__init__", scaled)
+    elif arm == "fabric:16-mixed":
+        from lightning_fabric.connector import _Connector
+        from lightning_fabric.plugins import MixedPrecision
+
+        monkeypatch.setattr(_Connector, "_check_and_init_precision", lambda self: MixedPrecision("16-mixed", "cpu"))
+
+
+@pytest.fixture(autouse=True)
+def a_group_for_shards(request: pytest.FixtureRequest, device: torch.device) -> Iterator[None]:
+    """Give arms that shard weights the process group that they need, of this process alone."""
+    arm = request.node.callspec.params.get("arm", "") if hasattr(request.node, "callspec") else ""
+    if not arm.startswith("fsdp"):
+        yield
+        return
+    with group_of_one(choose_backend("auto", str(device)), device):
+        yield
+
+
+def net(device: torch.device, seed: int = 0) -> nn.Sequential:
+    """A linear layer with batch norm, on a grid coarse enough for bf16."""
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(4, 3, bias=False), nn.BatchNorm1d(3), nn.Linear(3, 2)).to(device)
+    with torch.no_grad():
+        for param in model.parameters():
+            param.copy_((param * 16).round() / 16)
+    return model
+
+
+def batch(device: torch.device, rows: int = 8) -> Tensor:
+    """Inputs on a coarse grid, different in every row."""
+    return (torch.arange(rows * 4, device=device).view(rows, 4).float().sin() * 16).round() / 16
+
+
+def loss_of(model: nn.Module, x: Tensor) -> Tensor:
+    """A loss whose gradients are of order 1."""
+    return model(x).float().square().mean()
+
+
+def start(arm: str, device: torch.device) -> tuple[Precision, nn.Module, SGD]:
+    """A prepared model with one optimizer."""
+    precision = make_precision(arm, device=str(device))
+    model = net(device)
+    (model,), (optimizer,) = precision.prepare([model], [SGD(model.parameters(), lr=LR)])  # type: ignore[assignment]
+    optimizer.zero_grad()
+    return precision, model, optimizer
+
+
+def weights(model: nn.Module) -> list[Tensor]:
+    """Copies of all parameters in fp32."""
+    return [whole(param.detach()).float().clone() for param in model.parameters()]
+
+
+def backward(precision: Precision, model: nn.Module, optimizers: list[SGD], x: Tensor, **options: object) -> None:
+    """One forward and backward pass as the loop makes it."""
+    with precision.autocast():
+        loss = loss_of(model, x)
+    precision.backward(loss, optimizers, **options)
+
+
+def test_every_builtin_backend_has_contract_arms() -> None:
+    """No built-in backend escapes the contract, except Horovod (it has a stub) and `script` (replaces nothing)."""
+    assert [name for name, spec in BUILT_IN.items() if not spec.contract] == ["horovod", "script"]
+
+
+@pytest.mark.parametrize("arm", OWN)
+def test_the_description_names_the_type_that_computes(arm: str, device: torch.device) -> None:
+    """`doctor` says of an arm's 16-bit products what the arm does, without building it."""
+    parsed = Arm.parse(arm)
+    dtype = make_precision(arm, device=str(device)).half_dtype
+    assert parsed.spec.half(parsed.options) == {torch.float16: "fp16", torch.bfloat16: "bf16", None: ""}[dtype]
+
+
+@pytest.mark.parametrize("arm", ALL)
+def test_one_step_moves_the_weights_by_the_unscaled_gradient(arm: str, device: torch.device) -> None:
+    """A step of any arm is close to the step of fp32: no loss scale is left in it."""
+    reference = net(device)
+    loss_of(reference, batch(device)).backward()
+    expected = [param.detach() - LR * param.grad for param in reference.parameters() if param.grad is not None]
+    precision, model, optimizer = start(arm, device)
+    backward(precision, model, [optimizer], batch(device))
+    outcome = precision.step(optimizer)
+    assert outcome.applied == (True,)
+    for got, want in zip(weights(model), expected, strict=True):
+        torch.testing.assert_close(got, want, rtol=0.05, atol=0.02)
+
+
+@pytest.mark.parametrize("arm", ALL)
+def test_unscale_returns_what_step_updates_with_unscaled_gradients(arm: str, device: torch.device) -> None:
+    """Clipping on what `unscale` returns sees gradients of fp32's size, and a second call changes nothing."""
+    reference = net(device)
+    loss_of(reference, batch(device)).backward()
+    expected = torch.nn.utils.clip_grad_norm_(reference.parameters(), 1e9)
+    precision, model, optimizer = start(arm, device)
+    backward(precision, model, [optimizer], batch(device))
+    params = precision.unscale(optimizer)
+    owned = {id(param) for group in optimizer.param_groups for param in group["params"]}
+    assert {id(param) for param in params} == owned
+    norm = whole(torch.nn.utils.clip_grad_norm_(params, 1e9))
+    torch.testing.assert_close(norm.float(), expected, rtol=0.05, atol=0.01)
+    before = [None if param.grad is None else param.grad.clone() for param in params]
+    for param, grad in zip(precision.unscale(optimizer), before, strict=True):
+        assert (param.grad is None) == (grad is None)
+        if grad is not None:
+            assert torch.equal(param.grad, grad)
+    for param in params:
+        if param.grad is not None:
+            param.grad.zero_()
+    frozen = weights(model)
+    precision.step(optimizer)
+    assert all(torch.equal(a, b) for a, b in zip(weights(model), frozen, strict=True))
+
+
+@pytest.mark.parametrize("arm", SKIPPING)
+def test_overflow_skips_the_step_and_halves_the_scale(arm: str, device: torch.device) -> None:
+    """An infinite loss leaves the weights alone, halves the scale, and the next step is applied."""
+    precision, model, optimizer = start(arm, device)
+    scale = precision.loss_scales()[0]
+    before = weights(model)
+    backward(precision, model, [optimizer], batch(device) * float("inf"))
+    skipped = precision.step(optimizer)
+    optimizer.zero_grad()
+    next(module for module in model.modules() if isinstance(module, nn.BatchNorm1d)).reset_running_stats()
+    assert all(torch.equal(a, b) for a, b in zip(weights(model), before, strict=True))
+    backward(precision, model, [optimizer], batch(device))
+    applied = precision.step(optimizer)
+    assert (skipped.applied, skipped.loss_scales) == ((False,), (scale / 2,))
+    assert (applied.applied, applied.loss_scales) == ((True,), (scale / 2,))
+    assert precision.loss_scales() == (scale / 2,)
+    assert not all(torch.equal(a, b) for a, b in zip(weights(model), before, strict=True))
+
+
+@pytest.mark.parametrize("arm", SKIPPING_WHOLE)
+def test_a_skip_on_the_device_has_the_bits_of_one_on_the_host(
+    arm: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights and scales over three skips and growing moments are equal, whoever skips."""
+    monkeypatch.setattr(device_skip, "_DEVICE_TYPES", frozenset({"cpu", "cuda"}))
+    monkeypatch.setattr(half_optimizer, "_DEVICE_TYPES", frozenset({"cpu", "cuda"}))
+    results = []
+    for on_device in (False, True):
+        precision = make_precision(arm, device=str(device))
+        model = net(device)
+        optimizer: Optimizer = AdamW(model.parameters(), lr=0.01, eps=1e-3)
+        if on_device:
+            skip_on_device(optimizer)
+        (model,), (optimizer,) = precision.prepare([model], [optimizer])  # type: ignore[assignment]
+        optimizer.zero_grad()
+        outcomes = []
+        for index in range(6):
+            with precision.autocast():
+                loss = loss_of(model, batch(device)) * (float("inf") if index in (0, 3, 4) else 1.0)
+            precision.backward(loss, [optimizer])
+            outcomes.append(precision.step(optimizer))
+            optimizer.zero_grad()
+        told = [(outcome.applied, outcome.loss_scales) for outcome in outcomes]
+        results.append((told, weights(model), list(optimizer.state_dict()["state"].values())))
+        _amp_state.close()
+    (told, on_host, states), (told_too, moved, states_too) = results
+    assert told == told_too
+    assert [applied for applied, _ in told] == [(index not in (0, 3, 4),) for index in range(6)]
+    assert all(torch.equal(a, b) for a, b in zip(on_host, moved, strict=True))
+    for state, other in zip(states, states_too, strict=True):
+        assert all(torch.equal(state[name], other[name]) for name in state)
+
+
+@pytest.mark.parametrize("arm", NEVER_SKIPPING)
+def test_without_dynamic_scaling_nothing_is_skipped(arm: str, device: torch.device) -> None:
+    """Where no overflow is looked for, a non-finite gradient reaches the weights and the step counts as applied."""
+    precision, model, optimizer = start(arm, device)
+    backward(precision, model, [optimizer], batch(device) * float("inf"))
+    assert precision.step(optimizer).applied == (True,)
+    assert not all(torch.isfinite(weight).all() for weight in weights(model))
+
+
+@pytest.mark.parametrize("arm", SHARING)
+def test_two_optimizers_of_one_update_use_one_scale(arm: str, device: torch.device) -> None:
+    """The second optimizer of an update is unscaled by the scale of its own backward pass, whatever the first did."""
+    precision = make_precision(arm, device=str(device))
+    model = net(device)
+    optimizers = [SGD(model[0].parameters(), lr=LR), SGD([*model[1].parameters(), *model[2].parameters()], lr=LR)]
+    (model,), prepared = precision.prepare([model], optimizers)  # type: ignore[assignment]
+    for optimizer in prepared:
+        optimizer.zero_grad()
+    reference = net(device)
+    loss_of(reference, batch(device)).backward()
+    expected = [param.detach() - LR * param.grad for param in reference.parameters() if param.grad is not None]
+    backward(precision, model, prepared, batch(device))  # type: ignore[arg-type]
+    assert precision.step(*prepared).applied == (True, True)
+    for got, want in zip(weights(model), expected, strict=True):
+        torch.testing.assert_close(got, want, rtol=0.05, atol=0.02)
+
+
+@pytest.mark.parametrize("arm", NOT_SHARING)
+def test_libraries_that_would_unscale_wrongly_refuse_several_optimizers(arm: str, device: torch.device) -> None:
+    """A library that moves its scale at each optimizer's step is not given two of them."""
+    model = net(device)
+    optimizers = [SGD(model[0].parameters(), lr=LR), SGD(model[2].parameters(), lr=LR)]
+    with pytest.raises(UnsupportedCombination, match="use one optimizer"):
+        make_precision(arm, device=str(device)).prepare([model], optimizers)
+
+
+@pytest.mark.parametrize("arm", ["native:fp16", "apex:O1,engine=compat", "apex:O2,engine=compat"])
+def test_overflow_in_a_shared_backward_is_seen_for_each_optimizer(arm: str, device: torch.device) -> None:
+    """`applied` tells per optimizer, also when several share one scaler and read their outcome later."""
+    precision = make_precision(arm, device=str(device))
+    model = net(device)
+    optimizers = [SGD(model[0].parameters(), lr=LR), SGD([*model[1].parameters(), *model[2].parameters()], lr=LR)]
+    (model,), prepared = precision.prepare([model], optimizers)  # type: ignore[assignment]
+    for optimizer in prepared:
+        optimizer.zero_grad()
+    backward(precision, model, prepared, batch(device) * float("inf"))  # type: ignore[arg-type]
+    bad = precision.step(*prepared)
+    for optimizer in prepared:
+        optimizer.zero_grad()
+    backward(precision, model, prepared, batch(device))  # type: ignore[arg-type]
+    good = precision.step(*prepared)
+    assert good.applied == (True, True)
+    assert bad.applied == (False, False)
+
+
+@pytest.mark.parametrize("arm", ALL)
+def test_accumulation_equals_the_whole_batch(arm: str, device: torch.device) -> None:
+    """Two micro-batches with a delayed unscale give the update of their mean loss."""
+    halves = [batch(device)[:4], batch(device)[4:]]
+    reference = net(device)
+    for part in halves:
+        (loss_of(reference, part) / 2).backward()
+    expected = [param.detach() - LR * param.grad for param in reference.parameters() if param.grad is not None]
+    precision, model, optimizer = start(arm, device)
+    for index, part in enumerate(halves):
+        with precision.autocast():
+            loss = loss_of(model, part) / 2
+        precision.backward(loss, [optimizer], delay_unscale=index == 0)
+    assert precision.step(optimizer).applied == (True,)
+    for got, want in zip(weights(model), expected, strict=True):
+        torch.testing.assert_close(got, want, rtol=0.05, atol=0.02)
+
+
+@pytest.mark.parametrize("arm", ALL)
+def test_scale_loss_and_backward_give_the_same_bits(arm: str, device: torch.device) -> None:
+    """`backward` is `scale_loss` around the user's own backward call, to the last bit of the gradients."""
+    gradients = []
+    for by_context in (False, True):
+        precision, model, optimizer = start(arm, device)
+        with precision.autocast():
+            loss = loss_of(model, batch(device))
+        if by_context:
+            with precision.scale_loss(loss, [optimizer]) as scaled:
+                scaled.backward()
+        else:
+            precision.backward(loss, [optimizer])
+        gradients.append([param.grad.clone() for param in precision.unscale(optimizer) if param.grad is not None])
+        _amp_state.close()
+    assert gradients[0]
+    assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
+
+
+@pytest.mark.parametrize("arm", SKIPPING)
+def test_state_survives_a_round_trip(arm: str, device: torch.device) -> None:
+    """Scale and counter come back after `load_state_dict` in a fresh backend."""
+    precision, model, optimizer = start(arm, device)
+    backward(precision, model, [optimizer], batch(device) * float("inf"))
+    precision.step(optimizer)
+    optimizer.zero_grad()
+    state = precision.state_dict()
+    scale = precision.loss_scales()
+    _amp_state.close()
+    again, model, optimizer = start(arm, device)
+    assert again.loss_scales() != scale
+    again.load_state_dict(state)
+    assert again.loss_scales() == scale
+    backward(again, model, [optimizer], batch(device))
+    assert again.step(optimizer).loss_scales == scale
+
+
+@pytest.mark.parametrize("arm", ALL)
+def test_wrapped_models_are_refused(arm: str, device: torch.device) -> None:
+    """A model that is already wrapped would record the wrong dtypes; the error names the wrapper."""
+    wrapped = nn.DataParallel(net(device))
+    with pytest.raises(PreparationError, match="DataParallel"):
+        make_precision(arm, device=str(device)).prepare([wrapped], [SGD(wrapped.parameters(), lr=LR)])
+
+
+@pytest.mark.parametrize("arm", ALL)
+def test_a_group_added_later_is_trained(arm: str, device: torch.device) -> None:
+    """`add_param_group` after `prepare` brings in parameters that the next step updates."""
+    precision = make_precision(arm, device=str(device))
+    model = net(device)
+    (prepared,), (optimizer,) = precision.prepare([model], [SGD(model[0].parameters(), lr=LR)])
+    optimizer.add_param_group({"params": list(model[2].parameters())})
+    optimizer.zero_grad()
+    before = weights(model[2])
+    backward(precision, prepared, [optimizer], batch(device))  # type: ignore[list-item]
+    precision.step(optimizer)
+    assert not any(torch.equal(a, b) for a, b in zip(weights(model[2]), before, strict=True))
+
+
+@pytest.mark.parametrize("arm", ALL)
+def test_many_steps_leave_gradients_cleared_and_loss_falling(arm: str, device: torch.device) -> None:
+    """The loop's order (backward, step, zero_grad without arguments) trains on any arm."""
+    precision, model, optimizer = start(arm, device)
+    for group in optimizer.param_groups:
+        group["lr"] = 0.05
+    first = last = None
+    for _ in range(10):
+        with precision.autocast():
+            loss = loss_of(model, batch(device))
+        precision.backward(loss, [optimizer])
+        precision.step(optimizer)
+        optimizer.zero_grad()
+        last = loss.item()
+        first = last if first is None else first
+    assert last < first

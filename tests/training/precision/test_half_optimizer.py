@@ -1,0 +1,195 @@
+"""`half` with masters and with a dynamic scale: what fp16 optimizers do, step by step."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Adam, Optimizer
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ampcompare.training.precision.base import Precision, owned_params
+from ampcompare.training.precision.factory import make_precision
+
+X = torch.linspace(-1, 1, 24).reshape(6, 4)
+
+
+def net() -> nn.Sequential:
+    """A network with batch norm."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 2))
+
+
+def start(arm: str, model: nn.Module | None = None) -> tuple[Precision, nn.Module, Optimizer]:
+    """A prepared model with momentum."""
+    model = model or net()
+    precision = make_precision(arm)
+    (model,), (optimizer,) = precision.prepare([model], [SGD(model.parameters(), lr=0.1, momentum=0.9)])
+    return precision, model, optimizer
+
+
+def step(precision: Precision, model: nn.Module, optimizer: Optimizer, x: Tensor = X) -> bool:
+    """One update; return whether it was applied."""
+    precision.backward(model(x).square().mean(), [optimizer])
+    (applied,) = precision.step(optimizer).applied
+    optimizer.zero_grad()
+    return applied
+
+
+@pytest.mark.parametrize("arm", ["half:master_weights,loss_scale=128", "half:master_weights,dynamic,bn_fp32"])
+def test_the_steps_are_those_of_a_hand_written_fp16_optimizer(arm: str) -> None:
+    """Masters move by the widened, unscaled gradient, and the model holds them rounded, to the last bit."""
+    precision, model, optimizer = start(arm)
+    scale = precision.loss_scales()[0]
+    ours = [step(precision, model, optimizer) for _ in range(3)]
+    other = net().half()
+    if "bn_fp32" in arm:
+        other[1].float()
+    masters = [param.detach().float().clone().requires_grad_() for param in other.parameters()]
+    plain = SGD(masters, lr=0.1, momentum=0.9)
+    for _ in range(3):
+        (other(X.half()).float().square().mean() * scale).backward()
+        for param, master in zip(other.parameters(), masters, strict=True):
+            assert param.grad is not None
+            master.grad = param.grad.float() / scale
+            param.grad = None
+        plain.step()
+        with torch.no_grad():
+            for param, master in zip(other.parameters(), masters, strict=True):
+                param.copy_(master)
+    assert ours == [True] * 3
+    assert all(torch.equal(a, b) for a, b in zip(owned_params(optimizer), masters, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
+
+
+def test_masters_keep_what_16_bits_lose() -> None:
+    """Updates below half a unit in the last place add up in the masters, and are lost without them."""
+    moved = {}
+    for arm in ("half", "half:master_weights"):
+        layer = nn.Linear(1, 1, bias=False)
+        with torch.no_grad():
+            layer.weight.fill_(1.0)
+        precision = make_precision(arm)
+        (model,), (optimizer,) = precision.prepare([layer], [SGD(layer.parameters(), lr=2**-13)])
+        for _ in range(16):
+            precision.backward(model(torch.ones(1, 1)).sum(), [optimizer])
+            precision.step(optimizer)
+            optimizer.zero_grad()
+        moved[arm] = layer.weight.item()
+    assert moved == {"half": 1.0, "half:master_weights": 1 - 2**-9}
+
+
+def test_the_dynamic_scale_follows_its_rule() -> None:
+    """An overflow halves it down to 1 and skips the step; so many good steps in a row double it."""
+    precision, model, optimizer = start("half:master_weights,dynamic,init_scale=4,growth_interval=2")
+    bad = X * float("inf")
+    scales, applied = [], []
+    for x in (bad, bad, bad, X, X, X, bad, X, X):
+        applied.append(step(precision, model, optimizer, x))
+        model[1].reset_running_stats()  # type: ignore[index,operator]
+        scales.append(precision.loss_scales()[0])
+    assert applied == [False, False, False, True, True, True, False, True, True]
+    assert scales == [2, 1, 1, 1, 2, 2, 1, 1, 2]
+
+
+def test_without_masters_a_dynamic_scale_protects_16_bit_weights() -> None:
+    """fp16 gradients are looked at too; a bad one leaves weights and momentum alone."""
+    precision, model, optimizer = start("half:dynamic")
+    before = [param.clone() for param in model.parameters()]
+    assert not step(precision, model, optimizer, X * float("inf"))
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), before, strict=True))
+    assert not optimizer.state
+    assert owned_params(optimizer)[0].dtype is torch.float16
+
+
+def test_state_of_an_optimizer_that_has_stepped_moves_to_the_masters() -> None:
+    """Preparing in the middle of a training keeps moments, in fp32, for the masters."""
+    model = net()
+    optimizer = Adam(model.parameters())
+    model(X).square().mean().backward()
+    optimizer.step()
+    moments = [optimizer.state[param]["exp_avg"].clone() for param in model.parameters()]
+    make_precision("half:master_weights").prepare([model], [optimizer])
+    masters = owned_params(optimizer)
+    assert {master.dtype for master in masters} == {torch.float32}
+    assert all(torch.equal(optimizer.state[m]["exp_avg"], old) for m, old in zip(masters, moments, strict=True))
+    assert len(optimizer.state) == len(masters)
+
+
+def test_the_state_holds_scale_and_counter() -> None:
+    """A fresh backend goes on counting where the saved one was."""
+    arm = "half:master_weights,dynamic,init_scale=4,growth_interval=2"
+    precision, model, optimizer = start(arm)
+    step(precision, model, optimizer)
+    state = precision.state_dict()
+    assert state == {"loss_scale": 4.0, "good_steps": 1}
+    again, model, optimizer = start(arm)
+    again.load_state_dict(state)
+    step(again, model, optimizer)
+    assert again.loss_scales() == (8.0,)
+
+
+def test_the_model_is_left_without_gradients() -> None:
+    """After a step neither model nor masters hold gradients, so that nothing adds up behind the optimizer's back."""
+    precision, model, optimizer = start("half:master_weights,dynamic")
+    for x in (X, X * float("inf"), X):
+        step(precision, model, optimizer, x)
+        assert all(param.grad is None for param in itertools.chain(model.parameters(), owned_params(optimizer)))
+
+
+class Operations(TorchDispatchMode):
+    """Counts operations of torch, and those that check bf16 by a kernel that CUDA has for other types only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+        self.without_kernel = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        self.counts[name] += 1
+        if name == "_amp_foreach_non_finite_check_and_unscale_":
+            self.without_kernel += any(tensor.dtype is torch.bfloat16 for tensor in args[0])
+        return func(*args, **(kwargs or {}))
+
+
+def test_bf16_gradients_are_checked_by_what_cuda_has() -> None:
+    """A dynamic scale in pure bf16 skips an overflow and divides others exactly, empty parameters among them."""
+    layer = nn.Linear(4, 2)
+    empty = nn.Parameter(torch.empty(0, dtype=torch.bfloat16))
+    precision = make_precision("half:bf16,dynamic")
+    optimizer = SGD([*layer.parameters(), empty], lr=1.0)
+    (model,), (optimizer,) = precision.prepare([layer], [optimizer])  # type: ignore[assignment]
+    applied = []
+    with Operations() as mode:
+        for factor in (1.0, float("inf"), 1.0):
+            before = model.weight.detach().clone()  # type: ignore[operator]
+            empty.grad = torch.empty_like(empty)
+            precision.backward(model(X).float().square().mean() * factor, [optimizer])
+            (grad,) = [param.grad for param in precision.unscale(optimizer) if param is model.weight]
+            applied += precision.step(optimizer).applied
+            moved = before - grad if factor == 1.0 else before  # type: ignore[operator]
+            assert torch.equal(model.weight, moved)  # type: ignore[arg-type]
+            optimizer.zero_grad()
+    assert applied == [True, False, True]
+    assert precision.loss_scales() == (2.0**15,)
+    assert mode.without_kernel == 0
+
+
+def test_gradients_are_widened_by_one_call() -> None:
+    """Masters get the gradients of all parameters by one list operation, not by a cast of each."""
+    model: nn.Module = nn.Sequential(*[nn.Linear(4, 4) for _ in range(5)])
+    precision = make_precision("half:master_weights,dynamic")
+    (model,), (optimizer,) = precision.prepare([model], [SGD(model.parameters(), lr=0.1)])
+    precision.backward(model(X).float().square().mean(), [optimizer])
+    narrow = [param.grad.float() for param in model.parameters() if param.grad is not None]
+    with Operations() as mode:
+        precision.unscale(optimizer)
+    assert (mode.counts["_foreach_copy_"], mode.counts["_to_copy"]) == (1, 0)
+    wide = [master.grad * 2.0**16 for master in owned_params(optimizer) if master.grad is not None]
+    assert len(wide) == 10
+    assert all(torch.equal(a, b) for a, b in zip(wide, narrow, strict=True))
