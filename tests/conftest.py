@@ -120,7 +120,10 @@ def pytest_collection_finish() -> None:
 
 
 # Rooms whose tests are about processes, and the words of a file that starts one. Whatever they miss fails under --unit.
-PROCESS_ROOMS = ("benchmarks", "cli", "distributed", "docker", "docs", "doctor", "launch", "script/legacy")
+PROCESS_ROOMS = (
+    *("benchmarks", "cli", "distributed", "docker", "docs"),
+    *("api/doctor", "experiment/launch", "script/legacy"),
+)
 STARTS_PROCESSES = re.compile(r"\bsubprocess\b|\bmultiprocessing\b|\bos\.fork\b|\breplayed\b")
 STARTS = ("subprocess.Popen", "os.fork", "os.posix_spawn", "os.system")
 _unit_test: list[str] = []  # the test that runs
@@ -156,7 +159,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     if not config.getoption("--unit"):
         return None
     if collection_path.is_dir():
-        return True if collection_path.parent == TESTS and collection_path.name in PROCESS_ROOMS else None
+        return True if collection_path in {TESTS / room for room in PROCESS_ROOMS} else None
     return True if collection_path.suffix == ".py" and _starts_processes(collection_path) else None
 
 

@@ -1,1 +1,1 @@
-"""What every room stands on: errors, files, child processes, the environment, and numbers as text."""
+"""What every room stands on: errors, files, child processes, the environment, numbers as text, and tensors."""

@@ -1,1 +1,1 @@
-"""Execute plans of runs: matrices, seeds, reuse of records, verification."""
+"""Execute plans of runs: matrices, seeds, reuse of records, verification; `launch` starts their processes."""

@@ -1,4 +1,4 @@
-"""Parts of ampcompare that plug into trainers: `integrations.lightning` and `integrations.transformers`.
+"""Parts of ampcompare that plug into other tools: `lightning`, `transformers`, and the plugin of pytest.
 
 Each module imports its library, and only that.
 """

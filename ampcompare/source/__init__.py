@@ -1,1 +1,1 @@
-"""Python source of users: found, read, parsed and written back byte for byte; notebooks too. Needs no torch."""
+"""Python source of users: found, read, checked (`lint`), rewritten (`migrate`), notebooks too. Needs no torch."""

@@ -26,7 +26,10 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 
 
 def floors() -> dict[str, int]:
-    """Return the floor of each room: the literal `FLOORS` of `tests/test_architecture.py`."""
+    """Return the floor of each room, and of each folder `room.folder` that has its own.
+
+    They are the literal `FLOORS` of `tests/test_architecture.py`.
+    """
     source = (ROOT / "tests" / "test_architecture.py").read_text(encoding="utf-8")
     for node in ast.parse(source).body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "FLOORS":
@@ -82,13 +85,15 @@ def _tree(path: Path) -> ast.Module:
 
 
 def rooms_table() -> str:
-    """Return a table of all rooms, the top floor first, with the first line of each docstring."""
+    """Return a table of all rooms and folders with a floor, the top first, with the first line of each docstring."""
     rows = ["| floor | room | what it is | imports |", "|---|---|---|---|"]
     imports = room_imports()
     for room, floor in sorted(floors().items(), key=lambda item: (-item[1], item[0])):
-        for name, path in ((f"{room}/", PACKAGE / room / "__init__.py"), (f"{room}.py", PACKAGE / f"{room}.py")):
+        place = room.replace(".", "/")
+        for name, path in ((f"{place}/", PACKAGE / place / "__init__.py"), (f"{place}.py", PACKAGE / f"{place}.py")):
             if path.is_file():
-                rows.append(f"| {floor} | `{name}` | {_cell(summary_of(path))} | {' '.join(sorted(imports[room]))} |")
+                others = " ".join(sorted(imports.get(room, ())))
+                rows.append(f"| {floor} | `{name}` | {_cell(summary_of(path))} | {others} |")
     return "\n".join(rows)
 
 

@@ -72,7 +72,7 @@ def checkout(tmp_path: Path) -> Checkout:
 def test_a_new_option_is_a_flag_a_setting_and_in_the_schema(checkout: Checkout) -> None:
     """A field with one line in `RECIPE_OPTIONS` has help, a flag, a setting path, bounds and a place in the schema."""
     field = '    loss_tail: Positive = Field(1.0, description="weight of the tail of the loss")\n'
-    checkout.insert("settings/recipe.py", "    early_stop:", field)
+    checkout.insert("runs/settings/recipe.py", "    early_stop:", field)
     checkout.insert("cli/options.py", '    ("--early-stop"', '    ("--loss-tail", "recipe.loss_tail", SCHEDULE),\n')
 
     assert "--loss-tail" in checkout.run("run", "--help")
@@ -108,8 +108,8 @@ def test_a_new_model_and_data_set_are_listed_and_trained(checkout: Checkout) -> 
 @pytest.mark.slow
 def test_a_new_probe_is_asked_in_a_child_and_its_crash_is_an_answer(checkout: Checkout) -> None:
     """A probe with its `Check` is a line of `doctor`, and one that aborts does not end `doctor`."""
-    checkout.insert("doctor/probes.py", "def torch_build(", PROBE)
-    checkout.insert("doctor/examine.py", "    findings += examine_extras()", CHECK.lstrip("\n"))
+    checkout.insert("api/doctor/probes.py", "def torch_build(", PROBE)
+    checkout.insert("api/doctor/examine.py", "    findings += examine_extras()", CHECK.lstrip("\n"))
 
     examination = json.loads(checkout.run("doctor", "--json"))
     shown = {check["name"]: check for check in examination["findings"]}
@@ -149,7 +149,7 @@ def test_a_new_task_is_listed_and_trained(checkout: Checkout) -> None:
     """A file, an entry of `TASKS` and one of the defaults make a task that trains by its name."""
     (checkout.package / "tasks" / "halving.py").write_text(TASK, encoding="utf-8")
     checkout.insert("tasks/catalog.py", '    "segmentation": TaskSpec(', TASK_SPEC)
-    checkout.insert("settings/recipe.py", '    "segmentation": {', TASK_DEFAULTS)
+    checkout.insert("runs/settings/recipe.py", '    "segmentation": {', TASK_DEFAULTS)
 
     assert "half of a number; RMSE" in checkout.run("list", "tasks")
     assert "numbers from 0 to 1; --task halving" in checkout.run("list", "data")

@@ -102,7 +102,7 @@ def test_nothing_is_called_without_callbacks(tmp_path: Path) -> None:
     entered: list[str] = []
 
     def count(frame: FrameType, event: str, argument: object) -> None:
-        if event == "call" and frame.f_code.co_filename.endswith(("experiment/follow.py", "records/callback.py")):
+        if event == "call" and frame.f_code.co_filename.endswith(("experiment/follow.py", "runs/records/callback.py")):
             entered.append(frame.f_code.co_qualname)
 
     sys.setprofile(count)

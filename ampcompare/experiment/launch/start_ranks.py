@@ -1,7 +1,7 @@
 """Start the ranks of one machine, watch them, and end them all when one fails.
 
-`python -m ampcompare.experiment.launch.start_ranks REQUEST`, with the JSON of a `Request`. The end of standard input, or
-SIGTERM, ends every rank and the agent. When a rank fails, `failure.json` in the folder reports which one, and how.
+`python -m ampcompare.experiment.launch.start_ranks REQUEST`, with the JSON of a `Request`. The end of standard input,
+or SIGTERM, ends every rank and the agent. When a rank fails, `failure.json` in the folder reports which one, and how.
 """
 
 from __future__ import annotations

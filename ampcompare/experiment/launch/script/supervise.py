@@ -1,7 +1,7 @@
 """Run a command until it ends, or until standard input does, as it does when the launcher is killed.
 
-`python -m ampcompare.experiment.launch.script.supervise COMMAND...` ends as the command does, by the same signal. Signals that ask
-to end are left to the command, which is in the same process group.
+`python -m ampcompare.experiment.launch.script.supervise COMMAND...` ends as the command does, by the same signal.
+Signals that ask to end are left to the command, which is in the same process group.
 """
 
 from __future__ import annotations

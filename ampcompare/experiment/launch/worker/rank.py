@@ -1,7 +1,7 @@
 """One rank of a cell that several processes train together.
 
-`python -m ampcompare.experiment.launch.worker.rank FOLDER [URL]` trains the configuration in FOLDER, as the rank that the
-environment names. Rank 0 logs to `log.txt` in FOLDER, rank N to `rank<N>.log`.
+`python -m ampcompare.experiment.launch.worker.rank FOLDER [URL]` trains the configuration in FOLDER, as the rank that
+the environment names. Rank 0 logs to `log.txt` in FOLDER, rank N to `rank<N>.log`.
 """
 
 from __future__ import annotations
