@@ -32,7 +32,7 @@ EXAMPLE = ROOT / "examples" / "ampcompare-bf16-params"
 PAGES = [README, *sorted((ROOT / "docs").rglob("*.md")), EXAMPLE / "README.md"]
 BLOCK = re.compile(r"(?:^<!-- ([^\n]*) -->\n)?^( *)```(\w*)\n(.*?)^\2```$", flags=re.DOTALL | re.MULTILINE)
 # Pages without a mark on every block: commands of exec.md run in tests/legacy, examples of codes.md are linted in
-# tests/lint; what programs under benchmarks/ wrote names the command that it was made by.
+# tests/source/lint; what programs under benchmarks/ wrote names the command that it was made by.
 UNMARKED = ("docs/exec.md", "docs/script.md", "docs/lint/codes.md", "docs/benchmarks/")
 AS_PROCESSES = "docs/quickstart.md"
 NOT_COMMANDS = ("text", "yaml", "toml", "json")

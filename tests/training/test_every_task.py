@@ -87,9 +87,10 @@ def test_every_task_is_tested() -> None:
 @pytest.mark.parametrize("task", TASKS)
 def test_every_arm_trains_every_task(task: str, arm: str) -> None:
     """Losses are finite and near those of fp32, all optimizers step, and every metric has a value."""
+    expected = reference(task)[0][0].loss  # before O1 patches torch for the rest of this test
     steps, epochs = play(config(task, arm))
     assert len(steps) == 4
-    assert steps[0].loss == pytest.approx(reference(task)[0][0].loss, rel=0.02)
+    assert steps[0].loss == pytest.approx(expected, rel=0.02)
     assert all(math.isfinite(step.loss) for step in steps)
     made = make_task(config(task).recipe)
     assert list(epochs[-1].values) == [metric.name for metric in made.metrics]

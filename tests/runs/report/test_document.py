@@ -94,8 +94,8 @@ def test_every_name_of_an_outline_is_a_section_that_is_made() -> None:
 @pytest.mark.parametrize("renderer", RENDERERS)
 def test_a_renderer_knows_nothing_of_results(renderer: str) -> None:
     """What a comparison, a profile or a diagnosis is stays in the files that make their documents."""
-    source = (PACKAGE / "report" / f"{renderer}.py").read_text(encoding="utf-8")
-    imported = set(re.findall(r"^from ampcompare\.(\S+) import", source, re.MULTILINE))
+    source = (PACKAGE / "runs" / "report" / f"{renderer}.py").read_text(encoding="utf-8")
+    imported = set(re.findall(r"^from ampcompare\.runs\.(\S+) import", source, re.MULTILINE))
     assert not {name for name in imported if name.startswith(("analysis", "records"))} - {
         "records.run",  # `dump_json`, and a single run as a comparison of one arm
         "analysis.summary",
