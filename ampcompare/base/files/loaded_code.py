@@ -195,8 +195,13 @@ class CodeWatch:
             file = getattr(module, "__file__", None)
             if isinstance(file, str):
                 self._note(file)
-        for name, version in self._packages():
-            self._add({"package": name, "version": version})
+        thread = threading.get_ident()
+        self._busy.add(thread)  # metadata of packages is read, which may lie next to the script
+        try:
+            for name, version in self._packages():
+                self._add({"package": name, "version": version})
+        finally:
+            self._busy.discard(thread)
 
     def _note(self, file: str) -> None:
         path = os.path.abspath(file)

@@ -124,6 +124,21 @@ def test_a_module_leads_to_the_distribution_that_installed_it(tmp_path: Path, mo
     assert distributions_of(["fast", "fas"]) == {"a", "b"}
 
 
+def test_metadata_that_is_read_at_the_end_is_no_data(project: Path, tmp_path: Path) -> None:
+    """A package that was installed from the folder of the script has its metadata there; the run did not read it."""
+    info = project / "mine.egg-info"
+    info.mkdir()
+    (info / "PKG-INFO").write_text("Name: mine\nVersion: 1.0\n")
+    (info / "top_level.txt").write_text("mine\n")
+    cell = _cell(tmp_path)
+    watch = watch_code(cell, project)
+    watch._at_start.discard("yaml")
+    import yaml  # noqa: F401
+
+    watch.end()
+    assert not [name for name in read_loaded(cell).files if "mine.egg-info" in name]
+
+
 def test_changed_gone_and_shadowed_files_are_found(
     project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
