@@ -37,24 +37,24 @@ __all__ = [
 ]
 
 _MODULES = {
-    "Classification": "tasks.classification",
-    "Data": "tasks.data",
-    "LabeledData": "tasks.data",
-    "Metric": "records.metric",
-    "Phase": "tasks.task",
-    "Task": "tasks.task",
-    "TensorData": "tasks.tensor_data",
-    "build_model": "tasks.models",
-    "classification_loss": "tasks.classification",
-    "fixed_channels": "tasks.models",
-    "list_data": "tasks.catalog",
-    "list_models": "tasks.catalog",
-    "load_data": "tasks.load",
-    "load_torchvision": "tasks.torchvision_loader",
+    "Classification": "ampcompare.tasks.classification",
+    "Data": "ampcompare.tasks.data",
+    "LabeledData": "ampcompare.tasks.data",
+    "Metric": "ampcompare.runs.records.metric",
+    "Phase": "ampcompare.tasks.task",
+    "Task": "ampcompare.tasks.task",
+    "TensorData": "ampcompare.tasks.tensor_data",
+    "build_model": "ampcompare.tasks.models",
+    "classification_loss": "ampcompare.tasks.classification",
+    "fixed_channels": "ampcompare.tasks.models",
+    "list_data": "ampcompare.tasks.catalog",
+    "list_models": "ampcompare.tasks.catalog",
+    "load_data": "ampcompare.tasks.load",
+    "load_torchvision": "ampcompare.tasks.torchvision_loader",
 }
 
 
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"ampcompare.{_MODULES[name]}"), name)
+    return getattr(importlib.import_module(_MODULES[name]), name)

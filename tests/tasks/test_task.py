@@ -97,3 +97,10 @@ def test_convnet_learns_synthetic_images() -> None:
     model = build_model("convnet", num_classes=10, sample_shape=data.sample_shape, model_args={"width": 16})
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     assert 0.5 < train(data, model, optimizer, epochs=3) < 0.95
+
+
+def test_every_public_name_is_there() -> None:
+    """Each name of `ampcompare.tasks` is imported on first use from a module that exists."""
+    import ampcompare.tasks
+
+    assert all(getattr(ampcompare.tasks, name).__module__ for name in ampcompare.tasks.__all__)

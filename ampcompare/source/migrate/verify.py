@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
@@ -237,15 +238,15 @@ def compare_amplified(original: Run, moved: Run, rewritten: Run) -> tuple[str, s
     Args:
         moved: the original, its weights moved by one rounding of fp16 after the first step.
     """
-    noise = apart = 0.0
-    is_near = not _compare_steps(original, moved)[1].startswith("steps:")
-    for first, other, second in zip(original.losses, moved.losses, rewritten.losses, strict=False):
-        noise = max(noise, 0.0 if _same(first, other) else _relative(first, other))
-        apart = max(apart, 0.0 if _same(first, second) else _relative(first, second))
-        is_near = is_near and apart <= max(ROUNDING, AMPLIFIED * noise)
+    # As far apart as they have been up to each backward pass. The move acts one pass later than roundings do.
+    moves = [*itertools.accumulate(map(_loss_apart, original.losses, moved.losses), max)]
+    apart = [*itertools.accumulate(map(_loss_apart, original.losses, rewritten.losses), max)]
+    later = [*moves[1:], *moves[-1:]]
+    is_near = all(one <= max(ROUNDING, AMPLIFIED * other) for one, other in zip(apart, later, strict=False))
+    noise = max(moves, default=0.0)
     words = (
         f"the unchanged script with weights moved by one rounding of fp16: losses differ by up to {noise:.2g}, "
-        f"those of the rewritten one by {apart:.2g}"
+        f"those of the rewritten one by {max(apart, default=0.0):.2g}"
     )
     if not noise <= TOO_MUCH:
         return DIFFERENT, f"{words}: the training amplifies roundings too much to be compared; use fewer --steps"
@@ -257,7 +258,13 @@ def compare_amplified(original: Run, moved: Run, rewritten: Run) -> tuple[str, s
         room = max(OF_LENGTH, AMPLIFIED * _apart(original.weights[key], moved.weights[key]))
         if not _apart(original.weights[key], rewritten.weights[key]) <= room:
             return DIFFERENT, f"{words}; {_name(original, key)} differs by more than roundings do"
+    if _compare_steps(original, moved)[0] == DIFFERENT:
+        return DIFFERENT, f"{words}; moved, it skips other steps, so nothing can be told: use fewer --steps"
     return (WITHIN if is_near else DIFFERENT), words
+
+
+def _loss_apart(first: float | None, second: float | None) -> float:
+    return 0.0 if _same(first, second) else _relative(first, second)
 
 
 def _is_still(run: Run, key: str) -> bool:
