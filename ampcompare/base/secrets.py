@@ -63,16 +63,28 @@ ORDINARY = re.compile(r"(?i)[-+]?\d{1,4}(\.\d*)?|true|false|none|null|yes|no|on|
 PLACEHOLDER = re.compile(r"\$[A-Z][A-Z0-9_]*")
 NAME = r"[A-Za-z_][\w.-]*"
 FLAG = re.compile(rf"[-+]*({NAME})")
-TOKENS = re.compile(
-    r"(?<![\w-])(?:hf_(?=[a-z]*[0-9A-Z])[A-Za-z0-9]{8,}|hf_[A-Za-z0-9]{20,}|sk-(?=[A-Za-z_-]*\d)[\w-]{12,}"
-    r"|gh[pousr]_[A-Za-z0-9]{16,}|github_pat_\w{20,}|glpat-[\w-]{16,}|xox[abprs]-[\w-]{10,}|AKIA[0-9A-Z]{12,}"
-    r"|AIza[\w-]{30,}|nvapi-[\w-]{16,}|eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*|npm_[A-Za-z0-9]{30,}|pypi-[\w-]{30,})"
+# How a token begins, and how it goes on.
+FORMS = (
+    ("hf_", r"(?=[a-z]*[0-9A-Z])[A-Za-z0-9]{8,}"),
+    ("hf_", r"[A-Za-z0-9]{20,}"),
+    ("sk-", r"(?=[A-Za-z_-]*\d)[\w-]{12,}"),
+    ("gh[pousr]_", r"[A-Za-z0-9]{16,}"),
+    ("github_pat_", r"\w{20,}"),
+    ("glpat-", r"[\w-]{16,}"),
+    ("xox", r"[abprs]-[\w-]{10,}"),
+    ("AKIA", r"[0-9A-Z]{12,}"),
+    ("AIza", r"[\w-]{30,}"),
+    ("nvapi-", r"[\w-]{16,}"),
+    ("eyJ", r"[\w-]{8,}\.[\w-]{8,}\.[\w-]*"),
+    ("npm_", r"[A-Za-z0-9]{30,}"),
+    ("pypi-", r"[\w-]{30,}"),
 )
+TOKENS = re.compile(rf"(?<![\w-])(?:{'|'.join(map(''.join, FORMS))})")
 CREDENTIALS = re.compile(r"(?<=://)([^/\s@:]*:[^/\s@]+|[^/\s@:]{20,})(?=@)")
 # Ends as one of these may begin, in what has come so far of an output.
 BEGUN = re.compile(
-    rb"[\w-]*(?:://|hf_|sk-|gh[pousr]_|github_pat_|glpat-|xox|AKIA|AIza|nvapi-|eyJ|npm_|pypi-)[^\s@]*\Z"
-    rb"|(?<![\w-])[\w-]{1,11}(?::/?)?\Z"
+    rf"[\w-]*(?:://|{'|'.join(dict.fromkeys(begin for begin, _ in FORMS))})[^\s@]*\Z"
+    r"|(?<![\w-])[\w-]{1,11}(?::/?)?\Z".encode()
 )
 MAX_BEGUN = 1024
 BEARER = re.compile(r"(?i)(?:bearer|basic|token)\s+(\S{6,})")

@@ -157,10 +157,9 @@ class RunningPlan:
         if force:  # what other cells wrote before does not count
             for cell in plan.cells:
                 (run.cell(cell) / CellFile.OPENED).unlink(missing_ok=True)
-        elif plan.timing_rounds:  # by this launcher
-            self._known = [run.reusable(cell) for cell in plan.cells]
         else:
-            others = run.cell_names() - {cell.digest() for cell in plan.cells}
+            # Timing rounds are made by this launcher, with cells that it has trained.
+            others = set() if plan.timing_rounds else run.cell_names() - {cell.digest() for cell in plan.cells}
             cells, self._known = zip(*(run.trained_by_any_launcher(cell, others) for cell in plan.cells), strict=True)
             plan = replace(plan, cells=cells)
         self.plan = plan

@@ -36,7 +36,7 @@ __all__ = [
     "load_torchvision",
 ]
 
-_MODULES = {
+_HOMES = {
     "Classification": "ampcompare.tasks.classification",
     "Data": "ampcompare.tasks.data",
     "LabeledData": "ampcompare.tasks.data",
@@ -55,6 +55,6 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
+    if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_MODULES[name]), name)
+    return getattr(importlib.import_module(_HOMES[name]), name)

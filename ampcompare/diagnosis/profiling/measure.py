@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import ConfigError
+from ampcompare.base.tensors.accelerator import synchronize
 from ampcompare.diagnosis.profiling.padding import time_product, with_padding
 from ampcompare.diagnosis.profiling.step_profiler import Enough, Measured, StepProfiler, Steps
 from ampcompare.diagnosis.profiling.trace import SHORT, Account
@@ -434,17 +435,12 @@ def _fastest(call: Callable[[], object], device: torch.device) -> float:
     best = float("inf")
     with torch.no_grad():
         for _ in range(REPEATS):
-            _synchronize(device)
+            synchronize(device)
             begin = time.perf_counter()
             call()
-            _synchronize(device)
+            synchronize(device)
             best = min(best, time.perf_counter() - begin)
     return max(best, 1e-9)
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type != "cpu":
-        getattr(torch, device.type).synchronize(device)
 
 
 def profile_loop(loop: Loop, config: RunConfig, *, steps: int, profiled: int) -> tuple[ArmProfile, dict[str, Any]]:

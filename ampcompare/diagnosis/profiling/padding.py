@@ -9,6 +9,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from ampcompare.base.tensors.accelerator import synchronize
 from ampcompare.diagnosis.profiling.watch import ProductShape, Seen, missed_sizes
 from ampcompare.runs.records.profile import Product
 
@@ -89,14 +90,9 @@ def time_product(shape: ProductShape, device: torch.device) -> float:
 
     with torch.no_grad():
         product()
-        _synchronize(device)
+        synchronize(device)
         begin = time.perf_counter()
         for _ in range(CALLS):
             product()
-        _synchronize(device)
+        synchronize(device)
         return (time.perf_counter() - begin) / CALLS
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type != "cpu":
-        getattr(torch, device.type).synchronize(device)

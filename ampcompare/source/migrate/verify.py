@@ -322,7 +322,7 @@ def _is_close(original: Run, rewritten: Run) -> bool:
     """Return whether losses agree closely, and scales and skipped steps are equal."""
     losses = list(zip(original.losses, rewritten.losses, strict=False))
     return (
-        all(_same(a, b) or _relative(a, b) <= CLOSE for a, b in losses)
+        all(_loss_apart(a, b) <= CLOSE for a, b in losses)
         and _compare_scales(original, rewritten)[0] == EQUAL
         and _compare_steps(original, rewritten)[0] == EQUAL
     )
