@@ -46,8 +46,10 @@ MAX_REQUEST = 2**20
 def main(number: int, names: list[str]) -> int:
     """Serve requests until the channel ends; in a fork, call the function and return its exit code."""
     # Slurm sends SIGTERM to all processes of a step: a fork saves and exits, and the server exits when its client does.
-    stops = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    handlers = {stop: signal.signal(stop, signal.SIG_IGN) for stop in stops}  # SIG_IGN stays, as of nohup
+    restored = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+    restored[signal.SIGHUP] = signal.getsignal(signal.SIGHUP)  # ignored under nohup
+    for stop in restored:
+        signal.signal(stop, signal.SIG_IGN)
     channel = socket.socket(fileno=number)
     with ended_by_hangup(number):
         _load_torch()
@@ -66,7 +68,7 @@ def main(number: int, names: list[str]) -> int:
             child = os.fork()
         if child == 0:
             os.setsid()
-            for stop, handler in handlers.items():  # before the client knows the PID: a signal that it sends is heeded
+            for stop, handler in restored.items():  # before the client knows the PID: a signal that it sends is heeded
                 signal.signal(stop, handler)
             _send(channel, "begin", pid=os.getpid())  # not by the server, which may be killed first
             return _run(request, output, channel)
@@ -149,19 +151,19 @@ def _run(request: dict[str, Any], output: int, channel: socket.socket) -> int:
     if request["environment"] is not None:
         os.environ.clear()
         os.environ.update(request["environment"])
-    os.chdir(request["folder"])
     null = os.open(os.devnull, os.O_RDONLY)
     for number, file in ((0, null), (1, output), (2, output)):
         os.dup2(file, number)
     os.close(null)
     os.close(output)
+    os.chdir(request["folder"])
     name: str = request["function"]
     words: list[str] = request["words"]
     if request["is_attached"]:
         _end_with(channel)
         _call(name, words, channel)
     channel.close()
-    sys.argv[:] = [name.partition(".")[0], *words]
+    sys.argv[:] = [name.partition(":")[0].partition(".")[0], *words]
     if not getattr(sys.flags, "safe_path", False):
         sys.path.insert(0, os.getcwd())  # as `python -m` does
     return int(_function(name)(words))
