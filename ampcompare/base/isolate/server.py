@@ -46,7 +46,7 @@ MAX_REQUEST = 2**20
 def main(number: int, names: list[str]) -> int:
     """Serve requests until the channel ends; in a fork, call the function and return its exit code."""
     # Slurm sends SIGTERM to all processes of a step: a fork saves and exits, and the server exits when its client does.
-    restored = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+    restored: dict[signal.Signals, Any] = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
     restored[signal.SIGHUP] = signal.getsignal(signal.SIGHUP)  # ignored under nohup
     for stop in restored:
         signal.signal(stop, signal.SIG_IGN)
