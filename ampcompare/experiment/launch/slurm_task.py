@@ -19,7 +19,9 @@ from ampcompare.runs.settings.config import RunConfig
 
 __all__ = ["train", "train_in_turn"]
 
-STOPPED_CODE = 143  # exit code of a task that was asked to stop, as if SIGTERM had ended it: the job may be queued again
+STOPPED_CODE = (
+    143  # exit code of a task that was asked to stop, as if SIGTERM had ended it; see `slurm.REQUEUE_PREEMPTED`
+)
 
 
 def train(folder: str) -> None:
@@ -52,8 +54,8 @@ def train(folder: str) -> None:
 def train_in_turn(folders: list[str]) -> None:
     """Train the configurations in some folders, one after the other, in processes of their own as without Slurm.
 
-    The signals that stop `train` stop the cell that runs, and no other one starts; the exit code is `STOPPED_CODE` then.
-    A job that was queued again trains those that have no record, and resumes the one that was stopped.
+    The signals that stop `train` stop the cell that runs, and no other one starts; the exit code is then `STOPPED_CODE`
+    too. A job that was queued again trains those that have no record, and resumes the one that was stopped.
     """
     from ampcompare.experiment.launch.forked import ForkedLauncher
     from ampcompare.experiment.launch.multi_process import MultiProcessLauncher
