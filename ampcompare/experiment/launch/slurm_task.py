@@ -19,9 +19,8 @@ from ampcompare.runs.settings.config import RunConfig
 
 __all__ = ["train", "train_in_turn"]
 
-STOPPED_CODE = (
-    143  # exit code of a task that was asked to stop, as if SIGTERM had ended it; see `slurm.REQUEUE_PREEMPTED`
-)
+# Exit code of a task that was asked to stop, as if SIGTERM had ended it; `slurm.REQUEUE_PREEMPTED` waits for it.
+STOPPED_CODE = 143
 
 
 def train(folder: str) -> None:
