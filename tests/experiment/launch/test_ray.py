@@ -8,15 +8,16 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 import pytest
@@ -30,7 +31,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray")]
 
 PATIENCE = 600.0  # on a machine with other work
 WORDS = ("compare", "--seeds", "0", "--train-size", "128", "--val-size", "64", "--device", "cpu", "--no-progress")
-BUSY = {"RAY_agent_register_timeout_ms": "240000"}  # else a raylet of a recent Ray ends after 30 s on a busy machine
+# On a busy machine a raylet else ends after half a minute, and takes a worker that imports torch for lost.
+BUSY = {"RAY_agent_register_timeout_ms": "240000", "RAY_worker_register_timeout_seconds": "240"}
 AGENTS = ("dashboard-agent-listen", "dashboard-agent-grpc", "runtime-env-agent", "metrics-export")
 SMALL = {"epochs": 1, "data": {"train_size": 64, "val_size": 32}}
 
@@ -74,17 +76,36 @@ def test_arms_as_on_this_machine(local: dict[str, tuple[Any, ...]], tmp_path: Pa
 
 
 @contextlib.contextmanager
-def _node(*words: str, **env: str) -> Iterator[psutil.Process]:
-    """Start a machine of a cluster, and kill it and all that it started."""
-    # With ports of their own: a raylet waits for those that its agents choose for no longer than half a minute.
+def _node(folder: Path, *words: str, **env: str) -> Iterator[psutil.Process]:
+    """Start a machine of a cluster, and kill it and all that it started.
+
+    A raylet waits for a file with the port of its dashboard agent, and ends after less than half a minute without it;
+    no option changes that, and on a busy machine the agent has not imported Ray by then. Here the file is there first.
+
+    Args:
+        folder: of the cluster's temporary files.
+    """
     ports = [f"--{name}-port={port}" for name, port in zip(AGENTS, _free_ports(len(AGENTS)), strict=True)]
     command = [sys.executable, "-c", "from ray.scripts.scripts import main; main()", "start", "--block", *ports, *words]
-    env = {**os.environ, **BUSY, **env}
+    number = secrets.token_hex(28)
+    env = {**os.environ, **BUSY, **env, "RAY_OVERRIDE_NODE_ID_FOR_TESTING": number}
     process = psutil.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=env)
     try:
+        _wait_for(lambda: list(folder.glob("session_2*")), process)
+        for session in folder.glob("session_2*"):
+            (session / f"dashboard_agent_listen_port_{number}").write_text("-1")
         yield process
     finally:
         _kill(process)
+
+
+def _wait_for(condition: Callable[[], object], process: Any) -> None:
+    """Wait until a condition comes true, while a process runs."""
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline
+        assert process.poll() is None
+        time.sleep(0.1)
 
 
 def _free_ports(count: int) -> list[int]:
@@ -104,37 +125,42 @@ def _kill(process: psutil.Process) -> None:
         psutil.wait_procs(family, timeout=30)
 
 
+class Head(NamedTuple):
+    """The first machine of a cluster.
+
+    Attributes:
+        process: that started it.
+        folder: with its temporary files.
+    """
+
+    address: str
+    process: psutil.Process
+    folder: Path
+
+
 @contextlib.contextmanager
-def _head(cores: int) -> Iterator[tuple[str, psutil.Process]]:
-    """Start the first machine of a cluster; yield the address, and the process that started it."""
+def _head(cores: int) -> Iterator[Head]:
     port, for_clients = _free_ports(2)
     with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder:  # short: sockets lie in it
         words = ["--head", f"--port={port}", "--node-ip-address=127.0.0.1", f"--num-cpus={cores}", "--num-gpus=0"]
         words += ["--include-dashboard=false", f"--ray-client-server-port={for_clients}", f"--temp-dir={folder}"]
-        with _node(*words) as process:
-            deadline = time.monotonic() + PATIENCE
-            while not list(Path(folder).glob("session_*/sockets/raylet")):
-                assert time.monotonic() < deadline
-                assert process.poll() is None
-                time.sleep(0.2)
-            yield f"127.0.0.1:{port}", process
+        with _node(Path(folder), *words) as process:
+            _wait_for(lambda: list(Path(folder).glob("session_*/sockets/raylet")), process)
+            yield Head(f"127.0.0.1:{port}", process, Path(folder))
 
 
 @pytest.fixture
-def head() -> Iterator[tuple[str, psutil.Process]]:
-    """The address of a cluster of one machine, and the process that started it."""
+def head() -> Iterator[Head]:
+    """A cluster of one machine."""
     with _head(2) as found:
         yield found
 
 
 @pytest.mark.extended
-def test_a_cluster_that_runs(
-    head: tuple[str, psutil.Process], local: dict[str, tuple[Any, ...]], tmp_path: Path
-) -> None:
+def test_a_cluster_that_runs(head: Head, local: dict[str, tuple[Any, ...]], tmp_path: Path) -> None:
     """Under `ray start --head` the same command gives the same bits, and the cluster runs on after it."""
-    address, process = head
-    assert _compare(tmp_path / "ray", *SAME, "--launcher", "ray", address=address) == local
-    assert any("raylet" in child.name() for child in process.children(recursive=True))
+    assert _compare(tmp_path / "ray", *SAME, "--launcher", "ray", address=head.address) == local
+    assert any("raylet" in child.name() for child in head.process.children(recursive=True))
 
 
 def test_without_a_shared_folder(tmp_path: Path) -> None:
@@ -154,11 +180,7 @@ def test_without_a_shared_folder(tmp_path: Path) -> None:
 def test_nothing_is_left_running(tmp_path: Path) -> None:
     """A command that is stopped ends its tasks, their cells, and the Ray that it started."""
     process = _start(tmp_path, "--epochs", "9000", "--arm", "fp32", "--launcher", "ray", "-o", "out")
-    deadline = time.monotonic() + PATIENCE
-    while not any(path.stat().st_size for path in tmp_path.glob("out/cells/*/steps.jsonl")):
-        assert time.monotonic() < deadline
-        assert process.poll() is None
-        time.sleep(0.1)
+    _wait_for(lambda: any(path.stat().st_size for path in tmp_path.glob("out/cells/*/steps.jsonl")), process)
     family = psutil.Process(process.pid).children(recursive=True)
     assert family
     process.send_signal(signal.SIGINT)
@@ -172,19 +194,16 @@ def test_a_machine_that_is_lost(tmp_path: Path) -> None:
     """The only machine with cores is killed while it trains: Ray starts the cell again on another one that has joined,
     where it resumes from its checkpoint."""
     saves = ("--epochs", "9000", "--max-steps", "3000", "--save-every-steps", "100")
-    with _head(0) as (address, _), contextlib.ExitStack() as machines:
+    with _head(0) as head, contextlib.ExitStack() as machines:
 
         def join() -> psutil.Process:
-            words = (f"--address={address}", "--node-ip-address=127.0.0.1", "--num-cpus=1", "--num-gpus=0")
-            return machines.enter_context(_node(*words, RAY_AUTH_MODE="token"))  # the head asks for its token
+            words = (f"--address={head.address}", "--node-ip-address=127.0.0.1", "--num-cpus=1", "--num-gpus=0")
+            # The head asks for its token.
+            return machines.enter_context(_node(head.folder, *words, RAY_AUTH_MODE="token"))
 
         first = join()
-        process = _start(tmp_path, *saves, "--arm", "fp32", "--launcher", "ray", "-o", "out", address=address)
-        deadline = time.monotonic() + PATIENCE
-        while not list(tmp_path.glob("out/cells/*/checkpoints/*.pt")):
-            assert time.monotonic() < deadline
-            assert process.poll() is None
-            time.sleep(0.1)
+        process = _start(tmp_path, *saves, "--arm", "fp32", "--launcher", "ray", "-o", "out", address=head.address)
+        _wait_for(lambda: list(tmp_path.glob("out/cells/*/checkpoints/*.pt")), process)
         _kill(first)
         join()
         _, errors = process.communicate(timeout=PATIENCE)
