@@ -212,3 +212,54 @@ def test_a_machine_that_is_lost(tmp_path: Path) -> None:
     assert (record.status, record.summary.num_steps) == ("completed", 3000)
     assert record.resumed[-1].step >= 100
     assert f"fp32, seed 0, node {socket.gethostname()}: " in errors.decode()
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("part", ["ray::train", "raylet", "gcs_server"])
+def test_a_part_of_ray_that_is_killed(part: str, user_folder: Path, tmp_path: Path) -> None:
+    """A worker is replaced, and its cell resumes; without raylet or store one line says so, and the same command
+    resumes. The cell that had ended keeps its record, and no process is left."""
+    go, out = tmp_path / "go", tmp_path / "out"
+    words = [
+        "--arm",
+        "fp32",
+        "--epochs",
+        "1",
+        "--batch-size",
+        "32",
+        "--arch",
+        "launched:waits_at_the_third_step",
+        "--resume",
+        "auto",
+    ]
+    words += ["--model-arg", f"file={go}", "--save-every-steps", "1", "-o", str(out)]
+    go.touch()
+    first = _start(user_folder, *words)
+    assert first.wait(PATIENCE) == 0
+    (ended,) = out.glob("cells/*/record.json")
+    kept = ended.read_bytes()
+    go.unlink()
+    process = _start(user_folder, *words, "--seeds", "0-1", "--launcher", "ray")
+    saved = "cells/*/checkpoints/step-00000002.pt"
+    _wait_for(lambda: any(path.parents[1] != ended.parent for path in out.glob(saved)), process)
+    family = psutil.Process(process.pid).children(recursive=True)
+    (killed,) = (each for each in family if part in (each.name(), *each.cmdline()[:1]))
+    killed.kill()
+    if part == "ray::train":
+        assert psutil.wait_procs(killed.children(recursive=True), timeout=30)[1] == []
+    go.touch()
+    _, errors = process.communicate(timeout=PATIENCE)
+    assert psutil.wait_procs(family, timeout=30)[1] == []
+    lines = errors.decode().splitlines()
+    if part == "ray::train":
+        assert process.returncode == 0, errors.decode()
+    else:
+        assert process.returncode == 3, errors.decode()
+        assert lines[-1].startswith("ampcompare: Ray is lost: "), errors.decode()
+        assert "Traceback" not in errors.decode()
+        again = _start(user_folder, *words, "--seeds", "0-1", "--launcher", "ray")
+        _, errors = again.communicate(timeout=PATIENCE)
+        assert again.returncode == 0, errors.decode()
+    assert ended.read_bytes() == kept
+    (other,) = (read_record(path) for path in out.glob("cells/*/record.json") if path != ended)
+    assert (other.status, [each.step for each in other.resumed]) == ("completed", [2])
