@@ -213,8 +213,8 @@ def test_a_command_that_is_killed_and_jobs_that_are_cancelled(wait_until: WaitUn
     """After SIGKILL the same command finds its array; one task that is cancelled leaves the other alone, then all are
     rows that say so, no task lives on, and the same command with --resume auto resumes both."""
     go, out = tmp_path / "go", tmp_path / "out"
-    words = "compare --seeds 0 --launcher slurm --arm fp32,native:bf16".split()
-    words += [*SMALL, *"--save-every-steps 1 --drain-every 1 --resume auto".split()]
+    words = ["compare", "--seeds", "0", "--launcher", "slurm", "--arm", "fp32,native:bf16", *SMALL]
+    words += ["--save-every-steps", "1", "--drain-every", "1", "--resume", "auto"]
     words += ["--arch", "launched:waits_at_the_third_step", "--model-arg", f"file={go}"]
     command = [sys.executable, "-m", "ampcompare", *words, "-o", str(out)]
 
