@@ -82,7 +82,7 @@ class RayLauncher(QueueLauncher):
         if self._is_ours:
             try:
                 self._join_or_start()
-            except (ConnectionError, RuntimeError, OSError, ValueError) as error:
+            except Exception as error:  # of no class of its own where Ray does not start in time
                 raise LaunchError(f"Ray cannot be reached or started: {_first_line(error)}") from None
 
     def _join_or_start(self) -> None:

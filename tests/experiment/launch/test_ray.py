@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -31,17 +32,54 @@ pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray")]
 
 PATIENCE = 600.0  # on a machine with other work
 WORDS = ("compare", "--seeds", "0", "--train-size", "128", "--val-size", "64", "--device", "cpu", "--no-progress")
-# On a busy machine a raylet else ends after half a minute, and takes a worker that imports torch for lost.
-BUSY = {"RAY_agent_register_timeout_ms": "240000", "RAY_worker_register_timeout_seconds": "240"}
+# On a busy machine Ray gives up what has not started after half a minute.
+BUSY = {
+    "RAY_agent_register_timeout_ms": "240000",
+    "RAY_raylet_start_wait_time_s": "240",
+    "RAY_worker_register_timeout_seconds": "240",
+}
+NODE = "RAY_OVERRIDE_NODE_ID_FOR_TESTING"
 AGENTS = ("dashboard-agent-listen", "dashboard-agent-grpc", "runtime-env-agent", "metrics-export")
 SMALL = {"epochs": 1, "data": {"train_size": 64, "val_size": 32}}
+
+
+@pytest.fixture(autouse=True)
+def _folder_of_ray(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Give Ray a folder with a short path, since sockets lie in it."""
+    with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder:
+        monkeypatch.setenv("RAY_TMPDIR", folder)
+        yield
 
 
 def _start(folder: Path, *words: str, address: str | None = None) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "ampcompare", *WORDS, *words]
     env = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
-    env |= BUSY if address is None else {"RAY_ADDRESS": address}
-    return subprocess.Popen(command, cwd=folder, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    node = secrets.token_hex(28)
+    env |= {**BUSY, NODE: node} if address is None else {"RAY_ADDRESS": address}
+    process = subprocess.Popen(command, cwd=folder, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    if address is None:
+        sessions = Path(os.environ["RAY_TMPDIR"]) / "ray"
+        threading.Thread(target=_write_port, args=(sessions, node, process), daemon=True).start()
+    return process
+
+
+def _write_port(sessions: Path, node: str, process: Any) -> None:
+    """Write for a raylet that is about to start which port its dashboard agent has: none.
+
+    It waits for this file, and ends after less than half a minute without it; no option changes that, and on a busy
+    machine the agent has not imported Ray by then.
+
+    Args:
+        sessions: folder of the folders of sessions.
+        node: number of the machine.
+        process: that starts it.
+    """
+    while process.poll() is None:
+        for session in sessions.glob("session_2*"):
+            with contextlib.suppress(OSError):
+                (session / f"dashboard_agent_listen_port_{node}").write_text("-1")
+                return
+        time.sleep(0.1)
 
 
 def _run(folder: Path, *words: str, address: str | None = None) -> tuple[int, str]:
@@ -85,21 +123,16 @@ def test_arms_as_on_this_machine(local: dict[str, tuple[Any, ...]], tmp_path: Pa
 def _node(folder: Path, *words: str, **env: str) -> Iterator[psutil.Process]:
     """Start a machine of a cluster, and kill it and all that it started.
 
-    A raylet waits for a file with the port of its dashboard agent, and ends after less than half a minute without it;
-    no option changes that, and on a busy machine the agent has not imported Ray by then. Here the file is there first.
-
     Args:
         folder: of the cluster's temporary files.
     """
     ports = [f"--{name}-port={port}" for name, port in zip(AGENTS, _free_ports(len(AGENTS)), strict=True)]
     command = [sys.executable, "-c", "from ray.scripts.scripts import main; main()", "start", "--block", *ports, *words]
-    number = secrets.token_hex(28)
-    env = {**os.environ, **BUSY, **env, "RAY_OVERRIDE_NODE_ID_FOR_TESTING": number}
+    node = secrets.token_hex(28)
+    env = {**os.environ, **BUSY, **env, NODE: node}
     process = psutil.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=env)
     try:
-        _wait_for(lambda: list(folder.glob("session_2*")), process)
-        for session in folder.glob("session_2*"):
-            (session / f"dashboard_agent_listen_port_{number}").write_text("-1")
+        _write_port(folder, node, process)
         yield process
     finally:
         _kill(process)
@@ -110,7 +143,7 @@ def _wait_for(condition: Callable[[], object], process: Any) -> None:
     deadline = time.monotonic() + PATIENCE
     while not condition():
         assert time.monotonic() < deadline
-        assert process.poll() is None
+        assert process.poll() is None, process.stderr and process.stderr.read().decode()
         time.sleep(0.1)
 
 
