@@ -16,7 +16,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,11 +33,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray")]
 PATIENCE = 600.0  # on a machine with other work
 WORDS = ("compare", "--seeds", "0", "--train-size", "128", "--val-size", "64", "--device", "cpu", "--no-progress")
 # On a busy machine Ray gives up what has not started after half a minute.
-BUSY = {
-    "RAY_agent_register_timeout_ms": "240000",
-    "RAY_raylet_start_wait_time_s": "240",
-    "RAY_worker_register_timeout_seconds": "240",
-}
+BUSY = {"RAY_agent_register_timeout_ms": "240000", "RAY_worker_register_timeout_seconds": "240"}
+SESSION = "session_2*"
 NODE = "RAY_OVERRIDE_NODE_ID_FOR_TESTING"
 AGENTS = ("dashboard-agent-listen", "dashboard-agent-grpc", "runtime-env-agent", "metrics-export")
 SMALL = {"epochs": 1, "data": {"train_size": 64, "val_size": 32}}
@@ -56,14 +53,15 @@ def _start(folder: Path, *words: str, address: str | None = None) -> subprocess.
     env = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
     node = secrets.token_hex(28)
     env |= {**BUSY, NODE: node} if address is None else {"RAY_ADDRESS": address}
+    sessions = Path(os.environ.get("RAY_TMPDIR", "")) / "ray"
+    old = set(sessions.glob(SESSION))
     process = subprocess.Popen(command, cwd=folder, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    if address is None:
-        sessions = Path(os.environ["RAY_TMPDIR"]) / "ray"
-        threading.Thread(target=_write_port, args=(sessions, node, process), daemon=True).start()
+    if address is None and "ray" in words:
+        threading.Thread(target=_write_port, args=(sessions, node, process, old), daemon=True).start()
     return process
 
 
-def _write_port(sessions: Path, node: str, process: Any) -> None:
+def _write_port(sessions: Path, node: str, process: Any, old: Collection[Path] = ()) -> None:
     """Write for a raylet that is about to start which port its dashboard agent has: none.
 
     It waits for this file, and ends after less than half a minute without it; no option changes that, and on a busy
@@ -73,9 +71,10 @@ def _write_port(sessions: Path, node: str, process: Any) -> None:
         sessions: folder of the folders of sessions.
         node: number of the machine.
         process: that starts it.
+        old: sessions that it does not join.
     """
     while process.poll() is None:
-        for session in sessions.glob("session_2*"):
+        for session in set(sessions.glob(SESSION)).difference(old):
             with contextlib.suppress(OSError):
                 (session / f"dashboard_agent_listen_port_{node}").write_text("-1")
                 return
