@@ -20,8 +20,7 @@ LINK = re.compile(r"\[([^\]]*)\]\((?!https?:|#)([^)#\s]+)(#[^)]*)?\)")
 FOREIGN = re.compile(r'<(?:script|link|img|iframe)\b[^>]*\b(?:src|href)="((?:https?:)?//[^"]+)"')
 # Rank of a page in the search: questions before references, and measurements last. The first prefix counts.
 BOOSTS = (
-    ("symptoms.md", 4.0),
-    ("troubleshooting.md", 2.0),
+    ("troubleshooting.md", 4.0),
     ("install.md", 8.0),
     ("benchmarks/", 0.2),
     ("examples/", 0.3),
