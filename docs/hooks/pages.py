@@ -56,7 +56,7 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
         if page.file.src_uri.startswith(prefix):
             page.meta["search"] = {"boost": boost}
             break
-    for marker, make in (("commands", command_reference), ("settings", settings_reference)):
+    for marker, make in (("commands", command_reference), ("settings", settings_reference), ("guards", guards_table)):
         comment = f"<!-- {marker} -->"
         if comment in markdown:
             markdown = markdown.replace(comment, make())
@@ -168,6 +168,15 @@ def settings_reference() -> str:
         default = field.get("default")
         shown = "" if default is None else f"`{json.dumps(default)}`"
         rows.append(f"| `{path}` | {_takes(field)} | {shown} | {_cell(_plain(field.get('description', '')))} |")
+    return "\n".join(rows)
+
+
+def guards_table() -> str:
+    """Return a table of the guards: name, the mistake and what it does."""
+    from ampcompare.guards import GUARDS
+
+    rows = ["| guard | the mistake | what it does |", "|---|---|---|"]
+    rows += [f"| `{guard.name}` | {guard.mistake} | {guard.matters} |" for guard in GUARDS.values()]
     return "\n".join(rows)
 
 
