@@ -271,8 +271,8 @@ def test_a_machine_that_is_lost(user_folder: Path, monkeypatch: pytest.MonkeyPat
 @pytest.mark.extended
 @pytest.mark.parametrize("part", ["ray::train", "raylet", "gcs_server"])
 def test_a_part_of_ray_that_is_killed(part: str, user_folder: Path, tmp_path: Path) -> None:
-    """A worker is replaced, and its cell resumes; without raylet or store one line says so, and the same command
-    resumes. The cell that had ended keeps its record, and no process is left."""
+    """A worker is replaced, and its cell resumes; a cell outlives the raylet; without Ray's head one line says so, and
+    the same command resumes. The cell that had ended keeps its record, and no process is left."""
     go, out = tmp_path / "go", tmp_path / "out"
     words = _stops_at_step_3(go, out)
     go.touch()
@@ -288,11 +288,11 @@ def test_a_part_of_ray_that_is_killed(part: str, user_folder: Path, tmp_path: Pa
     cell = killed.children(recursive=True) if part == "ray::train" else []
     killed.kill()
     assert psutil.wait_procs(cell, timeout=30)[1] == []
-    if part == "ray::train":
+    if part != "gcs_server":
         go.touch()
     _, errors = process.communicate(timeout=PATIENCE)
     assert psutil.wait_procs(family, timeout=30)[1] == []
-    if part == "ray::train":
+    if part != "gcs_server":
         assert process.returncode == 0, errors.decode()
     else:
         assert process.returncode == 3, errors.decode()
@@ -303,4 +303,4 @@ def test_a_part_of_ray_that_is_killed(part: str, user_folder: Path, tmp_path: Pa
         assert code == 0, text
     assert ended.read_bytes() == kept
     (other,) = (read_record(path) for path in out.glob("cells/*/record.json") if path != ended)
-    assert (other.status, [each.step for each in other.resumed]) == ("completed", [2])
+    assert (other.status, [each.step for each in other.resumed]) == ("completed", [2] * (part != "raylet"))

@@ -209,47 +209,40 @@ def test_jobs_that_end_early(wait_until: WaitUntil, make_config: MakeConfig, tmp
 
 
 @pytest.mark.extended
-def test_a_command_that_is_killed_and_jobs_that_are_cancelled(wait_until: WaitUntil, tmp_path: Path) -> None:
-    """After SIGKILL the same command finds its array; one task that is cancelled leaves the other alone, then all are
-    rows that say so, no task lives on, and the same command with --resume auto resumes both."""
+def test_jobs_that_are_cancelled(wait_until: WaitUntil, tmp_path: Path) -> None:
+    """One task of an array that is cancelled leaves the other alone; then all are rows that say so, no task lives on,
+    and the same command with --resume auto resumes both."""
     go, out = tmp_path / "go", tmp_path / "out"
     words = ["compare", "--seeds", "0", "--launcher", "slurm", "--arm", "fp32,native:bf16", *SMALL]
     words += ["--save-every-steps", "1", "--drain-every", "1", "--resume", "auto"]
     words += ["--arch", "launched:waits_at_the_third_step", "--model-arg", f"file={go}"]
     command = [sys.executable, "-m", "ampcompare", *words, "-o", str(out)]
 
-    def start() -> subprocess.Popen[str]:
-        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-
     def error(number: str) -> str:
         """Return why the cell of a job has failed; "" while it has not."""
         (folder,) = (out / "cells" / cell for cell, job in jobs.items() if job == number)
         return (read_record(folder / "record.json").error or "") if (folder / "record.json").exists() else ""
 
-    with start() as process:
-        try:
-            saved = [f"cells/*/checkpoints/step-{2:08d}.pt", "cells/*/job.json"]
-            assert wait_until(lambda: [len(list(out.glob(each))) for each in saved] == [2, 2], 90)
-        finally:
-            process.kill()
-    jobs = jobs_of(out)
-    first, second = sorted(jobs.values())
-    with start() as process:
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        assert wait_until(lambda: len(list(out.glob(f"cells/*/checkpoints/step-{2:08d}.pt"))) == 2, 180)
+        jobs = jobs_of(out)
+        first, second = sorted(jobs.values())
         subprocess.run(["scancel", first], check=True)
-        assert wait_until(lambda: error(first), 60)
+        assert wait_until(lambda: error(first), 90)
         assert second in queued()
         assert process.poll() is None
         subprocess.run(["scancel", first.partition("_")[0]], check=True)
-        text, _ = process.communicate(timeout=60)
+        text, _ = process.communicate(timeout=90)
+    finally:
+        process.kill()
     assert process.returncode == 3, text
-    assert jobs_of(out) == jobs, "the second call has submitted again what ran"
     for number in (first, second):
         assert error(number).startswith(f"Slurm job {number} was cancelled (node n")
     assert wait_until(lambda: queued() == [], 30)
     go.touch()
-    with start() as process:
-        text, _ = process.communicate(timeout=180)
-    assert process.returncode == 0, text
+    again = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert again.returncode == 0, again.stderr
     records = read_comparison(out / "report.json").records
     assert [record.status for record in records] == ["completed"] * 2
     assert [[each.step for each in record.resumed] for record in records] == [[2]] * 2
