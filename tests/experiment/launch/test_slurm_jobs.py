@@ -225,7 +225,7 @@ def test_jobs_that_are_cancelled(wait_until: WaitUntil, tmp_path: Path) -> None:
 
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
-        assert wait_until(lambda: len(list(out.glob(f"cells/*/checkpoints/step-{2:08d}.pt"))) == 2, 180)
+        assert wait_until(lambda: len(list(out.glob("cells/*/checkpoints/step-00000002.pt"))) == 2, 180)
         jobs = jobs_of(out)
         first, second = sorted(jobs.values())
         subprocess.run(["scancel", first], check=True)
