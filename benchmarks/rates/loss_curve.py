@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,7 +31,7 @@ from ampcompare.runs.records.run import RunRecord
 from ampcompare.runs.records.summary import loss_tail
 from ampcompare.runs.settings.config import RunConfig
 from benchmarks.rates.real_runs import RECIPES, Recipe, comparisons, judged, of_pair, own_seed
-from benchmarks.rates.study import KEEPS, WINNER, Row, Study, Table, called, counted, percent
+from benchmarks.rates.study import KEEPS, WINNER, Row, Study, Table, called, counted, percent, total
 
 __all__ = ["STUDY"]
 
@@ -106,16 +105,20 @@ def _by_steps(curves: Curves) -> bool:
 
 
 def _simulated(case: Scenario, replicates: int) -> Row:
-    counts: Counter[str] = Counter()
     generator = np.random.default_rng([case.seeds, case.arms, round(100 * case.phi), round(100 * case.own)])
-    for _ in range(replicates):
+
+    def trial() -> dict[str, float]:
         equal = _curves(case, 0.0, generator)
         words = _words(equal)
-        counts["winner"] += any(called(words, WINNER))
-        counts["shown"] += sum(called(words, KEEPS))
-        counts["steps"] += _by_steps(equal)
-        counts["kept"] += any(called(_words(_curves(case, MARGIN, generator)), KEEPS))
-        counts["found"] += sum(called(_words(_curves(case, PLANTED, generator)), ("worse",)))
+        return {
+            "winner": any(called(words, WINNER)),
+            "shown": sum(called(words, KEEPS)),
+            "steps": _by_steps(equal),
+            "kept": any(called(_words(_curves(case, MARGIN, generator)), KEEPS)),
+            "found": sum(called(_words(_curves(case, PLANTED, generator)), ("worse",))),
+        }
+
+    counts = total(replicates, trial)
     arms = replicates * case.arms
     return {
         "seeds": str(case.seeds),

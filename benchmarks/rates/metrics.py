@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +13,7 @@ from ampcompare.runs.records.run import RunRecord
 from ampcompare.runs.settings.config import RunConfig
 from ampcompare.runs.settings.recipe import Recipe
 from benchmarks.rates.stored_run import with_value
-from benchmarks.rates.study import KEEPS, WINNER, Row, Table, percent
+from benchmarks.rates.study import KEEPS, WINNER, Row, Table, percent, total
 
 __all__ = ["TABLE"]
 
@@ -67,12 +68,12 @@ def _row(cell: tuple[Scenario, int], replicates: int) -> Row:
     }
 
 
-def _simulate(case: Scenario, seeds: int, truth: float, replicates: int) -> dict[str, int]:
+def _simulate(case: Scenario, seeds: int, truth: float, replicates: int) -> Counter[str]:
     generator = np.random.default_rng([seeds, len(case.metric.name), round(1e4 * truth)])
     templates = [[_template(arm, seed, case.metric) for seed in range(seeds)] for arm in ARMS]
-    found = {"winner": 0, "keeps": 0, "covers": 0}
     difference = case.metric.differ(truth, case.base)
-    for _ in range(replicates):
+
+    def trial() -> dict[str, float]:
         shared = case.shared * generator.normal(size=seeds)
         values = np.array([[case.base], [truth]]) * (1 + shared + case.own * generator.normal(size=(2, seeds)))
         records = [
@@ -81,11 +82,14 @@ def _simulate(case: Scenario, seeds: int, truth: float, replicates: int) -> dict
             for number, (run, value) in enumerate(zip(runs, its, strict=True))
         ]
         row = summarize(records, arms=ARMS, reference=ARMS[0]).arms[1]
-        found["winner"] += row.accuracy_verdict.startswith(WINNER)
-        found["keeps"] += row.accuracy_verdict.startswith(KEEPS)
         low, high = row.metric_difference_low, row.metric_difference_high
-        found["covers"] += low is not None and high is not None and low <= difference <= high
-    return found
+        return {
+            "winner": row.accuracy_verdict.startswith(WINNER),
+            "keeps": row.accuracy_verdict.startswith(KEEPS),
+            "covers": low is not None and high is not None and low <= difference <= high,
+        }
+
+    return total(replicates, trial)
 
 
 def _template(arm: str, seed: int, metric: Metric) -> RunRecord:

@@ -134,6 +134,14 @@ def _row(task: tuple[str, str, int, int]) -> Row:
     return table.row(table.cells[place], replicates)
 
 
+def total(replicates: int, trial: Callable[[], Mapping[str, float]]) -> Counter[str]:
+    """Return the sums of what a trial returns, over all replicates."""
+    sums: Counter[str] = Counter()
+    for _ in range(replicates):
+        sums.update(trial())  # type: ignore[arg-type]
+    return sums
+
+
 def called(words: Sequence[str], among: Sequence[str]) -> list[bool]:
     """Return which verdicts begin with one of some words."""
     return [word.startswith(tuple(among)) for word in words]

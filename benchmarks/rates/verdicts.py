@@ -25,8 +25,9 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,7 +40,7 @@ from ampcompare.runs.analysis.inference.sample_size import stein_pairs
 from ampcompare.runs.analysis.inference.verdict import Verdict, decide
 from ampcompare.runs.records.look import Look
 from benchmarks.rates import metrics, rounded
-from benchmarks.rates.study import KEEPS, WINNER, Row, Study, Table, called, percent
+from benchmarks.rates.study import KEEPS, WINNER, Row, Study, Table, called, percent, total
 
 __all__ = ["STUDY"]
 
@@ -50,21 +51,6 @@ MAX_ERROR_SHARE, MAX_POINTS = 0.1, 0.5  # of the rule `auto`
 ADVICE = re.compile(r"≤(\d+) more")
 Floats = NDArray[np.float64]
 Draw = Callable[[int], Floats]
-
-
-@dataclass
-class Tally:
-    """What came of the replicates of one scenario."""
-
-    runs: int = 0
-    wrong: int = 0
-    covered: int = 0
-    right: int = 0
-    promised: int = 0
-    kept: int = 0
-    pairs: list[int] = field(default_factory=list)
-    stated: list[float] = field(default_factory=list)
-    printed: list[bool] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -216,33 +202,39 @@ def _auto(draw: Draw, case: Scenario) -> Outcome:
 PROCEDURES = {"fixed": _fixed, "followed": _followed, "auto": _auto}
 
 
-def _simulate(case: Scenario, truth: float, replicates: int) -> Tally:
+def _simulate(case: Scenario, truth: float, replicates: int) -> Counter[str]:
     begin = [round(100 * case.sd), case.arms, case.first, round(1e5 * -truth), len(case.noise), round(10 * case.base)]
     draw = _draw(case, truth, np.random.default_rng(begin))
-    tally = Tally()
-    for _ in range(replicates):
+
+    def trial() -> dict[str, float]:
         outcome = PROCEDURES[case.seeds](draw, case)
         words = [verdict.word for verdict in outcome.verdicts]
-        tally.runs += 1
-        tally.wrong += any(called(words, KEEPS if truth else WINNER))
-        tally.right += sum(called(words, KEEPS))
-        tally.pairs.append(outcome.effects[0].pairs)
-        if outcome.kept is not None:
-            tally.promised += 1
-            tally.kept += outcome.kept
         of_look = [interval(effect, 1 - outcome.rate / case.arms) for effect in outcome.effects]
-        tally.covered += all(low <= truth <= high for low, high in filter(None, of_look))
-        for verdict in outcome.verdicts:
-            if verdict.low is not None and verdict.high is not None and verdict.confidence is not None:
-                tally.printed.append(verdict.low <= truth <= verdict.high)
-                tally.stated.append(verdict.confidence)
-    return tally
+        printed = [
+            (verdict.low <= truth <= verdict.high, verdict.confidence)
+            for verdict in outcome.verdicts
+            if verdict.low is not None and verdict.high is not None and verdict.confidence is not None
+        ]
+        return {
+            "wrong": any(called(words, KEEPS if truth else WINNER)),
+            "right": sum(called(words, KEEPS)),
+            "pairs": outcome.effects[0].pairs,
+            "promised": outcome.kept is not None,
+            "kept": bool(outcome.kept),
+            "covered": all(low <= truth <= high for low, high in filter(None, of_look)),
+            "printed": len(printed),
+            "printed covers": sum(covers for covers, _ in printed),
+            "stated": sum(confidence for _, confidence in printed),
+        }
+
+    return total(replicates, trial)
 
 
 def _row(case: Scenario, replicates: int) -> Row:
     count = max(100, round(replicates * case.share))
     equal = _simulate(case, 0.0, count)
     worse = _simulate(case, -case.true_margin / 100, count)
+    covers, stated = (percent(equal[what], equal["printed"]) for what in ("printed covers", "stated"))
     return {
         "seeds": case.seeds,
         "looks": "open" if case.looks is None else str(case.looks),
@@ -252,14 +244,13 @@ def _row(case: Scenario, replicates: int) -> Row:
         "margin": case.rule if case.rule.isalpha() or not case.rule[-1].isdigit() else f"±{case.rule}",
         "arms": str(case.arms + 1),
         "first": str(len(pilot_seeds(case.arms)) if case.seeds == "auto" else case.first),
-        "mean pairs": f"{np.mean(equal.pairs):.0f}",
-        "A/A: winner or loser %": percent(equal.wrong, equal.runs),
-        "at the margin: kept %": percent(worse.wrong, worse.runs),
-        "all intervals cover %": percent(equal.covered, equal.runs),
-        "printed cover / stated %": f"{percent(sum(equal.printed), len(equal.printed))} / "
-        f"{100 * float(np.mean(equal.stated)):.1f}",
-        "A/A: shown to keep %": percent(equal.right, equal.runs * case.arms),
-        "promise kept %": percent(equal.kept + worse.kept, equal.promised + worse.promised),
+        "mean pairs": f"{equal['pairs'] / count:.0f}",
+        "A/A: winner or loser %": percent(equal["wrong"], count),
+        "at the margin: kept %": percent(worse["wrong"], count),
+        "all intervals cover %": percent(equal["covered"], count),
+        "printed cover / stated %": f"{covers} / {stated}",
+        "A/A: shown to keep %": percent(equal["right"], count * case.arms),
+        "promise kept %": percent(equal["kept"] + worse["kept"], equal["promised"] + worse["promised"]),
         "replicates": f"{count}",
     }
 
