@@ -12,6 +12,8 @@ or an option of the arm. Networks of `written` compute their loss themselves, as
 
 from __future__ import annotations
 
+import functools
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -318,22 +320,19 @@ def shared(factor: float) -> nn.Module:
     )
 
 
-class Blocks(nn.Module):
-    """A stack whose third block has an odds ratio instead of an activation."""
+def in_turn(blocks: Iterable[nn.Module], *, call: Callable[..., Any] = lambda block, x: block(x)) -> nn.Module:
+    """Return blocks that are called one after the other, and a head."""
+    return Through(
+        lambda m, x: m.head(functools.reduce(lambda value, block: call(block, value), m.blocks, x)),
+        blocks=nn.ModuleList(blocks),
+        head=nn.Linear(16, 4),
+    )
 
-    def __init__(self, slope: float) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(16, 16), nn.Tanh()) for _ in range(4))
-        self.blocks[2][1] = Apply(
-            lambda x: torch.log1p(torch.sigmoid(x * slope) / (1.0 - torch.sigmoid(x * slope) + 1e-9))
-        )
-        self.head = nn.Linear(16, 4)
 
-    def forward(self, x: Tensor) -> Tensor:
-        for block in self.blocks:
-            x = block(x)
-        out: Tensor = self.head(x)
-        return out
+def odds_in_third_block(slope: float) -> nn.Module:
+    """Return a stack whose third block has an odds ratio instead of an activation."""
+    odds = Apply(lambda x: torch.log1p(torch.sigmoid(x * slope) / (1.0 - torch.sigmoid(x * slope) + 1e-9)))
+    return in_turn(nn.Sequential(nn.Linear(16, 16), odds if number == 2 else nn.Tanh()) for number in range(4))
 
 
 def distances(x: Tensor) -> Tensor:
@@ -391,16 +390,9 @@ class Feedforward(nn.Module):
         return x + self.down(self.act(self.up(x)))
 
 
-class ChannelNorm(nn.Module):
-    """Normalizes channels by sums over batch and positions."""
-
-    def __init__(self, factor: float) -> None:
-        super().__init__()
-        self.factor = factor
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = x * self.factor
-        return y / (y * y).sum((0, 2, 3), keepdim=True).add(1.0).sqrt() * 10.0
+def channel_norm(factor: float) -> nn.Module:
+    """Return a norm of channels by sums over batch and positions."""
+    return Apply(lambda x: x * factor / (x * factor * (x * factor)).sum((0, 2, 3), keepdim=True).add(1.0).sqrt() * 10.0)
 
 
 def pictures(norm: nn.Module) -> nn.Module:
@@ -444,19 +436,10 @@ def gated() -> nn.Module:
     return Through(lambda m, x: m.head(m.cell(x.reshape(-1, 4, 4))[0][:, -1]), cell=cell, head=nn.Linear(8, 4))
 
 
-class Recomputed(nn.Module):
-    """Two checkpointed blocks."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(16, 16), nn.GELU()) for _ in range(2))
-        self.head = nn.Linear(16, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        for block in self.blocks:
-            x = checkpoint(block, x, use_reentrant=False)
-        out: Tensor = self.head(x)
-        return out
+def recomputed() -> nn.Module:
+    """Return two checkpointed blocks."""
+    blocks = (nn.Sequential(nn.Linear(16, 16), nn.GELU()) for _ in range(2))
+    return in_turn(blocks, call=functools.partial(checkpoint, use_reentrant=False))
 
 
 class Twins(nn.Module):
@@ -532,16 +515,9 @@ def words(factor: float) -> nn.Module:
     return Through(lambda m, x: m.head(m.embed(x)), embed=ScaledWords(factor), head=nn.Linear(16, 4))
 
 
-class Position(nn.Module):
-    """Adds sines whose frequencies grow by powers."""
-
-    def __init__(self, rate: float) -> None:
-        super().__init__()
-        self.rate = rate
-
-    def forward(self, x: Tensor) -> Tensor:
-        steps = torch.arange(16, dtype=x.dtype, device=x.device)
-        return x + torch.sin(torch.exp(steps * self.rate))
+def position(rate: float) -> nn.Module:
+    """Return what adds sines whose frequencies grow by powers."""
+    return Apply(lambda x: x + torch.sin(torch.exp(torch.arange(16, dtype=x.dtype, device=x.device) * rate)))
 
 
 class Growing(nn.Module):
@@ -559,24 +535,10 @@ class Growing(nn.Module):
         return state / self.growth**self.steps  # plant: shrinking
 
 
-class Stack(nn.Module):
-    """Three blocks with an activation each."""
-
-    def __init__(self, activations: list[nn.Module]) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList()
-        for activation in activations:
-            block = nn.Sequential()
-            block.add_module("layer", nn.Linear(16, 16))
-            block.add_module("act", activation)
-            self.blocks.append(block)
-        self.head = nn.Linear(16, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        for block in self.blocks:
-            x = block(x)
-        out: Tensor = self.head(x)
-        return out
+def stack(activations: Iterable[nn.Module]) -> nn.Module:
+    """Return blocks with an activation each."""
+    parts = (OrderedDict(layer=nn.Linear(16, 16), act=activation) for activation in activations)
+    return in_turn(nn.Sequential(part) for part in parts)
 
 
 def layer_norm(factor: float) -> Callable[[Tensor], Tensor]:
@@ -642,18 +604,14 @@ def separable() -> nn.Module:
     )
 
 
-class Variational(nn.Module):
-    """Mean and logarithm of a variance, and a sample."""
+def drawn(encoded: Tensor) -> Tensor:
+    mean, log_variance = encoded.chunk(2, -1)
+    return mean + torch.randn_like(mean) * torch.exp(0.5 * log_variance)
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.encoder = nn.Linear(16, 16)
-        self.head = nn.Linear(8, 4)
 
-    def forward(self, x: Tensor) -> Tensor:
-        mean, log_variance = self.encoder(x).chunk(2, -1)
-        out: Tensor = self.head(mean + torch.randn_like(mean) * torch.exp(0.5 * log_variance))
-        return out
+def variational() -> nn.Module:
+    """Return mean and logarithm of a variance, and a sample."""
+    return Through(lambda m, x: m.head(drawn(m.encoder(x))), encoder=nn.Linear(16, 16), head=nn.Linear(8, 4))
 
 
 class Experts(nn.Module):
@@ -836,42 +794,26 @@ class Pooled(nn.Module):
         return F.cross_entropy(self.head(self.pool(self.features(x[:, None]))), y)
 
 
-class GeM(nn.Module):
-    """The generalized mean of each channel, of features of a certain size."""
-
-    def __init__(self, size: float, least: float = 1e-6) -> None:
-        super().__init__()
-        self.size, self.least = size, least
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x * self.size
-        return x.clamp(min=self.least).pow(3.0).mean(-1).pow(1.0 / 3.0) / self.size
+def gem(size: float, least: float = 1e-6) -> nn.Module:
+    """Return the generalized mean of each channel, of features of a certain size."""
+    return Apply(lambda x: (x * size).clamp(min=least).pow(3.0).mean(-1).pow(1.0 / 3.0) / size)
 
 
-class MeanOfBeginnings(nn.Module):
-    """The last of the means of all beginnings of a signal."""
-
-    def __init__(self, offset: float) -> None:
-        super().__init__()
-        self.offset = offset
-
-    def forward(self, x: Tensor) -> Tensor:
-        total = torch.cumsum(x + self.offset, -1)
-        return total[..., -1] / x.shape[-1] - self.offset
+def mean_of_beginnings(offset: float) -> nn.Module:
+    """Return the last of the means of all beginnings of a signal."""
+    return Apply(lambda x: torch.cumsum(x + offset, -1)[..., -1] / x.shape[-1] - offset)
 
 
-class Standardized(nn.Module):
-    """Statistics over the batch and the signal, by the difference of two means."""
+def standardized(size: float) -> nn.Module:
+    """Return statistics over the batch and the signal, by the difference of two means."""
 
-    def __init__(self, size: float) -> None:
-        super().__init__()
-        self.size = size
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x * self.size
+    def function(x: Tensor) -> Tensor:
+        x = x * size
         mean = x.mean((0, 2), keepdim=True)
         variance = (x**2).mean((0, 2), keepdim=True) - mean**2
         return ((x - mean) / torch.sqrt(variance + 1e-5)).amax(-1)
+
+    return Apply(function)
 
 
 class Directions(nn.Module):
@@ -1037,7 +979,7 @@ HELD_OUT = [
     Network("fourth power after a GRU, O2", O2, loop_of(lambda: recurrent(60.0)), "power"),
     Network("product of a shared layer, O2", O2, loop_of(lambda: shared(2000.0)), "square"),
     Network("product of a shared layer, native", NATIVE, loop_of(lambda: shared(2000.0)), "square"),
-    Network("odds in the third block, O2", O2, loop_of(lambda: Blocks(60.0)), "blocks.2.1", ("blocks.2",)),
+    Network("odds in the third block, O2", O2, loop_of(lambda: odds_in_third_block(60.0)), "blocks.2.1", ("blocks.2",)),
     Network("distances of far points, O2", O2, loop_of(middle(distances)), "middle"),
     Network("logsumexp by hand, half", SIXTEEN, loop_of(middle(logsumexp_by_hand)), "middle"),
     Network("divergence in a loss of fp16", O2, loop_of(plain, loss=divergence_by_hand), "#divergence"),
@@ -1064,7 +1006,7 @@ NEW = [
         "#focal in half",
     ),
     Network("squared ReLU in the second block, native", NATIVE, loop_of(lambda: blocks(500.0)), "1.act"),
-    Network("channel norm by sums, native", NATIVE, loop_of(lambda: pictures(ChannelNorm(300.0))), "norm"),
+    Network("channel norm by sums, native", NATIVE, loop_of(lambda: pictures(channel_norm(300.0))), "norm"),
     Network(
         "updates below bf16, half",
         "half:bf16",
@@ -1075,7 +1017,7 @@ NEW = [
     Network("encoder layer, O2", O2, loop_of(torch_encoder)),
     Network("GRU, native", NATIVE, loop_of(gated)),
     Network("group norm of pictures, O1", O1, loop_of(lambda: pictures(nn.GroupNorm(2, 8)))),
-    Network("checkpointed blocks, half", SIXTEEN, loop_of(Recomputed)),
+    Network("checkpointed blocks, half", SIXTEEN, loop_of(recomputed)),
     Network("squared ReLU of ordinary size, O2", O2, loop_of(lambda: blocks(1.0))),
     Network("causal mask of minus infinity, native", NATIVE, loop_of(Causal)),
     Network("far targets, O2", O2, loop_of(plain, loss=far_targets)),
@@ -1097,12 +1039,12 @@ EVERYDAY = [
     Network("cosine in a loss of fp16", O2, loop_of(plain, loss=cosine_loss), "#cosine", ("#lengths",)),
     Network("cross entropy by hand, half", SIXTEEN, loop_of(plain, loss=entropy_by_hand), "#entropy"),
     Network("variance of a batch, bf16", BF16, loop_of(middle(spread)), "middle"),
-    Network("frequencies of positions, O2", O2, loop_of(lambda: Body(Position(0.9))), "middle"),
+    Network("frequencies of positions, O2", O2, loop_of(lambda: Body(position(0.9))), "middle"),
     Network("differences of times, half", SIXTEEN, loop_of(middle(time_deltas)), "middle"),
     Network(
         "softplus by hand in the third block, native",
         NATIVE,
-        loop_of(lambda: Stack([nn.ReLU(), nn.Tanh(), softplus(60.0)])),
+        loop_of(lambda: stack([nn.ReLU(), nn.Tanh(), softplus(60.0)])),
         "blocks.2.act",
     ),
     Network("two masks that add up, O2", O2, loop_of(lambda: Body(Masked(-4e4))), "#masks", ("middle",)),
@@ -1113,8 +1055,8 @@ EVERYDAY = [
     Network("separable convolutions, O2", O2, loop_of(separable)),
     Network("layer norm by hand of ordinary size, O2", O2, loop_of(middle(layer_norm(1.0)))),
     Network("GELU by hand of ordinary size, half", SIXTEEN, loop_of(middle(gelu(1.0)))),
-    Network("softplus by hand of ordinary size, O1", O1, loop_of(lambda: Stack([softplus(1.0)] * 3))),
-    Network("a sample of a distribution, native", NATIVE, loop_of(Variational)),
+    Network("softplus by hand of ordinary size, O1", O1, loop_of(lambda: stack([softplus(1.0)] * 3))),
+    Network("a sample of a distribution, native", NATIVE, loop_of(variational)),
     Network("a gate of experts, bf16", BF16, loop_of(Experts)),
     Network("triplets, O2", O2, loop_of(plain, loss=triplet)),
     Network("targets that are left out, half", SIXTEEN, loop_of(plain, loss=partly_masked)),
@@ -1140,9 +1082,9 @@ WRITTEN = [
         own_loss(lambda: Classifier(policy_gradient, 50.0), optimizer=slowest),
         "#policy",
     ),
-    Network("generalized mean, O2", O2, own_loss(lambda: Pooled(GeM(2e-3))), "pool"),
-    Network("mean of beginnings, native", NATIVE, own_loss(lambda: Pooled(MeanOfBeginnings(40.0), 2048)), "pool"),
-    Network("batch statistics by two means, half", SIXTEEN, own_loss(lambda: Pooled(Standardized(600.0))), "pool"),
+    Network("generalized mean, O2", O2, own_loss(lambda: Pooled(gem(2e-3))), "pool"),
+    Network("mean of beginnings, native", NATIVE, own_loss(lambda: Pooled(mean_of_beginnings(40.0), 2048)), "pool"),
+    Network("batch statistics by two means, half", SIXTEEN, own_loss(lambda: Pooled(standardized(600.0))), "pool"),
     Network("directions of zero vectors, half", SIXTEEN, own_loss(lambda: Directions(1e-12)), "#directions"),
     Network("Gumbel noise, O2", O2, own_loss(Gumbel), "#uniform", ("#gumbel",)),
     Network(
@@ -1158,7 +1100,7 @@ WRITTEN = [
     Network("contrastive loss of torch, native", NATIVE, own_loss(lambda: Contrastive(0.07, by_hand=False))),
     Network("focal loss of logarithms, O2", O2, own_loss(lambda: Classifier(focal_of_logarithms, 8.0))),
     Network("loss of a GAN by torch, O1", O1, own_loss(lambda: Gan(1.0, by_hand=False))),
-    Network("generalized mean of ordinary features, O2", O2, own_loss(lambda: Pooled(GeM(1.0, least=0.1)))),
+    Network("generalized mean of ordinary features, O2", O2, own_loss(lambda: Pooled(gem(1.0, least=0.1)))),
     Network("directions with an ordinary eps, half", SIXTEEN, own_loss(lambda: Directions(1e-3))),
     Network("Gumbel noise in fp32, O2", O2, own_loss(lambda: Gumbel(in_fp32=True))),
     Network("divergence by torch, half", SIXTEEN, own_loss(lambda: Classifier(distillation_of_logarithms))),
