@@ -41,7 +41,7 @@ def _der_simonian_laird(means: Numbers, variances: Numbers) -> Numbers:
     """Return the variance between experiments by the method of moments."""
     weights = 1 / variances
     scale = weights.sum(1) - (weights**2).sum(1) / weights.sum(1)
-    return np.maximum(0, (_scatter(means, variances) - (means.shape[1] - 1)) / scale)
+    return np.asarray(np.maximum(0, (_scatter(means, variances) - (means.shape[1] - 1)) / scale))
 
 
 def _paule_mandel(means: Numbers, variances: Numbers) -> Numbers:

@@ -138,7 +138,7 @@ def total(replicates: int, trial: Callable[[], Mapping[str, float]]) -> Counter[
     """Return the sums of what a trial returns, over all replicates."""
     sums: Counter[str] = Counter()
     for _ in range(replicates):
-        sums.update(trial())  # type: ignore[arg-type]
+        sums.update(trial())
     return sums
 
 
