@@ -43,11 +43,16 @@ def on_config(config: Any) -> Any:
         ("benchmarks", "Measurements"),
         (".", "More"),
     ):
-        pages = [path.relative_to(DOCS).as_posix() for path in sorted((DOCS / folder).glob("*.md"))]
+        pages = [path.relative_to(DOCS).as_posix() for path in sorted((DOCS / folder).glob("*.md"), key=_first)]
         pages = [page for page in pages if page not in named]
         if pages:
             config["nav"].append({title: pages})
     return config
+
+
+def _first(path: Path) -> tuple[bool, str]:
+    """Order pages by name, after the index of their folder."""
+    return path.name != "index.md", path.name
 
 
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:

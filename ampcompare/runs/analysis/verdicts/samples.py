@@ -17,7 +17,7 @@ with seeds for readers, one pair of "modalities" and samples for cases.
 Sources: Satterthwaite, Biometrics Bulletin 2 (1946); Clark, J. Verbal Learning and Verbal Behavior 12 (1973), for the
 error of taking materials as fixed; Hillis, Statistics in Medicine 26 (2007), for the variance that is never below that
 of the seeds alone and its degrees of freedom; Bonett and Price, J. Educational and Behavioral Statistics 37 (2012), for
-two pseudo-samples. How well the intervals cover: `benchmarks/new_images.py`.
+two pseudo-samples. How well the intervals cover: `docs/benchmarks/new_images.md`.
 """
 
 from __future__ import annotations

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from ampcompare.runs.analysis.summary import summarize
-from ampcompare.runs.records.evaluation import EpochResult
 from ampcompare.runs.records.metric import Metric
-from ampcompare.runs.records.run import RunRecord, RunSummary
+from ampcompare.runs.records.run import RunRecord
 from ampcompare.runs.settings.config import RunConfig
 from ampcompare.runs.settings.recipe import Recipe
+from benchmarks.rates.stored_run import with_value
+from benchmarks.rates.study import KEEPS, WINNER, Row, Table, percent, total
 
-__all__ = ["metric_rows"]
+__all__ = ["TABLE"]
 
 BITS = Metric(name="bits per byte", better="lower", decimals=4, difference="log ratio", margin=0.01)
 RMSE = Metric(name="RMSE", better="lower", decimals=4, margin=0.02)
 IOU = Metric(name="mean IoU", unit="%", factor=100.0, margin=1.0, highest=1.0)
-KEEPS = ("equivalent", "non-inferior", "better")
-WINNER = ("better", "worse")
+ARMS = ("fp32", "half")
 
 
 @dataclass(frozen=True)
@@ -47,15 +46,10 @@ SCENARIOS = (
     Scenario(RMSE, 0.6, 0.01, 0.02, 0.62),
     Scenario(IOU, 0.74, 0.006, 0.01, 0.73),
 )
-SEEDS = (3, 5, 8)
 
 
-def metric_rows(replicates: int) -> list[dict[str, str]]:
-    """Return a line for each metric and number of seeds: how often a verdict on one arm is false."""
-    return [_row(case, seeds, replicates) for case in SCENARIOS for seeds in SEEDS]
-
-
-def _row(case: Scenario, seeds: int, replicates: int) -> dict[str, str]:
+def _row(cell: tuple[Scenario, int], replicates: int) -> Row:
+    case, seeds = cell
     equal, worse = (_simulate(case, seeds, truth, replicates) for truth in (case.base, case.at_margin))
     metric = case.metric
     margin = metric.margin if metric.difference == "points" else 100 * (metric.margin or 0)
@@ -66,32 +60,36 @@ def _row(case: Scenario, seeds: int, replicates: int) -> dict[str, str]:
         "value": metric.shown(case.base),
         "margin": f"±{margin:g} {metric.difference_unit}".rstrip(),
         "seeds": f"{seeds}",
-        "A/A: winner or loser %": _percent(equal["winner"], replicates),
-        "at the margin: kept %": _percent(worse["keeps"], replicates),
-        "printed covers %": _percent(equal["covers"], replicates),
-        "A/A: shown to keep %": _percent(equal["keeps"], replicates),
+        "A/A: winner or loser %": percent(equal["winner"], replicates),
+        "at the margin: kept %": percent(worse["keeps"], replicates),
+        "printed covers %": percent(equal["covers"], replicates),
+        "A/A: shown to keep %": percent(equal["keeps"], replicates),
         "replicates": f"{replicates}",
     }
 
 
-def _percent(count: int, runs: int) -> str:
-    return f"{100 * count / runs:.1f}"
-
-
-def _simulate(case: Scenario, seeds: int, truth: float, replicates: int) -> dict[str, int]:
+def _simulate(case: Scenario, seeds: int, truth: float, replicates: int) -> Counter[str]:
     generator = np.random.default_rng([seeds, len(case.metric.name), round(1e4 * truth)])
-    templates = [[_template(arm, seed, case.metric) for seed in range(seeds)] for arm in ("fp32", "half")]
-    found = {"winner": 0, "keeps": 0, "covers": 0}
+    templates = [[_template(arm, seed, case.metric) for seed in range(seeds)] for arm in ARMS]
     difference = case.metric.differ(truth, case.base)
-    for _ in range(replicates):
+
+    def trial() -> dict[str, float]:
         shared = case.shared * generator.normal(size=seeds)
         values = np.array([[case.base], [truth]]) * (1 + shared + case.own * generator.normal(size=(2, seeds)))
-        row = summarize(_records(templates, values), arms=["fp32", "half"], reference="fp32").arms[1]
-        found["winner"] += row.accuracy_verdict.startswith(WINNER)
-        found["keeps"] += row.accuracy_verdict.startswith(KEEPS)
+        records = [
+            with_value(run, case.metric.name, value, 500, losses_sha256=f"{run.arm} {number}")
+            for runs, its in zip(templates, values.tolist(), strict=True)
+            for number, (run, value) in enumerate(zip(runs, its, strict=True))
+        ]
+        row = summarize(records, arms=ARMS, reference=ARMS[0]).arms[1]
         low, high = row.metric_difference_low, row.metric_difference_high
-        found["covers"] += low is not None and high is not None and low <= difference <= high
-    return found
+        return {
+            "winner": row.accuracy_verdict.startswith(WINNER),
+            "keeps": row.accuracy_verdict.startswith(KEEPS),
+            "covers": low is not None and high is not None and low <= difference <= high,
+        }
+
+    return total(replicates, trial)
 
 
 def _template(arm: str, seed: int, metric: Metric) -> RunRecord:
@@ -99,17 +97,9 @@ def _template(arm: str, seed: int, metric: Metric) -> RunRecord:
     return RunRecord(cell=config.digest(), arm=arm, status="completed", config=config, metrics=[metric])
 
 
-def _records(templates: Sequence[Sequence[RunRecord]], values: Any) -> list[RunRecord]:
-    """Return the templates with these final values, (arms, seeds)."""
-    records = []
-    for runs, its in zip(templates, values.tolist(), strict=True):
-        for number, (run, value) in enumerate(zip(runs, its, strict=True)):
-            epoch = EpochResult.model_construct(
-                epoch=0, samples=500, values={run.metric.name: value}, counts={}, chance=None, loss=None,
-                ema_values=None, ema_counts={}, ema_loss=None, train_seconds=1.0, eval_seconds=0.1, per_sample=None,
-            )  # fmt: skip
-            summary = RunSummary.model_construct(
-                metric_final=value, epochs=[epoch], num_steps=10, losses_sha256=f"{run.arm} {number}"
-            )
-            records.append(run.model_copy(update={"summary": summary}))
-    return records
+TABLE = Table(
+    "metrics",
+    [(case, seeds) for case in SCENARIOS for seeds in (3, 5, 8)],
+    _row,
+    only_json=("better", "value", "replicates"),
+)

@@ -2,34 +2,36 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ampcompare.runs.analysis.inference.criteria import Criteria
 from ampcompare.runs.analysis.inference.verdict import decide
 from ampcompare.runs.analysis.tables.csv_table import read_table
 from ampcompare.runs.analysis.tables.external import judge
 from ampcompare.runs.analysis.verdicts.accuracy import accuracy_effect, accuracy_margin
-from ampcompare.runs.records.evaluation import EpochResult
 from ampcompare.runs.records.metric import metrics_of
-from ampcompare.runs.records.run import RunRecord, RunSummary, ScriptFacts
+from ampcompare.runs.records.run import RunRecord, ScriptFacts
 from ampcompare.runs.settings.config import RunConfig
 from ampcompare.runs.settings.recipe import Recipe
 from ampcompare.runs.settings.script import ScriptConfig, ScriptMetric
+from benchmarks.rates.stored_run import with_value
+from benchmarks.rates.study import KEEPS, WINNER, Row, Table, called
 
-__all__ = ["rounded_rows"]
+__all__ = ["TABLE"]
 
 BASE = 0.76  # true value of all arms
 SD = 0.006  # of one run, for power
 SHIFT = 0.03  # of the arms that are worse, five times SD
 SPREADS = (0.25, 0.4, 0.6, 1.0, 2.0)  # of one run, in steps; more is no longer coarse
-WINNER = ("better", "worse")
-KEEPS = ("equivalent", "non-inferior", "better")
 SCRIPT = ScriptConfig(name="train.py", metrics=(ScriptMetric(name="acc", pattern="acc ([0-9.]+)"),))
 (METRIC,) = metrics_of(SCRIPT)
+Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -57,28 +59,20 @@ SCENARIOS = (
     Scenario("360 images", 1 / 360, 4, drawn=True),
     Scenario("1000 images", 1 / 1000, 4, drawn=True),
 )
+FINE = Scenario("as it is", 1e-9, 9)
 SIZES = ((3, 2), (5, 2), (3, 9), (5, 9))  # seeds, and arms with the reference
 
 
-def rounded_rows(replicates: int) -> list[dict[str, str]]:
-    """Return a line for each procedure, rounding, number of seeds and of arms."""
-    return [
-        _row(name, case, seeds, arms, replicates) for name in PROCEDURES for case in SCENARIOS for seeds, arms in SIZES
-    ]
-
-
-def _row(name: str, case: Scenario, seeds: int, arms: int, replicates: int) -> dict[str, str]:
-    judged = PROCEDURES[name]
+def _row(cell: tuple[str, Scenario, int, int], replicates: int) -> Row:
+    name, case, seeds, arms = cell
+    judged = functools.partial(_share, PROCEDURES[name], seeds=seeds, arms=arms)
     runs = replicates if arms == 2 else max(100, replicates // 2)
     spreads = [0.0] if case.drawn else [spread * case.step for spread in SPREADS]
-    false = {spread: _share(judged, case, seeds, arms, spread, 0.0, WINNER, runs, any) for spread in spreads}
+    false = {spread: judged(case, spread, 0.0, WINNER, runs, any) for spread in spreads}
     worst = max(false, key=lambda spread: false[spread])
     margin = 0.02 * BASE if name == "script" else 0.005
-    kept = {spread: _share(judged, case, seeds, arms, spread, -margin, KEEPS, runs, any) for spread in spreads}
-    fine = Scenario("as it is", 1e-9, 9)
-    power = [
-        _share(judged, one, seeds, arms, SD, -SHIFT, ("worse",), max(50, runs // 4), np.mean) for one in (case, fine)
-    ]
+    kept = [judged(case, spread, -margin, KEEPS, runs, any) for spread in spreads]
+    power = [judged(one, SD, -SHIFT, ("worse",), max(50, runs // 4), np.mean) for one in (case, FINE)]
     return {
         "procedure": name,
         "rounded to": case.kind,
@@ -86,7 +80,7 @@ def _row(name: str, case: Scenario, seeds: int, arms: int, replicates: int) -> d
         "arms": f"{arms}",
         "A/A: winner or loser %": f"{100 * false[worst]:.1f}",
         "at a spread of": "-" if case.drawn else f"{worst / case.step:g} steps",
-        "at the margin: kept %": f"{100 * max(kept.values()):.1f}",
+        "at the margin: kept %": f"{100 * max(kept):.1f}",
         "power %": "-" if case.drawn else f"{100 * power[0]:.0f}",
         "power unrounded %": "-" if case.drawn else f"{100 * power[1]:.0f}",
         "replicates": f"{runs}",
@@ -94,15 +88,16 @@ def _row(name: str, case: Scenario, seeds: int, arms: int, replicates: int) -> d
 
 
 def _share(
-    judged: Callable[..., list[str]],
+    judged: Callable[[Floats, Scenario], list[str]],
     case: Scenario,
-    seeds: int,
-    arms: int,
     spread: float,
     shift: float,
     words: Sequence[str],
     replicates: int,
     of_family: Callable[[list[bool]], Any],
+    *,
+    seeds: int,
+    arms: int,
 ) -> float:
     """Return how often some arm, or an arm, has one of the words."""
     begin = [round(1e6 * spread), seeds, arms, round(-1e5 * shift), len(case.kind), round(1e9 * case.step)]
@@ -118,50 +113,46 @@ def _share(
             # Where the truth lies between two values matters as much as the spread does.
             values = truth + generator.uniform(0, case.step) + spread * generator.normal(size=truth.shape)
             values = np.round(values / case.step) * case.step
-        found += float(of_family([word.startswith(tuple(words)) for word in judged(values, case)]))
+        found += float(of_family(called(judged(values, case), words)))
     return found / replicates
 
 
-def _by_script(values: Any, case: Scenario) -> list[str]:
+def _by_script(values: Floats, case: Scenario) -> list[str]:
     """Return the verdicts on what a script printed, in one look at 5 %."""
     printed = [[float(f"{value:.{case.digits}f}") for value in its] for its in values]
-    rows = [[_record(seed, value, case.digits) for seed, value in enumerate(its)] for its in printed]
-    reference, *others = rows
+    reference, *others = ([_record(seed, value, case.digits) for seed, value in enumerate(its)] for its in printed)
     margin = accuracy_margin(reference, "fp32", Criteria(), METRIC)
     effects = [accuracy_effect(list(zip(arm, reference, strict=True)), margin.error_share) for arm in others]
     return [verdict.word for verdict in decide(effects, margin.of_scores())]
 
 
 def _record(seed: int, value: float, digits: int) -> RunRecord:
-    epoch = EpochResult.model_construct(
-        epoch=0, samples=1, values={"acc": value}, counts={}, chance=None, loss=None, ema_values=None, ema_counts={},
-        ema_loss=None, train_seconds=1.0, eval_seconds=0.1, per_sample=None,
-    )  # fmt: skip
-    if seed not in _templates:
-        config = RunConfig(arm="fp32", recipe=Recipe(seed=seed), script=SCRIPT)
-        _templates[seed] = RunRecord(
-            cell=config.digest(), arm="fp32", status="completed", config=config, metrics=[METRIC]
-        )
     facts = ScriptFacts.model_construct(
         weights=["w"], batches=["b"], files=[], notes=[], printed={"acc": 10.0**-digits}
     )
-    summary = RunSummary.model_construct(metric_final=value, epochs=[epoch], num_steps=10)
-    return _templates[seed].model_copy(update={"summary": summary, "script": facts})
+    return with_value(_template(seed), "acc", value, 1).model_copy(update={"script": facts})
 
 
-_templates: dict[int, RunRecord] = {}
+@functools.cache
+def _template(seed: int) -> RunRecord:
+    config = RunConfig(arm="fp32", recipe=Recipe(seed=seed), script=SCRIPT)
+    return RunRecord(cell=config.digest(), arm="fp32", status="completed", config=config, metrics=[METRIC])
 
 
-def _by_judge(values: Any, case: Scenario) -> list[str]:
+def _by_judge(values: Floats, case: Scenario) -> list[str]:
     """Return the verdicts of `judge` on a CSV of accuracies in percent."""
     lines = ["arm,seed,accuracy"]
     for arm, its in enumerate(values):
-        lines += [f"{f'arm{arm}' if arm else 'fp32'},{seed},{_percent(value, case)}" for seed, value in enumerate(its)]
+        name = f"arm{arm}" if arm else "fp32"
+        lines += [f"{name},{seed},{100 * value:.{max(0, case.digits - 2)}f}" for seed, value in enumerate(its)]
     return [row.accuracy_verdict for row in judge(read_table("\n".join(lines), "table")).arms[1:]]
 
 
-def _percent(value: float, case: Scenario) -> str:
-    return f"{100 * value:.{max(0, case.digits - 2)}f}"
-
-
 PROCEDURES = {"script": _by_script, "judge": _by_judge}
+TABLE = Table(
+    "rounded",
+    [(name, case, seeds, arms) for name in PROCEDURES for case in SCENARIOS for seeds, arms in SIZES],
+    _row,
+    by=("procedure", "rounded to", "arms"),
+    only_json=("at a spread of", "replicates"),
+)

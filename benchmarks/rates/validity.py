@@ -1,37 +1,32 @@
 """How often the step times of one run are called invalid, by what the machine does to them.
 
-    python benchmarks/validity.py [--out docs/benchmarks/validity]
+    python -m benchmarks.rates validity [--jobs 2] [--out docs/benchmarks/validity]
 
 Simulated step times in units of an undisturbed step, with normal noise of 1 % unless said otherwise. `compare` is the
-rule of `analysis.time_validity`: more than a quarter of the steps are outliers, or the halves differ. For comparison,
-`count`: more than a tenth of the steps lie beyond 3 scaled MADs; `variance`: such steps explain more than half of the
-variance. The last column is how far the median of a run is off, its standard deviation included (root mean square).
+rule of the package: more than a quarter of the steps are outliers, or the halves differ. For comparison, `count`: more
+than a tenth of the steps lie beyond 3 scaled MADs; `variance`: such steps explain more than half of the variance. The
+last column is how far the median of a run is off, its standard deviation included (root mean square).
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-import click
 import numpy as np
 from numpy.typing import NDArray
-from results import write_results
-from tabulate import tabulate
 
 from ampcompare.runs.analysis.runs.time_validity import invalid_reason
 from ampcompare.runs.records.run import RunRecord, RunSummary, SystemReadings
 from ampcompare.runs.settings.config import RunConfig
 from ampcompare.training.metrics.run_summary import halves, outlier_share
+from benchmarks.rates.study import Row, Study, Table
+
+__all__ = ["STUDY"]
 
 Floats = NDArray[np.float64]
 STEPS = (45, 100, 500)
-RUNS = 2000
 CONFIG = RunConfig()
 
 
@@ -70,6 +65,7 @@ UNFIT: dict[str, Shape] = {
     "+30 % in the last 30 % of steps": lambda g, r, n: _noise(g, r, n) * _throttled(n, 0.3),
     "+30 % in the last 20 % of steps": lambda g, r, n: _noise(g, r, n) * _throttled(n, 0.2),
 }
+SHAPES = FIT | UNFIT
 
 
 def _is_invalid(seconds: Sequence[float]) -> bool:
@@ -100,37 +96,32 @@ def _explained(seconds: Floats, outliers: NDArray[np.bool_]) -> Floats:
     return np.asarray(1 - others.var(axis=1) * (1 - outliers.mean(axis=1)) / seconds.var(axis=1))
 
 
-def table(runs: int = RUNS) -> list[list[str]]:
-    """Return a row for each shape of step times and number of steps."""
-    rows = []
-    for fitness, shapes in (("fit", FIT), ("unfit", UNFIT)):
-        for name, shape in shapes.items():
-            for steps in STEPS:
-                seconds = np.maximum(shape(np.random.default_rng(0), runs, steps), 1e-3)
-                outliers = _outliers(seconds)
-                rates = [
-                    statistics.fmean(map(_is_invalid, seconds.tolist())),
-                    float((outliers.mean(axis=1) > 0.1).mean()),
-                    float((_explained(seconds, outliers) > 0.5).mean()),
-                ]
-                undisturbed = np.median(shape(np.random.default_rng(1), 1, 100_000)) if fitness == "fit" else 1.0
-                off = math.sqrt(float((np.log(np.median(seconds, axis=1) / undisturbed) ** 2).mean()))
-                shown = [f"{100 * rate:.0f} %" for rate in rates]
-                rows.append([fitness, name, str(steps), *shown, f"{100 * off:.1f} %"])
-    return rows
+def _row(cell: tuple[str, int], replicates: int) -> Row:
+    name, steps = cell
+    shape = SHAPES[name]
+    seconds = np.maximum(shape(np.random.default_rng(0), replicates, steps), 1e-3)
+    outliers = _outliers(seconds)
+    rates = {
+        "compare": statistics.fmean(map(_is_invalid, seconds.tolist())),
+        "count": float((outliers.mean(axis=1) > 0.1).mean()),
+        "variance": float((_explained(seconds, outliers) > 0.5).mean()),
+    }
+    undisturbed = np.median(shape(np.random.default_rng(1), 1, 100_000)) if name in FIT else 1.0
+    off = math.sqrt(float((np.log(np.median(seconds, axis=1) / undisturbed) ** 2).mean()))
+    return {
+        "machine": "fit" if name in FIT else "unfit",
+        "step times": name,
+        "steps": str(steps),
+        **{rule: f"{100 * rate:.0f} %" for rule, rate in rates.items()},
+        "median off by": f"{100 * off:.1f} %",
+    }
 
 
-@click.command()
-@click.option("--out", default=None, help="write OUT.md")
-def main(out: str | None) -> None:
-    """Simulate step times of machines that are fit to time, and of others."""
-    headers = ["machine", "step times", "steps", "compare", "count", "variance", "median off by"]
-    text = tabulate(table(), headers=headers, tablefmt="github", disable_numparse=True)
-    click.echo(text)
-    if out is not None:
-        facts = f"{RUNS:,} runs for each figure, whose error is at most 1.1 points."
-        write_results(out, "Invalid step times", __doc__, facts, text)
-
-
-if __name__ == "__main__":
-    main()
+STUDY = Study(
+    title="Invalid step times",
+    about=__doc__,
+    tables=(
+        Table("validity", [(name, steps) for name in SHAPES for steps in STEPS], _row, by=("machine", "step times")),
+    ),
+    replicates=2000,
+)
