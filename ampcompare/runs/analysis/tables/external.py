@@ -433,12 +433,13 @@ def judge(
     whole, of_blocks = _compare(groups, base, metric, sd)
     metric = metric.model_copy(update={"decimals": _decimals(table.runs, metric)})
     design = Design()
+    references = {line.groups[0].block: line.groups[0] for line in of_blocks or whole if line.is_reference}
     families = [
-        decided_rows([_undecided(line, of_blocks or whole, metric) for line in lines], metric, margin, terms, design)
+        decided_rows([_undecided(line, references, metric) for line in lines], metric, margin, terms, design)
         for lines in (whole, of_blocks)
     ]
     result = [*whole, *of_blocks]
-    references = [line.label for line in result if line.is_reference]
+    labels = [line.label for line in result if line.is_reference]
     return conclude(
         [row for rows in families for row in rows],
         answered=families[0],
@@ -447,7 +448,7 @@ def judge(
         terms=terms,
         design=design,
         command="",
-        reference=references[0],
+        reference=labels[0],
         seeds=sorted({int(run.seed) for run in own if _is_seed(run.seed)}),
         excluded=copies,
         reading=[
@@ -457,7 +458,7 @@ def judge(
             *table.notes,
         ],
         records=[],
-        judged=JudgedTable(references=references, sd=sd if _uses_sd(result) else None, within=list(within)),
+        judged=JudgedTable(references=labels, sd=sd if _uses_sd(result) else None, within=list(within)),
     )
 
 
@@ -563,17 +564,17 @@ def _speed(run: Run) -> Quantity | None:
     return replace(run.seconds.times(1 / seconds), mean=-math.log(seconds))
 
 
-def _undecided(line: _Line, of_groups: Sequence[_Line], metric: Metric) -> Line:
+def _undecided(line: _Line, references: Mapping[tuple[str, ...], _Group], metric: Metric) -> Line:
     """Return a line before its verdicts.
 
     Args:
-        of_groups: the lines of single groups, with the references of all blocks.
+        references: of each block.
     """
-    base = next((one for one in of_groups if one.is_reference and one.groups[0].block == line.groups[0].block), None)
     runs = [run for group in line.groups for run in group.runs]
     diverged = sum(group.diverged for group in line.groups)
     mean, sd = _mean_and_sd(line, metric)
-    peak, base_peak = _peak(line), _peak(base) if base and not line.is_reference else None
+    compared = [group for group in line.groups if group.block in references and not line.is_reference]
+    peak, base_peak = _peak(compared), _peak([references[group.block] for group in compared])
     divergence = _divergence(line.groups)
     row = ArmSummary(
         arm=line.label,
@@ -587,7 +588,7 @@ def _undecided(line: _Line, of_groups: Sequence[_Line], metric: Metric) -> Line:
         metric_mean=mean,
         metric_sd=sd,
         metric_best=metric.best(run.value.mean / metric.factor for run in runs if run.value is not None),
-        peak_bytes=peak,
+        peak_bytes=_peak(line.groups),
         pairs=line.value.effect.pairs if line.value and line.value.effect and not line.is_reference else 0,
         memory_difference=None if peak is None or base_peak is None else peak - base_peak,
         status=divergence or "ok",
@@ -617,8 +618,8 @@ def _mean_and_sd(line: _Line, metric: Metric) -> tuple[float | None, float | Non
     return statistics.fmean(mean for mean, _ in stored), stored[0][1] if len(line.groups) == 1 else None
 
 
-def _peak(line: _Line) -> int | None:
-    sizes = [run.peak_bytes for group in line.groups for run in group.runs if run.peak_bytes is not None]
+def _peak(groups: Iterable[_Group]) -> int | None:
+    sizes = [run.peak_bytes for group in groups for run in group.runs if run.peak_bytes is not None]
     return round(max(sizes)) if sizes else None
 
 
