@@ -470,8 +470,6 @@ def _margin(terms: Criteria, metric: Metric, reference: _Group, sd: float | None
     """
     rule = terms.rule
     values = [run.value for run in reference.runs if run.value is not None]
-    if metric.name != ACCURACY.name and rule.kind == "errors":
-        raise ConfigError(f"a margin of {terms.margin} of the errors is one of accuracies; give one of {metric.name}")
     if metric.name != ACCURACY.name and rule.kind == "auto":
         if metric.margin is None:
             raise ConfigError(f"{metric.name} has no usual margin; give --margin, a difference that does not matter")

@@ -22,10 +22,6 @@ def _receiver(module: LintModule, event: Event) -> str:
     return module.source(event.call.func.value)
 
 
-def _first_argument(module: LintModule, event: Event) -> str:
-    return module.source(event.call.args[0]) if event.call.args else ""
-
-
 def _last_before(trace: Trace, event: Event, *kinds: Kind) -> Event | None:
     """Return the last event of some kinds before another one, of those that one run can meet with it."""
     before = trace[: trace.index(event)]
