@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ampcompare.base.formatting import printable
 from ampcompare.runs.analysis.summary import summarize
@@ -14,10 +14,6 @@ from ampcompare.runs.report.document import Code, Document, Figure, Section, Tab
 from ampcompare.runs.report.html.assets import looks, style, template
 from ampcompare.runs.report.outlines import LEAD
 from ampcompare.runs.report.terminal import Terminal
-
-if TYPE_CHECKING:
-    from ampcompare.source.lint.report import Report
-    from ampcompare.source.migrate.project import FileMigration
 
 __all__ = ["document_view", "lint_view", "migration_view", "record_view", "result_view", "scoped_style"]
 
@@ -90,8 +86,8 @@ def record_view(record: RunRecord) -> tuple[str, str | None]:
     return result_view(summarize([record], arms=[record.arm], reference=record.arm))
 
 
-def lint_view(report: Report) -> tuple[str, str | None]:
-    """Return what lint found."""
+def lint_view(report: Any) -> tuple[str, str | None]:
+    """Return what lint found, a `Report` of it."""
     rows, unread, title = report.rows(), list(map(str, report.unread)), report.summary()
     lines = [f"{place}: {code} {printable(message, 500)}" for place, code, _, message, _ in rows]
     table = Table.of(
@@ -101,8 +97,8 @@ def lint_view(report: Report) -> tuple[str, str | None]:
     return "\n".join([*lines, *unread, title]), document_view(document)
 
 
-def migration_view(migrated: FileMigration) -> tuple[str, str | None]:
-    """Return what migrate makes of a file, with the patch."""
+def migration_view(migrated: Any) -> tuple[str, str | None]:
+    """Return what migrate makes of a file, a `FileMigration`, with the patch."""
     rows, patch, title = migrated.rows(), migrated.diff(), migrated.summary()
     table = Table.of(("place", "kind", "message"), rows, caption="place, kind, message", prose=True)
     sections = [Section("found", [table] if rows else []), Section("patch", [Code(patch)] if patch else [], "Patch")]
