@@ -149,8 +149,8 @@ def decided_rows(
 def _decided(line: Line, quality: Verdict, time: Verdict, loss: Verdict, metric: Metric) -> ArmSummary:
     bounds = [metric.difference_of(bound) for bound in (quality.low, quality.high) if bound is not None]
     low, high = sorted(bounds) if bounds else (None, None)
-    diverged, ran = line.row.diverged, line.row.completed + line.row.diverged
-    rate = wilson(diverged, ran) if diverged else (None, None)
+    diverged = line.row.diverged
+    rate = wilson(diverged, line.row.completed + diverged) if diverged else (None, None)
     decided = {
         "time_ratio": _ratio(line.time.mean),
         "time_ratio_low": _ratio(time.high),

@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from importlib.resources import files
 
 from ampcompare.base.errors import ConfigError
-from ampcompare.runs.analysis.answer.headline import not_recommended, recommended
+from ampcompare.runs.analysis.answer.headline import not_recommended
 from ampcompare.runs.analysis.inference.criteria import Criteria
 from ampcompare.runs.analysis.inference.effect import MIN_PAIRS, SPREAD_IS_KNOWN, Effect, paired, welch
 from ampcompare.runs.analysis.inference.granularity import grid_step, in_steps, rounding_spread
@@ -144,12 +144,8 @@ def mean_and_sd(runs: Sequence[Run], value: Callable[[Run], Quantity | None]) ->
     if not lines:
         return None
     sample = _sample(lines)
-    return sample.mean, math.sqrt(sample.variance) if sample.known > 1 else _only_sd(lines)
-
-
-def _only_sd(lines: Sequence[Measured]) -> float | None:
-    """Return the standard deviation of a single line whose number of runs is unknown."""
-    return lines[0][1].sd
+    only_sd = lines[0][1].sd  # of a single line whose number of runs is unknown
+    return sample.mean, math.sqrt(sample.variance) if sample.known > 1 else only_sd
 
 
 def combined(parts: Sequence[_Difference]) -> _Difference | None:
@@ -453,7 +449,7 @@ def judge(
         excluded=copies,
         reading=[
             *(f"Not used: {text}." for text in copies),
-            *_why_none(families[0], result, metric, terms),
+            *not_recommended(families[0], labels[0], terms.prefer, metric),
             *_notes(result, groups, sd, within, metric.factor),
             *table.notes,
         ],
@@ -468,8 +464,7 @@ def _margin(terms: Criteria, metric: Metric, reference: _Group, sd: float | None
     Raises:
         ConfigError: the metric has no usual margin and none is given, or none can be computed by the rule.
     """
-    rule = terms.rule
-    values = [run.value for run in reference.runs if run.value is not None]
+    rule, values = terms.rule, [run.value for run in reference.runs if run.value is not None]
     if metric.name != ACCURACY.name and rule.kind == "auto":
         if metric.margin is None:
             raise ConfigError(f"{metric.name} has no usual margin; give --margin, a difference that does not matter")
@@ -619,15 +614,6 @@ def _mean_and_sd(line: _Line, metric: Metric) -> tuple[float | None, float | Non
 def _peak(groups: Iterable[_Group]) -> int | None:
     sizes = [run.peak_bytes for group in groups for run in group.runs if run.peak_bytes is not None]
     return round(max(sizes)) if sizes else None
-
-
-def _why_none(rows: Sequence[ArmSummary], lines: Sequence[_Line], metric: Metric, terms: Criteria) -> list[str]:
-    """Return why no arm is recommended by the lines over all blocks; nothing where one is."""
-    base = next(line.label for line in lines if line.is_reference)
-    others = [row for row in rows if row.arm != base]
-    if not others or recommended(others, terms.prefer, metric):
-        return []
-    return [not_recommended(others, base, terms.prefer, metric.quality)]
 
 
 def _notes(
