@@ -29,6 +29,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.amp import autocast_mode
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils import _device
 
 from ampcompare.script.legacy.jit import keep_for_jit
 from ampcompare.script.legacy.process_group import gloo_for_nccl
@@ -40,12 +41,16 @@ __all__ = ["FUNCTIONS", "cast_as_for_cuda", "is_cuda", "run_on_cpu"]
 FACTORIES = [
     "arange",
     "as_tensor",
+    "asarray",
     "bartlett_window",
     "blackman_window",
     "empty",
     "empty_like",
+    "empty_permuted",
     "empty_strided",
     "eye",
+    "fft.fftfreq",
+    "fft.rfftfreq",
     "from_file",
     "full",
     "full_like",
@@ -66,7 +71,9 @@ FACTORIES = [
     "randperm",
     "range",
     "scalar_tensor",
+    "sparse_compressed_tensor",
     "sparse_coo_tensor",
+    "sparse_csr_tensor",
     "tensor",
     "tril_indices",
     "triu_indices",
@@ -167,11 +174,15 @@ def _factory(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _replace_factories() -> None:
+    # `with torch.device("meta")` and the like know torch's own functions, by a list that is made at its first use.
+    _device._device_constructors()
     for name in FACTORIES:
-        original = getattr(torch, name, None)
+        path, _, function = f"torch.{name}".rpartition(".")
+        module = importlib.import_module(path)
+        original = getattr(module, function, None)
         if original is not None:
             replacement = _factory(original)
-            setattr(torch, name, replacement)
+            setattr(module, function, replacement)
             keep_for_jit(original, replacement)
     for name in TENSOR_FACTORIES:
         setattr(Tensor, name, _factory(getattr(Tensor, name)))
@@ -267,7 +278,7 @@ def _replace_module_methods() -> None:
 
 
 def _replace_loading() -> None:
-    load, set_type, set_device = torch.load, torch.set_default_tensor_type, torch.set_default_device
+    load, set_type, made = torch.load, torch.set_default_tensor_type, _device.DeviceContext.__init__
 
     @functools.wraps(load)
     def load_on_cpu(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -282,9 +293,12 @@ def _replace_loading() -> None:
         set_type(t.replace("torch.cuda.", "torch.") if isinstance(t, str) else t)
 
     torch.set_default_tensor_type = set_default_tensor_type
-    torch.set_default_device = functools.wraps(set_device)(
-        lambda device: set_device("cpu" if is_cuda(device) else device)
-    )
+
+    @functools.wraps(made)
+    def make_context(self: Any, device: Any) -> None:
+        made(self, "cpu" if is_cuda(device) else device)
+
+    _device.DeviceContext.__init__ = make_context  # type: ignore[method-assign]
 
 
 class _Nothing(AbstractContextManager[Any]):
