@@ -82,5 +82,9 @@ class TorchNames:
         """Return the type of the inputs of a part of a model that the script calls by itself; None for others."""
         return None
 
+    def alike(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """Return the arguments of a module without weights that the script calls, in types that fit one another."""
+        return args, kwargs
+
     def forget_unscaled(self, scaler: Any, optimizer: Any) -> None:
         """Let gradients be unscaled once more before the step."""

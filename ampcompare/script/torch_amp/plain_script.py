@@ -167,7 +167,7 @@ class PlainScript:
         elif self._mode is _Mode.UNKNOWN:
             self._mode = _Mode.PLAIN
             self._names.is_driven = True
-            self._refuse_half()
+            self._refuse_types()
             if not self._casts:
                 self._names.use()
         if self._mode is not _Mode.OWN and names.off_scalers:
@@ -182,10 +182,19 @@ class PlainScript:
                 self._rows.ignored.add(scaler)
         self._names.off_scalers.clear()
 
-    def _refuse_half(self) -> None:
-        """Refuse weights that the script itself holds in 16 bits, but under the arm that equals them."""
+    def _refuse_types(self) -> None:
+        """Refuse 16-bit weights of the script, but under the arm that equals them, and fp64 ones under arms that cast."""
         if self._arm.backend == "script":
             return
+        types = {param.dtype for optimizer in self._live() for param in owned_params(optimizer)}
+        if self._casts and types == {torch.float64}:
+            raise UnsupportedCombination(
+                here(
+                    f"the script holds its weights in float64, which {self._arm} is not made for: autocast leaves them "
+                    "alone, and Apex refuses them. Compare script or fp32, which train as written, or let the script "
+                    "keep fp32 weights"
+                )
+            )
         equal = self._arm.options.get("dtype", "float16") if self._arm.backend == "half" else ""
         for optimizer in self._live():
             for param in owned_params(optimizer):
@@ -211,6 +220,8 @@ class PlainScript:
         if not self._is_trained(module):
             if not self._optimizers and not self._backwards and self._by_hand.has_updated(module):
                 self._step_by_hand(module)
+            if next(module.parameters(), None) is None:
+                args, kwargs = self._names.alike(args, kwargs)
             return original(module, *args, **kwargs)
         mode = self._decide()
         if self._backwards:  # a checkpoint computes again what it did in the forward pass

@@ -33,6 +33,7 @@ from typing import Any
 import torch
 from torch import Tensor, distributed, nn
 from torch.optim import swa_utils
+from torch.utils import _pytree as pytree
 
 from ampcompare.apex.amp.scaler import LossScaler
 from ampcompare.backends.apex_levels import apex_level
@@ -310,6 +311,10 @@ def _alive(references: Iterable[weakref.ref[Any]]) -> list[Any]:
     return [one for reference in references if (one := reference()) is not None]
 
 
+def _as_fp32(value: Any) -> Any:
+    return value.float() if isinstance(value, Tensor) and value.dtype in HALF else value
+
+
 def _widened(tensor: Tensor) -> Tensor:
     return tensor.detach().float() if tensor.dtype in HALF else tensor
 
@@ -441,6 +446,14 @@ class WholeModel(TorchAmp):
             return None
         held = next((param.dtype for param in module.parameters() if param.dtype in HALF), None)
         return held if any(module is part for model in self._models for part in model.modules()) else None
+
+    def alike(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """Widen 16-bit tensors beside fp32 ones: the script passes weights of a model to a distance, say."""
+        if self._is_prepared:
+            floating = {one.dtype for one in pytree.tree_leaves((args, kwargs)) if isinstance(one, Tensor)}
+            if torch.float32 in floating and not floating.isdisjoint(HALF):
+                args, kwargs = pytree.tree_map(_as_fp32, (args, kwargs))
+        return args, kwargs
 
     def _call(self, name: str, original: Any, scaler: Any, *args: Any, **kwargs: Any) -> Any:
         if self.is_by_apex() or not scaler.is_enabled():

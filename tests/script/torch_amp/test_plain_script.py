@@ -388,6 +388,17 @@ def test_weights_that_the_script_holds_in_16_bits(behind: Any, arm: str, runs: b
         optimizer.step()
 
 
+@pytest.mark.parametrize("arm", ["native:bf16", "O1", "O2"])
+def test_weights_in_float64(behind: Any, arm: str) -> None:
+    """No arm acts on them as it says, so it ends at the first forward pass."""
+    model = network().double()
+    behind(arm)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(UnsupportedCombination, match=r"test_plain_script\.py:\d+: the script holds .* in float64"):
+        model(batch(0)[0].double())
+    del optimizer
+
+
 def test_gradients_that_the_script_sets_itself(behind: Any) -> None:
     """They are true ones, so the step is as written; master weights lack them."""
     for arm in ("native:fp16", "O1", "O2"):

@@ -408,6 +408,22 @@ def test_a_part_may_be_called(behind: Any) -> None:
     assert seen == [torch.float32, torch.float16, torch.float16]
 
 
+def test_a_distance_gets_weights_and_outputs_of_a_model(behind: Any) -> None:
+    """A module without weights widens 16-bit tensors beside fp32 ones, as does a method of a loss that has weights."""
+    behind("apex:O2")
+    model, optimizer, scaler = parts()
+    step_of(model, optimizer, scaler)
+    nearest = nn.PairwiseDistance()(model(batch(0)[0])[0], model[3].weight.mean(1))
+    products = Product()(model(batch(0)[0]), model[3].weight)
+    assert nearest.dtype is products.dtype is torch.float32
+    assert Product()(model[3].weight, model[3].weight.T).dtype is torch.float16
+
+
+class Product(nn.Module):
+    def forward(self, x: Tensor, y: Tensor) -> Any:
+        return x @ y
+
+
 @pytest.mark.parametrize("arm", ["half", "O3"])
 def test_weights_without_masters_may_be_written(behind: Any, arm: str) -> None:
     """Nothing overwrites them."""

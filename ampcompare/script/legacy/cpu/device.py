@@ -6,8 +6,8 @@ backward functions of the script's own autograd functions.
 The autocast state for CUDA remains what the script sets and reads; the state for the CPU follows it.
 
 On the CPU, `torch.autocast` computes softmax, sums, norms, exponentials and powers in fp16. For CUDA it computes them
-in fp32, so without this a loss can round, or overflow, where it would not on a GPU. The lists are those of torch's
-`ATen/autocast_mode.h`; functions for which torch has a cast on the CPU already keep it.
+in fp32, so without this a loss can round, or overflow, where it would not on a GPU. Others raise there for tensors of
+both types, which they widen for CUDA. The lists are those of torch's `ATen/autocast_mode.h`; functions for which torch has a cast on the CPU already keep it.
 
 Synchronized batch norm keeps torch's class, parameters and checkpoints; only `forward` is replaced.
 """
@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from torch.amp import autocast_mode
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils import _device
+from torch.utils import _pytree as pytree
 
 from ampcompare.script.legacy.jit import keep_for_jit
 from ampcompare.script.legacy.process_group import gloo_for_nccl
@@ -107,6 +108,7 @@ LOWER = (
     "prelu", "addmv", "addr", "mv", "einsum", "linalg_vecdot", "chain_matmul", "linalg_multi_dot",
     "lstm_cell", "gru_cell",
 )  # fmt: skip
+WIDEST = ("addcdiv", "addcmul", "atan2", "bilinear", "cross", "dot", "index_put", "scatter_add", "tensordot", "vdot")
 PARTS = ("_normalize", "_world_size", "_by_batch", "_track")  # of ampcompare's, which know torch's attributes
 
 
@@ -551,27 +553,43 @@ def _cast_inputs_on_cpu() -> None:
 def cast_as_for_cuda() -> torch.library.Library:
     """Register the casts; they act where autocast for CUDA is enabled, while the result is alive."""
     library = torch.library.Library("aten", "IMPL")
-    for name in (*FP32, *LOWER):
+    for name in (*FP32, *LOWER, *WIDEST):
         packet, _, overload = name.partition(".")
         function = getattr(getattr(torch.ops.aten, packet, None), overload or "default", None)
         if function is None or torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "AutocastCPU"):
             continue
-        library.impl(name, _kernel(function, torch.float32 if name in FP32 else None), "AutocastCPU")
+        library.impl(name, _kernel(function, _TYPES.get(name, _lower)), "AutocastCPU")
     return library
 
 
-def _kernel(function: Any, dtype: torch.dtype | None) -> Callable[..., Any]:
+def _fp32(values: Any) -> torch.dtype:
+    return torch.float32
+
+
+def _lower(values: Any) -> torch.dtype:
+    return torch.get_autocast_dtype("cuda")
+
+
+def _widest(values: Any) -> torch.dtype:
+    held = {each.dtype for each in pytree.tree_leaves(values) if isinstance(each, Tensor)}
+    return torch.float32 if torch.float32 in held else _lower(values)
+
+
+_TYPES = {**dict.fromkeys(FP32, _fp32), **dict.fromkeys(WIDEST, _widest)}
+
+
+def _kernel(function: Any, dtype_of: Callable[[Any], torch.dtype]) -> Callable[..., Any]:
     """Return what runs in the place of a function: it, on cast arguments, with autocast off inside.
 
     Args:
-        dtype: to cast to; None for that of autocast.
+        dtype_of: returns the type to cast arguments to.
     """
     keys = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
 
     def kernel(*args: Any, **options: Any) -> Any:
         with torch._C._ExcludeDispatchKeyGuard(keys):
             if torch.is_autocast_enabled("cuda") and options.get("dtype") is None:
-                to = dtype or torch.get_autocast_dtype("cuda")
+                to = dtype_of(args)
                 args = tuple(_cast(args, to))
                 options = dict(zip(options, _cast(options.values(), to), strict=True))
             return function(*args, **options)
