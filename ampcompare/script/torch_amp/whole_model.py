@@ -397,6 +397,9 @@ class WholeModel(TorchAmp):
 
     def _prepare(self, models: list[nn.Module], optimizers: list[Any]) -> None:
         self._refuse_shared(optimizers)
+        if self._is_prepared:  # then 16-bit weights of a later model are a copy of those that the arm has cast
+            for tensor in (one for model in models for one in (*model.parameters(), *model.buffers())):
+                tensor.data = _widened(tensor)
         if self._given is not None:
             self._first.update({id(one): HashedWeights(one) for one in optimizers})
         try:

@@ -344,6 +344,20 @@ def test_a_copy_is_an_ordinary_model(behind: Any) -> None:
     assert {value.dtype for value in model.state_dict().values() if value.is_floating_point()} == {torch.float32}
 
 
+@pytest.mark.parametrize("arm", ["apex:O2", "half"])
+def test_a_copy_of_a_cast_model_trains(behind: Any, arm: str) -> None:
+    """As in the inner loop of a meta-learner: its weights are fp32 until the arm casts them again."""
+    behind(arm)
+    model, optimizer, scaler = parts()
+    step_of(model, optimizer, scaler)
+    copied = copy.deepcopy(model)
+    before = [param.detach().clone() for param in copied.parameters()]
+    step_of(copied, torch.optim.SGD(copied.parameters(), lr=0.1), scaler)
+    assert copied[0].weight.dtype is torch.float16
+    assert not torch.equal(copied[0].weight, before[0])
+    assert all(map(torch.equal, before, model.parameters())), "the model that was copied stays as it was"
+
+
 def write_weights(model: Any, optimizer: Any, scaler: Any) -> None:
     step_of(model, optimizer, scaler)
     next(model.parameters()).data.clamp_(-0.01, 0.01)

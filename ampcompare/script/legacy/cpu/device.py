@@ -130,6 +130,7 @@ def run_on_cpu(*, quiet: bool = False) -> None:
         )
     _replace_cuda_functions()
     _replace_factories()
+    _replace_generator()
     _replace_tensor_methods()
     _replace_module_methods()
     _replace_loading()
@@ -188,6 +189,20 @@ def _replace_factories() -> None:
             keep_for_jit(original, replacement)
     for name in TENSOR_FACTORIES:
         setattr(Tensor, name, _factory(getattr(Tensor, name)))
+
+
+def _replace_generator() -> None:
+    original: Any = torch.Generator
+
+    class AnyGenerator(type(original)):  # type: ignore[misc]
+        def __instancecheck__(self, value: object) -> bool:
+            return isinstance(value, original)
+
+    class Generator(original, metaclass=AnyGenerator):  # type: ignore[misc]
+        def __new__(cls, device: Any = "cpu") -> Any:
+            return original("cpu" if is_cuda(device) else device)
+
+    torch.Generator = Generator  # type: ignore[misc]
 
 
 def _moved(source: Tensor, result: Tensor) -> Tensor:
