@@ -55,6 +55,11 @@ class TorchNames:
         return False
 
     @property
+    def casts_weights(self) -> bool:
+        """Whether the arm acts by casting the weights of models, so not on modules whose weights no optimizer has."""
+        return False
+
+    @property
     def widens(self) -> torch.dtype | None:
         """The type of the outputs of modules that become fp32; None where the arm does that itself, or not at all."""
         return None

@@ -5,7 +5,7 @@ which every training passes:
 
 | the script | the arm, by the names of `torch.amp` |
 |---|---|
-| calls a module that is no part of another call, and whose weights an optimizer has | an autocast block around it |
+| calls a module that is no part of another call, if an optimizer has its weights or its input | an autocast block around it |
 | runs a backward pass | of the scaled loss |
 | reads a gradient for the first time, or steps | `unscale_` |
 | steps | `step`, which an overflow skips |
@@ -149,6 +149,22 @@ class PlainScript:
         self._trained[id(module)] = weakref.ref(module), trained
         return trained
 
+    def _is_for_training(self, module: nn.Module, args: Any, kwargs: Any) -> bool:
+        """Return whether a frozen module gets a tensor that an optimizer has, such as an image or a prompt."""
+        if self._names.casts_weights or not self._live() or next(module.parameters(), None) is None:
+            return False
+        return self._has_owned(pytree.tree_leaves((args, kwargs)))
+
+    def _has_owned(self, values: list[Any]) -> bool:
+        """Return whether an optimizer has one of these, or what functions of `torch.func` have made of one."""
+        functorch = torch._C._functorch
+        for value in values:
+            while isinstance(value, Tensor) and functorch.is_functorch_wrapped_tensor(value):
+                value = functorch.get_unwrapped(value)
+            if isinstance(value, Tensor) and self._owner(value) is not None:
+                return True
+        return False
+
     def _decide(self) -> _Mode:
         """Return what the script needs, which a block or scaler of its own may still change."""
         if self._mode is _Mode.OWN:
@@ -217,7 +233,7 @@ class PlainScript:
             return original(module, *args, **kwargs)
         if any(module is shell for shell in self._shells):
             return original(module, *args, **kwargs)
-        if not self._is_trained(module):
+        if not self._is_trained(module) and not self._is_for_training(module, args, kwargs):
             if not self._optimizers and not self._backwards and self._by_hand.has_updated(module):
                 self._step_by_hand(module)
             if next(module.parameters(), None) is None:
@@ -255,7 +271,13 @@ class PlainScript:
             self._shells = before
 
     def _called_with(self, original: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        """Know and prepare a module before `functional_call` puts other weights in the place of its own."""
+        """Know and prepare a module before `functional_call` puts other weights in the place of its own.
+
+        It is trained too where an optimizer has those, such as the stacked weights of an ensemble.
+        """
+        if self._live() and not self._names.casts_weights and not self._is_trained(module) and args:
+            with temporarily_clear_interpreter_stack():
+                self._trained[id(module)] = weakref.ref(module), self._has_owned(pytree.tree_leaves(args[0]))
         if not self._inside and not self._backwards and self._is_trained(module) and self._decide() is not _Mode.OWN:
             with temporarily_clear_interpreter_stack():  # of vmap and torch.func.grad
                 self._names.input_type(module)

@@ -368,6 +368,10 @@ class WholeModel(TorchAmp):
         return self._scaling.needs_scaler
 
     @property
+    def casts_weights(self) -> bool:
+        return True
+
+    @property
     def widens(self) -> torch.dtype | None:
         return None
 
