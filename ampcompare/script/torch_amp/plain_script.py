@@ -97,7 +97,8 @@ class PlainScript:
         self._unscaled: list[Any] = []  # optimizers with true gradients, whose step has not come
         self._true: list[Any] = []  # optimizers whose gradients are true
         self._stepped: list[Any] = []  # since the loss scale moved
-        self._stepping = self._repeats = False
+        self._stepping = self._applied = self._repeats = False
+        self._same: list[Any] = []  # optimizers that have stepped and not skipped since the last scaled loss
         self._by_hand = _UpdatesByHand()
         self._divided: dict[int, tuple[Any, int]] = {}  # gradients of other tensors that are true, by id
 
@@ -409,6 +410,7 @@ class PlainScript:
             self._scale_again()
             result = self._scaler.scale(tensors if isinstance(tensors, Tensor) else list(tensors))
         self._is_open = True
+        self._same.clear()
         self._owners.clear()  # master weights may have been made
         self._divided.clear()
         GRADIENT_READS.want(self._before_read, True)
@@ -498,6 +500,7 @@ class PlainScript:
 
     def _step(self, optimizer: Any, step: Any, closure: Any, kwargs: dict[str, Any]) -> Any:
         if self._stepping or self._decide() is _Mode.OWN:
+            self._applied = True
             return step(**kwargs) if closure is None else step(closure, **kwargs)
         if closure is None:
             self._refuse_without_effect()
@@ -511,16 +514,20 @@ class PlainScript:
                 loss = closure()
             self._refuse_without_effect()
         self._close_casts()
-        if not self._is_open or not self._has_gradients(optimizer):
-            self._refuse_foreign(optimizer)
+        is_again = any(optimizer is one for one in self._same)  # by gradients that have been stepped before
+        if is_again or not self._is_open or not self._has_gradients(optimizer):
+            if not is_again or self._arm.backend == "half":  # whose weights follow their masters in a scaler's step only
+                self._refuse_foreign(optimizer)
             self._step_as_written(optimizer, step, None, kwargs)
             return loss
-        self._stepping = True
+        self._stepping, self._applied = True, False
         try:
             with GRADIENT_READS.paused():
                 self._scaler.step(optimizer, **kwargs)
         finally:
             self._stepping = False
+        if self._applied:
+            self._same.append(optimizer)
         optimizer._opt_called = True  # a skipped step was called too: schedulers warn otherwise
         self._stepped.append(optimizer)
         if not any(optimizer is one for one in self._true):
