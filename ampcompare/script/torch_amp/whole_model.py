@@ -59,6 +59,7 @@ __all__ = ["WholeModel"]
 
 HALF = (torch.float16, torch.bfloat16)
 METHODS = ("scale", "unscale_", "step", "update", "get_scale", "state_dict", "load_state_dict")
+LERPS = ((Tensor, "lerp"), (Tensor, "lerp_"), (torch, "_foreach_lerp_"))
 CONTAINERS = (nn.ModuleList, nn.ModuleDict)  # they hold models, and are never called
 _GRAD: Any = vars(torch._C.TensorBase)["grad"]
 KEPT = ("training", "require_backward_grad_sync")  # what a script may have set since
@@ -347,6 +348,8 @@ class WholeModel(TorchAmp):
         events.wrap(*Points.BACKWARD, self._backward)
         events.wrap(torch.optim.Optimizer, "zero_grad", self._zero_grad)
         events.wrap(swa_utils.AveragedModel, "update_parameters", self._average)
+        for owner, name in LERPS:
+            events.wrap(owner, name, functools.partial(self._lerp, name.endswith("_")))
         self._found.install(events)
         events.at_end(self._gradients.end)
         self._watch_steps(events)
@@ -393,6 +396,11 @@ class WholeModel(TorchAmp):
     def _average(self, original: Any, average: Any, model: nn.Module) -> None:
         """Average in the type of the average, which was copied before the weights were cast."""
         original(average, _InFp32(model) if self._is_prepared else model)
+
+    def _lerp(self, is_in_place: bool, original: Any, start: Any, end: Any, *args: Any, **kwargs: Any) -> Any:
+        """Move an fp32 average towards 16-bit weights, which unlike `add_` and `mul_` refuses them."""
+        wide, end = self._fitting((start, end))
+        return original(start if is_in_place else wide, end, *args, **kwargs)
 
     def _make_scaler(self, original: Any, scaler: Any, *args: Any, **kwargs: Any) -> None:
         settings = scaler_settings(args, kwargs)
@@ -456,11 +464,16 @@ class WholeModel(TorchAmp):
 
     def alike(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """Widen 16-bit tensors beside fp32 ones: the script passes weights of a model to a distance, say."""
-        if self._is_prepared:
-            floating = {one.dtype for one in pytree.tree_leaves((args, kwargs)) if isinstance(one, Tensor)}
-            if torch.float32 in floating and not floating.isdisjoint(HALF):
-                args, kwargs = pytree.tree_map(_as_fp32, (args, kwargs))
+        args, kwargs = self._fitting((args, kwargs))
         return args, kwargs
+
+    def _fitting(self, values: Any) -> Any:
+        """Return values whose 16-bit tensors are widened if there are fp32 ones too."""
+        if not self._is_prepared:
+            return values
+        types = {one.dtype for one in pytree.tree_leaves(values) if isinstance(one, Tensor)}
+        is_mixed = torch.float32 in types and not types.isdisjoint(HALF)
+        return pytree.tree_map(_as_fp32, values) if is_mixed else values
 
     def _call(self, name: str, original: Any, scaler: Any, *args: Any, **kwargs: Any) -> Any:
         if self.is_by_apex() or not scaler.is_enabled():

@@ -433,6 +433,21 @@ def test_a_distance_gets_weights_and_outputs_of_a_model(behind: Any) -> None:
     assert Product()(model[3].weight, model[3].weight.T).dtype is torch.float16
 
 
+def test_an_average_moves_towards_cast_weights(behind: Any) -> None:
+    """By `lerp` too, which refuses tensors of unlike types, with the figures of their sum."""
+    behind("apex:O2")
+    model, optimizer, scaler = parts()
+    average = copy.deepcopy(model)
+    step_of(model, optimizer, scaler)
+    for kept, param in zip(average.parameters(), model.parameters(), strict=True):
+        expected = kept + 0.25 * (param.float() - kept)
+        assert torch.equal(kept.data.lerp(param.data, 0.25), expected)
+        torch._foreach_lerp_([kept.data], [param.data], 0.25)
+        assert torch.equal(kept, expected)
+        kept.data.lerp_(param.data, 0.5)
+    assert {param.dtype for param in average.parameters()} == {torch.float32}
+
+
 class Product(nn.Module):
     def forward(self, x: Tensor, y: Tensor) -> Any:
         return x @ y
