@@ -5,7 +5,7 @@ which every training passes:
 
 | the script | the arm, by the names of `torch.amp` |
 |---|---|
-| calls a module that is no part of another call, if an optimizer has its weights or its input | an autocast block around it |
+| calls a module outside of any other, if an optimizer has its weights or its input | an autocast block around it |
 | runs a backward pass | of the scaled loss |
 | reads a gradient for the first time, or steps | `unscale_` |
 | steps | `step`, which an overflow skips |
@@ -200,7 +200,7 @@ class PlainScript:
         self._names.off_scalers.clear()
 
     def _refuse_types(self) -> None:
-        """Refuse 16-bit weights of the script, but under the arm that equals them, and fp64 ones under arms that cast."""
+        """Refuse 16-bit weights of the script, but under the arm that equals them; under arms that cast, fp64 too."""
         if self._arm.backend == "script":
             return
         types = {param.dtype for optimizer in self._live() for param in owned_params(optimizer)}
@@ -516,7 +516,7 @@ class PlainScript:
         self._close_casts()
         is_again = any(optimizer is one for one in self._same)  # by gradients that have been stepped before
         if is_again or not self._is_open or not self._has_gradients(optimizer):
-            if not is_again or self._arm.backend == "half":  # whose weights follow their masters in a scaler's step only
+            if not is_again or self._arm.backend == "half":  # where only a step of the scaler moves masters on
                 self._refuse_foreign(optimizer)
             self._step_as_written(optimizer, step, None, kwargs)
             return loss

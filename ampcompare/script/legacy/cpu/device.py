@@ -7,7 +7,8 @@ The autocast state for CUDA remains what the script sets and reads; the state fo
 
 On the CPU, `torch.autocast` computes softmax, sums, norms, exponentials and powers in fp16. For CUDA it computes them
 in fp32, so without this a loss can round, or overflow, where it would not on a GPU. Others raise there for tensors of
-both types, which they widen for CUDA. The lists are those of torch's `ATen/autocast_mode.h`; functions for which torch has a cast on the CPU already keep it.
+both types, which they widen for CUDA. The lists are those of torch's `ATen/autocast_mode.h`; functions for which torch
+has a cast on the CPU already keep it.
 
 Synchronized batch norm keeps torch's class, parameters and checkpoints; only `forward` is replaced.
 """

@@ -42,7 +42,7 @@ CUDA = """
         assert made.device.type == "cpu"
     generator = torch.Generator("cuda").manual_seed(1)
     assert isinstance(generator, torch.Generator) and isinstance(torch.default_generator, torch.Generator)
-    assert torch.rand(1, generator=generator, device=device) == torch.rand(1, generator=torch.Generator().manual_seed(1))
+    assert torch.rand(1, generator=generator, device=device) == torch.rand(1, generator=generator.manual_seed(1))
     with torch.device("meta"):
         assert nn.Linear(2, 2).weight.is_meta and torch.arange(2).is_meta, "as libraries make a model to load into"
     with device:
