@@ -463,7 +463,7 @@ class WholeModel(TorchAmp):
         return held if any(module is part for model in self._models for part in model.modules()) else None
 
     def alike(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        """Widen 16-bit tensors beside fp32 ones: the script passes weights of a model to a distance, say."""
+        """Widen 16-bit tensors next to fp32 ones: the script passes weights of a model to a distance, say."""
         args, kwargs = self._fitting((args, kwargs))
         return args, kwargs
 
