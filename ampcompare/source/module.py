@@ -18,7 +18,7 @@ from ampcompare.source.calls import arguments, is_literal, last_name, parameters
 from ampcompare.source.syntax import children, dotted, parse_tree
 from ampcompare.source.text import Text
 
-__all__ = ["Block", "Function", "Imported", "Module", "Scope", "flat_values"]
+__all__ = ["MAX_ALIASES", "Block", "Function", "Imported", "Module", "Scope", "flat_values"]
 
 Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
 Block: TypeAlias = list[ast.stmt]
