@@ -2,18 +2,17 @@
 
     python benchmarks/diagnose.py [--part faults|cost|all] [--rounds 15] [--note TEXT] [--out docs/benchmarks/diagnose]
 
-Faults: each network of `planted_faults.py` is diagnosed; it is right if the planted place, and nothing else, is
-proposed as the cure, and named if the first line has it, as the place, the reason or the cure. HELD_OUT are networks
-that were written after the thresholds of the diagnosis were settled, and that changed none of them; those of
-`new_faults.py`, `everyday_faults.py` and `written_faults.py` were written later still, before the diagnosis first ran
-on them: in that first run 9 of the 12 everyday ones and 12 of the 15 written ones were right, and all of the 20 healthy
-ones. Cost: one step of the medium model on the CPU clock of the process with one thread, bare, with ranges, and with
-ranges and drift, in random order; a row is the median of the ratios of a round. Load of other processes slows all
-three, not by the same factor.
+Faults: each network of `faults.py` is diagnosed; it is right if the planted place, and nothing else, is proposed as the
+cure, and named if the first line has it, as the place, the reason or the cure. Those `held out` were written after the
+thresholds of the diagnosis were settled, and changed none of them; `new`, `everyday` and `written` later still, before
+the diagnosis first ran on them: in that first run 9 of the 12 everyday ones and 12 of the 15 written ones were right,
+and all of the 20 healthy ones. Cost: one step of the medium model on the CPU clock of the process with one thread,
+bare, with ranges, and with ranges and drift, in random order; a row is the median of the ratios of a round.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import random
@@ -31,14 +30,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import click
 import torch
-from everyday_faults import EVERYDAY_HEALTHY, EVERYDAY_PLANTED
-from new_faults import NEW_HEALTHY, NEW_PLANTED
-from planted_faults import HEALTHY, HELD_OUT, PLANTED, Network, is_found, is_named, proposed
+from faults import NETWORKS, is_found, is_named, proposed
 from results import write_results
 from tabulate import tabulate
 from torch.nn import functional as F
 from workloads import WORKLOADS, sgd
-from written_faults import WRITTEN_HEALTHY, WRITTEN_PLANTED
 
 import ampcompare
 from ampcompare import Precision
@@ -47,17 +43,6 @@ from ampcompare.diagnosis.observation import Observation
 from ampcompare.diagnosis.step_watch import StepWatch
 from ampcompare.training.precision.cpu_half import cpu_half
 
-KINDS = {
-    "planted": PLANTED,
-    "held out": HELD_OUT,
-    "healthy": HEALTHY,
-    "new planted": NEW_PLANTED,
-    "new healthy": NEW_HEALTHY,
-    "everyday planted": EVERYDAY_PLANTED,
-    "everyday healthy": EVERYDAY_HEALTHY,
-    "written planted": WRITTEN_PLANTED,
-    "written healthy": WRITTEN_HEALTHY,
-}
 ARMS = ("apex:O1", "apex:O2", "native:fp16", "native:bf16", "half:master_weights,dynamic")
 WAYS = {"bare": 0.0, "ranges": 3.0, "drift": 6.0}  # name: largest ratio that is a goal
 
@@ -65,29 +50,24 @@ WAYS = {"bare": 0.0, "ranges": 3.0, "drift": 6.0}  # name: largest ratio that is
 def faults() -> list[dict[str, Any]]:
     """Diagnose every network."""
     rows = []
-    for kind, networks in KINDS.items():
-        for network in networks:
-            begin = time.perf_counter()
-            found = ampcompare.diagnose(network.loop, arm=network.arm, device="cpu")
-            rows.append(
-                {
-                    "kind": kind,
-                    "network": network.name,
-                    "arm": network.arm,
-                    "planted": network.place,
-                    "proposed": ", ".join(proposed(found)),
-                    "named": None if kind.endswith("healthy") else is_named(network, found),
-                    "right": _is_right(kind, network, found),
-                    "trials": len(found.trials),
-                    "seconds": time.perf_counter() - begin,
-                }
-            )
-            click.echo(f"{rows[-1]}", err=True)
+    for network in NETWORKS:
+        begin = time.perf_counter()
+        found = ampcompare.diagnose(network.loop, arm=network.arm, device="cpu")
+        rows.append(
+            {
+                "kind": network.kind,
+                "network": network.name,
+                "arm": network.arm,
+                "planted": network.place,
+                "proposed": ", ".join(proposed(found)),
+                "named": is_named(network, found) if network.place else None,
+                "right": is_found(network, found) if network.place else found.cure is None and not found.faults,
+                "trials": len(found.trials),
+                "seconds": time.perf_counter() - begin,
+            }
+        )
+        click.echo(f"{rows[-1]}", err=True)
     return rows
-
-
-def _is_right(kind: str, network: Network, found: Any) -> bool:
-    return found.cure is None and not found.faults if kind.endswith("healthy") else is_found(network, found)
 
 
 def steps_of(arm: str, way: str, model_name: str) -> tuple[Callable[[], None], ExitStack]:
@@ -151,25 +131,19 @@ def cost(rounds: int, steps: int) -> Iterator[dict[str, Any]]:
 def tables(found: list[dict[str, Any]], costs: list[dict[str, Any]]) -> str:
     """Return the page."""
     parts = []
-    for kind in KINDS:
-        rows = [row for row in found if row["kind"] == kind]
-        if rows:
-            right = sum(row["right"] for row in rows)
-            word = (
-                "with no fault and no cure"
-                if kind.endswith("healthy")
-                else "with the planted place as the only proposal"
-            )
-            named = (
-                "" if kind.endswith("healthy") else f", {sum(row['named'] for row in rows)} with it in the first line"
-            )
-            parts.append(f"{kind}: {right} of {len(rows)} {word}{named}")
-            columns = ("network", "arm", "planted", "proposed", "trials", "named", "right")
-            answers = [["yes" if row[name] else "no" for name in columns[-2:]] for row in rows]
-            shown = [
-                [*(row[name] for name in columns[:-2]), *answer] for row, answer in zip(rows, answers, strict=True)
-            ]
-            parts.append(tabulate(shown, headers=columns, tablefmt="github"))
+    if found:
+        kinds = list(dict.fromkeys(row["kind"] for row in found))
+        groups = {kind: [row for row in found if row["kind"] == kind] for kind in kinds}
+        shown = [
+            [kind, len(rows), sum(row["right"] for row in rows), _sum([row["named"] for row in rows])]
+            for kind, rows in groups.items()
+        ]
+        parts.append("Right is the planted place as the only proposal, or no fault and no cure for a healthy network.")
+        parts.append(tabulate(shown, headers=["kind", "networks", "right", "in the first line"], tablefmt="github"))
+        columns = ("kind", "network", "arm", "planted", "proposed")
+        wrong = [[row[name] for name in columns] for row in found if not row["right"]]
+        parts.append("All that were not right; each network is in the JSON.")
+        parts.append(tabulate(wrong, headers=columns, tablefmt="github"))
     if costs:
         shown = [
             [
@@ -187,8 +161,8 @@ def tables(found: list[dict[str, Any]], costs: list[dict[str, Any]]) -> str:
     return "\n\n".join(parts)
 
 
-def _answer(value: bool | None) -> str:
-    return "-" if value is None else "yes" if value else "no"
+def _sum(named: list[bool | None]) -> str:
+    return "-" if None in named else str(sum(map(bool, named)))
 
 
 @click.command()
@@ -197,18 +171,27 @@ def _answer(value: bool | None) -> str:
 @click.option("--steps", default=8, show_default=True)
 @click.option("--note", default="", help="What else a reader must know of the machine, such as its load.")
 @click.option("--out", default=None, help="Path of the page and its numbers, without suffix.")
-def main(part: str, rounds: int, steps: int, note: str, out: str | None) -> None:
+@click.option("--page", is_flag=True, help="Only write the page again, from its numbers.")
+def main(part: str, rounds: int, steps: int, note: str, out: str | None, page: bool) -> None:
     """Measure, print and write."""
+    if page and out is not None:
+        data = json.loads(Path(f"{out}.json").read_text(encoding="utf-8"))
+        write(out, data["environment"], data["faults"], data["cost"])
+        return
     torch.set_num_threads(1)
     found = faults() if part != "cost" else []
     costs = list(cost(rounds, steps)) if part != "faults" else []
-    page = tables(found, costs)
-    click.echo(page)
+    click.echo(tables(found, costs))
     if out is not None:
         machine = platform.processor() or platform.machine()
         facts = ", ".join(filter(None, [f"torch {torch.__version__}", "one thread", machine, note]))
-        title = "What diagnose finds, and what it costs"
-        write_results(out, title, __doc__, facts, page, {"faults": found, "cost": costs})
+        write(out, facts, found, costs)
+
+
+def write(out: str, facts: str, found: list[dict[str, Any]], costs: list[dict[str, Any]]) -> None:
+    """Write the page and its numbers."""
+    title = "What diagnose finds, and what it costs"
+    write_results(out, title, __doc__, facts, tables(found, costs), {"faults": found, "cost": costs})
 
 
 if __name__ == "__main__":

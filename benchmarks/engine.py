@@ -17,6 +17,7 @@ against a second process of the same.
 from __future__ import annotations
 
 import itertools
+import json
 import multiprocessing
 import os
 import random
@@ -262,6 +263,9 @@ def _goals(model: str, runs: list[dict[str, Any]], device: str) -> list[list[str
     return shown
 
 
+TITLE = "Host time of the engine"
+
+
 @click.command()
 @click.option("--repetitions", default=3, show_default=True, help="times that fresh processes are made")
 @click.option("--share", default=1.0, show_default=True, help="of the usual number of rounds")
@@ -269,38 +273,61 @@ def _goals(model: str, runs: list[dict[str, Any]], device: str) -> list[list[str
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
 @click.option("--apex-src", default=None, envvar="APEX_SRC", help="folder that holds apex/, release 25.05")
 @click.option("--out", default=None, help="write OUT.json and OUT.md")
-def main(repetitions: int, share: float, models: str, device: str, apex_src: str | None, out: str | None) -> None:
+@click.option("--page", is_flag=True, help="only write OUT.md again, from OUT.json")
+def main(
+    repetitions: int, share: float, models: str, device: str, apex_src: str | None, out: str | None, page: bool
+) -> None:
     """Measure the engine against hand-written loops and the real Apex."""
+    if page and out is not None:
+        stored = json.loads(Path(f"{out}.json").read_text(encoding="utf-8"))
+        write_results(out, TITLE, __doc__, stored["environment"], text(stored["models"], device))
+        return
     begin = time.perf_counter()
-    rows: list[list[str]] = []
-    goals: list[list[str]] = []
     data: list[dict[str, Any]] = []
-    missing: dict[str, str] = {}
     for name in models.split(","):
         runs = []
         for seed in range(repetitions):
             runs.append(measure(name, device, apex_src, share, seed))
             click.echo(f"{name}: repetition {seed + 1} of {repetitions}", err=True)
-        missing |= runs[0]["missing"]
-        rows += _rows(name, runs)
-        goals += _goals(name, runs, device)
         data.append({"model": name, "runs": runs})
-    headers = ["model", "row", "us/step", "divided by", "ratio", "calls", "ATen ops"]
-    headers += ["kernels", "host reads"] if device == "cuda" else []
-    goal_headers = ["model", "row", "divided by", "ratio", "over repetitions", "goal", "met"]
-    parts = [
-        tabulate(goals, headers=goal_headers, tablefmt="github", disable_numparse=True),
-        tabulate(rows, headers=headers, tablefmt="github", disable_numparse=True),
-        "\n".join(f"- not measured: {row}: {why}" for row, why in missing.items()),
-    ]
-    click.echo("\n\n".join(parts))
+    click.echo(text(data, device))
     if out is not None:
         chip = torch.cuda.get_device_name() if device == "cuda" else torch.backends.cpu.get_cpu_capability()
         facts = (
             f"torch {torch.__version__}, Python {sys.version.split()[0]}, {device} ({chip}), one thread, {repetitions} "
             f"repetitions of {ROUNDS} rounds times {share:g}, {time.perf_counter() - begin:.0f} s in all"
         )
-        write_results(out, "Host time of the engine", __doc__, facts, "\n\n".join(parts), {"models": data})
+        write_results(out, TITLE, __doc__, facts, text(data, device), {"models": data})
+
+
+def text(data: list[dict[str, Any]], device: str) -> str:
+    """Return the tables of the page: goals, then times and counts, with columns for each model."""
+    goals = [row for each in data for row in _goals(each["model"], each["runs"], device)]
+    rows = [row for each in data for row in _rows(each["model"], each["runs"])]
+    ratios = {
+        (model, row, base): (f"{ratio} ({spread})" if spread else ratio) + (f", goal {goal}: {met}" if goal else "")
+        for model, row, base, ratio, spread, goal, met in goals
+    }
+    extra = {"cuda": ["kernels", "host reads"]}.get(device, [])
+    counts = {(model, row, base): " / ".join([micro, ratio, *more]) for model, row, micro, base, ratio, *more in rows}
+    missing = {row: why for each in data for row, why in each["runs"][0]["missing"].items()}
+    return "\n\n".join(
+        [
+            "Ratio, its range over repetitions, and the goal:",
+            _by_model(ratios),
+            f"{' / '.join(['us a step', 'ratio', 'calls', 'ATen ops', *extra])}:",
+            _by_model(counts),
+            "\n".join(f"- not measured: {row}: {why}" for row, why in missing.items()),
+        ]
+    )
+
+
+def _by_model(cells: dict[tuple[str, str, str], str]) -> str:
+    models = list(dict.fromkeys(model for model, _, _ in cells))
+    lines = list(dict.fromkeys((row, base) for _, row, base in cells))
+    shown = [[*line, *(cells.get((model, *line), "") for model in models)] for line in lines]
+    table: str = tabulate(shown, headers=["row", "divided by", *models], tablefmt="github", disable_numparse=True)
+    return table
 
 
 if __name__ == "__main__":

@@ -89,10 +89,10 @@ def _saved(state: Any) -> bytes:
 # Mutations of structure.
 
 
-def _places(value: Any, depth: int = 0) -> list[tuple[Any, Any]]:
-    """Return every entry of the dicts and lists of a state, as the container and the key."""
+def places(value: Any, deepest: int = 12) -> list[tuple[Any, Any]]:
+    """Return every entry of nested dicts and lists, as the container and the key."""
     items = list(value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ())
-    below = [place for _, item in items if depth < 12 for place in _places(item, depth + 1)]
+    below = [place for _, item in items if deepest > 0 for place in places(item, deepest - 1)]
     return [(value, key) for key, _ in items] + below
 
 
@@ -113,7 +113,7 @@ def _odd(old: Any, chance: random.Random) -> Any:
 
 def _mutated_state(state: Any, chance: random.Random) -> bytes:
     for _ in range(chance.choice([1, 1, 1, 2, 5])):
-        holder, key = chance.choice(_places(state))
+        holder, key = chance.choice(places(state))
         kind = chance.randrange(6)
         if kind <= 2:
             holder[key] = _odd(holder[key], chance)
@@ -122,7 +122,7 @@ def _mutated_state(state: Any, chance: random.Random) -> bytes:
         elif kind == 4 and isinstance(holder, dict):
             holder[chance.choice([0, "", "x" * 5000, (1, "a"), None, b"k"])] = holder.pop(key)
         else:
-            other, name = chance.choice(_places(state))
+            other, name = chance.choice(places(state))
             with contextlib.suppress(LookupError):
                 holder[key], other[name] = other[name], holder[key]
     return _with_checksum(_saved(state))
@@ -222,7 +222,7 @@ def _crafted(state: Any, chance: random.Random, mark: str) -> bytes:
             pickle.dumps(0x1950A86A20F9469CFC6C, 2) + pickle.dumps(1001, 2) + pickle.dumps({"little_endian": True}, 2)
         )
         return head + program + pickle.dumps(["0"], 2) + bytes(64)
-    holder, key = chance.choice(_places(state))
+    holder, key = chance.choice(places(state))
     holder[key] = _Call(chance.choice([exec, eval]), f"open({mark!r},'w')")
     file = io.BytesIO()
     torch.save(state, file)
@@ -233,6 +233,7 @@ def _crafted(state: Any, chance: random.Random, mark: str) -> bytes:
 
 
 def forked(command: Callable[[], int], mark: Path, log: Path, *, starts_none: bool = True) -> Outcome:
+    """Run a command in a child; with `starts_none`, see whether it starts a command, connects or removes a folder."""
     begin = time.monotonic()
     child = os.fork()
     if not child:
@@ -273,6 +274,62 @@ def forked(command: Callable[[], int], mark: Path, log: Path, *, starts_none: bo
     return Outcome(code, grown, seconds, fault)
 
 
+class Reader:
+    """Runs commands on mutated files, and counts what comes of it.
+
+    Attributes:
+        mark: a file that the code in a mutated file would make.
+        log: what the last command printed.
+        faults: commands that broke a rule.
+    """
+
+    def __init__(self, scratch: Path, keep: Path | None) -> None:
+        self.mark, self.log, self.keep = scratch / "mark", scratch / "log", keep
+        self.codes: Counter[tuple[str, int]] = Counter()
+        self.faults, self.slowest = 0, 0.0
+        self.worst: list[tuple[float, int, int, str]] = []
+
+    def must(self, what: str, command: Callable[[], int]) -> None:
+        """Run a command that prepares; it has to end with 0."""
+        outcome = forked(command, self.mark, self.log, starts_none=False)
+        if outcome.code:
+            raise click.ClickException(f"{what} ended with {outcome}: {self.log.read_text()}")
+
+    def read(self, what: str, command: Callable[[], int], label: str, file: Path, *, starts_none: bool = True) -> None:
+        """Run one command on a mutated file, and keep the file if it breaks a rule.
+
+        Args:
+            label: of the file, for the lines that are printed and for the names of what is kept.
+        """
+        size = file.stat().st_size
+        outcome = forked(command, self.mark, self.log, starts_none=starts_none)
+        self.codes[what, outcome.code] += 1
+        self.slowest = max(self.slowest, outcome.seconds)
+        bound = max(MEMORY, 10 * size)
+        self.worst.append((outcome.grown / bound, outcome.grown >> 20, size, f"{what} of {label}"))
+        fault = outcome.fault or (f"{outcome.grown >> 20} MiB for {size:,} bytes" if outcome.grown > bound else "")
+        if not fault:
+            return
+        self.faults += 1
+        last = self.log.read_text(errors="replace").strip().splitlines()[-1:]
+        print(f"FAULT {what} of {label}: {fault}: {''.join(last)[:300]}", flush=True)
+        if self.keep is not None:
+            self.keep.mkdir(parents=True, exist_ok=True)
+            name = label.replace(" ", "-")
+            shutil.copy(file, self.keep / f"{name}{file.suffix}")
+            shutil.copy(self.log, self.keep / f"{name}-{what.replace(' ', '-')}.log")
+
+    def summarize(self, count: int) -> None:
+        """Print counts, and the commands that took most memory."""
+        commands = sum(self.codes.values())
+        print(f"{count} files, {commands} commands, {self.faults} faults; the slowest took {self.slowest:.1f} s")
+        for (what, code), times in sorted(self.codes.items()):
+            print(f"  {what:10} exit code {code}: {times}")
+        print("most memory, in MiB beyond the start, of files of so many bytes:")
+        for _, grown, size, what in sorted(self.worst, reverse=True)[:20]:
+            print(f"  {grown:5d} {size:10,d}  {what}")
+
+
 def _resumed(arm: str, path: Path, folder: Path) -> int:
     """Resume in this process; return the exit code that the command would end with."""
     shutil.rmtree(folder, ignore_errors=True)
@@ -285,58 +342,58 @@ def _resumed(arm: str, path: Path, folder: Path) -> int:
     return int(record.environment["exit_code"])
 
 
-@click.command()
-@click.option("--count", default=500, show_default=True, help="mutated files")
-@click.option("--seed", default=0, show_default=True)
-@click.option("--keep", type=click.Path(path_type=Path), help="folder for files that break a rule")
-def fuzz(count: int, seed: int, keep: Path | None) -> None:
-    """Read mutated checkpoints, and print what came of it."""
-    with tempfile.TemporaryDirectory() as name:
-        faults = _all(count, seed, Path(name), keep)
-    raise SystemExit(bool(faults))
+def fuzzing(read: Callable[[int, int, Path, Reader], None]) -> click.Command:
+    """Return the command line of a program that reads mutated files: `read` gets count, seed, scratch and reader."""
+
+    @click.command(help=sys.modules[read.__module__].__doc__)
+    @click.option("--count", default=500, show_default=True, help="mutated files")
+    @click.option("--seed", default=0, show_default=True)
+    @click.option("--keep", type=click.Path(path_type=Path), help="folder for files that break a rule")
+    def fuzz(count: int, seed: int, keep: Path | None) -> None:
+        with tempfile.TemporaryDirectory() as name:
+            reader = Reader(Path(name), keep)
+            read(count, seed, Path(name), reader)
+        reader.summarize(count)
+        raise SystemExit(bool(reader.faults))
+
+    return fuzz
 
 
-def _all(count: int, seed: int, scratch: Path, keep: Path | None) -> int:
+def _good(arm: str, folder: Path, scratch: Path, reader: Reader) -> Path:
+    """Train a run that saves, and return a checkpoint of it that a run can resume from."""
+
+    def made() -> int:
+        folder.mkdir()
+        return int(run_cell(_config(arm, saving={"every_steps": 5, "keep_last": 9}), folder).status != "completed")
+
+    reader.must(f"the run of {arm}", made)
+    path = sorted((folder / "checkpoints").glob("step-*.pt"))[0]
+    reader.must(f"the run that resumes {arm}", lambda: _resumed(arm, path, scratch / "cell"))
+    return path
+
+
+def _mutated(kind: str, good: Path, chance: random.Random, mark: Path) -> bytes:
+    while True:
+        try:
+            if kind == "structure":
+                return _mutated_state(read_checkpoint(good), chance)
+            if kind == "bytes":
+                return _mutated_bytes(good.read_bytes(), chance)
+            return _crafted(read_checkpoint(good), chance, str(mark))
+        except (RuntimeError, TypeError, ValueError, NotImplementedError, IndexError, RecursionError):
+            continue  # torch cannot write that, or nothing is left to mutate
+
+
+def read_checkpoints(count: int, seed: int, scratch: Path, reader: Reader) -> None:
+    """Read mutated checkpoints."""
     os.fsync = lambda descriptor: None  # type: ignore[assignment]
-    good: dict[str, Path] = {}
-    for number, arm in enumerate(ARMS):
-        folder = scratch / f"good{number}"
-
-        def made(arm: str = arm, folder: Path = folder) -> int:
-            folder.mkdir()
-            return int(run_cell(_config(arm, saving={"every_steps": 5, "keep_last": 9}), folder).status != "completed")
-
-        outcome = forked(made, scratch / "mark", scratch / "log", starts_none=False)
-        if outcome.code:
-            raise click.ClickException(f"the run of {arm} ended with {outcome}: {(scratch / 'log').read_text()}")
-        good[arm] = sorted((folder / "checkpoints").glob("step-*.pt"))[0]
-        outcome = forked(
-            lambda arm=arm: _resumed(arm, good[arm], scratch / "cell"),
-            scratch / "mark",
-            scratch / "log",
-            starts_none=False,
-        )
-        if outcome.code:
-            raise click.ClickException(f"{arm} cannot resume: {outcome}: {(scratch / 'log').read_text()}")
-    path, out, mark = scratch / "mutated.pt", scratch / "out.pt", scratch / "mark"
-    codes: Counter[tuple[str, int]] = Counter()
-    worst: list[tuple[float, int, int, str]] = []
-    slowest, faults = 0.0, 0
+    good = {arm: _good(arm, scratch / f"good{number}", scratch, reader) for number, arm in enumerate(ARMS)}
+    path, out = scratch / "mutated.pt", scratch / "out.pt"
     for number in range(count):
         chance = random.Random(f"{seed} {number}")
         arm = chance.choice(ARMS)
         kind = chance.choice(["structure", "structure", "bytes", "crafted", "crafted"])
-        while True:
-            try:
-                if kind == "structure":
-                    data = _mutated_state(read_checkpoint(good[arm]), chance)
-                elif kind == "bytes":
-                    data = _mutated_bytes(good[arm].read_bytes(), chance)
-                else:
-                    data = _crafted(read_checkpoint(good[arm]), chance, str(mark))
-                break
-            except (RuntimeError, TypeError, ValueError, NotImplementedError, IndexError, RecursionError):
-                continue  # torch cannot write that, or nothing is left to mutate
+        data = _mutated(kind, good[arm], chance, reader.mark)
         if len(data) > 50 << 20:  # an expanded tensor that was written in full
             continue
         path.write_bytes(data)
@@ -348,30 +405,8 @@ def _all(count: int, seed: int, scratch: Path, keep: Path | None) -> int:
         }
         for what, command in commands.items():
             out.unlink(missing_ok=True)
-            outcome = forked(command, mark, scratch / "log", starts_none=what != "resume")
-            codes[what, outcome.code] += 1
-            slowest = max(slowest, outcome.seconds)
-            bound = max(MEMORY, 10 * len(data))
-            worst.append((outcome.grown / bound, outcome.grown >> 20, len(data), f"{what} of {kind} {number}"))
-            fault = outcome.fault or (
-                f"{outcome.grown >> 20} MiB for {len(data):,} bytes" if outcome.grown > bound else ""
-            )
-            if fault:
-                faults += 1
-                last = (scratch / "log").read_text(errors="replace").strip().splitlines()[-1:]
-                print(f"FAULT {what} of {kind} {number} ({arm}): {fault}: {''.join(last)[:300]}", flush=True)
-                if keep is not None:
-                    keep.mkdir(parents=True, exist_ok=True)
-                    shutil.copy(path, keep / f"{number}.pt")
-                    shutil.copy(scratch / "log", keep / f"{number}-{what.replace(' ', '-')}.log")
-    print(f"{count} files, {sum(codes.values())} commands, {faults} faults; the slowest took {slowest:.1f} s")
-    for (what, code), times in sorted(codes.items()):
-        print(f"  {what:10} exit code {code}: {times}")
-    print("most memory, in MiB beyond the start, of files of so many bytes:")
-    for _, grown, size, what in sorted(worst, reverse=True)[:20]:
-        print(f"  {grown:5d} {size:10,d}  {what}")
-    return faults
+            reader.read(what, command, f"{kind} {number} {arm}", path, starts_none=what != "resume")
 
 
 if __name__ == "__main__":
-    fuzz()
+    fuzzing(read_checkpoints)()

@@ -13,14 +13,12 @@ import functools
 import json
 import random
 import shutil
-import tempfile
-from collections import Counter
+import sys
 from pathlib import Path
 from typing import Any
 
-import click
 import yaml
-from fuzz import MEMORY, forked
+from fuzz import Reader, fuzzing, places
 
 from ampcompare.cli import main
 
@@ -49,15 +47,9 @@ ODD = (
 )
 
 
-def _entries(value: Any) -> list[tuple[Any, Any]]:
-    """Return every entry of nested dicts and lists, as the container and the key."""
-    items = list(value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ())
-    return [(value, key) for key, _ in items] + [entry for _, item in items for entry in _entries(item)]
-
-
 def _mutated_values(value: Any, chance: random.Random) -> Any:
     for _ in range(chance.choice([1, 1, 1, 2, 6])):
-        entries = _entries(value)
+        entries = places(value, sys.maxsize)
         if not entries:
             break
         holder, key = chance.choice(entries)
@@ -122,30 +114,16 @@ def _commands(path: Path, folder: Path) -> list[list[str]]:
     return commands
 
 
-@click.command()
-@click.option("--count", default=500, show_default=True, help="mutated files")
-@click.option("--seed", default=0, show_default=True)
-@click.option("--keep", type=click.Path(path_type=Path), help="folder for files that break a rule")
-def fuzz_text(count: int, seed: int, keep: Path | None) -> None:
-    """Read mutated records, plans, settings and tables, and print what came of it."""
-    with tempfile.TemporaryDirectory() as name:
-        faults = _all(count, seed, Path(name), keep)
-    raise SystemExit(bool(faults))
-
-
-def _all(count: int, seed: int, scratch: Path, keep: Path | None) -> int:
-    good, folder, mark, log = scratch / "good", scratch / "folder", scratch / "mark", scratch / "log"
+def read_texts(count: int, seed: int, scratch: Path, reader: Reader) -> None:
+    """Read mutated records, plans, settings and tables."""
+    good, folder = scratch / "good", scratch / "folder"
     compare = ["compare", "--arm", "fp32", "--arm", "apex:O2", "--seeds", "0-2", "--device", "cpu", "-o", str(good)]
     compare += ["--data", "synthetic", "--train-size", "64", "--val-size", "32", "--epochs", "2", "--arch", "mlp"]
-    outcome = forked(lambda: main(compare), mark, log, starts_none=False)
-    if outcome.code:
-        raise click.ClickException(f"the comparison ended with {outcome}: {log.read_text()}")
+    reader.must("the comparison", lambda: main(compare))
     (scratch / "settings.yaml").write_text(SETTINGS)
     (scratch / "table.csv").write_text(TABLE)
     paths = [path for path in sorted(good.rglob("*")) if path.suffix in (".json", ".jsonl")]
     paths += [scratch / "settings.yaml", scratch / "table.csv"] * (len(paths) // 4)
-    codes: Counter[tuple[str, int]] = Counter()
-    faults = 0
     for number in range(count):
         chance = random.Random(f"{seed} {number}")
         source = chance.choice(paths)
@@ -157,25 +135,8 @@ def _all(count: int, seed: int, scratch: Path, keep: Path | None) -> int:
             target = folder / source.relative_to(good)
         target.write_bytes(data)
         for arguments in _commands(target, folder):
-            outcome = forked(functools.partial(main, arguments), mark, log)
-            codes[arguments[0], outcome.code] += 1
-            grown = outcome.grown > max(MEMORY, 10 * len(data))
-            if outcome.fault or grown:
-                faults += 1
-                last = log.read_text(errors="replace").strip().splitlines()[-1:]
-                what = outcome.fault or f"{outcome.grown >> 20} MiB"
-                print(
-                    f"FAULT {number} {' '.join(arguments)} ({source.name}): {what}: {''.join(last)[:300]}", flush=True
-                )
-                if keep is not None:
-                    keep.mkdir(parents=True, exist_ok=True)
-                    (keep / f"{number}-{source.name}").write_bytes(data)
-                    shutil.copy(log, keep / f"{number}-{arguments[0]}.log")
-    print(f"{count} files, {sum(codes.values())} commands, {faults} faults")
-    for (what, code), times in sorted(codes.items()):
-        print(f"  {what:10} exit code {code}: {times}")
-    return faults
+            reader.read(arguments[0], functools.partial(main, arguments), f"{number} {source.stem}", target)
 
 
 if __name__ == "__main__":
-    fuzz_text()
+    fuzzing(read_texts)()

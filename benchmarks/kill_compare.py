@@ -3,16 +3,17 @@
     python benchmarks/kill_compare.py [--kills 10] [--seed 0] [--jobs 1] [--out docs/benchmarks/kill-compare]
 
 An undisturbed comparison runs first. Then the same command runs in another folder and is killed, with SIGKILL and so
-without a chance to tidy up, again and again, and at last runs to its end. Each moment is drawn from the time after the
-first cell of that call has begun, evenly up to twice a kill's share of the undisturbed work, so that every kill meets
-a comparison at work and some cells end between two. Both reports must agree in everything but times, memory, readings
-of the machine, and what is said of them. After each kill the files of the folder are read: a report or record that is
-there is whole, and no process of the cells is left.
+without a chance to tidy up, again and again, and at last runs to its end. Each moment is drawn in steps of training,
+not in seconds: evenly from those that are left when the first cell of that call has begun, up to twice a kill's share
+of them, so that every kill meets a comparison at work on any machine, and some cells end between two. Both reports must
+agree in everything but times, memory, readings of the machine, and what is said of them. After each kill the files of
+the folder are read: a report or record that is there is whole, and no process of the cells is left.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import random
 import signal
@@ -36,6 +37,7 @@ from ampcompare.runs.records.run import read_record
 
 ROOT = Path(__file__).resolve().parents[1]
 PATIENCE = 30.0
+POLL_SECONDS = 0.02
 WORDS = (
     *("compare", "--arm", "fp32", "--arm", "apex:O1,engine=compat", "--arm", "apex:O2,engine=compat"),
     *("--arm", "native:bf16", "--seeds", "0-2", "--data", "synthetic", "--train-size", "512", "--val-size", "128"),
@@ -55,13 +57,35 @@ def _start(folder: Path, jobs: int) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.DEVNULL)
 
 
-def _await_cell(folder: Path, process: subprocess.Popen[bytes]) -> None:
-    """Wait until this call has begun a cell: its log is written again then."""
+def _await_cell(folder: Path, process: subprocess.Popen[bytes]) -> float:
+    """Wait until this call has begun a cell, whose log is written again then; return when it was started."""
     began = time.time()
     while process.poll() is None:
         if any(path.stat().st_mtime >= began for path in folder.glob("run/cells/*/log.txt")):
-            return
+            break
         time.sleep(0.005)
+    return began
+
+
+def _steps(folder: Path, since: float) -> int:
+    """Return the steps of all cells that have a record, and of those that a call trains.
+
+    Args:
+        since: when the call was started; what an earlier one has left of a cell does not count.
+    """
+    count = 0
+    for path in folder.glob("run/cells/*/steps.jsonl"):
+        try:
+            if path.with_name("record.json").exists() or path.stat().st_mtime >= since:
+                count += path.read_bytes().count(b"\n")
+        except FileNotFoundError:  # archived, as the cell is trained again
+            continue
+    return count
+
+
+def _await_steps(folder: Path, process: subprocess.Popen[bytes], since: float, steps: float) -> None:
+    while process.poll() is None and _steps(folder, since) < steps:
+        time.sleep(POLL_SECONDS)
 
 
 def _without_measured(value: Any) -> Any:
@@ -106,15 +130,19 @@ def main(kills: int, seed: int, jobs: int, out: str | None) -> None:
         if process.wait():
             raise click.ClickException("the undisturbed comparison failed")
         work = time.monotonic() - begin
-        cells = _whole(undisturbed)
+        cells, steps = _whole(undisturbed), _steps(undisturbed, math.inf)
         click.echo(f"undisturbed: {cells} cells in {work:.1f} s", err=True)
+        last = steps - steps / cells / 2  # the last cell is then at work
         for kill in range(1, kills + 1):
-            moment = moments.uniform(0, 2 * work / kills)
             process = _start(disturbed, jobs)
-            _await_cell(disturbed, process)
-            time.sleep(moment)
+            since = _await_cell(disturbed, process)
+            begin, made = time.monotonic(), _steps(disturbed, since)
+            share = min(1.0, 2 / (kills - kill + 1))
+            _await_steps(disturbed, process, since, made + moments.uniform(0, share * (last - made)))
+            time.sleep(moments.uniform(0, 2 * POLL_SECONDS))  # losses are written many steps at a time
             if process.poll() is not None:
-                raise click.ClickException(f"the comparison was over before kill {kill}; take another --seed")
+                raise click.ClickException(f"the comparison was over before kill {kill}")
+            moment = time.monotonic() - begin
             family = psutil.Process(process.pid).children(recursive=True)
             process.send_signal(signal.SIGKILL)
             process.wait()

@@ -167,10 +167,15 @@ def in_fresh_process(script: str, arm: str, model_name: str, seed: int) -> dict[
 @click.option("--models", default="tiny,deep,medium", show_default=True)
 @click.option("--arms", default=",".join(LOOPS), show_default=True)
 @click.option("--out", default=None, help="write OUT.json and OUT.md")
+@click.option("--page", is_flag=True, help="only write OUT.md again, from OUT.json")
 @click.option("--child", default=None, hidden=True)
 @click.option("--seed", default=0, hidden=True)
-def main(processes: int, models: str, arms: str, out: str | None, child: str | None, seed: int) -> None:
+def main(processes: int, models: str, arms: str, out: str | None, page: bool, child: str | None, seed: int) -> None:
     """Measure the host overhead of the seam and of the recorded loop."""
+    if page and out is not None:
+        stored = json.loads(Path(f"{out}.json").read_text(encoding="utf-8"))
+        write_results(out, "Host overhead", __doc__, stored["environment"], table(stored["rows"]))
+        return
     if child is not None:
         print(json.dumps(measure(child, models, seed)))
         return
@@ -180,19 +185,25 @@ def main(processes: int, models: str, arms: str, out: str | None, child: str | N
     for place, (arm, name, number) in enumerate(jobs, start=1):
         results.setdefault((name, arm), []).append(in_fresh_process(__file__, arm, name, number))
         click.echo(f"[{place}/{len(jobs)}] {arm} on {name}", err=True)
-    rows = []
-    for name in models.split(","):
-        for arm in arms.split(","):
-            rows += _rows(name, arm, results[name, arm])
-    headers = ["model", "arm", "row", "bare us", "x bare", "over processes", "goal", "calls/step", "ATen ops/step"]
-    table = tabulate(rows, headers=headers, tablefmt="github", disable_numparse=True)
-    click.echo(table)
+    data = [
+        {"model": name, "arm": arm, "processes": results[name, arm]}
+        for name in models.split(",")
+        for arm in arms.split(",")
+    ]
+    click.echo(table(data))
     if out is not None:
         facts = (
             f"torch {torch.__version__}, one thread, {torch.backends.cpu.get_cpu_capability()}, {processes} processes"
         )
-        data = {"rows": [{"model": m, "arm": a, "processes": r} for (m, a), r in results.items()]}
-        write_results(out, "Host overhead", __doc__, facts, table, data)
+        write_results(out, "Host overhead", __doc__, facts, table(data), {"rows": data})
+
+
+def table(data: list[dict[str, Any]]) -> str:
+    """Return the table of the page."""
+    headers = ["model", "arm", "row", "bare us", "x bare", "over processes", "goal", "calls/step", "ATen ops/step"]
+    rows = [row for each in data for row in _rows(each["model"], each["arm"], each["processes"])]
+    text: str = tabulate(rows, headers=headers, tablefmt="github", disable_numparse=True)
+    return text
 
 
 def _rows(name: str, arm: str, processes: list[dict[str, Any]]) -> list[list[str]]:

@@ -5,12 +5,11 @@ IPython calls these methods by their names; neither it nor anything that draws i
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection
 from importlib import import_module
 from typing import ClassVar
 
-__all__ = ["Parts", "Shown", "ShownParts"]
+__all__ = ["Shown"]
 
 
 class Shown:
@@ -45,35 +44,3 @@ class Shown:
         module, _, function = self._view.partition(":")
         text, html = getattr(import_module(module), function)(self)
         return text, html
-
-
-@dataclass(frozen=True)
-class Parts:
-    """What a result consists of where it is drawn as tables, lists and code.
-
-    Attributes:
-        text: the whole, as a terminal shows it.
-        title: the conclusion.
-        subtitle: further facts, one word or sentence each.
-        warnings: what a reader must know first.
-        tables: title ("" for none), headers and rows.
-        lists: title and lines.
-        codes: title and text.
-    """
-
-    text: str
-    title: str
-    subtitle: Sequence[str] = ()
-    warnings: Sequence[str] = ()
-    tables: Sequence[tuple[str, Sequence[str], Sequence[Sequence[str]]]] = ()
-    lists: Sequence[tuple[str, Sequence[str]]] = ()
-    codes: Sequence[tuple[str, str]] = ()
-
-
-class ShownParts(Shown):
-    """Shows itself in a notebook as its parts."""
-
-    _view: ClassVar[str] = "ampcompare.runs.report.html.notebook:parts_view"
-
-    def _parts(self) -> Parts:
-        raise NotImplementedError

@@ -31,7 +31,7 @@ diagnose_option = options_of(api_diagnose)
         *("--lr", "--optimizer", "--recipe", "--device", "--output-dir", "--json"),
     ],
     examples=[
-        ("What O2 does to the numbers of a small network:", "ampcompare diagnose --arm O2 --arch cnn"),
+        ("What O2 does to the numbers of a small network:", "ampcompare diagnose --arm O2 --arch convnet"),
         ("Only ranges of values, at two steps:", "ampcompare diagnose --arm half --reference none --at 0,4"),
         ("Your own training script:", "ampcompare diagnose --arm O2 --device cpu -- train.py --epochs 1"),
     ],

@@ -1,16 +1,23 @@
-"""What to diagnose, checked before torch is imported."""
+"""What to diagnose, checked before torch is imported, and asking a process to do it. Needs no torch."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from ampcompare.base.errors import ConfigError
+from ampcompare.base.errors import AmpCompareError, ConfigError, EnvironmentUnfit, LaunchError
+from ampcompare.base.isolate.call import call_in_child
+from ampcompare.runs.records.diagnosis import Diagnosis
 from ampcompare.runs.settings.config import RunConfig
 
-__all__ = ["DiagnoseOptions", "Request"]
+__all__ = ["DiagnoseOptions", "Request", "diagnose_in_child"]
+
+TIME_LIMIT = 3600.0
+PROGRAM = Path(__file__).resolve().parent / "diagnose_recipe.py"
+ERRORS: dict[int, type[AmpCompareError]] = {2: ConfigError, 4: EnvironmentUnfit}
 
 
 @dataclass(frozen=True)
@@ -82,3 +89,34 @@ class Request:
     def read(cls, path: Path) -> Request:
         """Return the request of a file."""
         return cls(**json.loads(path.read_text(encoding="utf-8")))
+
+
+def diagnose_in_child(options: DiagnoseOptions, *, environment: Mapping[str, str] | None = None) -> Diagnosis:
+    """Diagnose a recipe in a separate process.
+
+    Args:
+        environment: variables that the process gets in addition.
+
+    Raises:
+        ConfigError: a name, a file or an option that cannot be used.
+        EnvironmentUnfit: this machine lacks something that the arm or the data need.
+        LaunchError: the model raised, or the process died or did not end in time.
+    """
+    options.check()
+    answer = call_in_child(
+        PROGRAM,
+        seconds=TIME_LIMIT,
+        environment=environment,
+        options={
+            "config": options.config.model_dump(mode="json"),
+            "steps": options.steps,
+            "at": list(options.at),
+            "reference": options.reference,
+            "cures": options.cures,
+        },
+    )
+    if not answer.done:
+        raise LaunchError(f"{options.config.arm} cannot be diagnosed: {answer.failure}")
+    if "error" in answer.value:
+        raise ERRORS.get(answer.value["exit_code"], LaunchError)(answer.value["error"])
+    return Diagnosis.model_validate(answer.value)

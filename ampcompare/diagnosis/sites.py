@@ -19,10 +19,11 @@ from ampcompare.runs.records.diagnosis import Phase
 __all__ = ["Sites", "calling_line"]
 
 PACKAGE = str(Path(__file__).resolve().parents[1])
-ROOMS = ("apex", "diagnosis", "guards", "legacy", "parallel", "precision", "script", "testing", "training")
+ROOMS = ("apex", "base", "diagnosis", "guards", "script", "training")
 HIDDEN = (
     *{os.path.dirname(name) + os.sep for name in (torch.__file__, os.path.realpath(torch.__file__))},
     *(os.path.join(PACKAGE, room) + os.sep for room in ROOMS),
+    os.path.join(PACKAGE, "testing.py"),
 )
 
 

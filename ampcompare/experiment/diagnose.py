@@ -20,8 +20,7 @@ from ampcompare.base.errors import AmpCompareError, ConfigError, EnvironmentUnfi
 from ampcompare.base.files.run_files import CellFile
 from ampcompare.base.isolate.start import start_command
 from ampcompare.diagnosis.cures import Tested, verdict_of, with_cure
-from ampcompare.diagnosis.in_child import diagnose_in_child
-from ampcompare.diagnosis.options import DiagnoseOptions, Request
+from ampcompare.diagnosis.options import DiagnoseOptions, Request, diagnose_in_child
 from ampcompare.experiment.launch.cell_files import log_tail
 from ampcompare.experiment.launch.places import find_places
 from ampcompare.experiment.launch.script.rows import read_rows

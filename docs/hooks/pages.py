@@ -20,8 +20,7 @@ LINK = re.compile(r"\[([^\]]*)\]\((?!https?:|#)([^)#\s]+)(#[^)]*)?\)")
 FOREIGN = re.compile(r'<(?:script|link|img|iframe)\b[^>]*\b(?:src|href)="((?:https?:)?//[^"]+)"')
 # Rank of a page in the search: questions before references, and measurements last. The first prefix counts.
 BOOSTS = (
-    ("symptoms.md", 4.0),
-    ("troubleshooting.md", 2.0),
+    ("troubleshooting.md", 4.0),
     ("install.md", 8.0),
     ("benchmarks/", 0.2),
     ("examples/", 0.3),
@@ -44,11 +43,16 @@ def on_config(config: Any) -> Any:
         ("benchmarks", "Measurements"),
         (".", "More"),
     ):
-        pages = [path.relative_to(DOCS).as_posix() for path in sorted((DOCS / folder).glob("*.md"))]
+        pages = [path.relative_to(DOCS).as_posix() for path in sorted((DOCS / folder).glob("*.md"), key=_first)]
         pages = [page for page in pages if page not in named]
         if pages:
             config["nav"].append({title: pages})
     return config
+
+
+def _first(path: Path) -> tuple[bool, str]:
+    """Order pages by name, after the index of their folder."""
+    return path.name != "index.md", path.name
 
 
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
@@ -57,7 +61,7 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
         if page.file.src_uri.startswith(prefix):
             page.meta["search"] = {"boost": boost}
             break
-    for marker, make in (("commands", command_reference), ("settings", settings_reference)):
+    for marker, make in (("commands", command_reference), ("settings", settings_reference), ("guards", guards_table)):
         comment = f"<!-- {marker} -->"
         if comment in markdown:
             markdown = markdown.replace(comment, make())
@@ -169,6 +173,15 @@ def settings_reference() -> str:
         default = field.get("default")
         shown = "" if default is None else f"`{json.dumps(default)}`"
         rows.append(f"| `{path}` | {_takes(field)} | {shown} | {_cell(_plain(field.get('description', '')))} |")
+    return "\n".join(rows)
+
+
+def guards_table() -> str:
+    """Return a table of the guards: name, the mistake and what it does."""
+    from ampcompare.guards import GUARDS
+
+    rows = ["| guard | the mistake | what it does |", "|---|---|---|"]
+    rows += [f"| `{guard.name}` | {guard.mistake} | {guard.matters} |" for guard in GUARDS.values()]
     return "\n".join(rows)
 
 

@@ -20,6 +20,7 @@ from ampcompare import __version__
 from ampcompare.cli import COMMANDS, cli, main
 from ampcompare.cli.help import GROUPS, OTHER, Command, Option, group_of
 from ampcompare.cli.values import Choice, Name
+from ampcompare.tasks.catalog import BUILTIN_MODELS
 
 Call = Callable[..., Any]
 WIDE = (
@@ -99,7 +100,7 @@ def test_few_options_have_one_help(name: str) -> None:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_examples_parse(name: str) -> None:
-    """The example of each question is a command line that the program reads."""
+    """The example of each question is a command line that the program reads, and its model exists."""
     command = _command(name)
     assert 2 <= len(command.examples) <= 3
     for question, line in command.examples:
@@ -107,6 +108,8 @@ def test_examples_parse(name: str) -> None:
         program, called, *words = shlex.split(line.partition(">")[0].rpartition("|")[2])
         assert (program, called) == ("ampcompare", name)
         command.make_context(name, words)
+        if "--arch" in words:
+            assert words[words.index("--arch") + 1] in {*BUILTIN_MODELS, "resnet18", "resnet50"}
 
 
 def test_the_first_page(capsys: pytest.CaptureFixture[str]) -> None:

@@ -25,11 +25,11 @@ def _one_thread() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def planted() -> Iterator[ModuleType]:
     """The module with the planted faults."""
-    specification = importlib.util.spec_from_file_location("planted_faults", BENCHMARKS / "planted_faults.py")
+    specification = importlib.util.spec_from_file_location("faults", BENCHMARKS / "faults.py")
     assert specification is not None
     assert specification.loader is not None
     module = importlib.util.module_from_spec(specification)
-    sys.modules["planted_faults"] = module
+    sys.modules["faults"] = module
     specification.loader.exec_module(module)
     yield module
-    del sys.modules["planted_faults"]
+    del sys.modules["faults"]

@@ -32,7 +32,7 @@ HEALTHY = ("layer norm, apex:O1", "batch norm, apex:O2", "two layers, native:bf1
 @pytest.mark.parametrize("name", PLANTED)
 def test_a_planted_fault_is_named_and_cured(name: str, planted: ModuleType) -> None:
     """The cure that is proposed is the planted place alone, and the first line names it."""
-    network = next(one for one in planted.PLANTED if one.name == name)
+    network = next(one for one in planted.NETWORKS if one.name == name)
     found = ampcompare.diagnose(network.loop, arm=network.arm, device="cpu")
     assert planted.is_found(network, found)
     cure = found.cure
@@ -44,7 +44,7 @@ def test_a_planted_fault_is_named_and_cured(name: str, planted: ModuleType) -> N
 @pytest.mark.parametrize("name", HEALTHY)
 def test_a_healthy_network_needs_no_cure(name: str, planted: ModuleType) -> None:
     """There is neither a fault nor a cure, though a scale may have settled."""
-    network = next(one for one in planted.HEALTHY if one.name == name)
+    network = next(one for one in planted.NETWORKS if one.name == name)
     found = ampcompare.diagnose(network.loop, arm=network.arm, device="cpu")
     assert (found.faults, found.cure, found.trials) == ([], None, [])
     assert "no fault" in found.verdict

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import torch
 
-from ampcompare.diagnosis.sites import calling_line
+from ampcompare.diagnosis.sites import HIDDEN, PACKAGE, calling_line
 from ampcompare.diagnosis.step_watch import lines_in_fp32
 
 
@@ -22,3 +23,10 @@ def test_a_kept_line_casts_nothing_to_16_bits() -> None:
     assert torch.isfinite(kept).all()
     assert torch.isinf(cast).all()
     assert called == {"torch.Tensor.mul"}
+
+
+def test_what_is_hidden_is_there() -> None:
+    """The rooms and files of the package whose lines are never shown exist under their names."""
+    own = [Path(path) for path in HIDDEN if path.startswith(PACKAGE)]
+    assert own
+    assert all(path.exists() for path in own)

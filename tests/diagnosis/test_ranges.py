@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from ampcompare.diagnosis.patterns import CHUNK
-from ampcompare.diagnosis.ranges import _device_row, added, counts_of, make_range, range_row
+from ampcompare.diagnosis.ranges import CHUNK, _device_row, added, counts_of, make_range, range_row
 from ampcompare.diagnosis.watch import SmallTensors, errors_of
 from ampcompare.runs.records.diagnosis import Range
 

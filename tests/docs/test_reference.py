@@ -275,7 +275,7 @@ def test_the_overflow_line_is_spelled_as_it_is_printed(capsys: pytest.CaptureFix
     optimizer.step()
     heading = "Gradient overflow.  Skipping step"
     assert heading in capsys.readouterr().out
-    assert f"### `{heading}`" in (DOCS / "troubleshooting.md").read_text(encoding="utf-8")
+    assert f"## `{heading}`" in (DOCS / "troubleshooting.md").read_text(encoding="utf-8")
 
 
 def test_a_folder_called_apex_gives_the_message_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""The page of symptoms: the words of users, commands that exist, and a site whose search finds them."""
+"""The page of symptoms and messages: the words of users, commands that exist, and a site whose search finds them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ampcompare.cli import cli
 from ampcompare.source.lint.catalog import CODES
 
 ROOT = Path(__file__).resolve().parents[2]
-TEXT = (ROOT / "docs" / "symptoms.md").read_text(encoding="utf-8")
+TEXT = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
 SECTIONS = dict(re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", TEXT, flags=re.DOTALL | re.MULTILINE))
 ASKED = (
     "loss scale stuck at 1",

@@ -6,7 +6,7 @@ import ast
 
 import pytest
 
-from ampcompare.source.text import Text
+from ampcompare.source.module import Text
 
 
 @pytest.mark.parametrize("newline", ["\n", "\r\n", "\r"])

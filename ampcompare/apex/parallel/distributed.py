@@ -1,6 +1,6 @@
 """`DistributedDataParallel`: average gradients over processes, in buckets, while the backward pass still runs.
 
-Source: Apex 25.05, `apex.parallel.DistributedDataParallel`; what differs is in `docs/deviations-parallel.md`.
+Source: Apex 25.05, `apex.parallel.DistributedDataParallel`; what differs is in `docs/deviations.md`.
 """
 
 from __future__ import annotations

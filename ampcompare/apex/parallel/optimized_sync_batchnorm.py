@@ -1,6 +1,6 @@
 """`SyncBatchNorm`: batch norm over the batches of all ranks, with channel-last layout, added input and fused ReLU.
 
-Source: Apex 25.05, `apex.parallel.optimized_sync_batchnorm`; what differs is in `docs/deviations-parallel.md`.
+Source: Apex 25.05, `apex.parallel.optimized_sync_batchnorm`; what differs is in `docs/deviations.md`.
 
 Its kernels are those of torch's own batch norm, which exist for CPU and CUDA alike. They are called as
 `torch.ops.aten`, which no casting policy patches.

@@ -1,6 +1,6 @@
 """The `SyncBatchNorm` that Apex falls back to without compiled kernels, under the name by which tests import it.
 
-Source: Apex 25.05, `apex.parallel.sync_batchnorm`; what differs is in `docs/deviations-parallel.md`.
+Source: Apex 25.05, `apex.parallel.sync_batchnorm`; what differs is in `docs/deviations.md`.
 """
 
 from __future__ import annotations

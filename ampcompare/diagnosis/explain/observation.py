@@ -29,7 +29,7 @@ NAMES = {
 HEADERS = ("module", "type", "parameters", "weights", "inputs", "outputs")
 
 
-def observe_in_child(config: RunConfig, *, seconds: float = TIME_LIMIT) -> dict[str, Any]:
+def observe_in_child(config: RunConfig) -> dict[str, Any]:
     """Prepare the model of `config` in a separate process, and return what one step of it shows.
 
     Types do not depend on the number of samples, so that at most `MAX_SAMPLES` are used.
@@ -42,7 +42,7 @@ def observe_in_child(config: RunConfig, *, seconds: float = TIME_LIMIT) -> dict[
     recipe = config.recipe
     changes = {"batch_size": min(recipe.batch_size, MAX_SAMPLES), "grad_accum_steps": 1}
     small = config.model_copy(update={"recipe": recipe.model_copy(update=changes)})
-    answer = call_in_child(PROGRAM, seconds=seconds, options={"config": small.model_dump(mode="json")})
+    answer = call_in_child(PROGRAM, seconds=TIME_LIMIT, options={"config": small.model_dump(mode="json")})
     if not answer.done:
         raise LaunchError(f"{config.arm} cannot be observed on {recipe.model.arch}: {answer.failure}")
     if "error" in answer.value:

@@ -61,7 +61,6 @@ MAX_OPERATIONS = 20
 MAX_LAYERS = 12
 MAX_PRODUCTS = 12
 MAX_SYNCS = 8
-MIN_PHASE = 0.02  # of the step: below it a phase that the profiler did not see is not worth a part
 LEAST_SHARE = 1e-4
 SIZE = 512  # of the matrices on a CPU
 GPU_SIZE = 8192

@@ -107,7 +107,6 @@ def profile_in_child(
     profiled: int,
     trials: bool,
     trace: Path | None = None,
-    seconds: float = TIME_LIMIT,
 ) -> ArmProfile:
     """Profile an arm on a recipe in a separate process.
 
@@ -121,7 +120,7 @@ def profile_in_child(
     """
     answer = call_in_child(
         PROGRAM,
-        seconds=seconds,
+        seconds=TIME_LIMIT,
         options={
             "config": config.model_dump(mode="json"),
             "steps": steps,

@@ -62,6 +62,11 @@ def _of_step(seconds: float, arm: ArmProfile) -> float:
     return seconds / work_of(arm)
 
 
+def _phase_share(arm: ArmProfile, phase: str) -> float:
+    """Return the share of a phase in the step, both without what emulates 16 bits, or a GPU, on a CPU."""
+    return _of_step(sum(one.seconds for one in arm.parts if one.phase == phase and one.kind != "emulation"), arm)
+
+
 def _trial(arm: ArmProfile, *changes: str) -> Trial | None:
     """Return the trial of some changes that saves most, if it saves enough."""
     tried = [one for one in arm.trials if not one.failure and one.change.startswith(changes)]
@@ -74,7 +79,7 @@ def _gain(trial: Trial | None) -> str:
 
 
 def _data(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
-    share = _of_step(arm.of_phase("data"), arm)
+    share = _phase_share(arm, "data")
     if share >= DATA:
         trial = _trial(arm, "--workers")
         yield Reason(
@@ -257,7 +262,7 @@ def _casts(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
 
 
 def _optimizer(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
-    share = _of_step(arm.of_phase("optimizer"), arm)
+    share = _phase_share(arm, "optimizer")
     trial = _trial(arm, "--optimizer-implementation")
     if trial is None and (share < OPTIMIZER or "for-loop" not in arm.optimizer or arm.trials):
         return

@@ -163,7 +163,7 @@ class StepProfiler:
                 self._finish_memory()
         elif self._sight is not None:
             sight, self._sight = self._sight, None
-            sight.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+            sight.__exit__(None, None, None)
             self.measured.seen = sight.seen
             self.marks.on_print = None
 
@@ -193,7 +193,7 @@ class StepProfiler:
         elif steps.watched and count == watched + 2:
             self._sight = StepSight(self.marks, None, self._device)
             self.marks.on_print = self._sight.printed
-            self._sight.__enter__()  # type: ignore[no-untyped-call]
+            self._sight.__enter__()
 
     def _prepare_memory(self) -> None:
         """Follow storages one step ahead: the allocator knows the size of what is freed only if it saw it begin."""
@@ -206,7 +206,7 @@ class StepProfiler:
             self._beneath.ledger, self._beneath.is_idle = self._ledger, False
             return
         self._sight = StepSight(self.marks, self._ledger, self._device)
-        self._sight.__enter__()  # type: ignore[no-untyped-call]
+        self._sight.__enter__()
 
     def _finish_memory(self) -> None:
         assert self._ledger is not None
@@ -215,7 +215,7 @@ class StepProfiler:
             self._beneath.ledger, self._beneath.is_idle = None, True
         if self._sight is not None:
             sight, self._sight = self._sight, None
-            sight.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+            sight.__exit__(None, None, None)
         ledger.end()
         measured = reserved = None
         if self._device.type == "cuda":

@@ -128,7 +128,6 @@ class Account:
     waits: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     is_gpu: bool = False
     conv_kernels: set[str] = field(default_factory=set)
-    peak_change: int | None = None
 
     def add(self, key: Key, name: str, dtype: str, module: str, microseconds: float, *, calls: int = 1) -> None:
         """Add the own time of an operation or kernel."""

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
@@ -30,10 +31,14 @@ __all__ = ["ProductShape", "Seen", "StepSight", "missed_sizes", "repeated_casts"
 
 aten = torch.ops.aten
 PACKAGE = str(Path(__file__).resolve().parents[2])
-OVERFLOW_CHECKS = tuple(os.path.join(PACKAGE, room, "") for room in ("apex", "precision", "script", "tensors"))
+OVERFLOW_CHECKS = tuple(
+    os.path.join(PACKAGE, *room.split("/"), "") for room in ("apex", "training/precision", "script", "base/tensors")
+)
 SCALER = os.path.join("torch", "amp", "grad_scaler.py")
 LIBRARIES = tuple({os.path.realpath(sysconfig.get_path(name)) for name in ("purelib", "platlib", "stdlib")})
 CASTS = (aten._to_copy.default,)
+TO_HOST = frozenset({Tensor.cpu, Tensor.numpy, Tensor.tolist, Tensor.__array__})
+COMPUTING = ("forward", "backward", "unscale")
 ALLOCATIONS = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
 
 
@@ -112,6 +117,27 @@ class StepSight(TorchDispatchMode):
         self.ledger = ledger
         self.is_idle = False
         self.seen = Seen()
+        self._computed: set[int] = set()  # addresses of storages that the model's work has filled
+        self._calls = _Calls(self)
+
+    def __enter__(self) -> StepSight:
+        self._calls.__enter__()  # type: ignore[no-untyped-call]
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        self._calls.__exit__(*error)  # type: ignore[no-untyped-call]
+
+    def brought_to_host(self, tensor: Tensor) -> None:
+        """Count that a tensor is asked for by the host: on a CPU no operation tells, as it is there already.
+
+        A result counts once, and a batch does not: on a GPU it may be asked for before it is brought to the device.
+        """
+        address = _address(tensor)
+        if self.device.type == "cpu" and self.ledger is None and address in self._computed:
+            self._computed.discard(address)
+            self.seen.syncs[self._reader("copy to the host")] += 1
 
     def printed(self) -> None:
         """Count that the host reads a tensor to print it."""
@@ -140,6 +166,9 @@ class StepSight(TorchDispatchMode):
             return
         if func.is_view or name in ALLOCATIONS or name == "detach":
             return
+        if self.device.type == "cpu":
+            made = {_address(one) for one in outputs}
+            self._computed = self._computed | made if marks.phase in COMPUTING else self._computed - made
         if name == "_local_scalar_dense":
             # An optimizer keeps its number of steps on the host, and what the host holds is not waited for.
             is_host = inputs[0].device.type == "cpu"
@@ -236,6 +265,29 @@ class StepSight(TorchDispatchMode):
                 return f"{name if shown.startswith('..') else shown}:{frame.f_lineno}"
             frame = frame.f_back
         return ""
+
+
+class _Calls(TorchFunctionMode):
+    """Tells a sight which tensors the host asks for."""
+
+    def __init__(self, sight: StepSight) -> None:
+        super().__init__()
+        self._sight = sight
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func in TO_HOST and not self._sight.is_idle:
+            self._sight.brought_to_host(args[0])
+        return result
+
+
+def _address(tensor: Tensor) -> int:
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except (NotImplementedError, RuntimeError):  # sparse tensors and others without a storage of their own
+        return 0
 
 
 def _is_of_user(name: str) -> bool:

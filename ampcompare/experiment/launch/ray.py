@@ -39,6 +39,7 @@ from ampcompare.runs.settings.config import RunConfig
 __all__ = ["RayLauncher", "require_ray"]
 
 POLL_SECONDS = 0.5
+END_SECONDS = 2.0
 MAX_RETRIES = 3  # of a task whose machine or worker was lost
 GCS = "gcs_server"  # the process of Ray that every cluster has once
 TOKEN = "driver.token"  # a file by which a task recognizes the folder
@@ -75,12 +76,13 @@ class RayLauncher(QueueLauncher):
         self._terminated = False
         self._announced = 0
         self._board: Any = None
+        self._processes: list[psutil.Process] = []  # of Ray that was started here; later ones end with these
         self._is_ours = not ray.is_initialized()
         self._is_cluster = not self._is_ours
         if self._is_ours:
             try:
                 self._join_or_start()
-            except (ConnectionError, RuntimeError, OSError, ValueError) as error:
+            except Exception as error:  # of no class of its own where Ray does not start in time
                 raise LaunchError(f"Ray cannot be reached or started: {_first_line(error)}") from None
 
     def _join_or_start(self) -> None:
@@ -94,6 +96,8 @@ class RayLauncher(QueueLauncher):
                 raise
             self._ray.init(address="local", **options)
         self._is_cluster = not any(child.name() == GCS for child in psutil.Process().children())
+        if not self._is_cluster:
+            self._processes = psutil.Process().children(recursive=True)
 
     def submit_ahead(self, cells: Sequence[tuple[RunConfig, Path]]) -> None:
         for config, folder in cells:
@@ -205,6 +209,11 @@ class RayLauncher(QueueLauncher):
                 self._end_tasks()
             if self._is_ours:
                 self._ray.shutdown()
+        # Without its head, agents of Ray stay for minutes.
+        for process in psutil.wait_procs(self._processes, timeout=END_SECONDS)[1]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        self._processes.clear()
         for folder in self._tasks:
             (folder / TOKEN).unlink(missing_ok=True)
         self._tasks.clear()

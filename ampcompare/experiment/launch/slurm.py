@@ -68,6 +68,18 @@ RESERVED_OPTIONS = {
 }
 ANSWER_SECONDS = 60.0
 KILLED_CODE = 128
+# Where Slurm preempts a job with a grace time, its tasks save and end, and Slurm does not queue again what has ended.
+# It refuses to where --no-requeue was given. The number of an array alone would mean all of its tasks.
+REQUEUE_PREEMPTED = (
+    "AMPCOMPARE_JOB=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_}${SLURM_ARRAY_TASK_ID:-$SLURM_JOB_ID}",
+    "requeue_preempted() {",
+    '    if [[ $? != 0 && $(scontrol show job --oneliner "$AMPCOMPARE_JOB") =~ '
+    "\\ JobState=RUNNING\\ .*\\ PreemptTime=[0-9] ]]; then",
+    '        scontrol requeue "$AMPCOMPARE_JOB"',
+    "    fi",
+    "}",
+    "trap requeue_preempted EXIT",
+)
 # What to report for the states of Slurm.
 STORIES = {
     "TIMEOUT": "reached its time limit; --slurm-option time=MINUTES gives more",
@@ -329,7 +341,7 @@ class SlurmLauncher(QueueLauncher):
             "signal_delay_s": min(WARNING_SECONDS, 60 * minutes // 4),
             "nodes": self._nnodes,
             "ntasks_per_node": tasks,
-            "setup": [f"export {name}={shlex.quote(value)}" for name, value in exported.items()],
+            "setup": [*(f"export {name}={shlex.quote(value)}" for name, value in exported.items()), *REQUEUE_PREEMPTED],
             "srun_args": ["--kill-on-bad-exit=1"],
             "stderr_to_stdout": True,
             "additional_parameters": extra,

@@ -13,42 +13,48 @@ from pathlib import Path
 from ampcompare.base.files.run_files import CellFile, log_name
 from ampcompare.experiment.launch.cell_files import progress_writer, read_config
 from ampcompare.experiment.launch.distributed_env import world_of
+from ampcompare.experiment.launch.stop_signal import held_signals
 from ampcompare.runs.records.run import read_record
 from ampcompare.runs.settings.config import RunConfig
 
 __all__ = ["train", "train_in_turn"]
 
+# Exit code of a task that was asked to stop, as if SIGTERM had ended it; `slurm.REQUEUE_PREEMPTED` waits for it.
+STOPPED_CODE = 143
+
 
 def train(folder: str) -> None:
     """Train the configuration in a folder, as the rank that the environment names.
 
-    The signal that Slurm sends before a time limit or a preemption stops the cell as SIGTERM does: it saves. A job that
-    was queued again resumes from its newest checkpoint.
+    The signal that Slurm sends before a time limit or a preemption stops the cell as SIGTERM does: it saves, and rank 0
+    exits with `STOPPED_CODE`. A job that was queued again resumes from its newest checkpoint; a cell that had ended
+    stays as it is.
 
     Rank 0 logs to `log.txt` in the folder, rank N to `rank<N>.log`; the record is `record.json`.
     """
-    # Imported here: the submitting process needs this function's name, but not torch.
-    from ampcompare.experiment.launch.worker.cell import run_cell
-    from ampcompare.experiment.launch.worker.rank import run_rank
-
+    signal.signal(_warning(), lambda number, frame: os.kill(os.getpid(), signal.SIGTERM))
     cell = Path(folder)
+    if _is_queued_again() and _status(cell) in ("completed", "diverged"):
+        return
     world = world_of()
     rank = 0 if world is None else world.rank
-    on_progress = progress_writer(cell, _place()) if rank == 0 else None
-    signal.signal(_warning(), lambda number, frame: os.kill(os.getpid(), signal.SIGTERM))
-    with _output_to(cell / log_name(rank)):
+    with held_signals(), _output_to(cell / log_name(rank)):
+        # Imported here: the submitting process needs this function's name, but not torch.
+        from ampcompare.experiment.launch.worker.cell import run_cell
+        from ampcompare.experiment.launch.worker.rank import run_rank
+
+        on_progress = progress_writer(cell, _place()) if rank == 0 else None
         config = _config_of(cell)
-        if world is None:
-            run_cell(config, cell, on_progress)
-        else:
-            run_rank(config, cell, world, on_progress)
+        record = run_cell(config, cell, on_progress) if world is None else run_rank(config, cell, world, on_progress)[0]
+    if rank == 0 and record.status == "interrupted":
+        sys.exit(STOPPED_CODE)
 
 
 def train_in_turn(folders: list[str]) -> None:
     """Train the configurations in some folders, one after the other, in processes of their own as without Slurm.
 
-    The signals that stop `train` stop the cell that runs, and no other one starts. A job that was queued again trains
-    those that have no record, and resumes the one that was stopped.
+    The signals that stop `train` stop the cell that runs, and no other one starts; the exit code is then `STOPPED_CODE`
+    too. A job that was queued again trains those that have no record, and resumes the one that was stopped.
     """
     from ampcompare.experiment.launch.forked import ForkedLauncher
     from ampcompare.experiment.launch.multi_process import MultiProcessLauncher
@@ -65,11 +71,18 @@ def train_in_turn(folders: list[str]) -> None:
         for number in (_warning(), signal.SIGTERM):
             signal.signal(number, stop)
         for cell in map(Path, folders):
-            path = cell / CellFile.RECORD
-            if stopped or (path.exists() and read_record(path).status != "interrupted"):
+            if stopped or _status(cell) not in (None, "interrupted"):
                 continue
             config = _config_of(cell)
             (alone if config.processes == 1 else together).launch(config, cell, progress_writer(cell, _place()))
+    if stopped and any(_status(cell) in (None, "interrupted") for cell in map(Path, folders)):
+        sys.exit(STOPPED_CODE)
+
+
+def _status(cell: Path) -> str | None:
+    """Return the status of a cell that has a record."""
+    path = cell / CellFile.RECORD
+    return read_record(path).status if path.exists() else None
 
 
 def _warning() -> signal.Signals:
@@ -89,9 +102,13 @@ def _place() -> str:
 def _config_of(cell: Path) -> RunConfig:
     """Return what to train in a folder; a job that was queued again resumes."""
     config = read_config(cell)
-    if os.environ.get("SLURM_RESTART_COUNT", "0") != "0":
+    if _is_queued_again():
         return config.model_copy(update={"saving": config.saving.model_copy(update={"resume": "auto"})})
     return config
+
+
+def _is_queued_again() -> bool:
+    return os.environ.get("SLURM_RESTART_COUNT", "0") != "0"
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ from types import FrameType
 
 from ampcompare.training.stop_request import StopRequest
 
-__all__ = ["end_signals", "raised_later", "stopped_by_signal"]
+__all__ = ["end_signals", "held_signals", "raised_later", "stopped_by_signal"]
 
 
 def end_signals() -> list[signal.Signals]:
@@ -24,17 +24,36 @@ def end_signals() -> list[signal.Signals]:
     return numbers
 
 
+class _Ask:
+    """A handler that asks a run to stop."""
+
+    def __init__(self, stop: StopRequest) -> None:
+        self.stop = stop
+
+    def __call__(self, number: int, frame: object) -> None:
+        self.stop.asked = True
+
+
+@contextlib.contextmanager
+def held_signals() -> Iterator[None]:
+    """Let `end_signals` that come before `stopped_by_signal` ask that run to stop: while it loads torch and its data.
+
+    Only in the main thread.
+    """
+    with stopped_by_signal(StopRequest()):
+        yield
+
+
 @contextlib.contextmanager
 def stopped_by_signal(stop: StopRequest) -> Iterator[None]:
     """Let `end_signals` set `stop.asked`; only in the main thread, as no other can handle signals."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-
-    def ask(number: int, frame: object) -> None:
-        stop.asked = True
-
+    ask = _Ask(stop)
     before = [(number, signal.signal(number, ask)) for number in end_signals()]
+    if any(isinstance(handler, _Ask) and handler.stop.asked for _, handler in before):
+        stop.asked = True
     try:
         yield
     finally:

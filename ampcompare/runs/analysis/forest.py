@@ -5,7 +5,7 @@ variance, as DerSimonian-Laird and Paule-Mandel use them, suppose that the varia
 three to ten pairs: the experiment that happens to scatter least gets nearly all weight. In simulations of 3 to 10
 experiments of 3 to 10 pairs, intervals of 95 % by DerSimonian-Laird with the normal quantile cover 78 to 94 %, by
 either method with Hartung and Knapp's correction 87 to 95 %. With equal weights the correction is Student's t on the
-experiments' own differences, which covers 95 to 98 % (benchmarks/pooled_effects.py).
+experiments' own differences, which covers 95 to 98 % (docs/benchmarks/pooled_effects.md).
 
 Sources: Hartung and Knapp 2001 (variance and t quantile); Hedges and Olkin 1985 (the variance between experiments as
 that of the differences less the mean of their own); Higgins, Thompson and Spiegelhalter 2009 (prediction).

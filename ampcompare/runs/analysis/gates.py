@@ -13,12 +13,11 @@ from ampcompare.runs.analysis.inference.criteria import criteria_of
 from ampcompare.runs.analysis.inference.looks import Design
 from ampcompare.runs.analysis.runs.comparability import accuracy_reason, memory_reason, time_reason
 from ampcompare.runs.analysis.runs.learning import LEARNED_NOTHING, idle_verdict
-from ampcompare.runs.analysis.runs.pairs import conditional, conditional_on, counterparts, pairs_by_seed
+from ampcompare.runs.analysis.runs.pairs import conditional_on, counterparts, pairs_by_seed
 from ampcompare.runs.analysis.runs.scores import value_of
 from ampcompare.runs.analysis.runs.time_validity import invalid_reason
-from ampcompare.runs.analysis.verdicts.accuracy import accuracy_margin, accuracy_verdicts
-from ampcompare.runs.analysis.verdicts.loss_tail import loss_verdicts
-from ampcompare.runs.analysis.verdicts.step_time import step_times, time_verdicts
+from ampcompare.runs.analysis.summary import decided_rows, line_of
+from ampcompare.runs.analysis.verdicts.accuracy import accuracy_margin
 from ampcompare.runs.records.comparison import ArmSummary, Comparison
 from ampcompare.runs.records.metric import TOP1, TOP5, Metric
 from ampcompare.runs.records.run import RunRecord
@@ -210,7 +209,7 @@ def check_gates(
         raise ConfigError(
             f"the baseline has none of these arms; it has {', '.join(row.arm for row in baseline.arms[:10])}"
         )
-    verdicts = _verdicts(comparison, baseline)
+    judged = {row.arm: row for row in _rows(comparison, baseline)}
     checks = []
     known = {_run(record) for record in baseline.records} if baseline is not None else set()
     for row in comparison.arms:
@@ -225,7 +224,7 @@ def check_gates(
                 if baseline is not None:  # else the arm is the reference itself
                     checks.append(Check(row.arm, gate.text, skipped="the baseline has no such arm"))
             elif isinstance(gate, VerdictGate):
-                checks.append(_check_verdict(gate, row.arm, verdicts[_kind(gate)].get(row.arm, "")))
+                checks.append(_check_verdict(gate, row.arm, _verdict(gate, judged.get(row.arm))))
             else:
                 metric = None if gate.measure in (*RATIOS, *COUNTS) else _named(gate.measure, gate.text, metrics)
                 checks.append(_check_limit(gate, metric, row, runs, base or [], same_software=baseline is None))
@@ -247,42 +246,27 @@ def _base(arm: str, comparison: Comparison, baseline: Comparison | None) -> list
     return [record for record in baseline.records if record.arm == arm]
 
 
-def _kind(gate: VerdictGate) -> str:
-    return gate.measure if gate.measure in ("time", TAIL_LOSS) else METRIC
+def _verdict(gate: VerdictGate, row: ArmSummary | None) -> str:
+    if row is None:
+        return ""
+    return {"time": row.time_verdict, TAIL_LOSS: row.loss_verdict}.get(gate.measure, row.accuracy_verdict)
 
 
-def _verdicts(comparison: Comparison, baseline: Comparison | None) -> dict[str, dict[str, str]]:
-    """Return by kind the verdicts of each arm: those of its row, or against its runs in a baseline."""
+def _rows(comparison: Comparison, baseline: Comparison | None) -> Sequence[ArmSummary]:
+    """Return the row of each arm with its verdicts: its own, or against its runs in a baseline."""
     if baseline is None:
-        return {
-            METRIC: {row.arm: row.accuracy_verdict for row in comparison.arms},
-            "time": {row.arm: row.time_verdict for row in comparison.arms},
-            TAIL_LOSS: {row.arm: row.loss_verdict for row in comparison.arms},
-        }
-    criteria = criteria_of(comparison)
-    sides: dict[str, tuple[list[RunRecord], list[RunRecord]]] = {}
-    for row in comparison.arms:
-        base = _base(row.arm, comparison, baseline)
-        if base is not None:
-            sides[row.arm] = [record for record in comparison.records if record.arm == row.arm], base
-    pairs = {arm: pairs_by_seed(runs, base) for arm, (runs, base) in sides.items()}
-    reference = comparison.reference
-    margin = accuracy_margin(
-        [run for run in baseline.records if run.arm == reference], reference, criteria, comparison.metric
-    )
+        return comparison.arms
+    criteria, metric = criteria_of(comparison), comparison.metric
+    theirs = [run for run in baseline.records if run.arm == comparison.reference]
+    margin = accuracy_margin(theirs, comparison.reference, criteria, metric)
     design = Design(comparison.error_rate, comparison.error_rate)  # that of the look: a baseline is not a second chance
-    accuracy = accuracy_verdicts(
-        {arm: (sides[arm][0], pairs[arm]) for arm in sides}, margin, design, same_software=False
-    )
-    time = time_verdicts(
-        {arm: (sides[arm][0], step_times(pairs[arm], same_software=False)) for arm in sides}, criteria, design
-    )
-    loss = loss_verdicts({arm: (sides[arm][0], pairs[arm]) for arm in sides}, criteria, design, same_software=False)
-    return {
-        METRIC: {arm: conditional(accuracy[arm], *sides[arm]).word for arm in sides},
-        "time": {arm: verdict.word for arm, verdict in time.items()},
-        TAIL_LOSS: {arm: conditional(loss[arm], *sides[arm]).word for arm in sides},
-    }
+    lines = [
+        line_of(row.arm, runs, base, margin, design, same_software=False)
+        for row in comparison.arms
+        if (base := _base(row.arm, comparison, baseline)) is not None
+        for runs in [[record for record in comparison.records if record.arm == row.arm]]
+    ]
+    return decided_rows(lines, metric, margin, criteria, design)
 
 
 def _check_verdict(gate: VerdictGate, arm: str, verdict: str) -> Check:

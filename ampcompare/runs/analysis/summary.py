@@ -4,36 +4,39 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TypeGuard
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeGuard
 
 from ampcompare.runs.analysis.answer.headline import details, headline
 from ampcompare.runs.analysis.answer.next_step import next_steps
 from ampcompare.runs.analysis.inference.criteria import Criteria
-from ampcompare.runs.analysis.inference.effect import MIN_PAIRS, Effect, wilson
+from ampcompare.runs.analysis.inference.effect import MIN_PAIRS, wilson
 from ampcompare.runs.analysis.inference.looks import Design
-from ampcompare.runs.analysis.inference.verdict import Verdict
+from ampcompare.runs.analysis.inference.margins import AccuracyMargin
+from ampcompare.runs.analysis.inference.verdict import NOTHING, Evidence, Verdict, verdicts_on
 from ampcompare.runs.analysis.runs.comparability import circumstances, foreign_steps, memory_reason, script_sentences
 from ampcompare.runs.analysis.runs.counterparts import find_twins, twin_sentence
-from ampcompare.runs.analysis.runs.pairs import Pair, conditional, counterparts, finished, pairs_by_seed
+from ampcompare.runs.analysis.runs.pairs import Pair, conditional, conditional_on, counterparts, finished, pairs_by_seed
 from ampcompare.runs.analysis.runs.record_checks import unique_runs
 from ampcompare.runs.analysis.runs.scores import metric_of, one_metric
 from ampcompare.runs.analysis.runs.time_validity import invalid_reason, invalid_reason_of_arm
 from ampcompare.runs.analysis.verdicts.accuracy import (
     accuracy_effect,
+    accuracy_evidence,
     accuracy_margin,
-    accuracy_verdicts,
     failure_verdict,
     precision_rows,
 )
-from ampcompare.runs.analysis.verdicts.loss_tail import loss_verdicts, tail_loss
+from ampcompare.runs.analysis.verdicts.loss_tail import loss_evidence
 from ampcompare.runs.analysis.verdicts.samples import compare_samples, sample_sentences, samples_noun
-from ampcompare.runs.analysis.verdicts.step_time import ratio_of, rounds_sentence, step_times, time_verdicts
-from ampcompare.runs.records.comparison import ArmSummary, Comparison
+from ampcompare.runs.analysis.verdicts.step_time import ratio_of, rounds_sentence, step_times, time_evidence
+from ampcompare.runs.records.comparison import ArmSummary, Comparison, SampleComparison
+from ampcompare.runs.records.metric import Metric
 from ampcompare.runs.records.published import Published
 from ampcompare.runs.records.run import RunRecord
 
-__all__ = ["summarize"]
+__all__ = ["Line", "conclude", "decided_rows", "line_of", "summarize"]
 
 
 def summarize(
@@ -77,24 +80,17 @@ def summarize(
         {arm: by_arm[arm] for arm in arms},
         lambda twin, its: rows if twin == reference else _rows(by_arm, [twin, *its], twin, terms, design),
     )
-    comparison = Comparison(
+    comparison = conclude(
+        rows,
+        metric=metric,
+        margin=margin,
+        terms=terms,
+        design=design,
         command=command,
         reference=reference,
         seeds=sorted({record.config.recipe.seed for record in records}),
         order=list(order),
         environment=next((record.environment for record in records if record.status != "failed"), {}),
-        tag=terms.tag,
-        metric=metric,
-        margin=margin.points,
-        margin_rule=str(terms.margin),
-        margin_reason=margin.reason,
-        time_margin=terms.time_margin,
-        loss_margin=terms.loss_margin,
-        error_rate=design.error_rate,
-        look=design.look,
-        looks=list(design.looks),
-        prefer=terms.prefer,
-        arms=rows,
         reading=[],
         excluded=excluded,
         precisions=precision_rows({arm: by_arm[arm] for arm in arms}, metric),
@@ -104,7 +100,6 @@ def summarize(
     )
     return comparison.model_copy(
         update={
-            "headline": headline(comparison, design.warnings),
             "next_steps": next_steps(comparison, design.next_error_rate),
             "reading": [
                 *(f"Not used: {text}." for text in excluded),
@@ -120,54 +115,153 @@ def summarize(
     )
 
 
+@dataclass(frozen=True)
+class Line:
+    """A line of the result before any verdict.
+
+    Attributes:
+        row: with what no test gives.
+        quality: on scores of the metric.
+        time: on logarithms of speed.
+        loss: on negative logarithms of the training loss at the end.
+        survivors: as `conditional_on` gives it.
+        samples: from the verdict on `quality` to what single samples say.
+    """
+
+    row: ArmSummary
+    quality: Evidence
+    time: Evidence = NOTHING
+    loss: Evidence = NOTHING
+    survivors: str = ""
+    samples: Callable[[Verdict], SampleComparison | None] = lambda _: None
+
+
+def decided_rows(
+    lines: Sequence[Line], metric: Metric, margin: AccuracyMargin, terms: Criteria, design: Design
+) -> list[ArmSummary]:
+    """Return a row for each line; the tests of all lines on one quantity are a family, with one error rate."""
+    quality = verdicts_on(dict(enumerate(line.quality for line in lines)), margin.of_scores(), design)
+    time = verdicts_on(dict(enumerate(line.time for line in lines)), terms.time(), design)
+    loss = verdicts_on(dict(enumerate(line.loss for line in lines)), terms.loss(), design)
+    return [_decided(line, quality[number], time[number], loss[number], metric) for number, line in enumerate(lines)]
+
+
+def _decided(line: Line, quality: Verdict, time: Verdict, loss: Verdict, metric: Metric) -> ArmSummary:
+    bounds = [metric.difference_of(bound) for bound in (quality.low, quality.high) if bound is not None]
+    low, high = sorted(bounds) if bounds else (None, None)
+    diverged = line.row.diverged
+    rate = wilson(diverged, line.row.completed + diverged) if diverged else (None, None)
+    decided = {
+        "time_ratio": _ratio(line.time.mean),
+        "time_ratio_low": _ratio(time.high),
+        "time_ratio_high": _ratio(time.low),
+        "time_ratio_confidence": time.confidence,
+        "time_verdict": time.word,
+        "metric_difference": None if line.quality.mean is None else metric.difference_of(line.quality.mean),
+        "metric_difference_low": low,
+        "metric_difference_high": high,
+        "metric_difference_confidence": quality.confidence,
+        "accuracy_verdict": conditional(quality, line.survivors).word,
+        "samples": line.samples(quality),
+        "diverged_low": rate[0],
+        "diverged_high": rate[1],
+        "loss_difference": _share(line.loss.mean),
+        "loss_difference_low": _share(loss.high),
+        "loss_difference_high": _share(loss.low),
+        "loss_difference_confidence": loss.confidence,
+        "loss_verdict": conditional(loss, line.survivors).word,
+    }
+    return ArmSummary.model_validate({**dict(line.row), **decided})
+
+
+def _ratio(effect: float | None) -> float | None:
+    """Return an effect on the logarithm of speed as a ratio of times."""
+    return None if effect is None else ratio_of(-effect)
+
+
+def _share(effect: float | None) -> float | None:
+    """Return an effect on the logarithm of the loss as a share of the reference's."""
+    return None if effect is None else math.expm1(-effect)
+
+
+def conclude(
+    rows: Sequence[ArmSummary],
+    *,
+    metric: Metric,
+    margin: AccuracyMargin,
+    terms: Criteria,
+    design: Design,
+    answered: Sequence[ArmSummary] | None = None,
+    **facts: Any,
+) -> Comparison:
+    """Return the comparison of rows, with the terms that they were decided by and the answer.
+
+    Args:
+        answered: rows that the headline is about; all by default.
+        facts: other fields of the comparison.
+    """
+    comparison = Comparison(
+        metric=metric,
+        margin=margin.points,
+        margin_rule=str(terms.margin),
+        margin_reason=margin.reason,
+        time_margin=terms.time_margin,
+        loss_margin=terms.loss_margin,
+        prefer=terms.prefer,
+        tag=terms.tag,
+        error_rate=design.error_rate,
+        look=design.look,
+        looks=list(design.looks),
+        arms=list(rows),
+        **facts,
+    )
+    about = comparison.model_copy(update={"arms": list(rows if answered is None else answered)})
+    return comparison.model_copy(update={"headline": headline(about, design.warnings)})
+
+
 def _rows(
     by_arm: Mapping[str, list[RunRecord]], arms: Sequence[str], reference: str, terms: Criteria, design: Design
 ) -> list[ArmSummary]:
     """Return the row of each arm, with its verdicts against `reference`."""
-    pairs = {arm: pairs_by_seed(by_arm[arm], by_arm.get(reference, [])) for arm in arms}
-    others = [arm for arm in arms if arm != reference]
     metric = metric_of(record for records in by_arm.values() for record in records)
-    margin = accuracy_margin(by_arm.get(reference, []), reference, terms, metric)
-    accuracy = accuracy_verdicts({arm: (by_arm[arm], pairs[arm]) for arm in others}, margin, design)
-    times = {arm: step_times(pairs[arm]) for arm in arms}
-    time = time_verdicts({arm: (by_arm[arm], times[arm]) for arm in others}, terms, design)
-    losses = loss_verdicts({arm: (by_arm[arm], pairs[arm]) for arm in others}, terms, design)
     against = by_arm.get(reference, [])
-    effects = {arm: accuracy_effect(pairs[arm]) for arm in arms}
-    return [
-        _row(
-            arm,
-            by_arm[arm],
-            pairs[arm],
-            effects[arm],
-            times[arm].ratio,
-            conditional(accuracy[arm], by_arm[arm], against)
-            if arm in accuracy
-            else Verdict(failure_verdict(by_arm[arm])),
-            time.get(arm, Verdict()),
-        ).model_copy(
-            update={
-                **_memory(by_arm[arm], against),
-                **_loss(conditional(losses[arm], by_arm[arm], against), tail_loss(pairs[arm]).effect),
-                "samples": compare_samples(pairs[arm], effects[arm], accuracy.get(arm, Verdict()), margin.of_scores()),
-            }
-            if arm != reference
-            else {}
-        )
+    margin = accuracy_margin(against, reference, terms, metric)
+    lines = [
+        _line_of_reference(arm, against) if arm == reference else line_of(arm, by_arm[arm], against, margin, design)
         for arm in arms
     ]
+    return decided_rows(lines, metric, margin, terms, design)
 
 
-def _loss(verdict: Verdict, effect: Effect | None) -> dict[str, float | str | None]:
-    """Return the fields of a row on the training loss at the end, as ratios to the reference's."""
-    low, high = (None if bound is None else math.expm1(-bound) for bound in (verdict.high, verdict.low))
-    return {
-        "loss_difference": None if effect is None else math.expm1(-effect.mean),
-        "loss_difference_low": low,
-        "loss_difference_high": high,
-        "loss_difference_confidence": verdict.confidence,
-        "loss_verdict": verdict.word,
-    }
+def _line_of_reference(arm: str, records: Sequence[RunRecord]) -> Line:
+    pairs = pairs_by_seed(records, records)
+    effect = accuracy_effect(pairs)
+    return Line(
+        _row(arm, records, pairs),
+        Evidence(word=failure_verdict(records), mean=None if effect is None else effect.mean),
+        Evidence(mean=step_times(pairs).mean),
+    )
+
+
+def line_of(
+    arm: str,
+    records: Sequence[RunRecord],
+    against: Sequence[RunRecord],
+    margin: AccuracyMargin,
+    design: Design,
+    *,
+    same_software: bool = True,
+) -> Line:
+    """Return what is known of an arm against other runs, which may be of other software."""
+    pairs = pairs_by_seed(records, against)
+    return Line(
+        _row(arm, records, pairs).model_copy(update=_memory(records, against)),
+        accuracy_evidence(records, pairs, margin, design, same_software=same_software),
+        time_evidence(records, pairs, same_software=same_software),
+        loss_evidence(records, pairs, design, same_software=same_software),
+        conditional_on(records, against),
+        lambda verdict: compare_samples(pairs, accuracy_effect(pairs), verdict, margin.of_scores()),
+    )
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
@@ -200,26 +294,15 @@ def _memory(records: Sequence[RunRecord], reference: Sequence[RunRecord]) -> dic
     return {"memory_difference": here - there}
 
 
-def _row(
-    arm: str,
-    records: Sequence[RunRecord],
-    pairs: Sequence[Pair],
-    effect: Effect | None,
-    time_ratio: float | None,
-    accuracy: Verdict,
-    time: Verdict,
-) -> ArmSummary:
+def _row(arm: str, records: Sequence[RunRecord], pairs: Sequence[Pair]) -> ArmSummary:
+    """Return a row with what no test gives, and without what takes the runs of the reference."""
     done = [record for record in records if record.status == "completed"]
     ran = finished(records)
     metric = metric_of(records)
     finals = [record.summary.metric_final for record in done]
-    bounds = [metric.difference_of(bound) for bound in (accuracy.low, accuracy.high) if bound is not None]
-    low, high = sorted(bounds) if len(bounds) == 2 else (None, None)
     engines = sorted({f"{record.engine.name} {record.engine.version}" for record in ran if record.engine})
     others = [record.effective for record in ran if record.effective]
     engines += sorted({f"{other.library} {other.version}" for other in others if other.library != "ampcompare"})
-    diverged = sum(record.status == "diverged" for record in records)
-    rate = wilson(diverged, len(ran)) if diverged else (None, None)
     invalid_time = invalid_reason_of_arm(ran)
     timed = ran if invalid_time else [record for record in ran if not invalid_reason(record)]
     return ArmSummary(
@@ -229,7 +312,7 @@ def _row(
         lr=records[0].config.recipe.optimizer.lr if records and records[0].config.script is None else float("nan"),
         seeds=sorted(record.config.recipe.seed for record in records),
         completed=len(done),
-        diverged=diverged,
+        diverged=sum(record.status == "diverged" for record in records),
         failed=sum(record.status in ("failed", "interrupted") for record in records),
         metric_mean=_mean(finals),
         metric_sd=_sd(finals),
@@ -243,20 +326,8 @@ def _row(
         loader_start_seconds=_mean(record.summary.loader_start_seconds for record in ran),
         allreduce_share=_mean(record.processes.allreduce_share for record in ran if record.processes),
         peak_bytes=_peak(ran),
-        time_ratio=time_ratio,
-        time_ratio_low=None if time.high is None else ratio_of(-time.high),
-        time_ratio_high=None if time.low is None else ratio_of(-time.low),
-        time_ratio_confidence=time.confidence,
-        time_verdict=time.word,
-        metric_difference=metric.difference_of(effect.mean) if effect else None,
-        metric_difference_low=low,
-        metric_difference_high=high,
-        metric_difference_confidence=accuracy.confidence,
-        accuracy_verdict=accuracy.word,
         metric_correlation=_correlation(pairs),
         pairs=len(pairs),
-        diverged_low=rate[0],
-        diverged_high=rate[1],
         loss_tail=_mean(record.summary.loss_tail for record in ran),
         final_loss_scale=_median(record.summary.final_loss_scale for record in ran),
         skipped_steps=sum(record.summary.skipped_steps for record in ran) if ran else None,

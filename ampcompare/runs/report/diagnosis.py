@@ -24,11 +24,11 @@ LEAST_ERROR = 1e-8
 HEADS = ("place", "pass", "smallest", "largest", "zero %", "lost %", "top %", "error", "made", "call")
 
 
-def worst_places(diagnosis: Diagnosis, count: int = WORST) -> list[PlaceReport]:
+def worst_places(diagnosis: Diagnosis) -> list[PlaceReport]:
     """Return the places with values that are not finite, then those of the largest error, then of the widest range."""
     seen = [place for place in [*diagnosis.places, *diagnosis.gradients] if place.range.elements]
     begins = [fault.place for fault in diagnosis.faults]
-    return sorted(seen, key=lambda one: (one.place in begins, *_badness(one)), reverse=True)[:count]
+    return sorted(seen, key=lambda one: (one.place in begins, *_badness(one)), reverse=True)[:WORST]
 
 
 def _badness(report: PlaceReport) -> tuple[float, ...]:

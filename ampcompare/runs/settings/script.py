@@ -22,7 +22,6 @@ LOSS = "training loss"
 SCRIPT_ARMS = ("script", "fp32", "apex:O1", "native:fp16", "native:bf16")  # which nearly all scripts can train
 # Words of --metric, by the setting that they give.
 WORDS = {"goal": ("max", "min"), "pick": ("last", "best", "first"), "difference": ("points",)}
-PLACES = ("seed", "arm", "cell_dir")
 NAME = re.compile(r"[^:=]{1,40}")
 
 

@@ -1,10 +1,12 @@
-"""One mistake: its code, its texts, and an example with a harmless twin."""
+"""One mistake, with its code, its texts and an example with a harmless twin, and a finding of it in a script."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-__all__ = ["Mistake"]
+from ampcompare.source.edits import Edit
+
+__all__ = ["Finding", "Mistake"]
 
 
 @dataclass(frozen=True)
@@ -35,3 +37,24 @@ class Mistake:
     fixable: bool = False
     by_default: bool = True
     guard: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class Finding:
+    """A mistake at a place.
+
+    Attributes:
+        code: of the mistake.
+        line: from 1, in the text of the document.
+        column: from 0, in characters.
+        message: what was seen here, without the remedy.
+        edits: of the fix, which belong together; none where no fix is sure.
+        last_line: of the statement, whose comments may silence it.
+    """
+
+    code: str
+    line: int
+    column: int
+    message: str
+    edits: tuple[Edit, ...] = field(default=())
+    last_line: int = 0

@@ -10,8 +10,7 @@ from typing import NamedTuple
 
 from ampcompare.source.calls import argument, last_name
 from ampcompare.source.edits import Edit, Edits
-from ampcompare.source.lint.finding import Finding
-from ampcompare.source.lint.mistake import Mistake
+from ampcompare.source.lint.mistake import Finding, Mistake
 from ampcompare.source.lint.trace import Event, Kind, Tracer
 from ampcompare.source.module import Module, Scope
 from ampcompare.source.roles import Roles

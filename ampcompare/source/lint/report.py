@@ -6,11 +6,11 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import quote
 
 from ampcompare.base.formatting import printable
-from ampcompare.base.shown import Parts, ShownParts
+from ampcompare.base.shown import Shown
 from ampcompare.base.version import __version__
 from ampcompare.source.document import Place
 from ampcompare.source.lint.catalog import CODES
@@ -61,7 +61,7 @@ class Unread:
 
 
 @dataclass
-class Report(ShownParts):
+class Report(Shown):
     """All that one call of lint found.
 
     Attributes:
@@ -76,19 +76,14 @@ class Report(ShownParts):
     files: int = 0
     fixed: int = 0
 
-    def _parts(self) -> Parts:
-        lines = [f"{one.path}:{one.place}: {one.code} {printable(one.message, 500)}" for one in self.findings]
-        lines += [*map(str, self.unread), self.summary()]
-        rows = [
+    _view: ClassVar[str] = "ampcompare.runs.report.html.notebook:lint_view"
+
+    def rows(self) -> list[tuple[str, str, str, str, str]]:
+        """Return the place, code, level, message and remedy of each finding."""
+        return [
             (f"{one.path}:{one.place}", one.code, level_of(one.code), one.message, CODES[one.code].remedy)
             for one in self.findings
         ]
-        return Parts(
-            "\n".join(lines),
-            self.summary(),
-            warnings=list(map(str, self.unread)),
-            tables=[("", ("place", "code", "level", "found", "remedy"), rows)],
-        )
 
     def summary(self) -> str:
         """Return the counts in one line."""

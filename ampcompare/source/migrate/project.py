@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher, unified_diff
 from pathlib import Path
-from typing import TypeAlias
+from typing import ClassVar, TypeAlias
 
 from ampcompare.base.files.read import FileFault
-from ampcompare.base.shown import Parts, ShownParts
+from ampcompare.base.shown import Shown
 from ampcompare.source.document import Document, parse_document, read_bytes, write_document
 from ampcompare.source.find import find_sources
 from ampcompare.source.migrate.finding import BY_HAND, NOTE, Finding
@@ -30,7 +30,7 @@ OWN_MISTAKES = {"AMP211", "AMP213", "AMP214", "AMP215", "AMP217", "AMP226", "AMP
 
 
 @dataclass(frozen=True)
-class FileMigration(ShownParts):
+class FileMigration(Shown):
     """The result for a file.
 
     Attributes:
@@ -56,20 +56,22 @@ class FileMigration(ShownParts):
         found = [] if self.migration is None else self.migration.findings
         return sum(each.kind == BY_HAND for each in found)
 
-    def _parts(self) -> Parts:
-        patch, lines = self.diff(), self.lines()
+    _view: ClassVar[str] = "ampcompare.runs.report.html.notebook:migration_view"
+
+    def summary(self) -> str:
+        """Return what becomes of the file, in one line."""
+        if self.fault is not None:
+            return f"{self.path}: not migrated: {self.fault}"
         done = "to be rewritten for torch.amp" if self.changed else "nothing to rewrite"
-        title = lines[0] if self.fault is not None else f"{self.path}: {done}, {self.by_hand} lines left by hand"
-        rows = []
-        if self.fault is None and self.document is not None and self.migration is not None:
-            for one in self.migration.findings:
-                rows.append((str(self.document.place(one.line, one.column)), one.kind, one.message))
-        return Parts(
-            "\n".join([title, "", patch, *lines]).rstrip("\n"),
-            title,
-            tables=[("", ("place", "kind", "message"), rows)],
-            codes=[("Patch", patch)] if patch else [],
-        )
+        return f"{self.path}: {done}, {self.by_hand} lines left by hand"
+
+    def rows(self) -> list[tuple[str, str, str]]:
+        """Return the place, kind and message of each finding."""
+        if self.fault is not None or self.document is None or self.migration is None:
+            return []
+        return [
+            (str(self.document.place(one.line, one.column)), one.kind, one.message) for one in self.migration.findings
+        ]
 
     def diff(self) -> str:
         """Return the change as a patch that `git apply` and `patch -p1` take."""
@@ -85,13 +87,8 @@ class FileMigration(ShownParts):
     def lines(self) -> list[str]:
         """Return the findings, one per line: place, kind, message."""
         if self.fault is not None:
-            return [f"{self.path}: not migrated: {self.fault}"]
-        if self.document is None or self.migration is None:
-            return []
-        return [
-            f"{self.path}:{self.document.place(each.line, each.column)}: {each.kind}: {each.message}"
-            for each in self.migration.findings
-        ]
+            return [self.summary()]
+        return [f"{self.path}:{place}: {kind}: {message}" for place, kind, message in self.rows()]
 
     def write(self) -> None:
         """Replace the file in one move; it keeps its mode.

@@ -99,6 +99,35 @@ def test_a_read_of_the_loss_has_its_line() -> None:
     assert _profile("fp32").syncs == []
 
 
+@pytest.mark.integration
+def test_what_is_brought_to_the_host_has_its_line() -> None:
+    """`cpu`, `numpy` and `tolist` of a result are reads, once for each result; those of a batch are not."""
+
+    def train(precision: Any) -> None:
+        net = _net()
+        (net,), (optimizer,) = precision.prepare([net], [torch.optim.SGD(net.parameters(), 0.1)])
+        while True:
+            x, y = torch.randn(16, 64), torch.randint(10, (16,))
+            y.tolist(), x.cpu().numpy()
+            logits = net(x)
+            loss = F.cross_entropy(logits, y)
+            precision.backward(loss, [optimizer])
+            loss.detach().cpu().numpy(), logits.argmax(1).tolist()
+            precision.step(optimizer)
+            optimizer.zero_grad()
+
+    (sync,) = _profile("fp32", train).syncs
+    assert (sync.calls, sync.what) == (2, "copy to the host")
+    assert "test_measure.py:" in sync.where
+
+
+@pytest.mark.integration
+def test_the_overflow_check_of_an_arm_is_no_read_of_the_script() -> None:
+    """What the precision of an arm reads to know of an overflow is named as that, at no line."""
+    for arm in ("half:master_weights,loss_scale=dynamic", "apex:O2", "native:fp16"):
+        assert {(sync.where, sync.what) for sync in _profile(arm).syncs} == {("", "overflow check")}, arm
+
+
 class Twice(nn.Module):
     """Keeps its input in fp32 and in bf16, and casts one tensor again and again."""
 

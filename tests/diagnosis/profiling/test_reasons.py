@@ -48,6 +48,12 @@ def _operation(name: str, seconds: float, kind: str = "normalization") -> Operat
 
 CASES: list[tuple[str, ArmProfile, dict[str, Any], str]] = [
     ("data", _arm(data_host=0.3), {}, "30 % of the step waits for the next batch"),
+    (
+        "data",
+        _arm("fp32", data_host=0.2, data_emulation=0.4),
+        {},
+        "33 % of the step waits for the next batch",
+    ),
     ("host", _arm(forward_host=0.4), {}, "40 % of the step the host runs code outside of any operation"),
     ("host", _arm(forward_host=0.4), {"device": "NVIDIA A100"}, "the device waits for the host"),
     (

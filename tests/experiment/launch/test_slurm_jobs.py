@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,9 +16,11 @@ import pytest
 
 from ampcompare.experiment.launch import slurm as slurm_launcher
 from ampcompare.experiment.launch.base import Progress
+from ampcompare.experiment.launch.forked import ForkedLauncher
 from ampcompare.experiment.launch.slurm import SlurmLauncher
 from ampcompare.runs.records.comparison import read_comparison
-from ampcompare.runs.records.run import read_record
+from ampcompare.runs.records.run import RunRecord, read_record
+from ampcompare.runs.records.step import iter_steps
 from ampcompare.runs.settings.config import RunConfig
 
 pytest.importorskip("submitit", reason="needs the extra slurm")
@@ -133,6 +137,46 @@ def test_a_cell_of_two_processes(make_config: MakeConfig, tmp_path: Path) -> Non
     assert told[-1] == 4
 
 
+@pytest.mark.parametrize(
+    "cells_per_job", [pytest.param(2, id="in_turn"), pytest.param(1, id="array", marks=pytest.mark.extended)]
+)
+def test_a_job_that_is_preempted_with_a_grace_time(
+    cells_per_job: int, launcher: ForkedLauncher, wait_until: WaitUntil, make_config: MakeConfig, tmp_path: Path
+) -> None:
+    """Cells save and are queued again, each once; they resume, and are those of an undisturbed run bit for bit."""
+    go = tmp_path / "go"
+    config = make_config("launched:waits_at_the_third_step", args={"file": str(go)}, drain_every=1)
+    cells = [(config.model_copy(update={"launcher": "slurm"}), tmp_path / name) for name in ("first", "second")]
+    records: dict[int, RunRecord] = {}
+    with SlurmLauncher(OPTIONS, cells_per_job=cells_per_job) as slurm:
+        waiting = threading.Thread(target=lambda: records.update(slurm.collect(cells)))
+        waiting.start()
+        running = cells[: 2 // cells_per_job]
+        assert wait_until(lambda: all(_steps(folder) == 2 for _, folder in running), 60)
+        urgent = ["sbatch", "--partition=urgent", "--nodes=2", "--ntasks=2", "--cpus-per-task=2", "--time=1"]
+        subprocess.run([*urgent, "--output=/dev/null", "--wrap=true"], check=True, capture_output=True)
+        numbers = sorted({_job(folder) for _, folder in cells})
+        assert wait_until(lambda: all(_fact(number, "PreemptTime") not in ("", "None") for number in numbers), 60)
+        go.touch()
+        assert wait_until(lambda: all(_fact(number, "Restarts") == "1" for number in numbers), 60)
+        assert [read_record(folder / "record.json").status for _, folder in running] == ["interrupted"] * len(running)
+        assert records == {}, "a cell counted while its job is queued again"
+        assert wait_until(lambda: all(_state(number) == "PENDING" for number in numbers), 60)
+        for number in numbers:
+            subprocess.run(["scontrol", "update", f"JobId={number}", "StartTime=now"], check=True)  # not in two minutes
+        waiting.join(120)
+    undisturbed = launcher.launch(config, tmp_path / "undisturbed")
+    assert sorted(records) == [0, 1]
+    for index, record in records.items():
+        assert (record.status, record.summary.num_steps) == ("completed", 4)
+        assert [each.step for each in record.resumed] == [3] * (index < len(running))
+        assert record.summary.weights_sha256 == undisturbed.summary.weights_sha256
+        assert record.summary.metric_final == undisturbed.summary.metric_final
+        losses = [step.loss for step in iter_steps(cells[index][1] / "steps.jsonl")]
+        assert losses == [step.loss for step in iter_steps(tmp_path / "undisturbed" / "steps.jsonl")]
+    assert {_fact(number, "Restarts") for number in numbers} == {"1"}
+
+
 @pytest.mark.extended
 def test_a_task_that_dies(make_config: MakeConfig, tmp_path: Path) -> None:
     """A rank that SIGKILL ends is named, with the last words of its own log; no task lives on."""
@@ -162,6 +206,46 @@ def test_jobs_that_end_early(wait_until: WaitUntil, make_config: MakeConfig, tmp
     assert (cancelled.error or "").startswith(text)
     assert (cancelled.error or "").endswith("last lines of its log: waiting for a file")
     assert raised.error == "RuntimeError: the forward pass"
+
+
+@pytest.mark.extended
+def test_jobs_that_are_cancelled(wait_until: WaitUntil, tmp_path: Path) -> None:
+    """One task of an array that is cancelled leaves the other alone; then all are rows that say so, no task lives on,
+    and the same command with --resume auto resumes both."""
+    go, out = tmp_path / "go", tmp_path / "out"
+    words = ["compare", "--seeds", "0", "--launcher", "slurm", "--arm", "fp32,native:bf16", *SMALL]
+    words += ["--save-every-steps", "1", "--drain-every", "1", "--resume", "auto"]
+    words += ["--arch", "launched:waits_at_the_third_step", "--model-arg", f"file={go}"]
+    command = [sys.executable, "-m", "ampcompare", *words, "-o", str(out)]
+
+    def error(number: str) -> str:
+        """Return why the cell of a job has failed; "" while it has not."""
+        (folder,) = (out / "cells" / cell for cell, job in jobs.items() if job == number)
+        return (read_record(folder / "record.json").error or "") if (folder / "record.json").exists() else ""
+
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        assert wait_until(lambda: len(list(out.glob("cells/*/checkpoints/step-00000002.pt"))) == 2, 180)
+        jobs = jobs_of(out)
+        first, second = sorted(jobs.values())
+        subprocess.run(["scancel", first], check=True)
+        assert wait_until(lambda: error(first), 90)
+        assert second in queued()
+        assert process.poll() is None
+        subprocess.run(["scancel", first.partition("_")[0]], check=True)
+        text, _ = process.communicate(timeout=90)
+    finally:
+        process.kill()
+    assert process.returncode == 3, text
+    for number in (first, second):
+        assert error(number).startswith(f"Slurm job {number} was cancelled (node n")
+    assert wait_until(lambda: queued() == [], 30)
+    go.touch()
+    again = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert again.returncode == 0, again.stderr
+    records = read_comparison(out / "report.json").records
+    assert [record.status for record in records] == ["completed"] * 2
+    assert [[each.step for each in record.resumed] for record in records] == [[2]] * 2
 
 
 @pytest.mark.extended
@@ -220,6 +304,22 @@ def test_what_slurm_refuses(tmp_path: Path) -> None:
 def _state(number: str) -> str:
     command = ["squeue", "--noheader", "--format=%T", f"--jobs={number}"]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def _job(folder: Path) -> str:
+    number: str = json.loads(_text(folder / "job.json") or '{"job": ""}')["job"]
+    return number
+
+
+def _fact(number: str, name: str) -> str:
+    """Return what Slurm says of a job that ended lately; "" if nothing."""
+    command = ["scontrol", "show", "job", "--oneliner", number]
+    found = re.search(rf" {name}=(\S*)", subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    return found[1] if found else ""
+
+
+def _steps(folder: Path) -> int:
+    return len(_text(folder / "steps.jsonl").splitlines())
 
 
 def _text(path: Path) -> str:

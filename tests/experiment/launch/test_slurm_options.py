@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -239,3 +240,33 @@ def test_cells_of_an_array(programs: Programs, tmp_path: Path) -> None:
     assert jobs == ["31_0", "31_0", "31_1", "31_1", "31_2"]
     with pytest.raises(UnsupportedCombination, match="--cells-per-job 2 is for cells on one node, but --nnodes is 2"):
         SlurmLauncher(nnodes=2, cells_per_job=2)
+
+
+RUNS = "JobId=7 JobState=RUNNING Reason=None Requeue=1 PreemptEligibleTime=2026-11-26T05:43:05 PreemptTime="
+ALONE, TASK = {"SLURM_JOB_ID": "7"}, {"SLURM_JOB_ID": "7", "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "0"}
+
+
+@pytest.mark.parametrize(
+    ("code", "answer", "variables", "number"),
+    [
+        (143, f"{RUNS}2026-11-26T05:43:08 SuspendTime=None", ALONE, "7"),
+        (143, f"{RUNS}2026-11-26T05:43:08 SuspendTime=None", TASK, "7_0"),
+        (143, f"{RUNS}None SuspendTime=None", ALONE, None),
+        (143, f"{RUNS}2026-11-26T05:43:08 ".replace("RUNNING", "CANCELLED"), ALONE, None),
+        (143, None, ALONE, None),
+        (0, f"{RUNS}2026-11-26T05:43:08 SuspendTime=None", ALONE, None),
+    ],
+    ids=["job", "task of an array", "asked to stop only", "cancelled", "no answer", "ended"],
+)
+def test_which_jobs_ask_to_be_queued_again(
+    code: int, answer: str | None, variables: dict[str, str], number: str | None, programs: Programs, tmp_path: Path
+) -> None:
+    """Those that Slurm has preempted while they run, and whose tasks were stopped; their exit code stays."""
+    programs(scontrol=answer)
+    calls, scontrol = tmp_path / "calls", tmp_path / "bin" / "scontrol"
+    scontrol.write_text(scontrol.read_text().replace("#!/bin/sh\n", f'#!/bin/sh\necho "$@" >>{calls}\n'))
+    script = "\n".join([*module.REQUEUE_PREEMPTED, f"(exit {code})"])
+    variables = {**variables, "PATH": str(tmp_path / "bin")}
+    assert subprocess.run(["/bin/bash", "-c", script], env=variables, check=False).returncode == code
+    asked = [line for line in calls.read_text().splitlines() if "requeue" in line] if calls.exists() else []
+    assert asked == ([] if number is None else [f"requeue {number}"])

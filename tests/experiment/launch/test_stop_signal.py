@@ -14,11 +14,12 @@ from ampcompare.experiment import run
 from ampcompare.experiment.launch.base import Launcher, failed_record
 from ampcompare.experiment.launch.dispatch import DispatchingLauncher
 from ampcompare.experiment.launch.pool import LauncherPool
-from ampcompare.experiment.launch.stop_signal import raised_later
+from ampcompare.experiment.launch.stop_signal import held_signals, raised_later, stopped_by_signal
 from ampcompare.experiment.plan import make_plan
 from ampcompare.runs.records.comparison import Comparison
 from ampcompare.runs.records.run import RunRecord
 from ampcompare.runs.settings.config import RunConfig
+from ampcompare.training.stop_request import StopRequest
 
 
 class Fails(Launcher):
@@ -52,6 +53,16 @@ def test_a_signal_does_not_cut_off_what_is_saved(
         run.run_plan(plan, tmp_path, launcher, jobs=1 + pool, save=lambda comparison, folder: saved.append(comparison))
     assert saved == sums
     assert len(saved[0].records) == 1
+
+
+def test_a_signal_before_a_run_asks_it_to_stop() -> None:
+    """SIGTERM while torch and data are loaded is known to the run that follows; both handlers are as they were."""
+    before, stop = signal.getsignal(signal.SIGTERM), StopRequest()
+    with held_signals():
+        signal.raise_signal(signal.SIGTERM)
+        with stopped_by_signal(stop):
+            assert stop.asked
+    assert signal.getsignal(signal.SIGTERM) == before
 
 
 def test_a_second_signal_is_not_held_up() -> None:

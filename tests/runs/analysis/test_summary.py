@@ -13,6 +13,8 @@ from scipy import stats
 from ampcompare.base.errors import ConfigError
 from ampcompare.runs.analysis.inference.criteria import Criteria
 from ampcompare.runs.analysis.summary import summarize
+from ampcompare.runs.analysis.tables.csv_table import read_table
+from ampcompare.runs.analysis.tables.external import judge
 from ampcompare.runs.records.comparison import ArmSummary, Comparison
 from ampcompare.runs.records.evaluation import EpochResult
 from ampcompare.runs.records.run import RunRecord
@@ -91,6 +93,32 @@ def test_verdicts_stand_in_the_rows(make_record: MakeRecord) -> None:
     assert row.metric_correlation == pytest.approx(stats.pearsonr(HALF, FP32).statistic)
     reference = _row(comparison, "fp32")
     assert (reference.accuracy_verdict, reference.time_verdict) == ("", "")
+
+
+def test_a_judged_table_of_the_figures_of_runs_says_the_same(make_record: MakeRecord) -> None:
+    """Verdicts, intervals and the rate of divergence of a table are those of the runs that its lines are of."""
+    values = {"fp32": [0.503, 0.521, 0.492, 0.514], "half": [0.402, 0.447, 0.413, 0.406], "bf16": [0.5, 0.5, 0.4, 0.4]}
+    records, lines = [], ["arm,seed,accuracy,time"]
+    for arm, its in values.items():
+        for seed, value in enumerate(its):
+            diverged = arm == "bf16" and seed > 1
+            seconds = SECONDS[seed] * (0.5 if arm == "half" else 1)
+            status = "diverged" if diverged else "completed"
+            records.append(make_record(arm, seed, top1=value, seconds=seconds, status=status))
+            lines.append(f"{arm},{seed},{'NaN' if diverged else f'{100 * value:.1f}'},{seconds:.6f}")
+    of_runs = summarize(records, arms=list(values), reference="fp32")
+    of_table = judge(read_table("\n".join(lines), "t"))
+    fields = ("metric_difference", "metric_difference_low", "metric_difference_high", "diverged_low", "diverged_high")
+    for run, line in zip(of_runs.arms, of_table.arms, strict=True):
+        assert (line.arm, line.accuracy_verdict) == (run.arm, run.accuracy_verdict)
+        if run.arm == "half":
+            assert (line.time_verdict, line.pairs) == (run.time_verdict, run.pairs) == ("better", 4)
+            for field in fields:
+                assert getattr(line, field) == pytest.approx(getattr(run, field), rel=1e-6)
+            for field in ("time_ratio", "time_ratio_low", "time_ratio_high"):
+                assert getattr(line, field) == pytest.approx(getattr(run, field), rel=1e-3)
+        else:
+            assert (line.diverged_low, line.diverged_high) == (run.diverged_low, run.diverged_high)
 
 
 def test_equal_accuracy_is_equivalent(make_record: MakeRecord) -> None:

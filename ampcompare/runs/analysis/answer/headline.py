@@ -212,8 +212,11 @@ def use_sentence(row: ArmSummary, comparison: Comparison, quality: Quality) -> s
     return f"Use {label_of(row)}: {', '.join([kept, *gains])}."
 
 
-def not_recommended(rows: Sequence[ArmSummary], reference: str, prefer: str, quality: str = "accuracy") -> str:
-    """Return why no arm is recommended, for rows of which none is."""
+def not_recommended(rows: Sequence[ArmSummary], reference: str, prefer: str, metric: Metric) -> Iterable[str]:
+    """Yield why no arm is recommended; nothing where one is, or where there is none besides the reference."""
+    rows, quality = [row for row in rows if row.arm != reference], metric.quality
+    if not rows or recommended(rows, prefer, metric):
+        return
     if prefer == "accuracy":
         why = f"no arm is better than {reference}"
     elif not _keeping(rows):
@@ -222,7 +225,7 @@ def not_recommended(rows: Sequence[ArmSummary], reference: str, prefer: str, qua
         why = f"none was shown to be both non-inferior in {quality} to {reference} and faster"
     else:
         why = f"no arm is both non-inferior in {quality} to {reference} and {100 * _MIN_SAVING:.0f} % smaller in memory"
-    return f"No arm is recommended for {prefer}: {why}."
+    yield f"No arm is recommended for {prefer}: {why}."
 
 
 def details(comparison: Comparison) -> Iterable[str]:
@@ -232,12 +235,11 @@ def details(comparison: Comparison) -> Iterable[str]:
     by_arm = {
         arm: [record for record in records if record.arm == arm] for arm in [reference, *(row.arm for row in rows)]
     }
-    others = [row for row in rows if row.arm != reference]
     enough = max((row.completed for row in rows), default=0) >= MIN_PAIRS
     untested = comparison.error_rate == 0
     blocked = untested or idle_verdict(by_arm[reference]) or too_wide(by_arm[reference], reference, margin)
-    if others and enough and not blocked and not recommended(others, comparison.prefer, metric):
-        yield not_recommended(others, reference, comparison.prefer, metric.quality)
+    if enough and not blocked:
+        yield from not_recommended(rows, reference, comparison.prefer, metric)
     diverged = [row for row in rows if row.diverged]
     if diverged:
         yield f"Rate of divergence: {'; '.join(map(_rate, diverged))}."

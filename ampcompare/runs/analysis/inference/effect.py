@@ -28,6 +28,7 @@ __all__ = [
     "paired",
     "two_stage",
     "unpaired",
+    "welch",
     "wilson",
 ]
 
@@ -145,9 +146,13 @@ def unpaired(arm: Sequence[float], reference: Sequence[float], floor: float, *, 
     counts = len(arm), len(reference)
     shown = [statistics.variance(values) if len(values) > 1 else 0.0 for values in (arm, reference)]
     variances = [floor**2 / 2 + each if rounded else max(floor**2 / 2, each) for each in shown]
+    return welch(statistics.fmean(arm) - statistics.fmean(reference), variances, counts)
+
+
+def welch(mean: float, variances: Sequence[float], counts: Sequence[int]) -> Effect:
+    """Return the effect of a difference of two means, by the variance of each sample and the number of its runs."""
     shares = [variance / count for variance, count in zip(variances, counts, strict=True)]
     below = sum(share**2 / max(1, count - 1) for share, count in zip(shares, counts, strict=True))
-    mean = statistics.fmean(arm) - statistics.fmean(reference)
     return Effect(mean, math.sqrt(sum(variances)), math.sqrt(sum(shares)), sum(shares) ** 2 / below, min(counts))
 
 

@@ -12,19 +12,19 @@ POWER = 0.8
 MAX_PAIRS = 10_000
 
 
-def pairs_needed(spread: float, distance: float, alpha: float, power: float = POWER) -> int:
+def pairs_needed(spread: float, distance: float, alpha: float) -> int:
     """Return how many pairs a one-sided t test needs to see `distance`, at most `MAX_PAIRS`.
 
     A two-sided test has half its alpha on each side.
 
-    Source: the noncentral t distribution; the least n whose power reaches `power`.
+    Source: the noncentral t distribution; the least n whose power reaches `POWER`.
     """
     from scipy.special import nctdtr, stdtrit
 
     def enough(count: int) -> bool:
         shift = distance * math.sqrt(count) / spread
         # Far out the noncentral t is not defined in floating point, and the power is 1.
-        return shift > 30 or 1 - float(nctdtr(count - 1, shift, float(stdtrit(count - 1, 1 - alpha)))) >= power
+        return shift > 30 or 1 - float(nctdtr(count - 1, shift, float(stdtrit(count - 1, 1 - alpha)))) >= POWER
 
     return _least(enough)
 

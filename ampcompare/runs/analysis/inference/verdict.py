@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from ampcompare.runs.analysis.inference.effect import (
     ERROR_RATE,
@@ -14,9 +15,13 @@ from ampcompare.runs.analysis.inference.effect import (
     margin_bounds,
     p_values,
 )
+from ampcompare.runs.analysis.inference.looks import Design
 from ampcompare.runs.analysis.inference.sample_size import pairs_to_settle
 
-__all__ = ["Margin", "Verdict", "decide"]
+__all__ = ["NOTHING", "Evidence", "Margin", "Verdict", "decide", "verdicts_on"]
+
+ROUNDED = "inconclusive (the figures are rounded)"
+Key = TypeVar("Key", bound=Hashable)
 
 
 @dataclass(frozen=True)
@@ -52,6 +57,42 @@ class Verdict:
     low: float | None = None
     high: float | None = None
     confidence: float | None = None
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What is known of an arm against the reference in one quantity, before any verdict.
+
+    Attributes:
+        effect: that a test decides on; None if there is none.
+        word: the verdict without a test: why there is none, or that none is needed; "" where a test decides.
+        mean: difference that rows show, tested or not, in the unit of effects; None where nothing is known.
+        rounded: whether the error is that of printed digits, which more runs do not reduce.
+    """
+
+    effect: Effect | None = None
+    word: str = ""
+    mean: float | None = None
+    rounded: bool = False
+
+
+NOTHING = Evidence()
+
+
+def verdicts_on(evidence: Mapping[Key, Evidence], margin: Margin, design: Design) -> dict[Key, Verdict]:
+    """Return the verdict on each arm of a family of tests; one that needs no test takes no share of the error rate."""
+    tested = {key: its.effect for key, its in evidence.items() if not its.word}
+    decided = decide(list(tested.values()), margin, design.error_rate, design.next_error_rate)
+    verdicts = dict(zip(tested, decided, strict=True))
+    return {key: _settled(its, verdicts.get(key)) for key, its in evidence.items()}
+
+
+def _settled(evidence: Evidence, verdict: Verdict | None) -> Verdict:
+    if verdict is None:
+        return Verdict(evidence.word)
+    if evidence.rounded and evidence.effect and evidence.effect.testable and verdict.word.startswith("inconclusive"):
+        return replace(verdict, word=ROUNDED)
+    return verdict
 
 
 def decide(

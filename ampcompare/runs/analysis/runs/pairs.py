@@ -48,9 +48,8 @@ def conditional_on(arm: Sequence[RunRecord], reference: Sequence[RunRecord]) -> 
     return f"{len(kept)} of {len(seeds)} seeds" if len(kept) < len(seeds) else ""
 
 
-def conditional(verdict: Verdict, arm: Sequence[RunRecord], reference: Sequence[RunRecord]) -> Verdict:
-    """Return a verdict on accuracy, marked as conditional where it rests on the seeds that survived."""
-    share = conditional_on(arm, reference)
+def conditional(verdict: Verdict, share: str) -> Verdict:
+    """Return a verdict, marked as conditional where it rests on the share of seeds that survived (`conditional_on`)."""
     if not verdict.word or not share or verdict.word.startswith(("diverged", "not comparable")):
         return verdict
     return dataclasses.replace(verdict, word=f"conditional on {share} ({verdict.word})")

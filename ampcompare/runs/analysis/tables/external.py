@@ -22,27 +22,28 @@ from dataclasses import dataclass, replace
 from importlib.resources import files
 
 from ampcompare.base.errors import ConfigError
-from ampcompare.runs.analysis.answer.headline import headline, not_recommended, recommended
+from ampcompare.runs.analysis.answer.headline import not_recommended
 from ampcompare.runs.analysis.inference.criteria import Criteria
-from ampcompare.runs.analysis.inference.effect import MIN_PAIRS, SPREAD_IS_KNOWN, Effect, paired, wilson
+from ampcompare.runs.analysis.inference.effect import MIN_PAIRS, SPREAD_IS_KNOWN, Effect, paired, welch
 from ampcompare.runs.analysis.inference.granularity import grid_step, in_steps, rounding_spread
+from ampcompare.runs.analysis.inference.looks import Design
 from ampcompare.runs.analysis.inference.margins import AccuracyMargin, resolve_margin
-from ampcompare.runs.analysis.inference.verdict import Margin, Verdict, decide
+from ampcompare.runs.analysis.inference.verdict import Evidence
+from ampcompare.runs.analysis.summary import Line, conclude, decided_rows
 from ampcompare.runs.analysis.tables.csv_table import ResultsTable, Run, TableOptions, read_table, same_words
 from ampcompare.runs.analysis.tables.quantities import ACCURACY, Quantity
-from ampcompare.runs.analysis.verdicts.step_time import TIME_FLOOR, ratio_of
+from ampcompare.runs.analysis.verdicts.step_time import TIME_FLOOR
 from ampcompare.runs.records.comparison import ArmSummary, Comparison, JudgedTable
 from ampcompare.runs.records.metric import Metric
 
 __all__ = ["EXAMPLE_SD", "combined", "compare_runs", "example_table", "judge", "mean_and_sd", "without_copies"]
 
 CONTRADICTION = 0.01  # chance of a spread as large as that of the runs if the given one is true
-Line = tuple[Run, Quantity]
+Measured = tuple[Run, Quantity]
 FP32 = ("fp32", "float32", "single precision")
 MAX_NAMED = 8
 EXAMPLE_SD = 0.18  # the largest published standard deviation (conservative)
 NO_COUNT = "inconclusive (number of runs unknown)"
-ROUNDED = "inconclusive (the figures are rounded)"
 MIN_FLOOR = 1e-12
 MAX_DECIMALS = 8
 CHANCE = 0.01  # of ties by chance that are taken for copies
@@ -145,12 +146,8 @@ def mean_and_sd(runs: Sequence[Run], value: Callable[[Run], Quantity | None]) ->
     if not lines:
         return None
     sample = _sample(lines)
-    return sample.mean, math.sqrt(sample.variance) if sample.known > 1 else _only_sd(lines)
-
-
-def _only_sd(lines: Sequence[Line]) -> float | None:
-    """Return the standard deviation of a single line whose number of runs is unknown."""
-    return lines[0][1].sd
+    only_sd = lines[0][1].sd  # of a single line whose number of runs is unknown
+    return sample.mean, math.sqrt(sample.variance) if sample.known > 1 else only_sd
 
 
 def combined(parts: Sequence[_Difference]) -> _Difference | None:
@@ -181,22 +178,22 @@ def combined(parts: Sequence[_Difference]) -> _Difference | None:
     return _Difference(whole, uses_sd=uses_sd, rounded=rounded, by_welch=by_welch)
 
 
-def _lines(runs: Sequence[Run], value: Callable[[Run], Quantity | None]) -> list[Line]:
+def _lines(runs: Sequence[Run], value: Callable[[Run], Quantity | None]) -> list[Measured]:
     return [(run, quantity) for run in runs if (quantity := value(run)) is not None]
 
 
-def _pairs(here: Sequence[Line], there: Sequence[Line]) -> list[tuple[float, float]]:
+def _pairs(here: Sequence[Measured], there: Sequence[Measured]) -> list[tuple[float, float]]:
     """Return the values of the seeds that both arms have."""
     partners = {run.seed: quantity.mean for run, quantity in there if run.seed and run.runs == 1}
     return [(quantity.mean, partners[run.seed]) for run, quantity in here if run.runs == 1 and run.seed in partners]
 
 
-def _usual_step(lines: Sequence[Line]) -> float:
+def _usual_step(lines: Sequence[Measured]) -> float:
     """Return the step of the last digit that the numbers of an arm have; some may have lost zeros at their end."""
     return statistics.median_high(quantity.step for _, quantity in lines)
 
 
-def _common_step(here: Sequence[Line], there: Sequence[Line]) -> float:
+def _common_step(here: Sequence[Measured], there: Sequence[Measured]) -> float:
     """Return the step of which the values of all single runs of two arms are multiples; 0 where there are means."""
     if any(run.runs != 1 for run, _ in (*here, *there)):
         return 0.0
@@ -204,7 +201,7 @@ def _common_step(here: Sequence[Line], there: Sequence[Line]) -> float:
     return grid_step(values, min(_usual_step(here), _usual_step(there)))
 
 
-def _sample(lines: Sequence[Line], step: float = 0.0) -> _Sample:
+def _sample(lines: Sequence[Measured], step: float = 0.0) -> _Sample:
     """Pool the lines of an arm: the variance within each line that has one, and that between the lines.
 
     Args:
@@ -231,11 +228,7 @@ def _welch(arm: _Sample, reference: _Sample, floor: float) -> Effect:
     variances = [
         max(floor**2 / 2, sample.rounding, sample.variance + sample.single * sample.rounding) for sample in samples
     ]
-    shares = [variance / sample.known for variance, sample in zip(variances, samples, strict=True)]
-    below = sum(share**2 / max(1, sample.known - 1) for share, sample in zip(shares, samples, strict=True))
-    runs = min(sample.known for sample in samples)
-    mean = arm.mean - reference.mean
-    return Effect(mean, math.sqrt(sum(variances)), math.sqrt(sum(shares)), sum(shares) ** 2 / below, runs)
+    return welch(arm.mean - reference.mean, variances, [sample.known for sample in samples])
 
 
 def _with_known_sd(samples: Sequence[_Sample], sd: float) -> Effect:
@@ -384,7 +377,6 @@ class _Line:
     Attributes:
         closed: the verdict that needs no test, "" if there is none.
         differs: likewise for the time.
-        family: of the tests that share an error rate: lines over all blocks, or lines of single blocks.
     """
 
     label: str
@@ -394,7 +386,6 @@ class _Line:
     time: _Difference | None
     closed: str
     differs: str
-    family: int = 0
 
 
 def example_table() -> ResultsTable:
@@ -438,38 +429,41 @@ def judge(
     groups = _make_groups(lines, within)
     base = _reference_of(groups, reference)
     margin = _margin(terms, metric, base, sd)
-    result = _compare(groups, base, metric, sd)
+    whole, of_blocks = _compare(groups, base, metric, sd)
     metric = metric.model_copy(update={"decimals": _decimals(table.runs, metric)})
-    rows = _rows(result, metric, terms, margin.points)
-    whole = [row for row, line in zip(rows, result, strict=True) if line.family == 0]
-    reading = _why_none(whole, result, metric, terms)
-    comparison = Comparison(
-        command="",
-        reference=next(line.label for line in result if line.is_reference),
-        seeds=sorted({int(run.seed) for run in own if _is_seed(run.seed)}),
+    design = Design()
+    references = {line.groups[0].block: line.groups[0] for line in of_blocks or whole if line.is_reference}
+    families = [
+        decided_rows([_undecided(line, references, metric) for line in lines], metric, margin, terms, design)
+        for lines in (whole, of_blocks)
+    ]
+    result = [*whole, *of_blocks]
+    labels = [line.label for line in result if line.is_reference]
+    return conclude(
+        [row for rows in families for row in rows],
+        answered=families[0],
         metric=metric,
-        margin=margin.points,
-        margin_rule=str(terms.margin),
-        margin_reason=margin.reason,
-        time_margin=terms.time_margin,
-        prefer=terms.prefer,
-        arms=rows,
+        margin=margin,
+        terms=terms,
+        design=design,
+        command="",
+        reference=labels[0],
+        seeds=sorted({int(run.seed) for run in own if _is_seed(run.seed)}),
         excluded=copies,
         reading=[
             *(f"Not used: {text}." for text in copies),
-            *reading,
+            *not_recommended(families[0], labels[0], terms.prefer, metric),
             *_notes(result, groups, sd, within, metric.factor),
             *table.notes,
         ],
         records=[],
         judged=JudgedTable(
-            references=[line.label for line in result if line.is_reference],
+            references=labels,
             sd=sd if _uses_sd(result) else None,
             within=list(within),
             independent=[line.label for line in result if not line.is_reference and _is_by_welch(line.value)],
         ),
     )
-    return comparison.model_copy(update={"headline": headline(comparison.model_copy(update={"arms": whole}))})
 
 
 def _is_by_welch(difference: _Difference | None) -> bool:
@@ -482,14 +476,11 @@ def _margin(terms: Criteria, metric: Metric, reference: _Group, sd: float | None
     Raises:
         ConfigError: the metric has no usual margin and none is given, or none can be computed by the rule.
     """
-    rule = terms.rule
-    values = [run.value for run in reference.runs if run.value is not None]
-    if metric.name != ACCURACY.name and rule.kind == "errors":
-        raise ConfigError(f"a margin of {terms.margin} of the errors is one of accuracies; give one of {metric.name}")
+    rule, values = terms.rule, [run.value for run in reference.runs if run.value is not None]
     if metric.name != ACCURACY.name and rule.kind == "auto":
         if metric.margin is None:
             raise ConfigError(f"{metric.name} has no usual margin; give --margin, a difference that does not matter")
-        return AccuracyMargin(metric.margin, "the usual one")
+        return AccuracyMargin(metric.margin, "the usual one", metric=metric)
     if rule.kind == "sd" and sd is None and any(value.sd is not None for value in values):
         raise ConfigError(
             f"a margin of {terms.margin} needs single runs of {reference.arm}, or --sd; give it in points"
@@ -509,8 +500,13 @@ def _decimals(runs: Sequence[Run], metric: Metric) -> int:
     return min(MAX_DECIMALS, max(2 if metric.factor > 1 else 0, statistics.mode(steps or [0])))
 
 
-def _compare(groups: Sequence[_Group], reference: _Group, metric: Metric, sd: float | None) -> list[_Line]:
-    """Return a line for each group, and before them one for each arm over all blocks, if there are several."""
+def _compare(
+    groups: Sequence[_Group], reference: _Group, metric: Metric, sd: float | None
+) -> tuple[list[_Line], list[_Line]]:
+    """Return the lines that answer, and further ones: those of arms over all blocks and of groups, or of groups alone.
+
+    Each of the two is a family of tests.
+    """
     blocks = list(dict.fromkeys(group.block for group in groups))
     of_blocks: list[_Line] = []
     for block in blocks:
@@ -518,12 +514,11 @@ def _compare(groups: Sequence[_Group], reference: _Group, metric: Metric, sd: fl
         base = _reference_in(mine, reference)
         of_blocks += [_line(group, base, reference, metric, sd) for group in mine]
     if len(blocks) == 1:
-        return of_blocks
+        return of_blocks, []
     by_name: dict[str, list[_Line]] = {}
     for line in of_blocks:
         by_name.setdefault(line.groups[0].name, []).append(line)
-    whole = [_over_blocks(name, lines) for name, lines in by_name.items()]
-    return [*whole, *(replace(line, family=1) for line in of_blocks)]
+    return [_over_blocks(name, lines) for name, lines in by_name.items()], of_blocks
 
 
 def _line(group: _Group, base: _Group | None, reference: _Group, metric: Metric, sd: float | None) -> _Line:
@@ -574,86 +569,46 @@ def _speed(run: Run) -> Quantity | None:
     return replace(run.seconds.times(1 / seconds), mean=-math.log(seconds))
 
 
-def _rows(lines: Sequence[_Line], metric: Metric, terms: Criteria, points: float) -> list[ArmSummary]:
-    margin = Margin(points / metric.factor, f"{points:g}")
-    values = _verdicts(lines, margin, lambda line: line.closed, lambda line: line.value)
-    times = _verdicts(lines, terms.time(), lambda line: line.differs, lambda line: line.time)
-    bases = {line.groups[0].block: line for line in lines if line.is_reference and line.family == lines[-1].family}
-    return [
-        _row(line, bases.get(line.groups[0].block), value, time, metric)
-        for line, value, time in zip(lines, values, times, strict=True)
-    ]
+def _undecided(line: _Line, references: Mapping[tuple[str, ...], _Group], metric: Metric) -> Line:
+    """Return a line before its verdicts.
 
-
-def _verdicts(
-    lines: Sequence[_Line], margin: Margin, closed: Callable[[_Line], str], part: Callable[[_Line], _Difference | None]
-) -> list[Verdict]:
-    """Return the verdict of each line; lines over all blocks and those of blocks are tested apart."""
-    verdicts: dict[int, Verdict] = {}
-    for family in {line.family for line in lines}:
-        effects = {
-            number: known.effect
-            for number, line in enumerate(lines)
-            if line.family == family and not line.is_reference and not closed(line) and (known := part(line))
-        }
-        decided = decide(list(effects.values()), margin)
-        verdicts |= dict(zip(effects, decided, strict=True))
-    return [_explained(line, closed(line), part(line), verdicts.get(number)) for number, line in enumerate(lines)]
-
-
-def _explained(line: _Line, closed: str, part: _Difference | None, verdict: Verdict | None) -> Verdict:
-    if line.is_reference:
-        return Verdict(_divergence(line.groups))
-    if closed or part is None:
-        return Verdict(closed if part is not None or closed.startswith("diverged") else "")
-    if part.effect is None:
-        return Verdict(NO_COUNT)
-    if verdict is not None and part.rounded and part.effect.testable and verdict.word.startswith("inconclusive"):
-        return replace(verdict, word=ROUNDED)
-    return verdict or Verdict()
-
-
-def _row(line: _Line, base: _Line | None, value: Verdict, time: Verdict, metric: Metric) -> ArmSummary:
-    sign = 1 if metric.better == "higher" else -1
-    effect = line.value.effect if line.value and not line.is_reference else None
-    timed = line.time.effect if line.time and not line.is_reference else None
-    bounds = [bound for bound in (value.low, value.high) if bound is not None]
-    low, high = sorted(sign * bound for bound in bounds) if len(bounds) == 2 else (None, None)
+    Args:
+        references: of each block.
+    """
     runs = [run for group in line.groups for run in group.runs]
-    known = [run.value.mean / metric.factor for run in runs if run.value is not None]
+    diverged = sum(group.diverged for group in line.groups)
     mean, sd = _mean_and_sd(line, metric)
-    diverged, count = sum(group.diverged for group in line.groups), sum(group.count for group in line.groups)
-    rate = wilson(diverged, count) if diverged else (None, None)
-    peak, base_peak = _peak(line), _peak(base) if base and not line.is_reference else None
-    return ArmSummary(
+    compared = [group for group in line.groups if group.block in references and not line.is_reference]
+    peak, base_peak = _peak(compared), _peak([references[group.block] for group in compared])
+    divergence = _divergence(line.groups)
+    row = ArmSummary(
         arm=line.label,
         engine=None,
         half=None,
         lr=math.nan,
         seeds=sorted({int(run.seed) for run in runs if _is_seed(run.seed)}),
-        completed=count - diverged,
+        completed=sum(group.count for group in line.groups) - diverged,
         diverged=diverged,
         failed=0,
         metric_mean=mean,
         metric_sd=sd,
-        metric_best=metric.best(known),
-        peak_bytes=peak,
-        time_ratio=ratio_of(-timed.mean) if timed else None,
-        time_ratio_low=None if time.high is None else ratio_of(-time.high),
-        time_ratio_high=None if time.low is None else ratio_of(-time.low),
-        time_ratio_confidence=time.confidence,
-        time_verdict="" if line.is_reference else time.word,
-        metric_difference=sign * effect.mean if effect else None,
-        metric_difference_low=low,
-        metric_difference_high=high,
-        metric_difference_confidence=value.confidence,
-        accuracy_verdict=value.word,
-        pairs=effect.pairs if effect else 0,
+        metric_best=metric.best(run.value.mean / metric.factor for run in runs if run.value is not None),
+        peak_bytes=_peak(line.groups),
+        pairs=line.value.effect.pairs if line.value and line.value.effect and not line.is_reference else 0,
         memory_difference=None if peak is None or base_peak is None else peak - base_peak,
-        diverged_low=rate[0],
-        diverged_high=rate[1],
-        status=_divergence(line.groups) or "ok",
+        status=divergence or "ok",
     )
+    if line.is_reference:
+        return Line(row, Evidence(word=divergence))
+    return Line(row, _evidence(line.value, line.closed), _evidence(line.time, line.differs))
+
+
+def _evidence(part: _Difference | None, closed: str) -> Evidence:
+    if part is None:
+        return Evidence(word=closed if closed.startswith("diverged") else "")
+    if part.effect is None:
+        return Evidence(word=closed or NO_COUNT)
+    return Evidence(part.effect, closed, part.effect.mean, part.rounded)
 
 
 def _mean_and_sd(line: _Line, metric: Metric) -> tuple[float | None, float | None]:
@@ -668,18 +623,9 @@ def _mean_and_sd(line: _Line, metric: Metric) -> tuple[float | None, float | Non
     return statistics.fmean(mean for mean, _ in stored), stored[0][1] if len(line.groups) == 1 else None
 
 
-def _peak(line: _Line) -> int | None:
-    sizes = [run.peak_bytes for group in line.groups for run in group.runs if run.peak_bytes is not None]
+def _peak(groups: Iterable[_Group]) -> int | None:
+    sizes = [run.peak_bytes for group in groups for run in group.runs if run.peak_bytes is not None]
     return round(max(sizes)) if sizes else None
-
-
-def _why_none(rows: Sequence[ArmSummary], lines: Sequence[_Line], metric: Metric, terms: Criteria) -> list[str]:
-    """Return why no arm is recommended by the lines over all blocks; nothing where one is."""
-    base = next(line.label for line in lines if line.is_reference)
-    others = [row for row in rows if row.arm != base]
-    if not others or recommended(others, terms.prefer, metric):
-        return []
-    return [not_recommended(others, base, terms.prefer, metric.quality)]
 
 
 def _notes(

@@ -21,7 +21,7 @@ from ampcompare.runs.analysis.inference.effect import (
 from ampcompare.runs.analysis.inference.granularity import in_steps
 from ampcompare.runs.analysis.inference.looks import Design
 from ampcompare.runs.analysis.inference.margins import AccuracyMargin, margin_error, resolve_margin
-from ampcompare.runs.analysis.inference.verdict import Verdict, decide
+from ampcompare.runs.analysis.inference.verdict import Evidence
 from ampcompare.runs.analysis.runs.comparability import accuracy_reason, began_apart
 from ampcompare.runs.analysis.runs.identity import IDENTICAL, identical
 from ampcompare.runs.analysis.runs.learning import NO_VERDICT, idle_pairs, idle_verdict, no_number, no_ratio
@@ -34,8 +34,8 @@ from ampcompare.runs.records.run import RunRecord
 __all__ = [
     "accuracy_effect",
     "accuracy_effects",
+    "accuracy_evidence",
     "accuracy_margin",
-    "accuracy_verdicts",
     "failure_verdict",
     "precision_rows",
 ]
@@ -110,20 +110,18 @@ def accuracy_effect(pairs: Sequence[Pair], error_share: float = 0.0, pilot: Coll
     return replace(effect, margin_error=moved, step=step)
 
 
-def accuracy_verdicts(
-    arms: Mapping[str, tuple[Sequence[RunRecord], Sequence[Pair]]],
+def accuracy_evidence(
+    records: Sequence[RunRecord],
+    pairs: Sequence[Pair],
     margin: AccuracyMargin,
     design: Design,
     *,
     same_software: bool = True,
-) -> dict[str, Verdict]:
-    """Return the verdict of each arm; one that needs no test has no interval and takes no share of the error rate."""
-    words = {arm: _untested(records, pairs, same_software) for arm, (records, pairs) in arms.items()}
-    untested = {arm: Verdict(word) for arm, word in words.items() if word}
-    tested = [arm for arm in arms if arm not in untested]
-    effects = [accuracy_effect(arms[arm][1], margin.error_share, design.pilot) for arm in tested]
-    verdicts = decide(effects, margin.of_scores(), design.error_rate, design.next_error_rate)
-    return {**untested, **dict(zip(tested, verdicts, strict=True))}
+) -> Evidence:
+    """Return what pairs say of the metric, and the verdict of an arm that needs no test."""
+    word, shown = _untested(records, pairs, same_software), accuracy_effect(pairs)
+    effect = None if word else accuracy_effect(pairs, margin.error_share, design.pilot)
+    return Evidence(effect, word, None if shown is None else shown.mean)
 
 
 def failure_verdict(records: Sequence[RunRecord]) -> str:

@@ -17,7 +17,7 @@ with seeds for readers, one pair of "modalities" and samples for cases.
 Sources: Satterthwaite, Biometrics Bulletin 2 (1946); Clark, J. Verbal Learning and Verbal Behavior 12 (1973), for the
 error of taking materials as fixed; Hillis, Statistics in Medicine 26 (2007), for the variance that is never below that
 of the seeds alone and its degrees of freedom; Bonett and Price, J. Educational and Behavioral Statistics 37 (2012), for
-two pseudo-samples. How well the intervals cover: `benchmarks/new_images.py`.
+two pseudo-samples. How well the intervals cover: `docs/benchmarks/new_images.md`.
 """
 
 from __future__ import annotations
@@ -286,14 +286,13 @@ def new_samples_error(squares: MeanSquares) -> tuple[Any, Any]:
     return np.sqrt(variance / (squares.num_seeds * squares.num_samples)), freedom
 
 
-def samples_needed(squares: MeanSquares, margin: float, alpha: float = ERROR_RATE, power: float = POWER) -> int | None:
-    """Return about how many samples would show equivalence on new ones, if the arms do not differ.
+def samples_needed(squares: MeanSquares, margin: float, alpha: float = ERROR_RATE) -> int | None:
+    """Return about how many samples would show equivalence on new ones with a power of 80 %, if the arms do not differ.
 
     Args:
         squares: of one comparison; another number of samples keeps its components of variance and its seeds.
         margin: of the differences.
         alpha: of each of the two one-sided tests.
-        power: with which both succeed.
 
     Returns:
         None if no number would do: the spread over so few seeds alone is too large.
@@ -309,6 +308,6 @@ def samples_needed(squares: MeanSquares, margin: float, alpha: float = ERROR_RAT
     over_seeds = (seed_variance + residual / counts) / seeds
     variance = over_seeds + sample_variance / counts
     freedom = (seeds - 1) * (variance / over_seeds) ** 2
-    needed = (stdtrit(freedom, 1 - alpha) + stdtrit(freedom, 1 - (1 - power) / 2)) * np.sqrt(variance)
+    needed = (stdtrit(freedom, 1 - alpha) + stdtrit(freedom, 1 - (1 - POWER) / 2)) * np.sqrt(variance)
     enough = np.flatnonzero(needed <= margin)
     return int(counts[enough[0]]) if len(enough) else None

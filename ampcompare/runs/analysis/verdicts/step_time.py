@@ -9,49 +9,39 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
-from ampcompare.runs.analysis.inference.criteria import Criteria
 from ampcompare.runs.analysis.inference.effect import MIN_PAIRS, Effect, paired
-from ampcompare.runs.analysis.inference.looks import Design
-from ampcompare.runs.analysis.inference.verdict import Verdict, decide
+from ampcompare.runs.analysis.inference.verdict import Evidence
 from ampcompare.runs.analysis.runs.comparability import time_reason
 from ampcompare.runs.analysis.runs.pairs import Pair, divergence_verdict
 from ampcompare.runs.analysis.runs.time_validity import invalid_reason
 from ampcompare.runs.records.run import RunRecord, TimingRound
 
-__all__ = ["TIME_FLOOR", "StepTimes", "ratio_of", "rounds_sentence", "step_times", "time_verdicts"]
+__all__ = ["TIME_FLOOR", "ratio_of", "rounds_sentence", "step_times", "time_evidence"]
 
 TIME_FLOOR = 0.001  # spread of a log ratio: no median of step times is known to better than a thousandth
 MAX_LOGARITHM = 709.0  # of a float
 
 
-@dataclass(frozen=True)
-class StepTimes:
-    """What the step times of pairs say: an effect over the valid pairs, or why there is none, and the plain ratio."""
-
-    effect: Effect | None
-    ratio: float | None
-    why_not: str
-
-
-def step_times(pairs: Sequence[Pair], *, same_software: bool = True) -> StepTimes:
+def step_times(pairs: Sequence[Pair], *, same_software: bool = True) -> Evidence:
+    """Return the effect over the valid pairs, or why there is none; the mean is over all pairs where none is valid."""
     differs = time_reason(pairs, same_software=same_software)
     rounds = [_rounds_of(pair) for pair in pairs]
     seeds = rounds if all(rounds) else [[pair] for pair in pairs]
     timed = _kept(seeds, lambda pair: all(record.summary.step_seconds_median for record in pair))
-    ratio = ratio_of(-_time_effect(timed).mean) if timed else None
+    mean = _time_effect(timed).mean if timed else None
     if differs:
-        return StepTimes(None, ratio, f"not comparable ({differs})")
+        return Evidence(None, f"not comparable ({differs})", mean)
     valid = _kept(seeds, lambda pair: not _invalid(pair))
     if not pairs:
-        return StepTimes(None, None, "")
+        return Evidence()
     if len(valid) < min(MIN_PAIRS, len(seeds)):
         reasons = [_invalid(pair) for seed in seeds for pair in seed]
-        return StepTimes(None, ratio, f"invalid measurement ({statistics.mode(filter(None, reasons))})")
+        return Evidence(None, f"invalid measurement ({statistics.mode(filter(None, reasons))})", mean)
     effect = _time_effect(valid)
-    return StepTimes(effect, ratio_of(-effect.mean), "")
+    return Evidence(effect, mean=effect.mean)
 
 
 def _invalid(pair: Pair) -> str:
@@ -111,13 +101,7 @@ def _log_time(record: RunRecord) -> float:
     return math.log(record.summary.step_seconds_median or 1)
 
 
-def time_verdicts(
-    arms: Mapping[str, tuple[Sequence[RunRecord], StepTimes]], terms: Criteria, design: Design
-) -> dict[str, Verdict]:
-    """Return the verdict of each arm on the logarithm of its speed; without a test there is a word and no interval."""
-    effects = [time.effect for _, time in arms.values()]
-    verdicts = decide(effects, terms.time(), design.error_rate, design.next_error_rate)
-    return {
-        arm: verdict if verdict.word else Verdict(time.why_not or divergence_verdict(records))
-        for (arm, (records, time)), verdict in zip(arms.items(), verdicts, strict=True)
-    }
+def time_evidence(records: Sequence[RunRecord], pairs: Sequence[Pair], *, same_software: bool = True) -> Evidence:
+    """Return what pairs say of the step time; without a test there is a word."""
+    times = step_times(pairs, same_software=same_software)
+    return times if times.effect or times.word else replace(times, word=divergence_verdict(records))

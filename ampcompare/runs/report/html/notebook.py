@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from ampcompare.base.shown import ShownParts
+from ampcompare.base.formatting import printable
 from ampcompare.runs.analysis.summary import summarize
 from ampcompare.runs.records.run import RunRecord
 from ampcompare.runs.report.base import FORMATS, document_of
-from ampcompare.runs.report.document import Code, Document, Figure, Items, Section, Table
+from ampcompare.runs.report.document import Code, Document, Figure, Section, Table
 from ampcompare.runs.report.html.assets import looks, style, template
 from ampcompare.runs.report.outlines import LEAD
 from ampcompare.runs.report.terminal import Terminal
 
-__all__ = ["document_view", "parts_view", "record_view", "result_view", "scoped_style"]
+__all__ = ["document_view", "lint_view", "migration_view", "record_view", "result_view", "scoped_style"]
 
 # What says in which colors a page is shown, before what the reader's system says: JupyterLab and nbconvert, VS Code,
 # sites of mkdocs-material, Colab.
@@ -87,16 +86,21 @@ def record_view(record: RunRecord) -> tuple[str, str | None]:
     return result_view(summarize([record], arms=[record.arm], reference=record.arm))
 
 
-def parts_view(result: ShownParts) -> tuple[str, str | None]:
-    """Return a result of parts as text, and as HTML with its tables, lists and code."""
-    parts = result._parts()
-    tables = [
-        Section(title, [Table.of(heads, rows, caption=", ".join(heads), prose=True)], title)
-        for title, heads, rows in parts.tables
-        if rows
-    ]
-    lists = [Section(title, [Items(lines)], title) for title, lines in parts.lists]
-    codes = [Section(title, [Code(text)], title) for title, text in parts.codes]
-    sections = [replace(section, name=str(at)) for at, section in enumerate([*tables, *lists, *codes])]
-    document = Document("", sections, title=parts.title, subtitle=parts.subtitle, warnings=parts.warnings)
-    return parts.text, document_view(document)
+def lint_view(report: Any) -> tuple[str, str | None]:
+    """Return what lint found, a `Report` of it."""
+    rows, unread, title = report.rows(), list(map(str, report.unread)), report.summary()
+    lines = [f"{place}: {code} {printable(message, 500)}" for place, code, _, message, _ in rows]
+    table = Table.of(
+        ("place", "code", "level", "found", "remedy"), rows, caption="place, code, level, found, remedy", prose=True
+    )
+    document = Document("", [Section("found", [table] if rows else [])], title=title, warnings=unread)
+    return "\n".join([*lines, *unread, title]), document_view(document)
+
+
+def migration_view(migrated: Any) -> tuple[str, str | None]:
+    """Return what migrate makes of a file, a `FileMigration`, with the patch."""
+    rows, patch, title = migrated.rows(), migrated.diff(), migrated.summary()
+    table = Table.of(("place", "kind", "message"), rows, caption="place, kind, message", prose=True)
+    sections = [Section("found", [table] if rows else []), Section("patch", [Code(patch)] if patch else [], "Patch")]
+    text = "\n".join([title, "", patch, *migrated.lines()]).rstrip("\n")
+    return text, document_view(Document("", sections, title=title))

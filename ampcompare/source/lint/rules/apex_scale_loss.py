@@ -9,8 +9,7 @@ from collections.abc import Iterator
 from ampcompare.source.branches import Facts, conditions, contradict, facts_at, narrowed
 from ampcompare.source.calls import argument, is_literal
 from ampcompare.source.edits import Edit
-from ampcompare.source.lint.finding import Finding
-from ampcompare.source.lint.mistake import Mistake
+from ampcompare.source.lint.mistake import Finding, Mistake
 from ampcompare.source.lint.module import LintModule, Trace, literal, name_of, rule
 from ampcompare.source.lint.trace import Event, Kind, plain
 from ampcompare.source.module import Scope

@@ -9,8 +9,7 @@ from ampcompare.source.amp_names import AUTOCASTS
 from ampcompare.source.branches import conditions, contradict
 from ampcompare.source.calls import argument
 from ampcompare.source.edits import Edit
-from ampcompare.source.lint.finding import Finding
-from ampcompare.source.lint.mistake import Mistake
+from ampcompare.source.lint.mistake import Finding, Mistake
 from ampcompare.source.lint.module import LintModule, literal, name_of, rule
 from ampcompare.source.lint.trace import Context, Event, Kind
 from ampcompare.source.module import Scope

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from ampcompare.source.amp_names import AUTOCASTS
 from ampcompare.source.calls import argument
 from ampcompare.source.edits import Edit
-from ampcompare.source.lint.finding import Finding
-from ampcompare.source.lint.mistake import Mistake
+from ampcompare.source.lint.mistake import Finding, Mistake
 from ampcompare.source.lint.module import LintModule, name_of, rule
 from ampcompare.source.lint.rules.autocast import is_fp16, is_in_fp16_block
 from ampcompare.source.module import Scope

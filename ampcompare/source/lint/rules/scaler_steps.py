@@ -6,8 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from ampcompare.source.edits import Edit
-from ampcompare.source.lint.finding import Finding
-from ampcompare.source.lint.mistake import Mistake
+from ampcompare.source.lint.mistake import Finding, Mistake
 from ampcompare.source.lint.module import LintModule, Trace, events_between, rule
 from ampcompare.source.lint.trace import Event, Kind, plain
 
@@ -20,10 +19,6 @@ def _receiver(module: LintModule, event: Event) -> str:
     """Return the source of the object whose method is called."""
     assert isinstance(event.call.func, ast.Attribute)
     return module.source(event.call.func.value)
-
-
-def _first_argument(module: LintModule, event: Event) -> str:
-    return module.source(event.call.args[0]) if event.call.args else ""
 
 
 def _last_before(trace: Trace, event: Event, *kinds: Kind) -> Event | None:

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 
 from ampcompare.source.amp_names import AUTOCASTS
 from ampcompare.source.calls import argument, is_literal
-from ampcompare.source.lint.finding import Finding
-from ampcompare.source.lint.mistake import Mistake
+from ampcompare.source.lint.mistake import Finding, Mistake
 from ampcompare.source.lint.module import LintModule, literal, name_of, rule
 
 __all__: list[str] = []

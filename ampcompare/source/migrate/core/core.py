@@ -6,23 +6,21 @@ import ast
 
 from ampcompare.source.amp_names import AUTOCASTS, SCALERS
 from ampcompare.source.branches import branches_around, is_exclusive
-from ampcompare.source.calls import last_name, parameters
+from ampcompare.source.calls import last_name, parameters, passed
 from ampcompare.source.edits import Edits
-from ampcompare.source.migrate.core.autocast import note_handed_on, note_missing_forward, optimizer_near, wrap_forward
 from ampcompare.source.migrate.core.context import Core
-from ampcompare.source.migrate.core.given_optimizers import find_helped
 from ampcompare.source.migrate.core.initialize import create_scalers
 from ampcompare.source.migrate.core.scalers import plan_scalers
 from ampcompare.source.migrate.core.state_dict import optimizer_of_state, rewrite_state
 from ampcompare.source.migrate.core.steps import note_steps_apart, rewrite_steps
 from ampcompare.source.migrate.core.timm_scaler import rewrite_timm, uses_timm_scaler
 from ampcompare.source.migrate.core.unscale import place_unscale
-from ampcompare.source.migrate.finding import Finding
+from ampcompare.source.migrate.finding import Finding, Unsure
 from ampcompare.source.migrate.read.forward import find_forward, model_keys
 from ampcompare.source.migrate.read.names import Names, drop_passed
 from ampcompare.source.migrate.read.neighbours import Around
 from ampcompare.source.migrate.read.order import find_order
-from ampcompare.source.migrate.read.sites import Backward, Initialize, Sites, Step, Unsure, collect_sites
+from ampcompare.source.migrate.read.sites import Backward, Initialize, Sites, Step, collect_sites
 from ampcompare.source.module import Function, Module
 from ampcompare.source.syntax import dotted, walk
 
@@ -496,3 +494,92 @@ def _refuse_inside(core: Core, statement: ast.With) -> None:
     for step in core.sites.steps:
         if statement in core.module.ancestors(step.statement):
             raise Unsure(step.call, "the step is inside the block of scale_loss, where gradients are still scaled")
+
+
+def find_helped(module: Module, sites: Sites, around: Around) -> bool:
+    """Return whether such a function is in the module, so that the optimizer must carry the scaler to it.
+
+    Raises:
+        Unsure: no step is seen, or it may stay as it is.
+    """
+    stepped = {_tail(each.optimizer) for each in sites.steps}
+    helped = False
+    for backward in sites.backwards:
+        for key in backward.optimizers:
+            if _tail(key) in stepped:
+                continue
+            if not _is_parameter(backward, key) or not (_steps_all(sites.initializes, stepped) or around.steps):
+                raise Unsure(
+                    backward.statement,
+                    f"no {key}.step() is in this file; it must become scaler.step({key}) together with this block",
+                )
+            helped = True
+    return helped
+
+
+def _is_parameter(backward: Backward, key: str) -> bool:
+    return backward.function is not None and key in parameters(backward.function)
+
+
+def _steps_all(initializes: list[Initialize], stepped: set[str]) -> bool:
+    """Return whether a module initializes, and steps all that it initializes."""
+    keys: list[str | None] = []
+    for each in initializes:
+        value = each.arguments.get("optimizers")
+        keys += [dotted(one) for one in getattr(value, "elts", [value])]
+    return bool(keys) and all(key is not None and _tail(key) in stepped for key in keys)
+
+
+def _tail(key: str) -> str:
+    return key.rpartition(".")[2]
+
+
+def note_missing_forward(core: Core) -> None:
+    """Note the losses whose forward pass is in another file, where the model does not cast by itself."""
+    if core.sites.initializes:
+        return
+    context = "torch.autocast (migrate does that where it finds amp.initialize)"
+    if core.target == "precision":
+        context = "precision.autocast(), which only matters to arms other than those of Apex"
+    for each in core.forward.missing:
+        core.note(each.statement, f"the forward pass of this loss is in another file; it must run under {context}")
+
+
+def note_handed_on(core: Core) -> None:
+    """Note the calls of functions of other files that get a loss with an optimizer, and may scale it."""
+    known = {key.rpartition(".")[2] for key in core.sites.optimizers} | {
+        each.optimizer.rpartition(".")[2] for each in core.sites.steps
+    }
+    followed = {id(each.call) for each in core.sites.backwards}
+    for node in core.module.calls:
+        if id(node) in followed or core.names.meaning(node.func) is not None:
+            continue
+        key = dotted(node.func)
+        given = [dotted(each) or "" for each in passed(node)]
+        if (
+            key is None
+            or key in core.module.functions
+            or not any(each.rpartition(".")[2] in known for each in given if each)
+        ):
+            continue
+        if any("loss" in each.rpartition(".")[2].lower() for each in given):
+            core.note(
+                node,
+                f"{key} gets the loss and the optimizer, and is no function of this file; if it scales the loss, the "
+                "forward pass must run under torch.autocast here, or in the model",
+            )
+
+
+def wrap_forward(core: Core) -> None:
+    """Put the forward passes that were found under autocast."""
+    for first, last in core.forward.regions:
+        core.edits.wrap(first, last, core.autocast(first, optimizer_near(core, first)))
+
+
+def optimizer_near(core: Core, node: ast.AST) -> str | None:
+    """Return an optimizer of the function around a node, else of the module."""
+    function = core.module.function(node)
+    for backward in core.sites.backwards:
+        if backward.optimizers and backward.function is function:
+            return backward.optimizers[0]
+    return core.sites.optimizers[0] if core.sites.optimizers else None

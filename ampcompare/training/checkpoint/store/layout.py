@@ -81,14 +81,14 @@ def one_or_list(entries: Sequence[Any]) -> Any:
     return entries[0] if len(entries) == 1 else list(entries)
 
 
-def require_plain(state: Any, place: str = "the state") -> None:
+def require_plain(state: Any) -> None:
     """Check that a state holds only tensors, plain values, and dicts, lists and tuples of these.
 
     Raises:
         CheckpointError: naming the place of the first other object.
     """
     seen: set[int] = set()
-    todo: list[tuple[str, Any]] = [(place, state)]
+    todo: list[tuple[str, Any]] = [("the state", state)]
     while todo:
         place, value = todo.pop()
         if isinstance(value, Tensor) and is_traceable_wrapper_subclass(value):

@@ -272,6 +272,15 @@ def test_blocks_that_can_be_tested_alone() -> None:
     assert _row(comparison, "amp gpus=1").accuracy_verdict == "equivalent (±0.5)"
 
 
+def test_the_memory_over_blocks_is_that_of_the_same_blocks() -> None:
+    """The largest peak of an arm over all blocks is compared with the reference's largest, not with its first."""
+    text = "arm,gpus,accuracy,memory\n" + "".join(
+        f"fp32,{gpus},75.1,{gpus * 1000}\namp,{gpus},75.1,{gpus * 800}\n" for gpus in (1, 2, 4)
+    )
+    row = _row(judge(read_table(text, "t"), within=("gpus",)), "amp")
+    assert (row.peak_bytes, row.memory_difference) == (3200 * 2**20, -800 * 2**20)
+
+
 def test_a_block_without_the_reference() -> None:
     """Arms of a block that has no reference are not comparable, and are left out of the mean over blocks."""
     text = "arm,gpus,accuracy\n" + "".join(f"fp32,{g},75.{g}\namp,{g},75.{g}\n" for g in (1, 2, 4)) + "amp,8,90\n"

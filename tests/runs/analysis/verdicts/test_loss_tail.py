@@ -13,8 +13,9 @@ from ampcompare.base.errors import ConfigError
 from ampcompare.runs.analysis.gates import check_gates, parse_gate
 from ampcompare.runs.analysis.inference.criteria import Criteria, criteria_of
 from ampcompare.runs.analysis.inference.looks import Design, changed_terms
+from ampcompare.runs.analysis.inference.verdict import verdicts_on
 from ampcompare.runs.analysis.summary import summarize
-from ampcompare.runs.analysis.verdicts.loss_tail import loss_verdicts, tail_loss
+from ampcompare.runs.analysis.verdicts.loss_tail import loss_evidence, tail_loss
 from ampcompare.runs.records.comparison import Comparison
 from ampcompare.runs.records.look import Look
 from ampcompare.runs.records.run import RunRecord
@@ -112,9 +113,9 @@ def test_the_family_is_its_own(make_record: MakeRecord) -> None:
             (make_record("half", seed, loss_tail=loss * factor), make_record("fp32", seed, loss_tail=loss))
             for seed, (loss, factor) in enumerate(zip(REFERENCE, factors.tolist(), strict=True))
         ]
-        arms[f"{number}"] = ([arm for arm, _ in pairs], pairs)
-    together = loss_verdicts(arms, Criteria(), Design())
-    alone = {arm: loss_verdicts({arm: arms[arm]}, Criteria(), Design())[arm] for arm in arms}
+        arms[f"{number}"] = loss_evidence([arm for arm, _ in pairs], pairs, Design())
+    together = verdicts_on(arms, Criteria().loss(), Design())
+    alone = {arm: verdicts_on({arm: its}, Criteria().loss(), Design())[arm] for arm, its in arms.items()}
     confidence = [(together[arm].confidence or 0, alone[arm].confidence or 0) for arm in arms]
     assert all(several >= one for several, one in confidence)
     assert any(several > one for several, one in confidence)
@@ -140,7 +141,8 @@ def test_seeds_and_not_steps_are_the_unit(make_record: MakeRecord) -> None:
         for seed in range(3):
             ours, theirs = np.exp(0.01 * generator.normal(size=2)).tolist()
             pairs.append((_with_tail(template, seed, ours), _with_tail(template, seed, theirs)))
-        word = loss_verdicts({"half": ([arm for arm, _ in pairs], pairs)}, Criteria(), Design())["half"].word
+        evidence = {"half": loss_evidence([arm for arm, _ in pairs], pairs, Design())}
+        word = verdicts_on(evidence, Criteria().loss(), Design())["half"].word
         wrong += word.startswith(("better", "worse"))
     assert wrong <= 11
 

@@ -1,0 +1,1121 @@
+"""Small networks with one planted fault of precision each, and healthy ones: what `diagnose` is measured on.
+
+`NETWORKS` is the table; its column `corpus` says when a network was written:
+
+    planted     the thresholds of the diagnosis were settled with these
+    held out    after that, changing none of them
+    new, everyday, written    later still, each before the diagnosis first ran on it
+
+A loop gets a precision and trains; the place of a planted fault is the name of a module, a mark in a line of this file,
+or an option of the arm. Networks of `written` compute their loss themselves, as models of a library do.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from ampcompare import Precision
+from ampcompare.runs.records.diagnosis import Diagnosis
+
+__all__ = ["NETWORKS", "Network", "is_found", "is_named", "proposed"]
+
+STEPS = 40
+SIXTEEN, BF16 = "half:master_weights,dynamic", "half:bf16,master_weights"
+O1, O2, NATIVE = "apex:O1", "apex:O2", "native:fp16"
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+def place_of_mark(mark: str) -> str:
+    """Return file:line of the line of this file that ends with a mark, with the file's name alone."""
+    file = Path(__file__)
+    lines = file.read_text(encoding="utf-8").splitlines()
+    (number,) = [at for at, line in enumerate(lines, 1) if line.endswith(f"# plant: {mark}")]
+    return f"{file.name}:{number}"
+
+
+@dataclass(frozen=True)
+class Network:
+    """One network.
+
+    Attributes:
+        place: module, `#mark` of a line, or option of the arm; "" for a healthy network.
+        also: other places of which each removes the same cause.
+        corpus: that it is one of.
+    """
+
+    name: str
+    arm: str
+    loop: Callable[[Precision], Any]
+    place: str = ""
+    also: tuple[str, ...] = ()
+    corpus: str = ""
+
+    @property
+    def kind(self) -> str:
+        """The group of the results: corpus, and whether a fault is planted or the network is healthy."""
+        if self.corpus == "held out":
+            return self.corpus
+        word = "planted" if self.place else "healthy"
+        return word if self.corpus == "planted" else f"{self.corpus} {word}"
+
+
+def proposed(found: Diagnosis) -> list[str]:
+    """Return what a diagnosis proposes: modules, file:line with the file's name alone, names of options."""
+    if found.cure is None:
+        return []
+    names = [option.partition("=")[0] for option in found.cure.option.split(", ") if option]
+    return [*(place.rpartition("/")[2] for place in found.cure.keeps), *names]
+
+
+def is_found(network: Network, found: Diagnosis) -> bool:
+    """Return whether the planted place, and nothing else, is proposed."""
+    names = proposed(found)
+    return len(names) == 1 and names[0] in _places(network)
+
+
+def is_named(network: Network, found: Diagnosis) -> bool:
+    """Return whether the first line has the planted place, as the place of the fault, its reason or its cure."""
+    if not found.faults:
+        return False
+    first = found.faults[0]
+    known = {first.place.module, first.place.where.rpartition("/")[2], *proposed(found)}
+    return any(place in known or place in first.reason for place in _places(network))
+
+
+def _places(network: Network) -> list[str]:
+    return [place_of_mark(place[1:]) if place.startswith("#") else place for place in (network.place, *network.also)]
+
+
+def _targets(count: int) -> Tensor:
+    return torch.arange(count) % 4
+
+
+def loop_of(
+    make: Callable[[], nn.Module],
+    *,
+    loss: Loss | None = F.cross_entropy,
+    optimizer: Callable[[Any], torch.optim.Optimizer] = lambda params: torch.optim.SGD(params, lr=0.05),
+    inputs: Callable[[int, int], Tensor] = torch.randn,
+) -> Callable[[Precision], Any]:
+    """Return a loop over random batches of 8 rows of 16 numbers.
+
+    Args:
+        loss: None where the model is called with the labels and returns the loss.
+    """
+
+    def loop(precision: Precision) -> None:
+        torch.manual_seed(0)
+        model = make()
+        (model,), (stepper,) = precision.prepare([model], [optimizer(model.parameters())])
+        for _ in range(STEPS):
+            x, y = inputs(8, 16), _targets(8)
+            with precision.autocast():
+                value = model(x, y) if loss is None else loss(model(x), y)
+            precision.backward(value, [stepper])
+            precision.step(stepper)
+            stepper.zero_grad()
+
+    return loop
+
+
+def own_loss(make: Callable[[], nn.Module], **options: Any) -> Callable[[Precision], Any]:
+    """Return a loop for a model that computes its loss."""
+    return loop_of(make, loss=None, **options)
+
+
+class Body(nn.Module):
+    """Two layers around a part in the middle, which holds the fault or nothing."""
+
+    def __init__(self, middle: nn.Module, *, last: nn.Module | None = None, width: int = 16) -> None:
+        super().__init__()
+        self.first = nn.Linear(16, width)
+        self.middle = middle
+        self.head = last or nn.Linear(width, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.middle(torch.relu(self.first(x))))
+        return out
+
+
+class Apply(nn.Module):
+    """A function as a module of its own."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x)
+
+
+class Through(nn.Module):
+    """Named parts, and how an input is led through them."""
+
+    def __init__(self, through: Callable[[Any, Tensor], Tensor], **parts: nn.Module) -> None:
+        super().__init__()
+        for name, part in parts.items():
+            self.add_module(name, part)
+        self.through = through
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.through(self, x)
+
+
+class Scaled(nn.Module):
+    """A linear layer whose weights are multiplied once, at the start."""
+
+    def __init__(self, inputs: int, outputs: int, factor: float) -> None:
+        super().__init__()
+        self.layer = nn.Linear(inputs, outputs)
+        with torch.no_grad():
+            self.layer.weight.mul_(factor)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.layer(x)
+        return out
+
+
+class RunningMean(nn.Module):
+    """Subtracts a mean that it keeps in a buffer."""
+
+    mean: Tensor
+
+    def __init__(self, width: int, start: float, rate: float) -> None:
+        super().__init__()
+        self.rate = rate
+        self.register_buffer("mean", torch.full((width,), start))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + 300.0
+        with torch.no_grad():
+            self.mean.add_(self.rate * (x.mean(0).to(self.mean.dtype) - self.mean))
+        return x - self.mean
+
+
+class Attention(nn.Module):
+    """One head, written with functions."""
+
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        self.query, self.key, self.value = (nn.Linear(16, 16) for _ in range(3))
+        self.scale = scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores = self.query(x * self.scale) @ self.key(x * self.scale).T  # plant: scores
+        return torch.softmax(scores / (16.0 * self.scale**2), -1) @ self.value(x)
+
+
+def norm_of(x: Tensor) -> Tensor:
+    return x / (x * x).sum(-1, keepdim=True).sqrt()
+
+
+def big_norm(x: Tensor) -> Tensor:
+    return norm_of(x * 500.0)
+
+
+def softmax_by_hand(x: Tensor) -> Tensor:
+    powers = torch.exp(x * 30.0)
+    return powers / powers.sum(-1, keepdim=True)
+
+
+def sum_of_many(x: Tensor) -> Tensor:
+    return x + x.repeat_interleave(4096, 0).reshape(8, -1).mul(20.0).abs().sum(-1, keepdim=True) * 1e-6
+
+
+def small_division(x: Tensor) -> Tensor:
+    tiny = x.detach().abs().mean() * 1e-5 * 1e-4
+    return x * 1e-5 / tiny * 1e-4
+
+
+def variance_by_hand(x: Tensor) -> Tensor:
+    y = x + 200.0
+    variance = (y * y).mean(-1, keepdim=True) - y.mean(-1, keepdim=True) ** 2
+    return x * (variance + 1.0).rsqrt()
+
+
+def cube(x: Tensor) -> Tensor:
+    return ((x * 60.0) ** 3) * 1e-5
+
+
+def mask_value(x: Tensor) -> Tensor:
+    mask = torch.zeros(8, 16)
+    mask[:, ::2] = -1e9
+    mask[3] = -1e9  # a row without any element: the mean over all in fp32, NaN where -1e9 is -inf
+    return torch.softmax(x + mask.to(x.dtype), -1)
+
+
+def log_of_small(x: Tensor) -> Tensor:
+    return torch.log(torch.sigmoid(-x * 25.0 - 5.0) + 1e-12) * 0.01
+
+
+def cosh_loss(logits: Tensor, y: Tensor) -> Tensor:
+    return torch.log(torch.cosh(logits.half() * 60.0)).mean()  # plant: cosh
+
+
+def exp_loss(logits: Tensor, y: Tensor) -> Tensor:
+    return torch.exp(logits.half() * 20.0 + 8.0).mean().log()  # plant: exp
+
+
+def half_sum_loss(logits: Tensor, y: Tensor) -> Tensor:
+    return (logits.half() * 300.0).square().sum() / 1e6  # plant: half sum
+
+
+def tiny_loss(logits: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(logits, y) * 1e-7
+
+
+def slow(params: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(params, lr=1e-4)
+
+
+def tiny_adam(params: Any) -> torch.optim.Optimizer:
+    return torch.optim.Adam(params, lr=1e-5, eps=1e-4)
+
+
+def middle(function: Callable[[Tensor], Tensor]) -> Callable[[], nn.Module]:
+    return lambda: Body(Apply(function))
+
+
+def plain() -> nn.Module:
+    return Body(nn.Identity())
+
+
+def convolutions(factor: float) -> nn.Module:
+    """Return two convolutions around a normalization by hand."""
+    return Through(
+        lambda m, x: m.tail(m.normalize(torch.relu(m.stem(x.reshape(-1, 1, 4, 4))))).mean((2, 3)),
+        stem=nn.Conv2d(1, 8, 3, padding=1),
+        normalize=Apply(lambda x: x * factor / ((x * factor).square().mean((2, 3), keepdim=True) + 1.0).sqrt()),
+        tail=nn.Conv2d(8, 4, 3, padding=1),
+    )
+
+
+def recurrent(factor: float) -> nn.Module:
+    """Return a GRU over four parts of the input, whose last state is raised to a power."""
+    return Through(
+        lambda m, x: m.head(m.power(m.cell(x.reshape(-1, 4, 4))[0][:, -1])),
+        cell=nn.GRU(4, 16, batch_first=True),
+        power=Apply(lambda x: (x * factor).pow(4) / factor**4),
+        head=nn.Linear(16, 4),
+    )
+
+
+def shared(factor: float) -> nn.Module:
+    """Return a layer that is used twice, with a product of its results."""
+    return Through(
+        lambda m, x: m.head(m.square(m.layer(m.layer(x)))),
+        layer=nn.Linear(16, 16),
+        square=Apply(lambda x: (x * factor) * (x * factor) / factor**2),
+        head=nn.Linear(16, 4),
+    )
+
+
+def in_turn(blocks: Iterable[nn.Module], *, call: Callable[..., Any] = lambda block, x: block(x)) -> nn.Module:
+    """Return blocks that are called one after the other, and a head."""
+    return Through(
+        lambda m, x: m.head(functools.reduce(lambda value, block: call(block, value), m.blocks, x)),
+        blocks=nn.ModuleList(blocks),
+        head=nn.Linear(16, 4),
+    )
+
+
+def odds_in_third_block(slope: float) -> nn.Module:
+    """Return a stack whose third block has an odds ratio instead of an activation."""
+    odds = Apply(lambda x: torch.log1p(torch.sigmoid(x * slope) / (1.0 - torch.sigmoid(x * slope) + 1e-9)))
+    return in_turn(nn.Sequential(nn.Linear(16, 16), odds if number == 2 else nn.Tanh()) for number in range(4))
+
+
+def distances(x: Tensor) -> Tensor:
+    far = x + 150.0
+    return ((far[:, None] - far[None] * -1.0).square().sum(-1) / 1e5).repeat(1, 2)
+
+
+def logsumexp_by_hand(x: Tensor) -> Tensor:
+    return x + torch.log(torch.exp(x * 12.0).sum(-1, keepdim=True)) / 12.0
+
+
+def divergence_by_hand(logits: Tensor, y: Tensor) -> Tensor:
+    p = torch.softmax(logits.half() * 30.0, -1).half()
+    return (p * torch.log(p / 1e-9)).sum(-1).mean()  # plant: divergence
+
+
+def rms_without_room(x: Tensor) -> Tensor:
+    small = x * 1e-4
+    return small * (small.square().mean(-1, keepdim=True) + 1e-8).rsqrt()
+
+
+def long_cumsum(x: Tensor) -> Tensor:
+    return x + x.abs().repeat(1, 512).mul(40.0).cumsum(-1)[:, -16:] * 1e-6
+
+
+def contrastive(logits: Tensor, y: Tensor) -> Tensor:
+    z = F.normalize(logits.half(), dim=-1)
+    scores = z @ z.T / 1e-5  # plant: contrastive temperature
+    return F.cross_entropy(scores.float() * 1e-4, y)
+
+
+def focal_in_half(logits: Tensor, y: Tensor) -> Tensor:
+    scores = logits.half().gather(1, y[:, None]) * 60.0
+    return -(torch.log(torch.sigmoid(scores - 25.0)) * 0.01).float().mean()  # plant: focal in half
+
+
+def faint(logits: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(logits.float(), y) * 3e-8
+
+
+def crawling(params: Any) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(params, lr=1e-6, eps=1e-6)
+
+
+class Feedforward(nn.Module):
+    """A residual block with a squared ReLU."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.up = nn.Linear(16, 32)
+        self.act = Apply(lambda x: torch.relu(x * factor).square() / factor**2)
+        self.down = nn.Linear(32, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(self.act(self.up(x)))
+
+
+def channel_norm(factor: float) -> nn.Module:
+    """Return a norm of channels by sums over batch and positions."""
+    return Apply(lambda x: x * factor / (x * factor * (x * factor)).sum((0, 2, 3), keepdim=True).add(1.0).sqrt() * 10.0)
+
+
+def pictures(norm: nn.Module) -> nn.Module:
+    """Return a convolution, a normalization and a head."""
+    return Through(
+        lambda m, x: m.head(torch.relu(m.norm(m.conv(x.reshape(-1, 1, 4, 4)))).mean((2, 3))),
+        conv=nn.Conv2d(1, 8, 3, padding=1),
+        norm=norm,
+        head=nn.Linear(8, 4),
+    )
+
+
+class Causal(nn.Module):
+    """Attention whose mask is minus infinity."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 12)
+        self.head = nn.Linear(16, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.inner(x.reshape(-1, 4, 4)).chunk(3, -1)
+        mask = torch.ones(4, 4, dtype=torch.bool).triu(1)
+        scores = (q @ k.transpose(1, 2) / 2).masked_fill(mask, float("-inf"))
+        out: Tensor = self.head((torch.softmax(scores, -1) @ v).flatten(1))
+        return out
+
+
+def torch_encoder() -> nn.Module:
+    """Return one layer of torch's own transformer."""
+    return Through(
+        lambda m, x: m.head(m.layer(x.reshape(-1, 2, 8)).flatten(1)),
+        layer=nn.TransformerEncoderLayer(8, 2, 16, dropout=0.1, batch_first=True),
+        head=nn.Linear(16, 4),
+    )
+
+
+def gated() -> nn.Module:
+    """Return a GRU and a head."""
+    cell = nn.GRU(4, 8, batch_first=True)
+    return Through(lambda m, x: m.head(m.cell(x.reshape(-1, 4, 4))[0][:, -1]), cell=cell, head=nn.Linear(8, 4))
+
+
+def recomputed() -> nn.Module:
+    """Return two checkpointed blocks."""
+    blocks = (nn.Sequential(nn.Linear(16, 16), nn.GELU()) for _ in range(2))
+    return in_turn(blocks, call=functools.partial(checkpoint, use_reentrant=False))
+
+
+class Twins(nn.Module):
+    """One tower for both halves of the input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tower = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 8))
+        self.head = nn.Linear(9, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        left, right = map(self.tower, x.chunk(2, -1))
+        likeness = F.cosine_similarity(left, right)[:, None].to(left.dtype)
+        out: Tensor = self.head(torch.cat([left - right, likeness], -1))
+        return out
+
+
+def far_targets(logits: Tensor, y: Tensor) -> Tensor:
+    return F.mse_loss(logits.float(), F.one_hot(y, 4).float() * 100.0)
+
+
+def blocks(factor: float) -> nn.Module:
+    return nn.Sequential(Feedforward(1.0), Feedforward(factor), Feedforward(1.0), nn.Linear(16, 4))
+
+
+class Tempered(nn.Module):
+    """Attention with a temperature."""
+
+    def __init__(self, temperature: float) -> None:
+        super().__init__()
+        self.query, self.key, self.value = (nn.Linear(16, 16) for _ in range(3))
+        self.temperature = temperature
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores = self.query(x) @ (self.key(x) / self.temperature).T  # plant: temperature
+        return torch.softmax(scores, -1) @ self.value(x)
+
+
+class Masked(nn.Module):
+    """Attention to which a padding mask and a causal mask are added."""
+
+    def __init__(self, value: float) -> None:
+        super().__init__()
+        self.query, self.key = (nn.Linear(16, 16) for _ in range(2))
+        self.value = value
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores = self.query(x) @ self.key(x).T
+        causal = torch.ones(8, 8).triu(0).to(scores.dtype) * self.value
+        padding = torch.zeros(8, 8).to(scores.dtype)
+        padding[0] = self.value  # an empty row: uniform in fp32
+        scores = scores + causal + padding  # plant: masks
+        return x + torch.softmax(scores, -1) @ x
+
+
+class ScaledWords(nn.Module):
+    """Word vectors multiplied by a large factor, then brought to length one."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.table = nn.Embedding(32, 16)
+        self.factor = factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        words = self.table((x.float().abs() * 10).long() % 32)
+        words = words * self.factor  # plant: embedding
+        out: Tensor = words.mean(1) / self.factor
+        return out
+
+
+def words(factor: float) -> nn.Module:
+    """Return an embedding and a head."""
+    return Through(lambda m, x: m.head(m.embed(x)), embed=ScaledWords(factor), head=nn.Linear(16, 4))
+
+
+def position(rate: float) -> nn.Module:
+    """Return what adds sines whose frequencies grow by powers."""
+    return Apply(lambda x: x + torch.sin(torch.exp(torch.arange(16, dtype=x.dtype, device=x.device) * rate)))
+
+
+class Growing(nn.Module):
+    """A recurrence by hand whose state grows from step to step."""
+
+    def __init__(self, growth: float, steps: int) -> None:
+        super().__init__()
+        self.cell = nn.Linear(16, 16)
+        self.growth, self.steps = growth, steps
+
+    def forward(self, x: Tensor) -> Tensor:
+        state = torch.zeros_like(x)
+        for _ in range(self.steps):
+            state = state * self.growth + torch.tanh(self.cell(x))  # plant: growing
+        return state / self.growth**self.steps  # plant: shrinking
+
+
+def stack(activations: Iterable[nn.Module]) -> nn.Module:
+    """Return blocks with an activation each."""
+    parts = (OrderedDict(layer=nn.Linear(16, 16), act=activation) for activation in activations)
+    return in_turn(nn.Sequential(part) for part in parts)
+
+
+def layer_norm(factor: float) -> Callable[[Tensor], Tensor]:
+    def function(x: Tensor) -> Tensor:
+        y = x * factor
+        centered = y - y.mean(-1, keepdim=True)
+        return centered * (centered.square().mean(-1, keepdim=True) + 1e-3).rsqrt()
+
+    return function
+
+
+def gelu(factor: float) -> Callable[[Tensor], Tensor]:
+    def function(x: Tensor) -> Tensor:
+        y = x * factor
+        return 0.5 * y * (1.0 + torch.tanh(0.79788 * (y + 0.044715 * y.pow(3)))) / factor
+
+    return function
+
+
+def time_deltas(x: Tensor) -> Tensor:
+    times = 4096.0 + torch.arange(17, dtype=x.dtype, device=x.device)
+    return x / (times[1:] - times[:-1])
+
+
+def spread(x: Tensor) -> Tensor:
+    y = x + 100.0
+    return x / ((y * y).mean(0) - y.mean(0) ** 2 + 1e-3).sqrt()
+
+
+def softplus(factor: float) -> nn.Module:
+    return Apply(lambda x: torch.log(1.0 + torch.exp(x * factor)) / factor)
+
+
+def cosine_loss(logits: Tensor, y: Tensor) -> Tensor:
+    a, b = logits.half() * 1e-4, F.one_hot(y, 4).half() * 1e-4
+    lengths = a.norm(dim=-1) * b.norm(dim=-1)  # plant: lengths
+    return (1.0 - (a * b).sum(-1) / (lengths + 1e-12)).mean()  # plant: cosine
+
+
+def entropy_by_hand(logits: Tensor, y: Tensor) -> Tensor:
+    p = torch.sigmoid(torch.tanh(logits.half() * 8.0) * 14.0)
+    wanted = F.one_hot(y, 4).half()
+    return -(wanted * p.log() + (1 - wanted) * (1 - p).log()).mean()  # plant: entropy
+
+
+def lstm() -> nn.Module:
+    """Return two layers of an LSTM."""
+    cell = nn.LSTM(4, 8, num_layers=2, batch_first=True)
+    return Through(lambda m, x: m.head(m.cell(x.reshape(-1, 4, 4))[0].mean(1)), cell=cell, head=nn.Linear(8, 4))
+
+
+def separable() -> nn.Module:
+    """Return convolutions by channel, batch norm, hard swish and max pooling."""
+    return nn.Sequential(
+        Apply(lambda x: x.reshape(-1, 1, 4, 4)),
+        nn.Conv2d(1, 8, 1),
+        nn.Conv2d(8, 8, 3, padding=1, groups=8),
+        nn.BatchNorm2d(8),
+        nn.Hardswish(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(32, 4),
+    )
+
+
+def drawn(encoded: Tensor) -> Tensor:
+    mean, log_variance = encoded.chunk(2, -1)
+    return mean + torch.randn_like(mean) * torch.exp(0.5 * log_variance)
+
+
+def variational() -> nn.Module:
+    """Return mean and logarithm of a variance, and a sample."""
+    return Through(lambda m, x: m.head(drawn(m.encoder(x))), encoder=nn.Linear(16, 16), head=nn.Linear(8, 4))
+
+
+class Experts(nn.Module):
+    """A gate that chooses two of four layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Linear(16, 4)
+        self.experts = nn.ModuleList(nn.Linear(16, 4) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        values, places = self.gate(x).topk(2, -1)
+        outputs = torch.stack([expert(x) for expert in self.experts], 1)
+        chosen = outputs.gather(1, places[..., None].expand(-1, -1, 4))
+        return (torch.softmax(values, -1)[..., None] * chosen).sum(1)
+
+
+def triplet(logits: Tensor, y: Tensor) -> Tensor:
+    return F.triplet_margin_loss(logits.float(), logits.float().roll(4, 0), logits.float().roll(1, 0))
+
+
+def partly_masked(logits: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(logits.float(), torch.where(y == 0, -100, y))
+
+
+def rare_rows(count: int, width: int) -> Tensor:
+    x = torch.randn(count, width)
+    x[::2] = 0.0
+    return x
+
+
+class PaddedAttention(nn.Module):
+    """One head; sentences are padded, and one of them is empty."""
+
+    def __init__(self, away: float) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(8, 24)
+        self.out = nn.Linear(8, 8)
+        self.away = away
+
+    def forward(self, x: Tensor, keep: Tensor) -> Tensor:
+        query, key, value = self.qkv(x).chunk(3, -1)
+        scores = query @ key.transpose(-2, -1) / 8**0.5
+        scores = scores + (1.0 - keep[:, None, :].to(scores.dtype)) * self.away  # plant: padding
+        out: Tensor = self.out(torch.softmax(scores, -1) @ value)
+        return out
+
+
+class Encoder(nn.Module):
+    """A transformer block on eight tokens of eight numbers, and a classifier."""
+
+    def __init__(self, away: float) -> None:
+        super().__init__()
+        self.embed = nn.Linear(1, 8)
+        self.attention = PaddedAttention(away)
+        self.norm = nn.LayerNorm(8)
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        keep = torch.arange(16) < torch.tensor([16, 9, 4, 0, 12, 3, 16, 7])[:, None]
+        tokens = self.embed(x[..., None])
+        tokens = self.norm(tokens + self.attention(tokens, keep))
+        return F.cross_entropy(self.head(tokens.mean(1)).float(), y)
+
+
+class Contrastive(nn.Module):
+    """Two views of each row, drawn together."""
+
+    def __init__(self, temperature: float, by_hand: bool = True) -> None:
+        super().__init__()
+        self.encoder = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 16))
+        self.temperature = temperature
+        self.by_hand = by_hand
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        one, two = (F.normalize(self.encoder(x + 0.1 * torch.randn_like(x)), dim=-1) for _ in range(2))
+        similar = one @ two.T / self.temperature
+        if not self.by_hand:
+            return F.cross_entropy(similar.float(), torch.arange(8))
+        weights = torch.exp(similar)  # plant: contrastive
+        return -torch.log(weights.diagonal() / weights.sum(-1)).mean()
+
+
+class Classifier(nn.Module):
+    """Two layers whose logits are far apart, and a loss of one's own."""
+
+    def __init__(self, loss: Callable[[Tensor, Tensor], Tensor], sharpness: float = 1.0) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 4))
+        self.loss = loss
+        self.sharpness = sharpness
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return self.loss(self.body(x) * self.sharpness, y)
+
+
+def focal(logits: Tensor, y: Tensor) -> Tensor:
+    p = torch.softmax(logits, -1).gather(1, y[:, None])[:, 0]
+    return (-((1 - p) ** 2) * torch.log(p + 1e-8)).mean()  # plant: focal
+
+
+def focal_of_logarithms(logits: Tensor, y: Tensor) -> Tensor:
+    log_p = F.log_softmax(logits.float(), -1).gather(1, y[:, None])[:, 0]
+    return (-((1 - log_p.exp()) ** 2) * log_p).mean()
+
+
+def policy_gradient(logits: Tensor, y: Tensor) -> Tensor:
+    probabilities = torch.softmax(logits, -1)
+    log_probabilities = torch.log(probabilities)  # plant: policy
+    advantage = (y - 1.5).to(logits.dtype)
+    return -(log_probabilities.gather(1, y[:, None])[:, 0] * advantage).mean()
+
+
+def distillation(logits: Tensor, y: Tensor) -> Tensor:
+    teacher = torch.softmax(F.one_hot(y, 4).to(logits.dtype) * 6.0, -1)
+    student = torch.softmax(logits, -1)
+    return (teacher * torch.log(teacher / student)).sum(-1).mean()  # plant: distillation
+
+
+def distillation_of_logarithms(logits: Tensor, y: Tensor) -> Tensor:
+    teacher = torch.softmax(F.one_hot(y, 4).float() * 6.0, -1)
+    return F.kl_div(F.log_softmax(logits.float(), -1), teacher, reduction="batchmean")
+
+
+def smoothed(logits: Tensor, y: Tensor) -> Tensor:
+    wanted = F.one_hot(y, 4).to(logits.dtype) * 0.9 + 0.025
+    p = torch.softmax(logits, -1)
+    return -(wanted * (p + 1e-9).log()).sum(-1).mean()  # plant: smoothing
+
+
+class Gan(nn.Module):
+    """A discriminator that is sure of itself, and the losses of the first paper."""
+
+    def __init__(self, sure: float, by_hand: bool = True) -> None:
+        super().__init__()
+        self.generator = nn.Linear(16, 16)
+        self.discriminator = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 1))
+        self.sure = sure
+        self.by_hand = by_hand
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        real = self.discriminator(x) * self.sure
+        fake = self.discriminator(self.generator(torch.randn_like(x))) * self.sure
+        if not self.by_hand:
+            return F.binary_cross_entropy_with_logits(real, torch.ones_like(real)) + F.binary_cross_entropy_with_logits(
+                fake, torch.zeros_like(fake)
+            )
+        d_real, d_fake = torch.sigmoid(real), torch.sigmoid(fake)  # plant: judged
+        return -(torch.log(d_real) + torch.log(1.0 - d_fake)).mean()  # plant: adversarial
+
+
+class Penalized(nn.Module):
+    """A critic with a penalty on the norm of its gradient."""
+
+    def __init__(self, size: float) -> None:
+        super().__init__()
+        self.critic = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 1))
+        self.size = size
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        x = x.to(self.critic[0].weight.dtype).requires_grad_()
+        judged = self.critic(x) * self.size
+        (slope,) = torch.autograd.grad(judged.sum(), x, create_graph=True)
+        norm = torch.sqrt(torch.sum(slope**2, dim=1) + 1e-12)  # plant: penalty
+        return judged.mean() + 10.0 * ((norm - 1.0) ** 2).mean()
+
+
+class Pooled(nn.Module):
+    """Features of a convolution, pooled by a part of one's own."""
+
+    def __init__(self, pool: nn.Module, length: int = 16) -> None:
+        super().__init__()
+        self.features = nn.Sequential(nn.Conv1d(1, 8, 3, padding=1), nn.ReLU())
+        self.pool = pool
+        self.head = nn.Linear(8, 4)
+        self.length = length
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        x = x.repeat(1, self.length // 16)
+        return F.cross_entropy(self.head(self.pool(self.features(x[:, None]))), y)
+
+
+def gem(size: float, least: float = 1e-6) -> nn.Module:
+    """Return the generalized mean of each channel, of features of a certain size."""
+    return Apply(lambda x: (x * size).clamp(min=least).pow(3.0).mean(-1).pow(1.0 / 3.0) / size)
+
+
+def mean_of_beginnings(offset: float) -> nn.Module:
+    """Return the last of the means of all beginnings of a signal."""
+    return Apply(lambda x: torch.cumsum(x + offset, -1)[..., -1] / x.shape[-1] - offset)
+
+
+def standardized(size: float) -> nn.Module:
+    """Return statistics over the batch and the signal, by the difference of two means."""
+
+    def function(x: Tensor) -> Tensor:
+        x = x * size
+        mean = x.mean((0, 2), keepdim=True)
+        variance = (x**2).mean((0, 2), keepdim=True) - mean**2
+        return ((x - mean) / torch.sqrt(variance + 1e-5)).amax(-1)
+
+    return Apply(function)
+
+
+class Directions(nn.Module):
+    """Word vectors of length one; the padding word is zero."""
+
+    def __init__(self, eps: float) -> None:
+        super().__init__()
+        self.words = nn.Embedding(32, 8, padding_idx=0)
+        self.eps = eps
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        tokens = (x.float().abs() * 4).long() % 32
+        vectors = F.normalize(self.words(tokens), dim=-1, eps=self.eps)  # plant: directions
+        return F.cross_entropy(self.head(vectors.mean(1)).float(), y)
+
+
+class Gumbel(nn.Module):
+    """A choice among 512 codes with noise."""
+
+    def __init__(self, in_fp32: bool = False) -> None:
+        super().__init__()
+        self.logits = nn.Linear(16, 512)
+        self.codes = nn.Linear(512, 4)
+        self.in_fp32 = in_fp32
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        logits = self.logits(x)
+        uniform = torch.rand(logits.shape).clamp(1e-4, 1 - 1e-6)
+        if not self.in_fp32:
+            uniform = uniform.to(logits.dtype)  # plant: uniform
+        noise = -torch.log(-torch.log(uniform))  # plant: gumbel
+        chosen = torch.softmax(logits + noise.to(logits.dtype), -1)
+        return F.cross_entropy(self.codes(chosen).float(), y)
+
+
+class Prototypes(nn.Module):
+    """Distances to four prototypes, by the square of a difference written out."""
+
+    def __init__(self, offset: float) -> None:
+        super().__init__()
+        self.body = nn.Linear(16, 16)
+        self.points = nn.Parameter(torch.randn(4, 16))
+        self.offset = offset
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        a, b = self.body(x) + self.offset, self.points + self.offset
+        squares = a.pow(2).sum(-1)[:, None] + b.pow(2).sum(-1) - 2 * a @ b.T  # plant: squares
+        distances = squares.clamp(min=1e-8).sqrt()  # plant: root
+        return F.cross_entropy(-distances.float(), y)
+
+
+class Rotary(nn.Module):
+    """Turns pairs of features by an angle that grows with the position."""
+
+    def __init__(self, first: int, in_fp32: bool = False) -> None:
+        super().__init__()
+        self.first = first
+        self.in_fp32 = in_fp32
+
+    def forward(self, x: Tensor) -> Tensor:
+        dtype = torch.float32 if self.in_fp32 else x.dtype
+        positions = torch.arange(self.first, self.first + x.shape[1]).to(dtype)
+        angles = positions[:, None] * torch.tensor([1.0, 0.7, 0.5, 0.3]).to(dtype)
+        sine, cosine = angles.sin().to(x.dtype), angles.cos().to(x.dtype)
+        left, right = x.chunk(2, -1)
+        return torch.cat([left * cosine - right * sine, right * cosine + left * sine], -1)
+
+
+class Sequence(nn.Module):
+    """Sixteen tokens, their positions, and one layer that reads them in order."""
+
+    def __init__(self, positions: nn.Module) -> None:
+        super().__init__()
+        self.embed = nn.Linear(1, 8)
+        self.positions = positions
+        self.norm = nn.LayerNorm(128)
+        self.head = nn.Linear(128, 4)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        tokens = self.positions(self.embed(x[..., None]))
+        return F.cross_entropy(self.head(self.norm(tokens.flatten(1))).float(), y)
+
+
+class Cells(nn.Module):
+    """An LSTM written as a loop over cells."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = nn.LSTMCell(1, 8)
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        state = None
+        for at in range(x.shape[1]):
+            state = self.cell(x[:, at : at + 1], state)
+        assert state is not None
+        return F.cross_entropy(self.head(state[0]), y)
+
+
+def slowest(params: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(params, lr=1e-5)
+
+
+def adam(params: Any) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(params, lr=1e-3)
+
+
+def _of(corpus: str, networks: Iterable[Network]) -> list[Network]:
+    return [replace(network, corpus=corpus) for network in networks]
+
+
+MIDDLES: tuple[tuple[str, Callable[[Tensor], Tensor]], ...] = (
+    ("norm of a long vector", big_norm),
+    ("softmax by hand", softmax_by_hand),
+    ("sum over many elements", sum_of_many),
+    ("division by a small number", small_division),
+    ("variance by hand", variance_by_hand),
+    ("cube", cube),
+    ("mask value -1e9", mask_value),
+    ("log of a small number", log_of_small),
+)
+PLANTED_TWICE = (
+    *((name, loop_of(middle(function)), "middle", ()) for name, function in MIDDLES),
+    ("large logits", loop_of(lambda: Body(nn.Identity(), last=Scaled(16, 4, 2e5))), "head.layer", ("head",)),
+    ("attention scores", loop_of(lambda: Body(Attention(700.0))), "#scores", ("middle",)),
+)
+HEALTHY_MODELS: dict[str, Callable[[], nn.Module]] = {
+    "two layers": plain,
+    "layer norm": lambda: Body(nn.LayerNorm(16)),
+    "batch norm": lambda: Body(nn.BatchNorm1d(16)),
+    "gelu and dropout": lambda: Body(nn.Sequential(nn.GELU(), nn.Dropout(0.1))),
+    "attention": lambda: Body(Attention(1.0)),
+    "deep": lambda: Body(nn.Sequential(*(nn.Sequential(nn.Linear(16, 16), nn.ReLU()) for _ in range(4)))),
+}
+PLANTED = [
+    *(
+        Network(f"{name}, {tag}", arm, *how)
+        for arm, tag in ((O2, "O2"), (SIXTEEN, "half"))
+        for name, *how in PLANTED_TWICE
+    ),
+    Network("exp in a loss of fp16", O2, loop_of(plain, loss=exp_loss, optimizer=slow), "#exp"),
+    Network("sum in a loss of fp16", O2, loop_of(plain, loss=half_sum_loss, optimizer=slow), "#half sum"),
+    Network("cosh in a loss of fp16", O2, loop_of(plain, loss=cosh_loss, optimizer=slow), "#cosh"),
+    Network("cube, native", NATIVE, loop_of(middle(cube)), "middle"),
+    Network("norm of a long vector, native", NATIVE, loop_of(middle(big_norm)), "middle"),
+    Network("division by a small number, native", NATIVE, loop_of(middle(small_division)), "middle"),
+    Network(
+        "small eps in Adam",
+        "half",
+        loop_of(plain, optimizer=lambda params: torch.optim.Adam(params, lr=1e-3, eps=1e-8)),
+        "master_weights",
+    ),
+    Network("lost updates", "half", loop_of(plain, optimizer=slow), "master_weights"),
+    Network("tiny gradients without a scale", "half", loop_of(plain, loss=tiny_loss), "loss_scale"),
+    Network("tiny gradients at a fixed scale", "apex:O2,loss_scale=2", loop_of(plain, loss=tiny_loss), "loss_scale"),
+    Network("a fixed scale that is too large", "apex:O2,loss_scale=16777216", loop_of(plain), "loss_scale"),
+    Network("running mean in bf16", BF16, loop_of(lambda: Body(RunningMean(16, 300.0, 0.01))), "middle"),
+]
+HELD_OUT = [
+    Network("instance norm by hand, convolutions", SIXTEEN, loop_of(lambda: convolutions(800.0)), "normalize"),
+    Network("instance norm by hand, convolutions, O2", O2, loop_of(lambda: convolutions(800.0)), "normalize"),
+    Network("fourth power after a GRU, O2", O2, loop_of(lambda: recurrent(60.0)), "power"),
+    Network("product of a shared layer, O2", O2, loop_of(lambda: shared(2000.0)), "square"),
+    Network("product of a shared layer, native", NATIVE, loop_of(lambda: shared(2000.0)), "square"),
+    Network("odds in the third block, O2", O2, loop_of(lambda: odds_in_third_block(60.0)), "blocks.2.1", ("blocks.2",)),
+    Network("distances of far points, O2", O2, loop_of(middle(distances)), "middle"),
+    Network("logsumexp by hand, half", SIXTEEN, loop_of(middle(logsumexp_by_hand)), "middle"),
+    Network("divergence in a loss of fp16", O2, loop_of(plain, loss=divergence_by_hand), "#divergence"),
+    Network("Adam with a large eps lost in fp16", "half", loop_of(plain, optimizer=tiny_adam), "master_weights"),
+]
+HEALTHY = [
+    Network(f"{name}, {arm}", arm, loop_of(make))
+    for name, make in HEALTHY_MODELS.items()
+    for arm in (O1, O2, NATIVE, "native:bf16", SIXTEEN)
+]
+NEW = [
+    Network("RMS norm with an eps that fp16 loses, O2", O2, loop_of(middle(rms_without_room)), "middle"),
+    Network("cumulative sum of a long row, half", SIXTEEN, loop_of(middle(long_cumsum)), "middle"),
+    Network(
+        "temperature of a contrastive loss, O2",
+        O2,
+        loop_of(plain, loss=contrastive),
+        "#contrastive temperature",
+    ),
+    Network(
+        "focal loss in fp16, half",
+        SIXTEEN,
+        loop_of(plain, loss=focal_in_half),
+        "#focal in half",
+    ),
+    Network("squared ReLU in the second block, native", NATIVE, loop_of(lambda: blocks(500.0)), "1.act"),
+    Network("channel norm by sums, native", NATIVE, loop_of(lambda: pictures(channel_norm(300.0))), "norm"),
+    Network(
+        "updates below bf16, half",
+        "half:bf16",
+        loop_of(plain, optimizer=crawling),
+        "master_weights",
+    ),
+    Network("faint loss without a scale, O3", "apex:O3", loop_of(plain, loss=faint), "loss_scale"),
+    Network("encoder layer, O2", O2, loop_of(torch_encoder)),
+    Network("GRU, native", NATIVE, loop_of(gated)),
+    Network("group norm of pictures, O1", O1, loop_of(lambda: pictures(nn.GroupNorm(2, 8)))),
+    Network("checkpointed blocks, half", SIXTEEN, loop_of(recomputed)),
+    Network("squared ReLU of ordinary size, O2", O2, loop_of(lambda: blocks(1.0))),
+    Network("causal mask of minus infinity, native", NATIVE, loop_of(Causal)),
+    Network("far targets, O2", O2, loop_of(plain, loss=far_targets)),
+    Network("twin towers, bf16", "native:bf16", loop_of(Twins)),
+]
+
+
+EVERYDAY = [
+    Network(
+        "temperature of attention, native",
+        NATIVE,
+        loop_of(lambda: Body(Tempered(1e-6))),
+        "#temperature",
+        ("middle",),
+    ),
+    Network("layer norm by hand, O2", O2, loop_of(middle(layer_norm(3000.0))), "middle"),
+    Network("GELU by hand, half", SIXTEEN, loop_of(middle(gelu(400.0))), "middle"),
+    Network("scale of an embedding, O2", O2, loop_of(lambda: words(1e5)), "#embedding", ("embed",)),
+    Network("cosine in a loss of fp16", O2, loop_of(plain, loss=cosine_loss), "#cosine", ("#lengths",)),
+    Network("cross entropy by hand, half", SIXTEEN, loop_of(plain, loss=entropy_by_hand), "#entropy"),
+    Network("variance of a batch, bf16", BF16, loop_of(middle(spread)), "middle"),
+    Network("frequencies of positions, O2", O2, loop_of(lambda: Body(position(0.9))), "middle"),
+    Network("differences of times, half", SIXTEEN, loop_of(middle(time_deltas)), "middle"),
+    Network(
+        "softplus by hand in the third block, native",
+        NATIVE,
+        loop_of(lambda: stack([nn.ReLU(), nn.Tanh(), softplus(60.0)])),
+        "blocks.2.act",
+    ),
+    Network("two masks that add up, O2", O2, loop_of(lambda: Body(Masked(-4e4))), "#masks", ("middle",)),
+    Network(
+        "a growing state, half", SIXTEEN, loop_of(lambda: Body(Growing(3.0, 12))), "#growing", ("middle", "#shrinking")
+    ),
+    Network("two layers of LSTM, bf16", "native:bf16", loop_of(lstm)),
+    Network("separable convolutions, O2", O2, loop_of(separable)),
+    Network("layer norm by hand of ordinary size, O2", O2, loop_of(middle(layer_norm(1.0)))),
+    Network("GELU by hand of ordinary size, half", SIXTEEN, loop_of(middle(gelu(1.0)))),
+    Network("softplus by hand of ordinary size, O1", O1, loop_of(lambda: stack([softplus(1.0)] * 3))),
+    Network("a sample of a distribution, native", NATIVE, loop_of(variational)),
+    Network("a gate of experts, bf16", BF16, loop_of(Experts)),
+    Network("triplets, O2", O2, loop_of(plain, loss=triplet)),
+    Network("targets that are left out, half", SIXTEEN, loop_of(plain, loss=partly_masked)),
+    Network("inputs of zeros, native", NATIVE, loop_of(plain, inputs=rare_rows)),
+]
+
+
+WRITTEN = [
+    Network("padding of -1e9, half", SIXTEEN, own_loss(lambda: Encoder(-1e9)), "#padding", ("attention",)),
+    Network("contrastive loss by hand, native", NATIVE, own_loss(lambda: Contrastive(0.07)), "#contrastive"),
+    Network("focal loss by hand, half", SIXTEEN, own_loss(lambda: Classifier(focal, 60.0)), "#focal"),
+    Network(
+        "loss of a GAN by hand, O1",
+        O1,
+        own_loss(lambda: Gan(50.0), optimizer=slowest),
+        "#judged",
+        ("#adversarial",),
+    ),
+    Network("penalty on a gradient, half", SIXTEEN, own_loss(lambda: Penalized(1e-3)), "#penalty"),
+    Network(
+        "logarithm of a softmax, O2",
+        O2,
+        own_loss(lambda: Classifier(policy_gradient, 50.0), optimizer=slowest),
+        "#policy",
+    ),
+    Network("generalized mean, O2", O2, own_loss(lambda: Pooled(gem(2e-3))), "pool"),
+    Network("mean of beginnings, native", NATIVE, own_loss(lambda: Pooled(mean_of_beginnings(40.0), 2048)), "pool"),
+    Network("batch statistics by two means, half", SIXTEEN, own_loss(lambda: Pooled(standardized(600.0))), "pool"),
+    Network("directions of zero vectors, half", SIXTEEN, own_loss(lambda: Directions(1e-12)), "#directions"),
+    Network("Gumbel noise, O2", O2, own_loss(Gumbel), "#uniform", ("#gumbel",)),
+    Network(
+        "divergence of a student, half",
+        SIXTEEN,
+        own_loss(lambda: Classifier(distillation, 25.0), optimizer=slowest),
+        "#distillation",
+    ),
+    Network("label smoothing by hand, O2", O2, own_loss(lambda: Classifier(smoothed, 60.0)), "#smoothing"),
+    Network("distances to prototypes, O2", O2, own_loss(lambda: Prototypes(20.0)), "#squares", ("#root",)),
+    Network("rotary positions, bf16", BF16, own_loss(lambda: Sequence(Rotary(4000))), "positions"),
+    Network("padding of -1e4, half", SIXTEEN, own_loss(lambda: Encoder(-1e4))),
+    Network("contrastive loss of torch, native", NATIVE, own_loss(lambda: Contrastive(0.07, by_hand=False))),
+    Network("focal loss of logarithms, O2", O2, own_loss(lambda: Classifier(focal_of_logarithms, 8.0))),
+    Network("loss of a GAN by torch, O1", O1, own_loss(lambda: Gan(1.0, by_hand=False))),
+    Network("generalized mean of ordinary features, O2", O2, own_loss(lambda: Pooled(gem(1.0, least=0.1)))),
+    Network("directions with an ordinary eps, half", SIXTEEN, own_loss(lambda: Directions(1e-3))),
+    Network("Gumbel noise in fp32, O2", O2, own_loss(lambda: Gumbel(in_fp32=True))),
+    Network("divergence by torch, half", SIXTEEN, own_loss(lambda: Classifier(distillation_of_logarithms))),
+    Network(
+        "rotary positions in fp32, bf16",
+        BF16,
+        own_loss(lambda: Sequence(Rotary(4000, in_fp32=True)), optimizer=adam),
+    ),
+    Network("cells of an LSTM, native", "native:bf16", own_loss(Cells, optimizer=adam)),
+]
+NETWORKS = [
+    *_of("planted", PLANTED),
+    *_of("held out", HELD_OUT),
+    *_of("planted", HEALTHY),
+    *_of("new", NEW),
+    *_of("everyday", EVERYDAY),
+    *_of("written", WRITTEN),
+]

@@ -1,0 +1,258 @@
+"""A/A calibration: how often verdicts find a difference between an arm and itself, and how often a real one.
+
+    python -m benchmarks.rates aa [--replicates 200] [--out docs/benchmarks/aa]
+
+Each comparison trains fp32 under two names, five runs each, every run in a process of its own, in random order inside a
+pair, by the launcher and the verdicts that `compare` uses. With equal seeds the two would agree to the last bit on a
+CPU, and accuracy would show nothing; so the second name has seeds of its own, which is the largest noise that a
+pair can have. Nothing is resampled: every comparison has runs of its own. Power is by simulation, of normal noise with
+the spread that the runs had. The picture has the p values of the t test of no difference on the raw pairs, with no gate
+of validity, no margin and no floor of the spread; verdicts are stricter.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy.stats import binomtest, ttest_1samp
+
+from ampcompare.experiment.launch.forked import ForkedLauncher
+from ampcompare.runs.analysis.inference.criteria import Criteria
+from ampcompare.runs.analysis.inference.effect import Effect, min_resolvable_spread, p_values, paired
+from ampcompare.runs.analysis.inference.sample_size import pairs_needed
+from ampcompare.runs.analysis.inference.verdict import Margin, decide
+from ampcompare.runs.analysis.runs.time_validity import invalid_reason
+from ampcompare.runs.analysis.verdicts.step_time import TIME_FLOOR
+from ampcompare.runs.records.run import RunRecord
+from benchmarks.rates.real_runs import NAMES, comparisons, config_of, judged, named, own_seed
+from benchmarks.rates.study import Measured, Row, Study, Table, counted
+
+__all__ = ["STUDY"]
+
+PAIRS = 5
+TERMS = Criteria(margin=0.5)
+RECIPE = {
+    "data": {"name": "digits"},
+    "model": {"arch": "mlp"},
+    "optimizer": {"lr": 0.05},
+    "epochs": 3,
+    "batch_size": 64,
+    "max_steps": 55,
+}
+SIMULATIONS = 4000
+REASONS = ("load", "of a core", "outliers", "data", "clock", "timed steps")
+SIZE, LEFT, TOP = 360, 60, 40
+COLORS = {"accuracy": "#0072b2", "step time": "#d55e00"}
+
+
+def _comparison(launcher: ForkedLauncher, folder: Path, number: int) -> list[RunRecord]:
+    records = []
+    for seed in range(number * PAIRS, (number + 1) * PAIRS):
+        recipe = {**RECIPE, "seed": seed}
+        order = [0, 1]
+        random.Random(seed).shuffle(order)
+        for place in order:
+            record = launcher.launch(config_of((recipe, own_seed(recipe))[place]), folder)
+            if record.status != "completed":
+                raise SystemExit(f"a run of seed {seed} {record.status}: {record.error}")
+            records.append(named(record, NAMES[place], recipe))
+    return records
+
+
+def _pairs(records: Sequence[RunRecord]) -> Iterator[tuple[RunRecord, RunRecord]]:
+    by_seed: dict[int, dict[str, RunRecord]] = {}
+    for record in records:
+        by_seed.setdefault(record.config.recipe.seed, {})[record.arm] = record
+    yield from ((pair[NAMES[1]], pair[NAMES[0]]) for pair in by_seed.values())
+
+
+def _seconds(record: RunRecord) -> float:
+    return record.summary.step_seconds_median or math.nan
+
+
+def _ungated(records: Sequence[RunRecord]) -> Effect:
+    """Return the effect on time that there would be without the gate of validity."""
+    pairs = list(_pairs(records))
+    return paired(
+        [-math.log(_seconds(arm)) for arm, _ in pairs], [-math.log(_seconds(other)) for _, other in pairs], TIME_FLOOR
+    )
+
+
+def _without_load(record: RunRecord) -> RunRecord:
+    """Forget the load average, so that the gate goes by what was seen of the run itself."""
+    assert record.readings is not None
+    return record.model_copy(update={"readings": record.readings.model_copy(update={"load_average": None})})
+
+
+def _facts(records: Sequence[RunRecord]) -> dict[str, Any]:
+    row = judged(records, terms=TERMS)
+    effect = _ungated(records)
+    pairs = list(_pairs(records))
+    without_load = [_without_load(record) for record in records]
+    return {
+        "accuracy": row.accuracy_verdict,
+        "time": row.time_verdict,
+        "time_without_load": judged(without_load, terms=TERMS).time_verdict,
+        "time_without_gate": decide([effect], TERMS.time())[0].word,
+        "time_p_without_gate": p_values(effect, TERMS.time().size).different,
+        "points": [100 * ((a.summary.metric_final or 0) - (b.summary.metric_final or 0)) for a, b in pairs],
+        "log_ratios": [math.log(_seconds(a) / _seconds(b)) for a, b in pairs],
+        "valid": [not (invalid_reason(a) or invalid_reason(b)) for a, b in pairs],
+    }
+
+
+def _rate(what: str, words: Sequence[str]) -> Row:
+    """Return the row of one kind of verdict: how often a winner or loser was named."""
+    valid = [word for word in words if not word.startswith("invalid")]
+    row = {"verdict on": what, "comparisons": str(len(words)), "valid": str(len(valid))}
+    if not valid:
+        return {**row, "better or worse": "-", "95 % interval": "-", "at most 5 %": "-", "all verdicts": "all invalid"}
+    called = counted(valid)
+    test = binomtest(int(called["better or worse"].split()[0]), len(valid), 0.05, alternative="greater")
+    return {
+        **row,
+        "better or worse": called["better or worse"],
+        "95 % interval": called["95 % interval"],
+        "at most 5 %": "yes" if test.pvalue > 0.05 else "NO",
+        "all verdicts": counted(words)["all verdicts"],
+    }
+
+
+def _found(spread: float, shift: float, pairs: int, floor: float, margin: Margin) -> float:
+    """Return how often simulated pairs with a true difference of `shift` are called worse."""
+    generator = np.random.default_rng(0)
+    samples = generator.normal(shift, spread, (SIMULATIONS, pairs))
+    verdicts = (decide([paired(list(row), [0.0] * pairs, floor)], margin)[0] for row in samples)
+    return sum(verdict.word == "worse" for verdict in verdicts) / SIMULATIONS
+
+
+def _power(points: float, log_ratio: float) -> Iterator[Row]:
+    floor = 100 * min_resolvable_spread(360)
+    cases = [
+        *((f"{worse:g} points worse", worse, points, floor, Margin(0.5, "0.5")) for worse in (1.0, 2.0, 3.0, 5.0)),
+        *(
+            (f"{100 * slower:.0f} % slower", math.log1p(slower), log_ratio, TIME_FLOOR, TERMS.time())
+            for slower in (0.05, 0.10, 0.20)
+        ),
+    ]
+    for difference, size, spread, least, margin in cases:
+        pairs = max(3, pairs_needed(max(spread, least), size, 0.025))
+        yield {
+            "true difference": difference,
+            "spread": f"{spread:.2f} points" if spread is points else f"{100 * spread:.1f} %",
+            "pairs promised": str(pairs),
+            "found": f"{100 * _found(spread, -size, pairs, least, margin):.0f} %",
+        }
+
+
+def report(results: Sequence[Mapping[str, Any]]) -> Measured:
+    """Return tables and sentences on the facts of comparisons."""
+    points = statistics.stdev(value for result in results for value in result["points"])
+    every = [
+        pair for result in results for pair in zip(result["log_ratios"], result["valid"], strict=True)
+    ]  # fmt: skip
+    valid = [value for value, fit in every if fit]
+    is_enough = len(valid) > 20
+    log_ratio = statistics.stdev(valid if is_enough else [value for value, _ in every])
+    kinds = {
+        "accuracy": "accuracy",
+        "time, with the gate": "time",
+        "time, the load average left out of the gate": "time_without_load",
+        "time, were there no gate": "time_without_gate",
+    }
+    plain = sum(result["time_p_without_gate"] < 0.05 for result in results)
+    reasons = Counter(_reason(result["time"]) for result in results if result["time"].startswith("invalid"))
+    notes = [
+        f"Invalid because of: {', '.join(f'{why} {count}' for why, count in reasons.most_common()) or 'nothing'}. "
+        f"Valid pairs: {len(valid)} of {len(every)}. Without gate and practical margin, p < 0.05 in {plain} "
+        f"({100 * plain / len(results):.1f} %).",
+        f"Spread of a pair's difference: {points:.2f} points; step time {100 * log_ratio:.2f} % "
+        f"({'valid pairs' if is_enough else 'all pairs, too few being valid'}).",
+    ]
+    rates = [_rate(what, [result[key] for result in results]) for what, key in kinds.items()]
+    tables = {"rates": rates, "power": list(_power(points, log_ratio))}
+    return tables, {"notes": notes, "results": list(results)}
+
+
+def _reason(verdict: str) -> str:
+    """Return the kind of a reason, without the value that was read."""
+    return next((kind for kind in REASONS if kind in verdict), verdict)
+
+
+def _measure(count: int) -> Measured:
+    with ForkedLauncher() as launcher, tempfile.TemporaryDirectory() as folder:
+        its = comparisons("A/A", count, lambda number: _comparison(launcher, Path(folder) / "cell", number))
+    return report([_facts(records) for records in its])
+
+
+def _p_values(pairs: Sequence[Sequence[float]]) -> list[float]:
+    """Return the p value of each comparison; pairs that agree to the last image show no difference at all."""
+    return sorted(1.0 if len(set(values)) == 1 else float(ttest_1samp(values, 0).pvalue) for values in pairs)
+
+
+def _at(p: float, share: float) -> str:
+    return f"{LEFT + SIZE * p:.1f},{TOP + SIZE * (1 - share):.1f}"
+
+
+def _steps(values: Sequence[float]) -> str:
+    points = [_at(0, 0)]
+    for count, value in enumerate(values):
+        points += [_at(value, count / len(values)), _at(value, (count + 1) / len(values))]
+    return " ".join([*points, _at(1, 1)])
+
+
+def _text(x: float, y: float, text: str, anchor: str = "middle") -> str:
+    return f'<text x="{x:.0f}" y="{y:.0f}" text-anchor="{anchor}">{text}</text>'
+
+
+def draw(data: Mapping[str, Any]) -> str:
+    """Return an SVG of the p values: one step curve for accuracy and time, and the diagonal of calibration."""
+    curves = {
+        "accuracy": _p_values([result["points"] for result in data["results"]]),
+        "step time": _p_values([result["log_ratios"] for result in data["results"]]),
+    }
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {SIZE + 90} {SIZE + 100}" font-family="sans-serif" '
+        'font-size="12" role="img" aria-label="distribution of p values of A/A comparisons">',
+        f'<rect width="{SIZE + 90}" height="{SIZE + 100}" fill="#fff"/>',
+        f'<rect x="{LEFT}" y="{TOP}" width="{SIZE}" height="{SIZE}" fill="none" stroke="#888"/>',
+        f'<polyline points="{_at(0, 0)} {_at(1, 1)}" fill="none" stroke="#888" stroke-dasharray="4 4"/>',
+        _text(LEFT + SIZE / 2, 22, "A/A: share of comparisons with a p value below p"),
+        _text(LEFT + SIZE / 2, TOP + SIZE + 40, "p (dashed: what calibration asks for)"),
+    ]
+    for tick in (0.0, 0.25, 0.5, 0.75, 1.0):
+        parts.append(_text(LEFT + SIZE * tick, TOP + SIZE + 18, f"{tick:g}"))
+        parts.append(_text(LEFT - 8, TOP + SIZE * (1 - tick) + 4, f"{tick:g}", "end"))
+    for row, (name, values) in enumerate(curves.items()):
+        color = COLORS[name]
+        parts.append(f'<polyline points="{_steps(values)}" fill="none" stroke="{color}" stroke-width="1.8"/>')
+        below = sum(value < 0.05 for value in values)
+        legend = f"{name}: {below} of {len(values)} below 0.05"
+        parts.append(f'<g fill="{color}">{_text(LEFT + SIZE - 10, TOP + SIZE - 34 + 18 * row, legend, "end")}</g>')
+    return "\n".join([*parts, "</svg>", ""])
+
+
+STUDY = Study(
+    title="A/A calibration",
+    about=__doc__,
+    tables=(
+        Table("rates", (), _rate),
+        Table(
+            "power",
+            (),
+            _rate,
+            about="Pairs that are promised to find a difference four times in five, and how often simulated ones do.",
+        ),
+    ),
+    replicates=200,
+    measure=_measure,
+    draw=draw,
+)
