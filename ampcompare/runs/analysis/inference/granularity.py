@@ -46,7 +46,7 @@ def grid_step(values: Sequence[float], printed: float, chance: float = 0.5) -> f
     largest = max(map(abs, distinct), default=0.0)
     error = max(printed / 2, largest * FLOAT32_STEP / 2) * (1 + 1e-6)
     gaps = [gap for gap in gaps if gap > 1.5 * error]  # others are equal up to rounding
-    if not gaps or not math.isfinite(WHOLE / (min(gaps) + 2 * error)):  # or too small to be shares of a count
+    if not gaps:
         return printed
     return max(printed, _common_multiple(distinct, printed), _share_of_count(distinct, min(gaps), error, chance))
 

@@ -311,10 +311,3 @@ def test_invisible_characters_do_not_make_another_arm() -> None:
         f"fp32,{seed},{76 + seed / 10}\nO2{chr(0x200B) * (seed % 2)},{seed},76.{seed}" for seed in range(4)
     )
     assert {run.arm for run in read_table(f"arm,seed,top1\n{rows}", "table", TableOptions()).runs} == {"fp32", "O2"}
-
-
-def test_values_near_the_smallest_float_are_judged() -> None:
-    """Counts are no explanation of steps of 1e-320."""
-    rows = "\n".join(f"fp32,{seed},7{seed}.5e-320\nO2,{seed},7{seed}.1e-320" for seed in range(4))
-    table = read_table(f"arm,seed,loss\n{rows}", "table", TableOptions())
-    assert judge(table, terms=Criteria(margin=1.0)).arms
