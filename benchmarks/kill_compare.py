@@ -19,7 +19,6 @@ import random
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -29,13 +28,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import click
 import psutil
+from killed import folders, records, start
 from results import write_results
 from tabulate import tabulate
 
-from ampcompare.runs.records.comparison import read_comparison
-from ampcompare.runs.records.run import read_record
-
-ROOT = Path(__file__).resolve().parents[1]
 PATIENCE = 30.0
 POLL_SECONDS = 0.02
 WORDS = (
@@ -52,9 +48,7 @@ MEASURED = {
 
 
 def _start(folder: Path, jobs: int) -> subprocess.Popen[bytes]:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
-    command = [sys.executable, "-m", "ampcompare", *WORDS, "--jobs", str(jobs), "-o", "run"]
-    return subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.DEVNULL)
+    return start(folder, [*WORDS, "--jobs", str(jobs)])
 
 
 def _await_cell(folder: Path, process: subprocess.Popen[bytes]) -> float:
@@ -99,13 +93,6 @@ def _report(folder: Path) -> Any:
     return _without_measured(json.loads((folder / "run" / "report.json").read_text(encoding="utf-8")))
 
 
-def _whole(folder: Path) -> int:
-    """Read all that is there, which fails on half a file, and return how many cells have a record."""
-    if (folder / "run" / "report.json").exists():
-        read_comparison(folder / "run" / "report.json")
-    return len([read_record(path) for path in folder.glob("run/cells/*/record.json")])
-
-
 def _left(processes: list[psutil.Process]) -> int:
     """Return how many processes outlive the one that was killed, after some time to notice."""
     return len(psutil.wait_procs(processes, timeout=PATIENCE)[1])
@@ -120,17 +107,14 @@ def main(kills: int, seed: int, jobs: int, out: str | None) -> None:
     """Kill a comparison again and again, and compare its report with that of an undisturbed one."""
     moments = random.Random(seed)
     rows: list[list[Any]] = []
-    with tempfile.TemporaryDirectory() as name:
-        undisturbed, disturbed = Path(name) / "undisturbed", Path(name) / "disturbed"
-        undisturbed.mkdir()
-        disturbed.mkdir()
+    with folders() as (undisturbed, disturbed):
         process = _start(undisturbed, jobs)
         _await_cell(undisturbed, process)
         begin = time.monotonic()
         if process.wait():
             raise click.ClickException("the undisturbed comparison failed")
         work = time.monotonic() - begin
-        cells, steps = _whole(undisturbed), _steps(undisturbed, math.inf)
+        cells, steps = len(records(undisturbed)), _steps(undisturbed, math.inf)
         click.echo(f"undisturbed: {cells} cells in {work:.1f} s", err=True)
         last = steps - steps / cells / 2  # the last cell is then at work
         for kill in range(1, kills + 1):
@@ -146,7 +130,7 @@ def main(kills: int, seed: int, jobs: int, out: str | None) -> None:
             family = psutil.Process(process.pid).children(recursive=True)
             process.send_signal(signal.SIGKILL)
             process.wait()
-            rows.append([kill, f"{moment:.2f}", _whole(disturbed), len(family), _left(family)])
+            rows.append([kill, f"{moment:.2f}", len(records(disturbed)), len(family), _left(family)])
             click.echo(f"kill {kill} after {moment:.2f} s: {rows[-1][2]} cells have a record", err=True)
         code = _start(disturbed, jobs).wait()
         same = code == 0 and _report(undisturbed) == _report(disturbed)

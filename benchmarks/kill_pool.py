@@ -19,7 +19,6 @@ import random
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -29,13 +28,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import click
 import psutil
+from killed import folders, records, start
 from results import write_results
 from tabulate import tabulate
 
-from ampcompare.runs.records.comparison import read_comparison
-from ampcompare.runs.records.run import RunRecord, read_record
+from ampcompare.runs.records.run import RunRecord
 
-ROOT = Path(__file__).resolve().parents[1]
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
 TARGETS = ("command", "server", "cell")
 LIMIT = 10.0  # seconds for all processes to end
@@ -44,28 +42,23 @@ INTERNAL_ERROR = 70
 WORDS = (
     *("compare", "--arm", "fp32,native:bf16,half:bf16", "--data", "synthetic", "--train-size", "256"),
     *("--val-size", "64", "--image-size", "8", "--arch", "mlp", "--epochs", "12", "--batch-size", "16"),
-    *("--device", "cpu", "--quiet", "--jobs", "2", "-o", "run"),
+    *("--device", "cpu", "--quiet", "--jobs", "2"),
 )
 
 
 def _start(folder: Path, seeds: int) -> subprocess.Popen[bytes]:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
-    command = [sys.executable, "-m", "ampcompare", *WORDS, "--seeds", f"0-{seeds - 1}"]
-    return subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    return start(folder, [*WORDS, "--seeds", f"0-{seeds - 1}"])
 
 
-def _records(folder: Path) -> dict[str, RunRecord]:
-    """Return the records of the cells that have ended, by cell; half a file is an error."""
-    if (folder / "run" / "report.json").exists():
-        read_comparison(folder / "run" / "report.json")
-    read = [read_record(path) for path in folder.glob("run/cells/*/record.json")]
-    return {record.cell: record for record in read if record.status in ("completed", "diverged")}
+def _ended(folder: Path) -> dict[str, RunRecord]:
+    """Return the records of the cells that have ended, by cell."""
+    return {record.cell: record for record in records(folder) if record.status in ("completed", "diverged")}
 
 
 def _results(folder: Path) -> dict[str, Any]:
     """Return of each cell what does not depend on when and where it ran."""
     results = {}
-    for cell, record in _records(folder).items():
+    for cell, record in _ended(folder).items():
         steps = (folder / "run" / "cells" / cell / "steps.jsonl").read_text(encoding="utf-8").splitlines()
         losses = [json.loads(line)["loss"] for line in steps]
         results[cell] = (record.summary.weights_sha256, record.summary.metric_final, losses)
@@ -82,7 +75,7 @@ def _target(command: psutil.Process, name: str) -> psutil.Process | None:
 
 
 def _round(folder: Path, seeds: int, longest: float, moments: random.Random) -> dict[str, Any]:
-    before = _records(folder)
+    before = _ended(folder)
     process = _start(folder, seeds)
     command = psutil.Process(process.pid)
     after, number, name = moments.uniform(0, longest), moments.choice(SIGNALS), moments.choice(TARGETS)
@@ -107,7 +100,7 @@ def _round(folder: Path, seeds: int, longest: float, moments: random.Random) -> 
     seconds = time.monotonic() - ended
     for each in left:
         each.kill()
-    now = _records(folder)
+    now = _ended(folder)
     lost = [cell for cell, record in before.items() if cell not in now or now[cell].started != record.started]
     hit = "none ran" if target is None else f"{number.name} to the {name}"
     return {
@@ -137,10 +130,7 @@ def main(rounds: int, seed: int, out: str | None) -> None:
     moments, rows = random.Random(seed), []
     random.seed(seed)
     seeds = max(2, rounds // 3)
-    with tempfile.TemporaryDirectory() as name:
-        undisturbed, disturbed = Path(name) / "undisturbed", Path(name) / "disturbed"
-        undisturbed.mkdir()
-        disturbed.mkdir()
+    with folders() as (undisturbed, disturbed):
         begin = time.monotonic()
         process, first = _start(undisturbed, seeds), 0.0
         while process.poll() is None:
@@ -149,7 +139,7 @@ def main(rounds: int, seed: int, out: str | None) -> None:
         if process.returncode:
             raise click.ClickException("the undisturbed comparison failed")
         work = time.monotonic() - begin
-        cells = len(_records(undisturbed))
+        cells = len(_ended(undisturbed))
         click.echo(f"undisturbed: {cells} cells in {work:.1f} s", err=True)
         longest = first + 2 * (work - first) / rounds
         for number in range(1, rounds + 1):

@@ -251,7 +251,7 @@ def forked_children(forking: types.SimpleNamespace, monkeypatch: pytest.MonkeyPa
 @pytest.fixture
 def forked_servers(forking: types.SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let process servers, those of scripts too, start in milliseconds, from a process that has torch loaded."""
-    monkeypatch.setattr("ampcompare.experiment.launch.forked.subprocess", forking)
+    monkeypatch.setattr("ampcompare.base.isolate.client.subprocess", forking)
     monkeypatch.setattr("ampcompare.experiment.launch.script.launcher.subprocess", forking)
 
 

@@ -1,50 +1,31 @@
-"""The floors of the house: which part of the package may import which, read from the source with `ast`."""
+"""What the source of the package keeps to: the contracts of imports in pyproject.toml, and what these cannot say.
+
+import-linter sees every import, also in functions. It does not see which are made when a file is imported.
+"""
 
 from __future__ import annotations
 
 import ast
+import graphlib
+import shutil
 import subprocess
 import sys
 from collections.abc import Collection, Iterable, Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
+import grimp
 import pytest
 
-PACKAGE = Path(__file__).resolve().parent.parent / "ampcompare"
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
-# Rooms, and the folders in a room that have a floor of their own, from the ground up.
-FLOORS = {
-    "base": 0,
-    "base.tensors": 0,
-    "errors": 1,
-    "apex": 1,
-    "backends": 1,
-    "source": 1,
-    "source.lint": 2,
-    "source.migrate": 3,
-    "guards": 3,
-    "runs.settings": 4,
-    "runs.records": 5,
-    "runs.analysis": 6,
-    "runs.report": 7,
-    "tasks": 8,
-    "training.checkpoint": 9,
-    "training.parallel": 9,
-    "training.precision": 10,
-    "training": 11,
-    "diagnosis.profiling": 12,
-    "diagnosis": 12,
-    "testing": 13,
-    "script": 13,
-    "integrations": 14,
-    "experiment.launch": 14,
-    "experiment": 15,
-    "api.doctor": 16,
-    "api": 17,
-    "cli": 18,
-    "__main__": 19,
-}
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "ampcompare"
+
 TORCH_FREE = ("api", "backends", "cli", "experiment", "experiment.launch.script.refusals", "runs", "source")
 # In rooms without torch: what needs it, and says so in its docstring.
 WITH_TORCH = ("api.doctor", "api.precision", "experiment.claims.programs", "experiment.launch")
@@ -54,7 +35,8 @@ TESTS_WITHOUT_A_ROOM = ("benchmarks", "distributed", "docker", "docs")
 pytestmark = pytest.mark.xdist_group("architecture")
 # Names of objects of a script, or of a file's own, that have attributes of the names of points.
 OBJECTS = {"self", "self._watch", "optimizer", "window", "param", "master"}
-MAY_PRINT = ("apex", "script.legacy", "cli", "__main__")
+# The last is what a job of Slurm runs, which reads its exit code.
+MAY_PRINT = ("apex", "script.legacy", "cli", "__main__", "experiment.launch.slurm_task")
 
 
 def _name(path: Path) -> str:
@@ -82,23 +64,6 @@ def _targets(module: str, node: ast.AST) -> Iterator[str]:
             base = ".".join([*parents, *filter(None, [node.module])])
         yield base
         yield from (f"{base}.{alias.name}" for alias in node.names if f"{base}.{alias.name}" in MODULES)
-
-
-@cache
-def _imports(module: str) -> tuple[tuple[int, str], ...]:
-    """Return the line and the target of every import of a module, inside functions and for type checkers too."""
-    nodes = (node for node in ast.walk(_tree(module)) if isinstance(node, ast.Import | ast.ImportFrom))
-    return tuple((node.lineno, target) for node in nodes for target in _targets(module, node))
-
-
-def _names_of_the_package(module: str) -> Iterator[tuple[int, str]]:
-    """Yield what a module takes from the package's own `__init__.py`, which imports nearly every room."""
-    for node in ast.walk(_tree(module)):
-        if isinstance(node, ast.Import):
-            yield from ((node.lineno, alias.name) for alias in node.names if alias.name == "ampcompare")
-        elif isinstance(node, ast.ImportFrom) and node.module == "ampcompare":
-            names = (alias.name for alias in node.names)
-            yield from ((node.lineno, name) for name in names if f"ampcompare.{name}" not in MODULES)
 
 
 def _at_import(body: list[ast.stmt]) -> Iterator[ast.AST]:
@@ -143,16 +108,6 @@ def _chains(module: str) -> dict[str, str]:
     return ways
 
 
-def _room(module: str) -> str:
-    return module.split(".")[1] if "." in module else ""
-
-
-def _part(module: str) -> str:
-    """Return the room of a module, with the folder in it if that has a floor of its own."""
-    parts = module.split(".")[1:]
-    return ".".join(parts[:2]) if ".".join(parts[:2]) in FLOORS else _room(module)
-
-
 def _is_in(module: str, rooms: tuple[str, ...]) -> bool:
     """Return whether a module is one of `rooms`, as `script.legacy`, or lies in one."""
     return f"{module}.".startswith(tuple(f"ampcompare.{room}." for room in rooms))
@@ -162,62 +117,72 @@ def _in_room(*rooms: str) -> list[str]:
     return [module for module in MODULES if _is_in(module, rooms)]
 
 
-def _circles(edges: dict[str, set[str]]) -> list[list[str]]:
-    """Return the groups of modules that import each other (Tarjan's strongly connected components)."""
-    index: dict[str, int] = {}
-    low: dict[str, int] = {}
-    stack: list[str] = []
-    found: list[list[str]] = []
+@pytest.fixture(scope="module")
+def graph() -> grimp.ImportGraph:
+    """Every import of the package, in functions and for type checkers too."""
+    return grimp.build_graph("ampcompare", cache_dir=None)
 
-    def visit(module: str) -> None:
-        index[module] = low[module] = len(index)
-        stack.append(module)
-        for target in edges[module]:
-            if target not in index:
-                visit(target)
-                low[module] = min(low[module], low[target])
-            elif target in stack:
-                low[module] = min(low[module], index[target])
-        if low[module] == index[module]:
-            group = [stack.pop()]
-            while group[-1] != module:
-                group.append(stack.pop())
-            if len(group) > 1:
-                found.append(sorted(group))
 
-    for module in edges:
-        if module not in index:
-            visit(module)
+def test_no_circle(graph: grimp.ImportGraph) -> None:
+    """No two files import each other, not even for types or inside a function."""
+    edges = {}
+    for module in graph.modules:
+        targets = graph.find_modules_directly_imported_by(module)
+        # A file may take names of a package that it lies in; what counts is the module that defines them.
+        edges[module] = {target for target in targets if not module.startswith(f"{target}.")}
+    assert len(edges) == len(MODULES)
+    graphlib.TopologicalSorter(edges).prepare()
+
+
+def _lint_imports(root: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", "from importlinter.cli import lint_imports_command as run; run()", "--no-cache"]
+    return subprocess.run([*command, "--no-logo"], cwd=root, capture_output=True, text=True, check=False)
+
+
+def test_contracts_of_imports() -> None:
+    """Every contract of pyproject.toml is kept."""
+    done = _lint_imports(ROOT)
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout
+
+
+def contracts() -> list[dict[str, Any]]:
+    """Return the contracts of pyproject.toml."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    found: list[dict[str, Any]] = settings["tool"]["importlinter"]["contracts"]
     return found
 
 
-def test_no_circle() -> None:
-    """No two files import each other, not even for types or inside a function."""
-    edges = {}
-    for module in MODULES:
-        targets = {target for _, target in _imports(module)}
-        # `from package import name` names the package too; what counts is the module that defines the name.
-        edges[module] = {target for target in targets if target in MODULES and not module.startswith(f"{target}.")}
-    assert not _circles(edges)
+WRONG = {  # a line for a file, and the contracts that refuse it
+    "base/version.py": ("import ampcompare.cli", "rooms"),
+    "runs/settings/recipe.py": ("import ampcompare.runs.report.base", "runs"),
+    "source/edits.py": ("def f():\n    import ampcompare.source.lint.check", "source"),
+    "guards/detector.py": ("import ampcompare.source.migrate.rewrite", "guards"),
+    "training/parallel/ranks.py": ("import ampcompare.training.loop", "training"),
+    "experiment/launch/pool.py": ("if TYPE_CHECKING:\n    import ampcompare.experiment.run", "launch"),
+    "api/doctor/ask.py": ("import ampcompare.api.types", "doctor"),
+    "diagnosis/profiling/ledger.py": ("import ampcompare.diagnosis.watch", "profiling"),
+    "diagnosis/ranges.py": ("import ampcompare.diagnosis.profiling.ledger", "diagnosis"),
+    "base/tensors/tree.py": ("import ampcompare.base.secrets", "tensors"),
+    "base/secrets.py": ("import ampcompare.base.tensors.tree", "base"),
+    "tasks/catalog.py": ("from ampcompare import run", "top"),
+    "training/ema.py": ("def f():\n    import click", "click"),
+}
 
 
-def test_every_room_has_a_floor() -> None:
-    """Nothing lies in the package that the list of floors does not know."""
-    unknown = {_part(module) for module in MODULES} - {"", "runs", *FLOORS}
-    assert not unknown, f"give {sorted(unknown)} a floor in this file, or move them into a room"
-
-
-def test_imports_go_down() -> None:
-    """A file imports only from its own room and from lower floors, inside functions too, and nothing from the top."""
-    wrong = []
-    for module in MODULES.keys() - {"ampcompare"}:
-        room = _part(module)
-        wrong += [f"{module}, line {line}: {name}" for line, name in _names_of_the_package(module)]
-        for line, target in _imports(module):
-            other = _part(target) if target.split(".")[0] == "ampcompare" else ""
-            if other not in ("", room) and FLOORS[other] >= FLOORS[room]:
-                wrong.append(f"{module} (floor {FLOORS[room]}), line {line}: {target} (floor {FLOORS[other]})")
-    assert not wrong, "imports upwards or sideways"
+def test_each_contract_can_be_broken(tmp_path: Path) -> None:
+    """A wrong import is found by the contract that is about it, in functions and for type checkers too."""
+    shutil.copytree(PACKAGE, tmp_path / "ampcompare", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    for name, (line, _) in WRONG.items():
+        with (tmp_path / "ampcompare" / name).open("a", encoding="utf-8") as file:
+            file.write(f"\n{line}\n")
+    done = _lint_imports(tmp_path)
+    assert {contract["id"] for contract in contracts()} == {contract for _, contract in WRONG.values()}
+    unseen = [one["name"] for one in contracts() if f"{one['name']} BROKEN" not in " ".join(done.stdout.split())]
+    assert (done.returncode, unseen) == (1, []), done.stdout
+    for name in WRONG:
+        module = ".".join(("ampcompare", *Path(name).with_suffix("").parts))
+        assert module in done.stdout, module
 
 
 def _ways_to(packages: Collection[str], modules: Iterable[str]) -> list[str]:
@@ -242,13 +207,6 @@ def test_loads_without_torch() -> None:
 def test_command_line_starts_light() -> None:
     """A command's heavy imports are inside its function, so that `--help` answers at once."""
     assert not _ways_to(HEAVY, _in_room("cli"))
-
-
-def test_click_lives_in_cli() -> None:
-    """Only the command line knows click."""
-    users = {name for name in MODULES for _, target in _imports(name) if target.split(".")[0] == "click"}
-    assert users
-    assert not [name for name in users if _room(name) != "cli"]
 
 
 def test_only_the_command_line_prints_and_exits() -> None:
@@ -366,7 +324,20 @@ def test_modules_say_what_they_are() -> None:
 
 
 def _part_of(path: Path) -> str:
-    return _part(".".join(("ampcompare", *path.parent.parts)))
+    """Return the folder of a file that the contracts know, or its room."""
+    folders = (".".join(("ampcompare", *folder.parts)) for folder in path.parents)
+    return next((folder for folder in folders if folder in _parts()), path.parts[0])
+
+
+@cache
+def _parts() -> set[str]:
+    """Return the rooms and folders that contracts name."""
+    parts = set()
+    for contract in contracts():
+        parts.update(contract.get("source_modules", []), contract.get("forbidden_modules", []))
+        layers = " | ".join(contract.get("layers", [])).split(" | ")
+        parts.update(f"{container}.{layer}" for container in contract.get("containers", []) for layer in layers)
+    return parts - {"ampcompare"}
 
 
 def misplaced_tests(tests: Path) -> list[str]:

@@ -39,7 +39,8 @@ from ampcompare.training.precision.keep_fp32 import kept_in_fp32, without_autoca
 
 __all__ = ["StandIn", "check_arm", "half_dtype"]
 
-TYPES = re.compile(r"dtype|scalar type|[^a-z](Half|BFloat16)\b|should be the same", re.IGNORECASE)
+TYPES = re.compile(r"dtype|scalar type|[^a-z](Half|BFloat16)\b|should be the same|unscale.*Complex", re.IGNORECASE)
+NO_KERNEL = re.compile(r"not implemented for|Unsupported dtype")
 TORCHSCRIPT = "The following operation failed in the TorchScript interpreter"
 
 
@@ -192,22 +193,21 @@ class StandIn:
             return None
         if isinstance(self.torch_amp, WholeModel):
             why = "the script makes or keeps fp32 tensors of its own, which do not fit the 16-bit weights"
-            advice = "compare native:bf16, native:fp16 or apex:O1"
+            advice = "compare native:bf16, native:fp16 or apex:O1, or cast what the script makes there to their type"
         elif isinstance(self.torch_amp, O1BehindTorch):
             why = "an operation gets tensors of both types, and Apex's lists of functions to cast lack it"
-            advice = "compare native:fp16 or apex:O2"
+            advice = "compare native:fp16 or apex:O2, or give it tensors of one type there"
         else:
             why = "an operation gets tensors of both types, and torch.autocast does not cast it"
-            advice = "compare fp32"
+            advice = "compare fp32, or give it tensors of one type there"
         if str(error).startswith(TORCHSCRIPT) and isinstance(self.torch_amp, O1BehindTorch):
             why = "an operation gets tensors of both types, since Apex's casts do not reach into TorchScript"
-        if "not implemented for" in said:
+        if "Complex" in said:
+            why, advice = "torch cannot unscale the gradients of complex weights", "compare native:bf16"
+        elif NO_KERNEL.search(said):
             why = "torch cannot compute this in 16 bits on this device"
         line = _user_line(error.__traceback__)
-        return UnsupportedCombination(
-            f"{line}: under {self.arm} {why} ({said}); {advice}, or cast what the script makes there to the type that "
-            "it meets"
-        )
+        return UnsupportedCombination(f"{line}: under {self.arm} {why} ({said}); {advice}")
 
     def _initialized(self) -> bool:
         """Return whether the script has called `amp.initialize`."""

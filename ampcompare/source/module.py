@@ -18,7 +18,7 @@ from ampcompare.source.amp_names import APEX, STARS, shown
 from ampcompare.source.calls import arguments, is_literal, last_name, parameters
 from ampcompare.source.syntax import NEWLINE, children, dotted, parse_tree
 
-__all__ = ["Block", "Function", "Imported", "Module", "Scope", "Text", "flat_values"]
+__all__ = ["MAX_ALIASES", "Block", "Function", "Imported", "Module", "Scope", "Text", "flat_values"]
 
 Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
 Block: TypeAlias = list[ast.stmt]

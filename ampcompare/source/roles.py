@@ -5,7 +5,8 @@ from __future__ import annotations
 import ast
 import re
 
-from ampcompare.source.module import Module, Scope
+from ampcompare.source.calls import arguments
+from ampcompare.source.module import MAX_ALIASES, Module, Scope
 from ampcompare.source.syntax import dotted
 
 __all__ = ["Roles"]
@@ -14,6 +15,10 @@ __all__ = ["Roles"]
 SCALERS = ("GradScaler", "ShardedGradScaler", "get_grad_scaler", "grad_scaler")
 OPTIMIZER = re.compile(r"^(?:opt|optim|optimizer)(?:s|izers)?(?:_?[a-z0-9]{1,12})*$|(?:^|_)(?:opt|optim|optimizer)s?$")
 SCHEDULER = re.compile(r"sched|^lr_|warmup|_lr$")
+PARAMETERS = ("parameters", "named_parameters")
+# Functions that give what the last of their arguments holds, and those that join what all hold.
+SAME_ELEMENTS = ("list", "tuple", "iter", "set", "sorted", "reversed", "filter")
+JOINED = ("itertools.chain",)
 OTHER_FRAMEWORKS = ("paddle", "mindspore", "oneflow", "tensorflow", "mxnet", "jittor", "sklearn")
 
 
@@ -23,6 +28,7 @@ class Roles:
     def __init__(self, module: Module) -> None:
         self._module = module
         self._known: dict[tuple[str, Scope], str] = {}
+        self._models: dict[tuple[str, Scope], ast.expr | None] = {}
 
     def of(self, node: ast.expr, scope: Scope) -> str:
         """Return `scaler`, `optimizer`, `scheduler`, or an empty text."""
@@ -42,6 +48,57 @@ class Roles:
     def is_new_optimizer(self, node: ast.expr, scope: Scope) -> bool:
         """Return whether an expression builds an optimizer of torch or Apex."""
         return isinstance(node, ast.Call) and self._made(node, scope) == "optimizer"
+
+    def model_of_parameters(self, node: ast.expr, scope: Scope, depth: int = 0) -> ast.expr | None:
+        """Return the model whose `parameters()` an expression holds: a list or generator of them, or a name of one.
+
+        None for anything else, and for a name that is assigned several times. Of joined lists the first one counts.
+        """
+        if depth > MAX_ALIASES:
+            return None
+        if (text := dotted(node)) is not None:
+            key = (text, scope)
+            if key not in self._models:
+                self._models[key] = None  # for a name that is assigned to itself
+                values = self._module.values_of(text, scope) or []
+                if len(values) == 1 and not isinstance(values[0], ast.Starred):
+                    home = self._module.scope_of.get(values[0], scope)
+                    self._models[key] = self.model_of_parameters(values[0], home, depth + 1)
+            return self._models[key]
+        if isinstance(node, ast.Call):
+            return self._model_of_call(node, scope, depth)
+        if isinstance(node, (ast.ListComp, ast.GeneratorExp, ast.SetComp)):
+            targets = {each.id for each in ast.walk(node.generators[0].target) if isinstance(each, ast.Name)}
+            is_element = isinstance(node.elt, ast.Name) and node.elt.id in targets
+            return self.model_of_parameters(node.generators[0].iter, scope, depth + 1) if is_element else None
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+            return self.model_of_parameters(node.left, scope, depth + 1)
+        if isinstance(node, (ast.List, ast.Tuple)) and node.elts and isinstance(node.elts[0], ast.Starred):
+            return self.model_of_parameters(node.elts[0].value, scope, depth + 1)
+        return None
+
+    def _model_of_call(self, call: ast.Call, scope: Scope, depth: int) -> ast.expr | None:
+        if isinstance(call.func, ast.Attribute) and call.func.attr in PARAMETERS:
+            return call.func.value
+        name = self._module.resolve(call.func, scope) or dotted(call.func) or ""
+        if name in SAME_ELEMENTS and call.args:
+            return self.model_of_parameters(call.args[-1], scope, depth + 1)
+        if name in JOINED and call.args:
+            return self.model_of_parameters(call.args[0], scope, depth + 1)
+        # A function of this module that returns them.
+        found = self._module.functions.get(name, [])
+        if len(found) != 1:
+            return None
+        inside = self._module.scope_from[found[0]]
+        returned = [
+            each.value
+            for each in ast.walk(found[0])
+            if isinstance(each, ast.Return) and self._module.scope_of[each] is inside and each.value is not None
+        ]
+        model = self.model_of_parameters(returned[0], inside, depth + 1) if len(returned) == 1 else None
+        if isinstance(model, ast.Name) and model.id in inside.parameters:
+            return arguments(call, self._module.positional(found[0])).get(model.id)
+        return model
 
     def _decide(self, text: str, scope: Scope) -> str:
         last = text.rpartition(".")[2].strip("_").lower()

@@ -1,4 +1,4 @@
-"""The rooms of the package and its files, drawn from their docstrings and from `FLOORS` of the architecture test.
+"""The rooms of the package and its files, drawn from their docstrings and from the contracts in `pyproject.toml`.
 
 mkdocs calls `on_page_markdown`. Nothing of the package is imported: everything is read with `ast`.
 `python docs/hooks/rooms.py [CHECKOUT]` prints how many imports lead from room to room, and which.
@@ -13,6 +13,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 PACKAGE = ROOT / "ampcompare"
 
@@ -25,17 +30,18 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
     return markdown
 
 
-def floors() -> dict[str, int]:
-    """Return the floor of each room, and of each folder `room.folder` that has its own.
+@cache
+def contracts() -> list[dict[str, Any]]:
+    """Return the contracts of imports, from `pyproject.toml`."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    found: list[dict[str, Any]] = settings["tool"]["importlinter"]["contracts"]
+    return found
 
-    They are the literal `FLOORS` of `tests/test_architecture.py`.
-    """
-    source = (ROOT / "tests" / "test_architecture.py").read_text(encoding="utf-8")
-    for node in ast.parse(source).body:
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "FLOORS":
-            numbers: dict[str, int] = ast.literal_eval(node.value)
-            return numbers
-    raise ValueError("tests/test_architecture.py has no FLOORS")
+
+def floors() -> dict[str, int]:
+    """Return the floor of each room, from the layers of the package, counted from the ground."""
+    layers = next(contract["layers"] for contract in contracts() if contract["id"] == "rooms")
+    return {room: floor for floor, layer in enumerate(reversed(layers)) for room in layer.split(" | ")}
 
 
 @cache
@@ -85,16 +91,15 @@ def _tree(path: Path) -> ast.Module:
 
 
 def rooms_table() -> str:
-    """Return a table of all rooms and folders with a floor, the top first, with the first line of each docstring."""
+    """Return a table of all rooms, the top first, with the first line of each docstring, and the other contracts."""
     rows = ["| floor | room | what it is | imports |", "|---|---|---|---|"]
     imports = room_imports()
     for room, floor in sorted(floors().items(), key=lambda item: (-item[1], item[0])):
-        place = room.replace(".", "/")
-        for name, path in ((f"{place}/", PACKAGE / place / "__init__.py"), (f"{place}.py", PACKAGE / f"{place}.py")):
+        for name, path in ((f"{room}/", PACKAGE / room / "__init__.py"), (f"{room}.py", PACKAGE / f"{room}.py")):
             if path.is_file():
                 others = " ".join(sorted(imports.get(room, ())))
                 rows.append(f"| {floor} | `{name}` | {_cell(summary_of(path))} | {others} |")
-    return "\n".join(rows)
+    return "\n".join([*rows, "", *(f"* {contract['name']}." for contract in contracts()[1:])])
 
 
 def file_map() -> str:

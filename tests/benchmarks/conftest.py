@@ -29,7 +29,7 @@ class Checked:
 def shared_launcher(forking: types.SimpleNamespace) -> Iterator[ForkedLauncher]:
     """A launcher whose server is forked."""
     with ForkedLauncher() as launcher, pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ampcompare.experiment.launch.forked.subprocess", forking)
+        patch.setattr("ampcompare.base.isolate.client.subprocess", forking)
         launcher._ensure_server()
         yield launcher
 

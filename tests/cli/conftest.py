@@ -73,7 +73,7 @@ def shared_launcher(
     try:
         with ForkedLauncher() as launcher:
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr("ampcompare.experiment.launch.forked.subprocess", forking)
+                patch.setattr("ampcompare.base.isolate.client.subprocess", forking)
                 launcher._ensure_server()
             os.chdir(before)
             yield launcher, folder

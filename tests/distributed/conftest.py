@@ -18,7 +18,7 @@ import torch
 SCRIPT = Path(__file__).with_name("rank.py")
 SECONDS = 60.0
 GRACE_SECONDS = 2.0
-POLL_SECONDS = 0.002
+POLL_SECONDS = 0.01
 RECONNECTIONS = 3  # in a session
 
 

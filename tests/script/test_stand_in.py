@@ -428,10 +428,22 @@ class Graph(nn.Module):
         return torch.sparse.mm(torch.eye(3).to_sparse(), self.layer(x))
 
 
+class Spectrum(nn.Module):
+    """Has complex weights, whose gradients torch's GradScaler cannot unscale."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3, dtype=torch.complex64))
+
+    def forward(self, x: Tensor) -> Any:
+        return torch.fft.irfft(torch.fft.rfft(x) * self.weight)
+
+
 @pytest.mark.filterwarnings("ignore::ampcompare.apex.DeprecatedFeatureWarning")
 @pytest.mark.parametrize(
     ("arm", "kind", "why"),
     [
+        ("native:fp16", Spectrum, r".*under native:fp16 torch cannot unscale .* complex .*compare native:bf16$"),
         ("apex:O2", Positions, r"test_stand_in.py:\d+: under apex:O2 the script makes or keeps fp32 tensors .*native"),
         ("apex:O1", Graph, r"test_stand_in.py:\d+: under apex:O1 .* Apex's lists of functions to cast lack it .*fp16"),
     ],
@@ -441,10 +453,14 @@ def test_types_that_do_not_fit_are_explained(behind: Any, arm: str, kind: type[n
     stand_in = behind(arm)
     model = kind()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with pytest.raises(RuntimeError) as raised:
+
+    def train() -> None:
         model(torch.ones(3, 4)).sum().backward()
+        optimizer.step()
+
+    with pytest.raises(RuntimeError) as raised:
+        train()
     assert re.match(why, str(stand_in.explain(raised.value)))
     assert stand_in.explain(RuntimeError("out of memory")) is None
     behind.end()
     assert behind("fp32").explain(raised.value) is None
-    del optimizer

@@ -7,19 +7,21 @@ found in a checkout, whose folder comes last.
 
 from __future__ import annotations
 
+import sys
+
+# Before any other import: Python puts the folder of a script first, and this one holds `call.py`.
+if __name__ == "__main__" and not getattr(sys.flags, "safe_path", False):
+    del sys.path[0]
+
 import contextlib
 import os
 import runpy
 import signal
-import sys
 from collections.abc import Mapping
 
 import psutil
 
 __all__ = ["isolated_environment", "kill_group", "start_command"]
-
-# Before any other import: Python puts the folder of a script first, and this one holds `call.py`.
-
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
@@ -53,10 +55,6 @@ def _main() -> None:
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
-if __name__ == "__main__":
-    _main()
-
-
 def kill_group(pid: int) -> None:
     """Kill a process and its group at once; without process groups, as on Windows, its children one by one.
 
@@ -76,5 +74,5 @@ def kill_group(pid: int) -> None:
                 process.kill()
 
 
-if __name__ == "__main__" and not getattr(sys.flags, "safe_path", False):
-    del sys.path[0]
+if __name__ == "__main__":
+    _main()

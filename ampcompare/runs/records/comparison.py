@@ -181,6 +181,9 @@ class JudgedTable(FrozenRecord):
         None, description="over seeds, given by the caller, in the unit of the table; None: unused"
     )
     within: list[str] = Field([], description="settings of which each value is a block")
+    independent: list[str] = Field(
+        [], description="rows whose metric was compared as two independent samples, not by pairs of equal seeds"
+    )
 
 
 class NextStep(FrozenRecord):

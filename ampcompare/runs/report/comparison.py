@@ -166,6 +166,11 @@ def _overview_legend(comparison: Comparison, shown: Collection[str]) -> list[str
 
 
 def _paired(comparison: Comparison) -> str:
+    judged = comparison.judged
+    if judged is not None and judged.independent:
+        others = [row.arm for row in comparison.arms if row.arm not in judged.references]
+        names = ", ".join(printable(name, 40) for name in judged.independent)
+        return "as independent samples" + ("" if set(others) <= set(judged.independent) else f" ({names}), or by pairs")
     if are_pairs(comparison.records, comparison.reference):
         return "paired by seed"
     return "runs of a seed are not all pairs"

@@ -12,7 +12,8 @@ import importlib.util
 import json
 import random
 import sys
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
@@ -20,6 +21,8 @@ from typing import Any
 __all__ = ["main"]
 
 SEED = 20250508
+NEVER = 2**31 - 1  # the growth interval of a scale that stays
+MIN_SIZE = 8  # fewer weights are numbers of fp16 by chance
 
 
 def main() -> int:
@@ -31,6 +34,8 @@ def main() -> int:
     folder = Path(request["folder"])
     trace = _Trace(request["steps"], move=request["move"])
     trace.begin()
+    if request["loss_scale"] is not None:
+        _fix_scales(request["loss_scale"])
     target = _target(request)
     settings = ExecSettings(
         opt_level=request["opt_level"],
@@ -117,6 +122,34 @@ class _Enough(SystemExit):
     """Ends the script after its last step, past every `except Exception`."""
 
 
+def _fix_scales(scale: float) -> None:
+    """Let every dynamic loss scaler start at a scale, and keep it unless it overflows."""
+    import torch
+
+    from ampcompare.apex.amp.scaler import LossScaler
+    from ampcompare.apex.fp16_utils.loss_scaler import DynamicLossScaler
+
+    def fix(kind: Any, values: dict[str, Any], is_dynamic: Callable[[Any], bool] = lambda scaler: True) -> None:
+        original = kind.__init__
+
+        def __init__(scaler: Any, *args: Any, **options: Any) -> None:
+            original(scaler, *args, **options)
+            if is_dynamic(scaler):
+                for name, value in values.items():
+                    setattr(scaler, name, value)
+
+        kind.__init__ = __init__
+
+    fix(LossScaler, {"_loss_scale": scale, "_scale_seq_len": NEVER}, lambda scaler: scaler.dynamic)
+    fix(DynamicLossScaler, {"cur_scale": scale, "scale_window": NEVER})
+    fix(torch.amp.GradScaler, {"_init_scale": scale, "_growth_interval": NEVER}, _is_dynamic)
+
+
+def _is_dynamic(scaler: Any) -> bool:
+    """Return whether a GradScaler is on and grows; a static scale of Apex becomes one that never does."""
+    return bool(scaler.is_enabled() and scaler.get_growth_interval() < NEVER and scaler.get_growth_factor() > 1)
+
+
 class _Trace:
     """The parameters of each optimizer after each step.
 
@@ -129,6 +162,10 @@ class _Trace:
         self._steps = steps
         self._move = move
         self._digests: dict[int, list[list[str]]] = {}
+        self._norms: dict[int, list[float | None]] = {}
+        self._given: dict[int, tuple[float, list[bool]]] = {}
+        self._rounded: dict[int, list[bool]] = {}
+        self._passes: list[dict[str, tuple[int, int]]] = []
         self._rows: Any = None
         self._scalers: list[Any] = []
 
@@ -143,7 +180,15 @@ class _Trace:
                 raise _Enough(0)
             row = original(rows, number, applied)
             self._rows = rows
-            self._digests.setdefault(number, []).append([_digest(each) for each in _parameters(rows, number)])
+            parameters = _parameters(rows, number)
+            self._digests.setdefault(number, []).append([_digest(each) for each in parameters])
+            optimizer = rows.optimizers[number]
+            stepped = [id(each) for each in (optimizer, getattr(optimizer, "optimizer", None))]
+            norm, rounded = next((self._given[each] for each in stepped if each in self._given), (None, None))
+            self._norms.setdefault(number, []).append(norm)
+            if rounded is not None:
+                self._rounded[number] = rounded
+            self._given.clear()
             if len(self._digests[number]) == self._steps:
                 self._keep(rows)
             if self._move and len(self._digests[number]) == 1:
@@ -152,6 +197,37 @@ class _Trace:
 
         Rows.step_row = step_row  # type: ignore[method-assign,assignment]
         self._keep_scalers()
+        self._watch_passes()
+        self._watch_gradients()
+
+    def _watch_gradients(self) -> None:
+        """Note what each step is given: master weights have no gradients behind it."""
+        from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+        def stepping(optimizer: Any, *_: Any) -> None:
+            parameters = [param for group in optimizer.param_groups for param in group["params"]]
+            self._given[id(optimizer)] = (_norm_of_gradients(optimizer), [_is_fp16(each) for each in parameters])
+
+        register_optimizer_step_pre_hook(stepping)
+
+    def _watch_passes(self) -> None:
+        """Note the operations of each backward pass by their precision."""
+        from ampcompare.guards.events import Layer, Points, Subscriptions
+
+        inside = False
+
+        def backward(inner: Any, tensors: Any, *args: Any, **options: Any) -> Any:
+            nonlocal inside
+            if inside:  # of a checkpoint: its operations run a second time
+                return inner(tensors, *args, **options)
+            self._passes.append(_operations(tensors))
+            inside = True
+            try:
+                return inner(tensors, *args, **options)
+            finally:
+                inside = False
+
+        Subscriptions(Layer.RECORD).wrap(*Points.BACKWARD, backward)
 
     def _keep_scalers(self) -> None:
         """Hold every GradScaler: what it did since its last update is recorded at the end only while it lives."""
@@ -184,7 +260,15 @@ class _Trace:
             names = _names(self._rows, list(self._digests))
             numpy.savez(folder / "weights.npz", **self._final)
         shapes = {key: list(value.shape) for key, value in getattr(self, "_final", {}).items()}
-        content = {"status": status, "digests": self._digests, "names": names, "shapes": shapes}
+        content = {
+            "status": status,
+            "digests": self._digests,
+            "names": names,
+            "shapes": shapes,
+            "norms": self._norms,
+            "rounded": self._rounded,
+            "passes": self._passes,
+        }
         (folder / "trace.json").write_text(json.dumps(content), encoding="utf-8")
 
 
@@ -207,6 +291,38 @@ def _move(parameters: list[Any]) -> None:
 
 def _digest(tensor: Any) -> str:
     return hashlib.blake2b(tensor.detach().float().cpu().contiguous().numpy().tobytes(), digest_size=8).hexdigest()
+
+
+def _is_fp16(tensor: Any) -> bool:
+    """Return whether all elements are numbers of fp16; of few ones it says nothing."""
+    return tensor.numel() >= MIN_SIZE and bool((tensor.detach().half() == tensor.detach()).all())
+
+
+def _norm_of_gradients(optimizer: Any) -> float:
+    """Return the norm of what a step is about to use; a fused one divides by the loss scale itself."""
+    gradients = [each.grad for group in optimizer.param_groups for each in group["params"] if each.grad is not None]
+    values = [each._values() if each.is_sparse else each for each in gradients]
+    norm: float = sum(float(each.detach().double().norm()) ** 2 for each in values) ** 0.5
+    scale = getattr(optimizer, "grad_scale", None)
+    return norm if scale is None else norm / float(scale)
+
+
+def _operations(tensors: Any) -> dict[str, tuple[int, int]]:
+    """Return how often each kind of operation below losses gave a 16-bit and a wider result."""
+    import torch
+
+    given = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+    counts: Counter[tuple[str, bool]] = Counter()
+    waiting = [each.grad_fn for each in given if each.grad_fn is not None]
+    seen = set(waiting)
+    while waiting:
+        node = waiting.pop()
+        for result in node._input_metadata[:1]:
+            counts[node.name(), result.dtype in (torch.float16, torch.bfloat16)] += 1
+        new = {before for before, _ in node.next_functions if before is not None} - seen
+        seen |= new
+        waiting += new
+    return {name: (counts[name, True], counts[name, False]) for name in {name for name, _ in counts}}
 
 
 def _names(rows: Any, numbers: list[int]) -> dict[str, str]:

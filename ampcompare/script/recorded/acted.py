@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils import _pytree as pytree
 
 from ampcompare.script.legacy.record.recorder import Recorder
@@ -35,8 +36,10 @@ class Acted:
         self._was_plain = self._was_reached = False  # since the last step: a training pass without casts; gradients
         self._has_backward = self._is_without = False
         self._is_scaled = False  # a loss since the last step
+        self._is_apart = False  # an optimizer has stepped, on gradients without casts, and no row tells of it so far
         recorder.after_row(self._row)
         recorder.before_close(self._end)
+        self._hook = register_optimizer_step_pre_hook(self._stepping)
 
     def forward(self, output: Any, *, cast: bool) -> None:
         """Count a forward pass that has ended, and follow the gradients of what it returned."""
@@ -44,6 +47,7 @@ class Acted:
         self.cast += cast
         if not torch.is_grad_enabled():
             return
+        self._count_apart()
         if not cast:
             self._was_plain = True
             return
@@ -56,12 +60,23 @@ class Acted:
     def _reach(self, gradient: Any) -> None:
         self._was_reached = True
 
+    def _stepping(self, *_: Any) -> None:
+        self._is_apart = self._was_plain and not self._was_reached
+
+    def _count_apart(self) -> None:
+        """Count a step that has no row: a script with a loss scaler steps past it, as where it switches that off."""
+        if self._is_apart:
+            self.steps += 1
+            self.without += 1
+            self._is_apart = self._was_plain = False
+
     def _row(self, row: dict[str, Any]) -> None:
         if row["kind"] in ("backward", "plain_backward"):
             self._has_backward = True
             if row["kind"] == "backward":
                 self._is_scaled = row["scale_before"] is not None
         elif row["kind"] == "step":
+            self._is_apart = False
             self.steps += 1
             self.scaled += self._is_scaled
             if self._has_backward:  # else another optimizer steps after the same backward pass
@@ -70,6 +85,8 @@ class Acted:
             self.without += self._is_without
 
     def _end(self) -> None:
+        self._hook.remove()
+        self._count_apart()
         self._recorder.add_row(
             {
                 "kind": "acted",

@@ -55,6 +55,11 @@ class TorchNames:
         return False
 
     @property
+    def casts_weights(self) -> bool:
+        """Whether the arm acts by casting the weights of models, so not on modules whose weights no optimizer has."""
+        return False
+
+    @property
     def widens(self) -> torch.dtype | None:
         """The type of the outputs of modules that become fp32; None where the arm does that itself, or not at all."""
         return None
@@ -81,6 +86,10 @@ class TorchNames:
     def input_type(self, module: nn.Module) -> torch.dtype | None:
         """Return the type of the inputs of a part of a model that the script calls by itself; None for others."""
         return None
+
+    def alike(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """Return the arguments of a module without weights that the script calls, in types that fit one another."""
+        return args, kwargs
 
     def forget_unscaled(self, scaler: Any, optimizer: Any) -> None:
         """Let gradients be unscaled once more before the step."""

@@ -5,7 +5,7 @@ which every training passes:
 
 | the script | the arm, by the names of `torch.amp` |
 |---|---|
-| calls a module that is no part of another call, and whose weights an optimizer has | an autocast block around it |
+| calls a module outside of any other, if an optimizer has its weights or its input | an autocast block around it |
 | runs a backward pass | of the scaled loss |
 | reads a gradient for the first time, or steps | `unscale_` |
 | steps | `step`, which an overflow skips |
@@ -97,7 +97,8 @@ class PlainScript:
         self._unscaled: list[Any] = []  # optimizers with true gradients, whose step has not come
         self._true: list[Any] = []  # optimizers whose gradients are true
         self._stepped: list[Any] = []  # since the loss scale moved
-        self._stepping = self._repeats = False
+        self._stepping = self._applied = self._repeats = False
+        self._same: list[Any] = []  # optimizers that have stepped and not skipped since the last scaled loss
         self._by_hand = _UpdatesByHand()
         self._divided: dict[int, tuple[Any, int]] = {}  # gradients of other tensors that are true, by id
 
@@ -149,6 +150,22 @@ class PlainScript:
         self._trained[id(module)] = weakref.ref(module), trained
         return trained
 
+    def _is_for_training(self, module: nn.Module, args: Any, kwargs: Any) -> bool:
+        """Return whether a frozen module gets a tensor that an optimizer has, such as an image or a prompt."""
+        if self._names.casts_weights or not self._live() or next(module.parameters(), None) is None:
+            return False
+        return self._has_owned(pytree.tree_leaves((args, kwargs)))
+
+    def _has_owned(self, values: list[Any]) -> bool:
+        """Return whether an optimizer has one of these, or what functions of `torch.func` have made of one."""
+        functorch = torch._C._functorch
+        for value in values:
+            while isinstance(value, Tensor) and functorch.is_functorch_wrapped_tensor(value):
+                value = functorch.get_unwrapped(value)
+            if isinstance(value, Tensor) and self._owner(value) is not None:
+                return True
+        return False
+
     def _decide(self) -> _Mode:
         """Return what the script needs, which a block or scaler of its own may still change."""
         if self._mode is _Mode.OWN:
@@ -167,7 +184,7 @@ class PlainScript:
         elif self._mode is _Mode.UNKNOWN:
             self._mode = _Mode.PLAIN
             self._names.is_driven = True
-            self._refuse_half()
+            self._refuse_types()
             if not self._casts:
                 self._names.use()
         if self._mode is not _Mode.OWN and names.off_scalers:
@@ -182,10 +199,19 @@ class PlainScript:
                 self._rows.ignored.add(scaler)
         self._names.off_scalers.clear()
 
-    def _refuse_half(self) -> None:
-        """Refuse weights that the script itself holds in 16 bits, but under the arm that equals them."""
+    def _refuse_types(self) -> None:
+        """Refuse 16-bit weights of the script, but under the arm that equals them; under arms that cast, fp64 too."""
         if self._arm.backend == "script":
             return
+        types = {param.dtype for optimizer in self._live() for param in owned_params(optimizer)}
+        if self._casts and types == {torch.float64}:
+            raise UnsupportedCombination(
+                here(
+                    f"the script holds its weights in float64, which {self._arm} is not made for: autocast leaves them "
+                    "alone, and Apex refuses them. Compare script or fp32, which train as written, or let the script "
+                    "keep fp32 weights"
+                )
+            )
         equal = self._arm.options.get("dtype", "float16") if self._arm.backend == "half" else ""
         for optimizer in self._live():
             for param in owned_params(optimizer):
@@ -208,9 +234,11 @@ class PlainScript:
             return original(module, *args, **kwargs)
         if any(module is shell for shell in self._shells):
             return original(module, *args, **kwargs)
-        if not self._is_trained(module):
+        if not self._is_trained(module) and not self._is_for_training(module, args, kwargs):
             if not self._optimizers and not self._backwards and self._by_hand.has_updated(module):
                 self._step_by_hand(module)
+            if next(module.parameters(), None) is None:
+                args, kwargs = self._names.alike(args, kwargs)
             return original(module, *args, **kwargs)
         mode = self._decide()
         if self._backwards:  # a checkpoint computes again what it did in the forward pass
@@ -244,7 +272,13 @@ class PlainScript:
             self._shells = before
 
     def _called_with(self, original: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        """Know and prepare a module before `functional_call` puts other weights in the place of its own."""
+        """Know and prepare a module before `functional_call` puts other weights in the place of its own.
+
+        It is trained too where an optimizer has those, such as the stacked weights of an ensemble.
+        """
+        if self._live() and not self._names.casts_weights and not self._is_trained(module) and args:
+            with temporarily_clear_interpreter_stack():
+                self._trained[id(module)] = weakref.ref(module), self._has_owned(pytree.tree_leaves(args[0]))
         if not self._inside and not self._backwards and self._is_trained(module) and self._decide() is not _Mode.OWN:
             with temporarily_clear_interpreter_stack():  # of vmap and torch.func.grad
                 self._names.input_type(module)
@@ -376,6 +410,7 @@ class PlainScript:
             self._scale_again()
             result = self._scaler.scale(tensors if isinstance(tensors, Tensor) else list(tensors))
         self._is_open = True
+        self._same.clear()
         self._owners.clear()  # master weights may have been made
         self._divided.clear()
         GRADIENT_READS.want(self._before_read, True)
@@ -465,6 +500,7 @@ class PlainScript:
 
     def _step(self, optimizer: Any, step: Any, closure: Any, kwargs: dict[str, Any]) -> Any:
         if self._stepping or self._decide() is _Mode.OWN:
+            self._applied = True
             return step(**kwargs) if closure is None else step(closure, **kwargs)
         if closure is None:
             self._refuse_without_effect()
@@ -478,16 +514,20 @@ class PlainScript:
                 loss = closure()
             self._refuse_without_effect()
         self._close_casts()
-        if not self._is_open or not self._has_gradients(optimizer):
-            self._refuse_foreign(optimizer)
+        is_again = any(optimizer is one for one in self._same)  # by gradients that have been stepped before
+        if is_again or not self._is_open or not self._has_gradients(optimizer):
+            if not is_again or self._arm.backend == "half":  # where only a step of the scaler moves masters on
+                self._refuse_foreign(optimizer)
             self._step_as_written(optimizer, step, None, kwargs)
             return loss
-        self._stepping = True
+        self._stepping, self._applied = True, False
         try:
             with GRADIENT_READS.paused():
                 self._scaler.step(optimizer, **kwargs)
         finally:
             self._stepping = False
+        if self._applied:
+            self._same.append(optimizer)
         optimizer._opt_called = True  # a skipped step was called too: schedulers warn otherwise
         self._stepped.append(optimizer)
         if not any(optimizer is one for one in self._true):

@@ -33,6 +33,7 @@ from typing import Any
 import torch
 from torch import Tensor, distributed, nn
 from torch.optim import swa_utils
+from torch.utils import _pytree as pytree
 
 from ampcompare.apex.amp.scaler import LossScaler
 from ampcompare.backends.apex_levels import apex_level
@@ -58,6 +59,7 @@ __all__ = ["WholeModel"]
 
 HALF = (torch.float16, torch.bfloat16)
 METHODS = ("scale", "unscale_", "step", "update", "get_scale", "state_dict", "load_state_dict")
+LERPS = ((Tensor, "lerp"), (Tensor, "lerp_"), (torch, "_foreach_lerp_"))
 CONTAINERS = (nn.ModuleList, nn.ModuleDict)  # they hold models, and are never called
 _GRAD: Any = vars(torch._C.TensorBase)["grad"]
 KEPT = ("training", "require_backward_grad_sync")  # what a script may have set since
@@ -310,6 +312,10 @@ def _alive(references: Iterable[weakref.ref[Any]]) -> list[Any]:
     return [one for reference in references if (one := reference()) is not None]
 
 
+def _as_fp32(value: Any) -> Any:
+    return value.float() if isinstance(value, Tensor) and value.dtype in HALF else value
+
+
 def _widened(tensor: Tensor) -> Tensor:
     return tensor.detach().float() if tensor.dtype in HALF else tensor
 
@@ -342,6 +348,8 @@ class WholeModel(TorchAmp):
         events.wrap(*Points.BACKWARD, self._backward)
         events.wrap(torch.optim.Optimizer, "zero_grad", self._zero_grad)
         events.wrap(swa_utils.AveragedModel, "update_parameters", self._average)
+        for owner, name in LERPS:
+            events.wrap(owner, name, functools.partial(self._lerp, name.endswith("_")))
         self._found.install(events)
         events.at_end(self._gradients.end)
         self._watch_steps(events)
@@ -361,6 +369,10 @@ class WholeModel(TorchAmp):
     @property
     def needs_scaler(self) -> bool:
         return self._scaling.needs_scaler
+
+    @property
+    def casts_weights(self) -> bool:
+        return True
 
     @property
     def widens(self) -> torch.dtype | None:
@@ -385,6 +397,11 @@ class WholeModel(TorchAmp):
         """Average in the type of the average, which was copied before the weights were cast."""
         original(average, _InFp32(model) if self._is_prepared else model)
 
+    def _lerp(self, is_in_place: bool, original: Any, start: Any, end: Any, *args: Any, **kwargs: Any) -> Any:
+        """Move an fp32 average towards 16-bit weights, which unlike `add_` and `mul_` refuses them."""
+        wide, end = self._fitting((start, end))
+        return original(start if is_in_place else wide, end, *args, **kwargs)
+
     def _make_scaler(self, original: Any, scaler: Any, *args: Any, **kwargs: Any) -> None:
         settings = scaler_settings(args, kwargs)
         self._note(settings["enabled"], scaler)
@@ -392,6 +409,9 @@ class WholeModel(TorchAmp):
 
     def _prepare(self, models: list[nn.Module], optimizers: list[Any]) -> None:
         self._refuse_shared(optimizers)
+        if self._is_prepared:  # then 16-bit weights of a later model are a copy of those that the arm has cast
+            for tensor in (one for model in models for one in (*model.parameters(), *model.buffers())):
+                tensor.data = _widened(tensor)
         if self._given is not None:
             self._first.update({id(one): HashedWeights(one) for one in optimizers})
         try:
@@ -441,6 +461,19 @@ class WholeModel(TorchAmp):
             return None
         held = next((param.dtype for param in module.parameters() if param.dtype in HALF), None)
         return held if any(module is part for model in self._models for part in model.modules()) else None
+
+    def alike(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """Widen 16-bit tensors next to fp32 ones: the script passes weights of a model to a distance, say."""
+        args, kwargs = self._fitting((args, kwargs))
+        return args, kwargs
+
+    def _fitting(self, values: Any) -> Any:
+        """Return values whose 16-bit tensors are widened if there are fp32 ones too."""
+        if not self._is_prepared:
+            return values
+        types = {one.dtype for one in pytree.tree_leaves(values) if isinstance(one, Tensor)}
+        is_mixed = torch.float32 in types and not types.isdisjoint(HALF)
+        return pytree.tree_map(_as_fp32, values) if is_mixed else values
 
     def _call(self, name: str, original: Any, scaler: Any, *args: Any, **kwargs: Any) -> Any:
         if self.is_by_apex() or not scaler.is_enabled():

@@ -310,6 +310,10 @@ class Tracer(Follower):
         if node is None:
             return ""
         text = dotted(node)
+        if isinstance(node, ast.expr) and (text is None or text.partition(".")[0] not in frame.names):
+            model = self._roles.model_of_parameters(node, frame.scope)
+            if model is not None:
+                return f"{self._canonical(model, frame)}.parameters()"
         if text is None:
             if isinstance(node, ast.Subscript):
                 return f"{self._canonical(node.value, frame)}[{ast.unparse(node.slice)}]"

@@ -33,6 +33,21 @@ WITHOUT_EQUIVALENT = {"O2", "O3"}
 # Some training amplifies a rounding within a few steps: small batches through batch norm, Adam on gradients near 0. How
 # much is measured by moving weights by one rounding of fp16 after the first step; above the last, nothing can be told.
 AMPLIFIED, TOO_MUCH = 3.0, 0.25
+# Moved weights may also skip other steps, behind which losses say nothing about roundings. Then all are run once more
+# at a loss scale this much below the smallest one, which no step overflows at. Not below the last: what a script
+# forgets to divide by its loss scale must show.
+LOWER, LOWEST = 16.0, 16.0
+# Taken steps without which moved weights say too little: the first two measure what each of them amplifies.
+MIN_TAKEN = 3
+# The factor between the norms of gradients that steps use: one that was not unscaled is a loss scale apart. Smaller
+# norms than the last are roundings of what cancels out.
+OF_NORM, MIN_NORM = 2.0, 1e-6
+# Operations of the autograd graph that both Apex and torch.amp run in 16 bits, and those that both run in fp32.
+PRODUCTS = ("Addmm", "Mm", "Bmm", "Baddbmm", "Addbmm", "Mv", "Convolution", "ConvolutionBackward")
+IN_FP32 = (
+    "LogSoftmax", "Softmax", "NllLoss", "NllLoss2D", "BinaryCrossEntropy", "BinaryCrossEntropyWithLogits",
+    "MseLoss", "L1Loss", "SmoothL1Loss", "KlDiv", "SoftMarginLoss", "CtcLoss",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -47,6 +62,9 @@ class Run:
         weights: after the last step.
         names: of parameters.
         levels: the opt levels of `amp.initialize`, or the classes of the loss scalers.
+        norms: of the gradients that each step was given, by optimizer; None where it was skipped.
+        rounded: for each parameter whether it had numbers of fp16 only before the last step, by optimizer.
+        passes: for each call of `backward`, how many operations of each kind gave 16-bit and wider results.
     """
 
     losses: list[float | None]
@@ -56,6 +74,9 @@ class Run:
     weights: dict[str, Any] = field(default_factory=dict)
     names: dict[str, str] = field(default_factory=dict)
     levels: tuple[str, ...] = ()
+    norms: dict[str, list[float | None]] = field(default_factory=dict)
+    rounded: dict[str, list[bool]] = field(default_factory=dict)
+    passes: list[dict[str, tuple[int, int]]] = field(default_factory=list)
 
     def sums(self) -> str:
         """Return the counts in words."""
@@ -132,12 +153,61 @@ def _without_the_level(
             say(f"against O1: {line}")
         if comparison.verdict != DIFFERENT:
             return f"{comparison.verdict}{as_level}"
-    if _compare_steps(original, rewritten)[0] == DIFFERENT:
+    same = _compare_scales(original, rewritten)[0] != DIFFERENT and _compare_steps(original, rewritten)[0] != DIFFERENT
+    if not same or _beyond_roundings(original, rewritten):
         return DIFFERENT
     moved = run_script(script, arguments, steps=steps, opt_level=level, move=True)
+    where = ""
+    if (apart := _first_step_apart(original, moved)) is not None:
+        say(f"the unchanged script with weights moved by one rounding of fp16 skips other steps from step {apart} on")
+        runs = _at_a_lower_scale(script, arguments, steps, level, original, rewritten, say)
+        if runs is None:
+            return DIFFERENT
+        original, rewritten, moved = runs
+        where = " at a lower loss scale"
+        if _beyond_roundings(original, rewritten):
+            return DIFFERENT
     verdict, line = compare_amplified(original, moved, rewritten)
     say(line)
-    return DIFFERENT if verdict == DIFFERENT else f"{verdict}{as_level}"
+    return DIFFERENT if verdict == DIFFERENT else f"{verdict}{where}{as_level}"
+
+
+def _at_a_lower_scale(
+    script: Path,
+    arguments: list[str],
+    steps: int,
+    level: str | None,
+    original: Run,
+    rewritten: Run,
+    say: Callable[[str], None],
+) -> tuple[Run, Run, Run] | None:
+    """Return the original, the rewritten script and the original with moved weights, at a scale without overflows.
+
+    None where that shows nothing.
+
+    Args:
+        original: at the script's own scales.
+        rewritten: likewise.
+    """
+    if _compare_scales(original, rewritten)[0] != EQUAL:
+        say("its loss scales differ from those of the rewritten script, so nothing can be told")
+        return None
+    scale = min((each for each in original.scales if each is not None), default=1.0) / LOWER
+    if scale < LOWEST:
+        say(f"a loss scale of {scale:g}, at which none might overflow, shows too little; nothing can be told")
+        return None
+    say(f"so all three run again at a loss scale of {scale:g}; at the script's own only scales and skipped steps count")
+    again = run_script(script, arguments, steps=steps, opt_level=level, loss_scale=scale)
+    say(f"unchanged{f', at {level}' * bool(level)}, at loss scale {scale:g}: {again.sums()}")
+    new = run_script(script, arguments, steps=steps, rewrite_for="torch", loss_scale=scale)
+    say(f"rewritten, at loss scale {scale:g}: {new.sums()}")
+    for line in compare_runs(again, new).lines:
+        say(f"at loss scale {scale:g}: {line}")
+    moved = run_script(script, arguments, steps=steps, opt_level=level, loss_scale=scale, move=True)
+    if not all(taken for run in (again, new, moved) for _, taken in run.applied):
+        say(f"steps are skipped at loss scale {scale:g} too, so nothing can be told: use fewer --steps")
+        return None
+    return again, new, moved
 
 
 def run_script(
@@ -148,6 +218,7 @@ def run_script(
     rewrite_for: str | None = None,
     opt_level: str | None = None,
     move: bool = False,
+    loss_scale: float | None = None,
 ) -> Run:
     """Run a script in a child process on the CPU.
 
@@ -155,6 +226,7 @@ def run_script(
         rewrite_for: the target of the rewrite; None runs the script as it is.
         opt_level: instead of the script's.
         move: move the weights by one rounding of fp16 after the first step.
+        loss_scale: that dynamic loss scalers keep, instead of their own.
 
     Raises:
         LaunchError: it failed, or no step went through the loss scaler.
@@ -167,6 +239,7 @@ def run_script(
             "target": rewrite_for,
             "opt_level": opt_level,
             "move": move,
+            "loss_scale": loss_scale,
             "folder": folder,
         }
         process = subprocess.run(
@@ -210,6 +283,9 @@ def _read(folder: Path) -> Run:
         weights,
         trace["names"],
         tuple(row["opt_level"] for row in rows if row.get("kind") == "initialize"),
+        trace["norms"],
+        trace["rounded"],
+        [{name: (half, wide) for name, (half, wide) in each.items()} for each in trace["passes"]],
     )
 
 
@@ -225,6 +301,7 @@ def compare_runs(original: Run, rewritten: Run) -> Comparison:
         _compare_scales(original, rewritten),
         _compare_steps(original, rewritten),
         _compare_weights(original, rewritten),
+        *((DIFFERENT, line) for line in _beyond_roundings(original, rewritten)),
     ):
         verdicts.append(verdict)
         lines.append(line)
@@ -248,6 +325,10 @@ def compare_amplified(original: Run, moved: Run, rewritten: Run) -> tuple[str, s
         f"the unchanged script with weights moved by one rounding of fp16: losses differ by up to {noise:.2g}, "
         f"those of the rewritten one by {max(apart, default=0.0):.2g}"
     )
+    if (apart_at := _first_step_apart(original, moved)) is not None:
+        return DIFFERENT, f"{words}; moved, it skips other steps from step {apart_at} on, so nothing can be told"
+    if sum(taken for _, taken in original.applied) < MIN_TAKEN:
+        return DIFFERENT, f"{words}; fewer than {MIN_TAKEN} steps were taken, so nothing can be told: use more --steps"
     if not noise <= TOO_MUCH:
         return DIFFERENT, f"{words}: the training amplifies roundings too much to be compared; use fewer --steps"
     for key in original.weights:
@@ -258,8 +339,6 @@ def compare_amplified(original: Run, moved: Run, rewritten: Run) -> tuple[str, s
         room = max(OF_LENGTH, AMPLIFIED * _apart(original.weights[key], moved.weights[key]))
         if not _apart(original.weights[key], rewritten.weights[key]) <= room:
             return DIFFERENT, f"{words}; {_name(original, key)} differs by more than roundings do"
-    if _compare_steps(original, moved)[0] == DIFFERENT:
-        return DIFFERENT, f"{words}; moved, it skips other steps, so nothing can be told: use fewer --steps"
     return (WITHIN if is_near else DIFFERENT), words
 
 
@@ -301,6 +380,8 @@ def _compare_scales(original: Run, rewritten: Run) -> tuple[str, str]:
     pairs = [(a or 1.0, b or 1.0) for a, b in zip(original.scales, rewritten.scales, strict=False)]
     for index, (first, second) in enumerate(pairs, 1):
         if first != second:
+            if index == 1:
+                return DIFFERENT, f"loss scales: {DIFFERENT} from the start: {first:g} against {second:g}"
             # A power of two changes no bit of what does not overflow; what it skips is compared below.
             return WITHIN, f"loss scales: first different at backward pass {index}: {first:g} against {second:g}"
     return EQUAL, "loss scales: equal"
@@ -316,6 +397,67 @@ def _compare_steps(original: Run, rewritten: Run) -> tuple[str, str]:
     if len(original.applied) != len(rewritten.applied):
         return DIFFERENT, f"steps: {len(original.applied)} against {len(rewritten.applied)}"
     return EQUAL, "skipped steps: equal"
+
+
+def _first_step_apart(original: Run, other: Run) -> int | None:
+    """Return the number of the first step that only one of two runs skips; None where there is none."""
+    pairs = enumerate(zip(original.applied, other.applied, strict=False), 1)
+    found = next((number for number, (first, second) in pairs if first != second), None)
+    shorter = min(len(original.applied), len(other.applied))
+    return shorter + 1 if found is None and len(original.applied) != len(other.applied) else found
+
+
+def _beyond_roundings(original: Run, rewritten: Run) -> list[str]:
+    """Return what is different whatever roundings do: gradients that are not unscaled, no autocast, no fp32 weights."""
+    found = (
+        _other_gradients(original, rewritten),
+        _other_precision(original, rewritten),
+        _rounded(original, rewritten),
+    )
+    return [line for line in found if line]
+
+
+def _other_gradients(original: Run, rewritten: Run) -> str:
+    """Return where an optimizer was given other gradients; Adam trains nearly alike if they are not unscaled."""
+    for number, norms in original.norms.items():
+        for index, (first, second) in enumerate(zip(norms, rewritten.norms.get(number, []), strict=False)):
+            taken = _is_taken(original, number, index) and _is_taken(rewritten, number, index)
+            if not taken or first is None or second is None or (first < MIN_NORM and second < MIN_NORM):
+                continue
+            if not (first <= OF_NORM * second and second <= OF_NORM * first) and not _same(first, second):
+                where = f"step {index + 1} of optimizer {int(number) + 1}"
+                return f"gradients: {DIFFERENT}; first at {where}: norm {first:.3g} against {second:.3g}"
+    return ""
+
+
+def _is_taken(run: Run, number: str, index: int) -> bool:
+    steps = [taken for each, taken in run.applied if str(each) == number]
+    return index < len(steps) and steps[index]
+
+
+def _other_precision(original: Run, rewritten: Run) -> str:
+    """Return which operations run in another precision; without autocast losses are no more than roundings apart."""
+    for number, (first, second) in enumerate(zip(original.passes, rewritten.passes, strict=False), 1):
+        for name in sorted(first.keys() & second.keys()):
+            (half, wide), (new_half, new_wide) = first[name], second[name]
+            kind = name.rstrip("0123456789").removesuffix("Backward")
+            where = f"precision: {DIFFERENT}; in backward pass {number}, {new_half} of {kind} are in 16 bits"
+            if kind in PRODUCTS and new_half < half and new_wide > wide:
+                return f"{where}, {half} in the unchanged script: is a forward pass outside of autocast?"
+            if kind in IN_FP32 and not half and new_half:
+                return f"{where}, none in the unchanged script: is a loss outside of autocast?"
+    return ""
+
+
+def _rounded(original: Run, rewritten: Run) -> str:
+    """Return which weights only the rewritten script keeps in fp16: without master weights small updates are lost."""
+    for number, weights in original.rounded.items():
+        for index, (first, second) in enumerate(zip(weights, rewritten.rounded.get(number, []), strict=False)):
+            if second and not first:
+                return (
+                    f"weights: {DIFFERENT}; those of {_name(original, f'{number}.{index}')} have lost their fp32 values"
+                )
+    return ""
 
 
 def _is_close(original: Run, rewritten: Run) -> bool:
@@ -373,6 +515,6 @@ def _first_apart(original: Run, rewritten: Run) -> tuple[int, str] | None:
 
 def _name(run: Run, key: str) -> str:
     number, _, index = key.partition(".")
-    shape = "x".join(map(str, run.weights[key].shape)) if key in run.weights else ""
+    shape = f" ({'x'.join(map(str, run.weights[key].shape))})" if key in run.weights else ""
     name = run.names.get(key, f"parameter {int(index) + 1}")
-    return f"{name} ({shape}) of optimizer {int(number) + 1}"
+    return f"{name}{shape} of optimizer {int(number) + 1}"

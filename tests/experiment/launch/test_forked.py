@@ -196,9 +196,9 @@ def test_a_server_and_its_cell_that_were_killed(
         notes.append(text)
         if "continues without it" in text:
             server = launcher._server.process
-            cell = server and server.cell
+            cell = server and server.fork
             assert cell is not None
-            cell.kill()
+            cell.send_signal(signal.SIGKILL)
             go.write_text("")
 
     with ForkedLauncher() as launcher:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import struct
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -24,9 +25,21 @@ TOP1 = {"fp32": [500, 520, 490, 510, 505], "half": [501, 519, 491, 509, 506]}  #
 
 
 @pytest.fixture
-def no_forecast(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave out how many seeds an open verdict lacks, which a simulation does not read and which takes its time."""
+def quick_verdicts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave out how many seeds an open verdict lacks, which a simulation does not read, and round a standard deviation
+    as floats do: `statistics` computes with fractions, for half of the time of a verdict.
+    """
+
+    def deviation(values: Sequence[float]) -> float:
+        mean = math.fsum(values) / len(values)
+        return (
+            0.0
+            if min(values) == max(values)
+            else math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
+        )
+
     monkeypatch.setattr("ampcompare.runs.analysis.inference.verdict.pairs_to_settle", lambda *_, **__: None)
+    monkeypatch.setattr("statistics.stdev", deviation)
 
 
 @pytest.fixture(scope="session")

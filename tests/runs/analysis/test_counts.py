@@ -86,7 +86,7 @@ MODELS: dict[str, Draw] = {
 }
 
 
-@pytest.mark.usefixtures("no_forecast")
+@pytest.mark.usefixtures("quick_verdicts")
 @covering({"arms": [1, pytest.param(8, marks=pytest.mark.integration)], "pairs": [3, 5], "model": MODELS})
 def test_counts_at_the_margin_keep_the_level(model: str, pairs: int, arms: int) -> None:
     """A loss of exactly the margin is called smaller in 5 % of 600 families at most, and chance; by Student's test
@@ -102,7 +102,7 @@ def test_counts_at_the_margin_keep_the_level(model: str, pairs: int, arms: int) 
     assert wrong / 600 <= 0.08  # the 99.9 % point of a rate of 5 %
 
 
-@pytest.mark.usefixtures("no_forecast")
+@pytest.mark.usefixtures("quick_verdicts")
 @pytest.mark.parametrize(
     ("arms", "pairs", "spread"),
     [

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.optim.optimizer import _global_optimizer_pre_hooks
 
 from ampcompare.script.recorded.acted import Acted
 
@@ -76,3 +77,31 @@ def test_a_step_is_by_the_arm_where_gradients_passed_its_casts() -> None:
     assert counted(in_an_object) == (2, 0)
     assert counted(without_modules) == (2, 0)
     assert counted(falls_back, casts=False) == (2, None)
+
+
+def test_a_step_past_the_loss_scaler_counts_as_without_the_arm() -> None:
+    """A script that switches its autocast and GradScaler off half way has no row for what it steps from then on."""
+    model, x = nn.Linear(2, 2), torch.ones(1, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def switches_off(acted: Acted, step: Any) -> None:
+        for number in range(4):
+            output = model(x)
+            acted.forward(output, cast=number < 1)
+            if number < 1:
+                step(output.sum())
+            else:
+                output.sum().backward()
+            optimizer.step()
+
+    def has_rows(acted: Acted, step: Any) -> None:
+        for _ in range(2):
+            output = model(x)
+            acted.forward(output, cast=True)
+            output.sum().backward()
+            optimizer.step()
+            step(model(x).sum())
+
+    assert counted(switches_off) == (2 + 3, 3)
+    assert counted(has_rows)[1] == 0
+    assert not _global_optimizer_pre_hooks

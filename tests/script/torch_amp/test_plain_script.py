@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
+from torch.func import functional_call, stack_module_state, vmap
 from torch.nn.utils import clip_grad_norm_
 from torch.utils.checkpoint import checkpoint
 
@@ -388,6 +388,17 @@ def test_weights_that_the_script_holds_in_16_bits(behind: Any, arm: str, runs: b
         optimizer.step()
 
 
+@pytest.mark.parametrize("arm", ["native:bf16", "O1", "O2"])
+def test_weights_in_float64(behind: Any, arm: str) -> None:
+    """No arm acts on them as it says, so it ends at the first forward pass."""
+    model = network().double()
+    behind(arm)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(UnsupportedCombination, match=r"test_plain_script\.py:\d+: the script holds .* in float64"):
+        model(batch(0)[0].double())
+    del optimizer
+
+
 def test_gradients_that_the_script_sets_itself(behind: Any) -> None:
     """They are true ones, so the step is as written; master weights lack them."""
     for arm in ("native:fp16", "O1", "O2"):
@@ -518,6 +529,60 @@ def test_gradients_of_each_sample(behind: Any, arm: str) -> None:
     assert (kinds, rows.steps, stand_in.acted()) == ({half}, 2, True)
     assert len(rows.losses) == 2
     assert all(0.5 < float(loss) < 2.5 for loss in rows.losses)
+
+
+@pytest.mark.parametrize("arm", ["native:fp16", "O1", "O2"])
+@pytest.mark.parametrize("others", [0, 1])
+def test_gradients_may_be_stepped_twice(behind: Any, arm: str, others: int) -> None:
+    """As by Lightning's weight averaging, which steps once more after an epoch without a backward pass.
+
+    Apex drops gradients of master weights after a step, so that the second one changes nothing.
+    """
+    behind(arm)
+    model = nn.Linear(6, 3, bias=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    kept = [torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1) for _ in range(others)]
+    weights = [model.weight.detach().clone()]
+    model(batch(0)[0]).float().square().mean().backward()
+    for _ in range(2):
+        optimizer.step()
+        weights.append(model.weight.detach().float().clone())
+    second = torch.zeros(3, 6) if arm == "O2" else weights[1] - weights[0]
+    torch.testing.assert_close(weights[2] - weights[1], second, rtol=0.05, atol=1e-3)
+    del kept
+
+
+@pytest.mark.parametrize("arm", ["native:bf16", "O1"])
+def test_an_optimizer_may_have_the_input_of_a_frozen_model(behind: Any, arm: str) -> None:
+    """As for neural style; under an arm that casts weights there are none to cast."""
+    for name in (arm, "O2"):
+        behind(name)
+        model, image = nn.Linear(6, 3).requires_grad_(requires_grad=False), batch(0)[0].requires_grad_()
+        optimizer = torch.optim.SGD([image], lr=0.1)
+        before = image.detach().clone()
+        output = model(image)
+        output.float().square().mean().backward()
+        if name == "O2":
+            with pytest.raises(UnsupportedCombination, match="the first step comes before any"):
+                optimizer.step()
+        else:
+            optimizer.step()
+            assert not torch.equal(output.float(), nn.functional.linear(before, model.weight, model.bias))
+        behind.end()
+
+
+def test_an_optimizer_may_have_the_stacked_weights_of_an_ensemble(behind: Any) -> None:
+    """What `functional_call` puts in the place of a module's weights is trained."""
+    behind("native:bf16")
+    models = [nn.Linear(6, 3) for _ in range(2)]
+    weights, buffers = stack_module_state(models)
+    optimizer = torch.optim.SGD(weights.values(), lr=0.1)
+    base = copy.deepcopy(models[0]).to("meta")
+    x = batch(0)[0]
+    output = vmap(lambda w, b: functional_call(base, (w, b), (x,)))(weights, buffers)
+    output.square().mean().backward()
+    optimizer.step()
+    assert not torch.equal(output[0], models[0](x))
 
 
 def test_a_functional_call_prepares_its_model(behind: Any) -> None:

@@ -344,6 +344,20 @@ def test_a_copy_is_an_ordinary_model(behind: Any) -> None:
     assert {value.dtype for value in model.state_dict().values() if value.is_floating_point()} == {torch.float32}
 
 
+@pytest.mark.parametrize("arm", ["apex:O2", "half"])
+def test_a_copy_of_a_cast_model_trains(behind: Any, arm: str) -> None:
+    """As in the inner loop of a meta-learner: its weights are fp32 until the arm casts them again."""
+    behind(arm)
+    model, optimizer, scaler = parts()
+    step_of(model, optimizer, scaler)
+    copied = copy.deepcopy(model)
+    before = [param.detach().clone() for param in copied.parameters()]
+    step_of(copied, torch.optim.SGD(copied.parameters(), lr=0.1), scaler)
+    assert copied[0].weight.dtype is torch.float16
+    assert not torch.equal(copied[0].weight, before[0])
+    assert all(map(torch.equal, before, model.parameters())), "the model that was copied stays as it was"
+
+
 def write_weights(model: Any, optimizer: Any, scaler: Any) -> None:
     step_of(model, optimizer, scaler)
     next(model.parameters()).data.clamp_(-0.01, 0.01)
@@ -406,6 +420,37 @@ def test_a_part_may_be_called(behind: Any) -> None:
 
     step_of(by_parts, optimizer, scaler)
     assert seen == [torch.float32, torch.float16, torch.float16]
+
+
+def test_a_distance_gets_weights_and_outputs_of_a_model(behind: Any) -> None:
+    """A module without weights widens 16-bit tensors beside fp32 ones, as does a method of a loss that has weights."""
+    behind("apex:O2")
+    model, optimizer, scaler = parts()
+    step_of(model, optimizer, scaler)
+    nearest = nn.PairwiseDistance()(model(batch(0)[0])[0], model[3].weight.mean(1))
+    products = Product()(model(batch(0)[0]), model[3].weight)
+    assert nearest.dtype is products.dtype is torch.float32
+    assert Product()(model[3].weight, model[3].weight.T).dtype is torch.float16
+
+
+def test_an_average_moves_towards_cast_weights(behind: Any) -> None:
+    """By `lerp` too, which refuses tensors of unlike types, with the figures of their sum."""
+    behind("apex:O2")
+    model, optimizer, scaler = parts()
+    average = copy.deepcopy(model)
+    step_of(model, optimizer, scaler)
+    for kept, param in zip(average.parameters(), model.parameters(), strict=True):
+        expected = kept + 0.25 * (param.float() - kept)
+        assert torch.equal(kept.data.lerp(param.data, 0.25), expected)
+        torch._foreach_lerp_([kept.data], [param.data], 0.25)
+        assert torch.equal(kept, expected)
+        kept.data.lerp_(param.data, 0.5)
+    assert {param.dtype for param in average.parameters()} == {torch.float32}
+
+
+class Product(nn.Module):
+    def forward(self, x: Tensor, y: Tensor) -> Any:
+        return x @ y
 
 
 @pytest.mark.parametrize("arm", ["half", "O3"])

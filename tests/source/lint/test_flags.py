@@ -177,3 +177,63 @@ def test_gradients_that_are_changed_in_fp32() -> None:
     """
     assert "AMP117" not in codes_of(script.format(flag="not args.fp16"))
     assert "AMP117" in codes_of(script.format(flag="args.fp16"))
+
+
+HELD = """
+import itertools
+import torch
+from apex import amp
+from torch.nn.utils import clip_grad_norm_
+
+
+def trainable(net):
+    return [p for p in net.parameters() if p.requires_grad]
+
+
+def clip(params):
+    clip_grad_norm_(params, 1.0)
+
+
+class Trainer:
+    def __init__(self, model, optimizer):
+        self.model = model
+        self.optimizer = optimizer
+        {held}
+        self.model, self.optimizer = amp.initialize(self.model, self.optimizer, opt_level="O2")
+
+    def step(self, loss):
+        with amp.scale_loss(loss, self.optimizer) as scaled_loss:
+            scaled_loss.backward()
+        {clip}
+        self.optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("held", "clip", "is_found"),
+    [
+        ("pass", "params = list(self.model.parameters())\n        clip_grad_norm_(params, 1.0)", True),
+        ("self.params = list(model.parameters())", "clip_grad_norm_(self.params, 1.0)", True),
+        ("self.params = (p for p in model.parameters() if p.requires_grad)", "clip_grad_norm_(self.params, 1.0)", True),
+        ("self.params = trainable(model)", "clip(self.params)", True),
+        ("self.params = tuple(filter(bool, model.parameters()))", "clip(params=self.params)", True),
+        ("pass", "clip_grad_norm_([p for _, p in self.model.named_parameters()], 1.0)", True),
+        ("self.params = [*model.parameters()]", "every = self.params\n        clip_grad_norm_(every, 1.0)", True),
+        ("pass", "clip_grad_norm_(itertools.chain(self.model.parameters(), other.parameters()), 1.0)", True),
+        ("pass", "for p in trainable(self.model):\n            p.grad.mul_(0.5)", True),
+        ("pass", "params = list(amp.master_params(self.optimizer))\n        clip_grad_norm_(params, 1.0)", False),
+        ("pass", "clip_grad_norm_([p for g in self.optimizer.param_groups for p in g['params']], 1.0)", False),
+        ("self.params = list(model.parameters())", "clip_grad_norm_(amp.master_params(self.optimizer), 1.0)", False),
+        (
+            "self.params = list(model.parameters())\n        self.params = list(amp.master_params(optimizer))",
+            "clip_grad_norm_(self.params, 1.0)",
+            False,
+        ),
+        ("self.params = [len(p) for p in model.parameters()]", "clip_grad_norm_(self.params, 1.0)", False),
+        ("pass", "for p in list(self.model.parameters()):\n            p.grad = None", False),
+    ],
+)
+def test_parameters_of_a_model_are_followed_through_lists_and_names(held: str, clip: str, is_found: bool) -> None:
+    """Under O2 these are the fp16 copies by any name; master weights are not."""
+    found = set(codes_of(HELD.format(held=held, clip=clip))) & {"AMP104", "AMP117"}
+    assert bool(found) == is_found

@@ -11,6 +11,7 @@ import pytest
 
 from ampcompare.base.errors import ConfigError, LaunchError
 from ampcompare.source.migrate import verify
+from ampcompare.source.migrate.project import migrate_file
 from ampcompare.source.migrate.verify import (
     DIFFERENT,
     EQUAL,
@@ -18,6 +19,7 @@ from ampcompare.source.migrate.verify import (
     Run,
     compare_amplified,
     compare_runs,
+    run_script,
     verify_script,
 )
 
@@ -176,6 +178,73 @@ def test_a_rewrite_that_trains_as_o1_is_right_where_o2_trains_otherwise(
         ]
 
 
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"norms": {"0": [2.0, 3.0]}}, "gradients: different; first at step 2"),
+        ({"norms": {"0": [1.0, float("nan")]}}, "gradients: different; first at step 2"),
+        ({"passes": [{"AddmmBackward0": (0, 2), "NllLossBackward0": (0, 1)}]}, "outside of autocast"),
+        ({"passes": [{"AddmmBackward0": (2, 0), "NllLossBackward0": (1, 0)}]}, "is a loss outside of autocast"),
+        ({"rounded": {"0": [True, True]}}, "those of parameter 2 of optimizer 1 have lost their fp32 values"),
+        ({"scales": [1024.0, 1024.0]}, "different from the start: 65536 against 1024"),
+    ],
+)
+def test_what_is_more_than_roundings_is_different_however_near_losses_are(
+    change: dict[str, object], words: str
+) -> None:
+    """Adam hides gradients that are not unscaled, and a pass in fp32 is a rounding from one in fp16."""
+    passes = [{"AddmmBackward0": (2, 0), "NllLossBackward0": (0, 1)}]
+    run = dataclasses.replace(RUN, norms={"0": [1.0, 1.0]}, passes=passes, rounded={"0": [True, False]})
+    near = dataclasses.replace(run, losses=[1.0, 0.501], norms={"0": [1.0, 1.2]})
+    assert compare_runs(run, near).verdict == WITHIN
+    comparison = compare_runs(run, dataclasses.replace(near, **change))  # type: ignore[arg-type]
+    assert comparison.verdict == DIFFERENT
+    assert any(words in line for line in comparison.lines)
+
+
+def skipped_at(run: Run, *steps: int, scale: float = 65536.0) -> Run:
+    """A run that skips some of its steps."""
+    applied = [(0, step not in steps) for step in range(len(run.applied))]
+    return dataclasses.replace(run, applied=applied, scales=[scale] * len(run.losses))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words", "code"),
+    [
+        ({}, "verdict: within rounding at a lower loss scale of O1", 0),
+        ({"rewritten": dataclasses.replace(grown(0.02), scales=[65536.0, *[1024.0] * 4])}, "loss scales differ", 1),
+        ({"first": skipped_at(grown(0), 1, scale=64.0)}, "a loss scale of 4", 1),
+        ({"again": skipped_at(grown(0), 0)}, "skipped at loss scale 4096 too", 1),
+        ({"new": skipped_at(grown(0.1))}, "verdict: different", 1),
+        ({"new": dataclasses.replace(grown(0.02), norms={"0": [9.0] * 5})}, "gradients: different", 1),
+    ],
+)
+def test_where_moved_weights_skip_other_steps_all_run_at_a_lower_scale(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Run], words: str, code: int
+) -> None:
+    """Behind such a step losses say nothing about roundings, and a lower scale has none."""
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT, encoding="utf-8")
+    first = changes.get("first", skipped_at(grown(0), 1))
+    rewritten = dataclasses.replace(changes.get("rewritten", first), losses=grown(0.02).losses, applied=first.applied)
+    again = dataclasses.replace(changes.get("again", grown(0)), norms={"0": [1.0] * 5})
+    at_o2 = dataclasses.replace(grown(0.3), levels=("O2",))
+    runs = [at_o2, rewritten, first, skipped_at(grown(0.02), 2), again, changes.get("new", grown(0.02)), grown(0.02)]
+    asked: list[dict[str, Any]] = []
+
+    def run(*_: object, **how: Any) -> Run:
+        asked.append(how)
+        return runs[len(asked) - 1]
+
+    monkeypatch.setattr(verify, "run_script", run)
+    said: list[str] = []
+    assert verify_script(str(script), [], steps=5, target="torch", say=said.append) == code
+    assert any(words in line for line in said)
+    assert any("skips other steps from step 2 on" in line for line in said)
+    if code == 0:
+        assert [how.get("loss_scale") for how in asked] == [None] * 4 + [4096.0] * 3
+
+
 CHAOTIC = """
 import torch
 from apex import amp
@@ -203,6 +272,84 @@ def test_o2_with_small_batches_is_compared_with_o1(tmp_path: Path) -> None:
     said: list[str] = []
     assert verify_script(str(script), [], steps=8, target="torch", say=said.append) == 0
     assert said[-1].endswith("of O1; O2 has no equivalent in torch.amp")
+
+
+PARTS = """
+import torch
+from apex import amp
+
+body = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.ReLU()).cuda()
+head = torch.nn.Linear(8, 2).cuda()
+first = torch.optim.Adam(body.parameters(), lr=0.02)
+second = torch.optim.Adam(head.parameters(), lr=0.02)
+[body, head], [first, second] = amp.initialize([body, head], [first, second], opt_level="O2", keep_batchnorm_fp32=True)
+for step in range(8):
+    x, y = torch.randn(4, 4).cuda(), torch.randint(2, (4,)).cuda()
+    loss = torch.nn.functional.cross_entropy(head(body(x)), y)
+    first.zero_grad()
+    second.zero_grad()
+    with amp.scale_loss(loss, [first, second]) as scaled_loss:
+        scaled_loss.backward()
+    torch.nn.utils.clip_grad_norm_(amp.master_params(first), 0.5)
+    torch.nn.utils.clip_grad_norm_(amp.master_params(second), 0.5)
+    first.step()
+    second.step()
+"""
+# What wrong migrations make of lines of the right one.
+WRONG = {
+    "no unscale before clipping": ("    scaler.unscale_(first)\n", ""),
+    "no autocast": ("dtype=torch.float16)", "dtype=torch.float16, enabled=False)"),
+    "the loss is outside of autocast": (
+        "loss = torch.nn.functional.cross_entropy(head(body(x)), y)",
+        "out = head(body(x))\n    loss = torch.nn.functional.cross_entropy(out, y)",
+    ),
+    "an optimizer is stepped without the scaler": ("scaler.step(second)", "second.step()"),
+    "another loss scale": ('GradScaler("cuda")', 'GradScaler("cuda", init_scale=2.0**12)'),
+    "no fp32 weights": (
+        "    scaler.update()\n",
+        "    scaler.update()\n    for each in body.parameters():\n        each.data = each.data.half().float()\n",
+    ),
+    "a loss that is not scaled": ("scaler.scale(loss).backward()", "scaler.scale(loss)\n    loss.backward()"),
+}
+
+
+@pytest.mark.usefixtures("forked_runs")
+@pytest.mark.integration
+def test_wrong_migrations_of_o2_are_different(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The right one is not, whether or not roundings hide the fault."""
+    script, other = tmp_path / "train.py", tmp_path / "rewritten.py"
+    script.write_text(PARTS, encoding="utf-8")
+    migration = migrate_file(script, "torch").migration
+    assert migration is not None
+    known: dict[str, Run] = {}
+
+    def run(path: Path, arguments: list[str], *, rewrite_for: str | None = None, **how: Any) -> Run:
+        if rewrite_for:
+            return run_script(other, arguments, rewrite_for=rewrite_for, **how)
+        if str(how) not in known:
+            known[str(how)] = run_script(path, arguments, **how)
+        return known[str(how)]
+
+    monkeypatch.setattr(verify, "run_script", run)
+    for fault, (right, wrong) in {"none": ("", ""), **WRONG}.items():
+        assert right in migration.text
+        other.write_text(migration.text.replace(right, wrong) if right else migration.text, encoding="utf-8")
+        said: list[str] = []
+        code = verify_script(str(script), [], steps=6, target="torch", say=said.append)
+        assert code == (0 if fault == "none" else 1), (fault, said)
+
+
+@pytest.mark.usefixtures("forked_runs")
+@pytest.mark.integration
+def test_a_lower_loss_scale_is_kept_by_all(tmp_path: Path) -> None:
+    """By Apex's scaler and by that of torch, which starts again at its own."""
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT, encoding="utf-8")
+    for how in ({"opt_level": "O1"}, {"rewrite_for": "torch"}):
+        run = run_script(script, ["O2", "1"], steps=2, loss_scale=4096.0, **how)
+        assert run.scales == [4096.0, 4096.0]
+        assert run.norms["0"][0] is not None
+        assert run.passes[0]["AddmmBackward0"] == (2, 0)
 
 
 @pytest.mark.usefixtures("forked_runs")

@@ -8,9 +8,7 @@ import json
 import math
 import os
 import re
-import select
 import signal
-import socket
 import statistics
 import struct
 import subprocess
@@ -24,9 +22,10 @@ from typing import Any, BinaryIO, Literal, Protocol
 
 from ampcompare.base.environment.threads import THREAD_VARIABLES
 from ampcompare.base.environment.versions import fingerprint, host_name
-from ampcompare.base.errors import EnvironmentUnfit
+from ampcompare.base.errors import EnvironmentUnfit, LaunchError
 from ampcompare.base.files.loaded_code import Names
 from ampcompare.base.files.run_files import CellFile
+from ampcompare.base.isolate.client import MAX_SERVERS, ProcessServer, ServerLost, can_fork
 from ampcompare.base.isolate.start import start_command
 from ampcompare.base.rank_marks import CELL_FOLDER
 from ampcompare.base.secrets import MASK, learn_file, mask, mask_variable
@@ -57,7 +56,6 @@ __all__ = ["ScriptLauncher", "failed_script", "picked", "script_command", "scrip
 
 POLL_SECONDS = 0.2
 PIPE_SECONDS = 2.0
-MAX_SERVERS = 5  # per cell: if each of them is killed, the next one would be too
 SETTINGS = (".yaml", ".yml", ".json", ".toml", ".ini", ".cfg", ".env", ".conf")
 # Exit codes of `ampcompare exec` for errors of ampcompare itself.
 OUR_ERRORS = (2, 3, 4)
@@ -65,10 +63,9 @@ MAX_LAST_LINES = 5
 WORD = re.compile(r"[^\W_]")
 NO_REASON = re.compile(r"ampcompare: (\d+ steps?, \d+ skipped|the record has no step|--device cpu: )")
 TAIL_SHARE = 10  # the default metric is over the last tenth of the losses
-_PYTHON = (sys.executable, "-W", "ignore::FutureWarning", "-m")
-START_SECONDS = 120.0
-END_SECONDS = 5.0
-SERVER_POLL_SECONDS = 0.1
+OPTIONS = ("-W", "ignore::FutureWarning")  # of Python
+LOADED = ("ampcompare.script.prepare", "ampcompare.cli.exec_command", "ampcompare.cli.group")
+EXEC = "ampcompare.cli:main"
 
 
 class _AskedToStop(Exception):
@@ -85,7 +82,8 @@ class ScriptLauncher(Launcher):
     def __init__(self, place: Place = ANYWHERE) -> None:
         self._place = place
         self._process: Stoppable[_CellProcess] = Stoppable(lambda process: end_family(process.pid))
-        self._server: Stoppable[_ScriptServer] = Stoppable(_ScriptServer.close)
+        self._server: Stoppable[ProcessServer] = Stoppable(ProcessServer.close)
+        self._threads: tuple[str | None, ...] = ()  # of the server
 
     def launch(
         self, config: RunConfig, folder: Path, on_progress: Callable[[Progress], None] | None = None
@@ -158,32 +156,40 @@ class ScriptLauncher(Launcher):
     def _start(self, config: RunConfig, script: ScriptConfig, folder: Path) -> _CellProcess:
         environment = {**_environment(config, folder), **self._place.environment}
         command = script_command(config, script, folder)
-        if script.torchrun or not _can_fork(config.processes):
+        if script.torchrun or config.processes > 1 or not can_fork():  # torchrun starts interpreters
             with self._place.pinned():
                 return self._process.start(lambda: _start_interpreter(command, environment))
         words = command[command.index("ampcompare") + 1 :]
-        for left in reversed(range(MAX_SERVERS)):
+        for _ in range(MAX_SERVERS):
             server = self._ensure_server(environment)
             try:
                 if not server.wait_until_ready(self._is_asked):
                     self._server.drop()
                     raise _AskedToStop
-                return self._process.start(lambda server=server: server.start(words, environment))  # type: ignore[misc]
-            except EnvironmentUnfit:
+                return self._process.start(
+                    lambda server=server: server.start(EXEC, words, environment=environment)  # type: ignore[misc]
+                )
+            except ServerLost:
                 self._process.check()
-                if not (server.was_killed and left):
-                    raise
+                how = server.how_it_ended()
                 self._server.drop()
-                self.note("the server of a script's cells was killed; another one starts")
-        raise AssertionError("the last one raises")
+            except LaunchError as error:
+                self._server.drop()
+                raise EnvironmentUnfit(str(error)) from None
+            self.note(f"the process server {how}; another one starts")
+        raise EnvironmentUnfit(f"{MAX_SERVERS} process servers ended, one after another; the last one {how}")
 
-    def _ensure_server(self, environment: dict[str, str]) -> _ScriptServer:
-        server = self._server.process
-        if server is not None and server.runs and server.threads == _threads_of(environment):
+    def _ensure_server(self, environment: dict[str, str]) -> ProcessServer:
+        server, threads = self._server.process, _threads_of(environment)
+        if server is not None and server.runs and self._threads == threads:
             return server
         self._server.drop()
-        with self._place.pinned():
-            return self._server.start(lambda: _ScriptServer(environment))
+        self._threads = threads
+        try:
+            with self._place.pinned():
+                return self._server.start(lambda: ProcessServer(LOADED, environment, OPTIONS))
+        except LaunchError as error:
+            raise EnvironmentUnfit(str(error)) from None
 
     def _is_asked(self) -> bool:
         return self._process.is_asked or not self.may_start()
@@ -224,7 +230,7 @@ def _environment(config: RunConfig, folder: Path) -> dict[str, str]:
 def script_command(config: RunConfig, script: ScriptConfig, folder: Path) -> list[str]:
     """Return the command line of a cell."""
     seed = config.recipe.seed
-    start = list(_PYTHON)
+    start = [sys.executable, *OPTIONS, "-m"]
     if config.processes > 1 or script.torchrun:
         start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
         start += [str(config.processes), "-m"]
@@ -543,11 +549,6 @@ class _CellProcess(Protocol):
         """Return the exit code when it ends."""
 
 
-def _can_fork(processes: int) -> bool:
-    """Return whether a cell of so many processes can be forked from a server: torchrun starts interpreters."""
-    return processes == 1 and hasattr(os, "fork") and hasattr(socket, "send_fds")
-
-
 class _Supervised(subprocess.Popen[bytes]):
     """A command that ends with this process, which holds its standard input open."""
 
@@ -575,157 +576,6 @@ def _start_interpreter(command: Sequence[str], environment: Mapping[str, str]) -
         )
     except OSError as error:
         raise EnvironmentUnfit(f"the process of a script cannot be started: {error}") from None
-
-
-class _ScriptServer:
-    """A server for cells, one at a time; they end with this process. Another thread may close it at any time.
-
-    Args:
-        environment: of the server; libraries read their number of threads once.
-
-    Attributes:
-        was_killed: whether a signal ended it before it had started a cell, so that another one can be tried.
-
-    Raises:
-        EnvironmentUnfit: it cannot be started.
-    """
-
-    def __init__(self, environment: Mapping[str, str]) -> None:
-        self.threads = _threads_of(environment)
-        self.was_killed = False
-        self._is_ready = False
-        self._reading = threading.Lock()  # the channel is not closed while another thread reads it
-        self._channel, theirs = socket.socketpair()
-        with theirs:
-            try:
-                self._process = subprocess.Popen(
-                    [*_PYTHON, "ampcompare.script.server", str(theirs.fileno())],
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.PIPE,
-                    pass_fds=[theirs.fileno()],
-                    env=_independent_of_folder(environment),
-                    cwd=os.sep,  # `-m` looks here first: a file `ampcompare.py` next to a script is not this package
-                    start_new_session=True,
-                )
-            except OSError as error:
-                raise EnvironmentUnfit(f"the process of a script cannot be started: {error}") from None
-
-    def wait_until_ready(self, is_asked: Callable[[], bool]) -> bool:
-        """Wait until cells can be started; return False if they are asked to stop before.
-
-        Raises:
-            EnvironmentUnfit: the server has ended before, or takes too long.
-        """
-        deadline = time.monotonic() + START_SECONDS
-        while not self._is_ready and not self._can_read(SERVER_POLL_SECONDS) and time.monotonic() < deadline:
-            if is_asked():
-                return False
-        if not self._is_ready and not self._answer(0.0):
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self.was_killed = self._process.wait(END_SECONDS) < 0
-            self._process.kill()
-            assert self._process.stderr is not None
-            lines = self._process.stderr.read().decode(errors="replace").strip().splitlines() or ["no message"]
-            self.close()
-            raise EnvironmentUnfit(f"the server of a script's cells did not start: {lines[-1]}")
-        self._is_ready = True
-        return True
-
-    @property
-    def runs(self) -> bool:
-        """Whether the server can take another cell."""
-        return self._process.poll() is None
-
-    def start(self, words: Sequence[str], environment: Mapping[str, str]) -> _CellProcess:
-        """Fork a cell that runs `ampcompare` with these words.
-
-        Raises:
-            EnvironmentUnfit: the server has ended.
-        """
-        request = {"words": list(words), "folder": str(Path.cwd()), "environment": dict(environment)}
-        mine, theirs = os.pipe()
-        try:
-            socket.send_fds(self._channel, [json.dumps(request).encode() + b"\n"], [theirs])
-        except OSError as error:
-            self.was_killed = True
-            os.close(mine)
-            raise EnvironmentUnfit(f"the server of a script's cells has ended: {error}") from None
-        finally:
-            os.close(theirs)
-        answer = self._answer(START_SECONDS)
-        if answer is None:
-            self.was_killed = True
-            os.close(mine)
-            raise EnvironmentUnfit("the server of a script's cells has ended")
-        return _Forked(self, answer["pid"], os.fdopen(mine, "rb"))
-
-    def code(self, timeout: float | None) -> int | None:
-        """Return the exit code of the cell; None if it has not ended in time."""
-        if timeout is not None and not self._can_read(timeout):
-            return None
-        answer = self._answer(None)
-        return -signal.SIGKILL if answer is None else answer["code"] or -answer["signal"]
-
-    def _can_read(self, timeout: float) -> bool:
-        with self._reading:
-            return self._channel.fileno() < 0 or bool(select.select([self._channel], [], [], timeout)[0])
-
-    def _answer(self, timeout: float | None) -> dict[str, Any] | None:
-        if timeout is not None and not self._can_read(timeout):
-            return None
-        line = b""
-        with self._reading, contextlib.suppress(OSError):
-            while byte := self._channel.recv(1):  # not ahead: `select` sees what is left
-                line += byte
-                if byte == b"\n":
-                    return dict(json.loads(line))
-        return None
-
-    def close(self) -> None:
-        """End the server and its cell."""
-        with contextlib.suppress(OSError):
-            self._channel.shutdown(socket.SHUT_RDWR)  # ends a read of another thread
-        with self._reading:
-            self._channel.close()
-        if not self._is_ready:  # it would read the end of the channel much later
-            self._process.kill()
-        try:
-            self._process.wait(timeout=END_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        if self._process.stderr is not None:
-            self._process.stderr.close()
-
-
-def _independent_of_folder(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment whose search path for modules means the same in another working directory."""
-    path = environment.get("PYTHONPATH")
-    if not path:
-        return dict(environment)
-    return {**environment, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, path.split(os.pathsep)))}
-
-
-class _Forked:
-    """A cell of the server."""
-
-    def __init__(self, server: _ScriptServer, pid: int, stdout: BinaryIO) -> None:
-        self._server = server
-        self.pid = pid
-        self.stdout = stdout
-        self.returncode: int | None = None
-
-    def poll(self) -> int | None:
-        if self.returncode is None:
-            self.returncode = self._server.code(0.0)
-        return self.returncode
-
-    def wait(self) -> int:
-        if self.returncode is None:
-            self.returncode = self._server.code(None)
-        assert self.returncode is not None
-        return self.returncode
 
 
 def _threads_of(environment: Mapping[str, str]) -> tuple[str | None, ...]:

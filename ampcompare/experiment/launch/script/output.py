@@ -17,7 +17,13 @@ MAX_LOG_BYTES = 2**24
 MAX_LINE_BYTES = 2**16
 BLOCK = 2**16
 COLOR = re.compile(r"\x1b\[[\d;]*m")
+INVISIBLE = re.compile(r"\x1b\[[\d;]*m|[\u200b-\u200f\u2060\ufeff]")
 UNSIGNED = re.compile(r"(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
+# How a number goes on that a pattern has cut: thousands as in Switzerland and France, a decimal comma, 0x1p3, 1d5.
+CUT = re.compile(
+    r"\d+(?:['\u2019\u00a0\u2009\u202f]\d{3}(?!\d)|,\d+(?![\d.,])|(?<=\b0)[xX][\da-fA-F]|(?:\.\d*)?[dD][-+]?\d)"
+)
+UNIT = re.compile(r"[%\u2030a-zA-Z\u00b5\u03bc]{1,12}")
 SEPARATED = re.compile(r"([-+]?\d{1,3}(?:[,_]\d{3})+)(?![\d,_])((?:\.\d*)?)")  # thousands
 NONFINITE = r"[-+]?(?:(?i:nan|inf(?:inity)?)\b|1\.#[A-Z]+0*)"  # 1.#QNAN and 1.#INF00 of Microsoft's C
 BLANKS = r"(?<=[\s=:(])[ \t]+"  # `{:6.2f}` pads
@@ -55,6 +61,7 @@ class OutputReader:
     Attributes:
         values: of each metric with a pattern, in the order of the output.
         parts: by metric, what its pattern has matched, and the number of which that is a part.
+        units: by metric, the letters or % right behind its numbers, each with the first number that it followed.
     """
 
     def __init__(self, pipe: BinaryIO, log: Path, metrics: Sequence[ScriptMetric]) -> None:
@@ -64,10 +71,18 @@ class OutputReader:
         self._lines: dict[int | None, bytes] = {}  # begun by each rank
         self.values: dict[str, list[float]] = {name: [] for name in self._patterns}
         self.parts: dict[str, tuple[str, str]] = {}
+        self.units: dict[str, dict[str, str]] = {}
 
     def part_faults(self) -> dict[str, str]:
         """Return by metric why the values that its pattern has matched cannot be used."""
-        return {
+        mixed = {
+            name: f"metric {name}: its numbers have several units, {first} and {other}; let its pattern match "
+            "one of them only"
+            for name, units in self.units.items()
+            if len(units) > 1
+            for first, other in [[number + unit for unit, number in units.items()][:2]]
+        }
+        return mixed | {
             name: f"metric {name}: its pattern takes {part} of {whole}, which may be one number; let its group match "
             r"separators too, as in ([\d.,]+), or let it go on behind the group"
             for name, (part, whole) in self.parts.items()
@@ -124,14 +139,16 @@ class OutputReader:
         if not self._patterns or not line:
             return
         text = line[:MAX_LINE_BYTES].decode("utf-8", errors="replace").replace("−", "-")
-        text = COLOR.sub("", text)
+        text = INVISIBLE.sub("", text)
         for name, pattern in self._patterns.items():
             for found in pattern.finditer(text):
                 number = _whole(found, text)
                 if number is None:
                     continue
-                if whole := _cut_thousands(found, text):
+                if whole := _cut_number(found, text):
                     self.parts.setdefault(name, (found[1], whole))
+                if found.end() == found.end(1) and (unit := _unit(found, text)) is not None:
+                    self.units.setdefault(name, {}).setdefault(unit, number)
                 self.values[name].append(Printed(number, rank, passing))
 
 
@@ -194,13 +211,27 @@ def _whole(found: re.Match[str], text: str) -> str | None:
     return own
 
 
-def _cut_thousands(found: re.Match[str], text: str) -> str:
-    """Return the number with separators of thousands of which a pattern has matched the first digits; "" if none."""
+def _cut_number(found: re.Match[str], text: str) -> str:
+    """Return the number of which a pattern has matched the first digits only; "" if none."""
     begin, end = found.span(1)
-    whole = SEPARATED.match(text, begin)
-    if whole is None or found.end() != end or whole.end() <= end or text[max(0, begin - 1) : begin] in (",", "_"):
+    if found.end() != end or text[max(0, begin - 1) : begin] in (",", "_"):
         return ""
-    return whole[0]
+    whole = SEPARATED.match(text, begin)
+    if whole is None or whole.end() <= end:
+        digits = re.search(r"\d", found[1])
+        whole = None if digits is None else CUT.match(text, begin + digits.start())
+    return "" if whole is None or whole.end() <= end else whole[0]
+
+
+def _unit(found: re.Match[str], text: str) -> str | None:
+    """Return the letters, or %, right behind a number, "" if there are none; None where no digits are."""
+    begin, end = found.span(1)
+    first = re.search(r"\d|\.\d", found[1])
+    if first is None:
+        return None
+    number = SEPARATED.match(text, begin + first.start()) or UNSIGNED.match(text, begin + first.start())
+    unit = None if number is None else UNIT.match(text, max(number.end(), end if found[1][-1:].isdigit() else 0))
+    return "" if unit is None else unit[0]
 
 
 def _plain(text: str | None) -> str | None:

@@ -140,10 +140,10 @@ def train_cell(
     return result.model_copy(update={"guards": violations, "started": started})
 
 
-def main(arguments: list[str]) -> int:
+def main(arguments: list[str], on_progress: Callable[[Progress], None] | None = None) -> int:
     """Train the cell whose `config.json` lies in the given folder; the exit code is 0 once a record is written."""
     folder = Path(arguments[0])
-    run_cell(read_config(folder), folder)
+    run_cell(read_config(folder), folder, on_progress)
     return 0
 
 

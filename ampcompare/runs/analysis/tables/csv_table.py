@@ -38,6 +38,7 @@ __all__ = ["MAX_BYTES", "ResultsTable", "Run", "TableOptions", "read_table", "re
 DIVERGED = ("nan", "inf", "+inf", "-inf", "diverged")
 NOT_MEASURED = ("", "-", "–", "—", "n/a", "na", "none", "?")
 YES, NO = ("1", "yes", "true", "y"), ("", "0", "no", "false", "n")
+INVISIBLE = re.compile("[\u200b-\u200f\u2060\ufeff]")  # of two arms that look alike one may have such characters
 RULE = re.compile(r"\s*:?-+:?\s*")
 OWN_COLUMNS = {"metric_final", "metric_last_mean"}  # of `report.csv`
 MAX_CHARACTERS = 4_000_000
@@ -182,6 +183,7 @@ def _report_of(folder: str) -> str:
 
 def _cells(text: str, name: str) -> tuple[list[int], list[list[str]]]:
     """Return the numbers of the lines with cells, and their cells, the header first."""
+    text = INVISIBLE.sub("", text)
     if len(text) > MAX_CHARACTERS:
         raise RecordError(f"{name} has {len(text):,} characters; at most {MAX_CHARACTERS:,} are read")
     lines = text.splitlines()

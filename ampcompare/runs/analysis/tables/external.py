@@ -65,6 +65,7 @@ class _Difference:
         uses_sd: whether its error comes from the standard deviation that the caller gave.
         own_sd: the standard deviation of the runs where it contradicts the one that the caller gave; else None.
         rounded: whether its error is that of the rounding of the printed numbers, which more runs do not reduce.
+        by_welch: whether it is of two independent samples.
     """
 
     effect: Effect | None
@@ -72,6 +73,7 @@ class _Difference:
     uses_sd: bool = False
     own_sd: float | None = None
     rounded: bool = False
+    by_welch: bool = False
 
 
 @dataclass(frozen=True)
@@ -135,7 +137,7 @@ def compare_runs(
         return _rounded(_Difference(effect, note, own_sd=own_sd), rounding)
     common = f"only {len(pairs)} seed{'s are' if len(pairs) > 1 else ' is'} in common"
     note = f"is compared by Welch's test, for {common}" if pairs else ""
-    return _rounded(_Difference(_welch(*samples, floor), note, own_sd=own_sd), rounding)
+    return _rounded(_Difference(_welch(*samples, floor), note, own_sd=own_sd, by_welch=True), rounding)
 
 
 def mean_and_sd(runs: Sequence[Run], value: Callable[[Run], Quantity | None]) -> tuple[float, float | None] | None:
@@ -172,7 +174,8 @@ def combined(parts: Sequence[_Difference]) -> _Difference | None:
         freedom=freedom,
         pairs=sum(effect.pairs for effect in effects),
     )
-    return _Difference(whole, uses_sd=uses_sd, rounded=rounded)
+    by_welch = any(part.by_welch for part, _ in known)
+    return _Difference(whole, uses_sd=uses_sd, rounded=rounded, by_welch=by_welch)
 
 
 def _lines(runs: Sequence[Run], value: Callable[[Run], Quantity | None]) -> list[Measured]:
@@ -454,8 +457,17 @@ def judge(
             *table.notes,
         ],
         records=[],
-        judged=JudgedTable(references=labels, sd=sd if _uses_sd(result) else None, within=list(within)),
+        judged=JudgedTable(
+            references=labels,
+            sd=sd if _uses_sd(result) else None,
+            within=list(within),
+            independent=[line.label for line in result if not line.is_reference and _is_by_welch(line.value)],
+        ),
     )
+
+
+def _is_by_welch(difference: _Difference | None) -> bool:
+    return difference is not None and difference.by_welch
 
 
 def _margin(terms: Criteria, metric: Metric, reference: _Group, sd: float | None) -> AccuracyMargin:

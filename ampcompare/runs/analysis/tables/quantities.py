@@ -31,7 +31,7 @@ __all__ = [
     "seconds_of",
 ]
 
-MAX_NUMBER = 1e15
+MAX_NUMBER, MIN_NUMBER = 1e15, 1e-100
 NUMBER = r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:e[+-]?[0-9]{1,3})?"
 VALUE = re.compile(
     rf"(?P<mean>{NUMBER})\s*(?P<percent>%?)"
@@ -166,7 +166,7 @@ def _parsed(text: str) -> tuple[Quantity, str] | None:
     if match["digits"]:
         # Metrology's short form: 77.01(16) is 77.01 with an uncertainty of 16 units of its last digit.
         sd, sd_step = int(match["digits"][:18]) * step, step
-    if abs(mean) > MAX_NUMBER or (sd is not None and not 0 <= sd <= MAX_NUMBER):
+    if abs(mean) > MAX_NUMBER or 0 < abs(mean) < MIN_NUMBER or (sd is not None and not 0 <= sd <= MAX_NUMBER):
         return None
     unit = (match["unit"] or "").strip()
     percent = bool(match["percent"]) or unit == "%"

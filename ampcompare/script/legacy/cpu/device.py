@@ -6,8 +6,9 @@ backward functions of the script's own autograd functions.
 The autocast state for CUDA remains what the script sets and reads; the state for the CPU follows it.
 
 On the CPU, `torch.autocast` computes softmax, sums, norms, exponentials and powers in fp16. For CUDA it computes them
-in fp32, so without this a loss can round, or overflow, where it would not on a GPU. The lists are those of torch's
-`ATen/autocast_mode.h`; functions for which torch has a cast on the CPU already keep it.
+in fp32, so without this a loss can round, or overflow, where it would not on a GPU. Others raise there for tensors of
+both types, which they widen for CUDA. The lists are those of torch's `ATen/autocast_mode.h`; functions for which torch
+has a cast on the CPU already keep it.
 
 Synchronized batch norm keeps torch's class, parameters and checkpoints; only `forward` is replaced.
 """
@@ -29,6 +30,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.amp import autocast_mode
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils import _device
+from torch.utils import _pytree as pytree
 
 from ampcompare.script.legacy.jit import keep_for_jit
 from ampcompare.script.legacy.process_group import gloo_for_nccl
@@ -40,12 +43,16 @@ __all__ = ["FUNCTIONS", "cast_as_for_cuda", "is_cuda", "run_on_cpu"]
 FACTORIES = [
     "arange",
     "as_tensor",
+    "asarray",
     "bartlett_window",
     "blackman_window",
     "empty",
     "empty_like",
+    "empty_permuted",
     "empty_strided",
     "eye",
+    "fft.fftfreq",
+    "fft.rfftfreq",
     "from_file",
     "full",
     "full_like",
@@ -66,7 +73,9 @@ FACTORIES = [
     "randperm",
     "range",
     "scalar_tensor",
+    "sparse_compressed_tensor",
     "sparse_coo_tensor",
+    "sparse_csr_tensor",
     "tensor",
     "tril_indices",
     "triu_indices",
@@ -100,6 +109,7 @@ LOWER = (
     "prelu", "addmv", "addr", "mv", "einsum", "linalg_vecdot", "chain_matmul", "linalg_multi_dot",
     "lstm_cell", "gru_cell",
 )  # fmt: skip
+WIDEST = ("addcdiv", "addcmul", "atan2", "bilinear", "cross", "dot", "index_put", "scatter_add", "tensordot", "vdot")
 PARTS = ("_normalize", "_world_size", "_by_batch", "_track")  # of ampcompare's, which know torch's attributes
 
 
@@ -121,6 +131,7 @@ def run_on_cpu(*, quiet: bool = False) -> None:
         )
     _replace_cuda_functions()
     _replace_factories()
+    _replace_generator()
     _replace_tensor_methods()
     _replace_module_methods()
     _replace_loading()
@@ -167,14 +178,32 @@ def _factory(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _replace_factories() -> None:
+    # `with torch.device("meta")` and the like know torch's own functions, by a list that is made at its first use.
+    _device._device_constructors()
     for name in FACTORIES:
-        original = getattr(torch, name, None)
+        path, _, function = f"torch.{name}".rpartition(".")
+        module = importlib.import_module(path)
+        original = getattr(module, function, None)
         if original is not None:
             replacement = _factory(original)
-            setattr(torch, name, replacement)
+            setattr(module, function, replacement)
             keep_for_jit(original, replacement)
     for name in TENSOR_FACTORIES:
         setattr(Tensor, name, _factory(getattr(Tensor, name)))
+
+
+def _replace_generator() -> None:
+    original: Any = torch.Generator
+
+    class AnyGenerator(type(original)):  # type: ignore[misc]
+        def __instancecheck__(self, value: object) -> bool:
+            return isinstance(value, original)
+
+    class Generator(original, metaclass=AnyGenerator):  # type: ignore[misc]
+        def __new__(cls, device: Any = "cpu") -> Any:
+            return original("cpu" if is_cuda(device) else device)
+
+    torch.Generator = Generator  # type: ignore[misc]
 
 
 def _moved(source: Tensor, result: Tensor) -> Tensor:
@@ -267,7 +296,7 @@ def _replace_module_methods() -> None:
 
 
 def _replace_loading() -> None:
-    load, set_type, set_device = torch.load, torch.set_default_tensor_type, torch.set_default_device
+    load, set_type, made = torch.load, torch.set_default_tensor_type, _device.DeviceContext.__init__
 
     @functools.wraps(load)
     def load_on_cpu(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -282,9 +311,12 @@ def _replace_loading() -> None:
         set_type(t.replace("torch.cuda.", "torch.") if isinstance(t, str) else t)
 
     torch.set_default_tensor_type = set_default_tensor_type
-    torch.set_default_device = functools.wraps(set_device)(
-        lambda device: set_device("cpu" if is_cuda(device) else device)
-    )
+
+    @functools.wraps(made)
+    def make_context(self: Any, device: Any) -> None:
+        made(self, "cpu" if is_cuda(device) else device)
+
+    _device.DeviceContext.__init__ = make_context  # type: ignore[method-assign]
 
 
 class _Nothing(AbstractContextManager[Any]):
@@ -537,27 +569,43 @@ def _cast_inputs_on_cpu() -> None:
 def cast_as_for_cuda() -> torch.library.Library:
     """Register the casts; they act where autocast for CUDA is enabled, while the result is alive."""
     library = torch.library.Library("aten", "IMPL")
-    for name in (*FP32, *LOWER):
+    for name in (*FP32, *LOWER, *WIDEST):
         packet, _, overload = name.partition(".")
         function = getattr(getattr(torch.ops.aten, packet, None), overload or "default", None)
         if function is None or torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "AutocastCPU"):
             continue
-        library.impl(name, _kernel(function, torch.float32 if name in FP32 else None), "AutocastCPU")
+        library.impl(name, _kernel(function, _TYPES.get(name, _lower)), "AutocastCPU")
     return library
 
 
-def _kernel(function: Any, dtype: torch.dtype | None) -> Callable[..., Any]:
+def _fp32(values: Any) -> torch.dtype:
+    return torch.float32
+
+
+def _lower(values: Any) -> torch.dtype:
+    return torch.get_autocast_dtype("cuda")
+
+
+def _widest(values: Any) -> torch.dtype:
+    held = {each.dtype for each in pytree.tree_leaves(values) if isinstance(each, Tensor)}
+    return torch.float32 if torch.float32 in held else _lower(values)
+
+
+_TYPES = {**dict.fromkeys(FP32, _fp32), **dict.fromkeys(WIDEST, _widest)}
+
+
+def _kernel(function: Any, dtype_of: Callable[[Any], torch.dtype]) -> Callable[..., Any]:
     """Return what runs in the place of a function: it, on cast arguments, with autocast off inside.
 
     Args:
-        dtype: to cast to; None for that of autocast.
+        dtype_of: returns the type to cast arguments to.
     """
     keys = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
 
     def kernel(*args: Any, **options: Any) -> Any:
         with torch._C._ExcludeDispatchKeyGuard(keys):
             if torch.is_autocast_enabled("cuda") and options.get("dtype") is None:
-                to = dtype or torch.get_autocast_dtype("cuda")
+                to = dtype_of(args)
                 args = tuple(_cast(args, to))
                 options = dict(zip(options, _cast(options.values(), to), strict=True))
             return function(*args, **options)

@@ -199,7 +199,7 @@ def copies_of_o2(module: LintModule) -> Iterator[Finding]:
                 module, event.facts, event.scope, Kind.INITIALIZE
             ):
                 continue
-            if event.kind is Kind.GRADIENT and _changes_copy(trace, event):
+            if event.kind is Kind.GRADIENT and _changes_copy(module, trace, event):
                 yield module.finding("AMP117", event.call, "this changes the gradient of an fp16 copy under O2")
             if event.kind is not Kind.CLIP or not event.subject.endswith(".parameters()"):
                 continue
@@ -289,29 +289,28 @@ def _clips_of_fp16_optimizer(module: LintModule) -> Iterator[Finding]:
                     yield module.finding("AMP104", event.call, message)
 
 
-def _changes_copy(trace: Trace, event: Event) -> bool:
+def _changes_copy(module: LintModule, trace: Trace, event: Event) -> bool:
     """Return whether the gradient of a model's parameter is changed in place between `scale_loss` and the step."""
     function = event.call.func
     if not isinstance(function, ast.Attribute) or not function.attr.endswith("_") or function.attr in EMPTIES:
         return False
     loop = event.loops[-1] if event.loops else None
-    if not isinstance(loop, ast.For) or not isinstance(loop.iter, ast.Call):
+    if not isinstance(loop, ast.For):
         return False
-    source = loop.iter.func.attr if isinstance(loop.iter.func, ast.Attribute) else ""
+    source = (
+        loop.iter.func.attr if isinstance(loop.iter, ast.Call) and isinstance(loop.iter.func, ast.Attribute) else ""
+    )
     index = trace.index(event)
     before = any(other.kind is Kind.SCALE_LOSS and other.may_follow(event) for other in trace[:index])
     after = any(other.kind is Kind.STEP and other.may_follow(event) for other in trace[index:])
-    of_model = source in ("parameters", "named_parameters", "modules", "named_modules")
-    return of_model and before and after and event.apex_block() is None
+    of_model = source in ("modules", "named_modules") or module.roles.model_of_parameters(loop.iter, event.scope)
+    return bool(of_model) and before and after and event.apex_block() is None
 
 
 def _edited_gradients(module: LintModule) -> Iterator[Finding]:
     blocks = list(module.calls_of("apex.amp.scale_loss"))
     for node in ast.walk(module.tree):
-        if not isinstance(node, ast.For) or not isinstance(node.iter, ast.Call):
-            continue
-        function = node.iter.func
-        if not isinstance(function, ast.Attribute) or function.attr not in ("parameters", "named_parameters"):
+        if not isinstance(node, ast.For) or module.roles.model_of_parameters(node.iter, module.scope_of[node]) is None:
             continue
         here = module.scope_of[node].node
         facts = facts_at(module, node)

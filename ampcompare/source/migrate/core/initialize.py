@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from ampcompare.source.calls import is_literal
@@ -27,6 +28,7 @@ NO_TWIN = (
     "instead of 2 and 4, and softmax, norms and losses inside the model run in fp32; to keep {level}, use "
     "--to precision; bf16 parameters with fp32 masters are the third way"
 )
+REPEATABLE = {"hasattr", "getattr", "isinstance", "len"}
 OPTIONS = ("keep_batchnorm_fp32", "master_weights", "loss_scale", "max_loss_scale")
 NO_OPTIONS = ("cast_model_type", "cast_model_outputs", "patch_torch_functions", "min_loss_scale", "num_losses")
 
@@ -42,6 +44,8 @@ def create_scalers(core: Core) -> None:
     made: list[tuple[Initialize, _ScalerSettings]] = [
         (each, _scaler_settings(core.module, each, single=single)) for each in initializes
     ]
+    for each, settings in made:
+        settings.enabled += _tests_in_expression(core, each)
     core.update = made[0][1].update if made else ""
     conditional = any(conditions_of(core.module, each) or settings.enabled for each, settings in made)
     core.always = bool(made) and not conditional and core.scalers.home not in ("module", "optimizer")
@@ -100,6 +104,30 @@ def _create(core: Core, initialize: Initialize, settings: _ScalerSettings, singl
         default += attach(core, initialize, [each for each in carried if is_bound_above(conditions[-1], each)])
         edits.before(conditions[-1], default)
     replace_call(core, initialize, lines + attach(core, initialize, carried) + models)
+
+
+def _tests_in_expression(core: Core, initialize: Initialize) -> list[str]:
+    """Return the tests of the conditional expression in which a call stands, each as text.
+
+    Raises:
+        Unsure: they cannot be evaluated a second time, or the target has no such switch.
+    """
+    found = []
+    for below, outer in pairwise([initialize.call, *core.module.ancestors(initialize.call)]):
+        if isinstance(outer, ast.stmt):
+            break
+        if not isinstance(outer, (ast.IfExp, ast.BoolOp)):
+            continue
+        test = outer.test if isinstance(outer, ast.IfExp) else outer
+        calls = {dotted(node.func) for node in ast.walk(test) if isinstance(node, ast.Call)}
+        asks = _asks_for_apex(core, test)
+        is_body = isinstance(outer, ast.IfExp) and below is outer.body
+        if asks is None or (asks and not is_body) or core.target == "precision" or not calls <= REPEATABLE:
+            raise Unsure(initialize.call, "amp.initialize is called in a conditional expression; write it as an `if`")
+        if not asks:
+            text = _text_of_test(core, test)
+            found.append(text if is_body else f"not {text}")
+    return found[::-1]
 
 
 def _may_run_again(function: Function | None, conditions: list[ast.If]) -> bool:
@@ -191,7 +219,7 @@ def _can_hoist(core: Core, initialize: Initialize, conditions: list[ast.If]) -> 
         for node in ast.walk(condition.test):
             if isinstance(node, (ast.NamedExpr, ast.Await, ast.Yield, ast.Lambda)):
                 return False
-            if isinstance(node, ast.Call) and dotted(node.func) not in ("hasattr", "getattr", "isinstance", "len"):
+            if isinstance(node, ast.Call) and dotted(node.func) not in REPEATABLE:
                 return False
     outermost = conditions[-1]
     if any(isinstance(each, ast.If) and outermost in each.orelse for each in [module.parent(outermost)]):

@@ -270,6 +270,7 @@ def _common_block(module: Module, statements: list[ast.stmt]) -> list[ast.stmt]:
         block = module.block(module.statement(module.parent(block[0])))
 
 
+MASTERS = "apex.amp.master_params"
 PACE = (
     "gradients are clipped or read more often than the optimizer steps, while they are scaled: the limit, or the "
     "gradients, are scaled to match; GradScaler is designed for clipping once per step"
@@ -282,13 +283,25 @@ def _plain_parameters(core: Core, call: ast.Call) -> str | None:
     if stepped_apart(core, module.function(call)):
         return None
     statement = module.statement(call)
-    before, text = ast.unparse(call), ast.unparse(statement)
     for outer, positive in branches_around(module, statement):
-        for other, _ in module.methods("parameters"):
-            if module.is_in(other, outer.orelse if positive else outer.body):
-                if text.replace(before, ast.unparse(other)) == ast.unparse(module.statement(other)):
-                    return module.source(other)
+        here, there = (outer.body, outer.orelse) if positive else (outer.orelse, outer.body)
+        ours = [each for each in module.calls if core.names.meaning(each.func) == MASTERS and module.is_in(each, here)]
+        theirs = [each for each, _ in module.methods("parameters") if module.is_in(each, there)]
+        if not any(_is_twin(module, call, each) for each in theirs):
+            continue
+        # One for each optimizer, in the same order: with one more or less nothing says which belongs to which.
+        optimizers = list(dict.fromkeys(ast.unparse(each) for each in ours))
+        parameters = list(dict.fromkeys(module.source(each) for each in theirs))
+        if len(optimizers) != len(parameters):
+            return None
+        return parameters[optimizers.index(ast.unparse(call))]
     return None
+
+
+def _is_twin(module: Module, call: ast.Call, other: ast.Call) -> bool:
+    """Return whether the statements of two calls differ in these calls only."""
+    texts = [ast.unparse(module.statement(each)).replace(ast.unparse(each), "PARAMETERS") for each in (call, other)]
+    return texts[0] == texts[1]
 
 
 def _parameters(core: Core, call: ast.Call) -> str:

@@ -167,6 +167,33 @@ def test_a_value_is_read_whole(tmp_path: Path, pattern: str, text: str, values: 
     assert not reader.parts
 
 
+@pytest.mark.parametrize(
+    ("text", "whole"),
+    [
+        ("n 1'234.5", "1'234"),
+        ("n 9\u202f000", "9\u202f000"),
+        ("n 0,93", "0,93"),
+        ("n 0x1.8p+6", "0x1"),
+        ("n 1.5d-3", "1.5d-3"),
+    ],
+)
+def test_a_number_in_another_notation_is_not_cut(tmp_path: Path, text: str, whole: str) -> None:
+    """Else 0,93 and 0,91 are both 0, and equal."""
+    reader = read(tmp_path, r"n ([\d.]+)", f"{text}\n")
+    assert reader.parts["a"][1] == whole
+    assert f"of {whole}, which may be one number" in reader.part_faults()["a"]
+    assert not read(tmp_path, r"n ([\d.]+)", "n 3,0.51,90\nn 3, 5\nn \u200b9\u200b0.5\n").part_faults()
+
+
+@pytest.mark.parametrize("pattern", [r"n ([\d.]+)", r"n (\S+)"])
+def test_numbers_of_several_units_are_no_metric(tmp_path: Path, pattern: str) -> None:
+    """0.93 and 91% are a factor of 100 apart, 900ms and 1.2s one of 1000."""
+    assert not read(tmp_path, pattern, "n 93%\nn nan\nn 91.5%\nn 1e-05%\n").part_faults()
+    fault = read(tmp_path, pattern, "n 0.93\nn 91%\n").part_faults()["a"]
+    assert fault == "metric a: its numbers have several units, 0.93 and 91%; let its pattern match one of them only"
+    assert "900ms and 1.2s" in read(tmp_path, r"n ([\d.]+)", "n 900ms\nn 1.2s\n").part_faults()["a"]
+
+
 def test_a_part_of_a_number_is_no_value(tmp_path: Path) -> None:
     """Whether 1,234.5 is one number cannot be known, so the cell fails and says what to write."""
     reader = read(tmp_path, r"n ([\d.]+)", "n 1,234.5\n")

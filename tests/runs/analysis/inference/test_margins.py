@@ -96,7 +96,7 @@ def _level(margin: float, errors: float, sd: float, correlation: float, count: i
 
 
 @pytest.mark.integration
-@pytest.mark.usefixtures("no_forecast")
+@pytest.mark.usefixtures("quick_verdicts")
 @pytest.mark.parametrize("correlation", [0.0, 0.99])
 @pytest.mark.parametrize(
     ("rule", "margin", "errors", "sd"),

@@ -13,6 +13,7 @@ from ampcompare.runs.analysis.tables.csv_table import TableOptions, read_table
 from ampcompare.runs.analysis.tables.external import EXAMPLE_SD, example_table, judge
 from ampcompare.runs.records.comparison import ArmSummary, Comparison, JudgedTable
 from ampcompare.runs.records.metric import Metric
+from ampcompare.runs.report.comparison import _paired
 
 ARM, REFERENCE = [70.1, 70.5, 69.8, 70.9], [74.9, 75.2, 75.3, 74.6]
 
@@ -222,7 +223,7 @@ def test_a_metric_without_a_usual_margin_needs_one() -> None:
     with pytest.raises(ConfigError, match="elo has no usual margin; give --margin"):
         judge(table)
     comparison = judge(table, terms=Criteria(margin=5))
-    assert comparison.judged == JudgedTable(references=["a"])
+    assert comparison.judged == JudgedTable(references=["a"], independent=["b"])
     assert comparison.metric == Metric(name="elo", decimals=0)
 
 
@@ -288,3 +289,25 @@ def test_a_block_without_the_reference() -> None:
     assert _row(comparison, "amp").metric_difference == 0
     with pytest.raises(ConfigError, match="no setting 'nodes' to compare within; its settings are gpus"):
         judge(read_table(text, "t"), within=("nodes",))
+
+
+def test_what_is_not_paired_is_not_called_paired() -> None:
+    """Seeds without a partner, and means of runs, are independent samples; others are pairs."""
+    apart = [f"fp32,{seed},{76 + seed / 10}\nO2,{seed + 10},{76.1 + seed / 10}" for seed in range(4)]
+    for text, expected in (
+        ("arm,seed,top1\n" + "\n".join(apart), ["O2"]),
+        ("arm,top1,sd,n\nfp32,76.1,0.3,5\nO2,76.0,0.3,5", ["O2"]),
+        ("arm,seed,top1\n" + "\n".join(apart).replace(",1", ","), []),
+    ):
+        comparison = judge(read_table(text, "table", TableOptions()))
+        assert comparison.judged is not None
+        assert comparison.judged.independent == expected
+        assert ("as independent samples" in _paired(comparison)) == bool(expected)
+
+
+def test_invisible_characters_do_not_make_another_arm() -> None:
+    """A zero-width space, as copied from a page, makes two arms of the same look."""
+    rows = "\n".join(
+        f"fp32,{seed},{76 + seed / 10}\nO2{chr(0x200B) * (seed % 2)},{seed},76.{seed}" for seed in range(4)
+    )
+    assert {run.arm for run in read_table(f"arm,seed,top1\n{rows}", "table", TableOptions()).runs} == {"fp32", "O2"}

@@ -42,7 +42,7 @@ def test_the_step_is_that_of_the_last_digit(text: str, step: float) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "good", "7 6", "1,5", "1e999", "--1", "77 ±", "± 1", "77 ± -1", "٣", "1_000", "0x1f"]
+    "text", ["", "good", "7 6", "1,5", "1e999", "--1", "77 ±", "± 1", "77 ± -1", "٣", "1_000", "0x1f", "7.5e-320"]
 )
 def test_no_number(text: str) -> None:
     """Nothing else is taken for a number."""

@@ -32,6 +32,14 @@ def test_functions_run_in_the_type_that_they_have_on_a_gpu(casts: None) -> None:
     assert torch.logsumexp(half.double(), -1).dtype is torch.float64
 
 
+def test_tensors_of_both_types_become_fp32(casts: None) -> None:
+    """Where autocast for CUDA widens them: torch's spectral norm, and messages that a graph gathers."""
+    half, full, index = torch.ones(4, dtype=torch.float16), torch.ones(4), torch.arange(4)
+    assert torch.vdot(half, full).dtype is torch.dot(full, half).dtype is torch.float32
+    assert full.scatter_add(0, index, half).dtype is full.index_put((index,), half).dtype is torch.float32
+    assert torch.dot(half, half).dtype is torch.float16
+
+
 def test_a_type_that_is_asked_for_is_kept(casts: None) -> None:
     """As torch does: no cast where `dtype` is given."""
     assert torch.ones(4, dtype=torch.float16).sum(dtype=torch.float16).dtype is torch.float16

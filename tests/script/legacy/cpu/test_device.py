@@ -37,8 +37,19 @@ CUDA = """
                  torch.full((2,), 1.0, device=device), host.new_zeros(3, device="cuda"),
                  torch.empty(2, pin_memory=True),
                  torch.as_tensor([1], device="cuda"), torch.cuda.FloatTensor([1.0]), host.type("torch.cuda.HalfTensor"),
-                 host.type(torch.cuda.LongTensor), torch.cuda.HalfTensor(3)):
+                 host.type(torch.cuda.LongTensor), torch.cuda.HalfTensor(3), torch.asarray([1], device="cuda"),
+                 torch.fft.fftfreq(4, device="cuda"), torch.fft.rfftfreq(4, device=device)):
         assert made.device.type == "cpu"
+    generator = torch.Generator("cuda").manual_seed(1)
+    assert isinstance(generator, torch.Generator) and isinstance(torch.default_generator, torch.Generator)
+    assert torch.rand(1, generator=generator, device=device) == torch.rand(1, generator=generator.manual_seed(1))
+    with torch.device("meta"):
+        assert nn.Linear(2, 2).weight.is_meta and torch.arange(2).is_meta, "as libraries make a model to load into"
+    with device:
+        assert nn.Linear(2, 2).weight.device.type == torch.arange(2).device.type == "cpu"
+    torch.set_default_device("cuda")
+    assert torch.zeros(2).device.type == "cpu"
+    torch.set_default_device(None)
     assert isinstance(torch.cuda.FloatTensor(1), torch.cuda.FloatTensor)
     torch.set_default_tensor_type("torch.cuda.FloatTensor")
 

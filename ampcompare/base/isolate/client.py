@@ -1,0 +1,278 @@
+"""Processes that `server.py` forks, for launchers: one at a time, which any thread may stop."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import psutil
+
+from ampcompare.base.errors import LaunchError
+from ampcompare.base.isolate.start import kill_group, start_command
+
+__all__ = ["MAX_SERVERS", "Fork", "ProcessServer", "ServerLost", "can_fork"]
+
+MAX_SERVERS = 5  # for one process: if each of them is killed, the next one would be too
+POLL_SECONDS = 0.1
+START_SECONDS = 600.0  # of a file system that is slow, too
+END_SECONDS = 5.0
+
+
+def can_fork() -> bool:
+    """Return whether this system can have a process server."""
+    return hasattr(os, "fork") and hasattr(socket, "send_fds")
+
+
+class ServerLost(Exception):
+    """The server has ended, and so has the process that it forked, if any; or another thread closed it."""
+
+
+class ProcessServer:
+    """A server, which takes seconds to be ready. It ends with this process, and another thread may close it.
+
+    Args:
+        names: what it loads: `module`, or `module:function` to call.
+        environment: of the server; libraries read their number of threads once.
+        options: of Python, for the server and what it forks.
+
+    Attributes:
+        pid: of the server.
+        is_ready: whether it has loaded what its forks need.
+        fork: the current process, from its begin to its end.
+
+    Raises:
+        LaunchError: the system cannot start it.
+    """
+
+    def __init__(self, names: Sequence[str], environment: Mapping[str, str], options: Sequence[str] = ()) -> None:
+        self.is_ready = False
+        self.fork: Fork | None = None
+        self._unread = b""
+        self._is_closed = False
+        self._reading = threading.Lock()  # the channel is not closed while another thread reads it
+        self._channel, theirs = socket.socketpair()
+        with theirs:
+            python, *start = start_command("ampcompare.base.isolate.server", str(theirs.fileno()), *names)
+            try:
+                # In a new session, Ctrl-C in the terminal reaches only this process, which then ends the fork.
+                self._process = subprocess.Popen(
+                    [python, *options, *start],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.PIPE,
+                    pass_fds=[theirs.fileno()],
+                    env=environment,
+                    start_new_session=True,
+                )
+            except OSError as error:
+                self._channel.close()
+                raise LaunchError(f"the process server cannot be started: {error}") from None
+        self.pid = self._process.pid
+
+    @property
+    def runs(self) -> bool:
+        """Whether the server runs; a process that it forked may outlive it."""
+        return self._process.poll() is None
+
+    def how_it_ended(self) -> str:
+        """Return the end of a sentence about a server that has ended."""
+        code = self._process.wait()
+        if code >= 0:
+            return f"ended with exit code {code}"
+        cause = " (probably the out-of-memory killer)" if code == -signal.SIGKILL else ""
+        return f"was killed by {signal.Signals(-code).name}{cause}"
+
+    def wait_until_ready(self, is_asked: Callable[[], bool]) -> bool:
+        """Wait until the server can fork; return False if asked to stop before.
+
+        Raises:
+            ServerLost: it was killed or closed.
+            LaunchError: it ended by itself, or takes too long.
+        """
+        deadline = time.monotonic() + START_SECONDS
+        while not self.is_ready:
+            try:
+                self.is_ready = self.message() is not None
+            except ServerLost:
+                if self._is_closed or (code := self._process.wait()) < 0:
+                    raise
+                assert self._process.stderr is not None
+                lines = self._process.stderr.read().decode(errors="replace").strip().splitlines() or ["no message"]
+                raise LaunchError(f"the process server ended with exit code {code}: {lines[-1]}") from None
+            if not self.is_ready and is_asked():
+                return False
+            if not self.is_ready and time.monotonic() > deadline:
+                raise LaunchError(f"the process server was not ready after {START_SECONDS:g} s")
+        return True
+
+    def start(
+        self,
+        function: str,
+        words: Sequence[str],
+        *,
+        output: int | None = None,
+        environment: Mapping[str, str] | None = None,
+        load: Sequence[str] = (),
+        is_attached: bool = False,
+    ) -> Fork:
+        """Fork a process that calls `module:function` with `words`, in the working directory of this one.
+
+        Args:
+            output: file for its output and errors; by default a pipe, `Fork.stdout`.
+            environment: of the process; by default the server's.
+            load: what it needs and later ones share.
+            is_attached: whether it sends reports and outlives a server that is killed.
+
+        Raises:
+            ServerLost: the server has ended, or was closed.
+        """
+        request = {
+            "function": function,
+            "words": list(words),
+            "folder": str(Path.cwd()),  # it may not be that in which the server started
+            "environment": None if environment is None else dict(environment),
+            "load": list(load),
+            "is_attached": is_attached,
+        }
+        with contextlib.ExitStack() as stack:
+            stdout = None
+            if output is None:
+                mine, output = os.pipe()
+                stack.callback(os.close, output)
+                stdout = os.fdopen(mine, "rb")
+                stack.push(lambda kind, *_: stdout.close() if kind else None)
+            try:
+                socket.send_fds(self._channel, [json.dumps(request).encode() + b"\n"], [output])
+            except OSError:
+                raise ServerLost from None
+            while (message := self.message()) is None:
+                pass
+            self.fork = fork = Fork(self, message["pid"], stdout)
+            fork.see(message)
+            return fork
+
+    def message(self, seconds: float = POLL_SECONDS) -> dict[str, Any] | None:
+        """Return the next message, or None if there is none in some seconds.
+
+        Raises:
+            ServerLost: no process is left that could send one.
+        """
+        while b"\n" not in self._unread:
+            with self._reading:
+                if self._channel.fileno() < 0:
+                    raise ServerLost
+                if select.select([self._channel], [], [], seconds)[0]:
+                    try:
+                        block = self._channel.recv(65536)
+                    except ConnectionError:
+                        block = b""
+                    if not block:
+                        raise ServerLost
+                    self._unread += block
+                    continue
+            # Any process that the fork started may hold the channel.
+            if not self.runs and (self.fork is None or not self.fork.is_alive()):
+                raise ServerLost
+            return None
+        line, _, self._unread = self._unread.partition(b"\n")
+        return dict(json.loads(line))
+
+    def close(self) -> None:
+        """End the server and its fork."""
+        self._is_closed = True
+        with contextlib.suppress(OSError):
+            self._channel.shutdown(socket.SHUT_RDWR)  # the server ends its fork and itself
+        if not self.is_ready and self.runs:  # on a system where that does not end it while it loads
+            kill_group(self.pid)
+        try:
+            self._process.wait(timeout=END_SECONDS)
+        except subprocess.TimeoutExpired:
+            kill_group(self.pid)
+            self._process.wait()
+        if self.fork is not None and self.fork.is_alive():
+            kill_group(self.fork.pid)
+        with self._reading:
+            self._channel.close()
+            assert self._process.stderr is not None
+            self._process.stderr.close()
+
+
+class Fork:
+    """A process of a server; it leads its own session.
+
+    Attributes:
+        pid: of the process.
+        stdout: its output and errors, if they go to a pipe.
+        returncode: None until its end was seen; negative for a signal.
+    """
+
+    def __init__(self, server: ProcessServer, pid: int, stdout: BinaryIO | None) -> None:
+        self.pid = pid
+        self.stdout = stdout
+        self.returncode: int | None = None
+        self._server = server
+        self._process: psutil.Process | None = None  # not another one that has got the same PID
+        with contextlib.suppress(psutil.NoSuchProcess):
+            self._process = psutil.Process(pid)
+
+    def see(self, message: Mapping[str, Any]) -> None:
+        """Note the end, if a message reports it."""
+        if message["event"] == "exit":
+            self.returncode = message["code"]
+            self._server.fork = None
+
+    def is_alive(self) -> bool:
+        """Return whether the process runs; a zombie does not, even if its new parent never waits for it."""
+        try:
+            process = self._process
+            return process is not None and process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return False
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal to the process, unless it has ended."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if self._process is not None:
+                self._process.send_signal(number)
+
+    def reports(self) -> Iterator[Any]:
+        """Yield what the process reports, up to its end; None after each idle poll.
+
+        Raises:
+            ServerLost: the process has ended, and so has its server, so that nobody knows how.
+        """
+        while self.returncode is None:
+            message = self._server.message()
+            if message is not None:
+                self.see(message)
+            yield None if message is None else message.get("values")
+
+    def poll(self, seconds: float = 0.0) -> int | None:
+        """Return the exit code, or None if the process has not ended in some seconds.
+
+        If it is not attached, it is of no use without its server, and counts as killed.
+        """
+        if self.returncode is None:
+            try:
+                message = self._server.message(seconds)
+            except ServerLost:
+                self.returncode = -signal.SIGKILL
+            else:
+                self.see(message or {"event": ""})
+        return self.returncode
+
+    def wait(self) -> int:
+        """Return the exit code when the process ends."""
+        while (code := self.poll(POLL_SECONDS)) is None:
+            pass
+        return code

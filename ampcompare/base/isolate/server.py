@@ -1,0 +1,203 @@
+"""A process that has torch loaded and forks another one for each request, which so starts in milliseconds.
+
+`python start.py -m ampcompare.base.isolate.server CHANNEL LOAD...`, with the number of a socket to `client.py`: a
+program of its own, so that a user's unguarded script or notebook is never imported again. It loads what is named,
+`module` or `module:function` to call. It starts no thread, and does not touch CUDA. The end of the channel ends it.
+
+A request is a line of JSON and a file, which gets the output of the fork. The fork leads a session, reads an empty
+standard input, and calls a function:
+
+- `function`, as `module:function`, and `words`, its argument
+- `folder`, its working directory, and `environment`, null for that of the server
+- `load`, which this fork needs and later ones share
+- `is_attached`: whether the fork holds the channel. Then the function gets a second argument, which sends a report, and
+  the fork outlives a server that is killed, but not the client. Else it ends as an interpreter does, and is the user's.
+
+The answers are lines of JSON, each with an `event`: `ready`, once; `begin`, with the `pid` of the fork, which now
+heeds signals; `report` with `values`; `exit`, with `pid`, and `code`, which is negative for a signal.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import traceback
+import warnings
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from ampcompare.base.isolate.child import ended_by_hangup
+from ampcompare.base.isolate.start import kill_group
+
+__all__ = ["main"]
+
+POLL_SECONDS = 0.02
+MAX_REQUEST = 2**20
+
+
+def main(number: int, names: list[str]) -> int:
+    """Serve requests until the channel ends; in a fork, call the function and return its exit code."""
+    # Slurm sends SIGTERM to all processes of a step: a fork saves and exits, and the server exits when its client does.
+    restored: dict[signal.Signals, Any] = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+    restored[signal.SIGHUP] = signal.getsignal(signal.SIGHUP)  # ignored under nohup
+    for stop in restored:
+        signal.signal(stop, signal.SIG_IGN)
+    channel = socket.socket(fileno=number)
+    with ended_by_hangup(number):
+        _load_torch()
+        for name in names:
+            _load(name)
+    gc.collect()
+    gc.freeze()  # a collection in a fork does not copy the pages of what is there now
+    _send(channel, "ready")
+    while received := _receive(channel):
+        request, output = received
+        with ended_by_hangup(number), contextlib.suppress(Exception):  # the fork reports what cannot be loaded
+            for name in request["load"]:
+                _load(name)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".*multi-threaded, use of fork.*", DeprecationWarning)
+            child = os.fork()
+        if child == 0:
+            os.setsid()
+            for stop, handler in restored.items():  # before the client knows the PID: a signal that it sends is heeded
+                signal.signal(stop, handler)
+            _send(channel, "begin", pid=os.getpid())  # not by the server, which may be killed first
+            return _run(request, output, channel)
+        os.close(output)
+        if not _follow(child, channel):
+            return 0
+    return 0
+
+
+def _load_torch() -> None:
+    """Import torch, and create an optimizer: torch then imports modules for more than a second, 80 MiB of them.
+
+    Otherwise each fork would import them again, and its peak memory would include them.
+    """
+    import torch
+
+    torch.optim.SGD([torch.zeros(1)], lr=1.0)
+
+
+def _load(name: str) -> None:
+    """Import a module, or call a function of it without arguments."""
+    if ":" in name:
+        _function(name)()
+    else:
+        importlib.import_module(name)
+
+
+def _function(name: str) -> Callable[..., Any]:
+    module, _, attribute = name.partition(":")
+    function: Callable[..., Any] = getattr(importlib.import_module(module), attribute)
+    return function
+
+
+def _send(channel: socket.socket, event: str, **facts: Any) -> None:
+    """Write a message in one piece; small ones of server and fork never mix."""
+    channel.sendall((json.dumps({"event": event, **facts}) + "\n").encode())
+
+
+def _receive(channel: socket.socket) -> tuple[dict[str, Any], int] | None:
+    """Return a request and the file for its output; None at the end of the channel."""
+    line, files = b"", []
+    while not line.endswith(b"\n"):
+        try:
+            block, more, _, _ = socket.recv_fds(channel, MAX_REQUEST, 1)
+        except ConnectionError:  # its other end was closed with messages unread
+            return None
+        files += more
+        if not block:
+            return None
+        line += block
+    return json.loads(line), files[0]
+
+
+def _follow(child: int, channel: socket.socket) -> bool:
+    """Report the exit of a fork; return False where the client is gone, after killing the fork."""
+    while True:
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            with contextlib.suppress(ConnectionError):
+                _send(channel, "exit", pid=child, code=os.waitstatus_to_exitcode(status))
+            return True
+        if select.select([channel], [], [], POLL_SECONDS)[0] and _has_ended(channel):
+            kill_group(child)
+            with contextlib.suppress(ProcessLookupError):  # it may not lead a group yet
+                os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            return False
+
+
+def _has_ended(channel: socket.socket) -> bool:
+    """Return whether the client is gone, which writes nothing while a fork runs."""
+    try:
+        return not channel.recv(1)
+    except ConnectionError:
+        return True
+
+
+def _run(request: dict[str, Any], output: int, channel: socket.socket) -> int:
+    """Call the function of a request in this fork, and return its exit code."""
+    if request["environment"] is not None:
+        os.environ.clear()
+        os.environ.update(request["environment"])
+    null = os.open(os.devnull, os.O_RDONLY)
+    for number, file in ((0, null), (1, output), (2, output)):
+        os.dup2(file, number)
+    os.close(null)
+    os.close(output)
+    os.chdir(request["folder"])
+    name: str = request["function"]
+    words: list[str] = request["words"]
+    if request["is_attached"]:
+        _end_with(channel)
+        _call(name, words, channel)
+    channel.close()
+    sys.argv[:] = [name.partition(":")[0].partition(".")[0], *words]
+    if not getattr(sys.flags, "safe_path", False):
+        sys.path.insert(0, os.getcwd())  # as `python -m` does
+    return int(_function(name)(words))
+
+
+def _end_with(channel: socket.socket) -> None:
+    """Kill this process when the client is gone, also if the server was killed before."""
+    poll = select.poll()
+    poll.register(channel.fileno(), 0)
+
+    def watch() -> None:
+        poll.poll()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def _call(name: str, words: list[str], channel: socket.socket) -> NoReturn:
+    """Call a function and exit with its code, without cleaning up objects that are the server's as well."""
+
+    def report(values: Any) -> None:
+        _send(channel, "report", values=values)
+
+    code = 1
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # a killed process leaves its last lines
+    try:
+        code = _function(name)(words, report)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1]), sys.argv[2:]))

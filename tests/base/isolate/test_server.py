@@ -1,0 +1,118 @@
+"""Processes that one server forks: what they are given, what they tell, and how they end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import types
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from ampcompare.base.errors import LaunchError
+from ampcompare.base.isolate.client import ProcessServer, ServerLost
+
+pytestmark = pytest.mark.integration
+MODULE = """
+import os, sys, time
+
+def tell(words):
+    leads = os.getsid(0) == os.getpid()
+    print(words, sys.argv, os.getcwd(), os.environ.get("GIVEN"), leads, sys.stdin.read(), flush=True)
+    return 7
+
+def report(words, send):
+    send({"words": words})
+    print("a line")
+    raise SystemExit(0)
+
+def wait(words, send=None):
+    print("waits", flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """That of servers, with a module of functions."""
+    folder = tmp_path_factory.mktemp("functions")
+    (folder / "functions.py").write_text(MODULE)
+    return {**os.environ, "PYTHONPATH": os.pathsep.join((str(folder), os.environ["PYTHONPATH"]))}
+
+
+@pytest.fixture
+def server(environment: dict[str, str], forking: types.SimpleNamespace) -> Iterator[ProcessServer]:
+    """A server that is ready."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ampcompare.base.isolate.client.subprocess", forking)
+        one = ProcessServer(["functions"], environment)
+    try:
+        assert one.wait_until_ready(lambda: False)
+        yield one
+    finally:
+        one.close()
+
+
+def test_forks_end_as_their_functions_do(
+    server: ProcessServer, environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One after another: words, folder, environment, a session of its own; reports, and an exit that is no answer."""
+    monkeypatch.chdir(tmp_path)
+    fork = server.start("functions:tell", ["a", "b"], environment={**environment, "GIVEN": "1"})
+    assert fork.stdout is not None
+    with fork.stdout:
+        assert fork.wait() == 7
+        assert fork.stdout.read().decode() == f"['a', 'b'] ['functions', 'a', 'b'] {tmp_path} 1 True \n"
+    with (tmp_path / "log").open("wb") as log:
+        attached = server.start("functions:report", ["c"], output=log.fileno(), load=["none"], is_attached=True)
+    assert [values for values in attached.reports() if values is not None] == [{"words": ["c"]}]
+    assert attached.returncode == 1
+    assert (tmp_path / "log").read_text().endswith("SystemExit: 0\n")
+    assert (tmp_path / "log").read_text().startswith("a line\n")
+    assert server.fork is None
+
+
+@pytest.mark.parametrize("attached", [True, False])
+def test_a_signal_reaches_a_fork(server: ProcessServer, tmp_path: Path, attached: bool) -> None:
+    """As soon as it is known, whatever the server does with such a signal."""
+    with (tmp_path / "log").open("wb") as log:
+        fork = server.start("functions:wait", [], output=log.fileno(), is_attached=attached)
+    os.kill(server.pid, signal.SIGTERM)
+    fork.send_signal(signal.SIGTERM)
+    assert list(filter(None, fork.reports())) == []
+    assert fork.returncode == -signal.SIGTERM
+    assert server.runs
+
+
+@pytest.mark.parametrize("attached", [True, False])
+def test_a_fork_whose_server_is_killed(server: ProcessServer, tmp_path: Path, attached: bool) -> None:
+    """It runs until the client closes, if it is attached; else it counts as killed."""
+    with (tmp_path / "log").open("wb") as log:
+        fork = server.start("functions:wait", [], output=log.fileno(), is_attached=attached)
+    psutil.Process(server.pid).kill()
+    if attached:
+        reports = fork.reports()
+        while server.runs:
+            next(reports)
+        assert next(reports) is None
+        assert fork.is_alive()
+        server.close()
+        psutil.wait_procs([psutil.Process(fork.pid)] if fork.is_alive() else [], timeout=20)
+        assert not fork.is_alive()
+    else:
+        assert fork.wait() == -signal.SIGKILL
+        os.killpg(fork.pid, signal.SIGKILL)
+    with pytest.raises(ServerLost):
+        server.start("functions:tell", [])
+
+
+def test_a_server_that_cannot_load(environment: dict[str, str], forking: types.SimpleNamespace) -> None:
+    """It says why."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ampcompare.base.isolate.client.subprocess", forking)
+        broken = ProcessServer(["functions:nothing"], environment)
+    with pytest.raises(LaunchError, match=r"exit code 1: AttributeError: .*nothing"):
+        broken.wait_until_ready(lambda: False)
+    broken.close()
