@@ -24,8 +24,8 @@ __all__ = ["train", "train_in_turn"]
 def train(folder: str) -> None:
     """Train the configuration in a folder, as the rank that the environment names.
 
-    The signal that Slurm sends before a time limit or a preemption stops the cell as SIGTERM does: it saves. A job that was queued again resumes from its newest checkpoint; a cell that had ended
-    stays as it is.
+    The signal that Slurm sends before a time limit or a preemption stops the cell as SIGTERM does: it saves. A job that
+    was queued again resumes from its newest checkpoint; a cell that had ended stays as it is.
 
     Rank 0 logs to `log.txt` in the folder, rank N to `rank<N>.log`; the record is `record.json`.
 
@@ -53,7 +53,8 @@ def train(folder: str) -> None:
 def train_in_turn(folders: list[str]) -> None:
     """Train the configurations in some folders, one after the other, in processes of their own as without Slurm.
 
-    The signals that stop `train` stop the cell that runs, and no other one starts. A job that was queued again trains those that have no record, and resumes the one that was stopped.
+    The signals that stop `train` stop the cell that runs, and no other one starts. A job that was queued again trains
+    those that have no record, and resumes the one that was stopped.
 
     Raises:
         Ended: it was stopped, and cells are left.
