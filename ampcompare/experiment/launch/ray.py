@@ -42,6 +42,7 @@ POLL_SECONDS = 0.5
 END_SECONDS = 2.0
 MAX_RETRIES = 3  # of a task whose machine or worker was lost
 GCS = "gcs_server"  # the process of Ray that every cluster has once
+RESUMES = "the same command starts with the first cell that has no record"
 TOKEN = "driver.token"  # a file by which a task recognizes the folder
 
 
@@ -76,6 +77,7 @@ class RayLauncher(QueueLauncher):
         self._terminated = False
         self._announced = 0
         self._board: Any = None
+        self._head: psutil.Process | None = None
         self._processes: list[psutil.Process] = []  # of Ray that was started here; later ones end with these
         self._is_ours = not ray.is_initialized()
         self._is_cluster = not self._is_ours
@@ -95,7 +97,8 @@ class RayLauncher(QueueLauncher):
             if os.environ.get("RAY_ADDRESS"):
                 raise
             self._ray.init(address="local", **options)
-        self._is_cluster = not any(child.name() == GCS for child in psutil.Process().children())
+        self._head = next((child for child in psutil.Process().children() if child.name() == GCS), None)
+        self._is_cluster = self._head is None
         if not self._is_cluster:
             self._processes = psutil.Process().children(recursive=True)
 
@@ -149,13 +152,13 @@ class RayLauncher(QueueLauncher):
             readers[index] = progress_reader(folder, report, functools.partial(on_place, index))
         answer: Any = None
         while left:
+            if self._is_headless():
+                raise LaunchError(f"Ray is lost: its {GCS} has ended; {RESUMES}")
             try:
                 ended = self._ray.wait([self._tasks[folder] for _, folder in left.values()], timeout=POLL_SECONDS)[0]
                 answer = self._read_board(answer)
             except (self._ray.exceptions.RayError, ConnectionError) as error:
-                raise LaunchError(
-                    f"Ray is lost: {_first_line(error)}; the same command starts with the first cell that has no record"
-                ) from None
+                raise LaunchError(f"Ray is lost: {_first_line(error)}; {RESUMES}") from None
             for index, (config, folder) in list(left.items()):
                 readers[index]()
                 if self._tasks[folder] in ended:
@@ -203,21 +206,37 @@ class RayLauncher(QueueLauncher):
         for task in self._tasks.values():
             self._ray.cancel(task)
 
+    def _is_headless(self) -> bool:
+        """Return whether the Ray that was started here has lost its head; a minute later Ray ends this process."""
+        if self._head is None:
+            return False
+        try:
+            return self._head.status() == psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return True
+
     def close(self) -> None:
         if self._ray.is_initialized():
-            with contextlib.suppress(self._ray.exceptions.RayError, ConnectionError):  # it may be lost
-                self._end_tasks()
+            if self._is_headless():
+                self._kill()
+            else:
+                with contextlib.suppress(self._ray.exceptions.RayError, ConnectionError):  # it may be lost
+                    self._end_tasks()
             if self._is_ours:
                 self._ray.shutdown()
-        # Without its head, agents of Ray stay for minutes.
-        for process in psutil.wait_procs(self._processes, timeout=END_SECONDS)[1]:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
-        self._processes.clear()
+            self._kill(END_SECONDS)
         for folder in self._tasks:
             (folder / TOKEN).unlink(missing_ok=True)
         self._tasks.clear()
         self._board = None  # it ends with its last handle
+
+    def _kill(self, timeout: float = 0.0) -> None:
+        """Kill what is left of the Ray that was started here after some seconds; without its head it stays minutes."""
+        for process in psutil.wait_procs(self._processes, timeout=timeout)[1]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                for each in (*process.children(recursive=True), process):
+                    each.kill()
+        self._processes.clear()
 
     def _end_tasks(self) -> None:
         """Keep what has ended since the last look, cancel the other tasks, and wait for them to end their cells."""

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from ampcompare.base.errors import Ended
 from ampcompare.base.files.run_files import CellFile, log_name
 from ampcompare.experiment.launch.cell_files import progress_writer, read_config
 from ampcompare.experiment.launch.distributed_env import world_of
@@ -19,18 +20,17 @@ from ampcompare.runs.settings.config import RunConfig
 
 __all__ = ["train", "train_in_turn"]
 
-# Exit code of a task that was asked to stop, as if SIGTERM had ended it; `slurm.REQUEUE_PREEMPTED` waits for it.
-STOPPED_CODE = 143
-
 
 def train(folder: str) -> None:
     """Train the configuration in a folder, as the rank that the environment names.
 
-    The signal that Slurm sends before a time limit or a preemption stops the cell as SIGTERM does: it saves, and rank 0
-    exits with `STOPPED_CODE`. A job that was queued again resumes from its newest checkpoint; a cell that had ended
-    stays as it is.
+    The signal that Slurm sends before a time limit or a preemption stops the cell as SIGTERM does: it saves. A job that
+    was queued again resumes from its newest checkpoint; a cell that had ended stays as it is.
 
     Rank 0 logs to `log.txt` in the folder, rank N to `rank<N>.log`; the record is `record.json`.
+
+    Raises:
+        Ended: it was stopped, on rank 0.
     """
     signal.signal(_warning(), lambda number, frame: os.kill(os.getpid(), signal.SIGTERM))
     cell = Path(folder)
@@ -47,14 +47,17 @@ def train(folder: str) -> None:
         config = _config_of(cell)
         record = run_cell(config, cell, on_progress) if world is None else run_rank(config, cell, world, on_progress)[0]
     if rank == 0 and record.status == "interrupted":
-        sys.exit(STOPPED_CODE)
+        raise Ended(f"the cell was {record.error}")  # so that the batch file sees an exit code: see REQUEUE_PREEMPTED
 
 
 def train_in_turn(folders: list[str]) -> None:
     """Train the configurations in some folders, one after the other, in processes of their own as without Slurm.
 
-    The signals that stop `train` stop the cell that runs, and no other one starts; the exit code is then `STOPPED_CODE`
-    too. A job that was queued again trains those that have no record, and resumes the one that was stopped.
+    The signals that stop `train` stop the cell that runs, and no other one starts. A job that was queued again trains
+    those that have no record, and resumes the one that was stopped.
+
+    Raises:
+        Ended: it was stopped, and cells are left.
     """
     from ampcompare.experiment.launch.forked import ForkedLauncher
     from ampcompare.experiment.launch.multi_process import MultiProcessLauncher
@@ -76,7 +79,7 @@ def train_in_turn(folders: list[str]) -> None:
             config = _config_of(cell)
             (alone if config.processes == 1 else together).launch(config, cell, progress_writer(cell, _place()))
     if stopped and any(_status(cell) in (None, "interrupted") for cell in map(Path, folders)):
-        sys.exit(STOPPED_CODE)
+        raise Ended("the job was asked to stop, and cells are left")
 
 
 def _status(cell: Path) -> str | None:

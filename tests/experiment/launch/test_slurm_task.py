@@ -16,13 +16,14 @@ from ampcompare.runs.settings.config import RunConfig
 
 TRAIN = """
 import os, signal, sys
+from ampcompare.base.errors import Ended
 from ampcompare.experiment.launch.slurm_task import train
 signal.signal(signal.SIGTERM, lambda *_: print("told to end"))
 print("before")
 try:
     train(sys.argv[1])
-except SystemExit as error:
-    print("code", error.code)
+except Ended as error:
+    print("code", error.exit_code)
 print("after")
 os.kill(os.getpid(), signal.SIGUSR2)
 """
