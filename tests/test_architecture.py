@@ -35,8 +35,7 @@ TESTS_WITHOUT_A_ROOM = ("benchmarks", "distributed", "docker", "docs")
 pytestmark = pytest.mark.xdist_group("architecture")
 # Names of objects of a script, or of a file's own, that have attributes of the names of points.
 OBJECTS = {"self", "self._watch", "optimizer", "window", "param", "master"}
-# The last is what a job of Slurm runs, which reads its exit code.
-MAY_PRINT = ("apex", "script.legacy", "cli", "__main__", "experiment.launch.slurm_task")
+MAY_PRINT = ("apex", "script.legacy", "cli", "__main__")
 
 
 def _name(path: Path) -> str:
