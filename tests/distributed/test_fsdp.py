@@ -45,7 +45,7 @@ TASKS = {
     "classification": {"data": {"name": "synthetic", "val_size": 17, "image_size": 8}},
     "lm": {
         "data": {"name": "sentences", "val_size": 17, "sequence_length": 40},
-        "model": {"args": {"width": 8, "heads": 2, "depth": 1}},
+        "model": {"args": {"width": 8, "heads": 2, "depth": 2}},
     },
 }
 

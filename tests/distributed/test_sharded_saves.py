@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,14 @@ from ampcompare.training.checkpoint.store.file import read_checkpoint, write_che
 from ampcompare.training.checkpoint.store.sharded import FILES, read_saved
 from ampcompare.training.own_group import group_of_one
 from ampcompare.training.state.resume import find_checkpoint
-from tests.distributed.test_fsdp import APART, CPU, EIGHT_BITS, FP16, Run, alone, configuration, on_ranks
+from tests.distributed import test_fsdp
+from tests.distributed.test_fsdp import APART, CPU, EIGHT_BITS, FP16, Run, configuration, on_ranks
 
 SHARDED = {"format": "sharded"}
 EVERY = {**SHARDED, "every_steps": 2, "keep_last": 3}
 ARM = "fsdp:param=bf16"
+SIX_UPDATES = {"size": 48}
+alone = partial(test_fsdp.alone, **SIX_UPDATES)
 
 
 def files_of(folder: Path) -> list[str]:
@@ -78,7 +82,7 @@ def test_another_number_of_ranks_resumes(ranks: Run, two_first: bool, tmp_path: 
     """One rank resumes from the shards of two, and two from that of one, with equal weights and state."""
 
     def train(on_two: bool, **options: Any) -> dict[str, Any]:
-        options |= {"arm": ARM, "kind": "fsdp", "folder": str(tmp_path), "saving": SHARDED}
+        options |= {"arm": ARM, "kind": "fsdp", "folder": str(tmp_path), "saving": SHARDED, **SIX_UPDATES}
         result: dict[str, Any] = ranks(2, on_ranks, **options)[0] if on_two else alone(**options)
         return result
 
