@@ -43,7 +43,8 @@ MEASURED = {
     *("train_seconds", "eval_seconds", "step_seconds", "step_seconds_median", "step_seconds_iqr", "epoch_seconds"),
     *("epoch_seconds_sd", "data_seconds_median", "samples_per_second", "wall_seconds", "peak_bytes"),
     *("peak_reserved_bytes", "time_ratio", "time_ratio_low", "time_ratio_high", "time_verdict", "memory_difference"),
-    *("readings", "environment", "reading", "placement", "started", "order"),
+    *("readings", "environment", "reading", "placement", "started", "order", "start_seconds", "loader_start_seconds"),
+    *("invalid_time", "written", "cells", "why"),  # of a look: digests of cells; of a next step: how long it takes
 }
 
 
@@ -90,7 +91,10 @@ def _without_measured(value: Any) -> Any:
 
 
 def _report(folder: Path) -> Any:
-    return _without_measured(json.loads((folder / "run" / "report.json").read_text(encoding="utf-8")))
+    """Return the report without what is measured; its records by cell, as the order of the runs is drawn."""
+    report = json.loads((folder / "run" / "report.json").read_text(encoding="utf-8"))
+    report["records"].sort(key=lambda record: record["cell"])
+    return _without_measured(report)
 
 
 def _left(processes: list[psutil.Process]) -> int:
