@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["execute", "lacks_gpu"]
 
+TO_CPU = "this machine has no GPU: add --device cpu"
 PLACE = re.compile(r"[^\n:]+:\d+: ")
 HOOKS = ("ampcompare.guards.", "ampcompare.script.")
 
@@ -78,6 +79,7 @@ def execute(
     code: CodeType | None = None
     status = 0
     error: BaseException | None = None
+    needs_cpu = False
     try:
         code, main = target.load()
         # This module's namespace is still in use and must not be collected.
@@ -102,7 +104,7 @@ def execute(
         if isinstance(refusal, AmpCompareError):
             status, error = refusal.exit_code, refusal
             print(f"ampcompare: {_in_words(refusal)}", file=sys.stderr)
-        if settings.device is None and lacks_gpu(error):
+        if needs_cpu := settings.device is None and lacks_gpu(error):
             print(
                 f"ampcompare: this machine has no GPU; for a smoke test on the CPU put --device cpu before the script: "
                 f"ampcompare exec --device cpu {settings.name}",
@@ -112,7 +114,8 @@ def execute(
             print(f"ampcompare: {COMPAT_HINT}", file=sys.stderr)
         if isinstance(error, KeyboardInterrupt):
             interrupted.append(True)
-    prepared.close(status, _in_words(error))
+    words = _in_words(error)
+    prepared.close(status, f"{words}; {TO_CPU}" if needs_cpu else words)
     _print_missing(prepared.finder, error)
     _print_sums(prepared.recorder)
     if error is None and settings.arm is None:  # which stays the last thing that is read

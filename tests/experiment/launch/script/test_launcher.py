@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from ampcompare.experiment.launch.script.launcher import ScriptLauncher
 from ampcompare.runs.settings.config import RunConfig
@@ -93,6 +94,12 @@ def test_a_script_lies_next_to_a_file_ampcompare(launcher: ScriptLauncher, tmp_p
         ("step()\n{}['x']", "failed", "KeyError: 'x' (train.py:14)"),
         ("step()\ntorch.ones(4).view(3)", "failed", "is invalid for input of size 4 (train.py:14)"),
         ("step()\nassert step is None", "failed", "AssertionError (train.py:14)"),
+        pytest.param(
+            "step()\ntorch.ones(1).cuda()",
+            "failed",
+            "(train.py:14); this machine has no GPU: add --device cpu",
+            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="on CUDA the script does run"),
+        ),
         ("sys.exit(0)", "failed", "the script ended with exit code 0, but made no optimizer step"),
         ("os.kill(os.getpid(), 9)", "failed", "the script was killed by SIGKILL"),
         ("optimizer.step(lambda: 0)", "failed", "optimizer.step is called with a closure"),
