@@ -167,8 +167,8 @@ class StepSight(TorchDispatchMode):
         if func.is_view or name in ALLOCATIONS or name == "detach":
             return
         if self.device.type == "cpu":
-            made = {_address(one) for one in outputs}
-            self._computed = self._computed | made if marks.phase in COMPUTING else self._computed - made
+            note = self._computed.update if marks.phase in COMPUTING else self._computed.difference_update
+            note(map(_address, outputs))
         if name == "_local_scalar_dense":
             # An optimizer keeps its number of steps on the host, and what the host holds is not waited for.
             is_host = inputs[0].device.type == "cpu"
@@ -204,7 +204,7 @@ class StepSight(TorchDispatchMode):
         if kind == "normalization":
             seen.norm_types[name, dtype] += 1
         if marks.phase == "forward" and flops:
-            shape = self._shape(name, args, inputs, outputs, dtype)
+            shape = self._shape(name, args, outputs, dtype)
             if shape is not None:
                 seen.products[shape] += flops
         if name == "convolution" and inputs and inputs[0].dim() == 4 and inputs[0].shape[1] > 1:
@@ -221,9 +221,7 @@ class StepSight(TorchDispatchMode):
         key = (storage.data_ptr(), source._version, type_name(result))
         seen.casts[key].append((self._line(), self.marks.module, moved))
 
-    def _shape(
-        self, name: str, args: Sequence[Any], inputs: Sequence[Tensor], outputs: Sequence[Tensor], dtype: str
-    ) -> ProductShape | None:
+    def _shape(self, name: str, args: Sequence[Any], outputs: Sequence[Tensor], dtype: str) -> ProductShape | None:
         """Return the sizes of a product that tensor cores see."""
         sizes: tuple[tuple[str, int], ...]
         options: tuple[Any, ...] = ()

@@ -399,6 +399,10 @@ class WholeModel(TorchAmp):
 
     def _lerp(self, is_in_place: bool, original: Any, start: Any, end: Any, *args: Any, **kwargs: Any) -> Any:
         """Move an fp32 average towards 16-bit weights, which unlike `add_` and `mul_` refuses them."""
+        if is_in_place:  # as optimizers do at each step, with fp32 tensors alone
+            ends = [end] if isinstance(end, Tensor) else end
+            if all(one.dtype not in HALF for one in ends):
+                return original(start, end, *args, **kwargs)
         wide, end = self._fitting((start, end))
         return original(start if is_in_place else wide, end, *args, **kwargs)
 

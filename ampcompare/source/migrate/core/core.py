@@ -118,7 +118,7 @@ def _cast_evaluation(core: Core) -> None:
     """Add autocast to `with torch.no_grad():` around calls of a model, and note the calls that stay in fp32."""
     if core.forward.missing or not core.sites.initializes or not any(each.scales for each in core.sites.backwards):
         return  # the model itself runs under autocast, or nothing is trained here
-    tails = {key.rpartition(".")[2] for key in model_keys(core.module, core.sites)}
+    tails = {_tail(key) for key in model_keys(core.module, core.sites)}
     wrapped: set[ast.AST] = set()
     for node in core.module.nodes:
         if not isinstance(node, ast.With) or not _is_no_grad(core, node) or not _calls(node, tails):
@@ -547,22 +547,16 @@ def note_missing_forward(core: Core) -> None:
 
 def note_handed_on(core: Core) -> None:
     """Note the calls of functions of other files that get a loss with an optimizer, and may scale it."""
-    known = {key.rpartition(".")[2] for key in core.sites.optimizers} | {
-        each.optimizer.rpartition(".")[2] for each in core.sites.steps
-    }
+    known = {_tail(key) for key in core.sites.optimizers} | {_tail(each.optimizer) for each in core.sites.steps}
     followed = {id(each.call) for each in core.sites.backwards}
     for node in core.module.calls:
         if id(node) in followed or core.names.meaning(node.func) is not None:
             continue
         key = dotted(node.func)
         given = [dotted(each) or "" for each in passed(node)]
-        if (
-            key is None
-            or key in core.module.functions
-            or not any(each.rpartition(".")[2] in known for each in given if each)
-        ):
+        if key is None or key in core.module.functions or not any(_tail(each) in known for each in given if each):
             continue
-        if any("loss" in each.rpartition(".")[2].lower() for each in given):
+        if any("loss" in _tail(each).lower() for each in given):
             core.note(
                 node,
                 f"{key} gets the loss and the optimizer, and is no function of this file; if it scales the loss, the "
