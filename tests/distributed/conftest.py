@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import subprocess
+import select
+import signal
+import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -18,26 +19,36 @@ import torch
 SCRIPT = Path(__file__).with_name("rank.py")
 SECONDS = 60.0
 GRACE_SECONDS = 2.0
-POLL_SECONDS = 0.01
 RECONNECTIONS = 3  # in a session
+
+
+class Process(NamedTuple):
+    """A rank: its process, and the socket for its jobs, which answers each of them with a byte."""
+
+    pid: int
+    jobs: socket.socket
+    log: Path
 
 
 class Ranks:
     """Call a function of a test module on `world_size` ranks and return what each rank returned, in order.
 
     The function gets keyword arguments that JSON can hold, and finds an initialized gloo process group. An exception,
-    a death or silence on any rank is an AssertionError that shows it; the pool is then started afresh.
+    a death or silence on any rank is an AssertionError that shows it; the pool is then started afresh. Ranks are forked
+    from one process that has imported what they need.
     """
 
     def __init__(self, folder: Path, python: Any) -> None:
         self._folder = folder
         self._python = python
-        self._processes: list[Any] = []
+        self._forks: socket.socket | None = None
+        self._processes: list[Process] = []
         self._jobs = 0
         self._reconnected = 0
 
     def __call__(self, world_size: int, function: Callable[..., Any], **arguments: Any) -> list[Any]:
-        self._start(world_size)
+        while len(self._processes) < world_size:
+            self._processes.append(self._start())
         self._jobs += 1
         results = [self._folder / f"{self._jobs}-{rank}.pt" for rank in range(world_size)]
         for rank, result in enumerate(results):
@@ -50,9 +61,7 @@ class Ranks:
                 "result": str(result),
                 "arguments": arguments,
             }
-            stdin = self._processes[rank].stdin
-            stdin.write(json.dumps(job) + "\n")
-            stdin.flush()
+            self._processes[rank].jobs.sendall(json.dumps(job).encode() + b"\n")
         try:
             return self._collect(results)
         except BaseException as error:
@@ -63,55 +72,63 @@ class Ranks:
                 return self(world_size, function, **arguments)
             raise
 
-    def _start(self, world_size: int) -> None:
-        while len(self._processes) < world_size:
-            with self._log(len(self._processes)).open("w") as log:
-                environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-                command = [sys.executable, str(SCRIPT)]
-                streams = {"stdin": subprocess.PIPE, "stdout": log, "stderr": log}
-                self._processes.append(self._python.popen(command, env=environment, text=True, **streams))
+    def _start(self) -> Process:
+        if self._forks is None:
+            self._forks, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
+            environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+            number = theirs.fileno()
+            self._python.popen([sys.executable, str(SCRIPT), str(number)], env=environment, pass_fds=[number])
+            theirs.close()
+        jobs, theirs = socket.socketpair()
+        log = self._folder / f"rank{len(self._processes)}.log"
+        with theirs, log.open("w") as stream:
+            socket.send_fds(self._forks, [b"fork"], [theirs.fileno(), stream.fileno()])
+            return Process(int(self._forks.recv(64)), jobs, log)
 
-    def _log(self, rank: int) -> Path:
-        return self._folder / f"rank{rank}.log"
+    def _exit_code(self, process: Process) -> int:
+        """Wait for the end of a process, and return its exit code."""
+        assert self._forks is not None
+        self._forks.send(str(process.pid).encode())
+        return int(self._forks.recv(64))
 
     def _collect(self, results: list[Path]) -> list[Any]:
         deadline = time.monotonic() + SECONDS
-        outcomes: dict[int, tuple[str, Any]] = {}
+        outcomes: dict[int, Any] = {}
         problems: dict[int, str] = {}
-        while len(outcomes) + len(problems) < len(results) and time.monotonic() < deadline:
-            for rank, result in enumerate(results):
-                if rank in outcomes or rank in problems:
-                    continue
-                code = self._processes[rank].poll()
-                if result.exists():
-                    kind, value = torch.load(result, weights_only=False)
-                    if kind == "returned":
-                        outcomes[rank] = (kind, value)
-                    else:
-                        problems[rank] = value
-                elif code is not None:
-                    problems[rank] = f"ended with exit code {code}\n{self._log(rank).read_text()[-3000:]}"
+        waiting = {self._processes[rank].jobs: rank for rank in range(len(results))}
+        while waiting and (left := deadline - time.monotonic()) > 0:
+            for answer in select.select(list(waiting), [], [], left)[0]:
+                rank = waiting.pop(answer)
+                if answer.recv(1):
+                    kind, value = torch.load(results[rank], weights_only=False)
+                    (outcomes if kind == "returned" else problems)[rank] = value
+                else:
+                    process = self._processes[rank]
+                    self._processes[rank] = process._replace(pid=0)
+                    log = process.log.read_text()[-3000:]
+                    problems[rank] = f"ended with exit code {self._exit_code(process)}\n{log}"
             if problems:
                 # The others wait for the rank that failed; what they raise by themselves is shown too.
                 deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
-            time.sleep(POLL_SECONDS)
-        for rank in range(len(results)):
-            if rank not in outcomes and rank not in problems:
-                problems[rank] = "did not answer in time"
+        problems |= dict.fromkeys(waiting.values(), "did not answer in time")
         if problems:
             raise AssertionError("\n".join(f"rank {rank}: {text}" for rank, text in sorted(problems.items())))
-        return [outcomes[rank][1] for rank in range(len(results))]
+        return [outcomes[rank] for rank in range(len(results))]
 
     def close(self) -> None:
-        """End the processes; the next call starts new ones."""
+        """End the ranks; the next call forks new ones."""
         for process in self._processes:
-            process.kill()
-        for process in self._processes:
-            process.wait()
-            # What a killed process left unread cannot be flushed.
-            with contextlib.suppress(BrokenPipeError):
-                process.stdin.close()
+            if process.pid:
+                os.kill(process.pid, signal.SIGKILL)
+                self._exit_code(process)
+            process.jobs.close()
         self._processes = []
+
+    def end(self) -> None:
+        """End the ranks and the process from which they are forked."""
+        self.close()
+        if self._forks is not None:
+            self._forks.close()
 
 
 @pytest.fixture(scope="session")
@@ -119,4 +136,4 @@ def ranks(tmp_path_factory: pytest.TempPathFactory, forked_python: Any) -> Itera
     """A pool of rank processes: `ranks(2, function, **arguments)` returns both ranks' values."""
     pool = Ranks(tmp_path_factory.mktemp("ranks"), forked_python)
     yield pool
-    pool.close()
+    pool.end()

@@ -1,6 +1,6 @@
-"""One rank of the pool of `conftest.py`: run the functions it is told to, each in a process group of its own.
+"""Ranks of the pool of `conftest.py`, forked from one process: each runs functions, in a process group of its own.
 
-Each line of standard input is a JSON object with file, function, rank, world_size, rendezvous, result and arguments.
+Each line that a rank gets is a JSON object with file, function, rank, world_size, rendezvous, result and arguments.
 The outcome is saved to `result`: ("returned", value) or ("raised", traceback).
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import socket
 import sys
 import traceback
 import warnings
@@ -26,6 +27,12 @@ from ampcompare.apex.amp import _amp_state
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))  # as in pytest, for what test modules share
 SECONDS = 50
+# What most ranks import, here once for all of them.
+WARM = (
+    *("torch._dynamo", "torch.distributed.checkpoint", "torch.distributed.fsdp", "torch.profiler._cupti_monitor"),
+    *("ampcompare.cli", "ampcompare.experiment.launch.worker.rank", "ampcompare.training.session"),
+    *("ampcompare.tasks.classification", "ampcompare.tasks.lm", "ampcompare.training.precision.native"),
+)
 
 
 @cache
@@ -59,17 +66,42 @@ def run(job: dict[str, Any]) -> Any:
         dist.destroy_process_group()
 
 
-def main() -> None:
+def serve(jobs: socket.socket) -> None:
+    """Be a rank until the other end of the socket is closed."""
+    with jobs.makefile() as lines:
+        for line in lines:
+            job = json.loads(line)
+            try:
+                outcome: tuple[str, Any] = ("returned", run(job))
+            except BaseException:
+                outcome = ("raised", traceback.format_exc())
+            torch.save(outcome, job["result"])
+            jobs.sendall(b".")
+
+
+def main(requests: socket.socket) -> None:
+    """Fork a rank for each request with its socket and its log; a request with a process id asks for its exit code."""
+    for name in WARM:
+        importlib.import_module(name)
     torch.set_num_threads(1)
-    for line in sys.stdin:
-        job = json.loads(line)
-        try:
-            outcome: tuple[str, Any] = ("returned", run(job))
-        except BaseException:
-            outcome = ("raised", traceback.format_exc())
-        torch.save(outcome, job["result"] + ".part")
-        os.replace(job["result"] + ".part", job["result"])
+    while True:
+        request, files, _, _ = socket.recv_fds(requests, 64, 2)
+        if not request:
+            return
+        if not files:
+            requests.send(str(os.waitstatus_to_exitcode(os.waitpid(int(request), 0)[1])).encode())
+            continue
+        child = os.fork()
+        if not child:
+            requests.close()
+            os.dup2(files[1], 1)
+            os.dup2(files[1], 2)
+            serve(socket.socket(fileno=files[0]))
+            os._exit(0)
+        requests.send(str(child).encode())
+        for file in files:
+            os.close(file)
 
 
 if __name__ == "__main__":
-    main()
+    main(socket.socket(fileno=int(sys.argv[1])))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import math
+import shutil
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ from ampcompare.tasks.registry import make_task
 from ampcompare.training.assemble import assemble, make_parallel
 from ampcompare.training.checkpoint.convert.between_arms import into_arm
 from ampcompare.training.checkpoint.store.difference import first_difference
-from ampcompare.training.checkpoint.store.file import write_checkpoint
+from ampcompare.training.checkpoint.store.file import read_checkpoint, write_checkpoint
 from ampcompare.training.metrics.hashes import weights_sha256
 from ampcompare.training.metrics.run_summary import RunMetrics
 from ampcompare.training.other_precisions import evaluate_in_others
@@ -45,7 +47,7 @@ TASKS = {
     "classification": {"data": {"name": "synthetic", "val_size": 17, "image_size": 8}},
     "lm": {
         "data": {"name": "sentences", "val_size": 17, "sequence_length": 40},
-        "model": {"args": {"width": 8, "heads": 2, "depth": 2}},
+        "model": {"args": {"width": 8, "heads": 2, "depth": 1}},
     },
 }
 
@@ -191,70 +193,74 @@ def test_fp32_in_shards_is_fp32(ranks: Run) -> None:
     assert None not in two["per_sample"]
 
 
-@pytest.mark.parametrize(("arm", "task"), [("fsdp:param=bf16", "lm"), (FP16, "classification"), ("half:bf16", "lm")])
-def test_two_ranks_resume_to_the_last_bit(ranks: Run, arm: str, task: str, tmp_path: Path) -> None:
-    """A run that was stopped in its second epoch ends with the state of one that was not."""
-    options = {"arm": arm, "kind": "fsdp", "task": task, "arch": "gpt" if task == "lm" else "convnet"}
-    whole = ranks(2, on_ranks, folder=str(tmp_path / "a"), **options)
-    first = ranks(2, on_ranks, folder=str(tmp_path / "b"), stop=3, **options)
-    second = ranks(2, on_ranks, folder=str(tmp_path / "b"), **options)
-    for rank in range(2):
-        assert first[rank]["losses"] + second[rank]["losses"] == whole[rank]["losses"]
-    assert len(first[0]["losses"]) == 3
-    assert first_difference(whole[0]["state"], second[0]["state"], apart=APART) == ""
+def whole_and_rest(train: Callable[..., Any], folder: Path, step: int, **options: Any) -> tuple[Any, Any]:
+    """Train a run that saves after some updates, and once more what comes after the checkpoint of that step."""
+    saving = {"every_steps": step, "keep_last": 9}
+    evaluated_in = options.pop("evaluated_in", "")
+    whole = train(folder=str(folder / "whole"), saving=saving, evaluated_in=evaluated_in, **options)
+    (folder / "rest").mkdir()
+    shutil.copy(folder / "whole" / f"step-{step:08}.pt", folder / "rest")
+    return whole, train(folder=str(folder / "rest"), **options)
 
 
-@pytest.mark.parametrize(
-    ("arm", "task"),
-    [
-        ("fp32", "lm"),
-        ("native:bf16", "classification"),
-        ("fsdp:param=bf16", "classification"),
-        (FP16, "lm"),
-        ("half:bf16", "classification"),
-    ],
-)
-def test_one_rank_resumes_to_the_last_bit(arm: str, task: str, tmp_path: Path) -> None:
-    """So does one process on a group of its own."""
-    options = {"arm": arm, "kind": "fsdp", "task": task, "arch": "gpt" if task == "lm" else "convnet"}
-    whole = alone(**options, folder=str(tmp_path / "a"))
-    first = alone(**options, folder=str(tmp_path / "b"), stop=2)
-    second = alone(**options, folder=str(tmp_path / "b"))
-    assert first["losses"] + second["losses"] == whole["losses"]
-    assert (len(first["losses"]), len(second["losses"])) == (2, 2)
+def assert_resumed(whole: dict[str, Any], second: dict[str, Any]) -> None:
+    """Check that the last update of four, and the state after it, are those of the unbroken run."""
+    assert second["losses"] == whole["losses"][3:]
+    assert len(second["losses"]) == 1
     assert first_difference(whole["state"], second["state"], apart=APART) == ""
+
+
+@pytest.mark.parametrize("arm", ["fp32", "fsdp:param=bf16", FP16, "half:bf16"])
+def test_two_ranks_resume_to_the_last_bit_and_are_evaluated(ranks: Run, arm: str, tmp_path: Path) -> None:
+    """A run from a checkpoint in its second epoch ends as the unbroken one; ranks evaluate whole weights alike.
+
+    The precision that an arm has itself gives its own values.
+    """
+    options = {"arm": arm, "kind": "fsdp", "task": "lm", "arch": "gpt"}
+    found, second = whole_and_rest(
+        partial(ranks, 2, on_ranks), tmp_path, 3, evaluated_in="fp32,bf16,autocast:bf16", **options
+    )
+    assert second[1]["losses"] == found[1]["losses"][3:]
+    assert_resumed(found[0], second[0])
+    assert found[0]["others"] == found[1]["others"]
+    others = {other["precision"]: other for other in found[0]["others"]}
+    assert list(others) == ["fp32", "bf16", "autocast:bf16"]
+    assert not [other["error"] for other in others.values() if other["error"]]
+    same = {"fp32": "fp32", "half:bf16": "bf16", "fsdp:param=bf16": "bf16"}.get(arm)
+    for name, other in others.items():
+        assert (other["values"] == found[0]["values"]) is (name == same), name
+        assert other["values"] == pytest.approx(found[0]["values"], rel=0.02)
+
+
+@pytest.mark.parametrize("arm", ["native:bf16", FP16, "half:bf16"])
+def test_one_rank_resumes_to_the_last_bit(arm: str, tmp_path: Path) -> None:
+    """So does one process on a group of its own."""
+    assert_resumed(*whole_and_rest(alone, tmp_path, 3, arm=arm, kind="fsdp", arch="convnet"))
 
 
 EIGHT_BITS = {"optimizer": "torchao.optim:AdamW8bit", "kind": "fsdp", "width": 64}
 
 
-@pytest.mark.parametrize("arm", [pytest.param("fp32", marks=pytest.mark.slow), "fsdp:param=bf16"])
-def test_shards_with_moments_in_8_bits_resume_to_the_last_bit(ranks: Run, arm: str, tmp_path: Path) -> None:
+def test_shards_with_moments_in_8_bits_resume_to_the_last_bit(ranks: Run, tmp_path: Path) -> None:
     """Each rank has blocks of its own shard, and gets these back; one rank, whose blocks are others, is refused."""
     pytest.importorskip("torchao")
-    options = {"arm": arm, **EIGHT_BITS}
-    whole = ranks(2, on_ranks, folder=str(tmp_path / "a"), **options)
-    first = ranks(2, on_ranks, folder=str(tmp_path / "b"), stop=3, **options)
-    moments = first[0]["state"]["optimizer"]["state"][0]
+    options = {"arm": "fsdp:param=bf16", **EIGHT_BITS}
+    whole, second = whole_and_rest(partial(ranks, 2, on_ranks), tmp_path, 3, **options)
+    moments = whole[0]["state"]["optimizer"]["state"][0]
     assert [part["tensor_class"] for part in moments["exp_avg"]["tensor_shards"]] == [
         "torchao.optim.subclass_8bit.OptimState8bit"
     ] * 2
-    second = ranks(2, on_ranks, folder=str(tmp_path / "b"), **options)
-    assert first[0]["losses"] + second[0]["losses"] == whole[0]["losses"]
-    assert first_difference(whole[0]["state"], second[0]["state"], apart=APART) == ""
+    assert_resumed(whole[0], second[0])
     with pytest.raises(CheckpointError, match="is in shards of 2 ranks there and of class OptimState8bit here"):
-        alone(folder=str(tmp_path / "b"), **options)
+        alone(folder=str(tmp_path / "rest"), **options)
 
 
 def test_one_rank_with_moments_in_8_bits_resumes_to_the_last_bit(tmp_path: Path) -> None:
     """One shard is the whole: the checkpoint is that of a process without shards."""
     pytest.importorskip("torchao")
     options = {"arm": "fp32", **EIGHT_BITS}
-    whole = alone(**options, folder=str(tmp_path / "a"))
-    first = alone(**options, folder=str(tmp_path / "b"), stop=2)
-    second = alone(**options, folder=str(tmp_path / "b"))
-    assert first["losses"] + second["losses"] == whole["losses"]
-    assert first_difference(whole["state"], second["state"], apart=APART) == ""
+    whole, second = whole_and_rest(alone, tmp_path, 3, **options)
+    assert_resumed(whole, second)
     plain = alone(**{**options, "kind": "none"})
     assert first_difference(whole["state"]["optimizer"], plain["state"]["optimizer"], apart=()) == ""
 
@@ -262,18 +268,16 @@ def test_one_rank_with_moments_in_8_bits_resumes_to_the_last_bit(tmp_path: Path)
 @pytest.mark.parametrize("two_first", [True, False])
 def test_another_number_of_ranks_resumes(ranks: Run, two_first: bool, tmp_path: Path) -> None:
     """One rank resumes from two, and two from one, with equal weights and state, and goes on as they would have."""
-    arm, folder = "fsdp:param=bf16", str(tmp_path)
 
-    def train(on_two: bool, **options: Any) -> dict[str, Any]:
-        result: dict[str, Any] = ranks(2, on_ranks, arm=arm, **options)[0] if on_two else alone(arm, **options)
-        return result
+    def train(folder: str, **options: Any) -> dict[str, Any]:
+        if two_first is folder.endswith("whole"):
+            return ranks(2, on_ranks, folder=folder, **options)[0]  # type: ignore[no-any-return]
+        return alone(folder=folder, **options)
 
-    whole = train(two_first)
-    first = train(two_first, folder=folder, stop=2)
-    second = train(not two_first, folder=folder)
+    whole, second = whole_and_rest(train, tmp_path, 2, arm="fsdp:param=bf16")
+    saved = read_checkpoint(tmp_path / "rest" / "step-00000002.pt")
     for part in ("model", "optimizer", "scaler"):
-        assert first_difference({part: first["state"][part]}, {part: second["loaded"][part]}, apart=()) == ""
-    assert len(first["losses"]) == 2
+        assert first_difference({part: saved[part]}, {part: second["loaded"][part]}, apart=()) == ""
     assert second["losses"] == pytest.approx(whole["losses"][2:], rel=1e-2)
 
 
@@ -290,32 +294,17 @@ def test_another_number_of_ranks_resumes(ranks: Run, two_first: bool, tmp_path: 
 def test_converted_checkpoints_train_on(ranks: Run, arm: str, other: str, kind: str, tmp_path: Path) -> None:
     """What two ranks hold in shards becomes a whole checkpoint of another arm, and the reverse."""
 
-    def train(in_shards: bool, **options: Any) -> dict[str, Any]:
-        options["optimizer"] = "sgd"
-        result: dict[str, Any]
-        result = ranks(2, on_ranks, kind="fsdp", **options)[0] if in_shards else alone(kind="none", **options)
-        return result
+    def train(arm: str, in_shards: bool, folder: str, **options: Any) -> dict[str, Any]:
+        options |= {"arm": arm, "folder": str(tmp_path / folder), "optimizer": "sgd"}
+        if in_shards:
+            return ranks(2, on_ranks, kind="fsdp", **options)[0]  # type: ignore[no-any-return]
+        return alone(kind="none", **options)
 
-    whole = train(kind == "none", arm=arm)
-    first = train(kind == "none", arm=arm, folder=str(tmp_path / "a"), stop=2)
-    conversion = into_arm({"schema": 1, **first["state"]}, other)
+    whole = train(arm, kind == "none", "a", saving={"every_steps": 2, "keep_last": 9})
+    conversion = into_arm({"schema": 1, **read_checkpoint(tmp_path / "a" / "step-00000002.pt")}, other)
     write_checkpoint(tmp_path / "b" / "step-00000002.pt", conversion.state)
-    second = train(kind == "fsdp", arm=other, folder=str(tmp_path / "b"))
+    second = train(other, kind == "fsdp", "b")
     assert second["losses"] == pytest.approx(whole["losses"][2:], rel=1e-2)
-
-
-@pytest.mark.parametrize("arm", ["fp32", "fsdp:param=bf16", FP16, "half:bf16"])
-def test_shards_are_evaluated_in_other_precisions(ranks: Run, arm: str) -> None:
-    """Ranks see the same table, of whole weights; the precision that an arm has itself gives its own values."""
-    found = ranks(2, on_ranks, arm=arm, kind="fsdp", task="lm", arch="gpt", evaluated_in="fp32,bf16,autocast:bf16")
-    assert found[0]["others"] == found[1]["others"]
-    others = {other["precision"]: other for other in found[0]["others"]}
-    assert list(others) == ["fp32", "bf16", "autocast:bf16"]
-    assert not [other["error"] for other in others.values() if other["error"]]
-    same = {"fp32": "fp32", "half:bf16": "bf16", "fsdp:param=bf16": "bf16"}.get(arm)
-    for name, other in others.items():
-        assert (other["values"] == found[0]["values"]) is (name == same), name
-        assert other["values"] == pytest.approx(found[0]["values"], rel=0.02)
 
 
 def one_shard_overflows() -> tuple[list[Any], list[Any]]:
