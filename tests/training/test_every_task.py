@@ -6,13 +6,14 @@ import copy
 import functools
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from ampcompare.apex.amp import _amp_state
 from ampcompare.base.errors import UnsupportedCombination
 from ampcompare.runs.records.evaluation import EpochResult
 from ampcompare.runs.records.run import Resumption, StepRecord
@@ -30,6 +31,7 @@ pytestmark = pytest.mark.integration  # every task is trained with every arm
 CPU = torch.device("cpu")
 LEVELS = ("fp32", *(f"apex:O{level},engine=compat" for level in range(4)))
 ARMS = [*LEVELS, "native:fp16", "native:bf16", "half:bn_fp32", "half:bf16,kahan", "half:master_weights,dynamic"]
+RESUMED = ("fp32", "apex:O1,engine=compat", "apex:O2,engine=compat", "native:fp16", "half:bn_fp32")
 SMALL: dict[str, dict[str, Any]] = {
     "classification": {"data": {"train_size": 32, "val_size": 20}, "model": {"args": {"width": 4}}},
     "segmentation": {"data": {"train_size": 32, "val_size": 20, "image_size": 12}, "model": {"args": {"width": 4}}},
@@ -65,9 +67,9 @@ def events(session: Session) -> Iterator[list[StepRecord] | EpochResult]:
         yield from session.events()
 
 
-def play(settings: RunConfig) -> tuple[list[StepRecord], list[EpochResult]]:
-    """Train to the end."""
-    seen = list(events(start(settings)))
+def split(seen: Iterable[list[StepRecord] | EpochResult]) -> tuple[list[StepRecord], list[EpochResult]]:
+    """Return the steps and the epochs of events."""
+    seen = list(seen)
     steps = [step for event in seen if not isinstance(event, EpochResult) for step in event]
     return steps, [event for event in seen if isinstance(event, EpochResult)]
 
@@ -75,7 +77,7 @@ def play(settings: RunConfig) -> tuple[list[StepRecord], list[EpochResult]]:
 @functools.cache
 def reference(task: str) -> tuple[list[StepRecord], list[EpochResult]]:
     """Train a task in fp32, once for all arms that are compared with it."""
-    return play(config(task))
+    return split(events(start(config(task))))
 
 
 def test_every_task_is_tested() -> None:
@@ -85,14 +87,23 @@ def test_every_task_is_tested() -> None:
 
 @pytest.mark.parametrize("arm", ARMS)
 @pytest.mark.parametrize("task", TASKS)
-def test_every_arm_trains_every_task(task: str, arm: str) -> None:
-    """Losses are finite and near those of fp32, all optimizers step, and every metric has a value."""
-    expected = reference(task)[0][0].loss  # before O1 patches torch for the rest of this test
-    steps, epochs = play(config(task, arm))
+def test_every_arm_trains_every_task_and_resumes_exactly(task: str, arm: str) -> None:
+    """Losses are near those of fp32, and equal to them under O0; a run from the middle of its second epoch is the rest.
+
+    All optimizers step, and every metric has a value.
+    """
+    others, other_epochs = reference(task)  # before O1 patches torch for the rest of this test
+    session, saved = start(config(task, arm)), None
+    seen: list[Any] = []
+    for event in events(session):
+        seen.append(event)
+        if arm in RESUMED and len(seen) == 4:  # two steps, an epoch, a step
+            saved = copy.deepcopy(session.state_dict())
+    steps, epochs = split(seen)
     assert len(steps) == 4
-    assert steps[0].loss == pytest.approx(expected, rel=0.02)
+    assert steps[0].loss == pytest.approx(others[0].loss, rel=0.02)
     assert all(math.isfinite(step.loss) for step in steps)
-    made = make_task(config(task).recipe)
+    made = session.assembly.task
     assert list(epochs[-1].values) == [metric.name for metric in made.metrics]
     assert epochs[-1].samples == made.data.num_val == 20
     phases = made.phases(len(steps[0].applied))
@@ -101,14 +112,20 @@ def test_every_arm_trains_every_task(task: str, arm: str) -> None:
         assert steps[0].loss == pytest.approx(sum(steps[0].losses))
     if arm.startswith(("apex:O1", "apex:O2")):
         assert len(steps[0].loss_scales) == len(phases), "each loss has a scaler of its own"
+    if arm.startswith("apex:O0"):
+        assert [step.loss for step in steps] == [step.loss for step in others]
+        assert [epoch.values for epoch in epochs] == [epoch.values for epoch in other_epochs]
+    if saved is not None:
+        _amp_state.close()
+        resumed = start(session.config, saved)
+        resumed.load_state_dict(saved, Resumption(step=3))
+        assert list(map(_untimed, events(resumed))) == list(map(_untimed, seen[4:]))
 
 
-@pytest.mark.parametrize("task", TASKS)
-def test_o0_equals_fp32(task: str) -> None:
-    """Apex O0 is fp32 training to the last bit."""
-    (steps, epochs), (others, other_epochs) = reference(task), play(config(task, "apex:O0,engine=compat"))
-    assert [step.loss for step in steps] == [step.loss for step in others]
-    assert [epoch.values for epoch in epochs] == [epoch.values for epoch in other_epochs]
+def _untimed(event: list[StepRecord] | EpochResult) -> Any:
+    if isinstance(event, EpochResult):
+        return event.values, event.counts, event.loss
+    return [step._replace(seconds=0.0, data_seconds=0.0) for step in event]
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
@@ -147,37 +164,6 @@ def test_measurements_do_not_depend_on_the_batches(task: str) -> None:
         return made.values({name: part.numpy() for name, part in sums.items()}, 20)
 
     assert values(7) == pytest.approx(values(20), rel=1e-5)
-
-
-@pytest.mark.parametrize("arm", ["fp32", "apex:O1,engine=compat", "apex:O2,engine=compat", "native:fp16", "half"])
-@pytest.mark.parametrize("task", TASKS)
-def test_a_resumed_run_continues_exactly(task: str, arm: str) -> None:
-    """A run that resumes from a checkpoint in the middle of an epoch gives the rest to the last bit."""
-    settings = config(task, arm)
-    unbroken, saved = start(settings), None
-    rest: list[Any] = []
-    for event in events(unbroken):
-        if saved is not None:
-            rest.append(event)
-        elif not isinstance(event, EpochResult):
-            saved = copy.deepcopy(unbroken.state_dict())
-    assert saved is not None
-    _close_amp()
-    resumed = start(settings, saved)
-    resumed.load_state_dict(saved, Resumption(step=1))
-    assert list(map(_untimed, events(resumed))) == list(map(_untimed, rest))
-
-
-def _untimed(event: list[StepRecord] | EpochResult) -> Any:
-    if isinstance(event, EpochResult):
-        return event.values, event.counts, event.loss
-    return [step._replace(seconds=0.0, data_seconds=0.0) for step in event]
-
-
-def _close_amp() -> None:
-    from ampcompare.apex.amp import _amp_state
-
-    _amp_state.close()
 
 
 def test_an_update_in_phases_is_no_cuda_graph() -> None:
