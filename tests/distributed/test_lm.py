@@ -23,11 +23,11 @@ Run = Callable[..., list[Any]]
 
 
 def configuration(arm: str, processes: int = 1, **options: Any) -> RunConfig:
-    """Four updates of twelve sentences, of which two ranks have unequal numbers of bytes."""
+    """Three updates of twelve sentences, of which two ranks have unequal numbers of bytes."""
     recipe = {
         "task": "lm",
-        "data": {"name": "sentences", "train_size": 48, "val_size": 7, "sequence_length": 40},
-        "model": {"args": {"width": 8, "heads": 2, "depth": 2}},
+        "data": {"name": "sentences", "train_size": 36, "val_size": 7, "sequence_length": 40},
+        "model": {"args": {"width": 8, "heads": 2, "depth": 1}},
         "optimizer": {"name": "sgd", "lr": 0.1},
         "epochs": 1,
         "global_batch_size": 12,
@@ -65,7 +65,7 @@ def test_lines_on_ranks_are_those_of_one_process(ranks: Run, kind: str) -> None:
     """Two ranks, each in micro-batches, end with the weights and the metric of one process with the whole batch."""
     alone = outcome(configuration("fp32"), SingleProcess())
     both = ranks(2, train, arm="fp32", kind=kind, grad_accum_steps=3)
-    assert len(alone["losses"]) == 4
+    assert len(alone["losses"]) == 3
     assert torch.equal(both[0]["weights"], both[1]["weights"])
     torch.testing.assert_close(both[0]["weights"], alone["weights"], rtol=1e-5, atol=1e-6)
     assert both[0]["losses"] == pytest.approx(alone["losses"], rel=1e-5)
@@ -74,7 +74,7 @@ def test_lines_on_ranks_are_those_of_one_process(ranks: Run, kind: str) -> None:
 
 @pytest.mark.parametrize(
     ("arm", "kind"),
-    [("fp32", "ddp"), ("fp32", "apex-ddp"), ("apex:O1,engine=compat", "apex-ddp"), ("native:bf16", "ddp")],
+    [("apex:O1,engine=compat", "apex-ddp"), ("native:bf16", "ddp")],
 )
 def test_activations_computed_again_change_nothing(ranks: Run, arm: str, kind: str) -> None:
     """Both wrappers reduce the same gradients, to the last bit, when blocks run again in the backward pass."""

@@ -20,6 +20,7 @@ from ampcompare.training.session import Session
 
 CPU = torch.device("cpu")
 Run = Callable[..., list[Any]]
+FOUR_UPDATES = {"name": "synthetic", "train_size": 64, "val_size": 33, "image_size": 8}
 
 
 def configuration(arm: str, *, processes: int = 1, recipe: dict[str, Any] | None = None, **options: Any) -> RunConfig:
@@ -49,7 +50,7 @@ def averaged(session: Session) -> tuple[list[EpochResult], Tensor]:
 
 
 def average_on_ranks(arm: str, kind: str, arch: str) -> tuple[list[EpochResult], Tensor]:
-    recipe = {"ema_decay": 0.7, "model": {"arch": arch}}
+    recipe = {"ema_decay": 0.7, "model": {"arch": arch, "args": {"width": 8}}, "data": FOUR_UPDATES}
     return averaged(
         make_session(configuration(arm, processes=2, parallel={"kind": kind}, recipe=recipe), ProcessGroup(CPU))
     )
@@ -66,7 +67,7 @@ def test_the_average_is_one_over_all_ranks(ranks: Run, arm: str, kind: str) -> N
 
 def test_the_average_of_two_halves_is_that_of_the_whole(ranks: Run) -> None:
     """Two ranks with half the batch each average to what one process with all of it averages to."""
-    recipe = {"ema_decay": 0.7}
+    recipe = {"ema_decay": 0.7, "model": {"arch": "mlp", "args": {"width": 8}}, "data": FOUR_UPDATES}
     epochs, mean = averaged(make_session(configuration("fp32", recipe=recipe), SingleProcess()))
     both, theirs = ranks(2, average_on_ranks, arm="fp32", kind="ddp", arch="mlp")[0]
     torch.testing.assert_close(theirs, mean, rtol=1e-5, atol=1e-6)
@@ -107,7 +108,7 @@ def test_a_bad_batch_on_one_rank(ranks: Run, on_nan: str, skipped: list[int], re
 def compiled_on_ranks(arm: str, kind: str, backend: str) -> tuple[list[float], Tensor]:
     """Train with two micro-batches in a compiled model with channels last."""
     recipe = {"compile": backend, "channels_last": True, "grad_accum_steps": 2, "model": {"arch": "convnet"}}
-    recipe["data"] = {"name": "synthetic", "train_size": 64, "val_size": 16, "image_size": 8}
+    recipe["data"] = {**FOUR_UPDATES, "train_size": 32}
     config = configuration(arm, processes=2, parallel={"kind": kind}, recipe=recipe)
     session = make_session(config, ProcessGroup(CPU))
     losses = [step.loss for event in session.events() if not isinstance(event, EpochResult) for step in event]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -29,6 +30,15 @@ EVERY = {**SHARDED, "every_steps": 2, "keep_last": 3}
 ARM = "fsdp:param=bf16"
 SIX_UPDATES = {"size": 48}
 alone = partial(test_fsdp.alone, **SIX_UPDATES)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
+    """An unbroken run of one rank, and a folder with what another one saved until its fourth update."""
+    folder = tmp_path_factory.mktemp("saved")
+    whole = alone(ARM, "fsdp", str(folder / "whole"))
+    alone(ARM, "fsdp", str(folder / "stopped"), stop=4, saving=EVERY)
+    return whole, folder / "stopped"
 
 
 def files_of(folder: Path) -> list[str]:
@@ -93,17 +103,15 @@ def test_another_number_of_ranks_resumes(ranks: Run, two_first: bool, tmp_path: 
     assert (len(first["losses"]), len(second["losses"])) == (3, 3)
 
 
-def test_files_and_shards_lie_in_one_folder(tmp_path: Path) -> None:
+def test_files_and_shards_lie_in_one_folder(tmp_path: Path, saved: tuple[dict[str, Any], Path]) -> None:
     """A run may change the form from one resume to the next; older ones are deleted, whatever their form."""
-    whole = alone(ARM, "fsdp", str(tmp_path / "a"))
-    tmp_path = tmp_path / "b"
     options = {"arm": ARM, "kind": "fsdp", "folder": str(tmp_path)}
     alone(**options, stop=2, saving={"every_steps": 1, "keep_last": 2})
     alone(**options, stop=4, saving={**SHARDED, "every_steps": 1, "keep_last": 2})
     assert files_of(tmp_path) == ["best.dcp", "step-00000003.dcp", "step-00000004.dcp"]
     last = alone(**options, saving={"every_steps": 1, "keep_last": 2})
     assert {name for name in files_of(tmp_path) if name.startswith("step")} == {"step-00000005.pt", "step-00000006.pt"}
-    assert first_difference(whole["state"], last["state"], apart=APART) == ""
+    assert first_difference(saved[0]["state"], last["state"], apart=APART) == ""
 
 
 def shorten(folder: Path) -> None:
@@ -149,9 +157,11 @@ def outside(folder: Path) -> None:
         (outside, "'secret' is not the name of a file with shards"),
     ],
 )
-def test_what_is_damaged_is_passed_over(damage: Callable[[Path], None], message: str, tmp_path: Path) -> None:
+def test_what_is_damaged_is_passed_over(
+    damage: Callable[[Path], None], message: str, tmp_path: Path, saved: tuple[dict[str, Any], Path]
+) -> None:
     """A damaged folder is one clear line, and the one before it is taken; alone, it is that error."""
-    alone(ARM, "fsdp", str(tmp_path), stop=4, saving=EVERY)
+    tmp_path = shutil.copytree(saved[1], tmp_path / "copy")
     newest = tmp_path / "step-00000004.dcp"
     damage(newest)
     found = find_checkpoint("auto", tmp_path)
@@ -171,12 +181,13 @@ class Killed(BaseException):
 
 
 @pytest.mark.parametrize(("place", "left"), [("state", 1), ("rename", 1), ("rename", 2), ("rename", 3), ("link", 1)])
-def test_a_killed_save_loses_nothing(place: str, left: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_save_loses_nothing(
+    place: str, left: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, saved: tuple[dict[str, Any], Path]
+) -> None:
     """Wherever a save ends, the newest complete checkpoint is found, and the resumed run is the unbroken one."""
     saving = {**EVERY, "every_epochs": 1, "keep_last": 1}
-    whole = alone(ARM, "fsdp", str(tmp_path / "a"))
-    tmp_path = tmp_path / "b"
-    alone(ARM, "fsdp", str(tmp_path), stop=2, saving=saving)
+    tmp_path = shutil.copytree(saved[1], tmp_path / "copy")
+    shutil.rmtree(tmp_path / "step-00000004.dcp")
     owner, name = {
         "state": (folder_module, "write_checkpoint"),
         "rename": (Path, "replace"),
@@ -196,10 +207,10 @@ def test_a_killed_save_loses_nothing(place: str, left: int, tmp_path: Path, monk
             alone(ARM, "fsdp", str(tmp_path), saving=saving)
     found = find_checkpoint("auto", tmp_path)
     assert found is not None
-    assert found.state["progress"]["step"] >= 2
+    assert found.state["progress"]["step"] >= 3
     assert not found.notes
     last = alone(ARM, "fsdp", str(tmp_path), saving=saving)
-    assert first_difference(whole["state"], last["state"], apart=APART) == ""
+    assert first_difference(saved[0]["state"], last["state"], apart=APART) == ""
     assert files_of(tmp_path) == ["best.dcp", "step-00000006.dcp"]
 
 
