@@ -203,7 +203,6 @@ def test_canonical_text(text: str, canonical: str) -> None:
 
 @pytest.mark.parametrize("text", ["apex:02", "02", "02,loss_scale=8"])
 def test_level_written_with_a_zero(text: str) -> None:
-    """A level that begins with a zero is refused with the right spelling."""
     with pytest.raises(ConfigError, match="letter O, not with a zero: write O2"):
         Arm.parse(text)
 
@@ -294,7 +293,6 @@ def test_any_text_is_an_arm_or_a_config_error(text: str) -> None:
 
 
 def test_make_knows_the_second_names_of_options() -> None:
-    """Keywords have the aliases that the text has."""
     assert Arm.make("half", weights="bf16", masters="fp32") == Arm.parse("half:dtype=bf16,master_weights")
 
 

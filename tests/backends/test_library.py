@@ -46,7 +46,6 @@ def test_a_library_that_cannot_be_imported(monkeypatch: pytest.MonkeyPatch, tmp_
 
 
 def test_warnings_of_an_import_are_not_ours(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A library that warns while it is imported is usable where warnings are errors."""
     (tmp_path / "warning_library.py").write_text("import warnings\nwarnings.warn('old', DeprecationWarning)\n")
     monkeypatch.syspath_prepend(tmp_path)
     library = Library(("warning_library",), ("warning-library",), "pip install it")

@@ -45,7 +45,6 @@ TINY += ["--batch-size", "16", "--device", "cpu", "--arch", "mlp", "--no-progres
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder in which the package of the backend is installed."""
     folder = tmp_path_factory.mktemp("dummy")
     (folder / "dummy_backend.py").write_text(SPEC)
     (folder / "dummy_precision.py").write_text(PRECISION)

@@ -34,7 +34,6 @@ CASES = [(text, arm) for arm, texts in SPELLINGS.items() for text in texts]
 
 @pytest.mark.parametrize(("text", "arm"), CASES)
 def test_every_spelling_is_the_canonical_arm(text: str, arm: str) -> None:
-    """A spelling reads as its arm, which is what records and digests hold."""
     assert str(Arm.parse(text)) == arm
     assert Arm.parse(text) == Arm.parse(arm)
 
@@ -98,7 +97,6 @@ def test_lists(texts: list[str], arms: list[str] | None) -> None:
     ],
 )
 def test_bad_lists(text: str, message: str) -> None:
-    """A mistyped word of a list is named."""
     with pytest.raises(ConfigError, match=message):
         parse_arms([text])
 

@@ -42,7 +42,6 @@ def test_every_stream_of_python_is_marked(monkeypatch: pytest.MonkeyPatch, world
 
 
 def test_a_write_to_a_file_descriptor_is_marked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """As long as the descriptor leads to the output of the cell: a file of the script gets no marks."""
     for name, value in ((CELL_FOLDER, "cell"), ("RANK", "3"), ("WORLD_SIZE", "4")):
         monkeypatch.setenv(name, value)
     for name in ("stdout", "stderr", "__stdout__", "__stderr__"):

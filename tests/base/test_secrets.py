@@ -18,7 +18,6 @@ from ampcompare.runs.settings.script import script_config
 
 @pytest.fixture(autouse=True)
 def nothing_known() -> Iterator[None]:
-    """No secret of another test."""
     yield
     for known in (secrets._names, secrets._values, secrets._placeholders):
         known.clear()
@@ -128,7 +127,6 @@ def test_a_pasted_placeholder_needs_its_value(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_secrets_in_a_file_of_settings_are_known(tmp_path: Path) -> None:
-    """A script that prints its settings prints no secret into its log."""
     path = tmp_path / "conf.yaml"
     path.write_text("lr: 0.1\nwandb_api_key: 'abcd1234efgh'\n")
     learn_file(path)

@@ -86,7 +86,6 @@ class Ranks:
             return Process(int(self._forks.recv(64)), jobs, log)
 
     def _exit_code(self, process: Process) -> int:
-        """Wait for the end of a process, and return its exit code."""
         assert self._forks is not None
         self._forks.send(str(process.pid).encode())
         return int(self._forks.recv(64))

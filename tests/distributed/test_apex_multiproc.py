@@ -35,7 +35,6 @@ def test_ranks_write_to_console_and_logs(tmp_path: Path) -> None:
 def test_a_failing_rank_ends_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """When one rank fails the others are ended and its exit code is returned; bad arguments are explained."""
     monkeypatch.chdir(tmp_path)
     Path("train.py").write_text("import sys, time\nif sys.argv[-1] == '1': sys.exit(5)\ntime.sleep(60)")
     start = time.monotonic()

@@ -249,7 +249,6 @@ def test_every_level_trains_under_both_wrappers(ranks: Any, level: str, wrapper:
 
 @pytest.mark.parametrize("level", ["O1", "O2", "O3"])
 def test_all_ranks_skip_together(ranks: Any, level: str) -> None:
-    """An overflow on one rank skips the step and halves the scale on all."""
     first, second = ranks(2, skips_together, level=level)
     assert first == second
     scales, moved = first
@@ -291,5 +290,4 @@ def test_two_halves_equal_one_whole(ranks: Any, norm: bool, options: dict[str, A
     ids=lambda function: function.__name__,
 )
 def test_scenarios_of_apex(ranks: Any, function: Any) -> None:
-    """What Apex's own distributed tests check holds on gloo."""
     ranks(2, function)

@@ -64,7 +64,6 @@ def share(kind: str, arm: str, accumulation: int, wait: float = 0.0) -> tuple[fl
 
 @pytest.mark.parametrize(("kind", "accumulation"), [("ddp", 1), ("ddp", 2), ("apex-ddp", 2)])
 def test_ranks_agree_on_the_share(ranks: Run, kind: str, accumulation: int) -> None:
-    """It is a share, the same on all ranks, for both wrappers and with micro-batches."""
     (one, _), (other, _) = ranks(2, share, kind=kind, arm="apex:O2,loss_scale=128", accumulation=accumulation)
     assert one == other
     assert 0 <= one < 1

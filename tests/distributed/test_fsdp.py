@@ -134,7 +134,6 @@ def on_ranks(arm: str, kind: str | None = None, folder: str | None = None, **opt
 
 
 def alone(arm: str, kind: str | None = None, folder: str | None = None, **options: Any) -> dict[str, Any]:
-    """The same in this process."""
     with group_of_one("gloo", CPU):
         return on_ranks(arm, kind, folder, **options)
 
@@ -234,7 +233,6 @@ def test_two_ranks_resume_to_the_last_bit_and_are_evaluated(ranks: Run, arm: str
 
 @pytest.mark.parametrize("arm", ["native:bf16", FP16, "half:bf16"])
 def test_one_rank_resumes_to_the_last_bit(arm: str, tmp_path: Path) -> None:
-    """So does one process on a group of its own."""
     assert_resumed(*whole_and_rest(alone, tmp_path, 3, arm=arm, kind="fsdp", arch="convnet"))
 
 

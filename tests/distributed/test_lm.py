@@ -53,7 +53,6 @@ def outcome(config: RunConfig, ranks: Communicator) -> dict[str, Any]:
 
 
 def train(arm: str, kind: str, **options: Any) -> dict[str, Any]:
-    """Train on the ranks of a pool."""
     ranks = ProcessGroup(CPU)
     config = configuration(arm, ranks.size, **options)
     parallel = config.parallel.model_copy(update={"kind": kind})

@@ -66,7 +66,6 @@ def test_the_average_is_one_over_all_ranks(ranks: Run, arm: str, kind: str) -> N
 
 
 def test_the_average_of_two_halves_is_that_of_the_whole(ranks: Run) -> None:
-    """Two ranks with half the batch each average to what one process with all of it averages to."""
     recipe = {"ema_decay": 0.7, "model": {"arch": "mlp", "args": {"width": 8}}, "data": FOUR_UPDATES}
     epochs, mean = averaged(make_session(configuration("fp32", recipe=recipe), SingleProcess()))
     both, theirs = ranks(2, average_on_ranks, arm="fp32", kind="ddp", arch="mlp")[0]
@@ -117,7 +116,6 @@ def compiled_on_ranks(arm: str, kind: str, backend: str) -> tuple[list[float], T
 
 @pytest.mark.parametrize(("arm", "kind"), [("native:bf16", "ddp"), ("apex:O1", "apex-ddp")])
 def test_a_compiled_model_on_two_ranks(ranks: Run, arm: str, kind: str) -> None:
-    """Compiled replicas stay equal, and train as those that are not compiled."""
     (losses, weights), (other_losses, other_weights) = ranks(2, compiled_on_ranks, arm=arm, kind=kind, backend="eager")
     assert losses == other_losses
     assert torch.equal(weights, other_weights)

@@ -28,12 +28,10 @@ def die_on_first() -> None:
 
 
 def test_values_come_back_in_order(ranks: Any) -> None:
-    """Each rank's value comes back at its place, after a collective between them."""
     assert ranks(2, total, start=3) == [(0, 7.0), (1, 7.0)]
 
 
 def test_an_exception_shows_its_rank_and_traceback(ranks: Any) -> None:
-    """A rank that raises fails the test with its traceback."""
     with pytest.raises(AssertionError, match=r"(?s)rank 1: Traceback.*raise_on_last.*the last rank is unwell"):
         ranks(2, raise_on_last)
 

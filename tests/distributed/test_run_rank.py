@@ -106,7 +106,6 @@ def cell(
 
 
 def test_four_ranks_train_a_cell(own_ranks: Run, tmp_path: Path) -> None:
-    """Four ranks meet, train, and rank 0 alone prints and writes the record."""
     outcomes = own_ranks(4, cell, folder=str(tmp_path))
     assert outcomes == [("completed None", True)] + [("completed None", False)] * 3
     record = read_record(tmp_path / "record.json")
@@ -115,7 +114,6 @@ def test_four_ranks_train_a_cell(own_ranks: Run, tmp_path: Path) -> None:
 
 
 def test_a_rank_with_another_torch(own_ranks: Run, tmp_path: Path) -> None:
-    """A rank with other packages is named on every rank before training, and one of them prints."""
     outcomes = own_ranks(2, cell, folder=str(tmp_path), torch_of_last="1.0")
     assert sorted(is_main for _, is_main in outcomes) == [False, True]
     for text, _ in outcomes:

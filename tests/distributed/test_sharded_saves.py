@@ -224,7 +224,6 @@ def refused(**options: Any) -> str:
 
 
 def test_a_folder_that_cannot_be_made_is_one_line_on_every_rank(ranks: Run, tmp_path: Path) -> None:
-    """No rank waits for one that has failed."""
     (tmp_path / "file").write_text("")
     one, other = ranks(2, refused, arm=ARM, kind="fsdp", folder=str(tmp_path / "file"), stop=2, saving=SHARDED)
     assert one == other
@@ -250,6 +249,5 @@ def test_moments_in_8_bits_are_refused(ranks: Run, tmp_path: Path) -> None:
     ],
 )
 def test_what_shards_cannot_do_is_refused(kind: str, saving: dict[str, Any], message: str) -> None:
-    """Before anything is trained."""
     with pytest.raises(ValidationError, match=message):
         configuration("fp32", kind, 2, saving={**SHARDED, **saving})

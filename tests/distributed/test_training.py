@@ -75,7 +75,6 @@ def distance(one: Tensor, other: Tensor) -> float:
 
 
 def train(arm: str, kind: str, **options: Any) -> dict[str, Any]:
-    """Train on the ranks of a pool."""
     options = {**options, "parallel": {"kind": kind, **options.get("parallel", {})}}
     ranks = ProcessGroup(CPU)
     return outcome(make_session(configuration(arm, processes=ranks.size, **options), ranks))
@@ -106,7 +105,6 @@ def test_two_halves_are_a_whole(ranks: Run, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_synchronized_batch_norm_is_batch_norm_of_the_whole(ranks: Run, kind: str) -> None:
-    """With SyncBN the same holds for a network with batch norm, and without it does not."""
     alone = outcome(make_session(configuration(arch="convnet"), SingleProcess()))
     synchronized = ranks(2, train, arm="fp32", kind=kind, arch="convnet", parallel={"sync_bn": "apex"})[0]
     plain = ranks(2, train, arm="fp32", kind=kind, arch="convnet")[0]
@@ -230,7 +228,6 @@ def test_ranks_that_drift_apart_are_found(ranks: Run) -> None:
 
 
 def test_loss_scales_that_differ_are_found(ranks: Run) -> None:
-    """A loss scale that moved on one rank only is named."""
     for text in ranks(2, drift, what="scale"):
         assert "rank 1" in text
         assert "loss scales" in text
@@ -250,7 +247,6 @@ def another_model() -> str:
 
 
 def test_a_rank_with_another_model(ranks: Run) -> None:
-    """Another model on one rank is refused on all of them, before any gradient is exchanged."""
     for text in ranks(2, another_model):
         assert text.startswith("rank 1 of 2 hold another model than rank 0")
         assert text.endswith("build the same model on every rank")
@@ -294,7 +290,6 @@ def buffers() -> list[float]:
 
 
 def test_buffers_follow_rank_0(ranks: Run) -> None:
-    """Running statistics are rank 0's on every rank."""
     assert ranks(2, buffers) == [[1.0, 1.0]] * 2
 
 

@@ -33,7 +33,6 @@ def batch(step: int, rank: int | None = None, dtype: torch.dtype = torch.float32
 
 
 def local_grads(module: nn.Module, x: Tensor, **arguments: Any) -> list[Tensor | None]:
-    """Return the gradients that `module` has on its own."""
     twin = copy.deepcopy(module)
     twin.zero_grad()
     twin(x, **arguments).square().sum().backward()

@@ -37,7 +37,6 @@ def test_suppression_is_greedy(seed: int) -> None:
 
 
 def test_suppression_of_no_boxes() -> None:
-    """An image without a box keeps none."""
     assert nms(torch.zeros(0, 4), torch.zeros(0), 0.5).tolist() == []
 
 

@@ -37,7 +37,6 @@ def test_digits_part_no_image_twice() -> None:
 
 
 def test_augmentation_moves_some_digits_by_a_pixel() -> None:
-    """In an epoch about a tenth of the digits is moved; without augmentation the images come as they are."""
     data = load_data("digits", seed=0)
     plain = load_data("digits", seed=0, augment=False)
     moved = 0
@@ -52,7 +51,6 @@ def test_augmentation_moves_some_digits_by_a_pixel() -> None:
 
 
 def test_shifts_move_rows_down_and_columns_right() -> None:
-    """A shifted image is the same as one shifted by hand, with the fill value coming in."""
     images = torch.arange(24.0).reshape(2, 1, 3, 4)
     moved = shift_images(images, torch.tensor([[1, -1], [0, 0]]), fill=-5.0)
     expected = torch.full((3, 4), -5.0)
@@ -87,7 +85,6 @@ def test_digits_can_be_resized_and_colored() -> None:
 
 
 def test_digits_without_scikit_learn_say_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where scikit-learn is missing the error names the package to install."""
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
     with pytest.raises(BackendUnavailable, match="pip install scikit-learn"):
         load_data("digits", seed=0)

@@ -53,7 +53,6 @@ def test_missing_packages_are_told(monkeypatch: pytest.MonkeyPatch, mnist_root: 
 
 
 def test_listed_models_can_be_built() -> None:
-    """Every built-in name in the list builds a model."""
     rows = [row for row in list_models() if row[1] and " " not in row[0] and ":" not in row[0]]
     names = [name for name, _, description in rows if "--task" not in description]
     assert names == ["convnet", "mlp", "transformer"]

@@ -84,7 +84,6 @@ def test_it_learns() -> None:
 
 
 def test_images_without_objects_have_a_loss() -> None:
-    """A batch without any object gives a finite loss and gradients."""
     model = CenterNet(CLASSES, (1, 16, 16), width=4)
     empty = {"boxes": torch.zeros(0, 4), "labels": torch.zeros(0, dtype=torch.int64)}
     losses = model(list(torch.randn(2, 1, 16, 16)), [empty, empty])

@@ -85,6 +85,5 @@ def test_an_arm_reaches_the_attention() -> None:
     ],
 )
 def test_sizes_that_do_not_fit(options: dict[str, object], message: str) -> None:
-    """A size that cannot be is refused with what it must be."""
     with pytest.raises(ConfigError, match=message):
         Gpt(32, 16, **{"width": 8, "heads": 2, **options})  # type: ignore[arg-type]

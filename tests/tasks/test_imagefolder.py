@@ -45,7 +45,6 @@ def test_a_subset_has_all_classes(image_root: Path) -> None:
 
 
 def test_augmentation_can_be_left_out(image_root: Path) -> None:
-    """Without augmentation an image looks the same in each epoch; with it, it does not."""
     for augment in (False, True):
         data = load_data(f"imagefolder:{image_root}", seed=0, image_size=8, augment=augment)
         epochs = [next(iter(data.train_batches(epoch, 15, device="cpu"))) for epoch in (0, 1)]
@@ -61,7 +60,6 @@ def refused(name: str, **options: int) -> str:
 
 
 def test_a_missing_folder_is_told(tmp_path: Path) -> None:
-    """A path that is no folder, and an empty one, are named."""
     assert f"there is no folder '{tmp_path / 'none'}'" in refused(f"imagefolder:{tmp_path / 'none'}")
     assert "write imagefolder:PATH" in refused("imagefolder:")
     assert "write imagefolder:PATH" in refused("imagefolder")
@@ -76,7 +74,6 @@ def test_a_folder_without_train_and_val_says_what_is_there(image_root: Path, tmp
 
 
 def test_folders_without_classes_or_images_are_told(image_root: Path) -> None:
-    """A part without class folders, and a class folder without images, are each named."""
     for path in (image_root / "train" / "red").iterdir():
         path.unlink()
     message = refused(f"imagefolder:{image_root}")
@@ -96,7 +93,6 @@ def test_unequal_classes_are_told(image_root: Path) -> None:
 
 
 def test_gray_was_asked_for(image_root: Path) -> None:
-    """Channels other than 3 are refused."""
     assert "1 channels were requested" in refused(f"imagefolder:{image_root}", channels=1)
 
 

@@ -119,8 +119,6 @@ def test_bits_per_byte_are_over_all_bytes(batch_size: int) -> None:
 
 
 class Constant(nn.Module):
-    """Gives the same logits everywhere."""
-
     def __init__(self, logits: Tensor) -> None:
         super().__init__()
         self.logits = logits
@@ -180,8 +178,6 @@ def test_other_models_and_options_are_refused() -> None:
 
 
 class Last(nn.Module):
-    """Keeps the last position."""
-
     def forward(self, hidden: Tensor) -> Tensor:
         return hidden[:, -1]
 
@@ -198,7 +194,6 @@ def test_ranks_have_samples_of_both_tensors() -> None:
 
 
 def test_a_record_counts_tokens(tmp_path: Path) -> None:
-    """Throughput is in tokens, and the record has both metrics."""
     from ampcompare.experiment.launch.worker.cell import run_cell
 
     sizes = {"sequence_length": 16, "train_size": 32, "val_size": 8}

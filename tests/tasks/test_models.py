@@ -51,7 +51,6 @@ def test_patches_keep_every_pixel() -> None:
 
 
 def test_attention_is_that_of_torch() -> None:
-    """A block's attention equals torch's own on the same projections."""
     torch.manual_seed(0)
     block = build_model("transformer", num_classes=2, sample_shape=(1, 8, 8)).blocks[0]
     hidden = torch.randn(2, 16, 64)
@@ -229,7 +228,6 @@ def test_users_factories_get_what_they_name(user_module: Write) -> None:
 def test_users_factories_that_fail_are_told(
     user_module: Write, name: str, arguments: dict[str, object], told: str, cause: type | None
 ) -> None:
-    """What a user's factory raises or returns wrongly is told with its name, and chained."""
     user_module("own_models", FACTORIES)
     with pytest.raises(ConfigError, match=told) as caught:
         build_own(name, **arguments)

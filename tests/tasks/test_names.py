@@ -93,7 +93,6 @@ def test_models_that_may_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arc
     ],
 )
 def test_models_that_a_task_does_not_have(task: str, arch: str, message: str) -> None:
-    """Each task has models of its own, and names the nearest."""
     with pytest.raises(ConfigError, match=message):
         check_model(arch, task)
 
@@ -118,7 +117,6 @@ def test_models_that_a_task_has(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_data_that_a_task_does_not_have(task: str, name: str, message: str) -> None:
-    """The data of a task are checked by name, files and factories too where the task takes them."""
     with pytest.raises(ConfigError, match=message):
         check_task(Recipe.model_validate({"task": task, "data": {"name": name}}))
 
@@ -201,7 +199,6 @@ def test_huge_images_are_named(tmp_path: Path, size: tuple[int, int]) -> None:
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
 def test_a_pipe_among_images(tmp_path: Path) -> None:
-    """A pipe with the name of an image is refused, not waited for."""
     os.mkfifo(tmp_path / "pipe.png")
     with pytest.raises(ConfigError, match=r"pipe.png cannot be read as an image .*it is a pipe"):
         _open(str(tmp_path / "pipe.png"))

@@ -61,7 +61,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def test_a_neighbor_is_imported_in_forward(folder: Path) -> None:
-    """A model of the working directory imports its neighbor at its first forward pass."""
     with blamed("lazy_user:make", "calling it"):
         net = resolve_factory("lazy_user:make")()
 
@@ -71,7 +70,6 @@ def test_a_neighbor_is_imported_in_forward(folder: Path) -> None:
 
 @pytest.mark.integration
 def test_a_neighbor_is_imported_in_a_worker(folder: Path) -> None:
-    """A data set of the working directory imports a package, and that its neighbor, in a worker of a DataLoader."""
     data = resolve_factory("lazy_user:Data")()
 
     batches = list(DataLoader(data, num_workers=1, multiprocessing_context="fork"))

@@ -22,7 +22,6 @@ def test_loss_is_cross_entropy() -> None:
 
 
 def test_task_uses_the_first_model_and_its_dtype() -> None:
-    """The loss of a task is that of the first model's logits, in the dtype that the model gives."""
     data = load_data("digits", seed=0, train_size=20)
     batch = next(iter(data.train_batches(0, 8, device="cpu")))
     model = build_model("mlp", num_classes=10, sample_shape=data.sample_shape)
@@ -80,7 +79,6 @@ def test_convnet_learns_digits(seed: int) -> None:
 
 @pytest.mark.integration
 def test_mlp_and_transformer_learn_digits() -> None:
-    """The other built-in models learn digits too, the transformer with AdamW."""
     data = load_data("digits", seed=0)
     torch.manual_seed(0)
     mlp = build_model("mlp", num_classes=10, sample_shape=data.sample_shape)

@@ -52,7 +52,6 @@ def test_bundled_texts() -> None:
 
 
 def test_python_may_lack_its_help(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A Python without the texts of help() is told so, with another text."""
     real = builtins.__import__
 
     def fail(name: str, *arguments: Any) -> Any:

@@ -126,7 +126,6 @@ def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
 
 
 def test_download_is_not_asked_for_files_that_are_there(mnist_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the files in place --download reaches for no network."""
     monkeypatch.setattr(urllib.request, "urlopen", lambda *arguments, **options: pytest.fail("network was used"))
     assert load_data("mnist", seed=0, data_dir=str(mnist_root), download=True).num_train == 40
 

@@ -51,7 +51,6 @@ def test_a_random_split_is_the_same_for_every_seed(user_module: Write) -> None:
 
 
 def test_options_are_passed_to_whom_names_them(user_module: Write) -> None:
-    """A factory gets the options that it names; sizes that it does not name are applied to what it returns."""
     user_module(
         "own_options",
         START + "def make(seed, image_size=None, *, train_size):\n"
@@ -63,7 +62,6 @@ def test_options_are_passed_to_whom_names_them(user_module: Write) -> None:
 
 
 def test_gray_samples_are_repeated_for_a_color_model(user_module: Write) -> None:
-    """Channels that the model needs are made from gray samples and refused for others."""
     user_module(
         "own_colors",
         START + "def gray():\n    return pair(6), pair(6)\ndef two():\n    return pair(6, 3, 2), pair(6, 3, 2)\n",

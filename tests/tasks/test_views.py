@@ -36,8 +36,6 @@ def test_samples_that_are_no_images_are_refused() -> None:
 
 
 class Columns(nn.Module):
-    """Logits that are the sums of the columns."""
-
     def forward(self, images: Tensor) -> Tensor:
         return images.sum((1, 2))
 

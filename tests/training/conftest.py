@@ -48,7 +48,6 @@ class AveragedRun:
         return [tensor.clone() for tensor in (*self.model.parameters(), *self.model.buffers())]
 
     def averaged(self) -> dict[str, Tensor]:
-        """Return the average by name."""
         (model,) = self.average.state_dict()["models"]
         return dict(model)
 

@@ -41,7 +41,6 @@ def session(settings: RunConfig) -> Session:
 
 
 def play(settings: RunConfig) -> tuple[list[float], list[dict[str, float]], Session]:
-    """Train to the end."""
     made = session(settings)
     _, context = cpu_half(settings.cpu_half, made.precision.half_dtype, CPU)
     steps: list[StepRecord] = []
@@ -89,7 +88,6 @@ def test_less_is_kept() -> None:
 
 
 def test_each_block_runs_twice() -> None:
-    """The blocks run again in the backward pass, and the rest of the model does not."""
     made = session(config(checkpoint=True)).assembly
     calls = dict.fromkeys(("norm", "widen"), 0)
 
@@ -114,7 +112,6 @@ def test_a_task_without_blocks_is_refused() -> None:
 
 
 def test_repeated_blocks_are_the_longest_list() -> None:
-    """The blocks of a model that somebody else wrote are the longest list of modules of one class."""
     blocks = nn.ModuleList(nn.Linear(2, 2) for _ in range(3))
     model = nn.ModuleDict({"pair": nn.ModuleList([nn.ReLU(), nn.ReLU()]), "blocks": blocks, "mixed": nn.Sequential()})
     assert list(repeated_blocks(model)) == list(blocks)

@@ -76,13 +76,11 @@ class Net(nn.Module):
 
 
 def net() -> Net:
-    """The same network at every call."""
     torch.manual_seed(0)
     return Net()
 
 
 def batches(count: int = 1, *, size: int = 8) -> list[tuple[Tensor, Tensor]]:
-    """Different images, the same at every call."""
     draws = torch.Generator().manual_seed(1)
     return [(torch.randn(size, 3, 5, 5, generator=draws), torch.arange(size) % 3) for _ in range(count)]
 
@@ -184,7 +182,6 @@ def overflow(arm: str, method: str) -> None:
 
 @covering({"check": [one_step, clipped, trains], "method": METHODS, "arm": ARMS})
 def test_methods_hold_for_every_arm(arm: str, method: str, check: Check) -> None:
-    """Steps, norms and training of an arm are what they are without the method."""
     check(arm, method)
 
 

@@ -139,7 +139,6 @@ def test_bounds_hold_in_repetitions() -> None:
 
 
 def test_the_scale_can_be_read_between_repetitions() -> None:
-    """Whoever asks for the loss scale after a repetition is told what it is by then."""
     torch.manual_seed(0)
     model: nn.Module = nn.Linear(4, 3)
     optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.05, fused=True)

@@ -81,7 +81,6 @@ def reference(task: str) -> tuple[list[StepRecord], list[EpochResult]]:
 
 
 def test_every_task_is_tested() -> None:
-    """No task that ships escapes these tests."""
     assert set(SMALL) == set(TASKS)
 
 
@@ -131,7 +130,6 @@ def _untimed(event: list[StepRecord] | EpochResult) -> Any:
 @pytest.mark.parametrize("world_size", [2, 3])
 @pytest.mark.parametrize("task", TASKS)
 def test_ranks_share_the_batches_of_one_process(task: str, world_size: int) -> None:
-    """The batches of all ranks together are those of one process, for any draws in between."""
     recipe = config(task).recipe
     alone = make_task(recipe).data.train_batches(1, 4 * world_size, device=CPU)
     shared = []
@@ -149,7 +147,6 @@ def test_ranks_share_the_batches_of_one_process(task: str, world_size: int) -> N
 
 @pytest.mark.parametrize("task", TASKS)
 def test_measurements_do_not_depend_on_the_batches(task: str) -> None:
-    """Sums of small batches give the values of one batch with all samples."""
     session = start(config(task))
     made, models = session.assembly.task, session.assembly.replicas
     for model in models:
@@ -183,7 +180,6 @@ def test_channels_last_takes_images_by_their_rank() -> None:
 
 
 def test_micro_batches_cut_every_tensor() -> None:
-    """The micro-batches of a nested batch hold its samples in order, and what is no tensor."""
     batch = {"tokens": torch.arange(12).reshape(6, 2), "more": (torch.arange(6), "text")}
     parts = make_task(config("gan").recipe).split(batch, 3)
     assert [part["more"][0].tolist() for part in parts] == [[0, 1], [2, 3], [4, 5]]

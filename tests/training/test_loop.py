@@ -22,13 +22,11 @@ from ampcompare.training.precision.factory import make_precision
 
 
 def net() -> nn.Sequential:
-    """A small classifier, the same at every call."""
     torch.manual_seed(3)
     return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
 
 
 def batches(count: int, size: int = 6) -> list[tuple[Tensor, Tensor]]:
-    """Different batches, the same at every call."""
     draws = torch.Generator().manual_seed(5)
     return [
         (torch.randn(size, 4, generator=draws), torch.randint(0, 3, (size,), generator=draws)) for _ in range(count)
@@ -36,12 +34,10 @@ def batches(count: int, size: int = 6) -> list[tuple[Tensor, Tensor]]:
 
 
 def loss_of(models: Sequence[nn.Module], batch: tuple[Tensor, ...]) -> Tensor:
-    """Mean cross entropy."""
     return F.cross_entropy(models[0](batch[0]).float(), batch[1])
 
 
 def make_loop(arm: str = "fp32", **options: Any) -> Loop:
-    """A loop over `net` with SGD."""
     precision = make_precision(arm)
     model = net()
     models, optimizers = precision.prepare([model], [SGD(model.parameters(), lr=0.1, momentum=0.9)])
@@ -49,7 +45,6 @@ def make_loop(arm: str = "fp32", **options: Any) -> Loop:
 
 
 def records_of(loop: Loop, data: list[tuple[Tensor, Tensor]]) -> list[StepRecord]:
-    """All records of one pass."""
     return list(itertools.chain.from_iterable(loop.run(data, epoch=0)))
 
 
@@ -72,7 +67,6 @@ def test_the_wait_between_two_steps_is_that_of_the_clock() -> None:
 
 
 def weights(loop: Loop) -> list[Tensor]:
-    """The parameters as they are."""
     return [param.detach().clone() for param in loop.models[0].parameters()]
 
 
@@ -173,12 +167,10 @@ def test_clipping_bounds_the_unscaled_gradient(arm: str) -> None:
 
 
 def test_without_clipping_no_norm_is_recorded() -> None:
-    """A norm that nobody asked for is not computed."""
     assert records_of(make_loop(), batches(1))[0].grad_norm is None
 
 
 def test_schedule_sets_the_rate_of_each_step() -> None:
-    """The factor of the step multiplies the base rate of every group, drained or not."""
     seen: list[float] = []
 
     class Watched(SGD):
@@ -203,7 +195,6 @@ def test_schedule_sets_the_rate_of_each_step() -> None:
 
 
 def test_steps_end_the_pass_early() -> None:
-    """`steps` bounds the updates of a pass and takes no further batch."""
     taken = 0
 
     def counted() -> Iterator[tuple[Tensor, Tensor]]:

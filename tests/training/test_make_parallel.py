@@ -23,7 +23,6 @@ def make(device: torch.device = CPU, engine: str | None = None, **settings: Any)
 
 
 def test_each_kind() -> None:
-    """Every kind has its class."""
     assert isinstance(make(), Single)
     assert isinstance(make(kind="ddp"), DDP)
     assert isinstance(make(kind="apex-ddp"), ApexDDP)
@@ -41,7 +40,6 @@ def test_each_kind() -> None:
     ],
 )
 def test_what_cannot_work(device: torch.device, engine: str | None, settings: dict[str, Any], message: str) -> None:
-    """A combination that cannot work is refused with its reason and what to use instead."""
     with pytest.raises(UnsupportedCombination, match=message):
         make(device, engine, **settings)
 

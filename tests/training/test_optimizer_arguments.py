@@ -15,7 +15,6 @@ from ampcompare.training.assemble import optimizer_arguments
 
 
 def arguments(factory: Any, **settings: Any) -> dict[str, Any]:
-    """What `factory` would be called with."""
     return optimizer_arguments(validated(OptimizerConfig, {"name": "mine:make", "lr": 0.5, **settings}), factory)
 
 
@@ -66,7 +65,6 @@ def test_arguments_are_passed() -> None:
 
 
 def test_an_implementation_that_is_not_there_is_refused() -> None:
-    """FusedAdam has no foreach."""
     assert arguments(torch.optim.RMSprop, implementation="foreach")["foreach"] is True
     with pytest.raises(UnsupportedCombination, match="has no implementation foreach"):
         arguments(FusedAdam, implementation="foreach")

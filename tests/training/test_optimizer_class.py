@@ -16,15 +16,12 @@ from ampcompare.training.assemble import load_optimizer
 
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_every_built_in_name_has_a_class(name: str) -> None:
-    """The path of each is a torch optimizer."""
     kind = load_optimizer(name)
     assert isinstance(kind, type)
     assert issubclass(kind, torch.optim.Optimizer)
 
 
 def test_apex_is_genuine_where_its_engine_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the engine of NVIDIA the class is that of `apex`; with any other it is ampcompare's."""
-
     class Genuine(torch.optim.SGD):
         """Stands for the class of the real Apex."""
 

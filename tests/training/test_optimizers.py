@@ -48,7 +48,6 @@ def test_one_group_by_default() -> None:
 
 
 def test_no_decay_for_norms_and_biases() -> None:
-    """Parameters of norms and other biases have decays of their own, and equal ones share a group."""
     assert groups(norm_weight_decay=0, bias_weight_decay=0) == [
         (["0.weight", "2.weight"], 0.5, 0.25),
         (["0.bias", "1.weight", "1.bias", "2.bias"], 0.5, 0.0),
@@ -60,7 +59,6 @@ def test_no_decay_for_norms_and_biases() -> None:
 
 
 def test_patterns_give_rates_and_decays() -> None:
-    """The first pattern that fits gives the factor on the rate; its decay, where it has one, goes before all others."""
     settings = [{"match": "2.*", "lr_factor": 10}, {"match": "*.bias", "lr_factor": 2, "weight_decay": 0.5}]
     assert groups(groups=settings, bias_weight_decay=0) == [
         (["0.weight", "1.weight"], 0.5, 0.25),
@@ -102,7 +100,6 @@ def trained(arm: str, make: Any, *, infinite: bool = False) -> list[torch.Tensor
 
 
 def adaptive(kind: str, trust: float = 0.02) -> Any:
-    """Make the optimizer of a configuration."""
     config = validated(OptimizerConfig, {"lr": 0.5, "weight_decay": 0.01, "layer_lr": kind, "trust_coefficient": trust})
     return lambda model: make_optimizer(config, model)
 
@@ -173,7 +170,6 @@ def test_every_arm_trains_by_any_implementation(arm: str, implementation: str, n
 
 
 def test_the_implementation_is_that_of_torch() -> None:
-    """The setting is torch's own switch, and without it torch chooses."""
     found = []
     for implementation in ("default", "for-loop", "foreach", "fused"):
         config = validated(OptimizerConfig, {"implementation": implementation})
@@ -207,7 +203,6 @@ def test_parameters_that_an_optimizer_does_not_support_are_named() -> None:
 
 
 def test_an_argument_that_an_optimizer_refuses_is_an_error_of_the_settings() -> None:
-    """The reason is that of the class."""
     config = validated(OptimizerConfig, {"name": "fused_adam", "args": {"amsgrad": True}})
     with pytest.raises(ConfigError, match=r"optimizer fused_adam cannot be built: RuntimeError: .*amsgrad"):
         make_optimizer(config, net())
@@ -221,7 +216,6 @@ def test_what_is_no_optimizer_is_refused() -> None:
 
 
 def not_an_optimizer(params: Any, lr: float) -> list[Any]:
-    """Return something else."""
     return [params, lr]
 
 
@@ -236,7 +230,6 @@ def not_an_optimizer(params: Any, lr: float) -> list[Any]:
     ],
 )
 def test_methods_that_an_optimizer_cannot_have_are_refused(settings: dict[str, Any], text: str) -> None:
-    """The message names both."""
     with pytest.raises(UnsupportedCombination, match=text):
         make_optimizer(validated(OptimizerConfig, settings), net())
 

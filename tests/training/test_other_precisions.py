@@ -138,7 +138,6 @@ def test_an_overflow_is_a_result_and_a_missing_kernel_an_error(monkeypatch: pyte
 
 
 def test_nothing_is_evaluated_unless_asked() -> None:
-    """Without the setting no model is built."""
     session, compute, _ = _session("regression", "fp32", ())
     session.assembly.task.make_models = None  # type: ignore[method-assign, assignment]
     assert evaluate_in_others(session, compute) == []

@@ -25,7 +25,6 @@ def test_constant_without_warm_up_needs_no_function() -> None:
 
 
 def test_step_schedule_drops_by_epochs() -> None:
-    """Gamma multiplies once per `step_epochs`."""
     config = ScheduleConfig(name="step", warmup_epochs=0, step_epochs=2, gamma=0.5)
     factor = make_schedule(config, steps_per_epoch=3, total_steps=100)
     assert factor is not None
@@ -33,7 +32,6 @@ def test_step_schedule_drops_by_epochs() -> None:
 
 
 def test_cosine_matches_torch() -> None:
-    """The curve is that of torch's own scheduler."""
     config = ScheduleConfig(name="cosine", warmup_epochs=0)
     factor = make_schedule(config, steps_per_epoch=4, total_steps=20)
     assert factor is not None

@@ -34,13 +34,11 @@ def config(arm: str = "fp32", **options: Any) -> RunConfig:
 
 
 def session(settings: RunConfig) -> Session:
-    """The session that a worker would make."""
     precision = make_precision(settings.arm)
     return Session(settings, assemble_single(settings.recipe, make_task(settings.recipe), precision, CPU))
 
 
 def play(settings: RunConfig) -> tuple[list[StepRecord], list[EpochResult], Session]:
-    """Train to the end."""
     made = session(settings)
     steps: list[StepRecord] = []
     epochs: list[EpochResult] = []
@@ -55,14 +53,11 @@ def play(settings: RunConfig) -> tuple[list[StepRecord], list[EpochResult], Sess
 
 
 class Identity(nn.Module):
-    """Takes samples for logits."""
-
     def forward(self, x: Tensor) -> Tensor:
         return x
 
 
 def test_o0_equals_fp32_to_the_last_bit() -> None:
-    """Apex O0 is fp32 training: the same losses, the same counts."""
     a, b = play(config("fp32")), play(config("apex:O0,engine=compat"))
     assert [step.loss for step in a[0]] == [step.loss for step in b[0]]
     assert [(e.counts, e.loss) for e in a[1]] == [(e.counts, e.loss) for e in b[1]]

@@ -31,8 +31,6 @@ RECIPES = {
 
 
 class NoFloat64(TorchDispatchMode):
-    """Refuses what Metal refuses."""
-
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         wide = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor) and leaf.dtype is torch.float64]

@@ -32,7 +32,6 @@ def test_what_is_installed_later_is_found(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_metadata_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The groups share what was read."""
     entry_points("some.group")
     monkeypatch.delattr(importlib.metadata, "entry_points")
     assert entry_points("another.group") == []

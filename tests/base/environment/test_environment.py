@@ -33,7 +33,6 @@ def test_absent(tmp_path: Path) -> None:
 
 
 def test_clone_without_installation(tmp_path: Path) -> None:
-    """A clone of the repository beside the script is no installation."""
     found = probe_apex([str(_package(tmp_path, "setup.py"))])
     assert (found.kind, found.has_amp) == ("namespace", False)
     assert "a clone of the repository; install it" in found.reason
@@ -68,7 +67,6 @@ def test_the_unrelated_package_of_pypi(tmp_path: Path) -> None:
 
 
 def test_nvidia_apex_after_amp_was_removed(tmp_path: Path) -> None:
-    """An Apex of after May 2025 is recognized, with the tag that still has amp."""
     found = probe_apex([str(_package(tmp_path, "__init__.py", "normalization/__init__.py"))])
     assert (found.kind, found.has_amp) == ("no_amp", False)
     assert "removed upstream in May 2025" in found.reason
@@ -76,7 +74,6 @@ def test_nvidia_apex_after_amp_was_removed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("kernels", "kind"), [(None, "python_only"), ("amp_C.cpython-311.so", "full")])
 def test_usable_apex(tmp_path: Path, kernels: str | None, kind: str) -> None:
-    """An Apex with amp is usable, and it is said whether its kernels are compiled."""
     _package(tmp_path, "__init__.py", "amp/__init__.py")
     if kernels:
         (tmp_path / kernels).write_bytes(b"")
@@ -85,7 +82,6 @@ def test_usable_apex(tmp_path: Path, kernels: str | None, kind: str) -> None:
 
 
 def test_version_of_a_distribution() -> None:
-    """A version is that of the installed distribution, or None."""
     assert installed_version("pytest") == pytest.__version__
     assert installed_version("no-such-distribution-here") is None
 
@@ -136,8 +132,6 @@ def test_odd_metadata_is_no_commit(tmp_path: Path, text: str) -> None:
 
 
 def test_editable_installation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An editable installation is on no folder of the path, and is found without being imported."""
-
     class Finder:
         __module__ = "__editable___apex_0_1_finder"
 

@@ -29,7 +29,6 @@ def _bomb(levels: int, merged: bool = False) -> str:
 
 @needs_fifo
 def test_a_pipe_is_refused_at_once(tmp_path: Path) -> None:
-    """A named pipe that nobody writes to is refused, not waited for."""
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(FileFault, match="it is a pipe"):
         read_text(tmp_path / "pipe")
@@ -118,7 +117,6 @@ def test_yaml_that_is_refused(text: str, fault: str) -> None:
 
 
 def test_yaml_chains_of_aliases_are_bounded() -> None:
-    """Aliases within aliases count as the levels that they come to."""
     links = ["a0: &a0 1", *(f"a{n}: &a{n} {'[' * 9}*a{n - 1}{']' * 9}" for n in range(1, 12))]
     with pytest.raises(FileFault, match="nested deeper than 64"):
         parse_yaml("\n".join(links))

@@ -36,7 +36,6 @@ def wait(words, send=None):
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """That of servers, with a module of functions."""
     folder = tmp_path_factory.mktemp("functions")
     (folder / "functions.py").write_text(MODULE)
     return {**os.environ, "PYTHONPATH": os.pathsep.join((str(folder), os.environ["PYTHONPATH"]))}
@@ -44,7 +43,6 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.fixture
 def server(environment: dict[str, str], forking: types.SimpleNamespace) -> Iterator[ProcessServer]:
-    """A server that is ready."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("ampcompare.base.isolate.client.subprocess", forking)
         one = ProcessServer(["functions"], environment)
@@ -109,7 +107,6 @@ def test_a_fork_whose_server_is_killed(server: ProcessServer, tmp_path: Path, at
 
 
 def test_a_server_that_cannot_load(environment: dict[str, str], forking: types.SimpleNamespace) -> None:
-    """It says why."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("ampcompare.base.isolate.client.subprocess", forking)
         broken = ProcessServer(["functions:nothing"], environment)

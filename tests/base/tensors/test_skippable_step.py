@@ -83,7 +83,6 @@ class Training:
                     optimizer.register_step_post_hook(lambda *_: None)
 
     def step(self, *, overflow: bool = False, accumulation: int = 1, clip: bool = False) -> Any:
-        """Make one update."""
         for index in range(accumulation):
             with self.precision.autocast():
                 loss = self.model(X * (index + 1)).float().square().mean() / accumulation
@@ -252,7 +251,6 @@ def test_on_a_gpu(arm: str, name: str) -> None:
 
 @pytest.mark.parametrize("arm", ["apex:O2,engine=compat", "native:fp16", "half:master_weights,dynamic"])
 def test_a_state_dict_in_between_does_not_count_a_skipped_step(arm: str) -> None:
-    """A state dict right after a skipped step holds the counts of the steps that were taken, and can be loaded."""
     for overflows, count in (((0,), None), ((2,), 2.0)):
         training = Training(arm, OPTIMIZERS["adam"], on_device=True)
         for index in range(3):
@@ -270,7 +268,6 @@ def test_a_state_dict_in_between_does_not_count_a_skipped_step(arm: str) -> None
 
 
 def test_a_state_that_is_loaded_after_a_skipped_step_stays() -> None:
-    """What a skipped step would have created is undone before a state is loaded, not after it."""
     source = Training("native:fp16", OPTIMIZERS["adam"], on_device=False)
     source.step()
     training = Training("native:fp16", OPTIMIZERS["adam"], on_device=True)
@@ -281,7 +278,6 @@ def test_a_state_that_is_loaded_after_a_skipped_step_stays() -> None:
 
 
 def test_hooks_see_the_steps_that_are_taken_only() -> None:
-    """With a step hook the flag is read on the host, and a skipped step runs no hook."""
     training = Training("native:fp16", OPTIMIZERS["momentum"], on_device=True)
     calls: list[int] = []
     training.optimizers[0].register_step_pre_hook(lambda *_: calls.append(1))

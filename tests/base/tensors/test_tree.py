@@ -29,7 +29,6 @@ class Batch:
     [(A, B), [A, [B]], {"a": A, "b": (B, "text")}, Pair(A, {"b": B}), UserDict(a=A, b=B), Batch(A, [B])],
 )
 def test_tensors_come_in_order(value: Any) -> None:
-    """Tensors are found in every container, in the order in which they stand."""
     assert [id(tensor) for tensor in tensors_in(value)] == [id(A), id(B)]
 
 
@@ -44,7 +43,6 @@ def test_containers_keep_their_types() -> None:
 
 
 def test_only_floating_tensors_are_cast() -> None:
-    """Integers keep their type; the first floating type is that of the first floating tensor."""
     half = cast_floating([B, A], torch.float16)
     assert [tensor.dtype for tensor in half] == [torch.int64, torch.float16]
     assert first_floating_type(half) is torch.float16

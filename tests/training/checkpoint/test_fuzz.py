@@ -50,7 +50,6 @@ def legacy(value: float) -> dict[str, Any]:
 
 
 def of_fp16_optimizer() -> dict[str, Any]:
-    """A small checkpoint of a script with `FP16_Optimizer`."""
     model = torch.nn.Linear(2, 2).half()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -60,7 +59,6 @@ def of_fp16_optimizer() -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    """One good file of each kind."""
     path = tmp_path_factory.mktemp("sources") / "a.pt"
     found = {}
     state = legacy(1 / 3)
@@ -78,7 +76,6 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
 
 
 def flip(data: bytearray, chance: random.Random) -> None:
-    """Flip up to twenty bits."""
     for _ in range(chance.randint(1, 20)):
         data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
 
@@ -168,8 +165,6 @@ def test_mutated_files_with_a_right_checksum(tmp_path: Path, sources: dict[str, 
 
 
 class Calls:
-    """Pickles as a call."""
-
     def __init__(self, *call: Any) -> None:
         self.call = call
 
@@ -214,7 +209,6 @@ def in_an_archive(data: bytes, **members: bytes) -> bytes:
 
 
 def before_1_6(data: bytes) -> bytes:
-    """A file of torch before 1.6 with a pickle of one's own."""
     head = pickle.dumps(0x1950A86A20F9469CFC6C, 2) + pickle.dumps(1001, 2) + pickle.dumps({"little_endian": True}, 2)
     return head + data + pickle.dumps([], 2)
 

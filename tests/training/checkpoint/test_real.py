@@ -80,7 +80,6 @@ def test_a_real_file_is_read_as_torch_reads_it(name: str) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """Containers as the plain ones of their kind."""
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in value.items()}
     return [_plain(item) for item in value] if isinstance(value, list) else value
@@ -117,8 +116,6 @@ def test_only_the_history_of_logs_is_not_carried(tmp_path: Path) -> None:
 
 
 class Calls:
-    """What unpickling would run."""
-
     def __reduce__(self) -> Any:
         return print, ("run",)
 
@@ -172,7 +169,6 @@ recipe:
 def test_training_goes_on_from_a_real_file(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`--verify` trains on from the file and from its conversion, and the first losses agree."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "realnets.py").write_text(NETS)
     (tmp_path / "mine.yaml").write_text(SETTINGS)

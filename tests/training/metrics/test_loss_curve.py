@@ -13,7 +13,6 @@ from ampcompare.training.metrics.run_summary import MAX_LENGTH, Tracer
 
 
 def record(step: int, loss: float = 1.0, scales: tuple[float, ...] = (8.0,)) -> StepRecord:
-    """One step."""
     return StepRecord(step, 0, loss, scales, scales, (True,), None, 0.1, 0.0)
 
 
@@ -51,7 +50,6 @@ def test_quantiles_go_from_fastest_to_slowest() -> None:
 
 
 def test_without_steps_or_scales_there_is_nothing_to_trace() -> None:
-    """A run without a step has no trace, and one without loss scaling no scales."""
     assert Tracer().trace([]) is None
     assert traced(5, scales=()).loss_scales == []
 

@@ -15,7 +15,6 @@ from ampcompare.training.policies.divergence import DivergenceDetector
 
 
 def record(step: int, seconds: float, applied: bool = True, scale: float = 8.0) -> StepRecord:
-    """One step."""
     return StepRecord(step, 0, 1.0, (scale,), (scale,), (applied,), None, seconds, 0.001)
 
 
@@ -28,7 +27,6 @@ def evaluation(epoch: int, correct: int, **further: Any) -> EpochResult:
 
 
 def test_tally_leaves_warm_up_out_of_times_but_counts_its_skips() -> None:
-    """Times come from steps after the warm-up; skipped steps are counted from the first."""
     tally = RunMetrics(warmup_steps=2, batch_size=32)
     tally.add_steps([record(0, 9.0, applied=False), record(1, 9.0)])
     tally.add_steps([record(step, 0.1 * step, scale=4.0) for step in range(2, 7)])

@@ -26,8 +26,6 @@ def closed_amp_session() -> Iterator[None]:
 
 
 class Net(nn.Module):
-    """Notes the dtype in which it computes."""
-
     def __init__(self) -> None:
         super().__init__()
         self.layer = nn.Linear(4, 2)

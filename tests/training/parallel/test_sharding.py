@@ -18,8 +18,6 @@ CPU = torch.device("cpu")
 
 
 class Blocks(nn.Module):
-    """An embedding, blocks in a list, and a head."""
-
     def __init__(self, *, tied: bool = False) -> None:
         super().__init__()
         self.embedding = nn.Embedding(5, 4)
@@ -29,7 +27,6 @@ class Blocks(nn.Module):
             self.blocks[0][0].weight = self.blocks[1][0].weight
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Run one after the other."""
         x = self.embedding(x)
         for block in self.blocks:
             x = block(x)
@@ -38,8 +35,6 @@ class Blocks(nn.Module):
 
 
 class Plain(nn.Module):
-    """Two layers without a list."""
-
     def __init__(self) -> None:
         super().__init__()
         self.one, self.act, self.two = nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2)

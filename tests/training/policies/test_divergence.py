@@ -15,7 +15,6 @@ NAN, INF = math.nan, math.inf
 
 
 def steps(losses: list[float], applied: list[bool] | None = None, start: int = 0) -> list[StepRecord]:
-    """Records of consecutive steps."""
     applied = applied or [True] * len(losses)
     return [
         StepRecord(start + place, 0, loss, (1.0,), (1.0,), (flag,), None, 0.1, 0.0)
@@ -80,19 +79,16 @@ def test_bad_weights_diverge_at_the_first_applied_bad_loss() -> None:
 
 
 def test_bad_weights_without_a_bad_loss_are_dated_to_the_last_step() -> None:
-    """The update of the last step made them bad before any loss could show it."""
     assert detect(10, steps([1.0, 0.9, 0.8]), weight=INF).diverged_step == 2
 
 
 def test_later_blocks_do_not_move_divergence() -> None:
-    """Later blocks change neither step nor reason."""
     divergence = detect(1, steps([NAN]), steps([1.0], start=1))
     assert divergence.ends_run
     assert divergence.diverged_step == 0
 
 
 def test_divergence_is_recorded_without_ending_the_run_if_it_continues() -> None:
-    """With `stops=False` divergence is recorded and the run goes on; a limit ends it all the same."""
     divergence = detect(1, steps([NAN]), stops=False)
     assert divergence.diverged_step == 0
     assert not divergence.ends_run

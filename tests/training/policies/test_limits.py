@@ -13,7 +13,6 @@ from ampcompare.training.session import ScaleLimits
 
 
 def steps(scales: list[float], applied: list[bool]) -> list[StepRecord]:
-    """Steps with these scales after them."""
     pairs = enumerate(zip(scales, applied, strict=True))
     return [StepRecord(at, 0, 1.0, (scale,), (scale,), (done,), None, 0.1, 0.0) for at, (scale, done) in pairs]
 
@@ -34,7 +33,6 @@ def limits(
 
 
 def test_a_scale_below_its_floor_ends_the_run() -> None:
-    """The floor itself is still good; the first scale below it is reported with its step."""
     policy, divergence = limits(1.0)
     policy.after_steps(3, steps([4, 2, 1], [True, False, False]))
     assert not divergence.ends_run
@@ -55,7 +53,6 @@ def test_consecutive_skipped_steps_end_the_run() -> None:
 
 
 def test_the_count_continues_after_a_checkpoint() -> None:
-    """A run that resumes counts the steps that were skipped before the checkpoint."""
     (before, _), (after, divergence) = limits(max_skipped=2), limits(max_skipped=2)
     before.after_steps(2, steps([1] * 2, [False, False]))
     after.load_state_dict(before.state_dict())
@@ -64,7 +61,6 @@ def test_the_count_continues_after_a_checkpoint() -> None:
 
 
 def test_patience_counts_epochs_without_a_better_metric() -> None:
-    """An equal result is not a better one, and a better one resets the count."""
     stop = EarlyStop(2, None, TOP1)
     ends = []
     for number, correct in enumerate([50, 50, 60, 60, 59]):
@@ -75,7 +71,6 @@ def test_patience_counts_epochs_without_a_better_metric() -> None:
 
 
 def test_lower_may_be_better() -> None:
-    """Where a lower value is better, patience and target look down."""
     bits = Metric(name="bits", better="lower")
     patient, aimed = EarlyStop(1, None, bits), EarlyStop(None, 0.5, bits)
     for number, value in enumerate([90, 70, 50, 60]):
@@ -90,7 +85,6 @@ def test_lower_may_be_better() -> None:
 
 @pytest.mark.parametrize(("correct", "ends"), [(89, False), (90, True), (91, True)])
 def test_a_target_is_enough_when_it_is_reached(correct: int, ends: bool) -> None:
-    """The target is in percent, and reaching it exactly is enough."""
     stop = EarlyStop(None, 90.0, TOP1)
     stop.after_epoch(epoch(0, correct))
     assert (stop.ended is not None) == ends

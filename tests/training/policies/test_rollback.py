@@ -37,7 +37,6 @@ def everything(run: Any) -> list[Any]:
 
 
 def snapshot(run: Any) -> Snapshot:
-    """Keep the state that the run is in."""
     return Snapshot([run.model], [run.optimizer], run.precision, run.average)
 
 

@@ -23,7 +23,6 @@ def closed_amp_session() -> Iterator[None]:
 
 @pytest.fixture
 def device() -> torch.device:
-    """The device to test on: CUDA where there is one."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 

@@ -34,7 +34,6 @@ def test_fp16_on_a_cpu_is_told_as_what_it_is() -> None:
 
 
 def test_a_second_precision_in_one_process_is_refused() -> None:
-    """Accelerate shares its state in a process; a second one of another precision ends in one line."""
     make_precision("accelerate:no")
     with pytest.raises(BackendUnavailable, match=r"accelerate .* refuses mixed_precision=bf16") as caught:
         make_precision("accelerate:bf16")

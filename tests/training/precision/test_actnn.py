@@ -23,12 +23,10 @@ def net(seed: int = 0) -> nn.Sequential:
 
 
 def images() -> Tensor:
-    """A batch of images."""
     return torch.randn(16, 3, 8, 8, generator=torch.Generator().manual_seed(1))
 
 
 def start(arm: str) -> tuple[Precision, nn.Module, SGD]:
-    """A prepared network with its optimizer."""
     model = net()
     precision = make_precision(arm)
     (prepared,), (optimizer,) = precision.prepare([model], [SGD(model.parameters(), lr=0.1)])
@@ -37,7 +35,6 @@ def start(arm: str) -> tuple[Precision, nn.Module, SGD]:
 
 
 def gradients(precision: Precision, model: nn.Module, optimizer: SGD) -> list[Tensor]:
-    """Gradients of one backward pass."""
     optimizer.zero_grad()
     with precision.autocast():
         loss = F.cross_entropy(model(images()).float(), torch.arange(16) % 5)
@@ -46,8 +43,6 @@ def gradients(precision: Precision, model: nn.Module, optimizer: SGD) -> list[Te
 
 
 class Watched:
-    """What the packer was given and what it kept."""
-
     def __init__(self, precision: Precision) -> None:
         assert isinstance(precision, ActNN)
         assert precision.packer is not None
@@ -108,7 +103,6 @@ def test_eight_bits_are_near() -> None:
 
 
 def test_a_tensor_that_two_operations_save_is_packed_once() -> None:
-    """The output of ReLU, which ReLU and the next convolution save, is one packed tensor."""
     precision, model, optimizer = start("actnn:bits=2")
     seen = Watched(precision)
     gradients(precision, model, optimizer)

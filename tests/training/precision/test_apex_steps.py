@@ -69,7 +69,6 @@ def long_way(precision: Apex, optimizers: Any) -> None:
 
 @pytest.mark.parametrize("level", ["O1", "O2"])
 def test_outcomes_without_host_reads(level: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Outcomes, scales and weights are those of the host-reading way, and no step waits for them."""
     monkeypatch.setattr(device_skip, "_DEVICE_TYPES", frozenset({"cpu"}))  # as on a GPU, which is not read at once
     late = train(level, fused=True)
     early = train(level, fused=True, change=host_reads)

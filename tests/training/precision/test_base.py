@@ -24,13 +24,11 @@ GRAPHS = {"unrecordable", "recording", "repeated"}
 
 
 def layer() -> nn.Linear:
-    """The same layer at each call."""
     torch.manual_seed(0)
     return nn.Linear(4, 2)
 
 
 def loss_of(models: Sequence[nn.Module], batch: tuple[Tensor, ...]) -> Tensor:
-    """A mean loss."""
     return models[0](batch[0]).float().square().mean()  # type: ignore[no-any-return]
 
 
@@ -105,7 +103,6 @@ def test_the_defaults_are_fp32() -> None:
 
 
 def test_prepare_refuses_wrapped_models_for_every_backend() -> None:
-    """A backend that writes `_prepare` alone never sees a wrapped model, and does see others."""
     model = layer()
     wrapped = nn.DataParallel(model)
     with pytest.raises(PreparationError, match="already wrapped in DataParallel"):

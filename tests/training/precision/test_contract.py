@@ -98,7 +98,6 @@ def loss_of(model: nn.Module, x: Tensor) -> Tensor:
 
 
 def start(arm: str, device: torch.device) -> tuple[Precision, nn.Module, SGD]:
-    """A prepared model with one optimizer."""
     precision = make_precision(arm, device=str(device))
     model = net(device)
     (model,), (optimizer,) = precision.prepare([model], [SGD(model.parameters(), lr=LR)])  # type: ignore[assignment]
@@ -107,7 +106,6 @@ def start(arm: str, device: torch.device) -> tuple[Precision, nn.Module, SGD]:
 
 
 def weights(model: nn.Module) -> list[Tensor]:
-    """Copies of all parameters in fp32."""
     return [whole(param.detach()).float().clone() for param in model.parameters()]
 
 
@@ -299,7 +297,6 @@ def test_accumulation_equals_the_whole_batch(arm: str, device: torch.device) -> 
 
 @pytest.mark.parametrize("arm", ALL)
 def test_scale_loss_and_backward_give_the_same_bits(arm: str, device: torch.device) -> None:
-    """`backward` is `scale_loss` around the user's own backward call, to the last bit of the gradients."""
     gradients = []
     for by_context in (False, True):
         precision, model, optimizer = start(arm, device)

@@ -22,7 +22,6 @@ E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 
 
 def net() -> nn.Sequential:
-    """A layer that is converted before one that is not."""
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 10))
 
@@ -187,7 +186,6 @@ def test_hardware_is_used_where_it_is(
 
 
 def test_without_torchao_the_arm_is_refused_with_the_line_to_type(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The message names the extra."""
     absent = Library(("no_such",), ("no-such",), description.LIBRARY.install)
     monkeypatch.setattr("ampcompare.training.precision.fp8.LIBRARY", absent)
     with pytest.raises(BackendUnavailable, match=r"fp8 is not installed: pip install 'ampcompare\[fp8\]'"):

@@ -14,8 +14,6 @@ from ampcompare.training.precision.half_cast import cast_model
 
 
 class Pair(NamedTuple):
-    """Two tensors with names."""
-
     left: Tensor
     right: Tensor
 
@@ -51,8 +49,6 @@ def test_everything_that_floats_is_cast(dtype: torch.dtype) -> None:
 
 
 class Scale(nn.Module):
-    """One weight."""
-
     def __init__(self) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(2))

@@ -19,13 +19,11 @@ X = torch.linspace(-1, 1, 24).reshape(6, 4)
 
 
 def net() -> nn.Sequential:
-    """A network with batch norm."""
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 2))
 
 
 def start(arm: str, model: nn.Module | None = None) -> tuple[Precision, nn.Module, Optimizer]:
-    """A prepared model with momentum."""
     model = model or net()
     precision = make_precision(arm)
     (model,), (optimizer,) = precision.prepare([model], [SGD(model.parameters(), lr=0.1, momentum=0.9)])

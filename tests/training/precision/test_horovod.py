@@ -73,7 +73,6 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def start(arm: str) -> tuple[Any, nn.Linear, Any]:
-    """A prepared model with its optimizer."""
     torch.manual_seed(0)
     model = nn.Linear(4, 2)
     precision = make_precision(arm)

@@ -37,8 +37,6 @@ class Block(nn.Module):
 
 
 class Net(nn.Module):
-    """Two blocks and a head."""
-
     def __init__(self) -> None:
         super().__init__()
         self.layers = nn.ModuleList([Block(), Block()])
@@ -61,7 +59,6 @@ def prepared(arm: str, patterns: str, model: nn.Module | None = None) -> tuple[P
 
 @pytest.mark.parametrize("arm", CASTING)
 def test_only_kept_modules_have_fp32_weights(arm: str) -> None:
-    """Weights of kept modules keep all of their bits; the others are 16-bit, and so is what flows between them."""
     torch.manual_seed(0)
     before = dict(Net().named_parameters())
     precision, model, _ = prepared(arm, "*.norm|lm_head")
@@ -137,7 +134,6 @@ def test_under_casts_of_functions_a_kept_module_runs_without_them(arm: str) -> N
 
 @pytest.mark.parametrize("arm", [*CASTING, *AROUND])
 def test_gradients_of_kept_weights_are_fp32(arm: str) -> None:
-    """A step moves kept weights by gradients in fp32."""
     precision, model, optimizer = prepared(arm, "Linear")
     with precision.autocast():
         loss = model(X).float().square().mean()
@@ -151,7 +147,6 @@ def test_gradients_of_kept_weights_are_fp32(arm: str) -> None:
 
 
 def test_a_module_that_shares_a_weight_is_kept_too() -> None:
-    """Tied weights have one type, and both modules that use them compute in it."""
     model = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 4), nn.Linear(4, 5, bias=False))
     model[2].weight = model[0].weight
     precision, model, _ = prepared("half:bf16", "2", model)
@@ -161,7 +156,6 @@ def test_a_module_that_shares_a_weight_is_kept_too() -> None:
 
 
 def test_modules_in_a_kept_list_are_kept() -> None:
-    """A list is not called: what it holds is kept; what runs inside of a kept module is not named again."""
     precision, model, _ = prepared("half", "layers")
     assert precision.kept_fp32 == ("layers.0", "layers.1")
     assert {param.dtype for param in model.layers.parameters()} == {torch.float32}
@@ -178,7 +172,6 @@ def test_modules_in_a_kept_list_are_kept() -> None:
     ],
 )
 def test_a_pattern_without_a_module_is_an_error(patterns: str, near: str) -> None:
-    """One line names the pattern and what is near."""
     with pytest.raises(ConfigError, match=near) as caught:
         prepared("half", patterns)
     assert "\n" not in str(caught.value)

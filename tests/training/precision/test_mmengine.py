@@ -20,7 +20,6 @@ pytest.importorskip("mmengine", reason="not installed: pip install mmengine")
 
 
 def start(precision: Precision) -> tuple[nn.Module, SGD]:
-    """A prepared model with its optimizer."""
     torch.manual_seed(0)
     bare = nn.Linear(8, 4)
     (model,), (optimizer,) = precision.prepare([bare], [SGD(bare.parameters(), lr=0.1)])

@@ -17,7 +17,6 @@ X = torch.linspace(-1, 1, 24).reshape(6, 4)
 
 
 def start(arm: str, make: Any = Adam) -> tuple[Precision, nn.Module, Optimizer]:
-    """A prepared network."""
     torch.manual_seed(0)
     model: nn.Module = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 2))
     precision = make_precision(arm)
@@ -52,7 +51,6 @@ def step(precision: Precision, model: nn.Module, optimizer: Optimizer, *batches:
     ],
 )
 def test_types_between_steps(arm: str, weights: torch.dtype, held: torch.dtype, state: torch.dtype) -> None:
-    """Weights, what the optimizer holds, and its state have the types that the arm names, step for step."""
     precision, model, optimizer = start(arm)
     for count in (1, 2):
         step(precision, model, optimizer)

@@ -9,7 +9,6 @@ from ampcompare.training.precision.actnn import quantize
 
 
 def generator(seed: int = 0) -> torch.Generator:
-    """A generator for the rounding."""
     return torch.Generator().manual_seed(seed)
 
 
@@ -39,7 +38,6 @@ def test_the_mean_of_many_roundings_is_the_value(bits: int) -> None:
 @pytest.mark.parametrize("shape", [(1000,), (3, 5, 7), (1, 1), (257,)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
 def test_shape_and_type_come_back(shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    """A tensor that does not fill its last group comes back whole, in its own type."""
     values = torch.rand(shape, generator=generator(1)).to(dtype)
     restored = quantize(values, 8, 256, generator()).restore()
     assert (restored.shape, restored.dtype) == (values.shape, dtype)

@@ -187,7 +187,6 @@ def attempt(done: str, what: Callable[[], Any]) -> Any:
 def test_settings_of_an_optimizer_that_are_missing_or_tensors_are_refused(
     change: Callable[[dict[str, Any]], Any], fault: str, tmp_path: Path
 ) -> None:
-    """A checkpoint of this torch whose optimizer lacks a setting, or has a tensor for one, is refused by its name."""
     arm = "apex:O3,engine=compat,loss_scale=128"
     settings = config(arm)
     play(settings, tmp_path / "a", stop=5)

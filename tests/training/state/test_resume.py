@@ -386,7 +386,6 @@ def test_a_run_with_compensation_is_resumed_without(tmp_path: Path) -> None:
 
 
 def loads(*args: Any, **kwargs: Any) -> None:
-    """Stand for a loading that must not be reached."""
     raise AssertionError("something was loaded")
 
 

@@ -43,7 +43,6 @@ def test_a_tensor_of_a_class_of_its_own_is_compared_by_what_it_is_made_of(found:
 
 
 def test_shards_fit_as_many_ranks_only() -> None:
-    """A shard that is plain on one rank is plain in the checkpoint too."""
     wanted = {"tensor_shards": [moment(), torch.zeros(1, 2)]}
     assert unlike({"tensor_shards": [moment(), torch.zeros(1, 2)]}, wanted) == ""
     short = {"tensor_shards": [moment(), torch.zeros(2)]}

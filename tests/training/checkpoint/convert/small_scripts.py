@@ -24,14 +24,11 @@ def build(kind: type[torch.optim.Optimizer] = torch.optim.AdamW) -> tuple[nn.Mod
 
 
 def loss_of(model: nn.Module, step: int) -> Tensor:
-    """The loss of one fixed batch."""
     x = torch.randn(16, 8, generator=torch.Generator().manual_seed(step))
     return nn.functional.cross_entropy(model(x).float(), x[:, :3].argmax(1))
 
 
 class ApexScript:
-    """A script with `apex.amp`."""
-
     def __init__(
         self, amp: Any, opt_level: str, kind: Any = torch.optim.AdamW, model: Any = None, optimizer: Any = None
     ) -> None:
@@ -47,7 +44,6 @@ class ApexScript:
         self.amp.load_state_dict(saved["amp"])
 
     def step(self, number: int) -> float:
-        """Make one step and return its loss."""
         loss = loss_of(self.model, number)
         with self.amp.scale_loss(loss, self.optimizer) as scaled_loss:
             scaled_loss.backward()
@@ -56,7 +52,6 @@ class ApexScript:
         return loss.item()
 
     def save(self) -> dict[str, Any]:
-        """What the script saves."""
         return {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -66,20 +61,16 @@ class ApexScript:
 
 
 class NativeScript:
-    """A script with `torch.amp`."""
-
     def __init__(self, kind: Any = torch.optim.AdamW) -> None:
         self.model, self.optimizer = build(kind)
         self.scaler = torch.amp.GradScaler("cpu")
 
     def load(self, saved: dict[str, Any]) -> None:
-        """Restore a checkpoint."""
         self.model.load_state_dict(saved["model"])
         self.optimizer.load_state_dict(saved["optimizer"])
         self.scaler.load_state_dict(saved["scaler"])
 
     def step(self, number: int) -> float:
-        """Make one step and return its loss."""
         with torch.autocast("cpu", dtype=torch.float16):
             loss = loss_of(self.model, number)
         self.scaler.scale(loss).backward()
@@ -89,7 +80,6 @@ class NativeScript:
         return loss.item()
 
     def save(self) -> dict[str, Any]:
-        """What the script saves."""
         return {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -99,7 +89,6 @@ class NativeScript:
 
 
 def steps(script: Any, first: int, count: int) -> list[float]:
-    """Make steps and return their losses."""
     return [script.step(number) for number in range(first, first + count)]
 
 

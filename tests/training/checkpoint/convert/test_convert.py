@@ -242,6 +242,5 @@ def test_keys_need_not_be_text(key: Any) -> None:
 
 @pytest.mark.parametrize("key", ["native_amp_scaling_state", "NativeMixedPrecisionPlugin"])
 def test_lightning_before_2_had_other_names(key: str) -> None:
-    """The scaler goes to where the same Lightning had the state of Apex, as it does from the name of today."""
     state = {"pytorch-lightning_version": "1.9.5", "state_dict": WEIGHTS, "optimizer_states": [OPTIMIZER], key: SCALER}
     assert list(convert_state(state, "apex").state) == [*list(state)[:-1], "amp_scaling_state"]

@@ -35,7 +35,6 @@ def net() -> nn.Module:
 
 
 def loss_of(model: nn.Module, step: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """The loss of one fixed batch."""
     x = torch.randn(16, 8, generator=torch.Generator().manual_seed(step))
     return nn.functional.cross_entropy(model(x.to(dtype)).float(), x[:, :3].argmax(1))
 
@@ -56,7 +55,6 @@ class Script:
         return nn.functional.cross_entropy(logits.float(), x[:, :3].argmax(1))
 
     def step(self, number: int) -> float:
-        """Make one step and return its loss."""
         loss = self.loss(number)
         self.optimizer.zero_grad()
         self.optimizer.backward(loss)
@@ -64,7 +62,6 @@ class Script:
         return loss.item()
 
     def save(self, path: Path) -> None:
-        """Write what the script saves."""
         state = {"epoch": 2, "state_dict": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
         torch.save(state, path)
 
@@ -96,7 +93,6 @@ def test_inspect_shows_masters_and_scale_and_no_trap(trained: tuple[Script, Path
 
 
 def test_native_training_goes_on_with_masters_state_and_scale(trained: tuple[Script, Path], tmp_path: Path) -> None:
-    """Weights are the masters to the last bit, the optimizer's state and the scale are there, and the loss goes on."""
     script, path = trained
     result = convert_file(path, tmp_path / "b.pt", "native")
     saved = torch.load(tmp_path / "b.pt")

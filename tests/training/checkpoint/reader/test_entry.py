@@ -60,7 +60,6 @@ def test_the_entry_is_named(
 
 @pytest.mark.parametrize("masters", ["text", 7, [{"weight": 1.0}]])
 def test_masters_are_tensors_by_name(masters: Any, tmp_path: Path) -> None:
-    """Masters of another kind are refused by inspection and by conversion, by their name."""
     state = {"arm": "apex:O2", "model": WEIGHTS, "optimizer": {}, "amp": APEX, "masters": masters}
     write_checkpoint(tmp_path / "a.pt", state)
     with pytest.raises(CheckpointError, match="entry masters is damaged"):

@@ -107,8 +107,6 @@ def test_objects_are_named_by_place_and_left_out(tmp_path: Path, as_archive: boo
 
 
 class Calls:
-    """Pickles as a call of anything."""
-
     def __init__(self, function: Any, *arguments: Any) -> None:
         self.call = (function, arguments)
 

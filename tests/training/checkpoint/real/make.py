@@ -33,7 +33,6 @@ class Layers:
     last: nn.Linear
 
     def add_layers(self) -> None:
-        """Make the layers, with the same weights each time."""
         torch.manual_seed(0)
         self.first, self.norm, self.last = nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 10)
 
@@ -61,7 +60,6 @@ def batch(step: int) -> tuple[Tensor, Tensor]:
 
 
 def adamw(model: nn.Module) -> torch.optim.Optimizer:
-    """Return the optimizer."""
     return torch.optim.AdamW(model.parameters(), lr=1e-2)
 
 
@@ -98,7 +96,6 @@ def train_timm(*, apex: bool) -> None:
 
 
 def train_mmengine(*, apex: bool) -> None:
-    """A `Runner` with its `CheckpointHook`."""
     if apex:
         from ampcompare.apex import install
 

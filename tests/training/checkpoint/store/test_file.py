@@ -77,7 +77,6 @@ def test_other_programs_open_the_file(tmp_path: Path, make_state: Make) -> None:
     ],
 )
 def test_other_files_are_named_for_what_they_are(tmp_path: Path, content: bytes, says: str) -> None:
-    """One line says what the file is instead."""
     path = tmp_path / "a.pt"
     path.write_bytes(content)
     with pytest.raises(CheckpointError, match=says) as caught:
@@ -86,7 +85,6 @@ def test_other_files_are_named_for_what_they_are(tmp_path: Path, content: bytes,
 
 
 def test_no_file_and_a_folder(tmp_path: Path) -> None:
-    """A path without a file, or of a folder, is an error meant for users."""
     for path in (tmp_path / "none.pt", tmp_path):
         with pytest.raises(CheckpointError, match="cannot read the checkpoint"):
             read_checkpoint(path)

@@ -20,7 +20,6 @@ Make = Callable[..., dict[str, Any]]
 
 
 def value_of(state: dict[str, Any]) -> float:
-    """The value that all tensors of a state hold."""
     return float(state["model"]["weight"][0, 0])
 
 
@@ -72,8 +71,6 @@ def test_nothing_readable_and_newer_layouts_are_errors(tmp_path: Path, make_stat
 def test_the_best_is_copied_where_there_are_no_links(
     tmp_path: Path, make_state: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A file system without hard links keeps the best as a copy."""
-
     def refuse(*args: object) -> None:
         raise PermissionError(1, "no links here")
 
@@ -141,7 +138,6 @@ def test_saving_in_the_background(tmp_path: Path, make_state: Make, monkeypatch:
 
 
 def test_errors_of_the_background_surface_at_the_next_save(tmp_path: Path, make_state: Make) -> None:
-    """An error is raised once, by the next save or by close; after it saving works again."""
     folder = BackgroundFolder(CheckpointFolder(tmp_path))
     folder.save({**make_state(), "extra": object()}, step=1)
     with pytest.raises(CheckpointError, match=r"a builtins\.object"):
