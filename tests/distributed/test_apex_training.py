@@ -15,10 +15,7 @@ from ampcompare.apex.parallel import DistributedDataParallel, Reducer, convert_s
 from ampcompare.apex.parallel.distributed import flat_dist_call
 from ampcompare.base.errors import PreparationError
 
-WRAPPERS: dict[str, Any] = {
-    "apex": DistributedDataParallel,
-    "torch": nn.parallel.DistributedDataParallel,
-}
+WRAPPERS: dict[str, Any] = {"apex": DistributedDataParallel, "torch": nn.parallel.DistributedDataParallel}
 
 
 def network(norm: bool = True) -> nn.Sequential:

@@ -71,10 +71,7 @@ def test_lines_on_ranks_are_those_of_one_process(ranks: Run, kind: str) -> None:
     assert both[0]["values"] == pytest.approx(alone["values"], rel=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("arm", "kind"),
-    [("apex:O1,engine=compat", "apex-ddp"), ("native:bf16", "ddp")],
-)
+@pytest.mark.parametrize(("arm", "kind"), [("apex:O1,engine=compat", "apex-ddp"), ("native:bf16", "ddp")])
 def test_activations_computed_again_change_nothing(ranks: Run, arm: str, kind: str) -> None:
     """Both wrappers reduce the same gradients, to the last bit, when blocks run again in the backward pass."""
     plain, again = (

@@ -25,8 +25,7 @@ class Batch:
 
 
 @pytest.mark.parametrize(
-    "value",
-    [(A, B), [A, [B]], {"a": A, "b": (B, "text")}, Pair(A, {"b": B}), UserDict(a=A, b=B), Batch(A, [B])],
+    "value", [(A, B), [A, [B]], {"a": A, "b": (B, "text")}, Pair(A, {"b": B}), UserDict(a=A, b=B), Batch(A, [B])]
 )
 def test_tensors_come_in_order(value: Any) -> None:
     assert [id(tensor) for tensor in tensors_in(value)] == [id(A), id(B)]

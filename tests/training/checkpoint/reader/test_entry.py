@@ -16,13 +16,7 @@ from ampcompare.training.checkpoint.store.file import write_checkpoint
 
 WEIGHTS = {"weight": torch.ones(2, dtype=torch.float16)}
 APEX = {"loss_scaler0": {"loss_scale": 1024.0, "unskipped": 3}}
-SCALER = {
-    "scale": 1024.0,
-    "growth_factor": 2.0,
-    "backoff_factor": 0.5,
-    "growth_interval": 2000,
-    "_growth_tracker": 3,
-}
+SCALER = {"scale": 1024.0, "growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 2000, "_growth_tracker": 3}
 
 
 def _fused_adam(**group: Any) -> dict[str, Any]:
