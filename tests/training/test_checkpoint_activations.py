@@ -20,15 +20,12 @@ from ampcompare.training.precision.factory import make_precision
 from ampcompare.training.session import Session
 
 CPU = torch.device("cpu")
-ARMS = [
-    *("fp32", *(f"apex:O{level},engine=compat" for level in (1, 2, 3, 5))),
-    *("native:fp16", "native:bf16", "half:bn_fp32", "half:master_weights,dynamic"),
-]
+ARMS = ["fp32", "apex:O1,engine=compat", "apex:O2,engine=compat", "native:bf16", "half:master_weights,dynamic"]
 
 
 def config(arm: str = "fp32", *, checkpoint: bool, task: str = "lm", **recipe: Any) -> RunConfig:
-    """Three updates of two micro-batches of a transformer with two blocks."""
-    small = {"data": {"train_size": 24, "val_size": 8, "sequence_length": 8}}
+    """Two updates of two micro-batches of a transformer with two blocks."""
+    small = {"data": {"train_size": 16, "val_size": 8, "sequence_length": 8}}
     small["model"] = {"args": {"width": 8, "heads": 2, "depth": 2}}
     shared = {"batch_size": 8, "epochs": 1, "grad_accum_steps": 2, "optimizer": {"name": "sgd", "lr": 0.1}}
     values = {"task": task, **small, **shared, **recipe, "checkpoint_activations": checkpoint}
@@ -61,7 +58,7 @@ def test_numbers_are_the_same(arm: str) -> None:
     """Losses, weights and metrics of an arm are equal to the last bit, with and without."""
     losses, values, made = play(config(arm, checkpoint=False))
     others, other_values, other = play(config(arm, checkpoint=True))
-    assert len(losses) == 3
+    assert len(losses) == 2
     assert (losses, values) == (others, other_values)
     for a, b in zip(made.assembly.replicas[0].parameters(), other.assembly.replicas[0].parameters(), strict=True):
         assert torch.equal(a, b)
