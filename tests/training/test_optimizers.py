@@ -266,12 +266,6 @@ def test_every_arm_trains_by_the_optimizers_of_apex(arm: str, name: str) -> None
     torch.testing.assert_close(trained_weights(arm), reference, rtol=0.02, atol=0.004)
 
 
-def test_layer_rates_and_a_fused_step_exclude_each_other() -> None:
-    """A fused step unscales gradients itself, and layer rates would be made of scaled ones."""
-    with pytest.raises(ConfigError, match="adapts unscaled gradients"):
-        validated(OptimizerConfig, {"implementation": "fused", "layer_lr": "larc"})
-
-
 @pytest.mark.parametrize("name", ["sgd", "adam", "adamw"])
 @pytest.mark.parametrize("implementation", ["default", "foreach", "fused"])
 def test_skipping_on_the_device_is_asked_for(name: str, implementation: str) -> None:
@@ -281,13 +275,15 @@ def test_skipping_on_the_device_is_asked_for(name: str, implementation: str) -> 
     assert not obeys_flag(make_optimizer(validated(OptimizerConfig, settings), net()))
 
 
-def test_layer_rates_and_a_skip_on_the_device_exclude_each_other() -> None:
-    """Layer rates hook the steps that are taken, and the host would have to know which these are."""
-    with pytest.raises(ConfigError, match="leave out skip_on_device"):
-        validated(OptimizerConfig, {"skip_on_device": True, "layer_lr": "larc"})
-
-
-def test_benchmarking_and_determinism_exclude_each_other() -> None:
-    """Kernels that are chosen by their time may be others in each run."""
-    with pytest.raises(ConfigError, match="cudnn_benchmark may choose another kernel in each run"):
-        validated(RunConfig, {"deterministic": True, "recipe": {"cudnn_benchmark": True}})
+@pytest.mark.parametrize(
+    ("kind", "settings", "text"),
+    [
+        (OptimizerConfig, {"implementation": "fused", "layer_lr": "larc"}, "adapts unscaled gradients"),
+        (OptimizerConfig, {"skip_on_device": True, "layer_lr": "larc"}, "leave out skip_on_device"),
+        (RunConfig, {"deterministic": True, "recipe": {"cudnn_benchmark": True}}, "cudnn_benchmark may choose another"),
+    ],
+)
+def test_settings_that_exclude_each_other(kind: Any, settings: dict[str, Any], text: str) -> None:
+    """Layer rates need unscaled gradients and steps that are taken; kernels chosen by their time may differ."""
+    with pytest.raises(ConfigError, match=text):
+        validated(kind, settings)

@@ -24,24 +24,24 @@ def _package(folder: Path, *files: str) -> Path:
     return folder
 
 
-def test_absent(tmp_path: Path) -> None:
-    """Nothing there is said with both remedies."""
-    found = probe_apex([str(tmp_path)])
-    assert (found.kind, found.has_amp, found.path) == ("absent", False, None)
-    assert "--engine compat" in found.reason
-    assert "25.05" in found.reason
-
-
-def test_clone_without_installation(tmp_path: Path) -> None:
-    found = probe_apex([str(_package(tmp_path, "setup.py"))])
-    assert (found.kind, found.has_amp) == ("namespace", False)
-    assert "a clone of the repository; install it" in found.reason
-
-
-def test_empty_folder_of_the_name(tmp_path: Path) -> None:
-    """A folder without `__init__.py` is told apart from a package."""
-    (tmp_path / "apex").mkdir()
-    assert "a folder without __init__.py" in probe_apex([str(tmp_path)]).reason
+@pytest.mark.parametrize(
+    ("files", "kind", "reason"),
+    [
+        ([], "absent", "--engine compat"),
+        ([], "absent", "25.05"),
+        (["setup.py"], "namespace", "a clone of the repository; install it"),
+        (["text"], "namespace", "a folder without __init__.py"),
+        (["../apex.py"], "impostor", "/apex.py"),
+        (["__init__.py", "models.py"], "impostor", "pip uninstall apex"),
+        (["__init__.py", "normalization/__init__.py"], "no_amp", "removed upstream in May 2025"),
+    ],
+)
+def test_what_is_no_usable_apex_is_told_apart(tmp_path: Path, files: list[str], kind: str, reason: str) -> None:
+    """Nothing, a clone, a bare folder, a script of the name, the other package of PyPI, and Apex without amp."""
+    found = probe_apex([str(_package(tmp_path, *files))])
+    assert (found.kind, found.has_amp) == (kind, False)
+    assert reason in found.reason
+    assert (found.path is None) == (not files)
 
 
 def test_a_regular_package_wins_over_an_earlier_folder(tmp_path: Path) -> None:
@@ -49,27 +49,6 @@ def test_a_regular_package_wins_over_an_earlier_folder(tmp_path: Path) -> None:
     (tmp_path / "first" / "apex").mkdir(parents=True)
     later = _package(tmp_path / "second", "__init__.py", "amp/__init__.py")
     assert probe_apex([str(tmp_path / "first"), str(later)]).kind == "python_only"
-
-
-def test_a_file_of_the_name(tmp_path: Path) -> None:
-    """A script called apex.py hides the real package, and is named."""
-    (tmp_path / "apex.py").write_text("")
-    found = probe_apex([str(tmp_path)])
-    assert (found.kind, found.has_amp) == ("impostor", False)
-    assert str(tmp_path / "apex.py") in found.reason
-
-
-def test_the_unrelated_package_of_pypi(tmp_path: Path) -> None:
-    """A package without any part of NVIDIA's is the other one, to be uninstalled."""
-    found = probe_apex([str(_package(tmp_path, "__init__.py", "models.py"))])
-    assert (found.kind, found.has_amp) == ("impostor", False)
-    assert "pip uninstall apex" in found.reason
-
-
-def test_nvidia_apex_after_amp_was_removed(tmp_path: Path) -> None:
-    found = probe_apex([str(_package(tmp_path, "__init__.py", "normalization/__init__.py"))])
-    assert (found.kind, found.has_amp) == ("no_amp", False)
-    assert "removed upstream in May 2025" in found.reason
 
 
 @pytest.mark.parametrize(("kernels", "kind"), [(None, "python_only"), ("amp_C.cpython-311.so", "full")])

@@ -105,6 +105,25 @@ def start(arm: str, device: torch.device) -> tuple[Precision, nn.Module, SGD]:
     return precision, model, optimizer
 
 
+def start_two(arm: str, device: torch.device) -> tuple[Precision, nn.Module, list[Optimizer]]:
+    """A prepared model with two optimizers."""
+    precision = make_precision(arm, device=str(device))
+    model = net(device)
+    optimizers = [SGD(model[0].parameters(), lr=LR), SGD([*model[1].parameters(), *model[2].parameters()], lr=LR)]
+    (prepared,), optimizers = precision.prepare([model], optimizers)  # type: ignore[assignment]
+    for optimizer in optimizers:
+        optimizer.zero_grad()
+    return precision, prepared, list(optimizers)
+
+
+def stepped(parts: list[Tensor], device: torch.device) -> list[Tensor]:
+    """The weights after a step of fp32 by the mean loss of the parts."""
+    reference = net(device)
+    for part in parts:
+        (loss_of(reference, part) / len(parts)).backward()
+    return [param.detach() - LR * param.grad for param in reference.parameters() if param.grad is not None]
+
+
 def weights(model: nn.Module) -> list[Tensor]:
     return [whole(param.detach()).float().clone() for param in model.parameters()]
 
@@ -132,15 +151,12 @@ def test_the_description_names_the_type_that_computes(arm: str, device: torch.de
 @pytest.mark.parametrize("arm", ALL)
 def test_one_step_moves_the_weights_by_the_unscaled_gradient(arm: str, device: torch.device) -> None:
     """A step of any arm is close to the step of fp32: no loss scale is left in it."""
-    reference = net(device)
-    loss_of(reference, batch(device)).backward()
-    expected = [param.detach() - LR * param.grad for param in reference.parameters() if param.grad is not None]
+    expected = stepped([batch(device)], device)
     precision, model, optimizer = start(arm, device)
     backward(precision, model, [optimizer], batch(device))
     outcome = precision.step(optimizer)
     assert outcome.applied == (True,)
-    for got, want in zip(weights(model), expected, strict=True):
-        torch.testing.assert_close(got, want, rtol=0.05, atol=0.02)
+    torch.testing.assert_close(weights(model), expected, rtol=0.05, atol=0.02)
 
 
 @pytest.mark.parametrize("arm", ALL)
@@ -234,19 +250,11 @@ def test_without_dynamic_scaling_nothing_is_skipped(arm: str, device: torch.devi
 @pytest.mark.parametrize("arm", SHARING)
 def test_two_optimizers_of_one_update_use_one_scale(arm: str, device: torch.device) -> None:
     """The second optimizer of an update is unscaled by the scale of its own backward pass, whatever the first did."""
-    precision = make_precision(arm, device=str(device))
-    model = net(device)
-    optimizers = [SGD(model[0].parameters(), lr=LR), SGD([*model[1].parameters(), *model[2].parameters()], lr=LR)]
-    (model,), prepared = precision.prepare([model], optimizers)  # type: ignore[assignment]
-    for optimizer in prepared:
-        optimizer.zero_grad()
-    reference = net(device)
-    loss_of(reference, batch(device)).backward()
-    expected = [param.detach() - LR * param.grad for param in reference.parameters() if param.grad is not None]
+    precision, model, prepared = start_two(arm, device)
+    expected = stepped([batch(device)], device)
     backward(precision, model, prepared, batch(device))  # type: ignore[arg-type]
     assert precision.step(*prepared).applied == (True, True)
-    for got, want in zip(weights(model), expected, strict=True):
-        torch.testing.assert_close(got, want, rtol=0.05, atol=0.02)
+    torch.testing.assert_close(weights(model), expected, rtol=0.05, atol=0.02)
 
 
 @pytest.mark.parametrize("arm", NOT_SHARING)
@@ -261,12 +269,7 @@ def test_libraries_that_would_unscale_wrongly_refuse_several_optimizers(arm: str
 @pytest.mark.parametrize("arm", ["native:fp16", "apex:O1,engine=compat", "apex:O2,engine=compat"])
 def test_overflow_in_a_shared_backward_is_seen_for_each_optimizer(arm: str, device: torch.device) -> None:
     """`applied` tells per optimizer, also when several share one scaler and read their outcome later."""
-    precision = make_precision(arm, device=str(device))
-    model = net(device)
-    optimizers = [SGD(model[0].parameters(), lr=LR), SGD([*model[1].parameters(), *model[2].parameters()], lr=LR)]
-    (model,), prepared = precision.prepare([model], optimizers)  # type: ignore[assignment]
-    for optimizer in prepared:
-        optimizer.zero_grad()
+    precision, model, prepared = start_two(arm, device)
     backward(precision, model, prepared, batch(device) * float("inf"))  # type: ignore[arg-type]
     bad = precision.step(*prepared)
     for optimizer in prepared:
@@ -281,18 +284,14 @@ def test_overflow_in_a_shared_backward_is_seen_for_each_optimizer(arm: str, devi
 def test_accumulation_equals_the_whole_batch(arm: str, device: torch.device) -> None:
     """Two micro-batches with a delayed unscale give the update of their mean loss."""
     halves = [batch(device)[:4], batch(device)[4:]]
-    reference = net(device)
-    for part in halves:
-        (loss_of(reference, part) / 2).backward()
-    expected = [param.detach() - LR * param.grad for param in reference.parameters() if param.grad is not None]
+    expected = stepped(halves, device)
     precision, model, optimizer = start(arm, device)
     for index, part in enumerate(halves):
         with precision.autocast():
             loss = loss_of(model, part) / 2
         precision.backward(loss, [optimizer], delay_unscale=index == 0)
     assert precision.step(optimizer).applied == (True,)
-    for got, want in zip(weights(model), expected, strict=True):
-        torch.testing.assert_close(got, want, rtol=0.05, atol=0.02)
+    torch.testing.assert_close(weights(model), expected, rtol=0.05, atol=0.02)
 
 
 @pytest.mark.parametrize("arm", ALL)
