@@ -17,7 +17,6 @@ from ampcompare.runs.settings.config import RunConfig
 from ampcompare.runs.settings.recipe import ModelConfig, Recipe
 from ampcompare.tasks.catalog import BITS_PER_BYTE, PERPLEXITY
 from ampcompare.tasks.lm import Gpt, LanguageModeling, lm
-from ampcompare.tasks.tensor_data import TensorData
 from ampcompare.training.evaluate import Evaluation, evaluate
 from ampcompare.training.precision.factory import make_precision
 
@@ -180,17 +179,6 @@ def test_other_models_and_options_are_refused() -> None:
 class Last(nn.Module):
     def forward(self, hidden: Tensor) -> Tensor:
         return hidden[:, -1]
-
-
-def test_ranks_have_samples_of_both_tensors() -> None:
-    """Tokens and masks of a sample stay together in the batches of two ranks."""
-    made = task()
-    assert isinstance(made.data, TensorData)
-    whole = batch(made, 8)
-    for rank in range(2):
-        part = next(iter(made.data.train_batches(0, 4, device="cpu", rank=rank, world_size=2)))
-        for name in ("tokens", "mask"):
-            assert torch.equal(part[name], whole[name][rank::2])
 
 
 def test_a_record_counts_tokens(tmp_path: Path) -> None:

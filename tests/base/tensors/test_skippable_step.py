@@ -143,8 +143,10 @@ def trajectory(arm: str, name: str, *, on_device: bool, num_optimizers: int = 1,
     return [seen, told, training.states(), training.precision.state_dict()]
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
-@pytest.mark.parametrize("arm", ARMS)
+@pytest.mark.parametrize(
+    ("arm", "name"),
+    [(arm, name) for arm in ARMS for name in OPTIMIZERS if name in ("momentum", "adam") or arm in (ARMS[1], ARMS[3])],
+)
 def test_bits_are_those_of_a_skip_on_the_host(arm: str, name: str) -> None:
     """Weights, masters, moments, counts, scales and outcomes are equal, over skips at the start and in a row."""
     assert equal(trajectory(arm, name, on_device=True), trajectory(arm, name, on_device=False))
