@@ -216,14 +216,12 @@ def test_two_ranks_resume_to_the_last_bit_and_are_evaluated(ranks: Run, arm: str
     The precision that an arm has itself gives its own values.
     """
     options = {"arm": arm, "kind": "fsdp", "task": "lm", "arch": "gpt"}
-    found, second = whole_and_rest(
-        partial(ranks, 2, on_ranks), tmp_path, 3, evaluated_in="fp32,bf16,autocast:bf16", **options
-    )
+    found, second = whole_and_rest(partial(ranks, 2, on_ranks), tmp_path, 3, evaluated_in="fp32,bf16", **options)
     assert second[1]["losses"] == found[1]["losses"][3:]
     assert_resumed(found[0], second[0])
     assert found[0]["others"] == found[1]["others"]
     others = {other["precision"]: other for other in found[0]["others"]}
-    assert list(others) == ["fp32", "bf16", "autocast:bf16"]
+    assert list(others) == ["fp32", "bf16"]
     assert not [other["error"] for other in others.values() if other["error"]]
     same = {"fp32": "fp32", "half:bf16": "bf16", "fsdp:param=bf16": "bf16"}.get(arm)
     for name, other in others.items():
