@@ -1,7 +1,7 @@
 """The page of the codes of `lint`, from the catalog.
 
-mkdocs calls `on_page_markdown`: on the site each code has a section with its texts and examples. In the repository the page is a
-table: `PYTHONPATH=. python docs/hooks/lint_codes.py` writes docs/lint/codes.md.
+mkdocs calls `on_page_markdown`: on the site each code has a section with its texts and examples. In the repository the
+page is a table, which `PYTHONPATH=. python docs/hooks/lint_codes.py` writes.
 """
 
 from __future__ import annotations

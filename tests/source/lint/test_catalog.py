@@ -76,7 +76,7 @@ def test_the_page_has_no_other_sections(site: str) -> None:
 
 
 def test_the_table_is_that_of_the_catalog(hook: ModuleType) -> None:
-    """docs/lint/codes.md has a row for each code with its mistake, as the program writes it; other pages stay as they are."""
+    """docs/lint/codes.md has a row for each code, as the program writes it; other pages stay as they are."""
     assert hook.table() == PAGE
     assert re.findall(r"^\| (AMP\d{3})", PAGE, flags=re.MULTILINE) == sorted(CODES)
     other = SimpleNamespace(file=SimpleNamespace(src_uri="lint/index.md"))
