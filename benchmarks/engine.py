@@ -309,13 +309,16 @@ def text(data: list[dict[str, Any]], device: str) -> str:
         for model, row, base, ratio, spread, goal, met in goals
     }
     extra = {"cuda": ["kernels", "host reads"]}.get(device, [])
-    counts = {(model, row, base): " / ".join([micro, ratio, *more]) for model, row, micro, base, ratio, *more in rows}
+    counts = {
+        (model, row, base): micro if row == base else ", ".join([micro, ratio, *more])
+        for model, row, micro, base, ratio, *more in rows
+    }
     missing = {row: why for each in data for row, why in each["runs"][0]["missing"].items()}
     return "\n\n".join(
         [
             "Ratio, its range over repetitions, and the goal:",
             _by_model(ratios),
-            f"{' / '.join(['us a step', 'ratio', 'calls', 'ATen ops', *extra])}:",
+            f"{', '.join(['us a step', 'ratio', 'calls', 'ATen operations', *extra])}:",
             _by_model(counts),
             "\n".join(f"- not measured: {row}: {why}" for row, why in missing.items()),
         ]
