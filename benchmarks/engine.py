@@ -2,16 +2,15 @@
 
     python benchmarks/engine.py [--apex-src DIR] [--repetitions 3] [--out docs/benchmarks/engine]
 
-O1 patches torch for the life of a process, so every loop has a process of its own, forked from one that has torch. They
-take turns in lockstep: in each round every process runs one block of steps, in random order, timed on its own CPU clock
-with one thread (on CUDA: on the wall clock, with a synchronization at the end of the block). A ratio is taken within a
-round; a row is the median of the repetitions' medians, with their range. Calls of functions and ATen operations per
-step are exact counts above the bare loop of the same number format, and so are, on CUDA, kernels and host reads.
+Every loop has a process of its own, as O1 patches torch for the life of one. In each round every process runs one block
+of steps, in random order, on its own CPU clock with one thread (on CUDA: the wall clock, with a synchronization at the
+end of the block). A ratio is taken within a round; a row is the median of the repetitions' medians, with their range.
+Calls of functions and ATen operations of a step are exact counts above the bare loop of the same format, and so are, on
+CUDA, kernels and host reads.
 
-The real Apex is release 25.05: on a CPU its Python as it is, from the folder `--apex-src` or $APEX_SRC that holds
-`apex/`, with its compiled kernels stood in for by torch's (`benchmarks/genuine.py`); on CUDA the installed one.
-On the medium model a row meets its goal inside the spread of the A/A row: 90 of 100 rounds of the bare fp32 loop
-against a second process of the same.
+The real Apex is release 25.05: on a CPU its Python as it is, from `--apex-src` or $APEX_SRC, with its compiled kernels
+stood in for by torch's (`benchmarks/genuine.py`); on CUDA the installed one. On the medium model a row meets its goal
+inside the spread of the A/A row: 90 of 100 rounds of the bare fp32 loop against a second process of the same.
 """
 
 from __future__ import annotations

@@ -3,12 +3,11 @@
     python benchmarks/kill_pool.py [--rounds 20] [--seed 0] [--out docs/benchmarks/kill-pool]
 
 An undisturbed comparison runs first, two cells at a time on cores of their own. Then the same command runs in another
-folder, again and again: at a moment drawn evenly from the time that it takes to end the first cell and a share of the
-others, SIGINT, SIGTERM or SIGKILL goes to the command, to a server or to a cell, each drawn at random. A command that
-the signal does not end has up to a second, and is then ended by SIGTERM. After each round no process may be left after
-10 s, every file is whole, each cell that had ended has the record that it had, and no exit code is that of an internal
-error. At last the command runs to its end: weights, losses and metrics of all cells must be those of the undisturbed
-comparison, bit for bit.
+folder, again and again: at a random moment SIGINT, SIGTERM or SIGKILL goes to the command, to a server or to a cell. A
+command that the signal does not end has up to a second, and is then ended by SIGTERM. After each round no process may
+be left after 10 s, every file is whole, each cell that had ended has its record, and no exit code is that of an
+internal error. At last the command runs to its end: weights, losses and metrics of all cells must equal those of the
+undisturbed comparison.
 """
 
 from __future__ import annotations
