@@ -73,7 +73,13 @@ def row_of(training: Training) -> dict[str, Any]:
 
 
 def table(found: list[dict[str, Any]]) -> str:
-    """Return the table of a kind; where all are right, the first reason is the planted one, and there is one column."""
+    """Return the table of a kind; where all are right, the first reason is the planted one, and there is one column.
+
+    Healthy trainings that are all right are a sentence with the largest figures.
+    """
+    if all(row["right"] and not row["planted"] for row in found):
+        off, inside = (max(row[name] or 0 for row in found) for name in ("step off %", "workspace %"))
+        return f"Step off by at most {off} %, workspace at most {inside} %; each training is in the JSON."
     rows = [{name: row[name] for name in HEADERS} for row in found]
     if all(row["right"] for row in rows):
         rows = [{name: value for name, value in row.items() if name not in ("first reason", "right")} for row in rows]

@@ -11,8 +11,8 @@ reference's accuracy. Margins such as `10%` or `2sd` come from the runs of each 
 does.
 
 Columns: A/A with a winner or loser; arms at the margin that are said to keep the accuracy; intervals of a look that
-hold together; printed intervals that cover; equal arms that are shown to keep it (power); inconclusive first looks that are clear after the promised
-pairs (80 % is the promise).
+hold together; printed intervals that cover; equal arms that are shown to keep it (power); inconclusive first looks that
+are clear after the promised pairs (80 % is the promise).
 
 `metrics`: metrics that are no counts, one look at 5 %, usual margins; the runs of a seed share a part of their scatter.
 
@@ -287,7 +287,7 @@ STUDY = Study(
     title="Error rates of the verdicts",
     about=__doc__,
     tables=(
-        Table("fixed", FIXED, _row, by=("noise", "arms"), only_json=ONLY_JSON),
+        Table("fixed", FIXED, _row, by=("noise",), only_json=ONLY_JSON),
         Table("margins", MARGINS, _row, by=("seeds", "base %", "margin"), only_json=ONLY_JSON[1:]),
         Table("followed", FOLLOWED, _row, by=("noise", "arms"), only_json=ONLY_JSON),
         Table("auto", AUTO, _row, by=("noise", "arms"), only_json=ONLY_JSON),
