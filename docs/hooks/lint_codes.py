@@ -1,7 +1,7 @@
 """The page of the codes of `lint`, from the catalog.
 
 mkdocs calls `on_page_markdown`: on the site each code has a section with its texts and examples. In the repository the
-page is a table, which `PYTHONPATH=. python docs/hooks/lint_codes.py` writes.
+page is a list of names, which `PYTHONPATH=. python docs/hooks/lint_codes.py` writes.
 """
 
 from __future__ import annotations
@@ -16,27 +16,26 @@ from ampcompare.source.lint.report import level_of
 
 PAGE = Path(__file__).resolve().parent.parent / "lint" / "codes.md"
 HEAD = "# Codes of lint\n\nHow to run it, silence it and configure it: [Lint](index.md)."
-TABLE_HEAD = f"""{HEAD} A finding says the remedy. On the site (`scripts/docs`) each code has a section: what the
-mistake does to the training, the remedy, a wrong and a right example.
+LIST_HEAD = f"""{HEAD} A finding says what is wrong and the remedy.
+On the site (`scripts/docs`) each code has a section: what the mistake does to the training, the remedy, a wrong and a right example.
 
 `*`: `--fix` corrects it where the correction is sure. `+`: reported only where `--select` names it."""
 
 
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
-    """Put the sections in place of the table."""
+    """Put the sections in place of the list."""
     return sections() if page.file.src_uri == "lint/codes.md" else markdown
 
 
-def table() -> str:
-    """Return the page of the repository: a row for each code."""
-    parts = [TABLE_HEAD, ""]
+def names() -> str:
+    """Return the page of the repository: the name of each code."""
+    parts = [LIST_HEAD, ""]
     for prefix, title in GROUPS.items():
-        parts += [f"## {prefix}xx: {title}", "", "| code | mistake |", "|---|---|"]
+        parts += [f"## {prefix}xx: {title}", ""]
         for code, mistake in sorted(CODES.items()):
             if code.startswith(prefix):
                 marks = "*" * mistake.fixable + "+" * (not mistake.by_default)
-                text = mistake.mistake.replace("|", "\\|")
-                parts.append(f"| {code}{f' `{marks}`' if marks else ''} | {text} |")
+                parts.append(f"- {code} {mistake.name}{f' `{marks}`' if marks else ''}")
         parts.append("")
     return "\n".join(parts)
 
@@ -75,4 +74,4 @@ def _guards() -> set[str]:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(table(), encoding="utf-8")
+    PAGE.write_text(names(), encoding="utf-8")

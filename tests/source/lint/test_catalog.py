@@ -22,7 +22,7 @@ SECTION = re.compile(r"^### (AMP\d{3}): ([\w-]+)$\n(.*?)(?=^##|\Z)", re.MULTILIN
 
 @pytest.fixture(scope="module")
 def hook() -> ModuleType:
-    """The module that mkdocs calls, and that writes the table."""
+    """The module that mkdocs calls, and that writes the list."""
     spec = importlib.util.spec_from_file_location("site_lint_codes", HOOK)
     assert spec is not None
     assert spec.loader is not None
@@ -75,10 +75,10 @@ def test_the_page_has_no_other_sections(site: str) -> None:
     assert [code for code, _, _ in SECTION.findall(site)] == sorted(CODES)
 
 
-def test_the_table_is_that_of_the_catalog(hook: ModuleType) -> None:
-    """docs/lint/codes.md has a row for each code, as the program writes it; other pages stay as they are."""
-    assert hook.table() == PAGE
-    assert re.findall(r"^\| (AMP\d{3})", PAGE, flags=re.MULTILINE) == sorted(CODES)
+def test_the_list_is_that_of_the_catalog(hook: ModuleType) -> None:
+    """docs/lint/codes.md has a line for each code, as the program writes it; other pages stay as they are."""
+    assert hook.names() == PAGE
+    assert re.findall(r"^- (AMP\d{3})", PAGE, flags=re.MULTILINE) == sorted(CODES)
     other = SimpleNamespace(file=SimpleNamespace(src_uri="lint/index.md"))
     assert hook.on_page_markdown("text", page=other) == "text"
 
