@@ -17,15 +17,14 @@ from ampcompare.source.lint.report import level_of
 PAGE = Path(__file__).resolve().parent.parent / "lint" / "codes.md"
 HEAD = "# Codes of lint\n\nHow to run it, silence it and configure it: [Lint](index.md)."
 LIST_HEAD = f"""{HEAD} A finding says what is wrong and the remedy.
-On the site (`scripts/docs`) each code has a section: what the mistake does to the training, the remedy, a wrong and a right example.
+On the site (`scripts/docs`) each code has a section: what the mistake does to the training, the remedy, and a wrong
+and a right example.
 
 `*`: `--fix` corrects it where the correction is sure. `+`: reported only where `--select` names it."""
-
 
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
     """Put the sections in place of the list."""
     return sections() if page.file.src_uri == "lint/codes.md" else markdown
-
 
 def names() -> str:
     """Return the page of the repository: the name of each code."""
@@ -39,7 +38,6 @@ def names() -> str:
         parts.append("")
     return "\n".join(parts)
 
-
 def sections() -> str:
     """Return the page of the site: a section for each code."""
     parts = [HEAD, ""]
@@ -49,7 +47,6 @@ def sections() -> str:
             if code.startswith(prefix):
                 parts += _section(mistake)
     return "\n".join(parts)
-
 
 def _section(mistake: Mistake) -> Iterator[str]:
     notes = [f"({level_of(mistake.code)})"]
@@ -66,12 +63,10 @@ def _section(mistake: Mistake) -> Iterator[str]:
     yield from ("```python", mistake.example.strip(), "```", "")
     yield from ("Not reported:", "", "```python", mistake.harmless.strip(), "```", "")
 
-
 def _guards() -> set[str]:
     from ampcompare.guards import GUARDS
 
     return set(GUARDS)
-
 
 if __name__ == "__main__":
     PAGE.write_text(names(), encoding="utf-8")
