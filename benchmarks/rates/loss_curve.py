@@ -157,7 +157,7 @@ STUDY = Study(
     title="Error rates of verdicts on the training loss",
     about=__doc__,
     tables=(
-        Table("simulated", SCENARIOS, _simulated, only_json=("replicates",)),
+        Table("simulated", SCENARIOS, _simulated, by=("seeds", "arms"), only_json=("replicates",)),
         Table("real runs", ("A/A", "planted"), _real),
     ),
 )
