@@ -2,9 +2,9 @@
 
     python -m benchmarks.rates pooled_effects [--out docs/benchmarks/pooled_effects]
 
-An experiment is 3, 5 or 10 pairs of normal differences, or 3 and 10 in turn, with a true effect that is normal over experiments with
-standard deviation tau. The standard deviation of a pair is 1, or 1 and 4 in turn. Each experiment shows the mean
-of its pairs and their variance, nothing else. Coverage in percent of intervals of 95 %:
+An experiment is 3, 5 or 10 pairs of normal differences, or 3 and 10 in turn, with a true effect that is normal over
+experiments with standard deviation tau. The standard deviation of a pair is 1, or 1 and 4 in turn. Each experiment
+shows the mean of its pairs and their variance, nothing else. Coverage in percent of intervals of 95 %:
 
     DL         weights by inverse variance, tau by DerSimonian and Laird, normal quantile
     DL HK      the same with the variance and the t quantile of Hartung and Knapp
