@@ -317,18 +317,19 @@ def text(data: list[dict[str, Any]], device: str) -> str:
         [
             "Ratio, its range over repetitions, and the goal:",
             _by_model(ratios),
-            f"{', '.join(['us a step', 'ratio', 'calls', 'ATen operations', *extra])}:",
-            _by_model(counts),
+            f"{', '.join(['us a step', 'ratio to the bare loop of its format', 'calls', 'ATen operations', *extra])}:",
+            _by_model(counts, with_base=False),
             "\n".join(f"- not measured: {row}: {why}" for row, why in missing.items()),
         ]
     )
 
 
-def _by_model(cells: dict[tuple[str, str, str], str]) -> str:
+def _by_model(cells: dict[tuple[str, str, str], str], *, with_base: bool = True) -> str:
     models = list(dict.fromkeys(model for model, _, _ in cells))
     lines = list(dict.fromkeys((row, base) for _, row, base in cells))
-    shown = [[*line, *(cells.get((model, *line), "") for model in models)] for line in lines]
-    table: str = tabulate(shown, headers=["row", "divided by", *models], tablefmt="github", disable_numparse=True)
+    heads = ["row", "divided by"] if with_base else ["row"]
+    shown = [[*line[: len(heads)], *(cells.get((model, *line), "") for model in models)] for line in lines]
+    table: str = tabulate(shown, headers=[*heads, *models], tablefmt="github", disable_numparse=True)
     return table
 
 
