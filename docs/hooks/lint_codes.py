@@ -22,9 +22,11 @@ and a right example.
 
 `*`: `--fix` corrects it where the correction is sure. `+`: reported only where `--select` names it."""
 
+
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
     """Put the sections in place of the list."""
     return sections() if page.file.src_uri == "lint/codes.md" else markdown
+
 
 def names() -> str:
     """Return the page of the repository: the name of each code."""
@@ -38,6 +40,7 @@ def names() -> str:
         parts.append("")
     return "\n".join(parts)
 
+
 def sections() -> str:
     """Return the page of the site: a section for each code."""
     parts = [HEAD, ""]
@@ -47,6 +50,7 @@ def sections() -> str:
             if code.startswith(prefix):
                 parts += _section(mistake)
     return "\n".join(parts)
+
 
 def _section(mistake: Mistake) -> Iterator[str]:
     notes = [f"({level_of(mistake.code)})"]
@@ -63,10 +67,12 @@ def _section(mistake: Mistake) -> Iterator[str]:
     yield from ("```python", mistake.example.strip(), "```", "")
     yield from ("Not reported:", "", "```python", mistake.harmless.strip(), "```", "")
 
+
 def _guards() -> set[str]:
     from ampcompare.guards import GUARDS
 
     return set(GUARDS)
+
 
 if __name__ == "__main__":
     PAGE.write_text(names(), encoding="utf-8")
