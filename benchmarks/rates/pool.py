@@ -114,7 +114,6 @@ STUDY = Study(
             [(machine, size) for machine in MACHINES for size in SIZES],
             _row,
             by=("machine",),
-            singly={"machine": ("hot arm",)},
         ),
     ),
     replicates=6000,

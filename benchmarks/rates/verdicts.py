@@ -288,7 +288,7 @@ STUDY = Study(
     about=__doc__,
     tables=(
         Table("fixed", FIXED, _row, by=("noise",), only_json=ONLY_JSON),
-        Table("margins", MARGINS, _row, by=("seeds", "base %", "margin"), only_json=ONLY_JSON[1:]),
+        Table("margins", MARGINS, _row, by=("seeds", "margin"), only_json=ONLY_JSON[1:]),
         Table("followed", FOLLOWED, _row, by=("noise", "arms"), only_json=ONLY_JSON),
         Table("auto", AUTO, _row, by=("noise", "arms"), only_json=ONLY_JSON),
         metrics.TABLE,
