@@ -6,6 +6,7 @@ The outcome is saved to `result`: ("returned", value) or ("raised", traceback).
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -29,8 +30,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))  # as in 
 SECONDS = 50
 # What most ranks import, here once for all of them.
 WARM = (
-    *("torch._dynamo", "torch.distributed.checkpoint", "torch.distributed.fsdp", "torch.profiler._cupti_monitor"),
-    *("ampcompare.cli", "ampcompare.experiment.launch.worker.rank", "ampcompare.training.session"),
+    *("pytest", "torch._dynamo", "torch.distributed.checkpoint", "torch.distributed.fsdp"),
+    *("ampcompare.cli.run_command", "ampcompare.experiment.launch.worker.rank", "ampcompare.training.session"),
     *("ampcompare.tasks.classification", "ampcompare.tasks.lm", "ampcompare.training.precision.native"),
 )
 
@@ -82,7 +83,8 @@ def serve(jobs: socket.socket) -> None:
 def main(requests: socket.socket) -> None:
     """Fork a rank for each request with its socket and its log; a request with a process id asks for its exit code."""
     for name in WARM:
-        importlib.import_module(name)
+        with contextlib.suppress(ImportError):  # only saves time
+            importlib.import_module(name)
     torch.set_num_threads(1)
     while True:
         request, files, _, _ = socket.recv_fds(requests, 64, 2)
