@@ -18,8 +18,7 @@ from ampcompare.base.errors import BackendUnavailable
 from ampcompare.script.legacy import child_processes, opt_level
 from ampcompare.script.legacy.missing_names import watch_names
 from ampcompare.script.legacy.settings import ExecSettings
-from ampcompare.script.legacy.stderr import print_violation
-from ampcompare.script.legacy.way_out import point_at_migrate
+from ampcompare.script.legacy.stderr import point_at_migrate, print_violation
 
 if TYPE_CHECKING:
     from ampcompare.script.legacy.record.recorder import Recorder
@@ -76,11 +75,11 @@ def prepare_process(
     child_processes.pass_on_to_ranks(settings)
     child_processes.count_starts()
     if settings.device == "cpu":
-        from ampcompare.script.legacy.cpu.device import run_on_cpu
+        from ampcompare.script.legacy.cpu_device import run_on_cpu
 
         run_on_cpu(quiet=child is not None)
     if settings.compat_torch:
-        from ampcompare.script.legacy.compat.torch_functions import patch_torch
+        from ampcompare.script.legacy.torch_functions import patch_torch
 
         patch_torch()
     recorder, rows = None, None

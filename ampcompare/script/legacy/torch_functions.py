@@ -7,6 +7,7 @@ are changed.
 from __future__ import annotations
 
 import argparse  # noqa: TID251 - the script's own parser is patched; ampcompare uses click
+import atexit
 import collections
 import collections.abc
 import fractions
@@ -16,6 +17,7 @@ import inspect
 import math
 import os
 import sys
+import sysconfig
 import time
 from collections.abc import Callable, Iterable, Sequence
 from importlib.abc import Loader, MetaPathFinder
@@ -24,17 +26,19 @@ from types import ModuleType
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional
 from torch.optim import lr_scheduler
 
-from ampcompare.script.legacy.compat.callers import called_by_script
-from ampcompare.script.legacy.jit import keep_for_jit
-from ampcompare.script.legacy.process_group import gloo_for_nccl
 from ampcompare.script.legacy.stderr import note
 
-__all__ = ["patch_masks", "patch_torch"]
+__all__ = ["gloo_for_nccl", "keep_for_jit", "patch_torch"]
 
+LIBRARIES = tuple(
+    {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    | {torch.__path__[0].rpartition("torch")[0].rstrip("/\\")}
+)
 SPELLINGS = ("--local_rank", "--local-rank")
 # Index of the mask among the positional arguments, `self` included.
 METHODS = {
@@ -93,6 +97,11 @@ NUMPY_RENAMED = {
 }
 
 
+def _called_by_script() -> bool:
+    """Return whether the function that calls this, in place of another, was called from the script's own files."""
+    return not sys._getframe(2).f_code.co_filename.startswith(LIBRARIES)
+
+
 def patch_torch() -> None:
     """Patch torch, and restore names that Python and numpy have removed, in this process."""
     _patch_local_rank()
@@ -100,7 +109,7 @@ def patch_torch() -> None:
     _patch_load()
     _patch_full()
     _patch_view()
-    patch_masks()
+    _patch_masks()
     _patch_schedulers()
     _patch_loader_next()
     if not torch.backends.cuda.is_built() or torch.cuda.device_count() == 0:
@@ -127,7 +136,7 @@ def _patch_full() -> None:
     def full_of_floats(*args: Any, **kwargs: Any) -> Any:
         value = kwargs.get("fill_value", args[1] if len(args) > 1 else None)
         plain = kwargs.get("dtype") is None and kwargs.get("out") is None
-        if plain and isinstance(value, int) and called_by_script():
+        if plain and isinstance(value, int) and _called_by_script():
             note("torch.full of an integer gives floats, as before torch 1.7")
             kwargs["dtype"] = torch.get_default_dtype()
         return full(*args, **kwargs)
@@ -196,7 +205,7 @@ def _with_local_rank(parser: Any, given: list[str]) -> list[str]:
     return [f"{accepted[0]}={rank}", *given]
 
 
-def patch_masks() -> None:
+def _patch_masks() -> None:
     """Let operations accept uint8 masks, and let masks act as bytes in subtraction, `~` and `^`."""
     for name, index in METHODS.items():
         setattr(Tensor, name, _accepting_uint8(getattr(Tensor, name), index))
@@ -285,7 +294,7 @@ def _patch_arithmetic() -> None:
     @functools.wraps(invert)
     def not_mask(self: Tensor) -> Any:
         # Bytes with other values are not a mask: their bits are inverted, as in torch since 1.2.
-        if self.dtype is torch.uint8 and called_by_script() and self.numel() and int(self.max()) <= 1:
+        if self.dtype is torch.uint8 and _called_by_script() and self.numel() and int(self.max()) <= 1:
             note("~ of a uint8 mask is 1 - mask, as before torch 1.2")
             return 1 - self
         return invert(self)
@@ -298,8 +307,8 @@ def _patch_arithmetic() -> None:
         return xor(self, other)
 
     patches = {"__sub__": subtract, "__rsub__": subtract_from, "__invert__": not_mask, "__xor__": exclusive_or}
-    for name, patch_masks in patches.items():
-        setattr(Tensor, name, patch_masks)
+    for name, patch in patches.items():
+        setattr(Tensor, name, patch)
 
 
 def _patch_attention() -> None:
@@ -410,3 +419,49 @@ def _accept_verbose(kind: Any) -> None:
         init(self, *args, **kwargs)
 
     kind.__init__ = init_without_verbose
+
+
+def keep_for_jit(original: Any, replacement: Any) -> None:
+    """Let `torch.jit.script` compile a call of `replacement` as the operator that `original` is."""
+    from torch.jit import _builtins
+
+    operator = _builtins._find_builtin(original)
+    if operator is not None:
+        _builtins._register_builtin(replacement, operator)
+
+
+def gloo_for_nccl() -> None:
+    """Let `init_process_group` and `new_group` use gloo if the script asks for nccl, with one line on stderr."""
+    if not dist.is_available() or hasattr(dist.init_process_group, "_ampcompare_gloo"):
+        return
+    # Its functions have the group as a default argument: imported later, they would keep a destroyed group alive.
+    importlib.import_module("torch.distributed.nn.functional")
+    atexit.register(_destroy)
+    init, new = dist.init_process_group, dist.new_group
+
+    @functools.wraps(init)
+    def init_process_group(backend: Any = None, *args: Any, **kwargs: Any) -> Any:
+        kwargs.pop("device_id", None)
+        return init(_backend(backend), *args, **kwargs)
+
+    @functools.wraps(new)
+    def new_group(ranks: Any = None, timeout: Any = None, backend: Any = None, *args: Any, **kwargs: Any) -> Any:
+        return new(ranks, timeout, _backend(backend), *args, **kwargs)
+
+    init_process_group._ampcompare_gloo = True  # type: ignore[attr-defined]
+    for module in (dist, dist.distributed_c10d):
+        module.init_process_group = init_process_group  # type: ignore[attr-defined]
+        module.new_group = new_group  # type: ignore[attr-defined]
+
+
+def _backend(requested: Any) -> Any:
+    if isinstance(requested, str) and requested.lower() == "nccl":
+        note("process groups use gloo instead of nccl: there is no CUDA device")
+        return "gloo"
+    return requested
+
+
+def _destroy() -> None:
+    """Destroy the group that a script left open: a gloo thread that outlives the interpreter can abort the process."""
+    if dist.is_initialized():
+        dist.destroy_process_group()

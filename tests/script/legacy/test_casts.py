@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from ampcompare.script.legacy.cpu.device import cast_as_for_cuda
+from ampcompare.script.legacy.cpu_device import cast_as_for_cuda
 
 
 @pytest.fixture

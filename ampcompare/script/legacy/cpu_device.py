@@ -33,9 +33,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils import _device
 from torch.utils import _pytree as pytree
 
-from ampcompare.script.legacy.jit import keep_for_jit
-from ampcompare.script.legacy.process_group import gloo_for_nccl
 from ampcompare.script.legacy.stderr import note
+from ampcompare.script.legacy.torch_functions import gloo_for_nccl, keep_for_jit
 from ampcompare.training.precision.cpu_half import EmulatedHalf
 
 __all__ = ["FUNCTIONS", "cast_as_for_cuda", "is_cuda", "run_on_cpu"]

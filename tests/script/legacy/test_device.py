@@ -346,7 +346,7 @@ def test_no_thread_of_a_group_outlives_the_script(write, forked, end) -> None:
         "train.py",
         f"""
         import atexit, pathlib, torch
-        from ampcompare.script.legacy.cpu.device import run_on_cpu
+        from ampcompare.script.legacy.cpu_device import run_on_cpu
 
         def tell():
             tasks = pathlib.Path("/proc/self/task").iterdir()
