@@ -16,17 +16,16 @@ from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import AmpCompareError
 from ampcompare.base.files.loaded_code import watch_code
 from ampcompare.base.rank_marks import mark_output
+from ampcompare.script.acted import Acted
 from ampcompare.script.legacy import child_processes
 from ampcompare.script.legacy.execute import execute
 from ampcompare.script.legacy.prepare import Prepared, prepare_process
-from ampcompare.script.legacy.record.rows import Rows
+from ampcompare.script.legacy.record.recorder import Rows
 from ampcompare.script.legacy.settings import ExecSettings
 from ampcompare.script.legacy.stderr import note
 from ampcompare.script.legacy.target import Target
-from ampcompare.script.recorded.acted import Acted
-from ampcompare.script.recorded.pairing import seed_all
-from ampcompare.script.recorded.watch import Watch
 from ampcompare.script.stand_in import StandIn, half_dtype
+from ampcompare.script.watch import Watch, seed_all
 from ampcompare.training.precision.cpu_half import cpu_half
 
 __all__ = ["prepare_child", "prepare_script", "run_script"]

@@ -11,7 +11,7 @@ import torch
 
 from ampcompare.apex._install import install
 from ampcompare.backends.arm import Arm
-from ampcompare.script.apex_amp.amp import ScriptAmp
+from ampcompare.script.apex_amp import ScriptAmp
 from ampcompare.script.stand_in import StandIn
 from ampcompare.training.precision.factory import make_precision
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
 from ampcompare.apex.optimizers import FusedAdam
-from ampcompare.script.apex_amp.amp import ScriptAmp
+from ampcompare.script.apex_amp import ScriptAmp
 from ampcompare.training.precision.factory import make_precision
 from tests.script.small_script import ARMS, batch, gan_loss, network, two_networks
 

@@ -21,8 +21,7 @@ from ampcompare.script.legacy.settings import ExecSettings
 from ampcompare.script.legacy.stderr import point_at_migrate, print_violation
 
 if TYPE_CHECKING:
-    from ampcompare.script.legacy.record.recorder import Recorder
-    from ampcompare.script.legacy.record.rows import Rows
+    from ampcompare.script.legacy.record.recorder import Recorder, Rows
 
 __all__ = ["Prepared", "prepare_child", "prepare_process"]
 
@@ -84,8 +83,7 @@ def prepare_process(
         patch_torch()
     recorder, rows = None, None
     if settings.record is not None:
-        from ampcompare.script.legacy.record.recorder import Recorder, header
-        from ampcompare.script.legacy.record.rows import Rows
+        from ampcompare.script.legacy.record.recorder import Recorder, Rows, header
 
         recorder = Recorder(settings.record, header(settings), child=child)
         rows = Rows(recorder)
@@ -135,9 +133,7 @@ def _import_amp(engine: str) -> None:
 def _record_steps(rows: Rows, *, amp: bool) -> None:
     # Imported here: without --record a script that needs no torch loads none.
     from ampcompare.guards.events import Layer, Subscriptions
-    from ampcompare.script.legacy.record.amp import record_amp
-    from ampcompare.script.legacy.record.fp16_optimizer import record_fp16_optimizers
-    from ampcompare.script.legacy.record.grad_scaler import record_grad_scalers
+    from ampcompare.script.legacy.record.scaled_steps import record_amp, record_fp16_optimizers, record_grad_scalers
 
     events = Subscriptions(Layer.RECORD)
     if amp:

@@ -40,9 +40,8 @@ from ampcompare.backends.apex_levels import apex_level
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import AmpCompareError, PreparationError, ScalingError, UnsupportedCombination
 from ampcompare.guards.events import GRADIENT_READS, Points, Subscriptions, without_subscribers
-from ampcompare.script.apex_amp.session import here
+from ampcompare.guards.location import here
 from ampcompare.script.keep_fp32 import WRAPPERS, bare_model
-from ampcompare.script.recorded.pairing import HashedWeights
 from ampcompare.script.torch_amp.autocast_and_scaler import (
     TorchAmp,
     not_scaled,
@@ -51,6 +50,7 @@ from ampcompare.script.torch_amp.autocast_and_scaler import (
     unscaled,
     without_autocast,
 )
+from ampcompare.script.watch import HashedWeights
 from ampcompare.training.precision.base import owned_params
 from ampcompare.training.precision.factory import make_precision
 from ampcompare.training.precision.half_optimizer import HalfOptimizer

@@ -10,13 +10,13 @@ import torch
 from ampcompare.backends.arm import Arm
 from ampcompare.guards.events import Subscriptions
 from ampcompare.guards.import_hook import ImportHook
-from ampcompare.script.legacy.record.rows import Rows
-from ampcompare.script.trainers import accelerate, lightning, mmengine, transformers
+from ampcompare.script.legacy.record.recorder import Rows
+from ampcompare.script.trainers import accelerate, lightning, mmengine
 from ampcompare.script.trainers.told import Through, Told
 
 __all__ = ["Trainers"]
 
-LIBRARIES = (accelerate, lightning, mmengine, transformers)
+LIBRARIES = (accelerate, lightning, mmengine)
 
 
 class Trainers:

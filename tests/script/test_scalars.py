@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from ampcompare.base import metric_log
-from ampcompare.script.recorded.watch import LIBRARIES, catch_scalars
+from ampcompare.script.watch import LIBRARIES, catch_scalars
 
 
 @pytest.fixture

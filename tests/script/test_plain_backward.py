@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ampcompare.base.errors import ScalingError
-from ampcompare.script.apex_amp.amp import ScriptAmp
+from ampcompare.script.apex_amp import ScriptAmp
 from tests.script.small_script import ARMS
 
 

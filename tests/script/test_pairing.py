@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from ampcompare.script.recorded.pairing import FirstBatches, seed_all, weights_of
+from ampcompare.script.watch import FirstBatches, seed_all, weights_of
 
 
 def test_first_batches_are_those_of_the_first_module_after_each_step() -> None:

@@ -16,8 +16,8 @@ from torch.jit._script import RecursiveScriptModule
 
 from ampcompare.base.files.run_files import CellFile
 from ampcompare.runs.records.opened_files import forget_reads, read_opened
-from ampcompare.script.recorded import watch
-from ampcompare.script.recorded.watch import WrittenFiles
+from ampcompare.script import watch
+from ampcompare.script.watch import WrittenFiles
 
 TENSORS = {"a": torch.ones(2)}
 ORIGINALS = (torch.save, torch.serialization.save, RecursiveScriptModule.save)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
 from ampcompare.base.errors import PreparationError, ScalingError
-from ampcompare.script.apex_amp.amp import ScriptAmp
+from ampcompare.script.apex_amp import ScriptAmp
 from tests.script.small_script import ARMS, Make, batch, network, two_networks
 
 

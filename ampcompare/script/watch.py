@@ -17,6 +17,7 @@ import importlib.util
 import json
 import numbers
 import os
+import random
 import stat
 import sys
 import tempfile
@@ -31,6 +32,7 @@ from typing import Any, NoReturn
 import torch
 from torch import distributed
 from torch.jit._script import RecursiveScriptModule
+from torch.nn.modules.module import register_module_forward_pre_hook
 
 from ampcompare.base.files.loaded_code import CODE, TRACKERS, digest_of, is_users_code, on_file_events
 from ampcompare.base.files.run_files import CellFile
@@ -38,10 +40,22 @@ from ampcompare.base.metric_log import listen, log_metric
 from ampcompare.guards.events import Layer, Points, Subscriptions
 from ampcompare.guards.import_hook import ImportHook
 from ampcompare.script.legacy.record.recorder import Recorder
-from ampcompare.script.recorded.pairing import FirstBatches, HashedWeights, weights_of
+from ampcompare.training.metrics.hashes import inputs_sha256, parameters_sha256
 from ampcompare.training.metrics.memory import MemoryMeter, make_memory_meter
+from ampcompare.training.precision.base import owned_params
 
-__all__ = ["EnoughSteps", "Watch", "WrittenFiles", "catch_scalars"]
+__all__ = [
+    "EnoughSteps",
+    "FirstBatches",
+    "HashedWeights",
+    "Watch",
+    "WrittenFiles",
+    "catch_scalars",
+    "seed_all",
+    "weights_of",
+]
+
+MAX_BATCHES = 3
 
 WRITERS = ("torch.utils.tensorboard", "tensorboardX")
 LIBRARIES = (*WRITERS, "wandb", "mlflow")
@@ -55,6 +69,79 @@ SAFETENSORS = ("safetensors.torch", "safetensors.numpy")
 # Of other programs, which read and write them for themselves: compiled kernels, downloads, trackers of experiments.
 CACHES = ("XDG_CACHE_HOME", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "HF_HOME", "TORCH_HOME")
 IN_HOME = (".cache", ".triton", ".config", ".nv", ".keras", ".netrc")
+
+
+def seed_all(seed: int) -> None:
+    """Seed Python, NumPy if it is installed, and torch on all devices."""
+    random.seed(seed)
+    torch.manual_seed(seed)
+    if importlib.util.find_spec("numpy") is not None:
+        import numpy as np
+
+        np.random.seed(seed % 2**32)
+
+
+class HashedWeights:
+    """The parameters of an optimizer, with their hash at the time that this is made.
+
+    Attributes:
+        sha256: the hash.
+    """
+
+    def __init__(self, optimizer: Any) -> None:
+        self._optimizer = optimizer
+        models: list[Any] = [self]
+        self.sha256 = parameters_sha256(models)
+
+    def parameters(self) -> list[Any]:
+        """Return the present parameters."""
+        return owned_params(self._optimizer)
+
+
+def weights_of(models: Sequence[Any]) -> str:
+    """Return a hash of the parameters of models, before any cast."""
+    if len(models) == 1 and isinstance(models[0], HashedWeights):
+        return models[0].sha256
+    return parameters_sha256(models)
+
+
+class FirstBatches:
+    """Hashes what enters the first module that is called after the start and after each step, a few times.
+
+    Args:
+        found: called with the hashes when there are enough.
+    """
+
+    def __init__(self, found: Callable[[list[str]], None]) -> None:
+        self.hashes: list[str] = []
+        self._found = found
+        self._awaited = True
+        self._hook = register_module_forward_pre_hook(self._enter)
+
+    def stepped(self) -> None:
+        """Note the end of a step: the next module that is called gets a new batch."""
+        self._awaited = True
+
+    def end(self) -> None:
+        """Report what was found, if that was not done yet."""
+        if self._hook is not None:
+            self._hook.remove()
+            self._hook = None  # type: ignore[assignment]
+            self._found(self.hashes)
+
+    def _enter(self, module: Any, inputs: Any) -> None:
+        # Inside of vmap or torch.func.grad tensors have no data that could be read; torch.jit.trace would record it.
+        if not self._awaited or not torch.is_grad_enabled() or torch._C._functorch.peek_interpreter_stack() is not None:
+            return
+        if torch._C._get_tracing_state() is not None:
+            return
+        digest = inputs_sha256(inputs)
+        if digest is None:
+            return
+        self._awaited = False
+        self.hashes.append(digest)
+        if len(self.hashes) == MAX_BATCHES:
+            self.end()
 
 
 class EnoughSteps(SystemExit):
