@@ -251,7 +251,7 @@ def test_reproduce_claims(tmp_path: Path) -> None:
 def test_the_functions_are_not_shadowed_by_rooms() -> None:
     """Importing any submodule leaves every public function what it is, and the interface loads no torch."""
     code = (
-        "import sys, ampcompare, ampcompare.diagnosis.explain.explain, ampcompare.api.doctor.examine\n"
+        "import sys, ampcompare, ampcompare.diagnosis.explain, ampcompare.api.doctor.examine\n"
         "names = set(ampcompare.__all__) - {'__version__', 'Precision', 'StepOutcome', 'make_precision'}\n"
         "print(all(callable(getattr(ampcompare, name)) for name in names), 'torch' in sys.modules)"
     )

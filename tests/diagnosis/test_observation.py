@@ -12,9 +12,8 @@ from ampcompare.backends.arm import Arm
 from ampcompare.base.environment.apex import ApexInstall
 from ampcompare.base.errors import AmpCompareError, LaunchError
 from ampcompare.base.isolate.call import Answer
-from ampcompare.diagnosis.explain.explain import bytes_per_parameter
-from ampcompare.diagnosis.explain.observation import observe_in_child, render_observation
-from ampcompare.diagnosis.explain.observe import observe
+from ampcompare.diagnosis.explain import bytes_per_parameter, observe_in_child, render_observation
+from ampcompare.diagnosis.explain_step import observe
 from ampcompare.runs.settings.config import RunConfig
 
 DATA = {"name": "synthetic", "train_size": 32, "val_size": 16, "image_size": 8}
@@ -190,9 +189,7 @@ def test_errors_of_users(arm: str, arch: str, exit_code: int, text: str, monkeyp
     told = observe(config.model_dump(mode="json"))
     assert told["exit_code"] == exit_code
     assert text in told["error"]
-    monkeypatch.setattr(
-        "ampcompare.diagnosis.explain.observation.call_in_child", lambda *words, **options: Answer(told, "done")
-    )
+    monkeypatch.setattr("ampcompare.diagnosis.explain.call_in_child", lambda *words, **options: Answer(told, "done"))
     with pytest.raises(AmpCompareError, match=text) as caught:
         observe_in_child(config)
     assert caught.value.exit_code == exit_code

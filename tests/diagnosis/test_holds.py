@@ -101,7 +101,7 @@ def test_broken_modules_do_not_hold(after: Callable[[Tensor], Tensor], arm: str,
         holds(model, arm, inputs=(X * 0.3,))
     assert all(word in str(error.value) for word in [*words, "test_holds.py:"]), str(error.value)
     assert error.value.diagnosis is not None
-    assert error.value.diagnosis.faults[0].place.where.startswith("tests/diagnosis/holds/test_holds.py:")
+    assert error.value.diagnosis.faults[0].place.where.startswith("tests/diagnosis/test_holds.py:")
 
 
 def test_the_module_of_a_fault_is_named() -> None:

@@ -1,4 +1,4 @@
-"""The check behind `holds`: one run in fp32, some with added rounding, and for each arm one run and a diagnosis."""
+"""The assertion `holds`: one run in fp32, some with added rounding, and for each arm one run and a diagnosis."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import copy
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 from tabulate import tabulate
@@ -20,7 +21,6 @@ from ampcompare.base.formatting import printable
 from ampcompare.diagnosis.cures import Tested, verdict_of, with_cure
 from ampcompare.diagnosis.diagnose import report_of
 from ampcompare.diagnosis.faults import HARM, HARM_IN_BF16, NEGLIGIBLE, find_faults
-from ampcompare.diagnosis.holds.result import DoesNotHold, Figure, Held
 from ampcompare.diagnosis.measure import Conditions, Enough, Loop, measure, trained_under
 from ampcompare.diagnosis.observation import Observation
 from ampcompare.diagnosis.sites import calling_line
@@ -30,8 +30,9 @@ from ampcompare.training.device import resolve_device
 from ampcompare.training.precision.base import Precision, StepOutcome
 from ampcompare.training.precision.wrapper import PrecisionWrapper
 
-__all__ = ["Check", "tolerances"]
+__all__ = ["Check", "DEFAULT_ARMS", "DoesNotHold", "Figure", "Held", "holds", "tolerances"]
 
+DEFAULT_ARMS = ("bf16", "fp16", "O2")
 FP32 = Arm.parse("fp32")
 DRAWS = 3
 MAX_ROWS = 10
@@ -42,6 +43,131 @@ FACTOR = 4.0  # times the largest deviation that one rounding of each weight and
 FLOOR = 8.0  # roundings at least
 LEAST = 1e-6  # share of the largest gradient below which one counts as zero
 GRADIENT = "gradient of "
+Inputs = Sequence[Any] | Mapping[str, Any]
+
+
+def holds(
+    subject: Callable[..., Any],
+    arms: Sequence[Arm | str] | Arm | str = DEFAULT_ARMS,
+    *,
+    inputs: Sequence[Any] | Mapping[str, Any] | None = None,
+    loss: Callable[[Any], Any] | None = None,
+    rtol: float | Literal["auto"] = "auto",
+    steps: int = 1,
+    seed: int = 0,
+    device: str = "cpu",
+    strict_types: bool = False,
+    cures: bool = True,
+) -> list[Held]:
+    """Assert that a module, a loss or a training step gives under each arm what it gives in fp32.
+
+    Compared are outputs, loss and gradients of the first update that is applied. Every operation of all steps is
+    watched for overflow, underflow and lost updates, as `ampcompare.diagnose` does.
+
+    Args:
+        subject: with `inputs`, a module, of which a copy is trained, or a function of tensors such as a loss. Without,
+            a training loop as for `ampcompare.diagnose`: it gets a precision, calls `prepare` once, and then
+            `backward` and `step`, which ends the loop after the last step. It is called several times, and must begin
+            from the same weights and batches each time; torch is seeded before.
+        arms: texts such as "bf16", "fp16", "O2" or "apex:O1,loss_scale=128", or `Arm` objects.
+        inputs: positional arguments of the subject, or a mapping of keyword arguments. The floating inputs of a
+            function reach it in the 16-bit type of the arm, as the results of a layer do, and get gradients.
+        loss: makes the loss of the output of a module or function; by default a fixed random weighting of it.
+        rtol: relative error that each figure may have; "auto": what rounding explains, see docs/testing.md.
+        steps: updates that are watched for faults.
+        seed: of torch before each run.
+        device: such as "cpu" or "cuda"; 16-bit products are emulated on a CPU, as tensor cores compute them.
+        strict_types: also fail where an operation runs in another type than the arm promises.
+        cures: search what removes a fault, by up to 12 further runs, and name it in the message.
+
+    Returns:
+        What was measured, for each arm.
+
+    Raises:
+        DoesNotHold: under an arm it raises, overflows, loses gradients or is further from fp32 than the tolerance.
+        ConfigError: an arm that does not exist, a loop that makes no update or differs from run to run, or that is not
+            finite in fp32.
+        EnvironmentUnfit: this machine lacks something that an arm needs.
+    """
+    __tracebackhide__ = True
+    named = [arms] if isinstance(arms, str) or not isinstance(arms, Sequence) else list(arms)
+    check = Check(
+        subject,
+        inputs=inputs,
+        loss=loss,
+        rtol=rtol,
+        steps=steps,
+        seed=seed,
+        device=device,
+        strict_types=strict_types,
+        cures=cures,
+    )
+    held = []
+    for arm in named:  # a comprehension would be one more frame in tracebacks
+        held.append(check.arm(arm))
+    return held
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One result that an arm was compared in: an output, the loss, or the gradient of a parameter.
+
+    Attributes:
+        name: such as "output", "loss" or "gradient of head.weight".
+        error: norm of the difference to fp32, relative to the norm in fp32; inf where it is not finite.
+        tolerance: that the error may have.
+        dtype: in the arm.
+    """
+
+    name: str
+    error: float
+    tolerance: float
+    dtype: str
+
+    @property
+    def holds(self) -> bool:
+        """Whether the error is within the tolerance."""
+        return self.error <= self.tolerance
+
+
+@dataclass(frozen=True)
+class Held:
+    """An arm that holds.
+
+    Attributes:
+        arm: in its canonical form.
+        figures: of the first update that was applied.
+        skipped: steps that were skipped while the loss scale settled.
+        islands: operations that ran in another type than the arm promises, one line each.
+    """
+
+    arm: str
+    figures: tuple[Figure, ...]
+    skipped: int = 0
+    islands: tuple[str, ...] = ()
+
+    @property
+    def worst(self) -> Figure:
+        """The figure that uses most of its tolerance."""
+        return max(self.figures, key=lambda figure: figure.error / figure.tolerance)
+
+
+class DoesNotHold(AssertionError):
+    """A step does not hold under an arm; the message says where it breaks and what cures it.
+
+    Attributes:
+        arm: in its canonical form.
+        figures: all that were compared; empty where the step raised.
+        diagnosis: None where the step raised.
+    """
+
+    def __init__(
+        self, message: str, arm: str, figures: Sequence[Figure] = (), diagnosis: Diagnosis | None = None
+    ) -> None:
+        super().__init__(message)
+        self.arm = arm
+        self.figures = tuple(figures)
+        self.diagnosis = diagnosis
 
 
 class Check:
@@ -409,9 +535,6 @@ class _Capture(PrecisionWrapper):
             if param.grad is not None:
                 grad = param.grad.to_dense() if param.grad.is_sparse else param.grad
                 self._found[f"gradient of {name}"] = grad.detach().clone()
-
-
-Inputs = Sequence[Any] | Mapping[str, Any]
 
 
 def _loop_of(subject: Callable[..., Any], inputs: Inputs, loss: Callable[[Any], Any] | None, device: str) -> Loop:

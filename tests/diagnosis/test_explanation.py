@@ -13,7 +13,7 @@ import torch
 
 from ampcompare.backends.arm import Arm
 from ampcompare.backends.catalog import BUILT_IN
-from ampcompare.diagnosis.explain.explain import bytes_per_parameter, explain_arm
+from ampcompare.diagnosis.explain import bytes_per_parameter, explain_arm
 from ampcompare.runs.report.terminal import Terminal
 
 ARMS = [
