@@ -65,8 +65,7 @@ def migrate_script(
         ConfigError: there is no such file, or the file has changed meanwhile.
         EnvironmentUnfit: the file cannot be written.
     """
-    from ampcompare.source.migrate.mistakes import find_mistakes
-    from ampcompare.source.migrate.project import migrate_file
+    from ampcompare.source.migrate.project import find_mistakes, migrate_file
 
     file = Path(path)
     if not file.is_file():

@@ -18,9 +18,9 @@ from ampcompare.runs.report.document import Block, Code, Document, Facts, Items,
 from ampcompare.runs.settings.config import RunConfig
 
 __all__ = [
-    "Explanation",
     "MAX_SAMPLES",
     "OPTIMIZER_TENSORS",
+    "Explanation",
     "bytes_per_parameter",
     "explain_arm",
     "explanation_document",

@@ -30,7 +30,7 @@ from ampcompare.training.device import resolve_device
 from ampcompare.training.precision.base import Precision, StepOutcome
 from ampcompare.training.precision.wrapper import PrecisionWrapper
 
-__all__ = ["Check", "DEFAULT_ARMS", "DoesNotHold", "Figure", "Held", "holds", "tolerances"]
+__all__ = ["DEFAULT_ARMS", "Check", "DoesNotHold", "Figure", "Held", "holds", "tolerances"]
 
 DEFAULT_ARMS = ("bf16", "fp16", "O2")
 FP32 = Arm.parse("fp32")

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ampcompare.source.lint.catalog import CODES, GROUPS
-from ampcompare.source.lint.mistake import Mistake
+from ampcompare.source.lint.module import Mistake
 from ampcompare.source.lint.report import level_of
 
 PAGE = Path(__file__).resolve().parent.parent / "lint" / "codes.md"

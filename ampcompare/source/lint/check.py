@@ -6,8 +6,7 @@ import re
 from collections.abc import Callable
 
 from ampcompare.source.lint.catalog import RULES
-from ampcompare.source.lint.mistake import Finding
-from ampcompare.source.lint.module import LintModule
+from ampcompare.source.lint.module import Finding, LintModule
 from ampcompare.source.syntax import SourceInvalid
 
 __all__ = ["UNREADABLE", "check_text", "is_of_interest"]

@@ -11,7 +11,7 @@ from ampcompare.source.document import Document, read_document, write_document
 from ampcompare.source.edits import apply_edits
 from ampcompare.source.find import find_sources
 from ampcompare.source.lint.check import check_text, is_of_interest
-from ampcompare.source.lint.mistake import Finding
+from ampcompare.source.lint.module import Finding
 from ampcompare.source.lint.report import Located, Report, Unread
 from ampcompare.source.lint.selection import Selection
 from ampcompare.source.syntax import SourceInvalid, parse_tree

@@ -11,11 +11,10 @@ from dataclasses import dataclass, replace
 
 from ampcompare.source.amp_names import AUTOCASTS, CLIPS, WRAPPERS
 from ampcompare.source.branches import Facts, contradict, narrowed
-from ampcompare.source.calls import argument, arguments, passed
 from ampcompare.source.follow import Follower, Frame
 from ampcompare.source.module import Module, Scope
 from ampcompare.source.roles import Roles
-from ampcompare.source.syntax import dotted
+from ampcompare.source.syntax import argument, arguments, dotted, passed
 
 __all__ = ["FINITE", "Context", "Event", "Kind", "Tracer", "plain"]
 

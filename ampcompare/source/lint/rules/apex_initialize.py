@@ -5,11 +5,10 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from ampcompare.source.calls import argument
 from ampcompare.source.edits import Edit
-from ampcompare.source.lint.mistake import Finding, Mistake
-from ampcompare.source.lint.module import LintModule, Trace, events_between, literal, name_of, rule
+from ampcompare.source.lint.module import Finding, LintModule, Mistake, Trace, events_between, literal, name_of, rule
 from ampcompare.source.lint.trace import Event, Kind
+from ampcompare.source.syntax import argument
 
 __all__: list[str] = []
 

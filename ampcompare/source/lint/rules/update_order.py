@@ -7,8 +7,7 @@ import re
 from collections.abc import Iterator
 
 from ampcompare.source.edits import Edit
-from ampcompare.source.lint.mistake import Finding, Mistake
-from ampcompare.source.lint.module import LintModule, Trace, events_between, name_of, rule
+from ampcompare.source.lint.module import Finding, LintModule, Mistake, Trace, events_between, name_of, rule
 from ampcompare.source.lint.trace import FINITE, Event, Kind, plain
 from ampcompare.source.module import flat_values
 

@@ -6,16 +6,15 @@ import ast
 from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
-from ampcompare.source.calls import HIDDEN, arguments, is_literal
 from ampcompare.source.edits import Edits
 from ampcompare.source.migrate.core.scalers import plan_scalers
 from ampcompare.source.migrate.finding import NOTE, Finding
 from ampcompare.source.migrate.read.names import Names
 from ampcompare.source.migrate.read.options import as_bool
 from ampcompare.source.migrate.read.sites import Unsure, collect_sites
-from ampcompare.source.migrate.twins.catalog import DECORATORS, IMPORTED, OPTIMIZERS, STAYS, Optimizer
+from ampcompare.source.migrate.twin_table import DECORATORS, IMPORTED, OPTIMIZERS, STAYS, Optimizer
 from ampcompare.source.module import Module
-from ampcompare.source.syntax import dotted
+from ampcompare.source.syntax import HIDDEN, arguments, dotted, is_literal
 
 __all__ = ["DDP", "Twins"]
 

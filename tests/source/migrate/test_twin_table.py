@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ampcompare.source.migrate.rewrite import migrate_text
-from ampcompare.source.migrate.twins.catalog import IMPORTED, OPTIMIZERS, TABLE, markdown_table
+from ampcompare.source.migrate.twin_table import IMPORTED, OPTIMIZERS, TABLE, markdown_table
 
 PAGE = Path(__file__).resolve().parents[4] / "docs" / "migrating.md"
 

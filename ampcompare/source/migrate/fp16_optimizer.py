@@ -11,13 +11,12 @@ import difflib
 from dataclasses import dataclass
 
 from ampcompare.source.branches import Facts, facts_at
-from ampcompare.source.calls import arguments, is_literal
 from ampcompare.source.edits import Edits
 from ampcompare.source.migrate.finding import NOTE, Finding
 from ampcompare.source.migrate.read.names import Names
 from ampcompare.source.migrate.read.sites import Unsure
 from ampcompare.source.module import Function, Module
-from ampcompare.source.syntax import dotted
+from ampcompare.source.syntax import arguments, dotted, is_literal
 
 __all__ = ["AtLevel2", "at_level_2"]
 
