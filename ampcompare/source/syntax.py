@@ -1,4 +1,4 @@
-"""Parse source with Python's own parser, which says what is wrong and where; walk its trees; names and calls in them."""
+"""Parse source with Python's own parser, which says what is wrong and where; walk trees; names and calls in them."""
 
 from __future__ import annotations
 
