@@ -35,7 +35,6 @@ from ampcompare.training.precision.base import Precision, StepOutcome, owned_par
 __all__ = ["Given", "Parameters", "ScriptAmp", "Session", "leaves_of", "parameters_by_id"]
 
 Parameters = Mapping[int, Mapping[int, Tensor]]
-
 ONE_SCALE = (
     "the script has one loss scale for each loss (num_losses), and all losses share one here, as with one GradScaler"
 )

@@ -21,9 +21,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from ampcompare.apex import deprecated_warning
 from ampcompare.apex.amp._amp_state import strict_from_environment
+from ampcompare.base.errors import PreparationError
 
-from ._errors import ParallelArgumentError, SyncBatchNormInputError
-from ._synchronizer import require_group
+from ._synchronizer import ParallelArgumentError, require_group
 
 __all__ = [
     "GlobalStatistics",
@@ -33,6 +33,10 @@ __all__ = [
     "create_syncbn_process_group",
     "statistics_dtype",
 ]
+
+
+class SyncBatchNormInputError(PreparationError, ValueError):
+    """An input that batch norm cannot normalize."""
 
 
 class SyncBatchNorm(_BatchNorm):
