@@ -34,9 +34,10 @@ from torch import distributed
 from torch.jit._script import RecursiveScriptModule
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from ampcompare.base.files.loaded_code import CODE, TRACKERS, digest_of, is_users_code, on_file_events
+from ampcompare.base.files.loaded_code import CODE, TRACKERS, WRITING, digest_of, is_users_code, on_file_events
 from ampcompare.base.files.run_files import CellFile
 from ampcompare.base.metric_log import listen, log_metric
+from ampcompare.base.rank_marks import CELL_FOLDER
 from ampcompare.guards.events import Layer, Points, Subscriptions
 from ampcompare.guards.import_hook import ImportHook
 from ampcompare.script.legacy.record.recorder import Recorder
@@ -62,8 +63,6 @@ LIBRARIES = (*WRITERS, "wandb", "mlflow")
 MAX_FILES = 200
 MAX_READ = 5000
 MAX_AGE_SECONDS = 30 * 86400.0  # an older file is data, and none that a cell of this comparison wrote
-WRITING = os.O_WRONLY | os.O_RDWR
-CELL_DIR = "AMPCOMPARE_CELL_DIR"
 CELL_STARTED = "AMPCOMPARE_CELL_STARTED"
 SAFETENSORS = ("safetensors.torch", "safetensors.numpy")
 # Of other programs, which read and write them for themselves: compiled kernels, downloads, trackers of experiments.
@@ -389,7 +388,7 @@ class WrittenFiles:
         self._files: dict[str, None] = {}
         self._read: set[str] = set()
         self._busy: set[int] = set()
-        self._own = os.path.join(os.environ[CELL_DIR], "") if CELL_DIR in os.environ else None
+        self._own = os.path.join(os.environ[CELL_FOLDER], "") if CELL_FOLDER in os.environ else None
         self._started = float(os.environ.get(CELL_STARTED, time.time()))
         # Found now: a hook that looks for the folder of temporary files waits for the lock of who looks for it.
         self._temporary = os.path.join(tempfile.gettempdir(), "tmp")

@@ -24,6 +24,7 @@ from ampcompare.script.apex_amp import Given
 from ampcompare.script.legacy.record.recorder import Rows, value_of
 
 __all__ = [
+    "HALF",
     "TorchAmp",
     "TorchNames",
     "is_own",
@@ -36,6 +37,7 @@ __all__ = [
     "without_autocast",
 ]
 
+HALF = (torch.float16, torch.bfloat16)
 SCALER = inspect.signature(torch.amp.GradScaler)
 SETTINGS = ("growth_factor", "backoff_factor", "growth_interval")
 

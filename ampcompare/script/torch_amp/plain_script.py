@@ -36,12 +36,11 @@ from ampcompare.guards.events import GRADIENT_READS, Points, Subscriptions
 from ampcompare.guards.location import here
 from ampcompare.script.acted import Acted
 from ampcompare.script.legacy.record.recorder import Rows, value_of
-from ampcompare.script.torch_amp.autocast_and_scaler import TorchNames
+from ampcompare.script.torch_amp.autocast_and_scaler import HALF, TorchNames
 from ampcompare.training.precision.base import owned_params
 
 __all__ = ["PlainScript"]
 
-HALF = (torch.float16, torch.bfloat16)
 MAX_WATCHED = 4096
 
 

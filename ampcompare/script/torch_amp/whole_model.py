@@ -43,6 +43,7 @@ from ampcompare.guards.events import GRADIENT_READS, Points, Subscriptions, with
 from ampcompare.guards.location import here
 from ampcompare.script.keep_fp32 import WRAPPERS, bare_model
 from ampcompare.script.torch_amp.autocast_and_scaler import (
+    HALF,
     TorchAmp,
     not_scaled,
     refuse_closure,
@@ -57,7 +58,6 @@ from ampcompare.training.precision.half_optimizer import HalfOptimizer
 
 __all__ = ["WholeModel"]
 
-HALF = (torch.float16, torch.bfloat16)
 METHODS = ("scale", "unscale_", "step", "update", "get_scale", "state_dict", "load_state_dict")
 LERPS = ((Tensor, "lerp"), (Tensor, "lerp_"), (torch, "_foreach_lerp_"))
 CONTAINERS = (nn.ModuleList, nn.ModuleDict)  # they hold models, and are never called

@@ -108,6 +108,12 @@ class Event:
         """The subject as it is named in the source."""
         return plain(self.subject)
 
+    @property
+    def receiver(self) -> ast.expr:
+        """The object whose method is called."""
+        assert isinstance(self.call.func, ast.Attribute)
+        return self.call.func.value
+
     def may_follow(self, other: Event) -> bool:
         """Return whether one run of the code can meet both events."""
         return not contradict(self.facts, other.facts)

@@ -246,7 +246,7 @@ def order_around_initialize(module: LintModule) -> Iterator[Finding]:
                     if other.facts.keys() - event.facts.keys() and event.facts.keys() - other.facts.keys():
                         continue  # two options, of which one may exclude the other
                     yield module.finding("AMP112", other.call, f"`{other.shown}` is cast before `amp.initialize`")
-                elif other.kind is Kind.LOAD and module.roles.of(_receiver(other), other.scope) == "optimizer":
+                elif other.kind is Kind.LOAD and module.roles.of(other.receiver, other.scope) == "optimizer":
                     yield module.finding(
                         "AMP407", event.call, f"`{other.shown}` was loaded in line {other.call.lineno}"
                     )
@@ -283,11 +283,6 @@ def _is_returned(name: str, event: Event) -> bool:
         for value in returns
         if value is not None
     )
-
-
-def _receiver(event: Event) -> ast.expr:
-    assert isinstance(event.call.func, ast.Attribute)
-    return event.call.func.value
 
 
 def _after(module: LintModule, trace: Trace, event: Event, after: list[Event], models: set[str]) -> Iterator[Finding]:
