@@ -30,7 +30,7 @@ from ampcompare.training.device import resolve_device
 from ampcompare.training.precision.base import Precision, StepOutcome
 from ampcompare.training.precision.wrapper import PrecisionWrapper
 
-__all__ = ["DEFAULT_ARMS", "Check", "DoesNotHold", "Figure", "Held", "holds", "tolerances"]
+__all__ = ["DEFAULT_ARMS", "DoesNotHold", "Figure", "Held", "holds", "tolerances"]
 
 DEFAULT_ARMS = ("bf16", "fp16", "O2")
 FP32 = Arm.parse("fp32")
@@ -91,7 +91,7 @@ def holds(
     """
     __tracebackhide__ = True
     named = [arms] if isinstance(arms, str) or not isinstance(arms, Sequence) else list(arms)
-    check = Check(
+    check = _Check(
         subject,
         inputs=inputs,
         loss=loss,
@@ -170,7 +170,7 @@ class DoesNotHold(AssertionError):
         self.diagnosis = diagnosis
 
 
-class Check:
+class _Check:
     """A subject, and what it gives in fp32; the arguments are those of `holds`."""
 
     def __init__(

@@ -32,7 +32,7 @@ from ampcompare.guards.location import here
 from ampcompare.script.legacy.record.recorder import Rows, value_of
 from ampcompare.training.precision.base import Precision, StepOutcome, owned_params
 
-__all__ = ["Given", "Parameters", "ScriptAmp", "Session", "leaves_of", "parameters_by_id"]
+__all__ = ["Given", "ScriptAmp"]
 
 Parameters = Mapping[int, Mapping[int, Tensor]]
 ONE_SCALE = (
@@ -53,12 +53,12 @@ class _Stage(enum.Enum):
     UNSCALED = "true gradients"
 
 
-def parameters_by_id(optimizers: Sequence[Any]) -> Parameters:
+def _parameters_by_id(optimizers: Sequence[Any]) -> Parameters:
     """Return the parameters of each optimizer, by the id of the optimizer and their own."""
     return {id(one): {id(param): param for param in owned_params(one)} for one in optimizers}
 
 
-def leaves_of(losses: Sequence[Tensor]) -> frozenset[int]:
+def _leaves_of(losses: Sequence[Tensor]) -> frozenset[int]:
     """Return the ids of the tensors whose gradients a backward pass of `losses` adds to."""
     waiting: list[Any] = [loss.grad_fn for loss in losses]
     seen: set[Any] = set()
@@ -74,7 +74,7 @@ def leaves_of(losses: Sequence[Tensor]) -> frozenset[int]:
     return frozenset(leaves)
 
 
-class Session:
+class _Session:
     """Optimizers of one `initialize` with the precision that prepared them.
 
     An arm that neither scales nor keeps master weights has no stages: each call goes straight to the precision.
@@ -148,7 +148,7 @@ class Session:
         if not self._staged:
             return
         waiting = [one for one in self.optimizers if self._stages[id(one)] in (_Stage.SCALED, _Stage.DELAYED)]
-        reached = leaves_of(losses) if waiting else frozenset()
+        reached = _leaves_of(losses) if waiting else frozenset()
         for optimizer in waiting:
             if reached.isdisjoint(self._own[id(optimizer)]):
                 continue
@@ -287,7 +287,7 @@ class ScriptAmp:
         self._rows = rows
         self._given = given
         self._casting = _Casting()
-        self._sessions: list[Session] = []
+        self._sessions: list[_Session] = []
         self._stepping = False
         self._blocks = 0
         self._device_type = "cpu"
@@ -319,12 +319,12 @@ class ScriptAmp:
                     f"amp.initialize has enabled=False, so {self._name} has no effect; run the script with amp enabled"
                 )
             )
-        own = parameters_by_id(some_optimizers)
+        own = _parameters_by_id(some_optimizers)
         try:
             new_models, new_optimizers = precision.prepare(some_models, some_optimizers)
         except PreparationError as error:
             raise PreparationError(here(str(error))) from None
-        session = Session(self._name, precision, new_optimizers, own)
+        session = _Session(self._name, precision, new_optimizers, own)
         self._sessions.append(session)
         for optimizer in new_optimizers:
             self._replace_methods(session, optimizer)
@@ -343,7 +343,7 @@ class ScriptAmp:
             return given
         return given, new_optimizers if isinstance(optimizers, list) else new_optimizers[0]
 
-    def _replace_methods(self, session: Session, optimizer: Any) -> None:
+    def _replace_methods(self, session: _Session, optimizer: Any) -> None:
         step, zero_grad = optimizer.step, optimizer.zero_grad
 
         # Bound methods, which LR schedulers need.
@@ -367,7 +367,7 @@ class ScriptAmp:
         optimizer.step = types.MethodType(stepped, optimizer)
         optimizer.zero_grad = types.MethodType(cleared, optimizer)
 
-    def _step(self, session: Session, optimizer: Any, plain: Callable[..., Any]) -> StepOutcome | None:
+    def _step(self, session: _Session, optimizer: Any, plain: Callable[..., Any]) -> StepOutcome | None:
         self._stepping = True
         try:
             with self._casting.off():
@@ -375,7 +375,7 @@ class ScriptAmp:
         finally:
             self._stepping = False
 
-    def _step_with_closure(self, session: Session, step: Callable[..., Any], closure: Any) -> Any:
+    def _step_with_closure(self, session: _Session, step: Callable[..., Any], closure: Any) -> Any:
         if session.precision.half_dtype is not None:
             raise ScalingError(
                 here(
@@ -402,7 +402,7 @@ class ScriptAmp:
         some = [optimizers] if hasattr(optimizers, "param_groups") else list(optimizers)
         return self._block(self._session_of(some), loss, some, loss_id, delay_unscale)
 
-    def _session_of(self, optimizers: Sequence[Any]) -> Session:
+    def _session_of(self, optimizers: Sequence[Any]) -> _Session:
         for session in reversed(self._sessions):
             if all(any(one is other for other in session.optimizers) for one in optimizers):
                 return session
@@ -417,7 +417,7 @@ class ScriptAmp:
 
     @contextmanager
     def _block(
-        self, session: Session, loss: Any, optimizers: Sequence[Any], loss_id: int, delay_unscale: bool
+        self, session: _Session, loss: Any, optimizers: Sequence[Any], loss_id: int, delay_unscale: bool
     ) -> Iterator[Any]:
         session.begin(optimizers)
         if self._rows is not None:
@@ -495,7 +495,7 @@ class ScriptAmp:
             )
         precision.load_state_dict(state_dict)
 
-    def _only_session(self, function: str) -> Session:
+    def _only_session(self, function: str) -> _Session:
         if len(self._sessions) == 1:
             return self._sessions[0]
         when = "after several calls of amp.initialize" if self._sessions else "before amp.initialize"
