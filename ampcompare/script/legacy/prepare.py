@@ -98,6 +98,7 @@ def prepare_process(
         patch_torch()
     recorder, rows = None, None
     if settings.record is not None:
+        # Imported here: without --record a script that needs no torch loads none.
         from ampcompare.script.legacy.record.recorder import Recorder, Rows, header
 
         recorder = Recorder(settings.record, header(settings), child=child)
@@ -106,7 +107,9 @@ def prepare_process(
         _import_amp(settings.engine)
     records_amp = stand_in is None or stand_in(rows)
     if rows is not None:
-        _record_steps(rows, amp=records_amp)
+        from ampcompare.script.legacy.record.scaled_steps import record_steps
+
+        record_steps(rows, amp=records_amp)
     if settings.guards != "off":
         # After the CUDA functions and an arm, so that the guards see what the script asks for.
         guards.install(strict=settings.guards == "strict", say=lambda violation: _warn(violation, settings))
@@ -143,19 +146,6 @@ def _import_amp(engine: str) -> None:
         importlib.import_module("apex.amp")
     except ImportError as error:
         raise BackendUnavailable(f"apex.amp of --engine {engine} cannot be imported: {error}") from error
-
-
-def _record_steps(rows: Rows, *, amp: bool) -> None:
-    # Imported here: without --record a script that needs no torch loads none.
-    from ampcompare.guards.events import Layer, Subscriptions
-    from ampcompare.script.legacy.record.scaled_steps import record_amp, record_fp16_optimizers, record_grad_scalers
-
-    events = Subscriptions(Layer.RECORD)
-    if amp:
-        record_amp(rows, events)
-    record_grad_scalers(rows, events)
-    record_fp16_optimizers(rows, events)
-    rows.recorder.before_close(events.end)
 
 
 def override_opt_level(

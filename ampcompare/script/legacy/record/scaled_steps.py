@@ -16,13 +16,27 @@ from typing import Any
 
 import torch
 
-from ampcompare.guards.events import Subscriptions
+from ampcompare.guards.events import Layer, Subscriptions
 from ampcompare.script.legacy.record.recorder import Rows, value_of
 
-__all__ = ["record_amp", "record_fp16_optimizers", "record_grad_scalers"]
+__all__ = ["record_grad_scalers", "record_steps"]
 
 
-def record_amp(rows: Rows, events: Subscriptions) -> None:
+def record_steps(rows: Rows, *, amp: bool) -> None:
+    """Record what this process does from now on until its record ends.
+
+    Args:
+        amp: also what goes through `apex.amp`.
+    """
+    events = Subscriptions(Layer.RECORD)
+    if amp:
+        _record_amp(rows, events)
+    record_grad_scalers(rows, events)
+    _record_fp16_optimizers(rows, events)
+    rows.recorder.before_close(events.end)
+
+
+def _record_amp(rows: Rows, events: Subscriptions) -> None:
     """Record what goes through `amp.initialize`, `amp.scale_loss` and the steps of the optimizers from here on."""
     hooks = _AmpHooks(rows, sys.modules["apex.amp"])
     frontend, handle, scaler = (sys.modules[f"apex.amp.{name}"] for name in ("frontend", "handle", "scaler"))
@@ -164,7 +178,7 @@ def _replace_step(optimizer: Any, step: Any, inner: Any) -> None:
     optimizer.step = types.MethodType(step, optimizer)
 
 
-def record_fp16_optimizers(rows: Rows, events: Subscriptions) -> None:
+def _record_fp16_optimizers(rows: Rows, events: Subscriptions) -> None:
     """Record what goes through all objects of both classes from now on, ampcompare's or the real ones."""
     kind, hooks = importlib.import_module("apex.fp16_utils").FP16_Optimizer, _OptimizerHooks(rows)
     events.wrap(kind, "backward", hooks.backward)
