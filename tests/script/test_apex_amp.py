@@ -106,16 +106,16 @@ def test_what_has_no_translation_is_refused_at_its_line(script_amp: Make, arm: s
     amp = script_amp(arm)
     with pytest.raises(ScalingError, match="before amp"):
         amp.state_dict()
-    with pytest.raises(PreparationError, match=r"test_amp\.py:\d+: amp.initialize has enabled=False"):
+    with pytest.raises(PreparationError, match=r"test_apex_amp\.py:\d+: amp.initialize has enabled=False"):
         initialized(amp, enabled=False)
-    with pytest.raises(PreparationError, match=r"test_amp\.py:\d+: amp.init has no models"):
+    with pytest.raises(PreparationError, match=r"test_apex_amp\.py:\d+: amp.init has no models"):
         amp.init()
     model, optimizer = initialized(amp)
-    with pytest.raises(ScalingError, match=r"test_amp\.py:\d+: optimizer.step is called with a closure"):
+    with pytest.raises(ScalingError, match=r"test_apex_amp\.py:\d+: optimizer.step is called with a closure"):
         optimizer.step(lambda: loss_of(model))
     backward(amp, model, optimizer)
     clip_grad_norm_(amp.master_params(optimizer), 1.0)
-    with pytest.raises(ScalingError, match=r"test_amp\.py:\d+: this scale_loss block adds to gradients that were read"):
+    with pytest.raises(ScalingError, match=r"test_apex_amp\.py:\d+: this scale_loss block adds to gradients that were read"):
         backward(amp, model, optimizer)
     optimizer.step()
     with pytest.raises(ScalingError, match="has prepared"):
