@@ -9,7 +9,7 @@ import pytest
 from ampcompare.source.migrate.rewrite import migrate_text
 from ampcompare.source.migrate.twin_table import IMPORTED, OPTIMIZERS, TABLE, markdown_table
 
-PAGE = Path(__file__).resolve().parents[4] / "docs" / "migrating.md"
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "migrating.md"
 
 
 def test_the_page_shows_the_table() -> None:
