@@ -7,8 +7,7 @@ import importlib.util
 from dataclasses import dataclass
 from types import ModuleType
 
-from ampcompare.base.environment.quiet_import import quiet_import
-from ampcompare.base.environment.versions import installed_version
+from ampcompare.base.environment.packages import installed_version, quiet_import
 from ampcompare.base.errors import BackendUnavailable
 
 __all__ = ["Library"]

@@ -15,9 +15,8 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from ampcompare.base.environment.entry_points import entry_points
+from ampcompare.base.environment.packages import entry_points, find_module
 from ampcompare.base.errors import BackendUnavailable, ConfigError, did_you_mean
-from ampcompare.base.files.find_module import find_module
 from ampcompare.runs.records.metric import TOP1, TOP5, Metric
 from ampcompare.runs.settings.recipe import DEFAULT_TASK, DataConfig, Recipe
 

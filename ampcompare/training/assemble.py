@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.checkpoint import checkpoint
 
-from ampcompare.base.environment.quiet_import import quiet_import
+from ampcompare.base.environment.packages import quiet_import
 from ampcompare.base.errors import BackendUnavailable, ConfigError, UnsupportedCombination, did_you_mean
 from ampcompare.base.tensors.skippable_step import skip_on_device
 from ampcompare.runs.settings.config import ParallelConfig

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ampcompare.base.environment.versions import fingerprint, host_name
+from ampcompare.base.environment.fingerprint import fingerprint, host_name
 from ampcompare.base.tensors.accelerator import synchronize
 from ampcompare.base.tensors.lists import copy_by_dtype
 from ampcompare.runs.records.evaluation import EpochResult

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, equal, nn
 from torch.optim import Optimizer
 
-from ampcompare.base.environment.versions import installed_version
+from ampcompare.base.environment.packages import installed_version
 from ampcompare.base.errors import CheckpointError
 from ampcompare.base.tensors.sharded import shard_shapes
 from ampcompare.base.tensors.tree import tensors_in

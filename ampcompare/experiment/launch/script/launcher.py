@@ -20,8 +20,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, Protocol
 
-from ampcompare.base.environment.threads import THREAD_VARIABLES
-from ampcompare.base.environment.versions import fingerprint, host_name
+from ampcompare.base.environment.fingerprint import THREAD_VARIABLES, fingerprint, host_name
 from ampcompare.base.errors import EnvironmentUnfit, LaunchError
 from ampcompare.base.files.loaded_code import Names
 from ampcompare.base.files.run_files import CellFile

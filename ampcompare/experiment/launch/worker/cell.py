@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 
 from ampcompare import guards
-from ampcompare.base.environment.versions import fingerprint, host_name
+from ampcompare.base.environment.fingerprint import fingerprint, host_name
 from ampcompare.base.errors import EnvironmentUnfit
 from ampcompare.base.files.loaded_code import end_watch, watch_code
 from ampcompare.base.files.run_files import CellFile
