@@ -33,8 +33,16 @@ from ampcompare.tasks.task import Task
 from ampcompare.training.compile import compiled, ready_compiler
 from ampcompare.training.ema import ModelEma
 from ampcompare.training.parallel.ranks import Communicator, SingleProcess, model_facts, require_equal
-from ampcompare.training.parallel.replication import DDP, DP, FSDP, ApexDDP, Parallel, Single
-from ampcompare.training.parallel.syncbn import apex_parallel, make_converter
+from ampcompare.training.parallel.replication import (
+    DDP,
+    DP,
+    FSDP,
+    ApexDDP,
+    Parallel,
+    Single,
+    apex_parallel,
+    make_converter,
+)
 from ampcompare.training.precision.base import Precision, owned_params
 from ampcompare.training.state.capture import restore_training
 from ampcompare.training.state.check_checkpoint import Owned, owned_by

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ampcompare.base.environment.fingerprint import fingerprint, host_name
-from ampcompare.base.tensors.accelerator import synchronize
 from ampcompare.base.tensors.lists import copy_by_dtype
 from ampcompare.runs.records.evaluation import EpochResult
 from ampcompare.runs.records.run import Resumption, StepRecord
@@ -24,6 +23,7 @@ from ampcompare.tasks.data import tensors_of
 from ampcompare.tasks.randomness import derive
 from ampcompare.training.assemble import Assembly
 from ampcompare.training.build_loop import build_loop
+from ampcompare.training.device import synchronize
 from ampcompare.training.evaluate import Evaluation, Extra, evaluate
 from ampcompare.training.parallel.ranks import require_equal, weights_digest
 from ampcompare.training.policies.divergence import DivergenceDetector

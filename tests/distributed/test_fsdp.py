@@ -15,13 +15,13 @@ import torch.distributed as dist
 from torch import nn
 
 from ampcompare.base.errors import CheckpointError
+from ampcompare.base.tensors.tree import first_difference
 from ampcompare.runs.records.evaluation import EpochResult
 from ampcompare.runs.records.run import StepRecord
 from ampcompare.runs.settings.config import RunConfig
 from ampcompare.tasks.registry import make_task
 from ampcompare.training.assemble import assemble, make_parallel
 from ampcompare.training.checkpoint.convert.between_arms import into_arm
-from ampcompare.training.checkpoint.store.difference import first_difference
 from ampcompare.training.checkpoint.store.file import write_checkpoint
 from ampcompare.training.metrics.hashes import weights_sha256
 from ampcompare.training.metrics.run_summary import RunMetrics

@@ -9,9 +9,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ampcompare.base.tensors.accelerator import synchronize
 from ampcompare.diagnosis.profiling.watch import ProductShape, Seen, missed_sizes
 from ampcompare.runs.records.profile import Product
+from ampcompare.training.device import synchronize
 
 __all__ = ["padded", "time_product", "with_padding"]
 

@@ -1,23 +1,42 @@
-"""How replicas of a model work together: a contract of four methods, and one class for each kind of replication."""
+"""How replicas of a model work together: a class for each kind of replication, batch norms, types of reduction."""
 
 from __future__ import annotations
 
 import abc
+import importlib
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from types import ModuleType
 from typing import Any, ClassVar
 
 import torch
-from torch import nn
+from torch import Tensor, distributed, nn
 from torch.optim import Optimizer
 
 from ampcompare.base.errors import UnsupportedCombination
-from ampcompare.base.tensors.reduction import reduce_buckets_in, reduction_type
 from ampcompare.training.parallel.sharding import ShardTypes, is_sharded_model, shard
-from ampcompare.training.parallel.syncbn import Convert, keep
 
-__all__ = ["DDP", "DP", "FSDP", "ApexDDP", "Parallel", "Single"]
+__all__ = [
+    "DDP",
+    "DP",
+    "FSDP",
+    "ApexDDP",
+    "Convert",
+    "Parallel",
+    "Single",
+    "apex_parallel",
+    "average_in",
+    "keep",
+    "make_converter",
+    "note_reduction_type",
+    "reduce_buckets_in",
+    "reduction_type",
+]
+
+ATTRIBUTE = "_ampcompare_reduction_type"
+
+Convert = Callable[[nn.Module], nn.Module]
 
 NO_CONTEXT: AbstractContextManager[None] = nullcontext()
 
@@ -195,3 +214,74 @@ class FSDP(Parallel):
         finally:
             for model in models:
                 model.set_requires_gradient_sync(True)
+
+
+def keep(model: nn.Module) -> nn.Module:
+    """Return `model` as it is."""
+    return model
+
+
+def apex_parallel(engine: str | None) -> ModuleType:
+    """Return the real `apex.parallel` if the arm runs on the real Apex, else ampcompare's own."""
+    return importlib.import_module("apex.parallel" if engine == "nvidia" else "ampcompare.apex.parallel")
+
+
+def make_converter(kind: str, device: torch.device, engine: str | None) -> Convert:
+    """Return what replaces the batch norms of a model.
+
+    Args:
+        kind: "none", "torch" or "apex".
+        device: where the model will be.
+        engine: of the arm: "nvidia", "compat", or None for arms without Apex.
+
+    Raises:
+        UnsupportedCombination: torch's layer on a CPU, for which it has no kernels.
+    """
+    if kind == "none":
+        return keep
+    if kind == "torch":
+        if device.type == "cpu":
+            raise UnsupportedCombination(
+                "torch's SyncBatchNorm has no CPU kernels, but the device is cpu; use --sync-bn apex"
+            )
+        return nn.SyncBatchNorm.convert_sync_batchnorm
+
+    def convert(model: nn.Module) -> nn.Module:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # Apex announces its own deprecation
+            converted: nn.Module = apex_parallel(engine).convert_syncbn_model(model)
+        return converted
+
+    return convert
+
+
+def note_reduction_type(model: nn.Module, dtype: torch.dtype) -> None:
+    """Ask what wraps `model` for several processes to average its gradients in `dtype`."""
+    setattr(model, ATTRIBUTE, dtype)
+
+
+def reduction_type(model: nn.Module) -> torch.dtype | None:
+    """Return the type that was asked for; None for that of each gradient."""
+    found: torch.dtype | None = getattr(model, ATTRIBUTE, None)
+    return found
+
+
+def reduce_buckets_in(dtype: torch.dtype, bucket: Any) -> Any:
+    """Average a bucket of `DistributedDataParallel` over all ranks in `dtype`; a communication hook with its state."""
+    buffer = bucket.buffer()
+    # Divided before the sum, as DDP does it, so that a sum in fp16 does not overflow.
+    moved = buffer.to(dtype) / distributed.get_world_size()
+    future = distributed.all_reduce(moved, async_op=True).get_future()
+    return future.then(lambda done: buffer.copy_(done.value()[0]))
+
+
+def average_in(dtype: torch.dtype, tensors: Sequence[Tensor]) -> None:
+    """Average tensors over all ranks in `dtype`, in place; every rank passes tensors of the same shapes."""
+    if not tensors:
+        return
+    flat = torch.cat([tensor.reshape(-1).to(dtype) for tensor in tensors]) / distributed.get_world_size()
+    distributed.all_reduce(flat)
+    start = 0
+    for tensor in tensors:
+        tensor.copy_(flat[start : start + tensor.numel()].view_as(tensor))
+        start += tensor.numel()

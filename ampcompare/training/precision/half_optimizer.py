@@ -20,8 +20,8 @@ from torch.optim import Optimizer
 
 from ampcompare.base.tensors.lists import by_type, copy_by_dtype
 from ampcompare.base.tensors.loss_scale import DeviceLossScale, is_exact_on_device, moved_scale
-from ampcompare.base.tensors.reduction import average_in, note_reduction_type
 from ampcompare.base.tensors.skippable_step import obeys_flag
+from ampcompare.training.parallel.replication import average_in, note_reduction_type
 from ampcompare.training.precision.base import FixedOutcome, Precision, StepOutcome, owned_params
 from ampcompare.training.precision.half_cast import cast_model, cast_state
 from ampcompare.training.precision.keep_fp32 import kept_in_fp32

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ampcompare.base.tensors.loss_scale import FLOAT32_MAX, moved_scale
-from ampcompare.base.tensors.reduction import note_reduction_type
 from ampcompare.base.tensors.skippable_step import obeys_flag
+from ampcompare.training.parallel.replication import note_reduction_type
 from ampcompare.training.precision.base import Precision, StepOutcome, all_applied
 from ampcompare.training.precision.half_cast import cast_weights
 from ampcompare.training.precision.half_optimizer import HalfOptimizer, hold_state_in

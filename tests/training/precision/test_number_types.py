@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer
 
-from ampcompare.base.tensors.reduction import reduction_type
+from ampcompare.training.parallel.replication import reduction_type
 from ampcompare.training.precision.base import Precision, owned_params
 from ampcompare.training.precision.factory import make_precision
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ampcompare.apex.amp import _amp_state
 from ampcompare.base.errors import CheckpointError, EnvironmentUnfit
-from ampcompare.base.tensors.tree import tensors_in
+from ampcompare.base.tensors.tree import first_difference, tensors_in
 from ampcompare.runs.records.evaluation import EpochResult
 from ampcompare.runs.records.run import StepRecord
 from ampcompare.runs.settings.config import RunConfig
@@ -23,7 +23,6 @@ from ampcompare.tasks.registry import make_task
 from ampcompare.training.assemble import assemble_single
 from ampcompare.training.checkpoint.convert.between_arms import into_arm
 from ampcompare.training.checkpoint.inspect import inspect_file
-from ampcompare.training.checkpoint.store.difference import first_difference
 from ampcompare.training.checkpoint.store.file import write_checkpoint
 from ampcompare.training.checkpoint.store.layout import apex_layout
 from ampcompare.training.metrics.run_summary import RunMetrics
