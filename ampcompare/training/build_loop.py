@@ -15,7 +15,7 @@ from ampcompare.tasks.data import map_tensors, tensors_of
 from ampcompare.tasks.task import LossOf, Phase
 from ampcompare.training.assemble import Assembly
 from ampcompare.training.loop import Loop, update
-from ampcompare.training.metrics.clock import make_clock
+from ampcompare.training.meters import make_clock
 from ampcompare.training.parallel.replication import Parallel
 from ampcompare.training.precision.base import Precision, StepOutcome
 

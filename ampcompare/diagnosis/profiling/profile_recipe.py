@@ -19,9 +19,8 @@ from ampcompare.runs.records.profile import ArmProfile, Trial
 from ampcompare.runs.settings.config import RunConfig
 from ampcompare.runs.settings.validation import validated
 from ampcompare.tasks.registry import make_task
-from ampcompare.training.assemble import assemble_single
+from ampcompare.training.assemble import assemble_single, cpu_half_of
 from ampcompare.training.build_loop import build_loop
-from ampcompare.training.compile import cpu_half_of
 from ampcompare.training.device import resolve_device
 from ampcompare.training.precision.tf32 import set_tf32
 

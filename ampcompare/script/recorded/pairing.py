@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from ampcompare.training.metrics.hashes import inputs_sha256, parameters_sha256
+from ampcompare.training.hashes import inputs_sha256, parameters_sha256
 from ampcompare.training.precision.base import owned_params
 
 __all__ = ["FirstBatches", "HashedWeights", "seed_all", "weights_of"]

@@ -39,7 +39,7 @@ from ampcompare.guards.events import Layer, Points, Subscriptions
 from ampcompare.guards.import_hook import ImportHook
 from ampcompare.script.legacy.record.recorder import Recorder
 from ampcompare.script.recorded.pairing import FirstBatches, HashedWeights, weights_of
-from ampcompare.training.metrics.memory import MemoryMeter, make_memory_meter
+from ampcompare.training.meters import MemoryMeter, make_memory_meter
 
 __all__ = ["EnoughSteps", "Watch", "WrittenFiles", "catch_scalars"]
 

@@ -49,7 +49,7 @@ from ampcompare.runs.records.summary import loss_tail
 from ampcompare.runs.settings.config import RunConfig
 from ampcompare.runs.settings.script import LOSS, ScriptConfig, ScriptMetric
 from ampcompare.script.legacy.old_script import COMPAT_HINT, is_of_old_script
-from ampcompare.training.metrics.run_summary import Tracer
+from ampcompare.training.run_summary import Tracer
 
 __all__ = ["ScriptLauncher", "failed_script", "picked", "script_command", "script_record"]
 
