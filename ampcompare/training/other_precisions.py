@@ -21,7 +21,7 @@ from ampcompare.tasks.task import Task
 from ampcompare.training.evaluate import Evaluation, Extra
 from ampcompare.training.precision.base import Precision
 from ampcompare.training.precision.cpu_half import cpu_half
-from ampcompare.training.precision.half_cast import cast_model
+from ampcompare.training.precision.half import cast_model
 from ampcompare.training.session import Session
 from ampcompare.training.state.capture import kept_random_states
 

@@ -21,8 +21,7 @@ from ampcompare.runs.records.run import StepRecord
 from ampcompare.runs.settings.config import RunConfig
 from ampcompare.training.assemble import Assembly
 from ampcompare.training.ema import ModelEma
-from ampcompare.training.precision.base import FixedOutcome, Precision, StepOutcome, owned_params
-from ampcompare.training.precision.wrapper import PrecisionWrapper
+from ampcompare.training.precision.base import FixedOutcome, Precision, PrecisionWrapper, StepOutcome, owned_params
 from ampcompare.training.state.schema import NO_VALUE
 
 __all__ = [

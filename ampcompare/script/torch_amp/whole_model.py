@@ -53,7 +53,7 @@ from ampcompare.script.torch_amp.autocast_and_scaler import (
 )
 from ampcompare.training.precision.base import owned_params
 from ampcompare.training.precision.factory import make_precision
-from ampcompare.training.precision.half_optimizer import HalfOptimizer
+from ampcompare.training.precision.half import HalfOptimizer
 
 __all__ = ["WholeModel"]
 

@@ -14,8 +14,7 @@ from torch.optim import Optimizer
 from ampcompare.backends.horovod import LIBRARY
 from ampcompare.base.errors import UnsupportedCombination
 from ampcompare.runs.records.run import Effective
-from ampcompare.training.precision.base import StepOutcome, all_applied, owned_params
-from ampcompare.training.precision.library_precision import UnscaleOnce
+from ampcompare.training.precision.base import StepOutcome, UnscaleOnce, all_applied, owned_params
 
 __all__ = ["Horovod"]
 

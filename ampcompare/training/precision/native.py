@@ -14,12 +14,9 @@ from torch.optim import Optimizer
 from ampcompare.base.tensors.loss_scale import FLOAT32_MAX, moved_scale
 from ampcompare.base.tensors.skippable_step import obeys_flag
 from ampcompare.training.parallel.replication import note_reduction_type
-from ampcompare.training.precision.base import Precision, StepOutcome, all_applied
-from ampcompare.training.precision.half_cast import cast_weights
-from ampcompare.training.precision.half_optimizer import HalfOptimizer, hold_state_in
+from ampcompare.training.precision.base import LateOutcomes, Precision, StepOutcome, UnscaleOnce, all_applied
+from ampcompare.training.precision.half import HalfOptimizer, cast_weights, hold_state_in
 from ampcompare.training.precision.keep_fp32 import kept_in_fp32, without_autocast
-from ampcompare.training.precision.late import LateOutcomes
-from ampcompare.training.precision.library_precision import UnscaleOnce
 
 __all__ = ["Native", "make_native"]
 

@@ -58,7 +58,7 @@ from ampcompare.training.parallel.ranks import Communicator, SingleProcess, weig
 from ampcompare.training.precision.base import Precision
 from ampcompare.training.precision.cpu_half import cpu_half
 from ampcompare.training.precision.factory import make_precision
-from ampcompare.training.precision.tf32 import require_tf32, set_tf32
+from ampcompare.training.precision.fp32 import require_tf32, set_tf32
 from ampcompare.training.run_summary import RunMetrics
 from ampcompare.training.session import Session
 from ampcompare.training.state.resume import AUTO, find_checkpoint, validate_resume
