@@ -19,7 +19,7 @@ from ampcompare.base.errors import CheckpointError, RecordError
 from ampcompare.runs.records.evaluation import EpochResult, unpack_samples
 from ampcompare.runs.records.metric import TOP1, TOP5, Metric
 from ampcompare.runs.records.run import Resumption
-from ampcompare.training.checkpoint.convert.scaler_numbers import parse_scale
+from ampcompare.training.checkpoint.convert.scalers import parse_scale
 from ampcompare.training.checkpoint.store.layout import CONVERTED, PRECISION_KEYS
 from ampcompare.training.state.capture import require_random_states
 
