@@ -21,12 +21,15 @@ from ampcompare.backends.explanation import (
     FP32_BYTES,
     HALF_BYTES,
     MASTER_WEIGHT_BYTES,
+    PLAIN_STEP,
     ArmExplanation,
     BytesPerParameter,
+    apex_script,
+    half_script,
     kept_modules,
+    native_script,
 )
 from ampcompare.backends.options import DTYPE_NAMES, choice, flag, float_dtype, loss_scale, module_patterns, positive
-from ampcompare.backends.scripts import apex_script, fp32_script, half_script, native_script
 from ampcompare.backends.spec import BackendSpec, CheckpointState, ContractArm, Options
 
 __all__ = ["SPEC"]
@@ -257,7 +260,7 @@ def _differs(level: Level, twin: str) -> tuple[str, ...]:
 
 def _twin_script(twin: str, level: Level) -> tuple[str, ...]:
     if twin == "fp32":
-        return fp32_script()
+        return PLAIN_STEP
     if twin.startswith("half"):
         scale = None if level.loss_scale == 1.0 else level.loss_scale
         masters = bool(level.master_weights)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from ampcompare.backends.explanation import FP32_BYTES, ArmExplanation
+from ampcompare.backends.explanation import FP32_BYTES, PLAIN_STEP, ArmExplanation, apex_script
 from ampcompare.backends.options import flag
-from ampcompare.backends.scripts import apex_script, fp32_script
 from ampcompare.backends.spec import BackendSpec, ContractArm, Options
 
 __all__ = ["SPEC"]
@@ -36,7 +35,7 @@ def _explain(options: Options) -> ArmExplanation:
         if tf32
         else "equal to the last bit, unless part of the model is fp64",
         differs=("O0 replaces model.forward to cast inputs to fp32, and adds hooks to state_dict()",),
-        script=(*(TF32_SCRIPT if tf32 else ()), *fp32_script()),
+        script=(*(TF32_SCRIPT if tf32 else ()), *PLAIN_STEP),
         twin_script=apex_script({"opt_level": "O0"}),
     )
 

@@ -11,6 +11,8 @@ from ampcompare.backends.explanation import (
     MASTER_WEIGHT_BYTES,
     ArmExplanation,
     BytesPerParameter,
+    apex_script,
+    half_script,
     kept_modules,
 )
 from ampcompare.backends.options import (
@@ -27,7 +29,6 @@ from ampcompare.backends.options import (
     type_rows,
     with_state,
 )
-from ampcompare.backends.scripts import apex_script, half_script
 from ampcompare.backends.spec import BackendSpec, CheckpointState, ContractArm, Options
 
 __all__ = ["SPEC"]

@@ -8,7 +8,9 @@ from ampcompare.backends.explanation import (
     MASTER_WEIGHT_BYTES,
     ArmExplanation,
     BytesPerParameter,
+    apex_script,
     kept_modules,
+    native_script,
 )
 from ampcompare.backends.options import (
     DTYPE_NAMES,
@@ -24,7 +26,6 @@ from ampcompare.backends.options import (
     type_rows,
     with_state,
 )
-from ampcompare.backends.scripts import apex_script, native_script
 from ampcompare.backends.spec import BackendSpec, CheckpointState, ContractArm, Options
 
 __all__ = ["SPEC"]

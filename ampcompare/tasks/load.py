@@ -26,13 +26,12 @@ from ampcompare.tasks.catalog import (
     TORCHVISION_FILES,
     check_layout,
     missing_files,
+    needs_package,
     require_files,
 )
-from ampcompare.tasks.data import LabeledData, Part, spread
+from ampcompare.tasks.data import LabeledData, Part, derive, generator, isolated_globals, seed_globals, spread
 from ampcompare.tasks.factory import blamed, named_by, resolve_factory
 from ampcompare.tasks.in_memory import MemoryData, memory_data, resize_images
-from ampcompare.tasks.packages import needs_package
-from ampcompare.tasks.randomness import derive, generator, isolated_globals, seed_globals
 from ampcompare.tasks.torchvision_loader import load_torchvision
 
 __all__ = ["SmallImages", "digits", "downloaded", "imagefolder", "load_data", "user_data"]

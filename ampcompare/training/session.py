@@ -17,8 +17,7 @@ from ampcompare.base.environment.fingerprint import fingerprint, host_name
 from ampcompare.runs.records.evaluation import EpochResult
 from ampcompare.runs.records.run import Resumption, StepRecord
 from ampcompare.runs.settings.config import RunConfig
-from ampcompare.tasks.data import tensors_of
-from ampcompare.tasks.randomness import derive
+from ampcompare.tasks.data import derive, tensors_of
 from ampcompare.training.assemble import Assembly
 from ampcompare.training.build_loop import build_loop
 from ampcompare.training.device import synchronize

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ampcompare.runs.settings.config import RunConfig
-from ampcompare.tasks.registry import make_task
+from ampcompare.tasks.task import make_task
 from ampcompare.training.assemble import assemble, make_parallel
 from ampcompare.training.loop import MAX_PAIRS, allreduce_share
 from ampcompare.training.parallel.ranks import ProcessGroup

@@ -17,7 +17,7 @@ from ampcompare.base.errors import CheckpointError
 from ampcompare.base.tensors.tree import first_difference
 from ampcompare.runs.records.evaluation import EpochResult
 from ampcompare.runs.settings.config import RunConfig
-from ampcompare.tasks.registry import make_task
+from ampcompare.tasks.task import make_task
 from ampcompare.training.assemble import assemble, make_parallel
 from ampcompare.training.parallel.ranks import Communicator, ProcessGroup, SingleProcess
 from ampcompare.training.precision.cpu_half import cpu_half

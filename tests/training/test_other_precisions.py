@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ampcompare.runs.records.evaluation import PrecisionResult
 from ampcompare.runs.settings.config import EVAL_PRECISIONS, RunConfig
-from ampcompare.tasks.registry import make_task
+from ampcompare.tasks.task import make_task
 from ampcompare.training.assemble import assemble_single
 from ampcompare.training.hashes import weights_sha256
 from ampcompare.training.other_precisions import EvaluationPrecision, evaluate_in_others

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 from ampcompare.runs.settings.recipe import Recipe
 from ampcompare.tasks import lm
-from ampcompare.tasks.registry import make_task
+from ampcompare.tasks.task import make_task
 from ampcompare.training import evaluate as evaluation
 from ampcompare.training.assemble import assemble_single
 from ampcompare.training.precision.cpu_half import cpu_half

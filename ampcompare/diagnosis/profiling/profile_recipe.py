@@ -18,7 +18,7 @@ from ampcompare.diagnosis.profiling.step_profiler import Steps
 from ampcompare.runs.records.profile import ArmProfile, Trial
 from ampcompare.runs.settings.config import RunConfig
 from ampcompare.runs.settings.validation import validated
-from ampcompare.tasks.registry import make_task
+from ampcompare.tasks.task import make_task
 from ampcompare.training.assemble import assemble_single, cpu_half_of
 from ampcompare.training.build_loop import build_loop
 from ampcompare.training.device import resolve_device

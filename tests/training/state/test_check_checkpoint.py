@@ -19,7 +19,7 @@ from ampcompare.base.errors import AmpCompareError, CheckpointError
 from ampcompare.base.tensors.tree import first_difference
 from ampcompare.runs.records.evaluation import EpochResult
 from ampcompare.runs.settings.config import RunConfig
-from ampcompare.tasks.registry import make_task
+from ampcompare.tasks.task import make_task
 from ampcompare.training.assemble import assemble_single
 from ampcompare.training.checkpoint.convert.convert import convert_file
 from ampcompare.training.checkpoint.convert.load import load_ours

@@ -46,7 +46,7 @@ from ampcompare.experiment.launch.worker.monitor import SystemMonitor
 from ampcompare.runs.records.evaluation import EpochResult
 from ampcompare.runs.records.run import ProcessFacts, Resumption, RunRecord, RunSummary, StepRecord, dump_json
 from ampcompare.runs.settings.config import RunConfig
-from ampcompare.tasks.registry import make_task
+from ampcompare.tasks.task import make_task
 from ampcompare.training.assemble import assemble, cpu_half_of, make_parallel
 from ampcompare.training.device import resolve_device
 from ampcompare.training.hashes import parameters_sha256, weights_sha256
