@@ -32,8 +32,7 @@ from ampcompare.apex.amp._engine import device_skip
 from ampcompare.base.tensors.skippable_step import DeferredFlag, skip_on_device
 from ampcompare.tasks.models import build_model
 from ampcompare.training.precision import half
-from ampcompare.training.precision.base import Precision
-from ampcompare.training.precision.factory import make_precision
+from ampcompare.training.precision.base import Precision, make_precision
 
 __all__ = ["ARMS", "IMPLEMENTATIONS", "LIMITS", "Counts", "count_step", "launches_of_lists"]
 

@@ -81,8 +81,7 @@ def _arm(
     from ampcompare.training.loop import Loop as TrainingLoop
     from ampcompare.training.loop import update
     from ampcompare.training.meters import make_clock
-    from ampcompare.training.precision.base import owned_params
-    from ampcompare.training.precision.factory import make_precision
+    from ampcompare.training.precision.base import make_precision, owned_params
 
     if "skip" in extras:
         skip_on_device(optimizer)

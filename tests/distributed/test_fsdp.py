@@ -27,8 +27,8 @@ from ampcompare.training.hashes import weights_sha256
 from ampcompare.training.other_precisions import evaluate_in_others
 from ampcompare.training.own_group import group_of_one
 from ampcompare.training.parallel.ranks import ProcessGroup, SingleProcess
+from ampcompare.training.precision.base import make_precision
 from ampcompare.training.precision.cpu_half import cpu_half
-from ampcompare.training.precision.factory import make_precision
 from ampcompare.training.run_summary import RunMetrics
 from ampcompare.training.session import Session
 from ampcompare.training.state.resume import find_checkpoint, validate_resume

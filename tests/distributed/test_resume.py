@@ -20,8 +20,8 @@ from ampcompare.runs.settings.config import RunConfig
 from ampcompare.tasks.task import make_task
 from ampcompare.training.assemble import assemble, make_parallel
 from ampcompare.training.parallel.ranks import Communicator, ProcessGroup, SingleProcess
+from ampcompare.training.precision.base import make_precision
 from ampcompare.training.precision.cpu_half import cpu_half
-from ampcompare.training.precision.factory import make_precision
 from ampcompare.training.run_summary import RunMetrics
 from ampcompare.training.session import Session
 from ampcompare.training.state.resume import find_checkpoint, validate_resume

@@ -22,8 +22,8 @@ from ampcompare.tasks.task import make_task
 from ampcompare.training.assemble import assemble, make_parallel
 from ampcompare.training.evaluate import evaluate
 from ampcompare.training.parallel.ranks import Communicator, ProcessGroup, SingleProcess, weights_digest
+from ampcompare.training.precision.base import make_precision
 from ampcompare.training.precision.cpu_half import cpu_half
-from ampcompare.training.precision.factory import make_precision
 from ampcompare.training.session import Session
 
 CPU = torch.device("cpu")

@@ -19,8 +19,7 @@ from ampcompare.training.ema import ModelEma
 from ampcompare.training.loop import Loop
 from ampcompare.training.meters import HostClock
 from ampcompare.training.parallel.replication import Single
-from ampcompare.training.precision.base import owned_params
-from ampcompare.training.precision.factory import make_precision
+from ampcompare.training.precision.base import make_precision, owned_params
 from tests.covering import covering
 
 ARMS = [

@@ -17,9 +17,8 @@ from ampcompare.tasks.task import make_task
 from ampcompare.training.assemble import assemble_single
 from ampcompare.training.hashes import weights_sha256
 from ampcompare.training.other_precisions import EvaluationPrecision, evaluate_in_others
-from ampcompare.training.precision.base import Precision
+from ampcompare.training.precision.base import Precision, make_precision
 from ampcompare.training.precision.cpu_half import cpu_half
-from ampcompare.training.precision.factory import make_precision
 from ampcompare.training.session import Session
 
 CPU = torch.device("cpu")

@@ -18,8 +18,8 @@ from ampcompare.tasks.task import make_task
 from ampcompare.training.assemble import assemble_single
 from ampcompare.training.evaluate import evaluate
 from ampcompare.training.meters import PeakMemory
+from ampcompare.training.precision.base import make_precision
 from ampcompare.training.precision.cpu_half import EmulatedHalf, cpu_half
-from ampcompare.training.precision.factory import make_precision
 from ampcompare.training.run_summary import RunMetrics
 from ampcompare.training.session import Session
 

@@ -15,7 +15,7 @@ from ampcompare.training.loop import Loop
 from ampcompare.training.meters import HostClock
 from ampcompare.training.parallel.replication import Single
 from ampcompare.training.policies import SkippingPrecision
-from ampcompare.training.precision.factory import make_precision
+from ampcompare.training.precision.base import make_precision
 
 ARMS = [
     "fp32",

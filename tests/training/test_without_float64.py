@@ -15,8 +15,8 @@ from ampcompare.tasks import lm
 from ampcompare.tasks.task import make_task
 from ampcompare.training import evaluate as evaluation
 from ampcompare.training.assemble import assemble_single
+from ampcompare.training.precision.base import make_precision
 from ampcompare.training.precision.cpu_half import cpu_half
-from ampcompare.training.precision.factory import make_precision
 
 CPU = torch.device("cpu")
 RECIPES = {

@@ -39,9 +39,8 @@ from ampcompare.runs.records.profile import (
 )
 from ampcompare.runs.settings.config import RunConfig
 from ampcompare.training.device import resolve_device, synchronize
-from ampcompare.training.precision.base import Precision, PrecisionWrapper, StepOutcome
+from ampcompare.training.precision.base import Precision, PrecisionWrapper, StepOutcome, make_precision
 from ampcompare.training.precision.cpu_half import cpu_half
-from ampcompare.training.precision.factory import make_precision
 
 __all__ = [
     "Loop",

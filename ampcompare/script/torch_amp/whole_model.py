@@ -51,8 +51,7 @@ from ampcompare.script.torch_amp.autocast_and_scaler import (
     unscaled,
     without_autocast,
 )
-from ampcompare.training.precision.base import owned_params
-from ampcompare.training.precision.factory import make_precision
+from ampcompare.training.precision.base import make_precision, owned_params
 from ampcompare.training.precision.half import HalfOptimizer
 
 __all__ = ["WholeModel"]

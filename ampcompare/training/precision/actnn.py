@@ -20,8 +20,7 @@ from torch.optim import Optimizer
 from ampcompare.backends.arm import Arm
 from ampcompare.base.version import __version__
 from ampcompare.runs.records.run import Effective
-from ampcompare.training.precision.base import PrecisionWrapper
-from ampcompare.training.precision.factory import make_precision
+from ampcompare.training.precision.base import PrecisionWrapper, make_precision
 from ampcompare.training.precision.half import step_seed
 
 __all__ = ["ActNN", "Packer", "Quantized", "quantize"]

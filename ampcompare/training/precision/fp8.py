@@ -19,8 +19,7 @@ from ampcompare.backends.fp8 import ALIGNMENT, LIBRARY
 from ampcompare.backends.library import Library
 from ampcompare.base.errors import BackendUnavailable, UnsupportedCombination
 from ampcompare.runs.records.run import Effective
-from ampcompare.training.precision.base import PrecisionWrapper
-from ampcompare.training.precision.factory import make_precision
+from ampcompare.training.precision.base import PrecisionWrapper, make_precision
 from ampcompare.training.precision.replaced_forward import ReplacedForward
 
 __all__ = ["FP8", "MXFP8Forward", "load_product"]

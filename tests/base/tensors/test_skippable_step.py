@@ -15,8 +15,7 @@ from ampcompare.apex.amp import _amp_state
 from ampcompare.apex.amp._engine import device_skip
 from ampcompare.base.tensors import skippable_step
 from ampcompare.base.tensors.skippable_step import DeferredFlag, obeys_flag, skip_on_device
-from ampcompare.training.precision.base import Precision, owned_params
-from ampcompare.training.precision.factory import make_precision
+from ampcompare.training.precision.base import Precision, make_precision, owned_params
 from tests.covering import covering
 
 pytestmark = pytest.mark.integration  # every optimizer is trained with every arm

@@ -20,10 +20,10 @@ from ampcompare.training.precision.base import (
     Precision,
     PrecisionWrapper,
     StepOutcome,
+    make_precision,
     owned_params,
     refuse_wrapped,
 )
-from ampcompare.training.precision.factory import make_precision
 
 X = torch.arange(32.0).view(8, 4).sin()
 GRAPHS = {"unrecordable", "recording", "repeated"}

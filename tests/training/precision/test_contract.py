@@ -19,8 +19,7 @@ from ampcompare.base.errors import PreparationError, UnsupportedCombination
 from ampcompare.base.tensors.sharded import whole
 from ampcompare.base.tensors.skippable_step import skip_on_device
 from ampcompare.training.own_group import choose_backend, group_of_one
-from ampcompare.training.precision.base import Precision
-from ampcompare.training.precision.factory import make_precision
+from ampcompare.training.precision.base import Precision, make_precision
 
 LR = 0.5
 

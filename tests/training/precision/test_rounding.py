@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD
 
-from ampcompare.training.precision.factory import make_precision
+from ampcompare.training.precision.base import make_precision
 from ampcompare.training.precision.half import StochasticRounding, round_stochastically
 
 ULP = 2.0**-7  # of bfloat16 between 1 and 2

@@ -25,8 +25,8 @@ from ampcompare.training.checkpoint.convert.convert import convert_file
 from ampcompare.training.checkpoint.convert.load import load_ours
 from ampcompare.training.checkpoint.inspect import inspect_file, inspection_lines
 from ampcompare.training.checkpoint.store.file import write_checkpoint
+from ampcompare.training.precision.base import make_precision
 from ampcompare.training.precision.cpu_half import cpu_half
-from ampcompare.training.precision.factory import make_precision
 from ampcompare.training.run_summary import RunMetrics
 from ampcompare.training.session import Session
 from ampcompare.training.state.resume import find_checkpoint, validate_resume

@@ -25,9 +25,8 @@ from ampcompare.training.checkpoint.convert.between_arms import into_arm
 from ampcompare.training.checkpoint.inspect import inspect_file
 from ampcompare.training.checkpoint.store.file import write_checkpoint
 from ampcompare.training.checkpoint.store.layout import apex_layout
-from ampcompare.training.precision.base import owned_params
+from ampcompare.training.precision.base import make_precision, owned_params
 from ampcompare.training.precision.cpu_half import cpu_half
-from ampcompare.training.precision.factory import make_precision
 from ampcompare.training.run_summary import RunMetrics
 from ampcompare.training.session import Session
 from ampcompare.training.state.check_checkpoint import require_fit

@@ -55,9 +55,8 @@ from ampcompare.training.meters import MemoryMeter, make_memory_meter
 from ampcompare.training.other_precisions import evaluate_in_others
 from ampcompare.training.own_group import own_group
 from ampcompare.training.parallel.ranks import Communicator, SingleProcess, weights_digest
-from ampcompare.training.precision.base import Precision
+from ampcompare.training.precision.base import Precision, make_precision
 from ampcompare.training.precision.cpu_half import cpu_half
-from ampcompare.training.precision.factory import make_precision
 from ampcompare.training.precision.fp32 import require_tf32, set_tf32
 from ampcompare.training.run_summary import RunMetrics
 from ampcompare.training.session import Session
