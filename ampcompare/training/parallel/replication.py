@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import abc
 import importlib
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -27,7 +26,6 @@ __all__ = [
     "Single",
     "apex_parallel",
     "average_in",
-    "keep",
     "make_converter",
     "note_reduction_type",
     "reduce_buckets_in",
@@ -35,15 +33,9 @@ __all__ = [
 ]
 
 ATTRIBUTE = "_ampcompare_reduction_type"
-
+BYTES_OF_ELEMENT = 4  # as torch's DDP counts fp32 gradients
 Convert = Callable[[nn.Module], nn.Module]
-
 NO_CONTEXT: AbstractContextManager[None] = nullcontext()
-
-
-def keep(model: nn.Module) -> nn.Module:
-    """Return `model` as it is."""
-    return model
 
 
 def apex_parallel(engine: str | None) -> ModuleType:
@@ -51,8 +43,8 @@ def apex_parallel(engine: str | None) -> ModuleType:
     return importlib.import_module("apex.parallel" if engine == "nvidia" else "ampcompare.apex.parallel")
 
 
-def make_converter(kind: str, device: torch.device, engine: str | None) -> Convert:
-    """Return what replaces the batch norms of a model.
+def make_converter(kind: str, device: torch.device, engine: str | None) -> Convert | None:
+    """Return what replaces the batch norms of a model; None if nothing does.
 
     Args:
         kind: "none", "torch" or "apex".
@@ -63,7 +55,7 @@ def make_converter(kind: str, device: torch.device, engine: str | None) -> Conve
         UnsupportedCombination: torch's layer on a CPU, for which it has no kernels.
     """
     if kind == "none":
-        return keep
+        return None
     if kind == "torch":
         if device.type == "cpu":
             raise UnsupportedCombination(
@@ -80,15 +72,22 @@ def make_converter(kind: str, device: torch.device, engine: str | None) -> Conve
     return convert
 
 
-class Parallel(abc.ABC):
-    """How replicas of a model work together."""
+class Parallel:
+    """How replicas of a model work together. The defaults are one model in one process, not wrapped.
+
+    Args:
+        convert: what replaces batch norms by those that are synchronized over the replicas.
+    """
 
     waits_in_forward: ClassVar[bool] = False
     """Whether a forward pass waits for other ranks, so that all of them must make equally many."""
 
-    @abc.abstractmethod
+    def __init__(self, *, convert: Convert | None = None) -> None:
+        self._convert = convert
+
     def convert_batchnorm(self, model: nn.Module) -> nn.Module:
         """Return `model` with its batch norms synchronized over the replicas, if so configured."""
+        return model if self._convert is None else self._convert(model)
 
     def shard(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> None:
         """Replace parameters, and the state that optimizers hold of them, by this rank's part, if so configured.
@@ -96,11 +95,10 @@ class Parallel(abc.ABC):
         Args:
             models, optimizers: as `Precision.prepare` returned them, before a checkpoint is loaded into them.
         """
-        return
 
-    @abc.abstractmethod
     def wrap(self, model: nn.Module) -> nn.Module:
         """Return the module to call in training; the last step of preparation, since wrappers record dtypes."""
+        return model
 
     def no_sync(self, models: Sequence[Any]) -> AbstractContextManager[None]:
         """Return the context in which wrapped models exchange no gradients; one process exchanges none anyway."""
@@ -110,12 +108,6 @@ class Parallel(abc.ABC):
 class Single(Parallel):
     """One model in one process, not wrapped."""
 
-    def convert_batchnorm(self, model: nn.Module) -> nn.Module:
-        return model
-
-    def wrap(self, model: nn.Module) -> nn.Module:
-        return model
-
 
 class DP(Parallel):
     """`torch.nn.DataParallel` over every visible GPU.
@@ -123,9 +115,6 @@ class DP(Parallel):
     An arm that replaces `forward` on the instance must give each replica its own `forward`, or all replicas run
     the first one's weights: this package's engine does, the real Apex does not.
     """
-
-    def convert_batchnorm(self, model: nn.Module) -> nn.Module:
-        return model
 
     def wrap(self, model: nn.Module) -> nn.Module:
         return nn.DataParallel(model)
@@ -145,19 +134,16 @@ class DDP(Parallel):
         self,
         device: torch.device,
         *,
-        convert: Convert = keep,
+        convert: Convert | None = None,
         bucket_cap_mb: float | None = None,
         find_unused_parameters: bool = False,
     ) -> None:
-        self._convert = convert
+        super().__init__(convert=convert)
         self._options: dict[str, Any] = {"find_unused_parameters": find_unused_parameters}
         if bucket_cap_mb is not None:
             self._options["bucket_cap_mb"] = bucket_cap_mb
         if device.type == "cuda":
             self._options["device_ids"] = [device]
-
-    def convert_batchnorm(self, model: nn.Module) -> nn.Module:
-        return self._convert(model)
 
     def wrap(self, model: nn.Module) -> nn.Module:
         wrapped = nn.parallel.DistributedDataParallel(model, **self._options)
@@ -175,9 +161,6 @@ class DDP(Parallel):
             yield
 
 
-BYTES_OF_ELEMENT = 4  # as torch's DDP counts fp32 gradients
-
-
 class ApexDDP(Parallel):
     """`apex.parallel.DistributedDataParallel`.
 
@@ -192,18 +175,15 @@ class ApexDDP(Parallel):
         self,
         wrapper: Callable[..., nn.Module],
         *,
-        convert: Convert = keep,
+        convert: Convert | None = None,
         bucket_cap_mb: float | None = None,
         delay_allreduce: bool = False,
     ) -> None:
+        super().__init__(convert=convert)
         self._wrapper = wrapper
-        self._convert = convert
         self._options: dict[str, Any] = {"delay_allreduce": delay_allreduce}
         if bucket_cap_mb is not None:
             self._options["message_size"] = max(1, int(bucket_cap_mb * 2**20 / BYTES_OF_ELEMENT))
-
-    def convert_batchnorm(self, model: nn.Module) -> nn.Module:
-        return self._convert(model)
 
     def wrap(self, model: nn.Module) -> nn.Module:
         if reduction_type(model) is not None:
@@ -232,16 +212,10 @@ class FSDP(Parallel):
 
     waits_in_forward = True
 
-    def convert_batchnorm(self, model: nn.Module) -> nn.Module:
-        return model
-
     def shard(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> None:
         whole = [model for model in models if not is_sharded_model(model)]
         if whole:
             shard(whole, optimizers, ShardTypes(reduce=reduction_type(whole[0])))
-
-    def wrap(self, model: nn.Module) -> nn.Module:
-        return model
 
     @contextmanager
     def no_sync(self, models: Sequence[Any]) -> Iterator[None]:

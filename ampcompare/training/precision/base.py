@@ -24,6 +24,7 @@ __all__ = [
     "LateOutcomes",
     "Precision",
     "PrecisionWrapper",
+    "Prepared",
     "StepOutcome",
     "UnscaleOnce",
     "all_applied",
@@ -35,6 +36,8 @@ __all__ = [
 WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 NO_CONTEXT: AbstractContextManager[None] = nullcontext()  # one for all: entering it keeps no state
 MAX_PENDING = 1024
+Prepared = tuple[list[nn.Module], list[Optimizer]]
+"""Models and optimizers, ready to be trained."""
 Outcome = tuple[tuple[bool, ...], tuple[float, ...]]
 """`applied` and `loss_scales` of a step."""
 
@@ -120,9 +123,7 @@ class Precision:
         """Receive the number of losses of an update; called before `prepare`. The default has one scaler for all."""
 
     @final
-    def prepare(
-        self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]
-    ) -> tuple[list[nn.Module], list[Optimizer]]:
+    def prepare(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> Prepared:
         """Cast weights, make master weights, install hooks; call it once, on the device, before wrapping for DDP.
 
         Raises:
@@ -132,9 +133,7 @@ class Precision:
         refuse_wrapped(models)
         return self._prepare(models, optimizers)
 
-    def _prepare(
-        self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]
-    ) -> tuple[list[nn.Module], list[Optimizer]]:
+    def _prepare(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> Prepared:
         """Do the work of `prepare` on models that are not wrapped."""
         return list(models), list(optimizers)
 
@@ -262,9 +261,7 @@ class PrecisionWrapper(Precision):
     def expect_losses(self, count: int) -> None:
         self.inner.expect_losses(count)
 
-    def _prepare(
-        self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]
-    ) -> tuple[list[nn.Module], list[Optimizer]]:
+    def _prepare(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> Prepared:
         prepared = self.inner.prepare(models, optimizers)
         self.kept_fp32 = self.inner.kept_fp32
         self.notes = self.inner.notes

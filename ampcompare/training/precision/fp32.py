@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ampcompare.base.errors import BackendUnavailable
-from ampcompare.training.precision.base import NO_CONTEXT, Precision
+from ampcompare.training.precision.base import NO_CONTEXT, Precision, Prepared
 
 __all__ = ["FP32", "require_tf32", "set_tf32", "tf32_as", "tf32_switches"]
 
@@ -78,9 +78,7 @@ class FP32(Precision):
         self.tf32 = tf32
         self._switches = tf32_switches()
 
-    def _prepare(
-        self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]
-    ) -> tuple[list[nn.Module], list[Optimizer]]:
+    def _prepare(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> Prepared:
         if self.tf32:
             set_tf32(True)
         return list(models), list(optimizers)

@@ -30,6 +30,7 @@ from ampcompare.training.precision.base import (
     FixedOutcome,
     LateOutcomes,
     Precision,
+    Prepared,
     StepOutcome,
     UnscaleOnce,
     all_applied,
@@ -138,9 +139,7 @@ class Half(UnscaleOnce):
         self.loss_scale = loss_scale
         self._scales: tuple[float, ...] = () if loss_scale is None else (loss_scale,)
 
-    def _prepare(
-        self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]
-    ) -> tuple[list[nn.Module], list[Optimizer]]:
+    def _prepare(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> Prepared:
         with kept_in_fp32(models, self.keep_fp32, self.half_dtype) as self.kept_fp32:
             for model in models:
                 cast_model(model, self.half_dtype, bn_fp32=self.bn_fp32)
@@ -435,9 +434,7 @@ class HalfOptimizer(Precision):
         self._weights: dict[int, _OptimizerWeights] = {}
         self._flags: dict[int, list[Tensor]] = {}  # overflow flags of the optimizers whose gradients are unscaled
 
-    def _prepare(
-        self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]
-    ) -> tuple[list[nn.Module], list[Optimizer]]:
+    def _prepare(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> Prepared:
         self._cast(models)
         if self._stochastic is not None and self._stochastic.rounds == 0:  # else loaded
             self._stochastic.seed = torch.initial_seed() % 2**31  # by now that of the run

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from ampcompare.base.tensors.loss_scale import FLOAT32_MAX, moved_scale
 from ampcompare.base.tensors.skippable_step import obeys_flag
 from ampcompare.training.parallel.replication import note_reduction_type
-from ampcompare.training.precision.base import LateOutcomes, Precision, StepOutcome, UnscaleOnce, all_applied
+from ampcompare.training.precision.base import LateOutcomes, Precision, Prepared, StepOutcome, UnscaleOnce, all_applied
 from ampcompare.training.precision.half import HalfOptimizer, cast_weights, hold_state_in
 from ampcompare.training.precision.keep_fp32 import kept_in_fp32, without_autocast
 
@@ -117,9 +117,7 @@ class Native(UnscaleOnce):
         self._recording = False
         self._recorded: list[Tensor | None] = []  # the overflow flags of the recorded step
 
-    def _prepare(
-        self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]
-    ) -> tuple[list[nn.Module], list[Optimizer]]:
+    def _prepare(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> Prepared:
         with kept_in_fp32(models, self.keep_fp32, None, without_autocast(self.device_type)) as self.kept_fp32:
             for model in models:
                 if self._reduce is not None:
