@@ -41,8 +41,7 @@ NOT_COMPARED = (
 )
 
 
-def _explain_apex(options: Options) -> ArmExplanation:
-    """Explain an `apex` arm with its options."""
+def _explain(options: Options) -> ArmExplanation:
     level = apex_level(options)
     name = str(options.get("opt_level", "O1"))
     keep = str(options.get("keep_fp32", ""))
@@ -310,7 +309,7 @@ SPEC = BackendSpec(
     unsharded=lambda options: "Apex keeps masters and fp16 gradients in whole tensors; fsdp is the successor of O2",
     summary="apex.amp at an opt level: O0 to O3, and O4 and O5 of ROCm's Apex, in bf16",
     implementation="ampcompare.training.precision.apex:make_apex",
-    explain=_explain_apex,
+    explain=_explain,
     memory=_memory,
     parsers={
         "opt_level": _opt_level,

@@ -12,7 +12,6 @@ TF32_SCRIPT = ("torch.backends.cuda.matmul.allow_tf32 = True", "torch.backends.c
 
 
 def _explain(options: Options) -> ArmExplanation:
-    """Explain the reference, and its form in TF32."""
     tf32 = bool(options.get("tf32"))
     return ArmExplanation(
         summary="fp32 with products and convolutions in TF32" if tf32 else "plain single precision: the reference",

@@ -17,7 +17,6 @@ def _is_fp16(options: Options) -> bool:
 
 
 def _explain(options: Options) -> ArmExplanation:
-    """Explain an `fsdp` arm with its options."""
     types = _types(options)
     param, reduce, output = (DTYPE_NAMES[name] for name in types.values())
     keep = ", ".join(str(options.get("keep_fp32", "")).split("|"))

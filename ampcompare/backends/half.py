@@ -37,7 +37,6 @@ GROWTH_INTERVAL = 1000  # of fp16_utils and DeepSpeed
 
 
 def _explain(options: Options) -> ArmExplanation:
-    """Explain a `half` arm with its options."""
     dtype = str(options.get("dtype", "float16"))
     name = DTYPE_NAMES[dtype]
     bn_fp32, masters = bool(options.get("bn_fp32")), bool(options.get("master_weights"))

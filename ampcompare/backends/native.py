@@ -32,7 +32,6 @@ __all__ = ["SPEC"]
 
 
 def _explain(options: Options) -> ArmExplanation:
-    """Explain a `native` arm with its options."""
     dtype = str(options.get("dtype", "float16"))
     name = DTYPE_NAMES[dtype]
     is_fp16 = dtype == "float16"

@@ -153,7 +153,6 @@ class DivergenceDetector(Policy):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
         self.first_nonfinite_loss_step = state["first_nonfinite_loss_step"]
         self.diverged_step = state["diverged_step"]
         self.reason = state["reason"]
@@ -225,7 +224,6 @@ class EarlyStop(Policy):
         return {"best": self._best, "waited": self._waited, "reason": self.ended}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
         best = state["best"]
         self._best = None if best is None or best == NO_VALUE else float(best)
         self._waited = int(state["waited"])
@@ -274,7 +272,6 @@ class ScaleLimits(Policy):
         return {"skipped": self._skipped}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
         self._skipped = int(state["skipped"])
 
 
@@ -462,7 +459,6 @@ class Rollback(Policy):
         return {"steps": list(self.steps)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
         self.steps = [int(step) for step in state["steps"]]
 
 
