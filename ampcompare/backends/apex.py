@@ -179,7 +179,9 @@ def _checkpoint(level: Level) -> str:
 
 def _twin(name: str, level: Level) -> tuple[str, str]:
     if level.half_name == "bf16":
-        return _twin_in_bf16(level)
+        return (
+            ("native:bf16", "the same idea, function by function") if level.patch_torch_functions else _as_half(level)
+        )
     if level.patch_torch_functions:
         scale = "" if level.loss_scale == "dynamic" else f",init_scale={level.loss_scale:g}"
         return f"native:fp16{scale}", "the same idea, function by function; the model for torch.amp"
@@ -189,28 +191,18 @@ def _twin(name: str, level: Level) -> tuple[str, str]:
         return "fp32", "equal to the last bit, unless part of the model is fp64"
     if level.master_weights:
         return "native:fp16", "the nearest: torch.amp has no fp16 model with master weights"
-    words = [
-        *(["bn_fp32"] if level.keep_batchnorm_fp32 else []),
-        *(["dynamic"] if level.loss_scale == "dynamic" else []),
-        *(
-            [f"loss_scale={level.loss_scale:g}"]
-            if isinstance(level.loss_scale, float) and level.loss_scale != 1
-            else []
-        ),
-    ]
-    return "half" + (f":{','.join(words)}" if words else ""), "the same numbers, without Apex"
+    return _as_half(level)
 
 
-def _twin_in_bf16(level: Level) -> tuple[str, str]:
-    if level.patch_torch_functions:
-        return "native:bf16", "the same idea, function by function"
-    words = ["bf16", *(["bn_fp32"] if level.keep_batchnorm_fp32 else [])]
+def _as_half(level: Level) -> tuple[str, str]:
+    words = ["bf16"] if level.half_name == "bf16" else []
+    words += ["bn_fp32"] if level.keep_batchnorm_fp32 else []
     words += ["masters=fp32"] if level.master_weights else []
     words += ["dynamic"] if level.loss_scale == "dynamic" else []
     words += (
         [f"loss_scale={level.loss_scale:g}"] if isinstance(level.loss_scale, float) and level.loss_scale != 1 else []
     )
-    return f"half:{','.join(words)}", "the same numbers, without Apex"
+    return "half" + (f":{','.join(words)}" if words else ""), "the same numbers, without Apex"
 
 
 def _differs(level: Level, twin: str) -> tuple[str, ...]:
