@@ -130,21 +130,22 @@ def memory_data(
     *,
     num_classes: int,
     seed: int,
-    image_size: int | None,
-    channels: int | None,
-    train_size: int | None,
-    val_size: int | None,
     moved_share: float,
     background: float,
+    image_size: int | None = None,
+    channels: int | None = None,
+    train_size: int | None = None,
+    val_size: int | None = None,
 ) -> MemoryData:
     """Choose samples, resize images, repeat their channels, and build a data set.
 
     Args:
         train: float32 images (N, C, H, W) and int64 labels (N,); `val` likewise.
-        image_size: height and width wanted; None leaves them.
-        channels: wanted; gray images can be repeated to any number.
         moved_share: share of the training images that an epoch shifts by up to one pixel.
         background: value of an empty pixel.
+        image_size: height and width wanted; None leaves them.
+        channels: wanted; gray images can be repeated to any number.
+        train_size, val_size: samples wanted; None takes all.
 
     Raises:
         ConfigError: too few samples, or a number of channels that is not possible.
