@@ -530,8 +530,16 @@ class _StreamData(LabeledData):
     @classmethod
     def of(cls, train: _KeyedSamples, val: _KeyedSamples, sample_shape: tuple[int, ...]) -> _StreamData:
         """Return the data set of two parts of one name, seed and number of classes."""
-        counts = {"num_train": len(train), "num_val": len(val), "num_classes": train.num_classes}
-        return cls(train.name, seed=train.seed, sample_shape=sample_shape, train=train, val=val, **counts)
+        return cls(
+            train.name,
+            num_train=len(train),
+            num_val=len(val),
+            seed=train.seed,
+            num_classes=train.num_classes,
+            sample_shape=sample_shape,
+            train=train,
+            val=val,
+        )
 
     def _read(
         self,
