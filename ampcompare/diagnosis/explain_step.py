@@ -16,13 +16,12 @@ from ampcompare.base.errors import AmpCompareError
 from ampcompare.runs.settings.config import RunConfig
 from ampcompare.runs.settings.validation import validated
 from ampcompare.tasks.data import tensors_of
-from ampcompare.tasks.registry import make_task
+from ampcompare.tasks.task import make_task
 from ampcompare.training.assemble import Assembly, assemble_single
 from ampcompare.training.device import resolve_device
 from ampcompare.training.own_group import own_group
-from ampcompare.training.precision.base import NO_CONTEXT, owned_params
+from ampcompare.training.precision.base import NO_CONTEXT, make_precision, owned_params
 from ampcompare.training.precision.cpu_half import cpu_half
-from ampcompare.training.precision.factory import make_precision
 
 __all__ = ["observe"]
 

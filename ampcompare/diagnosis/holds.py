@@ -27,8 +27,7 @@ from ampcompare.diagnosis.sites import calling_line
 from ampcompare.diagnosis.step_watch import MAX_SKIPPED
 from ampcompare.runs.records.diagnosis import Diagnosis, Fault, PlaceReport
 from ampcompare.training.device import resolve_device
-from ampcompare.training.precision.base import Precision, StepOutcome
-from ampcompare.training.precision.wrapper import PrecisionWrapper
+from ampcompare.training.precision.base import Precision, PrecisionWrapper, StepOutcome
 
 __all__ = ["DEFAULT_ARMS", "DoesNotHold", "Figure", "Held", "holds", "tolerances"]
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ampcompare.backends.arm import Arm
-from ampcompare.base.environment.threads import THREAD_VARIABLES
+from ampcompare.base.environment.fingerprint import THREAD_VARIABLES
 from ampcompare.base.errors import AmpCompareError, ConfigError, EnvironmentUnfit, LaunchError
 from ampcompare.base.files.run_files import CellFile
 from ampcompare.base.isolate.start import start_command

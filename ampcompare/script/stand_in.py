@@ -32,8 +32,7 @@ from ampcompare.script.torch_amp.plain_script import PlainScript
 from ampcompare.script.torch_amp.whole_model import WholeModel
 from ampcompare.script.trainers import Trainers
 from ampcompare.script.watch import Watch
-from ampcompare.training.precision.base import Precision, owned_params
-from ampcompare.training.precision.factory import make_precision
+from ampcompare.training.precision.base import Precision, make_precision, owned_params
 from ampcompare.training.precision.keep_fp32 import kept_in_fp32, without_autocast, without_casts
 
 __all__ = ["StandIn", "check_arm", "half_dtype"]

@@ -41,8 +41,8 @@ from ampcompare.base.rank_marks import CELL_FOLDER
 from ampcompare.guards.events import Layer, Points, Subscriptions
 from ampcompare.guards.import_hook import ImportHook
 from ampcompare.script.legacy.record.recorder import Recorder
-from ampcompare.training.metrics.hashes import inputs_sha256, parameters_sha256
-from ampcompare.training.metrics.memory import MemoryMeter, make_memory_meter
+from ampcompare.training.hashes import inputs_sha256, parameters_sha256
+from ampcompare.training.meters import MemoryMeter, make_memory_meter
 from ampcompare.training.precision.base import owned_params
 
 __all__ = [

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import ampcompare
-from ampcompare.base.environment.versions import fingerprint
+from ampcompare.base.environment.fingerprint import fingerprint
 from ampcompare.base.errors import ConfigError, GateFailed, RecordError
 from ampcompare.cli.compare_command import command, options_from
 from ampcompare.experiment.compare import ComparisonOutcome

@@ -23,7 +23,6 @@ from torch.optim import Optimizer
 
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import ConfigError
-from ampcompare.base.tensors.accelerator import synchronize
 from ampcompare.diagnosis.profiling.step_profiler import Enough, Measured, StepProfiler, Steps
 from ampcompare.diagnosis.profiling.trace import SHORT, Account
 from ampcompare.diagnosis.profiling.watch import ProductShape, Seen, missed_sizes, repeated_casts
@@ -41,11 +40,9 @@ from ampcompare.runs.records.profile import (
     WorkKind,
 )
 from ampcompare.runs.settings.config import RunConfig
-from ampcompare.training.device import resolve_device
-from ampcompare.training.precision.base import Precision, StepOutcome
+from ampcompare.training.device import resolve_device, synchronize
+from ampcompare.training.precision.base import Precision, PrecisionWrapper, StepOutcome, make_precision
 from ampcompare.training.precision.cpu_half import cpu_half
-from ampcompare.training.precision.factory import make_precision
-from ampcompare.training.precision.wrapper import PrecisionWrapper
 
 __all__ = [
     "Loop",

@@ -52,9 +52,8 @@ from ampcompare.script.torch_amp.autocast_and_scaler import (
     without_autocast,
 )
 from ampcompare.script.watch import HashedWeights
-from ampcompare.training.precision.base import owned_params
-from ampcompare.training.precision.factory import make_precision
-from ampcompare.training.precision.half_optimizer import HalfOptimizer
+from ampcompare.training.precision.base import make_precision, owned_params
+from ampcompare.training.precision.half import HalfOptimizer
 
 __all__ = ["WholeModel"]
 

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from ampcompare import apex
-from ampcompare.base.environment.versions import fingerprint
+from ampcompare.base.environment.fingerprint import fingerprint
 from ampcompare.base.errors import EnvironmentUnfit
 from ampcompare.base.secrets import hide, mask
 from ampcompare.runs.records.run import dump_json

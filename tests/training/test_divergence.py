@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ampcompare.runs.records.run import StepRecord
-from ampcompare.training.policies.divergence import DivergenceDetector, weights_finite
+from ampcompare.training.policies import DivergenceDetector, weights_finite
 
 NAN, INF = math.nan, math.inf
 

@@ -1,19 +1,94 @@
-"""Peak memory of a run: of the device's allocator, or of this process on a CPU."""
+"""What is measured on a device: the time of a step, without a synchronization in the timed window, and peak memory."""
 
 from __future__ import annotations
 
 import abc
 import contextlib
 import sys
+import time
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import psutil
 import torch
 
 from ampcompare.base.environment.gpus import ACCELERATORS
 
-__all__ = ["MemoryMeter", "PeakMemory", "make_memory_meter"]
+__all__ = ["Clock", "HostClock", "MemoryMeter", "PeakMemory", "make_clock", "make_memory_meter"]
+
+
+class Clock(abc.ABC):
+    """Marks on the timeline of a device. A mark does not wait; the time between two marks is read at a drain.
+
+    Attributes:
+        on_host: whether a mark is a value of `time.perf_counter`.
+    """
+
+    on_host: ClassVar[bool] = False
+
+    @abc.abstractmethod
+    def mark(self) -> Any:
+        """Mark this moment."""
+
+    @abc.abstractmethod
+    def seconds(self, start: Any, end: Any) -> float:
+        """Return the time between two marks; may wait until the device has reached the second."""
+
+    def idle_seconds(self, waited: float, end: Any | None, start: Any) -> float:
+        """Return how long a device had no step to compute; called at a drain.
+
+        Args:
+            waited: how long the host waited for the batch.
+            end: mark of the end of the step before; None for the first step after a drain.
+            start: mark of the start of the step.
+        """
+        return waited
+
+
+class HostClock(Clock):
+    """Wall time of the host, for devices that compute while the host waits."""
+
+    on_host = True
+    mark = staticmethod(time.perf_counter)
+
+    def seconds(self, start: float, end: float) -> float:
+        return end - start
+
+
+class EventClock(Clock):
+    """torch's events of an accelerator, on the current stream."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def mark(self) -> Any:
+        event = torch.Event(self.device, enable_timing=True)
+        event.record()
+        return event
+
+    def seconds(self, start: Any, end: Any) -> float:
+        end.synchronize()
+        return float(start.elapsed_time(end)) / 1e3
+
+    def idle_seconds(self, waited: float, end: Any | None, start: Any) -> float:
+        # While the device still computes, a waiting host costs nothing; a copy that the device waits for does.
+        return waited if end is None else self.seconds(end, start)
+
+
+class CudaClock(EventClock):
+    """CUDA events on the current stream."""
+
+    def mark(self) -> torch.cuda.Event:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+
+def make_clock(device: torch.device) -> Clock:
+    """Return the clock of a device."""
+    if device.type in ACCELERATORS:
+        return EventClock(device)
+    return CudaClock(device) if device.type == "cuda" else HostClock()
 
 
 class PeakMemory:

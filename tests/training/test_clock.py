@@ -7,7 +7,7 @@ import time
 import pytest
 import torch
 
-from ampcompare.training.metrics.clock import make_clock
+from ampcompare.training.meters import make_clock
 
 
 class Event:

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from ampcompare.training.metrics.run_summary import halves, outlier_share
+from ampcompare.training.run_summary import halves, outlier_share
 
 
 def test_outliers_by_hand() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from ampcompare.training.checkpoint.store.difference import first_difference
+from ampcompare.base.tensors.tree import first_difference
 
 ONE: dict[str, Any] = {"model": {"weight": torch.tensor([1.0, 0.0])}, "steps": [1, (2.5, None)], "name": "a"}
 

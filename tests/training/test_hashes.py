@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from ampcompare.training.metrics.hashes import inputs_sha256, parameters_sha256, weights_sha256
+from ampcompare.training.hashes import inputs_sha256, parameters_sha256, weights_sha256
 
 
 def _model() -> nn.Module:

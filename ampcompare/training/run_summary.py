@@ -9,7 +9,7 @@ import sys
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -17,8 +17,10 @@ from ampcompare.runs.records.evaluation import EpochResult
 from ampcompare.runs.records.metric import TOP1, Metric
 from ampcompare.runs.records.run import RunSummary, StepRecord
 from ampcompare.runs.records.summary import Trace, loss_tail
-from ampcompare.training.metrics.memory import PeakMemory
-from ampcompare.training.policies.divergence import DivergenceDetector
+from ampcompare.training.meters import PeakMemory
+
+if TYPE_CHECKING:
+    from ampcompare.training.policies import DivergenceDetector
 
 __all__ = ["RunMetrics", "Tracer", "halves", "outlier_share"]
 

@@ -9,10 +9,8 @@ import torch
 
 from ampcompare.base.tensors.skippable_step import skip_on_device
 from ampcompare.runs.records.run import StepRecord
-from ampcompare.training.policies.divergence import DivergenceDetector
-from ampcompare.training.policies.rollback import Rollback, Snapshot
-from ampcompare.training.precision.base import owned_params
-from ampcompare.training.precision.factory import make_precision
+from ampcompare.training.policies import DivergenceDetector, Rollback, Snapshot
+from ampcompare.training.precision.base import make_precision, owned_params
 
 ARMS = [
     "fp32",

@@ -7,9 +7,7 @@ import pytest
 from ampcompare.runs.records.evaluation import EpochResult
 from ampcompare.runs.records.metric import TOP1, Metric
 from ampcompare.runs.records.run import StepRecord
-from ampcompare.training.policies.divergence import DivergenceDetector
-from ampcompare.training.policies.early_stop import EarlyStop
-from ampcompare.training.session import ScaleLimits
+from ampcompare.training.policies import DivergenceDetector, EarlyStop, ScaleLimits
 
 
 def steps(scales: list[float], applied: list[bool]) -> list[StepRecord]:

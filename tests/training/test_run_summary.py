@@ -9,9 +9,9 @@ import pytest
 
 from ampcompare.runs.records.evaluation import EpochResult, pack_right
 from ampcompare.runs.records.run import StepRecord
-from ampcompare.training.metrics.memory import PeakMemory
-from ampcompare.training.metrics.run_summary import RunMetrics
-from ampcompare.training.policies.divergence import DivergenceDetector
+from ampcompare.training.meters import PeakMemory
+from ampcompare.training.policies import DivergenceDetector
+from ampcompare.training.run_summary import RunMetrics
 
 
 def record(step: int, seconds: float, applied: bool = True, scale: float = 8.0) -> StepRecord:

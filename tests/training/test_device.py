@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ampcompare.base.tensors.accelerator import has_float64, random_state, set_random_state, synchronize
+from ampcompare.training.device import has_float64, random_state, set_random_state, synchronize
 
 
 @pytest.mark.parametrize(("kind", "given"), [("mps", 0), ("xpu", 1)])

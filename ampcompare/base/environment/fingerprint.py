@@ -1,16 +1,16 @@
-"""Installed versions, and what the result of a cell depends on outside its configuration; torch is not imported."""
+"""What the result of a cell depends on outside its configuration: versions, processor, variables of the environment."""
 
 from __future__ import annotations
 
 import os
 import platform
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from ampcompare.base.environment.packages import installed_version
 from ampcompare.base.version import __version__
 
-__all__ = ["SWITCHES", "fingerprint", "host_name", "installed_version"]
+__all__ = ["SWITCHES", "THREAD_VARIABLES", "fingerprint", "host_name"]
 
 # Variables of the environment that change numbers. They are recorded where they are set.
 SWITCHES = (
@@ -18,14 +18,8 @@ SWITCHES = (
     *("NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "TORCHDYNAMO_DISABLE", "PYTORCH_JIT"),
     *("ATEN_CPU_CAPABILITY", "MKL_CBWR", "ONEDNN_MAX_CPU_ISA", "ONEDNN_DEFAULT_FPMATH_MODE"),
 )
-
-
-def installed_version(distribution: str) -> str | None:
-    """Return the version of an installed distribution, or None."""
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return None
+# By which the libraries below torch take their number of threads.
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
 def fingerprint() -> dict[str, Any]:

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from ampcompare.training.metrics.memory import make_memory_meter
+from ampcompare.training.meters import make_memory_meter
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the peak can be reset on Linux only")

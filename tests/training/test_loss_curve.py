@@ -9,7 +9,7 @@ import pytest
 
 from ampcompare.runs.records.run import RunRecord, StepRecord, dump_json
 from ampcompare.runs.records.summary import Trace
-from ampcompare.training.metrics.run_summary import MAX_LENGTH, Tracer
+from ampcompare.training.run_summary import MAX_LENGTH, Tracer
 
 
 def record(step: int, loss: float = 1.0, scales: tuple[float, ...] = (8.0,)) -> StepRecord:

@@ -12,10 +12,10 @@ from torch.optim import Adam
 
 from ampcompare.runs.records.run import StepRecord
 from ampcompare.training.loop import Loop
-from ampcompare.training.metrics.clock import HostClock
+from ampcompare.training.meters import HostClock
 from ampcompare.training.parallel.replication import Single
-from ampcompare.training.precision.factory import make_precision
-from ampcompare.training.session import SkippingPrecision
+from ampcompare.training.policies import SkippingPrecision
+from ampcompare.training.precision.base import make_precision
 
 ARMS = [
     "fp32",
