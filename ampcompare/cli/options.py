@@ -314,7 +314,7 @@ def wait_seconds(wait: str | None) -> float:
     Raises:
         ConfigError: it is not a time.
     """
-    from ampcompare.runs.settings.durations import parse_duration
+    from ampcompare.base.formatting import parse_duration
 
     if wait is None:
         return 0.0

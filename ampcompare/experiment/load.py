@@ -33,7 +33,7 @@ from ampcompare.runs.records.comparison import Comparison, read_comparison
 from ampcompare.runs.records.look import Look
 from ampcompare.runs.records.profile import Profile
 from ampcompare.runs.records.run import RunRecord
-from ampcompare.runs.settings.digest import settings_digest
+from ampcompare.runs.settings.config import settings_digest
 from ampcompare.runs.settings.validation import validated
 
 __all__ = ["reload_comparison", "reload_experiments", "with_profile"]

@@ -22,7 +22,7 @@ from ampcompare.runs.records.metric import TOP1, TOP5, Metric
 from ampcompare.runs.records.run import RunRecord
 from ampcompare.runs.records.step import iter_steps
 from ampcompare.runs.records.summary import Trace, loss_tail
-from ampcompare.runs.settings.digest import settings_digest
+from ampcompare.runs.settings.config import settings_digest
 
 __all__ = ["SEEDS_ITSELF", "check_record", "contradiction", "implausible", "read_checked", "unique_runs"]
 
