@@ -29,8 +29,7 @@ from ampcompare.runs.analysis.inference.looks import Design, changes_sentence, e
 from ampcompare.runs.analysis.runs.comparability import changed_settings, settings
 from ampcompare.runs.analysis.runs.record_checks import contradiction, implausible, read_checked
 from ampcompare.runs.analysis.summary import summarize
-from ampcompare.runs.records.comparison import Comparison, read_comparison
-from ampcompare.runs.records.look import Look
+from ampcompare.runs.records.comparison import Comparison, Look, read_comparison
 from ampcompare.runs.records.profile import Profile
 from ampcompare.runs.records.run import RunRecord
 from ampcompare.runs.settings.config import settings_digest

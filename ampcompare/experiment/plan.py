@@ -14,7 +14,7 @@ from ampcompare.base.errors import ConfigError
 from ampcompare.base.files.read import FileFault, parse_yaml
 from ampcompare.experiment.matrix import DEFAULT_ARMS, Row, crossed, find_reference, find_setting
 from ampcompare.experiment.run_order import balanced_rows
-from ampcompare.runs.records.published import Published
+from ampcompare.runs.records.comparison import Published
 from ampcompare.runs.settings.config import RunConfig
 from ampcompare.runs.settings.validation import validated
 

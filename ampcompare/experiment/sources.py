@@ -12,7 +12,7 @@ from ampcompare.base.formatting import parse_duration
 from ampcompare.experiment.matrix import Row, Vary, expand_matrix, find_setting, first_matching
 from ampcompare.experiment.plan import Plan, parse_seeds, plan_rows
 from ampcompare.runs.analysis.runs.comparability import changed_settings, settings
-from ampcompare.runs.records.published import Published, PublishedRow
+from ampcompare.runs.records.comparison import Published, PublishedRow
 from ampcompare.runs.settings.config import RunConfig
 from ampcompare.runs.settings.file import (
     Matrix,

@@ -38,7 +38,7 @@ from ampcompare.runs.analysis.inference.looks import error_rate_of_next
 from ampcompare.runs.analysis.inference.margins import AccuracyMargin, margin_error, parse_margin, resolve_margin
 from ampcompare.runs.analysis.inference.sample_size import stein_pairs
 from ampcompare.runs.analysis.inference.verdict import Verdict, decide
-from ampcompare.runs.records.look import Look
+from ampcompare.runs.records.comparison import Look
 from benchmarks.rates import metrics, rounded
 from benchmarks.rates.study import KEEPS, WINNER, Row, Study, Table, called, percent, total
 

@@ -31,9 +31,8 @@ from ampcompare.runs.analysis.verdicts.accuracy import (
 from ampcompare.runs.analysis.verdicts.loss_tail import loss_evidence
 from ampcompare.runs.analysis.verdicts.samples import compare_samples, sample_sentences, samples_noun
 from ampcompare.runs.analysis.verdicts.step_time import ratio_of, rounds_sentence, step_times, time_evidence
-from ampcompare.runs.records.comparison import ArmSummary, Comparison, SampleComparison
+from ampcompare.runs.records.comparison import ArmSummary, Comparison, Published, SampleComparison
 from ampcompare.runs.records.metric import Metric
-from ampcompare.runs.records.published import Published
 from ampcompare.runs.records.run import RunRecord
 
 __all__ = ["Line", "conclude", "decided_rows", "line_of", "summarize"]

@@ -45,8 +45,7 @@ from ampcompare.experiment.launch.stoppable import Stoppable
 from ampcompare.runs.records.evaluation import EpochResult
 from ampcompare.runs.records.metric import metrics_of
 from ampcompare.runs.records.opened_files import forget_reads, read_opened
-from ampcompare.runs.records.run import EngineInfo, RunRecord, RunSummary, StepRecord, dump_json
-from ampcompare.runs.records.summary import loss_tail
+from ampcompare.runs.records.run import EngineInfo, RunRecord, RunSummary, StepRecord, dump_json, loss_tail
 from ampcompare.runs.settings.config import RunConfig
 from ampcompare.runs.settings.script import LOSS, ScriptConfig, ScriptMetric
 from ampcompare.script.legacy.old_script import COMPAT_HINT, is_of_old_script

@@ -9,8 +9,7 @@ from typing import Literal, cast, get_args
 from ampcompare.base.errors import ConfigError
 from ampcompare.runs.analysis.inference.margins import MarginRule, parse_margin
 from ampcompare.runs.analysis.inference.verdict import Margin
-from ampcompare.runs.records.comparison import Comparison
-from ampcompare.runs.records.look import LOSS_MARGIN
+from ampcompare.runs.records.comparison import LOSS_MARGIN, Comparison
 
 __all__ = ["Criteria", "Preference", "criteria_of"]
 
