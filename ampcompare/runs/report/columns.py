@@ -15,7 +15,7 @@ from ampcompare.runs.analysis.runs.scores import value_of
 from ampcompare.runs.records.comparison import ArmSummary, Comparison
 from ampcompare.runs.records.metric import TOP5, Metric
 from ampcompare.runs.records.run import RunRecord
-from ampcompare.runs.report.color import Tone
+from ampcompare.runs.report.document import Tone
 
 __all__ = [
     "COLUMNS",

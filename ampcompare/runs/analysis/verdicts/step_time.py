@@ -1,8 +1,9 @@
 """Step time: which times are valid, and from pairs of runs an effect over the valid ones and a verdict for each arm.
 
-An invalid time is not a slow one: it gives no verdict. Where all cells have timing rounds, these are compared and the times of the runs themselves are left out: a round
-compares seconds that are close to each other. The rounds of a seed are averaged into one pair. They share its data,
-weights and minutes, and what those do to an arm is in all of them: as pairs they would pass for seeds that never ran.
+An invalid time is not a slow one: it gives no verdict. Where all cells have timing rounds, these are compared and the
+times of the runs themselves are left out: a round compares seconds that are close to each other. The rounds of a seed
+are averaged into one pair. They share its data, weights and minutes, and what those do to an arm is in all of them: as
+pairs they would pass for seeds that never ran.
 """
 
 from __future__ import annotations
