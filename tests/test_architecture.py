@@ -28,7 +28,7 @@ PACKAGE = ROOT / "ampcompare"
 
 TORCH_FREE = ("api", "backends", "cli", "experiment", "experiment.launch.script.refusals", "runs", "source")
 # In rooms without torch: what needs it, and says so in its docstring.
-WITH_TORCH = ("api.doctor", "api.precision", "experiment.claims.programs", "experiment.launch")
+WITH_TORCH = ("api.doctor", "experiment.claims.programs", "experiment.launch")
 HEAVY = {"numpy", "pandas", "scipy", "sklearn", "submitit", "torch", "torchvision"}
 TESTS_WITHOUT_A_ROOM = ("benchmarks", "distributed", "docker", "docs")
 # One process of pytest reads all files, instead of each.
@@ -158,7 +158,7 @@ WRONG = {  # a line for a file, and the contracts that refuse it
     "guards/detector.py": ("import ampcompare.source.migrate.rewrite", "guards"),
     "training/parallel/ranks.py": ("import ampcompare.training.loop", "training"),
     "experiment/launch/pool.py": ("if TYPE_CHECKING:\n    import ampcompare.experiment.run", "launch"),
-    "api/doctor/ask.py": ("import ampcompare.api.types", "doctor"),
+    "api/doctor/ask.py": ("import ampcompare.api.arguments", "doctor"),
     "diagnosis/profiling/ledger.py": ("import ampcompare.diagnosis.watch", "profiling"),
     "diagnosis/ranges.py": ("import ampcompare.diagnosis.profiling.ledger", "diagnosis"),
     "base/tensors/tree.py": ("import ampcompare.base.secrets", "tensors"),

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from ampcompare.api.profiling import profile as api_profile
+from ampcompare.api.diagnosis import profile as api_profile
 from ampcompare.backends.arm import Arm, parse_arms
 from ampcompare.cli.help import ARMS, OUTPUT, default_of, option, options_of
 from ampcompare.cli.launching import ended_by_signals

@@ -158,7 +158,7 @@ def test_run_takes_a_config_or_its_parts(monkeypatch: pytest.MonkeyPatch) -> Non
         record = RunRecord(cell="x", arm="fp32", status="failed", config=options.config)
         return RunOutcome(record, options.folder)
 
-    monkeypatch.setattr("ampcompare.api.training.run_single", take)
+    monkeypatch.setattr("ampcompare.api.comparison.run_single", take)
     recipe = Recipe(optimizer=OptimizerConfig(lr_base=0.4), global_batch_size=128)
     ampcompare.run(RunConfig(recipe=recipe, arm="apex:O2"))
     ampcompare.run(recipe=recipe, arm="apex:O2")

@@ -208,7 +208,7 @@ def test_python_takes_objects_and_factories(monkeypatch: pytest.MonkeyPatch, mak
     """`ampcompare.run` and `compare` hand both on."""
     seen: list[Any] = []
     monkeypatch.setattr(
-        "ampcompare.api.training.run_single", lambda options, observer: seen.append(options) or _Outcome()
+        "ampcompare.api.comparison.run_single", lambda options, observer: seen.append(options) or _Outcome()
     )
     heard = Heard()
     ampcompare.run(CONFIG, callbacks=[heard, "ampcompare:Callback"])
