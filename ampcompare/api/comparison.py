@@ -6,8 +6,7 @@ from pathlib import Path
 
 from ampcompare.api.arguments import takes
 from ampcompare.base.errors import GateFailed
-from ampcompare.experiment.claims.reproduce import Reproduction
-from ampcompare.experiment.claims.study import run_study
+from ampcompare.experiment.claims.reproduce import Reproduction, run_study
 from ampcompare.experiment.compare import run_comparison
 from ampcompare.experiment.load import reload_comparison
 from ampcompare.experiment.notebook_progress import default_observer

@@ -15,9 +15,8 @@ from ampcompare.base.formatting import parse_duration
 from ampcompare.experiment.claims.definition import study_name
 from ampcompare.experiment.follow import Callback, load_callback
 from ampcompare.experiment.launch.base import Launcher
-from ampcompare.experiment.launch.dispatch import make_launcher
+from ampcompare.experiment.launch.dispatch import launcher_at, make_launcher
 from ampcompare.experiment.launch.places import Places
-from ampcompare.experiment.launch.pool import launcher_at
 from ampcompare.experiment.matrix import find_setting
 from ampcompare.experiment.observer import Observer
 from ampcompare.experiment.sources import SettingsRequest, collect_settings
