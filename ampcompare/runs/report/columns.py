@@ -89,14 +89,9 @@ class ArmColumn:
         return self.text(row, records)
 
 
-def of_arm(
-    text: Callable[[ArmSummary], str],
-    applies: Callable[[Comparison], bool] = _always,
-    *,
-    overview: bool = False,
-) -> ArmColumn:
+def of_arm(text: Callable[[ArmSummary], str], applies: Callable[[Comparison], bool] = _always) -> ArmColumn:
     """Return a column of what the summary of an arm holds."""
-    return ArmColumn(lambda row, records: text(row), applies, overview=overview)
+    return ArmColumn(lambda row, records: text(row), applies)
 
 
 def over_runs(

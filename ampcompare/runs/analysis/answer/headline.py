@@ -11,7 +11,6 @@ from ampcompare.runs.analysis.answer.phrases import (
     count_of,
     label_of,
     names_of,
-    quality_of,
     sentence_start,
     with_verb,
 )
@@ -99,7 +98,7 @@ def _answer(comparison: Comparison, by_arm: Mapping[str, Sequence[RunRecord]]) -
         yield from outcomes
         yield from _speed_sentences(comparison, rows)
         return
-    quality = quality_of(comparison)
+    quality = Quality(comparison.metric)
     yield from idle_some(by_arm)
     if comparison.error_rate == 0 and comparison.look != 0:
         yield _untested(comparison)
