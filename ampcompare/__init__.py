@@ -20,16 +20,10 @@ if TYPE_CHECKING:
     from ampcompare.api.diagnosis import diagnose, explain_arm, profile
     from ampcompare.api.machine import examine_machine
     from ampcompare.api.migration import convert_checkpoint, lint_paths, migrate_script
+    from ampcompare.api.precision import Precision, StepOutcome, make_precision
     from ampcompare.api.results_table import judge_table
-    from ampcompare.backends.arm import Arm
+    from ampcompare.api.types import Arm, Callback, CellInfo, Recipe, RunConfig, RunRecord, StepRecord
     from ampcompare.base.metric_log import log_metric
-    from ampcompare.experiment.follow import Callback, CellInfo
-    from ampcompare.runs.records.run import RunRecord
-    from ampcompare.runs.records.step import StepRecord
-    from ampcompare.runs.settings.config import RunConfig
-    from ampcompare.runs.settings.recipe import Recipe
-    from ampcompare.training.precision.base import Precision, StepOutcome
-    from ampcompare.training.precision.factory import make_precision
 
 __all__ = [
     "Arm",
@@ -59,15 +53,15 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Arm": "ampcompare.backends.arm",
-    "Callback": "ampcompare.experiment.follow",
-    "CellInfo": "ampcompare.experiment.follow",
-    "Precision": "ampcompare.training.precision.base",
-    "Recipe": "ampcompare.runs.settings.recipe",
-    "RunConfig": "ampcompare.runs.settings.config",
-    "RunRecord": "ampcompare.runs.records.run",
-    "StepOutcome": "ampcompare.training.precision.base",
-    "StepRecord": "ampcompare.runs.records.step",
+    "Arm": "ampcompare.api.types",
+    "Callback": "ampcompare.api.types",
+    "CellInfo": "ampcompare.api.types",
+    "Precision": "ampcompare.api.precision",
+    "Recipe": "ampcompare.api.types",
+    "RunConfig": "ampcompare.api.types",
+    "RunRecord": "ampcompare.api.types",
+    "StepOutcome": "ampcompare.api.precision",
+    "StepRecord": "ampcompare.api.types",
     "compare": "ampcompare.api.comparison",
     "convert_checkpoint": "ampcompare.api.migration",
     "diagnose": "ampcompare.api.diagnosis",
@@ -78,7 +72,7 @@ _HOMES = {
     "load_comparison": "ampcompare.api.comparison",
     "load_ipython_extension": "ampcompare.cli.cell_magic",  # for `%load_ext ampcompare`
     "log_metric": "ampcompare.base.metric_log",
-    "make_precision": "ampcompare.training.precision.factory",
+    "make_precision": "ampcompare.api.precision",
     "migrate_script": "ampcompare.api.migration",
     "profile": "ampcompare.api.diagnosis",
     "reproduce_claims": "ampcompare.api.comparison",

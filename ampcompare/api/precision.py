@@ -1,0 +1,8 @@
+"""The precision of an arm, for a training loop of the caller. This module alone of the interface imports torch."""
+
+from __future__ import annotations
+
+from ampcompare.training.precision.base import Precision, StepOutcome
+from ampcompare.training.precision.factory import make_precision
+
+__all__ = ["Precision", "StepOutcome", "make_precision"]
