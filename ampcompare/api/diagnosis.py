@@ -16,7 +16,7 @@ from ampcompare.runs.records.profile import Profile
 from ampcompare.runs.settings.recipe import Recipe
 
 if TYPE_CHECKING:
-    from ampcompare.diagnosis.explain.explain import Explanation
+    from ampcompare.diagnosis.explain import Explanation
     from ampcompare.training.precision.base import Precision
 
 __all__ = ["diagnose", "explain_arm", "profile"]
@@ -149,6 +149,6 @@ def explain_arm(arm: Arm | str) -> Explanation:
     Raises:
         ConfigError: there is no such arm.
     """
-    from ampcompare.diagnosis.explain.explain import explain_arm as _explain
+    from ampcompare.diagnosis.explain import explain_arm as _explain
 
     return _explain(Arm.parse(arm) if isinstance(arm, str) else arm)
