@@ -423,7 +423,8 @@ class WholeModel(TorchAmp):
         if self._given is not None:
             self._first.update({id(one): HashedWeights(one) for one in optimizers})
         try:
-            self._scaling.prepare(models, optimizers)
+            with GRADIENT_READS.paused():  # those of earlier steps
+                self._scaling.prepare(models, optimizers)
         except AmpCompareError as error:
             raise PreparationError(here(str(error))) from None
         self._is_prepared = True
@@ -689,6 +690,7 @@ class _FoundModels:
         self._is_over = is_over
         self._optimizers: list[weakref.ref[Any]] = []  # that were not found yet
         self._cast: list[weakref.ref[nn.Module]] = []
+        self._cast_weights: weakref.WeakValueDictionary[int, Tensor] = weakref.WeakValueDictionary()  # by id
         self._is_done = False
         self._wrappers = _ParallelWrappers()
 
@@ -723,11 +725,12 @@ class _FoundModels:
         self._found(models, optimizers)
         self._optimizers.clear()
         self._cast += map(weakref.ref, models)
+        self._cast_weights.update({id(param): param for model in models for param in model.parameters()})
         self._wrappers.make_again(models)
 
     def _models_of(self, model: nn.Module, held: set[int], optimizers: list[Any]) -> list[nn.Module]:
         """Return the models that are not cast yet and have weights of `held`, given as ids."""
-        cast = {id(param) for one in _alive(self._cast) for param in one.parameters()}
+        cast = set(self._cast_weights.keys())  # a model may have got other weights since, such as those of LoRA
         if held <= cast:
             return []
         tree = _Tree()
@@ -737,7 +740,8 @@ class _FoundModels:
         models += tree.others(models, held - cast)
         for one in models:
             self._check(one, tree)
-            if not cast.isdisjoint(map(id, one.parameters())):
+            parts = {id(part) for part in one.modules() if part is not one}
+            if not parts.isdisjoint(map(id, _alive(self._cast))):  # which would give it outputs in fp32
                 raise PreparationError(
                     here(
                         f"an optimizer that was made after the first forward pass has weights of {type(one).__name__} "

@@ -479,6 +479,25 @@ def test_masters_that_the_script_writes_are_stepped(behind: Any, arm: str) -> No
     assert torch.equal(master, expected)
 
 
+@pytest.mark.parametrize("arm", SCALED)
+def test_what_a_cast_model_gets_later_is_cast(behind: Any, arm: str) -> None:
+    """As a new head, whether the optimizer has all weights or the new ones, as of LoRA; in a model of its parts too."""
+    behind(arm)
+    model, optimizer, scaler = parts()
+    step_of(model, optimizer, scaler)
+    first = copy.deepcopy(model)
+    for later in (model, nn.Sequential(*model)):
+        later[3] = nn.Linear(later[3].in_features, 3)
+        for held in (later[3].parameters(), later.parameters()):
+            optimizer = torch.optim.SGD(held, lr=0.1)
+            before = [param.detach().clone() for param in later.parameters()]
+            step_of(later, optimizer, scaler)
+            after = list(later.parameters())
+            assert later[3].weight.dtype is torch.float16
+            assert not torch.equal(after[-2], before[-2].to(after[-2]))
+    assert not torch.equal(first[0].weight, model[0].weight)
+
+
 @pytest.mark.parametrize("arm", ["half:bf16", "O3"])
 def test_a_script_without_a_scaler_trains_where_none_is_needed(behind: Any, arm: str) -> None:
     """A script in bf16 has none."""
