@@ -20,7 +20,7 @@ __all__ = ["ScriptCommand", "script_layer", "script_options", "show_metrics", "w
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 # Settings of cells that hold for a script too; what the others say, the script decides.
-KEPT = frozenset({"device", "warmup_steps", "recipe.max_steps", "nan_patience", "threads"})
+KEPT = frozenset({"device", "warmup_steps", "recipe.max_steps", "nan_patience", "threads", "stall_timeout"})
 OWN = ("metric", "list_metrics", "seed_arg", "compat_torch", "mask")
 NOT_FOR_SCRIPTS = (
     *("sweep", "timing_rounds", "verify_resume", "recipe_name", "size", "config_file", "overrides", "model_args"),
