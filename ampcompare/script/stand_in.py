@@ -37,7 +37,10 @@ from ampcompare.training.precision.keep_fp32 import kept_in_fp32, without_autoca
 
 __all__ = ["StandIn", "check_arm", "half_dtype"]
 
-TYPES = re.compile(r"dtype|scalar type|[^a-z](Half|BFloat16)\b|should be the same|unscale.*Complex", re.IGNORECASE)
+BANNED = re.compile(r"nn\.BCELoss (need float32|are unsafe)")
+TYPES = re.compile(
+    rf"{BANNED.pattern}|dtype|scalar type|[^a-z](Half|BFloat16)\b|should be the same|unscale.*Complex", re.IGNORECASE
+)
 NO_KERNEL = re.compile(r"not implemented for|Unsupported dtype")
 TORCHSCRIPT = "The following operation failed in the TorchScript interpreter"
 
@@ -200,7 +203,13 @@ class StandIn:
             advice = "compare fp32, or give it tensors of one type there"
         if str(error).startswith(TORCHSCRIPT) and isinstance(self.torch_amp, O1BehindTorch):
             why = "an operation gets tensors of both types, since Apex's casts do not reach into TorchScript"
-        if "Complex" in said:
+        if BANNED.search(said):
+            is_apex = isinstance(self.torch_amp, O1BehindTorch)
+            why = f"{'Apex' if is_apex else 'torch.autocast'} refuses BCELoss, as rounding makes it infinite"
+            said = "binary_cross_entropy after sigmoid"
+            others = "native:fp16 or apex:O2" if is_apex else "fp32 or apex:O2"
+            advice = f"compare {others}, or let the model return logits and use BCEWithLogitsLoss"
+        elif "Complex" in said:
             why, advice = "torch cannot unscale the gradients of complex weights", "compare native:bf16"
         elif NO_KERNEL.search(said):
             why = "torch cannot compute this in 16 bits on this device"

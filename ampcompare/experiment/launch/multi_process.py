@@ -33,11 +33,11 @@ from ampcompare.experiment.launch.start_ranks import RANK_MODULE, Request
 from ampcompare.runs.records.run import RunRecord, read_record
 from ampcompare.runs.settings.config import RunConfig
 
-__all__ = ["MultiProcessLauncher"]
+__all__ = ["MultiProcessLauncher", "StoppedProcesses"]
 
 POLL_SECONDS = 0.1
 END_SECONDS = 10.0
-STOPPED_SECONDS = 1.0  # between two looks at the states of the ranks
+STOPPED_SECONDS = 1.0  # between two looks at the states of processes
 STOPPED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
 MAX_AGENTS = 3  # per cell
 TAIL_LINES = 5
@@ -146,7 +146,7 @@ class MultiProcessLauncher(Launcher):
         if self._is_asked():
             agent.terminate()
         report_progress = progress_reader(folder, on_progress)
-        stopped = _StoppedRanks(agent.pid, stall_timeout)
+        stopped = StoppedProcesses("all ranks", lambda: _ranks_of(agent.pid), stall_timeout)
         while (code := agent.poll()) is None:
             time.sleep(POLL_SECONDS)
             report_progress()
@@ -224,53 +224,53 @@ def _end_agent(agent: subprocess.Popen[bytes]) -> None:
         agent.wait()
 
 
-class _StoppedRanks:
-    """Notices that all ranks of an agent are stopped, when none is left that would wait for another.
+class StoppedProcesses:
+    """Notices that all processes that train are stopped, when none is left that would wait for another.
 
     Args:
-        agent: its process.
-        seconds: for how long they may be.
+        name: of all of them, for the message.
+        find: returns those that run.
+        seconds: for how long they may be stopped.
     """
 
-    def __init__(self, agent: int, seconds: float) -> None:
-        self._agent = agent
+    def __init__(self, name: str, find: Callable[[], list[psutil.Process]], seconds: float) -> None:
+        self._name = name
+        self._find = find
         self._seconds = seconds
         self._looked = time.monotonic()
         self._since: float | None = None
 
     def too_long(self) -> bool:
-        """Return whether all ranks have been stopped for that long; call it often."""
+        """Return whether all have been stopped for that long; call it often."""
         now = time.monotonic()
         if now - self._looked < STOPPED_SECONDS:
             return False
         if now - self._looked > 5 * STOPPED_SECONDS:  # this process was stopped as well
             self._since = None
         self._looked = now
-        ranks = self._ranks()
-        if not ranks or not all(_status(rank) in STOPPED for rank in ranks):
+        processes = self._find()
+        if not processes or not all(_status(one) in STOPPED for one in processes):
             self._since = None
             return False
         self._since = self._since or now
         return now - self._since >= self._seconds
 
     def kill(self) -> str:
-        """End the ranks, which handle no other signal, and return why."""
-        for rank in self._ranks():
+        """End the processes, which handle no other signal, and return why."""
+        for process in self._find():
             with contextlib.suppress(psutil.Error):
-                rank.kill()
-        return (
-            f"all ranks stood still for {self._seconds:g} s (--stall-timeout): their processes are stopped, as by "
-            "SIGSTOP"
-        )
+                process.kill()
+        return f"{self._name} stood still for {self._seconds:g} s (--stall-timeout): they are stopped, as by SIGSTOP"
 
-    def _ranks(self) -> list[psutil.Process]:
-        ranks = []
-        with contextlib.suppress(psutil.Error):
-            for process in psutil.Process(self._agent).children(recursive=True):
-                with contextlib.suppress(psutil.Error):
-                    if RANK_MODULE in process.cmdline():
-                        ranks.append(process)
-        return ranks
+
+def _ranks_of(agent: int) -> list[psutil.Process]:
+    ranks = []
+    with contextlib.suppress(psutil.Error):
+        for process in psutil.Process(agent).children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                if RANK_MODULE in process.cmdline():
+                    ranks.append(process)
+    return ranks
 
 
 def _status(process: psutil.Process) -> str:

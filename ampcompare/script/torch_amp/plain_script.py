@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.utils import _pytree as pytree
 
+from ampcompare.backends.apex_levels import apex_level
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import ScalingError, UnsupportedCombination
 from ampcompare.guards.events import GRADIENT_READS, Points, Subscriptions
@@ -42,6 +43,7 @@ from ampcompare.training.precision.base import owned_params
 __all__ = ["PlainScript"]
 
 MAX_WATCHED = 4096
+NORMS = {"clip_grad_norm_": 3, "get_total_norm": 2}  # and the place of their argument error_if_nonfinite
 
 
 class _Mode(enum.Enum):
@@ -109,6 +111,10 @@ class PlainScript:
         events.wrap(*Points.FUNCTIONAL_CALL, self._called_with)
         events.wrap(*Points.BACKWARD, self._backward)
         events.wrap(*Points.GRAD, self._differentiated)
+        if _skips_overflows(self._arm):
+            for owner in (nn.utils, nn.utils.clip_grad):
+                for name in NORMS.keys() & vars(owner).keys():
+                    events.wrap(owner, name, functools.partial(self._take_norm, NORMS[name]))
         events.at_end(lambda: GRADIENT_READS.want(self._before_read, False))
 
     # Which optimizers and modules there are.
@@ -463,6 +469,14 @@ class PlainScript:
         else:
             self._unscale(optimizer)
 
+    def _take_norm(self, place: int, original: Any, *args: Any, **kwargs: Any) -> Any:
+        """Take a norm that may be infinite where an overflow is about to skip the step."""
+        if not self._is_open or self._mode is _Mode.OWN:
+            return original(*args, **kwargs)
+        if len(args) > place:
+            return original(*args[:place], False, *args[place + 1 :], **kwargs)
+        return original(*args, **{**kwargs, "error_if_nonfinite": False})
+
     def _divide(self, tensor: Tensor) -> None:
         """Divide the gradient of a tensor that no optimizer has, such as an input, once."""
         with GRADIENT_READS.paused():
@@ -577,6 +591,11 @@ class PlainScript:
             self._has_loss, self._loss = False, None
             self._rows.add_step(self._rows.number(optimizer)[0], True)
         return result
+
+
+def _skips_overflows(arm: Arm) -> bool:
+    scale = apex_level(arm.options).loss_scale if arm.backend == "apex" else arm.options.get("loss_scale")
+    return arm.backend == "native" or scale == "dynamic"
 
 
 def _wide(half: torch.dtype, value: Any) -> Any:

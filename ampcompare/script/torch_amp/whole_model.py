@@ -11,6 +11,8 @@ the arm's types everywhere, as after `amp.initialize`, and autocast blocks do no
 | `scaler.step` | a step, or a skip after an overflow; the model gets the weights |
 | `scaler.update` | the loss scale moves |
 
+What the script writes into weights between two steps, the next step writes into their masters.
+
 From `scaler.unscale_` on `param.grad` of a 16-bit weight is the gradient of its master: clipping it, reading it and
 replacing it act on what is stepped.
 
@@ -337,6 +339,8 @@ class WholeModel(TorchAmp):
         self._windows: weakref.WeakKeyDictionary[Any, _Window] = weakref.WeakKeyDictionary()
         self._stepping: Any = None
         self._is_prepared = False
+        self._has_followed = False  # writes of weights
+        self._given_weights: weakref.WeakKeyDictionary[Any, Tensor] = weakref.WeakKeyDictionary()  # by steps: bit sums
 
     def install(self, events: Subscriptions) -> None:
         """Replace what both classes do."""
@@ -418,7 +422,8 @@ class WholeModel(TorchAmp):
         if self._given is not None:
             self._first.update({id(one): HashedWeights(one) for one in optimizers})
         try:
-            self._scaling.prepare(models, optimizers)
+            with GRADIENT_READS.paused():  # those of earlier steps
+                self._scaling.prepare(models, optimizers)
         except AmpCompareError as error:
             raise PreparationError(here(str(error))) from None
         self._is_prepared = True
@@ -537,7 +542,6 @@ class WholeModel(TorchAmp):
         if id(optimizer) in window.stepped:
             raise RuntimeError("step() has already been called since the last update().")
         window.stepped.add(id(optimizer))
-        self._refuse_written(optimizer)
         if window.overflows[id(optimizer)]:
             self._skip(optimizer)
             return None
@@ -547,6 +551,8 @@ class WholeModel(TorchAmp):
         finally:
             self._stepping = None
             self._drop_gradients(optimizer)
+            if pairs := self.masters(optimizer):
+                self._given_weights[optimizer] = _bit_sums(pairs)
 
     def _skip(self, optimizer: Any) -> None:
         self._scaling.skip(optimizer)
@@ -557,16 +563,28 @@ class WholeModel(TorchAmp):
         for _, master in self.masters(optimizer):
             master.grad = None
 
-    def _refuse_written(self, optimizer: Any) -> None:
-        """Refuse weights that the script has written into the model: the masters would overwrite them."""
-        for param, master in self.masters(optimizer):
-            if not torch.equal(param.detach().view(torch.int16), master.detach().to(param.dtype).view(torch.int16)):
-                raise ScalingError(
-                    here(
-                        f"the script has written weights of the model since the last step, and {self._arm} steps fp32 "
-                        "master weights, which would overwrite them; compare an arm without master weights"
-                    )
+    @torch.no_grad()
+    def _follow_writes(self, optimizer: Any) -> None:
+        """Give masters what the script has written into weights since the last step, as by clamping or loading them.
+
+        What it has left alone keeps the bits that 16-bit weights lack; what it has written into masters stays.
+        """
+        pairs = self.masters(optimizer)
+        given = self._given_weights.get(optimizer)
+        if pairs and given is not None and len(given) == len(pairs):
+            is_written = (_bit_sums(pairs) != given).tolist()
+            pairs = [pair for pair, written in zip(pairs, is_written, strict=True) if written]
+        for param, master in pairs:
+            written = param.view(torch.int16) != master.to(param.dtype).view(torch.int16)
+            if not written.any():
+                continue
+            master.copy_(torch.where(written, param.float(), master))
+            if self._rows is not None and not self._has_followed:
+                self._rows.add_note(
+                    f"the script writes weights between steps, and the master weights of {self._arm} take what it "
+                    "writes, rounded to 16 bits"
                 )
+            self._has_followed = True
 
     def _update_by(self, window: _Window, new_scale: Any = None) -> None:
         for optimizer in self._optimizers:
@@ -621,8 +639,7 @@ class WholeModel(TorchAmp):
 
     def _before_step(self, optimizer: Any, *_arguments: Any) -> None:
         if optimizer is self._stepping:
-            if self._given is not None:
-                self._report_weights(optimizer)
+            self._begin_step(optimizer)
             return
         if self.is_by_apex() or not self._is_prepared:
             if self._off is not None and not self.used and not self._initialized():
@@ -634,8 +651,11 @@ class WholeModel(TorchAmp):
             raise self._lacks_autocast()
         if not self.is_driven and self._scaling.needs_scaler:
             raise unscaled(self._arm)
-        if self._given is not None:
-            self._report_weights(optimizer)
+        self._begin_step(optimizer)
+
+    def _begin_step(self, optimizer: Any) -> None:
+        self._follow_writes(optimizer)
+        self._report_weights(optimizer)
 
 
 def _zero_grad(names: WholeModel, optimizer: Any, set_to_none: bool = True) -> None:
@@ -669,6 +689,7 @@ class _FoundModels:
         self._is_over = is_over
         self._optimizers: list[weakref.ref[Any]] = []  # that were not found yet
         self._cast: list[weakref.ref[nn.Module]] = []
+        self._cast_weights: weakref.WeakValueDictionary[int, Tensor] = weakref.WeakValueDictionary()  # by id
         self._is_done = False
         self._wrappers = _ParallelWrappers()
 
@@ -703,11 +724,12 @@ class _FoundModels:
         self._found(models, optimizers)
         self._optimizers.clear()
         self._cast += map(weakref.ref, models)
+        self._cast_weights.update({id(param): param for model in models for param in model.parameters()})
         self._wrappers.make_again(models)
 
     def _models_of(self, model: nn.Module, held: set[int], optimizers: list[Any]) -> list[nn.Module]:
         """Return the models that are not cast yet and have weights of `held`, given as ids."""
-        cast = {id(param) for one in _alive(self._cast) for param in one.parameters()}
+        cast = set(self._cast_weights.keys())  # a model may have got other weights since, such as those of LoRA
         if held <= cast:
             return []
         tree = _Tree()
@@ -717,7 +739,8 @@ class _FoundModels:
         models += tree.others(models, held - cast)
         for one in models:
             self._check(one, tree)
-            if not cast.isdisjoint(map(id, one.parameters())):
+            parts = {id(part) for part in one.modules() if part is not one}
+            if not parts.isdisjoint(map(id, _alive(self._cast))):  # which would give it outputs in fp32
                 raise PreparationError(
                     here(
                         f"an optimizer that was made after the first forward pass has weights of {type(one).__name__} "
@@ -801,7 +824,12 @@ def _is_shell(module: nn.Module) -> bool:
     return type(module).__name__ in WRAPPERS or isinstance(module, CONTAINERS)
 
 
-Pairs = Iterable[tuple[Tensor, Tensor]]
+Pairs = Sequence[tuple[Tensor, Tensor]]
+
+
+def _bit_sums(pairs: Pairs) -> Tensor:
+    """Return the sum of the bits of each 16-bit weight, as whole numbers."""
+    return torch.stack([param.detach().view(torch.int16).sum().to(pairs[0][0].device) for param, _ in pairs])
 
 
 class _MasterGradients:

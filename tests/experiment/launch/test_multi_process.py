@@ -20,7 +20,7 @@ import pytest
 from ampcompare.base.errors import UnsupportedCombination
 from ampcompare.experiment.launch import multi_process
 from ampcompare.experiment.launch.base import Progress
-from ampcompare.experiment.launch.multi_process import MultiProcessLauncher, _StoppedRanks
+from ampcompare.experiment.launch.multi_process import MultiProcessLauncher, StoppedProcesses, _ranks_of
 from ampcompare.experiment.launch.start_ranks import RANK_MODULE
 from ampcompare.runs.records.run import RunRecord, read_record
 from ampcompare.runs.records.step import iter_steps
@@ -334,14 +334,12 @@ def test_ranks_that_are_all_stopped_are_noticed(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(multi_process, "STOPPED_SECONDS", 0.05)
     ranks = [subprocess.Popen(["sh", "-c", "sleep 60; true", RANK_MODULE]) for _ in range(2)]
     try:
-        stopped = _StoppedRanks(os.getpid(), 0.2)
+        stopped = StoppedProcesses("all ranks", lambda: _ranks_of(os.getpid()), 0.2)
         ranks[0].send_signal(signal.SIGSTOP)
         assert not _within(0.6, stopped.too_long)
         ranks[1].send_signal(signal.SIGSTOP)
         assert _within(5.0, stopped.too_long)
-        assert stopped.kill().startswith(
-            "all ranks stood still for 0.2 s (--stall-timeout): their processes are stopped"
-        )
+        assert stopped.kill().startswith("all ranks stood still for 0.2 s (--stall-timeout): they are stopped")
         assert [rank.wait(5) for rank in ranks] == [-signal.SIGKILL] * 2
     finally:
         for rank in ranks:

@@ -85,7 +85,8 @@ def plain(program: Program) -> list[list[Tensor]]:
                 loss.backward()
                 total += loss.detach()
             if program.clip:
-                clip_grad_norm_(model.parameters(), 0.1)
+                strict = program.overflow_at >= 0  # as Fabric clips
+                nn.utils.clip_grad_norm_(model.parameters(), 0.1, error_if_nonfinite=strict)
             return total
 
         if program.closure:
@@ -229,6 +230,13 @@ def gan(steps: int, scaler: Any, dtype: torch.dtype | None) -> list[list[Tensor]
         update(for_maker)
         after.append([value.detach().clone() for net in (maker, judge) for value in net.state_dict().values()])
     return after
+
+
+def test_an_overflow_that_no_scale_skips_is_an_error_of_clipping(behind: Any) -> None:
+    """As the script asks for; a dynamic scale skips the step."""
+    behind("apex:O2,loss_scale=128")
+    with pytest.raises(RuntimeError, match="non-finite"):
+        plain(Program(clip=True, overflow_at=1))
 
 
 def test_two_optimizers_take_turns(behind: Any) -> None:

@@ -358,12 +358,6 @@ def test_a_copy_of_a_cast_model_trains(behind: Any, arm: str) -> None:
     assert all(map(torch.equal, before, model.parameters())), "the model that was copied stays as it was"
 
 
-def write_weights(model: Any, optimizer: Any, scaler: Any) -> None:
-    step_of(model, optimizer, scaler)
-    next(model.parameters()).data.clamp_(-0.01, 0.01)
-    step_of(model, optimizer, scaler)
-
-
 def hold_a_part(model: Any, optimizer: Any, scaler: Any) -> None:
     step_of(model, optimizer, scaler)
     whole = nn.Sequential(model, nn.Linear(3, 3))
@@ -393,7 +387,6 @@ def step_directly(model: Any, optimizer: Any, scaler: Any) -> None:
     ("does", "error"),
     [
         (hold_a_part, "outside of a part of it that apex:O2 has cast before"),
-        (write_weights, "has written weights of the model since the last step"),
         (add_to_unscaled, "a loss is scaled between"),
         (keep_gradients, "were not cleared"),
         (step_directly, "GradScaler"),
@@ -453,11 +446,56 @@ class Product(nn.Module):
         return x @ y
 
 
-@pytest.mark.parametrize("arm", ["half", "O3"])
-def test_weights_without_masters_may_be_written(behind: Any, arm: str) -> None:
-    """Nothing overwrites them."""
+@pytest.mark.parametrize("arm", [*SCALED, "half", "O3"])
+def test_weights_that_the_script_writes_are_stepped(behind: Any, arm: str) -> None:
+    """Masters take what is written, such as clamped weights, and keep their low bits where nothing is."""
     behind(arm)
-    write_weights(*parts())
+    model, optimizer, scaler = parts()
+    step_of(model, optimizer, scaler)
+    weight, stepped = model[0].weight, optimizer.param_groups[0]["params"][0]
+    before = weight.detach().clone()
+    weight.data.clamp_(-0.1, 0.1)
+    is_bound = weight != before
+    expected = torch.where(is_bound, weight.detach().to(stepped), stepped.detach())
+    step_of(model, optimizer, scaler, step=False)
+    expected.add_(weight.grad.to(stepped), alpha=-0.1)
+    scaler.step(optimizer)
+    assert is_bound.any()
+    assert torch.equal(stepped, expected)
+    assert torch.equal(weight, expected.to(weight))
+
+
+@pytest.mark.parametrize("arm", SCALED)
+def test_masters_that_the_script_writes_are_stepped(behind: Any, arm: str) -> None:
+    """As by decay through the groups of the optimizer, which hold them after `amp.initialize` too."""
+    behind(arm)
+    model, optimizer, scaler = parts()
+    step_of(model, optimizer, scaler)
+    master = optimizer.param_groups[0]["params"][0]
+    expected = master.data.mul_(0.9).clone()
+    step_of(model, optimizer, scaler, step=False)
+    expected.add_(master.grad, alpha=-0.1)
+    scaler.step(optimizer)
+    assert torch.equal(master, expected)
+
+
+@pytest.mark.parametrize("arm", SCALED)
+def test_what_a_cast_model_gets_later_is_cast(behind: Any, arm: str) -> None:
+    """As a new head, whether the optimizer has all weights or the new ones, as of LoRA; in a model of its parts too."""
+    behind(arm)
+    model, optimizer, scaler = parts()
+    step_of(model, optimizer, scaler)
+    first = copy.deepcopy(model)
+    for later in (model, nn.Sequential(*model)):
+        later[3] = nn.Linear(later[3].in_features, 3)
+        for held in (later[3].parameters(), later.parameters()):
+            optimizer = torch.optim.SGD(held, lr=0.1)
+            before = [param.detach().clone() for param in later.parameters()]
+            step_of(later, optimizer, scaler)
+            after = list(later.parameters())
+            assert later[3].weight.dtype is torch.float16
+            assert not torch.equal(after[-2], before[-2].to(after[-2]))
+    assert not torch.equal(first[0].weight, model[0].weight)
 
 
 @pytest.mark.parametrize("arm", ["half:bf16", "O3"])

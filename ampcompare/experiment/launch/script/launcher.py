@@ -20,6 +20,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, Protocol
 
+import psutil
+
 from ampcompare.base.environment.fingerprint import THREAD_VARIABLES, fingerprint, host_name
 from ampcompare.base.errors import EnvironmentUnfit, LaunchError
 from ampcompare.base.files.loaded_code import Names
@@ -30,6 +32,7 @@ from ampcompare.base.rank_marks import CELL_FOLDER
 from ampcompare.base.secrets import MASK, learn_file, mask, mask_variable
 from ampcompare.experiment.launch.base import Launcher, Progress, Stoppable
 from ampcompare.experiment.launch.cell_files import last_lines, make_cell_folder, with_code, write_config, write_record
+from ampcompare.experiment.launch.multi_process import StoppedProcesses
 from ampcompare.experiment.launch.places import ANYWHERE, Place
 from ampcompare.experiment.launch.script.output import OutputReader, Printed
 from ampcompare.experiment.launch.script.refusals import why_refused
@@ -81,6 +84,7 @@ class ScriptLauncher(Launcher):
         self._process: Stoppable[_CellProcess] = Stoppable(lambda process: end_family(process.pid))
         self._server: Stoppable[ProcessServer] = Stoppable(ProcessServer.close)
         self._threads: tuple[str | None, ...] = ()  # of the server
+        self._stood_still = ""  # why the last process was ended
 
     def launch(
         self, config: RunConfig, folder: Path, on_progress: Callable[[Progress], None] | None = None
@@ -112,7 +116,7 @@ class ScriptLauncher(Launcher):
             record = failed_script(config, "asked to stop", started=started).model_copy(
                 update={"status": "interrupted"}
             )
-        elif error := _failure(config.script, code, rows, folder):
+        elif error := self._stood_still or _failure(config.script, code, rows, folder):
             record = failed_script(config, error, exit_code=_our_code(code, rows), started=started)
         else:
             assert output is not None
@@ -137,12 +141,17 @@ class ScriptLauncher(Launcher):
         reader = OutputReader(process.stdout, folder / CellFile.LOG, script.metrics)
         pump = threading.Thread(target=reader.pump, daemon=True)
         pump.start()
+        self._stood_still = ""
+        seconds = config.stall_timeout
+        stopped = StoppedProcesses("all processes of the script", lambda: _training_processes(process.pid), seconds)
         try:
             counter = _StepCounter(folder / CellFile.SCRIPT, script.max_steps or 0)
             while process.poll() is None:
                 time.sleep(POLL_SECONDS)
                 if on_progress is not None and (progress := counter.read()) is not None:
                     on_progress(progress)
+                if stopped.too_long():
+                    self._stood_still = stopped.kill()
             pump.join(timeout=PIPE_SECONDS)  # a process that the script has left behind may hold the pipe open
         finally:
             self._process.drop()
@@ -206,6 +215,16 @@ class ScriptLauncher(Launcher):
     def _send_stop(self, process: _CellProcess) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGTERM)
+
+
+def _training_processes(pid: int) -> list[psutil.Process]:
+    """Return the ranks that a process has started, without workers of theirs; the process itself if it has none."""
+    with contextlib.suppress(psutil.Error):
+        process = psutil.Process(pid)
+        family = [process, *process.children(recursive=True)]
+        ranks = {one.pid: one.environ().get("RANK") for one in family}
+        return [one for one in family[1:] if ranks[one.pid] not in (None, ranks.get(one.ppid()))] or [process]
+    return []
 
 
 def _environment(config: RunConfig, folder: Path) -> dict[str, str]:

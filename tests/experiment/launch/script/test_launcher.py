@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from ampcompare.experiment.launch import multi_process
 from ampcompare.experiment.launch.script.launcher import ScriptLauncher
 from ampcompare.runs.settings.config import RunConfig
 from ampcompare.runs.settings.script import script_config
@@ -293,3 +294,14 @@ def test_an_arm_that_certainly_cannot_is_not_started(launcher: ScriptLauncher, t
     assert (record.status, record.environment["exit_code"]) == ("failed", 2)
     assert "LBFGS runs its closure several times" in (record.error or "")
     assert not (tmp_path / "cell" / "log.txt").exists()
+
+
+def test_a_stopped_script_fails(launcher: ScriptLauncher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After --stall-timeout, as a rank does; it would run for ever."""
+    monkeypatch.setattr(multi_process, "STOPPED_SECONDS", 0.05)
+    config = cell(tmp_path, "step()\nos.kill(os.getpid(), 19)").model_copy(update={"stall_timeout": 0.2})
+    record = launcher.launch(config, tmp_path / "cell")
+    assert record.status == "failed"
+    assert record.error == (
+        "all processes of the script stood still for 0.2 s (--stall-timeout): they are stopped, as by SIGSTOP"
+    )
