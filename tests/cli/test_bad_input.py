@@ -198,28 +198,23 @@ def test_nothing_is_lost_by_a_mistake(call: Call, tmp_path: Path) -> None:
     assert {path: path.read_bytes() for path in before} == before
 
 
-@pytest.mark.parametrize(
-    ("change", "part"),
-    [
-        (lambda text: text[: len(text) // 2], "not JSON"),
-        (lambda text: "", "not JSON"),
-        (
-            lambda text: text.replace('"schema": 2', '"schema": 99'),
-            "schema 99, written by a newer ampcompare, and this one reads up to 2; upgrade",
-        ),
-        (lambda text: text.replace('"schema": 2,', ""), "no schema number"),
-        (lambda text: text.replace('"completed"', '"splendid"'), "status"),
-    ],
-)
-def test_records_that_cannot_be_read(call: Call, tmp_path: Path, change: Callable[[str], str], part: str) -> None:
+def test_records_that_cannot_be_read(call: Call, tmp_path: Path) -> None:
     """A cut, emptied, newer or altered record is refused by `report`, named by its path, and left as it is."""
     assert call("run", "--arch", "mlp", "-o", str(tmp_path), tiny=True).code == 0
     (path,) = tmp_path.glob("cells/*/record.json")
-    changed = change(path.read_text())
-    path.write_text(changed)
-    for target in (path, tmp_path):
-        _check(call("report", str(target)), 2, str(path), part)
-    assert path.read_text() == changed
+    text = path.read_text()
+    newer = "schema 99, written by a newer ampcompare, and this one reads up to 2; upgrade"
+    for changed, part in (
+        (text[: len(text) // 2], "not JSON"),
+        ("", "not JSON"),
+        (text.replace('"schema": 2', '"schema": 99'), newer),
+        (text.replace('"schema": 2,', ""), "no schema number"),
+        (text.replace('"completed"', '"splendid"'), "status"),
+    ):
+        path.write_text(changed)
+        for target in (path, tmp_path):
+            _check(call("report", str(target)), 2, str(path), part)
+        assert path.read_text() == changed
 
 
 def test_runs_of_different_recipes_are_no_table(call: Call, tmp_path: Path) -> None:
@@ -241,7 +236,7 @@ def test_control_characters_do_not_reach_the_terminal(call: Call) -> None:
 
 def test_every_cell_of_a_comparison_failed(call: Call, tmp_path: Path) -> None:
     """Where all cells fail alike the cause is said once more at the end, with its exit code; `--json` still answers."""
-    words = ["compare", "--arm", "fp32", "--arm", "half", "--arch", "mymod:broken", "-o", str(tmp_path)]
+    words = ["compare", "--arm", "fp32,half", "--seeds", "0", "--arch", "mymod:broken", "-o", str(tmp_path)]
     done = call(*words, tiny=True)
     assert (done.code, done.out) == (2, "")
     assert done.lines[-1].startswith("ampcompare: every cell failed: factory mymod:broken")

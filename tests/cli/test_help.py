@@ -56,8 +56,11 @@ def _sections(text: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_option_is_in_one_group(name: str) -> None:
-    """`--help` has each option once, under a group in the fixed order; a command of many options leaves none over."""
+    """`--help` has the line of the command and each option with its help once, under a group in the fixed order; a
+    command of many options leaves none over."""
     text = _help(name, "--help")
+    assert (_command(name).help or "").splitlines()[0] == COMMANDS[name]
+    assert COMMANDS[name] in text
     sections = _sections(text)
     titles = [title for title in sections if title != "Examples"]
     assert titles == [group for group in GROUPS if group in titles]
@@ -66,6 +69,7 @@ def test_every_option_is_in_one_group(name: str) -> None:
     for option in _command(name).params:
         if not isinstance(option, click.Option):
             continue
+        assert option.help, option.opts
         flag = max(option.opts, key=len).removeprefix("--")
         entry = re.compile(rf"^  (-\w, )?--(\[no-\])?{flag}\b(?!-)", re.MULTILINE)
         found = [title for title in titles if entry.search(sections[title])]
@@ -119,6 +123,7 @@ def test_the_first_page(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     assert capsys.readouterr().out == page
     assert cli.get_help(click.Context(cli)) + "\n" == page
+    assert "130 interrupted" in page
     for name, summary in COMMANDS.items():
         assert re.search(rf"^  {name} +{re.escape(summary)}$", page, flags=re.MULTILINE)
     assert [line for line in page.splitlines() if len(line) > 81] == []

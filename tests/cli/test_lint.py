@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -117,15 +116,6 @@ def test_documents(call: Call, project: Path, form: str) -> None:
 
     assert done.code == 2
     assert json.loads(done.out)
-
-
-def test_lint_loads_no_torch(project: Path) -> None:
-    """Torch is not imported, so that a hook of pre-commit is quick."""
-    call = "from ampcompare.cli import main; main(['lint', '.'])"
-    code = f"import sys; {call}; print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
-
-    assert done.stdout.splitlines()[-1] == "False"
 
 
 @pytest.mark.parametrize(("words", "shown"), [([], True), (["--no-progress"], False)])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import click
 import pytest
 
@@ -25,6 +27,11 @@ def _command(name: str) -> click.Command:
     command = cli.get_command(click.Context(cli), name)
     assert command is not None
     return command
+
+
+@functools.cache
+def _help(name: str) -> str:
+    return " ".join(_command(name).get_help(click.Context(_command(name))).split())
 
 
 def _parse(name: str, *words: str) -> dict[str, object]:
@@ -56,9 +63,8 @@ def test_an_old_name_sets_the_same_option(name: str, flag: str, monkeypatch: pyt
     expected = _parse(name, flag, *value)
     assert _parse(name, old, *value) == expected
     assert expected != _parse(name)
-    help_text = " ".join(_command(name).get_help(click.Context(_command(name))).split())
-    assert flag in help_text.replace("--[no-]", "--no-" if flag.startswith("--no-") else "--")
-    assert f"{old} " not in help_text
+    assert flag in _help(name).replace("--[no-]", "--no-" if flag.startswith("--no-") else "--")
+    assert f"{old} " not in _help(name)
 
     if flag.startswith("--no-"):
         return
