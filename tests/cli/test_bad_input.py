@@ -11,6 +11,8 @@ import pytest
 
 from ampcompare.base.environment.apex import probe_apex
 
+from .conftest import TINY
+
 Call = Callable[..., Any]
 
 
@@ -61,6 +63,20 @@ def _check(done: Any, code: int, *parts: str) -> None:
         (["run", "--model-arg", "width"], ["--model-arg 'width' is not NAME=VALUE"]),
         (["report", "nowhere"], ["there is no nowhere", "a run directory, a record.json or a report.json"]),
         (["report", "."], ["holds no records"]),
+        (["diagnose", "--at", "first", *TINY], ["must be step numbers"]),
+        (["diagnose", "--steps", "2", "--at", "5", *TINY], ["raise --steps"]),
+        (["diagnose", "--arm", "02", *TINY], ["letter O, not with a zero"]),
+        (["diagnose", "--reference", "float16", *TINY], ["float32"]),
+        (["profile", "--steps", "0", *TINY], ["--steps must be at least 1"]),
+        (["profile", "--profiled-steps", "0", *TINY], ["--profiled-steps must be at least 1"]),
+        (["profile", "--nproc-per-node", "2", "--parallel", "ddp", *TINY], ["only a script after --"]),
+        (["profile", "--arm", "02", *TINY], ["letter O, not with a zero"]),
+        (["profile", "--arch", "nothing", *TINY], ["nothing"]),
+        (["explain", "02"], ["letter O, not with a zero"]),
+        (["explain", "bf61"], ["did you mean 'bf16'?"]),
+        (["explain", "O7"], ["expected one of O0, O1, O2, O3"]),
+        (["explain", "nativ"], ["did you mean 'native'?"]),
+        (["explain", "O1", "--arch", "mlp", "--data", "digit"], ["digits"]),
     ],
 )
 def test_bad_words(call: Call, words: list[str], parts: list[str]) -> None:
@@ -76,6 +92,7 @@ def test_bad_words(call: Call, words: list[str], parts: list[str]) -> None:
         (["run", "--epochs", "many"], "'many' is not a valid integer"),
         (["report", ".", "--format", "pdf"], "'pdf' is not one of"),
         (["run", "surplus"], "unexpected extra argument (surplus)"),
+        (["diagnose", "--compile", "eager", *TINY], "--compile"),
     ],
 )
 def test_usage(call: Call, words: list[str], part: str) -> None:
@@ -112,7 +129,6 @@ def test_bad_config_files(call: Call, tmp_path: Path, content: str | bytes, part
 
 @pytest.mark.parametrize("command", ["run", "compare"])
 def test_a_config_file_that_is_not_there(call: Call, tmp_path: Path, command: str) -> None:
-    """A missing file is named."""
     _check(call(command, "-c", str(tmp_path / "none.yaml")), 2, "none.yaml: No such file or directory")
     _check(call(command, "-c", str(tmp_path)), 2, "Is a directory")
 

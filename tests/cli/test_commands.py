@@ -125,7 +125,6 @@ def _config(done: Any) -> RunConfig:
 def test_flag_over_environment_over_file_over_default(
     call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A flag wins over the environment, that over the file, and that over the default."""
     file = tmp_path / "c.yaml"
     file.write_text("recipe: {epochs: 7, batch_size: 32, optimizer: {lr: 0.5}}\narm: half\n")
     words = ["run", "--dry-run", "--config", str(file)]

@@ -98,7 +98,6 @@ def test_the_short_help_is_short(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in COMMANDS if name not in WIDE])
 def test_few_options_have_one_help(name: str) -> None:
-    """Where the options are few, -h and --help are the same."""
     assert _help(name, "-h") == _help(name, "--help")
 
 
@@ -134,7 +133,6 @@ def test_the_first_page(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize("flag", ["-V", "--version"])
 def test_the_version(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Both flags print the version."""
     assert main([flag]) == 0
     assert capsys.readouterr().out == f"ampcompare, version {__version__}\n"
 
@@ -157,7 +155,6 @@ def test_a_mistyped_word_is_met_by_the_nearest(call: Call, words: list[str], mes
 
 
 def test_a_mistyped_option_is_met_by_the_present_names(call: Call) -> None:
-    """The nearest options are named, and old names are not among them."""
     done = call("run", "--lrr", "1")
     assert done.code == 2
     assert "--lr" in done.err

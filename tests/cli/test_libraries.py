@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +21,6 @@ def _row(text: str, arm: str) -> str:
 
 
 def test_list_shows_what_is_not_installed_with_the_line_to_type(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A library that is not there is a row with "no" and what to type; one that is there shows its version."""
     absent = Library(("no_such",), ("no-such",), "pip install accelerate")
     present = Library(("pytest",), ("pytest",), "pip install pytest")
     for backend, library in (("accelerate", absent), ("fabric", present)):
@@ -41,7 +41,7 @@ def test_an_arm_whose_library_is_not_there(call: Call, monkeypatch: pytest.Monke
 
 
 def test_a_name_of_ours_that_another_package_takes_is_refused(
-    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forked_python: Any
 ) -> None:
     """A package that registers `actnn` as well: `list` says so, and `run` ends with 2 and one line naming both."""
     metadata = tmp_path / "theirs-1.0.dist-info"
@@ -50,8 +50,9 @@ def test_a_name_of_ours_that_another_package_takes_is_refused(
     (metadata / "entry_points.txt").write_text("[ampcompare.precisions]\nactnn = theirs:ActNN\n")
     monkeypatch.syspath_prepend(tmp_path)
     assert "registered by another package (theirs:ActNN) and by this one" in call("list", "arms").out
-    done = call("run", "--arm", "actnn:bits=2", "--epochs", "1", "--train-size", "32", "-q")
-    assert done.code == 2
-    (line,) = done.lines
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ["PYTHONPATH"]])}
+    done = forked_python.run(["-m", "ampcompare", "run", "--arm", "actnn:bits=2", "-q"], tmp_path, environment)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
     assert "the backend 'actnn' is registered twice" in line
     assert "theirs:ActNN" in line

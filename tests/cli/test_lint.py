@@ -59,7 +59,6 @@ def test_nothing_found(call: Call, project: Path) -> None:
 def test_a_file_that_cannot_be_read_gives_exit_code_2(
     call: Call, project: Path, content: bytes | None, line: str
 ) -> None:
-    """In one line, and the others are examined."""
     if content is not None:
         (project / "bad.py").write_bytes(content)
 
@@ -111,7 +110,6 @@ def test_usage(call: Call, project: Path, arguments: list[str], message: str) ->
 
 @pytest.mark.parametrize("form", ["json", "sarif"])
 def test_documents(call: Call, project: Path, form: str) -> None:
-    """stdout is one document, whatever was not read."""
     done = call("lint", ".", "--format", form)
 
     assert done.code == 2

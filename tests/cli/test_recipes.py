@@ -220,7 +220,6 @@ def test_options_that_do_not_exist_are_refused(call: Call) -> None:
 
 
 def test_recipes_are_listed(call: Call) -> None:
-    """`list recipes` names each with its title."""
     done = call("list", "recipes")
     assert done.code == 0
     assert "articles/r50-imagenet-apex" in done.out

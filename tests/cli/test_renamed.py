@@ -11,16 +11,9 @@ from ampcompare.cli import COMMANDS, cli
 from ampcompare.cli.renamed import OLD_NAMES, RenamedOption, variable_name
 
 VALUES = {
-    "--fail-below-loss-scale": "2",
-    "--layerwise-lr": "larc",
-    "--log-interval": "3",
-    "--max-consecutive-skips": "4",
-    "--objective": "memory",
-    "--progress-interval": "5s",
-    "--size": "small",
-    "--sweep": "workers=0,1",
-    "--target": "97",
-}
+    "--fail-below-loss-scale": "2", "--layerwise-lr": "larc", "--log-interval": "3", "--max-consecutive-skips": "4",
+    "--objective": "memory", "--progress-interval": "5s", "--size": "small", "--sweep": "workers=0,1", "--target": "97",
+}  # fmt: skip
 
 
 def _command(name: str) -> click.Command:

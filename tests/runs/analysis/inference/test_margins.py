@@ -132,7 +132,6 @@ def test_the_default_margin_follows_the_errors(make_record: MakeRecord) -> None:
 
 
 def test_a_computed_margin_stands_in_the_verdict(make_record: MakeRecord) -> None:
-    """The brackets hold the points that were tested."""
     assert _compare(make_record, "30%").arms[1].accuracy_verdict == "equivalent (±0.9)"
 
 

@@ -49,7 +49,6 @@ def test_a_comparison_at_chance_has_no_verdict(make_record: MakeRecord) -> None:
 
 
 def test_an_arm_at_chance_has_no_verdict(make_record: MakeRecord) -> None:
-    """The others are judged as if it were not there; it is named with the reason."""
     good = {"top1": 0.9, "majority": 103}
     comparison = _compare(make_record, {"fp32": good, "half": CHANCE, "apex:O1": {**good, "seconds": 0.005}})
     assert [row.accuracy_verdict for row in comparison.arms] == [
