@@ -63,10 +63,9 @@ def _check(done: Any, code: int, *parts: str) -> None:
         (["run", "--model-arg", "width"], ["--model-arg 'width' is not NAME=VALUE"]),
         (["report", "nowhere"], ["there is no nowhere", "a run directory, a record.json or a report.json"]),
         (["report", "."], ["holds no records"]),
-        (["diagnose", "--at", "first", *TINY], ["must be step numbers"]),
+        (["diagnose", "--compile", "eager", *TINY], ["--compile"]),
         (["diagnose", "--steps", "2", "--at", "5", *TINY], ["raise --steps"]),
         (["diagnose", "--arm", "02", *TINY], ["letter O, not with a zero"]),
-        (["diagnose", "--reference", "float16", *TINY], ["float32"]),
         (["profile", "--steps", "0", *TINY], ["--steps must be at least 1"]),
         (["profile", "--profiled-steps", "0", *TINY], ["--profiled-steps must be at least 1"]),
         (["profile", "--nproc-per-node", "2", "--parallel", "ddp", *TINY], ["only a script after --"]),
@@ -92,7 +91,8 @@ def test_bad_words(call: Call, words: list[str], parts: list[str]) -> None:
         (["run", "--epochs", "many"], "'many' is not a valid integer"),
         (["report", ".", "--format", "pdf"], "'pdf' is not one of"),
         (["run", "surplus"], "unexpected extra argument (surplus)"),
-        (["diagnose", "--compile", "eager", *TINY], "--compile"),
+        (["diagnose", "--at", "first", *TINY], "must be step numbers"),
+        (["diagnose", "--reference", "float16", *TINY], "float32"),
     ],
 )
 def test_usage(call: Call, words: list[str], part: str) -> None:
