@@ -40,8 +40,8 @@ from workloads import WORKLOADS, sgd
 from ampcompare.runs.settings.config import ParallelConfig
 from ampcompare.training.assemble import make_parallel
 from ampcompare.training.loop import Loop
-from ampcompare.training.metrics.clock import HostClock
-from ampcompare.training.precision.factory import make_precision
+from ampcompare.training.meters import HostClock
+from ampcompare.training.precision.base import make_precision
 
 BLOCK = 20
 ROUNDS = {"tiny": 80, "deep": 40, "medium": 15}

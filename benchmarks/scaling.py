@@ -42,8 +42,8 @@ from ampcompare.experiment.launch.worker.rank import process_group
 from ampcompare.runs.settings.config import ParallelConfig
 from ampcompare.training.assemble import make_parallel
 from ampcompare.training.loop import update
+from ampcompare.training.precision.base import make_precision
 from ampcompare.training.precision.cpu_half import cpu_half
-from ampcompare.training.precision.factory import make_precision
 
 STEPS = 10
 WARMUP = 3

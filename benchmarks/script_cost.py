@@ -42,11 +42,10 @@ from workloads import WORKLOADS, sgd
 
 from ampcompare import Arm
 from ampcompare.apex._install import install
-from ampcompare.script.legacy.record.recorder import Recorder, header
-from ampcompare.script.legacy.record.rows import Rows
+from ampcompare.script.legacy.record.recorder import Recorder, Rows, header
 from ampcompare.script.legacy.settings import ExecSettings
-from ampcompare.script.recorded.watch import Watch
 from ampcompare.script.stand_in import StandIn
+from ampcompare.script.watch import Watch
 
 BLOCK = {"tiny": 100, "deep": 60, "medium": 20}
 ROUNDS = {"tiny": 50, "deep": 50, "medium": 30}

@@ -157,8 +157,8 @@ WRONG = {  # a line for a file, and the contracts that refuse it
     "source/edits.py": ("def f():\n    import ampcompare.source.lint.check", "source"),
     "guards/detector.py": ("import ampcompare.source.migrate.rewrite", "guards"),
     "training/parallel/ranks.py": ("import ampcompare.training.loop", "training"),
-    "experiment/launch/pool.py": ("if TYPE_CHECKING:\n    import ampcompare.experiment.run", "launch"),
-    "api/doctor/ask.py": ("import ampcompare.api.types", "doctor"),
+    "experiment/launch/dispatch.py": ("if TYPE_CHECKING:\n    import ampcompare.experiment.run", "launch"),
+    "api/doctor/ask.py": ("import ampcompare.api.arguments", "doctor"),
     "diagnosis/profiling/ledger.py": ("import ampcompare.diagnosis.watch", "profiling"),
     "diagnosis/ranges.py": ("import ampcompare.diagnosis.profiling.ledger", "diagnosis"),
     "base/tensors/tree.py": ("import ampcompare.base.secrets", "tensors"),
@@ -288,7 +288,8 @@ def test_one_place_replaces_functions_of_torch() -> None:
     """What follows a script subscribes to `guards/events.py`; what changes a whole process need not."""
     names = _subscribed_names()
     assert {"backward", "step", "scale", "scale_loss", "_initialize", "__call__", "grad"} <= names
-    apart = ("guards.events", *(f"script.legacy.{name}" for name in ("compat", "cpu", "child_processes", "replay")))
+    own = ("torch_functions", "cpu_device", "child_processes", "replay")
+    apart = ("guards.events", *(f"script.legacy.{name}" for name in own))
     modules = [name for name in _in_room("script", "guards") if not _is_in(name, apart)]
     assert not {name: lines for name in modules if (lines := _replaced(_tree(name), names))}
 

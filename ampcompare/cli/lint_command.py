@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from ampcompare.api.source import lint_paths
+from ampcompare.api.migration import lint_paths
 from ampcompare.cli.help import Command, option, options_of
 from ampcompare.cli.values import FILE, Choice
 
@@ -60,8 +60,7 @@ def command(
 
     from ampcompare.base.errors import ConfigError
     from ampcompare.source.lint.report import FORMATS
-    from ampcompare.source.lint.run import find_files, lint_files
-    from ampcompare.source.lint.selection import read_selection
+    from ampcompare.source.lint.run import find_files, lint_files, read_selection
 
     roots = [Path(path) for path in paths]
     selection = read_selection(roots)

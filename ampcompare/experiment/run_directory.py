@@ -19,7 +19,8 @@ import psutil
 from filelock import FileLock, Timeout
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from ampcompare.base.environment.versions import SWITCHES, fingerprint, installed_version
+from ampcompare.base.environment.fingerprint import SWITCHES, fingerprint
+from ampcompare.base.environment.packages import installed_version
 from ampcompare.base.errors import ConfigError, RecordError
 from ampcompare.base.files.loaded_code import changed_code
 from ampcompare.base.files.read import FileFault, parse_json, read_json, read_text
@@ -32,9 +33,8 @@ from ampcompare.experiment.plan import Plan
 from ampcompare.runs.analysis.inference.criteria import Criteria
 from ampcompare.runs.analysis.runs.comparability import foreign_steps
 from ampcompare.runs.analysis.runs.record_checks import check_record, read_checked
+from ampcompare.runs.records.comparison import Look, Published
 from ampcompare.runs.records.document import read_with_source
-from ampcompare.runs.records.look import Look
-from ampcompare.runs.records.published import Published
 from ampcompare.runs.records.run import RunRecord, dump_json
 from ampcompare.runs.settings.config import LAUNCHERS, RunConfig
 from ampcompare.runs.settings.validation import validated

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from ampcompare.base.environment.versions import fingerprint
+from ampcompare.base.environment.fingerprint import fingerprint
 from ampcompare.cli import main
 from ampcompare.experiment.launch.base import Launcher
 from ampcompare.experiment.launch.cell_files import write_config, write_record
@@ -26,8 +26,7 @@ from ampcompare.experiment.plan import make_plan
 from ampcompare.experiment.run import run_plan
 from ampcompare.experiment.run_directory import RunDirectory
 from ampcompare.runs.records.evaluation import EpochResult
-from ampcompare.runs.records.run import EngineInfo, RunRecord, RunSummary, StepRecord, dump_json
-from ampcompare.runs.records.summary import Trace
+from ampcompare.runs.records.run import EngineInfo, RunRecord, RunSummary, StepRecord, Trace, dump_json
 from ampcompare.runs.report.base import write_reports
 from ampcompare.runs.settings.config import RunConfig
 

@@ -390,7 +390,7 @@ def test_strict_guards_raise(case: str, body: str, apex: bool, script, guarded, 
 
 def test_every_guard_has_a_mistake() -> None:
     """No guard is left without a script, and each class belongs to an entry of the list."""
-    from ampcompare.guards.catalog import DETECTORS
+    from ampcompare.guards.checks import DETECTORS
 
     assert set(DETECTORS) == set(GUARDS)
     assert {_guard(name) for name, *_ in ALL} == set(GUARDS) - {"initialize-before-cuda"}

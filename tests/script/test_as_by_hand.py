@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
 from ampcompare.apex.optimizers import FusedAdam
-from ampcompare.script.apex_amp.amp import ScriptAmp
-from ampcompare.training.precision.factory import make_precision
+from ampcompare.script.apex_amp import ScriptAmp
+from ampcompare.training.precision.base import make_precision
 from tests.script.small_script import ARMS, batch, gan_loss, network, two_networks
 
 pytestmark = pytest.mark.integration  # many trainings, each twice

@@ -16,7 +16,7 @@ from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 
 from ampcompare.apex.optimizers import FusedAdam
 from ampcompare.base.errors import PreparationError, ScalingError
-from ampcompare.training.precision.factory import make_precision
+from ampcompare.training.precision.base import make_precision
 from tests.script.small_script import batch, gan_loss, network, two_networks
 
 SCALED = ("apex:O2", "half:master_weights,bn_fp32,loss_scale=dynamic,init_scale=1024,growth_interval=2")

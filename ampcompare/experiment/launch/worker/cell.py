@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import statistics
 import sys
@@ -24,8 +25,8 @@ import torch
 import torch.distributed as dist
 
 from ampcompare import guards
-from ampcompare.base.environment.versions import fingerprint, host_name
-from ampcompare.base.errors import EnvironmentUnfit
+from ampcompare.base.environment.fingerprint import fingerprint, host_name
+from ampcompare.base.errors import AmpCompareError, EnvironmentUnfit
 from ampcompare.base.files.loaded_code import end_watch, watch_code
 from ampcompare.base.files.run_files import CellFile
 from ampcompare.base.files.write import write_atomically
@@ -41,26 +42,23 @@ from ampcompare.experiment.launch.cell_files import (
 from ampcompare.experiment.launch.distributed_env import DistributedEnv
 from ampcompare.experiment.launch.places import with_place
 from ampcompare.experiment.launch.stop_signal import stopped_by_signal
-from ampcompare.experiment.launch.worker.failure import failed_with
 from ampcompare.experiment.launch.worker.monitor import SystemMonitor
 from ampcompare.runs.records.evaluation import EpochResult
 from ampcompare.runs.records.run import ProcessFacts, Resumption, RunRecord, RunSummary, StepRecord, dump_json
 from ampcompare.runs.settings.config import RunConfig
-from ampcompare.tasks.registry import make_task
-from ampcompare.training.assemble import assemble, make_parallel
-from ampcompare.training.compile import cpu_half_of
+from ampcompare.tasks.task import make_task
+from ampcompare.training.assemble import assemble, cpu_half_of, make_parallel
 from ampcompare.training.device import resolve_device
-from ampcompare.training.metrics.allreduce import allreduce_share
-from ampcompare.training.metrics.hashes import parameters_sha256, weights_sha256
-from ampcompare.training.metrics.memory import MemoryMeter, make_memory_meter
-from ampcompare.training.metrics.run_summary import RunMetrics
+from ampcompare.training.hashes import parameters_sha256, weights_sha256
+from ampcompare.training.loop import allreduce_share
+from ampcompare.training.meters import MemoryMeter, make_memory_meter
 from ampcompare.training.other_precisions import evaluate_in_others
 from ampcompare.training.own_group import own_group
 from ampcompare.training.parallel.ranks import Communicator, SingleProcess, weights_digest
-from ampcompare.training.precision.base import Precision
+from ampcompare.training.precision.base import Precision, make_precision
 from ampcompare.training.precision.cpu_half import cpu_half
-from ampcompare.training.precision.factory import make_precision
-from ampcompare.training.precision.tf32 import require_tf32, set_tf32
+from ampcompare.training.precision.fp32 import require_tf32, set_tf32
+from ampcompare.training.run_summary import RunMetrics
 from ampcompare.training.session import Session
 from ampcompare.training.state.resume import AUTO, find_checkpoint, validate_resume
 from ampcompare.training.state.saver import Saver
@@ -72,12 +70,15 @@ __all__ = [
     "build",
     "configure_process",
     "device_facts",
+    "failed_with",
     "gather_process_facts",
     "record",
     "run",
     "run_cell",
     "train_cell",
 ]
+
+ARM_FAILED = 3
 
 
 def run_cell(
@@ -612,3 +613,42 @@ def _prepare_files(folder: Path, point: _ResumePoint | None, attempt: int) -> No
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))
+
+
+def failed_with(config: RunConfig, error: Exception, process: str = "") -> RunRecord:
+    """Return the record of a cell that an exception ended, with the exit code of the command.
+
+    Args:
+        process: the one that raised it, if there are several.
+    """
+    exit_code = ARM_FAILED
+    if isinstance(error, AmpCompareError):  # these errors carry their own exit code
+        text, exit_code = str(error), error.exit_code
+    elif isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        file = "" if error.filename is None else f" for {error.filename}"
+        text = f"no space is left on the disk{file}; free some or choose another --output-dir"
+        exit_code = EnvironmentUnfit.exit_code
+    else:
+        kind = "out of memory" if _is_out_of_memory(error) else type(error).__name__
+        text = ": ".join(filter(None, [process, kind, _first_line(error)]))
+    environment = {**fingerprint(), "exit_code": exit_code}
+    return RunRecord(
+        cell=config.digest(),
+        arm=config.arm,
+        status="failed",
+        config=config,
+        host=host_name(),
+        environment=environment,
+        error=text,
+    )
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or ["no message"])[0]
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """Return whether memory ran out. torch raises its own class for GPUs, and a plain RuntimeError for CPUs."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and "DefaultCPUAllocator: can't allocate memory" in str(error)

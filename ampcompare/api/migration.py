@@ -1,0 +1,119 @@
+"""From Apex to torch.amp, source files and checkpoints: the commands `lint`, `migrate` and `convert`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from ampcompare.base.errors import ConfigError
+
+if TYPE_CHECKING:
+    from ampcompare.source.lint.report import Report
+    from ampcompare.source.migrate.project import FileMigration
+    from ampcompare.training.checkpoint.convert.fp32_weights import Conversion
+
+__all__ = ["convert_checkpoint", "lint_paths", "migrate_script"]
+
+
+def lint_paths(*paths: str | Path, select: Sequence[str] = (), ignore: Sequence[str] = (), fix: bool = False) -> Report:
+    """Report mistakes in the use of Apex and torch.amp in files, folders and notebooks.
+
+    Args:
+        paths: what to examine; the working directory by default.
+        select: codes, or their beginnings, to report; by default those of pyproject.toml, or all that are on.
+        ignore: codes, or their beginnings, to leave out.
+        fix: fix in the files what can be fixed safely; report the rest.
+
+    Returns:
+        Findings with their places, and what could not be read.
+
+    Raises:
+        ConfigError: a code that does not exist, or settings that cannot be read.
+    """
+    from ampcompare.source.lint.report import Unread
+    from ampcompare.source.lint.run import find_files, lint_files, read_selection
+
+    places = [Path(path) for path in paths] or [Path()]
+    selection = read_selection(places)
+    if select:
+        selection = replace(selection, select=tuple(select))
+    if ignore:
+        selection = replace(selection, ignore=(*selection.ignore, *ignore))
+    missing: list[Unread] = []
+    files = find_files(places, selection, unreadable=lambda path, reason: missing.append(Unread(path, reason)))
+    report = lint_files(files, selection, fix=fix, named=set(places))
+    report.unread[:0] = missing
+    return report
+
+
+def migrate_script(
+    path: str | Path, to: Literal["torch", "precision"] = "torch", *, write: bool = False
+) -> FileMigration:
+    """Rewrite an Apex script or notebook for torch.amp, or for ampcompare's precision contract.
+
+    Args:
+        path: the file.
+        to: torch.amp, or ampcompare's precision contract, which keeps O2 and O3.
+        write: change the file; otherwise the result has the patch, in `diff()`.
+
+    Returns:
+        The new text and what was found, line by line; a file that cannot be read or parsed has a `fault`.
+
+    Raises:
+        ConfigError: there is no such file, or the file has changed meanwhile.
+        EnvironmentUnfit: the file cannot be written.
+    """
+    from ampcompare.source.migrate.project import find_mistakes, migrate_file
+
+    file = Path(path)
+    if not file.is_file():
+        raise ConfigError(f"there is no file {file}; give the path of a script or notebook")
+    examine = find_mistakes if to == "torch" else _nothing
+    result = migrate_file(file, to, must_parse=True, examine=examine)
+    if write and result.changed:
+        try:
+            result.write()
+        except ValueError as fault:
+            raise ConfigError(f"{file}: not written: {fault}") from None
+    return result
+
+
+def _nothing(text: str) -> list[tuple[int, str, str]]:
+    return []
+
+
+def convert_checkpoint(
+    source: str | Path,
+    target: str | Path,
+    to: Literal["native", "apex"],
+    *,
+    opt_level: Literal["O0", "O1", "O2", "O3", "O4", "O5"] | None = None,
+    save_apex_format: bool = False,
+    unsafe_load: bool = False,
+) -> Conversion:
+    """Convert a checkpoint file between Apex and torch.amp. Imports torch.
+
+    Args:
+        source: a checkpoint of ampcompare, of a script with apex.amp, FP16_Optimizer or torch.amp, of timm, mmengine or
+            Lightning.
+        target: file to write, in the layout of `source`.
+        to: "native" for torch.amp, "apex" for apex.amp.
+        opt_level: level of the Apex side; by default inferred from the source, or O1 for the result.
+        save_apex_format: write exactly what an Apex script saves, with `to="apex"`.
+        unsafe_load: unpickle arbitrary objects in `source`, which can run any code.
+
+    Returns:
+        What was converted: `source` and `level` that were inferred, and `changed` and `lost` as texts.
+
+    Raises:
+        CheckpointError: the source cannot be read, or holds objects that are not loaded without `unsafe_load`.
+        ConversionError: it already has the requested kind, has nothing to convert, or is the target.
+        EnvironmentUnfit: the target cannot be written.
+    """
+    from ampcompare.training.checkpoint.convert.convert import convert_file
+
+    return convert_file(
+        Path(source), Path(target), to, opt_level=opt_level, legacy_layout=save_apex_format, trust=unsafe_load
+    )
