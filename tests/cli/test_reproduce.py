@@ -49,8 +49,8 @@ TINY = Study.model_validate(
 @pytest.fixture
 def tiny_study(monkeypatch: pytest.MonkeyPatch) -> None:
     """A study of one claim that takes a second and needs no GPU, so that no process looks for one."""
-    monkeypatch.setattr(claims, "load_study", lambda name: TINY)
     monkeypatch.setattr("ampcompare.experiment.claims.reproduce.load_study", lambda name: TINY)
+    monkeypatch.setattr(claims, "load_study", lambda name: TINY)
     monkeypatch.setattr("ampcompare.experiment.claims.reproduce.sees_gpu", lambda: pytest.fail("it was asked for"))
 
 
