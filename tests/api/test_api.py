@@ -281,6 +281,5 @@ def test_diagnose_passes_a_script_on(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     ],
 )
 def test_diagnose_refuses_what_it_cannot_run(options: dict[str, Any], message: str) -> None:
-    """One line says what was wrong."""
     with pytest.raises(ConfigError, match=message):
         ampcompare.diagnose(**options)

@@ -1,4 +1,4 @@
-"""The command line called in this process, with one process server for all calls."""
+"""The command line called in this process, with one process server for all cells of recipes, and one for scripts."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from typing import Any
 
 import pytest
 
+from ampcompare.base.isolate.client import ProcessServer
 from ampcompare.cli import main
 from ampcompare.experiment.launch.forked import ForkedLauncher
+from ampcompare.experiment.launch.script import launcher as script_launcher
 
 # A user's module: factories that fail, and a model that fails on float16 inputs only.
 MODULE = """
@@ -81,6 +83,16 @@ def shared_launcher(
         os.chdir(before)
 
 
+@pytest.fixture(scope="session")
+def script_server(forking: types.SimpleNamespace) -> Iterator[ProcessServer]:
+    """A process server for cells of scripts, which forks one after the other."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ampcompare.base.isolate.client.subprocess", forking)
+        server = ProcessServer(script_launcher.LOADED, {"PYTHONHASHSEED": "0", **os.environ}, script_launcher.OPTIONS)
+    yield server
+    server.close()
+
+
 @pytest.fixture
 def here(shared_launcher: tuple[ForkedLauncher, Path], monkeypatch: pytest.MonkeyPatch) -> Path:
     """The current directory: a user's, with their module in it."""
@@ -95,6 +107,7 @@ Call = Callable[..., Done]
 def call(
     shared_launcher: tuple[ForkedLauncher, Path],
     here: Path,
+    script_server: ProcessServer,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
     forked_children: None,
@@ -107,6 +120,7 @@ def call(
         launch = shared_launcher[0].launch  # type: ignore[assignment]
 
     monkeypatch.setattr("ampcompare.experiment.launch.forked.ForkedLauncher", Shared)
+    monkeypatch.setattr(script_launcher.ScriptLauncher, "_ensure_server", lambda self, environment: script_server)
 
     def invoke(*words: str, tiny: bool = False) -> Done:
         capfd.readouterr()

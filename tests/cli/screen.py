@@ -90,13 +90,9 @@ def run_on_terminal(
     environment = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "COLUMNS", "LINES")}
     begin = time.monotonic()
     process = start(
-        words,
-        stdin=subprocess.DEVNULL,
-        stdout=there if stdout is None else stdout,
-        stderr=there,
-        cwd=folder,
+        words, stdin=subprocess.DEVNULL, stdout=there if stdout is None else stdout, stderr=there, cwd=folder,
         env={**environment, "TERM": "xterm-256color", "PYTHONUTF8": "1", **variables},
-    )
+    )  # fmt: skip
     os.close(there)
     pieces: list[tuple[float, str]] = []
     rest = b""

@@ -11,6 +11,8 @@ import pytest
 
 from ampcompare.base.environment.apex import probe_apex
 
+from .conftest import TINY
+
 Call = Callable[..., Any]
 
 
@@ -61,6 +63,19 @@ def _check(done: Any, code: int, *parts: str) -> None:
         (["run", "--model-arg", "width"], ["--model-arg 'width' is not NAME=VALUE"]),
         (["report", "nowhere"], ["there is no nowhere", "a run directory, a record.json or a report.json"]),
         (["report", "."], ["holds no records"]),
+        (["diagnose", "--compile", "eager", *TINY], ["--compile"]),
+        (["diagnose", "--steps", "2", "--at", "5", *TINY], ["raise --steps"]),
+        (["diagnose", "--arm", "02", *TINY], ["letter O, not with a zero"]),
+        (["profile", "--steps", "0", *TINY], ["--steps must be at least 1"]),
+        (["profile", "--profiled-steps", "0", *TINY], ["--profiled-steps must be at least 1"]),
+        (["profile", "--nproc-per-node", "2", "--parallel", "ddp", *TINY], ["only a script after --"]),
+        (["profile", "--arm", "02", *TINY], ["letter O, not with a zero"]),
+        (["profile", "--arch", "nothing", *TINY], ["nothing"]),
+        (["explain", "02"], ["letter O, not with a zero"]),
+        (["explain", "bf61"], ["did you mean 'bf16'?"]),
+        (["explain", "O7"], ["expected one of O0, O1, O2, O3"]),
+        (["explain", "nativ"], ["did you mean 'native'?"]),
+        (["explain", "O1", "--arch", "mlp", "--data", "digit"], ["digits"]),
     ],
 )
 def test_bad_words(call: Call, words: list[str], parts: list[str]) -> None:
@@ -76,6 +91,8 @@ def test_bad_words(call: Call, words: list[str], parts: list[str]) -> None:
         (["run", "--epochs", "many"], "'many' is not a valid integer"),
         (["report", ".", "--format", "pdf"], "'pdf' is not one of"),
         (["run", "surplus"], "unexpected extra argument (surplus)"),
+        (["diagnose", "--at", "first", *TINY], "must be step numbers"),
+        (["diagnose", "--reference", "float16", *TINY], "float32"),
     ],
 )
 def test_usage(call: Call, words: list[str], part: str) -> None:
@@ -112,7 +129,6 @@ def test_bad_config_files(call: Call, tmp_path: Path, content: str | bytes, part
 
 @pytest.mark.parametrize("command", ["run", "compare"])
 def test_a_config_file_that_is_not_there(call: Call, tmp_path: Path, command: str) -> None:
-    """A missing file is named."""
     _check(call(command, "-c", str(tmp_path / "none.yaml")), 2, "none.yaml: No such file or directory")
     _check(call(command, "-c", str(tmp_path)), 2, "Is a directory")
 
@@ -198,28 +214,23 @@ def test_nothing_is_lost_by_a_mistake(call: Call, tmp_path: Path) -> None:
     assert {path: path.read_bytes() for path in before} == before
 
 
-@pytest.mark.parametrize(
-    ("change", "part"),
-    [
-        (lambda text: text[: len(text) // 2], "not JSON"),
-        (lambda text: "", "not JSON"),
-        (
-            lambda text: text.replace('"schema": 2', '"schema": 99'),
-            "schema 99, written by a newer ampcompare, and this one reads up to 2; upgrade",
-        ),
-        (lambda text: text.replace('"schema": 2,', ""), "no schema number"),
-        (lambda text: text.replace('"completed"', '"splendid"'), "status"),
-    ],
-)
-def test_records_that_cannot_be_read(call: Call, tmp_path: Path, change: Callable[[str], str], part: str) -> None:
+def test_records_that_cannot_be_read(call: Call, tmp_path: Path) -> None:
     """A cut, emptied, newer or altered record is refused by `report`, named by its path, and left as it is."""
     assert call("run", "--arch", "mlp", "-o", str(tmp_path), tiny=True).code == 0
     (path,) = tmp_path.glob("cells/*/record.json")
-    changed = change(path.read_text())
-    path.write_text(changed)
-    for target in (path, tmp_path):
-        _check(call("report", str(target)), 2, str(path), part)
-    assert path.read_text() == changed
+    text = path.read_text()
+    newer = "schema 99, written by a newer ampcompare, and this one reads up to 2; upgrade"
+    for changed, part in (
+        (text[: len(text) // 2], "not JSON"),
+        ("", "not JSON"),
+        (text.replace('"schema": 2', '"schema": 99'), newer),
+        (text.replace('"schema": 2,', ""), "no schema number"),
+        (text.replace('"completed"', '"splendid"'), "status"),
+    ):
+        path.write_text(changed)
+        for target in (path, tmp_path):
+            _check(call("report", str(target)), 2, str(path), part)
+        assert path.read_text() == changed
 
 
 def test_runs_of_different_recipes_are_no_table(call: Call, tmp_path: Path) -> None:
@@ -241,7 +252,7 @@ def test_control_characters_do_not_reach_the_terminal(call: Call) -> None:
 
 def test_every_cell_of_a_comparison_failed(call: Call, tmp_path: Path) -> None:
     """Where all cells fail alike the cause is said once more at the end, with its exit code; `--json` still answers."""
-    words = ["compare", "--arm", "fp32", "--arm", "half", "--arch", "mymod:broken", "-o", str(tmp_path)]
+    words = ["compare", "--arm", "fp32,half", "--seeds", "0", "--arch", "mymod:broken", "-o", str(tmp_path)]
     done = call(*words, tiny=True)
     assert (done.code, done.out) == (2, "")
     assert done.lines[-1].startswith("ampcompare: every cell failed: factory mymod:broken")

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import csv
-import errno
 import io
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import click
 import pytest
 
-from ampcompare.cli import COMMANDS, cli, main
 from ampcompare.runs.records.comparison import read_comparison
 from ampcompare.runs.records.run import read_record
 from ampcompare.runs.settings.config import RunConfig
@@ -128,7 +125,6 @@ def _config(done: Any) -> RunConfig:
 def test_flag_over_environment_over_file_over_default(
     call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A flag wins over the environment, that over the file, and that over the default."""
     file = tmp_path / "c.yaml"
     file.write_text("recipe: {epochs: 7, batch_size: 32, optimizer: {lr: 0.5}}\narm: half\n")
     words = ["run", "--dry-run", "--config", str(file)]
@@ -220,44 +216,3 @@ def test_list_says_what_is_there_and_why_not(call: Call) -> None:
         assert word in done.out
     assert "pass --download, or --data-dir" in done.out
     assert "digits" not in call("list", "models").out
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_has_help(call: Call, name: str) -> None:
-    """The short help of a command is the first line of its own help, and each of its options says what it does."""
-    done = call(name, "--help")
-    assert (done.code, done.err) == (0, "")
-    command = cli.get_command(click.Context(cli), name)
-    assert command is not None
-    assert (command.help or "").splitlines()[0] == COMMANDS[name]
-    assert COMMANDS[name] in done.out
-    options = [parameter for parameter in command.params if isinstance(parameter, click.Option)]
-    assert not [option.opts for option in options if not option.help]
-
-
-def test_help_lists_the_commands(call: Call) -> None:
-    """The help names every command with its line, and the exit codes."""
-    done = call("--help")
-    assert done.code == 0
-    for name, line in COMMANDS.items():
-        assert f"  {name} " in done.out
-        assert line in done.out
-    assert "130 interrupted" in done.out
-
-
-def test_version(call: Call) -> None:
-    """`--version` says the version and nothing else."""
-    from ampcompare import __version__
-
-    assert call("--version").out == f"ampcompare, version {__version__}\n"
-
-
-def test_a_reader_that_has_seen_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A closed pipe on stdout, as of `head`, ends the command without an error."""
-
-    def closed(*args: Any, **kwargs: Any) -> None:
-        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
-
-    monkeypatch.setattr("os.dup2", lambda *descriptors: None)
-    monkeypatch.setattr(click, "echo", closed)
-    assert main(["list"]) == 0

@@ -49,7 +49,6 @@ def test_doctor_where_torch_is_broken(call: Call, monkeypatch: pytest.MonkeyPatc
 
 
 def test_doctor_without_colors(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    """NO_COLOR leaves every word as it is, on a terminal too."""
     from ampcompare.base.isolate.call import Answer
 
     monkeypatch.setattr("ampcompare.api.doctor.examine.ask", lambda probe, **options: Answer({}, "died", "killed"))

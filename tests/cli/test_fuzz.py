@@ -9,6 +9,7 @@ import io
 import json
 import os
 import random
+import shutil
 import struct
 import warnings
 from pathlib import Path
@@ -30,6 +31,7 @@ from ampcompare.runs.report.base import write_reports
 from ampcompare.runs.settings.config import RunConfig
 
 ROUNDS = 12
+STEPS = 12
 ARMS = ["fp32", "apex:O2", "native:fp16"]
 ODD = [
     *(None, True, False, -1, 0, 3, 2**40, 2**62, -(2**62), 0.5, -0.0, 1e-320, 1e300, -1e300, 1e15, 1e18),
@@ -158,15 +160,15 @@ class Instant(Launcher):
         write_config(config, folder)
         number = config.recipe.seed + len(config.arm)
         seconds = 0.01 + number / 1000
-        losses = [1 / (step + 1 + config.recipe.seed) for step in range(40)]
+        losses = [1 / (step + 1 + config.recipe.seed) for step in range(STEPS)]
         epoch = EpochResult(
             epoch=0, samples=100, top1_correct=50 + number % 9, top5_correct=90, loss=1.5, train_seconds=1.0,
             eval_seconds=0.1,
         )  # fmt: skip
         summary = RunSummary(
             metric_final=epoch.value, metric_best=epoch.value, metric_last_mean=epoch.value, last_epochs=1,
-            top5_final=0.9, loss_final=1.5, epochs=[epoch], num_steps=40, skipped_steps=1,
-            losses_sha256=hashlib.sha256(struct.pack("<40d", *losses)).hexdigest(), warmup_steps=2,
+            top5_final=0.9, loss_final=1.5, epochs=[epoch], num_steps=STEPS, skipped_steps=1,
+            losses_sha256=hashlib.sha256(struct.pack(f"<{STEPS}d", *losses)).hexdigest(), warmup_steps=2,
             step_seconds_median=seconds, step_seconds_iqr=0.001,
             samples_per_second=config.recipe.batch_size / seconds,
             epoch_seconds=1.0, wall_seconds=3.0, peak_bytes=3 * 2**20, final_loss_scale=65536.0, start_seconds=0.2,
@@ -175,7 +177,7 @@ class Instant(Launcher):
             cell=config.digest(), arm=config.arm, status="completed", config=config, summary=summary,
             engine=EngineInfo(name="compat", version="25.05", reason="asked for") if "apex" in config.arm else None,
             environment={**fingerprint(), "device": "cpu", "device_name": "a CPU"}, half="fp16 native",
-            trace=Trace(steps=[0, 20, 39], losses=[losses[step] for step in (0, 20, 39)], loss_scales=[2.0] * 3,
+            trace=Trace(steps=[0, 6, STEPS - 1], losses=[losses[at] for at in (0, 6, STEPS - 1)], loss_scales=[2.0] * 3,
                         skipped=[1] * 3, step_seconds=[seconds] * 21),
         )  # fmt: skip
         write_record(record, folder)
@@ -317,8 +319,6 @@ def commands(folder: Path, draw: random.Random) -> dict[str, list[list[str]]]:
 
 def attempt(pristine: Path, scratch: Path, kind: str, seed: int) -> list[str]:
     """Damage one file of a kind in a copy, call what reads it, and return what went wrong."""
-    import shutil
-
     draw = random.Random(f"{kind} {seed}")
     folder = scratch / f"{seed}"
     shutil.copytree(pristine, folder)
@@ -334,8 +334,10 @@ def attempt(pristine: Path, scratch: Path, kind: str, seed: int) -> list[str]:
             if code not in (0, 1, 2) or (code == 2 and len(told) != 1) or "Traceback" in text or "internal" in text:
                 faults.append(f"{kind} {seed}: {words[0]} ended with {code}: {text[-600:]}")
         if path.name == "record.json":
-            for cell in make_plan(RunConfig(), ARMS, [0, 1, 2]).cells:
-                RunDirectory(folder / "out").reusable(cell)
+            plan = make_plan(RunConfig(), ARMS, [0, 1, 2])
+            RunDirectory(folder / "out").reusable(
+                next(cell for cell in plan.cells if cell.digest() == path.parent.name)
+            )
         return faults
     finally:
         shutil.rmtree(folder)

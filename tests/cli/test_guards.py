@@ -46,7 +46,6 @@ def test_list_shows_every_guard(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize(("flags", "mode"), [([], "warn"), (["--strict-guards"], "strict"), (["--no-guards"], "off")])
 def test_options_set_the_mode(flags: list[str], mode: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """The options of run are the setting `guards`."""
     assert main(["run", "--dry-run", *flags]) == 0
     assert f'"guards": "{mode}"' in capsys.readouterr().out
 

@@ -6,7 +6,6 @@ import contextlib
 import os
 import select
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -89,18 +88,18 @@ ENDLESS = [
 
 
 @pytest.mark.slow
-def test_a_run_in_a_terminal_that_is_closed(tmp_path: Path) -> None:
+def test_a_run_in_a_terminal_that_is_closed(tmp_path: Path, forked_python: Any) -> None:
     """Its cell is saved, with as many steps as its checkpoint counts, and the exit code is 143."""
-    command = [sys.executable, "-m", "ampcompare", *ENDLESS, "-o", str(tmp_path)]
-    # What `setsid` does, and the terminal of standard input made that of the new session. Under `nohup` the signal
-    # would be ignored, and the run would rightly go on without end.
-    take_terminal = (
-        "import fcntl, os, signal, sys, termios; signal.signal(signal.SIGHUP, signal.SIG_DFL); os.setsid(); "
-        "fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
+    # The terminal of standard input is made that of the new session. Under `nohup` the signal would be ignored, and
+    # the run would rightly go on without end.
+    (tmp_path / "in_terminal.py").write_text(
+        "import fcntl, signal, sys, termios\nsignal.signal(signal.SIGHUP, signal.SIG_DFL)\n"
+        "fcntl.ioctl(0, termios.TIOCSCTTY, 0)\nfrom ampcompare.cli import main\nsys.exit(main(sys.argv[1:]))\n"
     )
-    start = [sys.executable, "-c", f"{take_terminal} os.execv(sys.argv[1], sys.argv[1:])", *command]
+    command = [sys.executable, "in_terminal.py", *ENDLESS, "-o", str(tmp_path)]
     ours, theirs = os.openpty()
-    process = subprocess.Popen(start, stdin=theirs, stdout=theirs, stderr=theirs)
+    streams = {"stdin": theirs, "stdout": theirs, "stderr": theirs}
+    process = forked_python.popen(command, cwd=tmp_path, start_new_session=True, **streams)
     os.close(theirs)
     try:
         deadline = time.monotonic() + 100

@@ -56,8 +56,11 @@ def _sections(text: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_option_is_in_one_group(name: str) -> None:
-    """`--help` has each option once, under a group in the fixed order; a command of many options leaves none over."""
+    """`--help` has the line of the command and each option with its help once, under a group in the fixed order; a
+    command of many options leaves none over."""
     text = _help(name, "--help")
+    assert (_command(name).help or "").splitlines()[0] == COMMANDS[name]
+    assert COMMANDS[name] in text
     sections = _sections(text)
     titles = [title for title in sections if title != "Examples"]
     assert titles == [group for group in GROUPS if group in titles]
@@ -66,6 +69,7 @@ def test_every_option_is_in_one_group(name: str) -> None:
     for option in _command(name).params:
         if not isinstance(option, click.Option):
             continue
+        assert option.help, option.opts
         flag = max(option.opts, key=len).removeprefix("--")
         entry = re.compile(rf"^  (-\w, )?--(\[no-\])?{flag}\b(?!-)", re.MULTILINE)
         found = [title for title in titles if entry.search(sections[title])]
@@ -94,7 +98,6 @@ def test_the_short_help_is_short(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in COMMANDS if name not in WIDE])
 def test_few_options_have_one_help(name: str) -> None:
-    """Where the options are few, -h and --help are the same."""
     assert _help(name, "-h") == _help(name, "--help")
 
 
@@ -119,6 +122,7 @@ def test_the_first_page(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     assert capsys.readouterr().out == page
     assert cli.get_help(click.Context(cli)) + "\n" == page
+    assert "130 interrupted" in page
     for name, summary in COMMANDS.items():
         assert re.search(rf"^  {name} +{re.escape(summary)}$", page, flags=re.MULTILINE)
     assert [line for line in page.splitlines() if len(line) > 81] == []
@@ -129,7 +133,6 @@ def test_the_first_page(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize("flag", ["-V", "--version"])
 def test_the_version(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Both flags print the version."""
     assert main([flag]) == 0
     assert capsys.readouterr().out == f"ampcompare, version {__version__}\n"
 
@@ -152,7 +155,6 @@ def test_a_mistyped_word_is_met_by_the_nearest(call: Call, words: list[str], mes
 
 
 def test_a_mistyped_option_is_met_by_the_present_names(call: Call) -> None:
-    """The nearest options are named, and old names are not among them."""
     done = call("run", "--lrr", "1")
     assert done.code == 2
     assert "--lr" in done.err

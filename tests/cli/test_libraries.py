@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +21,6 @@ def _row(text: str, arm: str) -> str:
 
 
 def test_list_shows_what_is_not_installed_with_the_line_to_type(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A library that is not there is a row with "no" and what to type; one that is there shows its version."""
     absent = Library(("no_such",), ("no-such",), "pip install accelerate")
     present = Library(("pytest",), ("pytest",), "pip install pytest")
     for backend, library in (("accelerate", absent), ("fabric", present)):
@@ -42,24 +40,19 @@ def test_an_arm_whose_library_is_not_there(call: Call, monkeypatch: pytest.Monke
     assert "Native equivalent: native:bf16" in out
 
 
-def test_a_name_of_ours_that_another_package_takes_is_refused(tmp_path: Path, forked_python: Any) -> None:
+def test_a_name_of_ours_that_another_package_takes_is_refused(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forked_python: Any
+) -> None:
     """A package that registers `actnn` as well: `list` says so, and `run` ends with 2 and one line naming both."""
     metadata = tmp_path / "theirs-1.0.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
     (metadata / "entry_points.txt").write_text("[ampcompare.precisions]\nactnn = theirs:ActNN\n")
-    path = os.pathsep.join([str(tmp_path), os.environ["PYTHONPATH"]])
-
-    def ampcompare(*words: str) -> subprocess.CompletedProcess[str]:
-        done: subprocess.CompletedProcess[str] = forked_python.run(
-            ["-m", "ampcompare", *words], tmp_path, {**os.environ, "PYTHONPATH": path}
-        )
-        return done
-
-    listed = ampcompare("list", "arms")
-    assert "registered by another package (theirs:ActNN) and by this one" in listed.stdout
-    done = ampcompare("run", "--arm", "actnn:bits=2", "--epochs", "1", "--train-size", "32", "-q")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert "registered by another package (theirs:ActNN) and by this one" in call("list", "arms").out
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ["PYTHONPATH"]])}
+    done = forked_python.run(["-m", "ampcompare", "run", "--arm", "actnn:bits=2", "-q"], tmp_path, environment)
     assert done.returncode == 2
-    (line,) = done.stderr.strip().splitlines()
+    (line,) = done.stderr.splitlines()
     assert "the backend 'actnn' is registered twice" in line
     assert "theirs:ActNN" in line

@@ -13,7 +13,6 @@ LEFT = "from apex.fp16_utils import FP16_Optimizer\noptimizer = FP16_Optimizer(o
 
 
 def test_the_default_prints_a_patch_and_changes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The patch alone is on stdout."""
     path = tmp_path / "train.py"
     path.write_text(SCRIPT, encoding="utf-8")
     assert main(["migrate", str(tmp_path)]) == 0
@@ -25,7 +24,6 @@ def test_the_default_prints_a_patch_and_changes_nothing(tmp_path: Path, capsys: 
 
 
 def test_write_changes_files_and_a_second_run_finds_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Nothing is left to do."""
     path = tmp_path / "train.py"
     path.write_text(SCRIPT, encoding="utf-8")
     assert main(["migrate", "--write", str(path)]) == 0
@@ -38,7 +36,6 @@ def test_write_changes_files_and_a_second_run_finds_nothing(tmp_path: Path, caps
 
 
 def test_what_is_left_by_hand_gives_exit_code_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """With its place; other files are rewritten all the same."""
     (tmp_path / "a.py").write_text(LEFT, encoding="utf-8")
     (tmp_path / "b.py").write_text(SCRIPT, encoding="utf-8")
     (tmp_path / "c.py").write_text("print 'apex'", encoding="utf-8")
@@ -64,7 +61,6 @@ def test_what_is_left_by_hand_gives_exit_code_1(tmp_path: Path, capsys: pytest.C
 def test_a_file_that_cannot_be_read_gives_exit_code_2(
     tmp_path: Path, content: bytes | None, line: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In one line, and the others are rewritten."""
     bad, good = tmp_path / "bad.py", tmp_path / "good.py"
     good.write_text(SCRIPT, encoding="utf-8")
     if content is not None:

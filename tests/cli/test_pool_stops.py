@@ -69,14 +69,39 @@ def test_a_pool_that_is_stopped(tmp_path: Path) -> None:
     assert sum(record.status == "completed" and record.config.recipe.max_steps == 8 for record in records) == 4
 
 
-def test_a_killed_worker_takes_no_other_cell(tmp_path: Path) -> None:
+WAITING = """
+import os, time, torch
+
+class Net(torch.nn.Module):
+    def __init__(self, num_classes, sample_shape):
+        super().__init__()
+        self.layer = torch.nn.Linear(sample_shape[0] * sample_shape[1] * sample_shape[2], num_classes)
+        print("pid", os.getpid(), flush=True)
+
+    def forward(self, x):
+        while self.training and not os.path.exists("go"):
+            time.sleep(0.02)
+        return self.layer(x.flatten(1))
+"""
+
+
+def test_a_killed_worker_takes_no_other_cell(tmp_path: Path, forked_python: Any) -> None:
     """One of two cells is killed: it is a failed row that says so, and the other ends as if nothing had been."""
-    process = _run(tmp_path, "--seeds", "0", "--epochs", "5000", "--max-steps", "900")
-    _wait_for(lambda: _training(tmp_path) == 2, process)
-    children = psutil.Process(process.pid).children(recursive=True)
-    cells = [child for child in children if not child.children() and child.ppid() != process.pid]
-    os.kill(cells[0].pid, signal.SIGKILL)
-    assert process.wait(PATIENCE) == 0
+    (tmp_path / "waiting.py").write_text(WAITING)
+    words = [*WORDS, "--arch", "waiting:Net", "--seeds", "0", "--epochs", "1"]
+    process = forked_python.popen([sys.executable, "-m", "ampcompare", *words], cwd=tmp_path)
+
+    def pids() -> list[int]:
+        logs = [path.read_text().split() for path in tmp_path.glob("out/cells/*/log.txt")]
+        return [int(log[1]) for log in logs if len(log) > 1]
+
+    try:
+        _wait_for(lambda: len(pids()) == 2, process)
+        os.kill(pids()[0], signal.SIGKILL)
+        (tmp_path / "go").touch()
+        assert process.wait(PATIENCE) == 0
+    finally:
+        process.kill()
     records = [read_record(path) for path in tmp_path.glob("out/cells/*/record.json")]
     assert sorted(record.status for record in records) == ["completed", "failed"]
     (failed,) = (record for record in records if record.status == "failed")

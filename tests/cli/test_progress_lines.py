@@ -52,12 +52,9 @@ def test_a_cell_and_the_matrix_at_80_columns() -> None:
 def test_a_cell_and_the_matrix_at_40_columns() -> None:
     """The same in more lines; what has no room at all is left out, the least important first."""
     assert drawn(cell(), size=(40, 24)) == [
-        "native:fp16, seed 1  training",
-        "━━━" + "─" * 23 + " 120/900  41s",
-        "  loss 0.03413 · loss scale 65536",
-        "  4.12 ms/step · about 12s left",
-        "7/27 ━━─────── 1m12s · about 3m20s left",
-    ]
+        "native:fp16, seed 1  training", "━━━" + "─" * 23 + " 120/900  41s", "  loss 0.03413 · loss scale 65536",
+        "  4.12 ms/step · about 12s left", "7/27 ━━─────── 1m12s · about 3m20s left",
+    ]  # fmt: skip
 
 
 @covering({"width": [12, 20, 40, 41, 59, 60, 61, 79, 80, 120, 300], "count": [1, 2, 5, 40], "height": [3, 8, 24]})

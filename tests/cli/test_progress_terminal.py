@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import os
 import re
 import signal
 import subprocess
@@ -12,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.screen import Screen, run_on_terminal
+from tests.cli.screen import Screen, open_terminal, run_on_terminal
 
 pytestmark = pytest.mark.integration
 
@@ -35,23 +37,27 @@ class Slow(torch.nn.Module):
 
     def forward(self, x):
         if self.training:
-            time.sleep(3.0 if Slow.first else 0.1)
+            time.sleep(2.3 if Slow.first else 0.1)
             Slow.first = False
         else:
-            time.sleep(0.7)
+            time.sleep(0.5)
         return self.layer(x.flatten(1))
-
-
-def broken(num_classes):
-    raise RuntimeError("no weights at all")
 """
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A user's folder, with a slow model and one that fails."""
+    """A user's folder, with a slow model."""
     (tmp_path / "models.py").write_text(MODULE)
     return tmp_path
+
+
+@pytest.fixture
+def xterm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The environment of a terminal with colors."""
+    monkeypatch.setenv("TERM", "xterm-256color")
+    for name in ("NO_COLOR", "COLUMNS", "LINES"):
+        monkeypatch.delenv(name, raising=False)
 
 
 def frames(pieces: list[tuple[float, str]], width: int = 80) -> list[tuple[float, list[str]]]:
@@ -65,7 +71,7 @@ def frames(pieces: list[tuple[float, str]], width: int = 80) -> list[tuple[float
 @pytest.mark.slow
 def test_a_comparison_at_80_columns(folder: Path, forked_python: Any) -> None:
     """What will run; then each phase, and seconds that go on during a long step; the table alone on stdout."""
-    words = ["compare", *SMALL, "--arch", "models:Slow", "--arm", "fp32", "--arm", "native:fp16", "--epochs", "1"]
+    words = ["compare", *SMALL, "--arch", "models:Slow", "--arm", "fp32,native:fp16", "--epochs", "1"]
     words += ["--seeds", "0", "--set", "drain_every=1", "-o", "out"]
     with (folder / "stdout").open("wb") as stdout:
         code, pieces = run_on_terminal([*COMMAND, *words], folder, stdout=stdout.fileno(), start=forked_python.popen)
@@ -90,7 +96,7 @@ def test_a_comparison_at_80_columns(folder: Path, forked_python: Any) -> None:
     assert (folder / "stdout").read_text(encoding="utf-8").strip()
 
 
-def test_ctrl_c_leaves_a_clean_terminal(folder: Path) -> None:
+def test_ctrl_c_leaves_a_clean_terminal(folder: Path, forked_python: Any) -> None:
     """The message of an interruption stands alone in its line, below the lines that stay; no cursor was hidden."""
     sent: list[int] = []
 
@@ -99,9 +105,10 @@ def test_ctrl_c_leaves_a_clean_terminal(folder: Path) -> None:
             sent.append(process.pid)
             process.send_signal(signal.SIGINT)
 
-    words = ["compare", *SMALL, "--arch", "models:Slow", "--arm", "fp32", "--epochs", "100"]
-    words += ["--seeds", "0", "-o", "out"]
-    code, pieces = run_on_terminal([*COMMAND, *words], folder, look=look, width=120)
+    words = [
+        "compare", *SMALL, "--arch", "models:Slow", "--arm", "fp32", "--epochs", "100", "--seeds", "0", "-o", "out",
+    ]  # fmt: skip
+    code, pieces = run_on_terminal([*COMMAND, *words], folder, look=look, width=120, start=forked_python.popen)
     assert code == 130
     assert "\x1b[?25" not in "".join(piece for _, piece in pieces)
     assert frames(pieces, 120)[-1][1] == [
@@ -110,27 +117,34 @@ def test_ctrl_c_leaves_a_clean_terminal(folder: Path) -> None:
     ]
 
 
-def test_an_error_leaves_a_clean_terminal(folder: Path, forked_python: Any) -> None:
+def called(call: Any, width: int, *words: str) -> tuple[int, str]:
+    """Call the command line with a terminal as stderr, and return its exit code and what it wrote there."""
+    here, there = open_terminal(width)
+    with os.fdopen(there, "w", encoding="utf-8") as stream, contextlib.redirect_stderr(stream):
+        code = call(*words, tiny=True).code
+    text = b""
+    with contextlib.suppress(OSError):  # how Linux reports the end of a terminal
+        while block := os.read(here, 65536):
+            text += block
+    os.close(here)
+    return code, text.decode()
+
+
+def test_an_error_leaves_a_clean_terminal(call: Any, xterm: None, tmp_path: Path) -> None:
     """So does the message of a run that failed, at 40 columns."""
-    words = ["run", *SMALL, "--arch", "models:broken", "-o", "out"]
-    code, pieces = run_on_terminal([*COMMAND, *words], folder, width=40, start=forked_python.popen)
+    code, text = called(call, 40, "run", "--arch", "mymod:broken", "-o", str(tmp_path))
     assert code in (2, 3)
-    screen = Screen(400)
-    for _, piece in pieces:
-        screen.feed(piece)
-    lines = screen.text.splitlines()
-    assert lines[0] == "fp32, seed 0; on cpu, 1 thread; into out"
+    lines = Screen(400).feed(text).text.splitlines()
+    assert lines[0] == f"fp32, seed 0; on cpu, 1 thread; into {tmp_path}"
     assert lines[1].startswith("ampcompare: fp32 failed: ")
     assert len(lines) == 2
 
 
 @pytest.mark.parametrize("flag", ["--no-progress", "--quiet"])
-def test_flags_that_leave_the_bars_out(folder: Path, flag: str, forked_python: Any) -> None:
+def test_flags_that_leave_the_bars_out(call: Any, xterm: None, tmp_path: Path, flag: str) -> None:
     """Nothing is drawn over; with --quiet nothing is said at all."""
-    words = ["run", *SMALL, "--arch", "mlp", "--epochs", "2", flag, "-o", "out"]
-    code, pieces = run_on_terminal([*COMMAND, *words], folder, stdout=subprocess.DEVNULL, start=forked_python.popen)
+    code, text = called(call, 80, "run", "--arch", "mlp", flag, "-o", str(tmp_path))
     assert code == 0
-    text = "".join(piece for _, piece in pieces)
     assert "\x1b" not in text
     assert "\r" not in text.replace("\r\n", "")
     assert bool(text) == (flag == "--no-progress")

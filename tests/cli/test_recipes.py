@@ -17,13 +17,14 @@ from ampcompare.runs.settings.config import RunConfig
 Call = Callable[..., Any]
 APEX = ("--recipe", "articles/r50-imagenet-apex", "--size", "small")
 LITTLE = ("--arch", "mlp", "--epochs", "1", "--train-size", "256", "--val-size", "64", "--device", "cpu")
+INLINE = ("--workers", "0", "--data", "digits", "--image-size", "8", "--batch-size", "16")
 
 
 @pytest.mark.slow
 def test_published_stands_beside_measured(call: Call, tmp_path: Path) -> None:
     """A comparison by a recipe shows what was published for its arms, in every format and when it is rendered again."""
     out = str(tmp_path / "out")
-    done = call("compare", *APEX, *LITTLE, "-o", out)
+    done = call("compare", *APEX, *LITTLE, "--seeds", "0", "-o", out)
     assert done.code == 0
     header = next(line for line in done.out.splitlines() if line.startswith("as published"))
     assert [part.strip() for part in header.split("  ") if part.strip()] == [
@@ -75,20 +76,8 @@ def test_what_is_given_by_hand_is_not_varied(call: Call) -> None:
 
 def test_a_value_by_hand_can_be_a_published_one(call: Call, tmp_path: Path) -> None:
     """A figure at a learning rate stands beside the arm that was given that rate; others are shown without a row."""
-    words = (
-        "compare",
-        "--recipe",
-        "articles/r18-leaves",
-        "--arm",
-        "fp32",
-        "--seeds",
-        "0",
-        "--lr",
-        "0.1",
-        "--workers",
-        "0",
-    )
-    done = call(*words, *LITTLE, "--data", "digits", "--image-size", "8", "--batch-size", "16", "-o", str(tmp_path))
+    words = ("compare", "--recipe", "articles/r18-leaves", "--arm", "fp32", "--seeds", "0", "--lr", "0.1", *INLINE)
+    done = call(*words, *LITTLE, "-o", str(tmp_path))
     rows = call("report", str(tmp_path), "--format", "json").json()["published"]["rows"]
     assert [row["row"] for row in rows if row["name"] == "fp32"] == ["fp32"]
     assert {row["row"] for row in rows if row["name"] != "fp32"} == {None}
@@ -97,20 +86,8 @@ def test_a_value_by_hand_can_be_a_published_one(call: Call, tmp_path: Path) -> N
 
 def test_departures_from_what_was_published_are_said(call: Call, tmp_path: Path) -> None:
     """A recipe at its full scale with other settings names them under the table."""
-    words = (
-        "compare",
-        "--recipe",
-        "articles/r50-imagenet-amp",
-        "--data",
-        "digits",
-        "--nproc-per-node",
-        "1",
-        "--seeds",
-        "0",
-        "--workers",
-        "0",
-    )
-    done = call(*words, *LITTLE, "--image-size", "8", "--parallel", "none", "--batch-size", "16", "-o", str(tmp_path))
+    words = ("compare", "--recipe", "articles/r50-imagenet-amp", "--nproc-per-node", "1", "--seeds", "0", *INLINE)
+    done = call(*words, *LITTLE, "--parallel", "none", "-o", str(tmp_path))
     assert done.code == 0
     text = " ".join(done.out.split())
     assert "with other settings than published: data.name digits, not imagefolder" in text
@@ -158,19 +135,8 @@ def test_a_recipe_of_ones_own(call: Call, tmp_path: Path) -> None:
         "arms: [fp32]\nreference: {source: our spring, figures: [{arm: fp32, top1: 97.2, memory_mib: 40}]}\n"
         "scales: {small: {recipe: {epochs: 1}}}\n"
     )
-    done = call(
-        "compare",
-        "--recipe",
-        str(path),
-        "--size",
-        "small",
-        "--device",
-        "cpu",
-        "--seeds",
-        "0",
-        "-o",
-        str(tmp_path / "out"),
-    )
+    words = ("--size", "small", "--device", "cpu", "--seeds", "0", "-o", str(tmp_path / "out"))
+    done = call("compare", "--recipe", str(path), *words)
     assert done.code == 0
     assert "Published: our spring; one run per line." in done.out
     row = next(line for line in done.out.partition("as published")[2].splitlines() if line.startswith("fp32"))
@@ -231,9 +197,8 @@ def test_settings_of_a_run(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     """`--for run` takes the options and variables of `run`, its arm included."""
     monkeypatch.setenv("AMPCOMPARE_RUN_SEED", "4")
     monkeypatch.setenv("AMPCOMPARE_COMPARE_EPOCHS", "9")
-    found = call(
-        "config", "show", "--for", "run", "--origin", "--json", "--backend", "apex", "--opt-level", "O2"
-    ).json()
+    words = ("--for", "run", "--origin", "--json", "--backend", "apex", "--opt-level", "O2")
+    found = call("config", "show", *words).json()
     assert found["settings"]["arm"] == "apex:O2"
     assert found["origin"]["arm"] == "flags of the arm"
     assert found["origin"]["recipe.seed"] == "environment AMPCOMPARE_RUN_SEED"
@@ -255,7 +220,6 @@ def test_options_that_do_not_exist_are_refused(call: Call) -> None:
 
 
 def test_recipes_are_listed(call: Call) -> None:
-    """`list recipes` names each with its title."""
     done = call("list", "recipes")
     assert done.code == 0
     assert "articles/r50-imagenet-apex" in done.out

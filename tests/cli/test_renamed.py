@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import click
 import pytest
 
@@ -9,22 +11,20 @@ from ampcompare.cli import COMMANDS, cli
 from ampcompare.cli.help import OLD_NAMES, Option, variable_name
 
 VALUES = {
-    "--fail-below-loss-scale": "2",
-    "--layerwise-lr": "larc",
-    "--log-interval": "3",
-    "--max-consecutive-skips": "4",
-    "--objective": "memory",
-    "--progress-interval": "5s",
-    "--size": "small",
-    "--sweep": "workers=0,1",
-    "--target": "97",
-}
+    "--fail-below-loss-scale": "2", "--layerwise-lr": "larc", "--log-interval": "3", "--max-consecutive-skips": "4",
+    "--objective": "memory", "--progress-interval": "5s", "--size": "small", "--sweep": "workers=0,1", "--target": "97",
+}  # fmt: skip
 
 
 def _command(name: str) -> click.Command:
     command = cli.get_command(click.Context(cli), name)
     assert command is not None
     return command
+
+
+@functools.cache
+def _help(name: str) -> str:
+    return " ".join(_command(name).get_help(click.Context(_command(name))).split())
 
 
 def _parse(name: str, *words: str) -> dict[str, object]:
@@ -56,9 +56,8 @@ def test_an_old_name_sets_the_same_option(name: str, flag: str, monkeypatch: pyt
     expected = _parse(name, flag, *value)
     assert _parse(name, old, *value) == expected
     assert expected != _parse(name)
-    help_text = " ".join(_command(name).get_help(click.Context(_command(name))).split())
-    assert flag in help_text.replace("--[no-]", "--no-" if flag.startswith("--no-") else "--")
-    assert f"{old} " not in help_text
+    assert flag in _help(name).replace("--[no-]", "--no-" if flag.startswith("--no-") else "--")
+    assert f"{old} " not in _help(name)
 
     if flag.startswith("--no-"):
         return

@@ -48,12 +48,12 @@ TINY = Study.model_validate(
 
 @pytest.fixture
 def tiny_study(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A study of one claim that takes a second."""
-    monkeypatch.setattr(claims, "load_study", lambda name: TINY)
+    """A study of one claim that takes a second and needs no GPU, so that no process looks for one."""
     monkeypatch.setattr("ampcompare.experiment.claims.reproduce.load_study", lambda name: TINY)
+    monkeypatch.setattr(claims, "load_study", lambda name: TINY)
+    monkeypatch.setattr("ampcompare.experiment.claims.reproduce.sees_gpu", lambda: pytest.fail("it was asked for"))
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("tiny_study")
 def test_a_claim_is_run_and_told(call: Call, tmp_path: Path) -> None:
     """The table has the claim with its verdict, files lie in the folder, and a second call trains nothing."""
@@ -91,12 +91,3 @@ def test_mistakes_are_one_line(call: Call, words: tuple[str, ...], part: str) ->
     done = call("reproduce", "articles", *words)
     assert (done.code, len(done.lines)) == (2, 1)
     assert part in done.err
-
-
-@pytest.mark.usefixtures("tiny_study")
-def test_a_gpu_is_asked_for_only_where_a_claim_needs_one(
-    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A claim that needs none starts no process that looks for one."""
-    monkeypatch.setattr("ampcompare.experiment.claims.reproduce.sees_gpu", lambda: pytest.fail("it was asked for"))
-    assert call("reproduce", "articles", "-o", str(tmp_path)).code == 0

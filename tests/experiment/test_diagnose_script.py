@@ -134,7 +134,6 @@ def test_a_script_with_a_number_that_fp16_lacks(diagnose: Callable[..., Any]) ->
 
 
 def test_a_script_that_the_arm_cannot_train(diagnose: Callable[..., Any]) -> None:
-    """The reason is that of the arm, with the line of the script."""
     without_module = (
         "import torch\nweight = torch.ones(3, 2, requires_grad=True)\noptimizer = torch.optim.SGD([weight], lr=0.1)\n"
         "(torch.ones(4, 3) @ weight).sum().backward()\noptimizer.step()\n"
@@ -154,6 +153,5 @@ def test_a_rank_that_waits_for_the_watched_one_is_ended(monkeypatch: pytest.Monk
 
 
 def test_a_run_without_a_watched_rank_has_its_own_exit_code(tmp_path: Path) -> None:
-    """It is that of what starts the ranks."""
     process = subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"])
     assert module._exit_code(process, tmp_path / "ended.txt") == 3

@@ -26,13 +26,9 @@ def _record(config: RunConfig, device: str, **summary: Any) -> RunRecord:
     environment = {"device": device, **({"memory_bytes": GIB} if device == "cuda:0" else {})}
     numbers = RunSummary(num_steps=STEPS, **summary)
     return RunRecord(
-        cell=config.digest(),
-        arm=config.arm,
-        status="completed",
-        config=config,
-        environment=environment,
+        cell=config.digest(), arm=config.arm, status="completed", config=config, environment=environment,
         summary=numbers,
-    )
+    )  # fmt: skip
 
 
 class Pretend(Launcher):

@@ -114,7 +114,6 @@ def test_nothing_is_called_without_callbacks(tmp_path: Path) -> None:
 
 
 def test_training_knows_no_callback() -> None:
-    """What trains imports neither the callbacks nor who calls them."""
     trains = [name for name in sys.modules if name.startswith(("ampcompare.training", "ampcompare.experiment.launch"))]
     known = {id(Callback), id(Follower)}
     assert trains

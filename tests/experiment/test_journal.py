@@ -48,13 +48,9 @@ class Pretend(Launcher):
         )
         summary = RunSummary(metric_final=epoch.value, epochs=[epoch], num_steps=100, wall_seconds=float(self.launched))
         record = RunRecord(
-            cell=config.digest(),
-            arm=config.arm,
-            status="failed" if seed in self.fail else "completed",
-            config=config,
-            environment=fingerprint(),
-            summary=summary,
-        )
+            cell=config.digest(), arm=config.arm, status="failed" if seed in self.fail else "completed", config=config,
+            environment=fingerprint(), summary=summary,
+        )  # fmt: skip
         write_record(record, folder)
         return record
 
@@ -172,7 +168,6 @@ def test_a_reference_chosen_after_the_runs_is_named(tmp_path: Path) -> None:
 
 
 def test_cells_that_ran_again_are_named(tmp_path: Path) -> None:
-    """Cells that were forced to run again are a look, and are named."""
     launcher = Pretend()
     _compare(tmp_path, range(3), launcher=launcher)
     again = _compare(tmp_path, range(3), launcher=launcher, force=True)
@@ -234,7 +229,6 @@ def test_a_report_of_runs_on_the_way_tests_nothing(tmp_path: Path) -> None:
 
 
 def test_a_planned_single_look_has_all_and_leaves_none(tmp_path: Path) -> None:
-    """One planned look is tested at 5 %, and a second is not tested at all."""
     first = _compare(tmp_path, range(3), terms=Criteria(margin=0.5, looks=1))
     assert first.error_rate == 0.05
     assert _half(first).metric_difference_confidence == pytest.approx(0.95)

@@ -52,7 +52,6 @@ def test_runs_on_the_way_are_not_tested(tmp_path: Path) -> None:
 
 
 def test_a_name_that_is_none(tmp_path: Path) -> None:
-    """An arm that did not run is refused, with those that did."""
     _compare(tmp_path, range(3))
     with pytest.raises(ConfigError, match=r"--reference 'hal' is not one of the arms of these runs: fp32, .*half"):
         reload_comparison(tmp_path, reference="hal")

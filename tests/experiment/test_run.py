@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import shutil
+import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -90,13 +92,16 @@ def _base(arch: str) -> RunConfig:
 
 
 @pytest.fixture(scope="module")
-def launcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkedLauncher]:
+def launcher(tmp_path_factory: pytest.TempPathFactory, forking: types.SimpleNamespace) -> Iterator[ForkedLauncher]:
     """A launcher of cells that run where the module of the model lies."""
     folder, before = tmp_path_factory.mktemp("user"), Path.cwd()
     (folder / "spying.py").write_text(MODULE)
     os.chdir(folder)
     try:
         with ForkedLauncher() as launcher:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr("ampcompare.base.isolate.client.subprocess", forking)
+                launcher._ensure_server()
             yield launcher
     finally:
         os.chdir(before)
@@ -149,7 +154,6 @@ def test_seeds_differ_in_weights_and_batches(ran: Ran, plan: Plan) -> None:
 
 
 def test_each_cell_has_its_process(ran: Ran, plan: Plan) -> None:
-    """Every cell ran in a process of its own, none of them this one."""
     pids = [line for cell in plan.cells for line in _said(ran[0], cell, "pid")]
     assert len(set(pids)) == len(plan.cells) == 12
     assert f"pid {os.getpid()}" not in pids
@@ -236,13 +240,14 @@ class Greedy(torch.nn.Module):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the limit is set from what Linux says is in use")
-def test_cells_that_die_of_memory_are_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cells_that_die_of_memory_are_rows(
+    launcher: ForkedLauncher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Under a resource limit, a cell that runs out of memory is a row that says so, and the others are complete."""
     (tmp_path / "hungry.py").write_text(HUNGRY)
     monkeypatch.chdir(tmp_path)
     plan = make_plan(_base("hungry:small"), ["fp32", "half", "half:dtype=bf16", "native:bf16"], [0])
-    with ForkedLauncher() as launcher:
-        comparison = run_plan(plan, tmp_path / "run", launcher, save=write_reports)
+    comparison = run_plan(plan, tmp_path / "run", launcher, save=write_reports)
     rows = {row.arm: row.status for row in comparison.arms}
     assert rows["fp32"] == rows["native:bf16"] == "ok"
     assert "allocate memory" in rows["half"]
@@ -253,17 +258,24 @@ def test_cells_that_die_of_memory_are_rows(tmp_path: Path, monkeypatch: pytest.M
 SMALL = ("fp32", "native:bf16")
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def small() -> Plan:
     """Two arms with one seed."""
     return make_plan(_base("mlp"), SMALL, [0])
 
 
+@pytest.fixture(scope="module")
+def trained(launcher: ForkedLauncher, small: Plan, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run directory of the small plan, for copies."""
+    folder = tmp_path_factory.mktemp("trained")
+    run_plan(small, folder, launcher, save=write_reports)
+    return folder
+
+
 @pytest.fixture
-def done(launcher: ForkedLauncher, small: Plan, tmp_path: Path) -> Path:
+def done(trained: Path, tmp_path: Path) -> Path:
     """A finished run directory of the small plan."""
-    run_plan(small, tmp_path / "run", launcher, save=write_reports)
-    return tmp_path / "run"
+    return Path(shutil.copytree(trained, tmp_path / "run"))
 
 
 def _again(
@@ -279,7 +291,6 @@ def _record_of(folder: Path, plan: Plan, arm: str) -> Path:
 
 
 def test_the_same_plan_again_runs_nothing(launcher: ForkedLauncher, small: Plan, done: Path) -> None:
-    """Records that are there are taken, and the comparison is the same."""
     before = {path: path.read_bytes() for path in done.rglob("*") if path.is_file()}
     reused, notes, comparison = _again(small, done, launcher)
     assert reused == {"fp32@0": True, "native:bf16@0": True}
@@ -352,7 +363,6 @@ def test_another_torch_runs_again(launcher: ForkedLauncher, small: Plan, done: P
 
 
 def test_a_failed_cell_runs_again(launcher: ForkedLauncher, small: Plan, done: Path) -> None:
-    """What failed is tried again by the same command."""
     path = _record_of(done, small, "fp32")
     path.write_text(json.dumps({**json.loads(path.read_text()), "status": "failed"}))
     reused, notes, _ = _again(small, done, launcher)
@@ -436,18 +446,18 @@ def test_reload_without_a_plan(ran: Ran, plan: Plan, tmp_path: Path) -> None:
 
 def test_timing_rounds_take_turns(launcher: ForkedLauncher, small: Plan, done: Path) -> None:
     """Rounds are timed arm by arm in processes of their own, end before an evaluation, and are kept in the records."""
-    plan = dataclasses.replace(small, timing_rounds=3)
+    plan = dataclasses.replace(small, timing_rounds=2)
     reused, notes, comparison = _again(plan, done, launcher)
     assert all(reused.values())
-    assert notes == ["seed 0: 3 timing rounds of 2 arms"]
+    assert notes == ["seed 0: 2 timing rounds of 2 arms"]
     rounds = {record.arm: record.timing_rounds for record in comparison.records}
-    assert [timing.number for timing in rounds["fp32"]] == [1, 2, 3]
+    assert [timing.number for timing in rounds["fp32"]] == [1, 2]
     for timing in (timing for each in rounds.values() for timing in each):
         assert (timing.step_seconds_median or 0) > 0
         assert timing.readings is not None
         assert timing.readings.timed_steps >= TIMED_STEPS
     turns = sorted((timing.started or "", timing.number) for each in rounds.values() for timing in each)
-    assert [number for _, number in turns] == [1, 1, 2, 2, 3, 3]
+    assert [number for _, number in turns] == [1, 1, 2, 2]
     folder = RunDirectory(done).cell(plan.cells[0])
     assert not (folder / "rounds" / "1" / "checkpoints").exists()
     assert {record.arm: record.timing_rounds for record in RunDirectory(done).records()[0]} == rounds

@@ -18,13 +18,9 @@ def _make(folder: Path, moment: int) -> Path:
         (folder / "cells" / cell).mkdir(parents=True)
         (folder / "cells" / cell / "record.json").write_text('{"status": "completed"}')
     text = {
-        "arms": ["fp32", "half"],
-        "reference": "fp32",
-        "command": "",
-        "order": [],
-        "cells": cells,
+        "arms": ["fp32", "half"], "reference": "fp32", "command": "", "order": [], "cells": cells,
         "terms": {"tag": "night"},
-    }
+    }  # fmt: skip
     (folder / "plan.json").write_text(json.dumps(text))
     (folder / "report.json").write_text(json.dumps({"headline": ["Use half.", "It is fast."]}))
     for path in (folder / "plan.json", folder / "report.json", folder / "cells"):

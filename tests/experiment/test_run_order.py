@@ -44,7 +44,7 @@ def _least_range(arms: int, blocks: int) -> int:
 def test_mean_positions_are_as_equal_as_possible(arms: int, blocks: int) -> None:
     """For any numbers of arms and seeds the sums of positions differ by the least that whole numbers allow."""
     names = _names(arms)
-    for seed in range(5):
+    for seed in range(2):
         rows = balanced_rows(names, [], blocks, seed)
         assert [sorted(row) for row in rows] == [sorted(names)] * blocks
         assert _range(names, rows) == _least_range(arms, blocks)

@@ -14,13 +14,9 @@ from ampcompare.base.isolate.call import Answer
 DRIVER = ("580.65.06", "from somewhere")
 NO_DRIVER = (None, "there is no nvidia-smi and no loaded driver")
 H200 = {
-    "index": 0,
-    "name": "NVIDIA H200",
-    "capability": [9, 0],
-    "total_bytes": 140 * 2**30,
-    "free_bytes": 139 * 2**30,
+    "index": 0, "name": "NVIDIA H200", "capability": [9, 0], "total_bytes": 140 * 2**30, "free_bytes": 139 * 2**30,
     "failure": None,
-}
+}  # fmt: skip
 
 
 def _answer(*devices: dict[str, Any], built_for: tuple[str, ...] = ("sm_80", "sm_90")) -> Answer:
@@ -98,7 +94,6 @@ def test_a_driver_and_no_gpu() -> None:
 
 
 def test_cuda_that_crashes() -> None:
-    """A crash while CUDA starts is a finding."""
     finding = examine_gpus(Answer({}, "died", "the process was killed by SIGSEGV"), driver=DRIVER)[1]
     assert (finding.verdict, finding.facts["failure"]) == ("problem", "the process was killed by SIGSEGV")
 

@@ -53,7 +53,6 @@ def test_the_real_apex_needs_itself_and_a_gpu(facts: MachineFacts, missing: int)
 
 
 def test_o1_of_the_real_apex_is_noted() -> None:
-    """O1 of the real Apex may raise on a new torch."""
     needs = examine_arm(Arm.parse("apex:O1,engine=nvidia"), _facts("full", usable=True, devices=(GPU,)))
     assert needs.fits
     assert "O1 of the real Apex raises" in needs.notes[0]
@@ -68,7 +67,6 @@ def test_auto_meets_a_broken_apex() -> None:
 
 
 def test_bf16_on_an_old_gpu_and_fp16_on_a_cpu() -> None:
-    """What is emulated is said of the arm."""
     old = _facts(devices=({"index": 0, "capability": [7, 0]},))
     assert "bf16" in examine_arm(Arm.parse("native:bf16"), old).notes[0]
     assert examine_arm(Arm.parse("apex:O5"), old).notes == examine_arm(Arm.parse("native:bf16"), old).notes
@@ -117,7 +115,6 @@ def test_libraries_that_cannot_run_or_are_not_there(monkeypatch: pytest.MonkeyPa
 
 
 def test_backend_of_another_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The backend of another package fits if it imports."""
     registered = {"good": "json:loads", "bad": "no_such_module_here:Class"}
     monkeypatch.setattr("ampcompare.backends.catalog.third_party_backends", lambda: registered)
     assert examine_arm(Arm.parse("good"), _facts()).fits

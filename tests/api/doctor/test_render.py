@@ -42,7 +42,6 @@ def test_what_is_wrong_comes_last() -> None:
 
 
 def test_arms() -> None:
-    """An arm is told with its device, or with all that it lacks."""
     lines = "\n".join(_rendered(*ARMS))
     assert "runs on cpu; slow" in lines
     assert "cannot run here; no Apex. no GPU" in lines

@@ -28,7 +28,6 @@ def test_python(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(("cudnn", "shown"), [(91301, "9.13.1"), (8907, "8.9.7")])
 def test_a_build_for_cuda(cudnn: int, shown: str) -> None:
-    """Its CUDA and its cuDNN are told as they are spoken."""
     found = _named(examine_torch(Answer({**BUILD, "cudnn": cudnn}, "done"), has_gpu=True))
     assert found["torch"].value == "2.13.0, built for CUDA 13.0"
     assert found["cudnn"].value == f"{shown}, with torch"
@@ -36,13 +35,11 @@ def test_a_build_for_cuda(cudnn: int, shown: str) -> None:
 
 
 def test_a_build_without_cudnn() -> None:
-    """CUDA without cuDNN is a problem."""
     found = _named(examine_torch(Answer({**BUILD, "cudnn": None}, "done"), has_gpu=True))
     assert (found["cudnn"].verdict, found["cudnn"].value) == ("problem", "not found")
 
 
 def test_a_cpu_build_beside_a_gpu() -> None:
-    """A CPU build is fine without a GPU, and a problem with one."""
     answer = Answer({**BUILD, "cuda": None, "cudnn": None}, "done")
     assert examine_torch(answer, has_gpu=False)[0].verdict == "ok"
     finding = examine_torch(answer, has_gpu=True)[0]
@@ -51,7 +48,6 @@ def test_a_cpu_build_beside_a_gpu() -> None:
 
 
 def test_an_old_torch() -> None:
-    """A torch before 2.4 is too old."""
     assert examine_torch(Answer({**BUILD, "version": "2.3.1"}, "done"), has_gpu=True)[0].verdict == "problem"
     assert examine_torch(Answer({**BUILD, "version": "2.10.0"}, "done"), has_gpu=True)[0].verdict == "ok"
 

@@ -54,7 +54,6 @@ def test_mismatch_that_does_not_import(site: Any) -> None:
 
 
 def test_a_pair(site: Any) -> None:
-    """A pair that imports is fine."""
     site.write("torchvision/__init__.py", "print('hello from an import')")
     finding = _examined(site, "2.13.0", "0.28.1")
     assert (finding.verdict, finding.value, finding.remedy) == ("ok", "0.28.1", ())

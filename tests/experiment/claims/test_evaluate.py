@@ -165,6 +165,5 @@ def test_the_study_of_the_seeds_is_whole() -> None:
 
 
 def test_an_unknown_study_is_refused() -> None:
-    """A study that does not exist is answered with those that do."""
     with pytest.raises(ConfigError, match="known are articles"):
         load_study("seed")

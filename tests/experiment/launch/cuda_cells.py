@@ -151,21 +151,14 @@ def train(config: dict[str, Any], folder: Path) -> dict[str, Any]:
         state.AcceleratorState._reset_state(reset_partial_state=True)
         state.GradientState._reset_state()
     return {
-        "status": record.status,
-        "error": record.error,
-        "device": record.environment.get("device"),
-        "device_name": record.environment.get("device_name"),
-        "half": record.half,
-        "steps": record.summary.num_steps,
-        "updates": ledger.updates,
-        "reads": dict(ledger.reads),
-        "mixed": sorted(ledger.mixed),
-        "devices_set": ledger.devices_set,
-        "collectives_before_device": ledger.collectives_before_device,
+        "status": record.status, "error": record.error, "device": record.environment.get("device"),
+        "device_name": record.environment.get("device_name"), "half": record.half, "steps": record.summary.num_steps,
+        "updates": ledger.updates, "reads": dict(ledger.reads), "mixed": sorted(ledger.mixed),
+        "devices_set": ledger.devices_set, "collectives_before_device": ledger.collectives_before_device,
         "evaluations": len(record.summary.epochs),
         "images": record.summary.epochs[-1].per_sample is not None if record.summary.epochs else None,
         "averaged": record.summary.ema_metric_final is not None,
-    }
+    }  # fmt: skip
 
 
 def main() -> None:

@@ -63,7 +63,6 @@ def test_srun() -> None:
     ],
 )
 def test_an_environment_that_makes_no_sense(environment: dict[str, str], message: str) -> None:
-    """What is missing or wrong is named."""
     with pytest.raises(ConfigError, match=message):
         world_of(environment)
 

@@ -18,6 +18,7 @@ import psutil
 import pytest
 
 from ampcompare.base.errors import UnsupportedCombination
+from ampcompare.base.isolate.start import start_command
 from ampcompare.experiment.launch import multi_process
 from ampcompare.experiment.launch.base import Progress
 from ampcompare.experiment.launch.multi_process import MultiProcessLauncher, StoppedProcesses, _ranks_of
@@ -25,6 +26,7 @@ from ampcompare.experiment.launch.start_ranks import RANK_MODULE
 from ampcompare.runs.records.run import RunRecord, read_record
 from ampcompare.runs.records.step import iter_steps
 from ampcompare.runs.settings.config import RunConfig
+from tests.cli.test_working_directory import set_traps, trap_runpy, trapped_environment
 
 MakeConfig = Callable[..., RunConfig]
 WaitUntil = Callable[[Callable[[], object], float], bool]
@@ -172,14 +174,9 @@ def test_a_restart_goes_on_from_the_last_checkpoint(
     """A rank that is killed inside an epoch costs the steps since the last save, and no step is there twice."""
     # a fresh network counts one forward pass while it is built, and evaluation comes after step 3
     config = make_config(
-        "launched:rank_1_dies_at",
-        arm=arm,
-        args={"forward": 4},
-        processes=2,
-        recipe={"batch_size": 8, "epochs": 2},
-        drain_every=1,
-        saving={"every_steps": 2},
-    )
+        "launched:rank_1_dies_at", arm=arm, args={"forward": 4}, processes=2, recipe={"batch_size": 8, "epochs": 2},
+        drain_every=1, saving={"every_steps": 2},
+    )  # fmt: skip
     record = launched(config, tmp_path, launcher, max_restarts=1)
     assert (record.status, record.error) == ("completed", None)
     assert [resumption.step for resumption in record.resumed] == [2]
@@ -263,24 +260,43 @@ ENDLESS = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("launcher", "number", "code"), [("torchrun", signal.SIGINT, 130), ("spawn", signal.SIGKILL, -signal.SIGKILL)]
+    ("launcher", "number", "code", "is_forked"),
+    [("torchrun", signal.SIGINT, 130, True), ("spawn", signal.SIGKILL, -signal.SIGKILL, False)],
 )
 def test_all_ranks_end_with_the_command(
-    wait_until: WaitUntil, tmp_path: Path, launcher: str, number: signal.Signals, code: int
+    wait_until: WaitUntil,
+    tmp_path: Path,
+    forked_python: Any,
+    launcher: str,
+    number: signal.Signals,
+    code: int,
+    is_forked: bool,
 ) -> None:
-    """Ctrl-C, or the death of the command, ends every rank within 15 seconds."""
-    command = [sys.executable, "-m", "ampcompare", *ENDLESS, "--launcher", launcher, "-o", str(tmp_path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    """Ctrl-C, or the death of the command, ends every rank within 15 seconds; none of its processes has taken a file
+    of the working directory for a library."""
+    out, trapped = tmp_path / "out", tmp_path / "trapped"
+    words = [*ENDLESS, "--launcher", launcher, "-o", str(out)]
+    trapped.mkdir()
+    if is_forked:
+        start, command = forked_python.popen, [sys.executable, "-m", "ampcompare", *words]
+    else:
+        start, command = subprocess.Popen, start_command("ampcompare", *words)
+        set_traps(trapped)
+        trap_runpy(trapped)
+    with (tmp_path / "errors").open("w") as errors:
+        streams = {"stdout": subprocess.DEVNULL, "stderr": errors}
+        process = start(command, cwd=trapped, env=trapped_environment(), **streams)
         try:
-            assert wait_until(lambda: steps_made(tmp_path), 60), "the ranks did not train"
+            assert wait_until(lambda: steps_made(out), 120), "the ranks did not train"
             begin = time.monotonic()
             process.send_signal(number)
-            _, errors = process.communicate(timeout=SECONDS_TO_END)
-            assert wait_until(lambda: not alive(tmp_path), SECONDS_TO_END - (time.monotonic() - begin))
+            assert process.wait(SECONDS_TO_END) == code
+            assert wait_until(lambda: not alive(out), SECONDS_TO_END - (time.monotonic() - begin))
         finally:
             process.kill()
-    assert process.returncode == code
-    assert "Traceback" not in errors
+            process.wait()
+    assert "Traceback" not in (tmp_path / "errors").read_text()
+    assert not (trapped / "SPRUNG").exists()
 
 
 WORDS = [

@@ -51,13 +51,9 @@ def test_options_of_sbatch() -> None:
     """Names are taken with or without dashes, flags have no value, and what is not known here is left to sbatch."""
     texts = ["partition=gpu", "--account=lab", "gpus_per_node=2", "exclusive", "time=1-12:30:00", "gres=gpu:a100:2"]
     assert parse_slurm_options(texts) == {
-        "partition": "gpu",
-        "account": "lab",
-        "gpus-per-node": "2",
-        "exclusive": "",
-        "time": "1-12:30:00",
+        "partition": "gpu", "account": "lab", "gpus-per-node": "2", "exclusive": "", "time": "1-12:30:00",
         "gres": "gpu:a100:2",
-    }
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -55,38 +55,20 @@ def run_of() -> Callable[..., tuple[RunRecord, list[StepRecord]]]:
         ]
         median = sorted(step.seconds for step in steps[config.warmup_steps :])[(STEPS - config.warmup_steps) // 2]
         epoch = EpochResult(
-            epoch=0,
-            samples=SAMPLES,
-            top1_correct=correct,
-            top5_correct=SAMPLES,
-            loss=1.0,
-            train_seconds=1.0,
+            epoch=0, samples=SAMPLES, top1_correct=correct, top5_correct=SAMPLES, loss=1.0, train_seconds=1.0,
             eval_seconds=0.1,
-        )
+        )  # fmt: skip
         summary = RunSummary(
-            metric_final=epoch.value,
-            metric_best=epoch.value,
-            top5_final=1.0,
-            loss_final=1.0,
-            epochs=[epoch],
-            num_steps=STEPS,
-            losses_sha256=hashlib.sha256(struct.pack(f"<{STEPS}d", *losses)).hexdigest(),
-            warmup_steps=config.warmup_steps,
-            step_seconds_median=median,
-            samples_per_second=config.recipe.batch_size / median,
-            epoch_seconds=1.0,
-            peak_bytes=10_000,
-        )
+            metric_final=epoch.value, metric_best=epoch.value, top5_final=1.0, loss_final=1.0, epochs=[epoch],
+            num_steps=STEPS, losses_sha256=hashlib.sha256(struct.pack(f"<{STEPS}d", *losses)).hexdigest(),
+            warmup_steps=config.warmup_steps, step_seconds_median=median,
+            samples_per_second=config.recipe.batch_size / median, epoch_seconds=1.0, peak_bytes=10_000,
+        )  # fmt: skip
         record = RunRecord(
-            cell=config.digest(),
-            arm=config.arm,
-            status="completed",
-            config=config,
-            host="here",
+            cell=config.digest(), arm=config.arm, status="completed", config=config, host="here",
             started="2026-11-22T08:00:00.000+00:00",
-            environment={"device": "cpu", "torch": "2.13.0", "processor": "a CPU"},
-            summary=summary,
-        )
+            environment={"device": "cpu", "torch": "2.13.0", "processor": "a CPU"}, summary=summary,
+        )  # fmt: skip
         return record.model_copy(update=values), steps
 
     return build

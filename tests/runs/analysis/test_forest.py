@@ -92,7 +92,6 @@ def test_the_headline_is_over_all_experiments(forest: Forest) -> None:
 
 
 def test_two_experiments_have_no_interval(runs: Any) -> None:
-    """Of two experiments there is a mean and no verdict."""
     known = [(name, _comparison(runs(name, [0.0, 0.001, 0.002]))) for name in "ab"]
     pooled = make_forest(known).pooled[0]
     assert (pooled.experiments, pooled.low, pooled.verdict) == (2, None, "inconclusive")
@@ -107,7 +106,6 @@ def test_one_reference_for_all(runs: Any) -> None:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_formats(forest: Forest, form: str) -> None:
-    """Every format has all experiments and the line over all of them."""
     text = FORMATS[form].reporter().render(forest)
     assert all(name in text for name in ("half", "short", "only 2 seeds"))
     assert f"{100 * forest.pooled[0].value:+.2f}" in text or form in ("csv", "json")

@@ -49,7 +49,6 @@ def test_gates_are_read(text: str, measure: str, above: bool, limit: float) -> N
 
 @pytest.mark.parametrize("text", ["", "speed>1", "accuracy<-0.5x", "time>1.1", "time=1.1x", "accuracy<", "diverged>1%"])
 def test_bad_gates_are_refused(text: str) -> None:
-    """What cannot be read is answered with examples."""
     with pytest.raises(ConfigError, match=r"accuracy<-0\.5"):
         parse_gate(text)
 
@@ -161,14 +160,12 @@ def test_a_verdict_can_be_asked_for(make_record: MakeRecord, measure: str, verdi
 
 
 def test_a_failed_verdict_is_told(make_record: MakeRecord) -> None:
-    """The message has the verdict that was reached and the gate."""
     (check,) = check_gates([parse_gate("accuracy:non-inferior")], _comparison(make_record, {"top1": 0.4}))
     assert check.failure == "accuracy worse, and accuracy:non-inferior fails"
 
 
 @pytest.mark.parametrize("text", ["memory:better", "accuracy:good", "accuracy:not-worse", "time:identical"])
 def test_unknown_verdicts_are_refused(text: str) -> None:
-    """A verdict that cannot be asked for is answered with examples."""
     with pytest.raises(ConfigError, match="accuracy:non-inferior"):
         parse_gate(text)
 

@@ -49,7 +49,6 @@ def _with(record: RunRecord, **summary: Any) -> RunRecord:
 
 
 def test_pairs_in_which_nobody_learned_show_nothing(make_record: MakeRecord) -> None:
-    """Four pairs that learned nothing and one that did are not equivalent, and nothing is recommended."""
     records = [_with(record, weights_moved=record.config.recipe.seed == 0) for record in _records(make_record)]
     comparison = _compared(records)
     assert _half(comparison).accuracy_verdict == "learned nothing in 4 of 5 pairs (the weights did not move)"
@@ -59,7 +58,6 @@ def test_pairs_in_which_nobody_learned_show_nothing(make_record: MakeRecord) -> 
 
 
 def test_a_seed_that_only_one_side_learned_counts(make_record: MakeRecord) -> None:
-    """Where only the arm did not learn, that is a difference, and it is tested."""
     records = [
         _with(record, weights_moved=record.arm == "fp32" or record.config.recipe.seed > 0)
         for record in _records(make_record)

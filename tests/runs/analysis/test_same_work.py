@@ -264,7 +264,6 @@ def test_a_resume_of_its_own_arm_is_its_own(make_record: MakeRecord) -> None:
 
 
 def test_a_mixed_reference_blocks_all(make_record: MakeRecord) -> None:
-    """A reference that another arm trained is no reference."""
     row = _half(_compared(make_record, _only(1, _resumed(30, "half")), arm="fp32"))
     assert row.accuracy_verdict == "not comparable (trained by half for 30 of 100 steps)"
 

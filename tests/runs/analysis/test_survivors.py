@@ -73,7 +73,6 @@ def test_one_lost_seed_is_enough(make_record: MakeRecord) -> None:
 
 
 def test_an_arm_that_diverged_is_diverged(make_record: MakeRecord) -> None:
-    """Divergence of the arm itself stays its verdict."""
     assert _half(_comparison(make_record, {"half": ("diverged", 2)})).accuracy_verdict == "diverged 2/8"
 
 

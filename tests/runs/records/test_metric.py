@@ -54,11 +54,8 @@ def test_heads_and_tags() -> None:
         "Δ RMSE (kg)",
     ]
     assert [metric.tag for metric in (TOP1, TOP5, BITS, Metric(name="Ø"))] == [
-        "top1",
-        "top5",
-        "bits_per_byte",
-        "metric",
-    ]
+        "top1", "top5", "bits_per_byte", "metric",
+    ]  # fmt: skip
 
 
 def test_the_best_is_in_the_right_direction() -> None:
@@ -71,6 +68,5 @@ def test_the_best_is_in_the_right_direction() -> None:
 
 @pytest.mark.parametrize("value", [0.0, -1.0])
 def test_a_value_without_a_ratio_has_no_score(value: float) -> None:
-    """What is not above 0 has no logarithm."""
     assert math.isnan(BITS.score(value))
     assert math.isnan(BITS.differ(value, 1.0))

@@ -16,15 +16,9 @@ def result(correct: Any, **changes: Any) -> EpochResult:
     """An evaluation of ten classes with these images correct."""
     images = pack_right(correct, np.arange(len(correct)) % 10).model_copy(update=changes)
     return EpochResult(
-        epoch=0,
-        samples=len(correct),
-        top1_correct=int(correct.sum()),
-        top5_correct=len(correct),
-        loss=1.0,
-        train_seconds=1.0,
-        eval_seconds=1.0,
-        per_sample=images,
-    )
+        epoch=0, samples=len(correct), top1_correct=int(correct.sum()), top5_correct=len(correct), loss=1.0,
+        train_seconds=1.0, eval_seconds=1.0, per_sample=images,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("count", [1, 7, 8, 9, 360])

@@ -30,25 +30,14 @@ TEXT = st.text(max_size=30)
 PLAIN = st.none() | st.booleans() | COUNT | FINITE | TEXT
 
 EPOCHS = st.builds(
-    EpochResult,
-    epoch=COUNT,
-    samples=st.integers(1, 100),
-    top1_correct=COUNT,
-    top5_correct=COUNT,
-    loss=ANY_FLOAT,
-    train_seconds=AMOUNT,
-    eval_seconds=AMOUNT,
-)
+    EpochResult, epoch=COUNT, samples=st.integers(1, 100), top1_correct=COUNT, top5_correct=COUNT, loss=ANY_FLOAT,
+    train_seconds=AMOUNT, eval_seconds=AMOUNT,
+)  # fmt: skip
 SUMMARIES = st.builds(
-    RunSummary,
-    epochs=st.lists(EPOCHS, max_size=3),
-    metric_final=st.none() | st.floats(0, 1),
-    loss_final=st.none() | ANY_FLOAT,
-    final_loss_scale=st.none() | ANY_FLOAT,
-    peak_bytes=st.none() | COUNT,
-    diverged_step=st.none() | COUNT,
-    divergence=st.none() | TEXT,
-)
+    RunSummary, epochs=st.lists(EPOCHS, max_size=3), metric_final=st.none() | st.floats(0, 1),
+    loss_final=st.none() | ANY_FLOAT, final_loss_scale=st.none() | ANY_FLOAT, peak_bytes=st.none() | COUNT,
+    diverged_step=st.none() | COUNT, divergence=st.none() | TEXT,
+)  # fmt: skip
 RECORDS = st.builds(
     RunRecord,
     cell=TEXT,
@@ -62,17 +51,10 @@ RECORDS = st.builds(
 )
 SCALES = st.lists(ANY_FLOAT, max_size=2).map(tuple)
 STEPS = st.builds(
-    StepRecord,
-    step=COUNT,
-    epoch=COUNT,
-    loss=ANY_FLOAT,
-    loss_scales_before=SCALES,
-    loss_scales=SCALES,
-    applied=st.lists(st.booleans(), max_size=2).map(tuple),
-    grad_norm=st.none() | ANY_FLOAT,
-    seconds=FINITE,
+    StepRecord, step=COUNT, epoch=COUNT, loss=ANY_FLOAT, loss_scales_before=SCALES, loss_scales=SCALES,
+    applied=st.lists(st.booleans(), max_size=2).map(tuple), grad_norm=st.none() | ANY_FLOAT, seconds=FINITE,
     data_seconds=FINITE,
-)
+)  # fmt: skip
 
 
 def strict(text: str) -> Any:
@@ -180,7 +162,6 @@ def test_a_record_that_is_not_there(tmp_path: Path) -> None:
 
 
 def test_a_record_is_not_a_comparison(tmp_path: Path) -> None:
-    """One kind of file is not taken for the other."""
     with pytest.raises(RecordError, match="is not a comparison: command: Field required"):
         read_comparison(_write(tmp_path / "record.json", dump_json(GOOD)))
 

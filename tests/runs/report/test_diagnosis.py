@@ -83,7 +83,6 @@ def test_the_page_draws_map_windows_and_drift(diagnosis: Diagnosis) -> None:
 
 
 def test_text_of_a_model_cannot_become_markup(diagnosis: Diagnosis) -> None:
-    """A name with a tag is shown as text."""
     page = FORMATS["html"].reporter().render(diagnosis.model_copy(update={"verdict": "<script>alert(1)</script>"}))
     assert "<script>alert" not in page
 

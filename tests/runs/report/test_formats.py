@@ -116,14 +116,9 @@ def test_columns_of_some_comparisons(make_comparison: MakeComparison) -> None:
     assert table_rows(started)[0][-2:] == ["1.25", "0.5"]
     assert table_rows(started)[1][-2:] == ["-", "-"]
     facts = ProcessFacts(
-        world_size=2,
-        nodes=1,
-        global_batch_size=32,
-        backend="gloo",
-        wrapper="x.DDP",
-        launcher="spawn",
+        world_size=2, nodes=1, global_batch_size=32, backend="gloo", wrapper="x.DDP", launcher="spawn",
         allreduce_share=0.25,
-    )
+    )  # fmt: skip
     (line,) = _csv(FORMATS["csv"].reporter().render(comparison.model_copy(update={"records": [_with(first, facts)]})))
     assert (line["world_size"], line["allreduce_share"], line["step_seconds_slowest"]) == ("2", "0.25", "")
     row = row.model_copy(update={"allreduce_share": 0.125})

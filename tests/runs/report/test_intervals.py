@@ -151,7 +151,6 @@ def test_a_printed_interval_says_what_its_verdict_says(seed: int) -> None:
 
 
 def test_markdown_prints_the_same_intervals() -> None:
-    """One table, one text of each interval, in all formats."""
     comparison = _random_comparison(1)
     found = re.findall(r"[+-][\d.]+ \\\[[+-][\d.]+, [+-][\d.]+\\\]", Markdown().render(comparison))
     shown = {re.sub(r" +", " ", cells[2]) for cells in _printed(comparison, Terminal().render(comparison)).values()}
@@ -182,12 +181,8 @@ def test_an_arm_that_did_not_finish_widens_no_interval(make_record: Callable[...
     alone = summarize(records, arms=list(arms), reference="fp32")
     together = summarize([*records, *broken], arms=[*arms, "half", "apex:O3"], reference="fp32")
     fields = (
-        "metric_difference_low",
-        "metric_difference_high",
-        "time_ratio_low",
-        "time_ratio_high",
-        "accuracy_verdict",
-    )
+        "metric_difference_low", "metric_difference_high", "time_ratio_low", "time_ratio_high", "accuracy_verdict",
+    )  # fmt: skip
     for before, after in zip(alone.arms, together.arms, strict=False):
         assert [getattr(before, field) for field in fields] == [getattr(after, field) for field in fields]
     assert alone.arms[1].metric_difference_low is not None

@@ -105,12 +105,9 @@ def _iou() -> Comparison:
         for seed in SEEDS
     ]
     return summarize(
-        records,
-        arms=list(means),
-        reference="fp32",
-        terms=Criteria(prefer="accuracy"),
+        records, arms=list(means), reference="fp32", terms=Criteria(prefer="accuracy"),
         command="ampcompare compare --task segmentation --seeds 0-4",
-    )
+    )  # fmt: skip
 
 
 SCENES = {"bits-per-byte": _bits, "mean-iou": _iou}

@@ -60,13 +60,10 @@ def profile() -> Profile:
         update={"reasons": [reason], "ranks": [RankTimes(rank=0, seconds=0.02)]}
     )
     return Profile(
-        reference="fp32",
-        headline=[
-            "fp32 takes 10.00 ms a step",
-            "native:bf16 is not faster than fp32 (0.50x): casts take 40 % of the step",
-        ],
+        reference="fp32", headline=["fp32 takes 10.00 ms a step",
+         "native:bf16 is not faster than fp32 (0.50x): casts take 40 % of the step"],
         arms=[_arm("fp32", 0.01, "fp32"), slow, ArmProfile(arm="fp8", failure="no such device")],
-    )
+    )  # fmt: skip
 
 
 PARTS = (
@@ -92,7 +89,6 @@ def test_the_text_begins_with_the_sentences(profile: Profile) -> None:
 
 
 def test_markdown_has_the_same_figures(profile: Profile) -> None:
-    """The tables are those of the text."""
     text = FORMATS["md"].reporter().render(profile)
     assert "# Profile" in text
     for part in ("12.00 (60 %)", "weights, bf16", "cast once", "1.00 instead of 4.00 MiB, 75 % less"):
@@ -126,5 +122,4 @@ def test_a_profile_without_counts_has_a_page(profile: Profile) -> None:
 
 
 def test_a_record_is_read_back(profile: Profile) -> None:
-    """JSON keeps every figure."""
     assert Profile.model_validate_json(dump_json(profile)) == profile

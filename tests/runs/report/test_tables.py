@@ -34,7 +34,6 @@ def test_a_cell_wider_than_the_terminal_is_whole() -> None:
 
 
 def test_the_last_column_of_a_listing_is_wrapped() -> None:
-    """The words stay in their column and in order."""
     text = " ".join(["word"] * 20)
     lines = listing([["x", text]], ["name", "what"], 40).splitlines()
     assert max(map(len, lines)) <= 40

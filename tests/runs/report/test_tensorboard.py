@@ -130,22 +130,8 @@ def test_unreadable_steps_are_a_note(make_record: MakeRecord, tmp_path: Path) ->
 
 
 LABELS = [
-    "a:b",
-    "a-b",
-    "a b",
-    "a+b",
-    "a_b",
-    "a/b",
-    "../b",
-    "",
-    ".",
-    "..",
-    "<script>",
-    "\x00\n",
-    "é",
-    "x" * 10_000,
-    "\ud800",
-]
+    "a:b", "a-b", "a b", "a+b", "a_b", "a/b", "../b", "", ".", "..", "<script>", "\x00\n", "é", "x" * 10_000, "\ud800",
+]  # fmt: skip
 
 
 def test_run_names_are_safe_and_never_shared() -> None:

@@ -90,50 +90,22 @@ def test_settings_are_frozen() -> None:
 
 
 OTHER_VALUES: dict[str, Any] = {
-    "recipe.data.name": "mnist",
-    "recipe.data.dir": "there",
-    "recipe.model.arch": "mlp",
-    "recipe.model.args": {"width": 3},
-    "recipe.optimizer.name": "adam",
-    "recipe.optimizer.args": {"dampening": 0.1},
-    "recipe.optimizer.momentum": 0.5,
-    "recipe.optimizer.betas": (0.8, 0.9),
-    "recipe.optimizer.groups": [{"match": "head.*", "lr_factor": 10}],
-    "recipe.optimizer.layer_lr": "larc",
-    "recipe.optimizer.implementation": "fused",
-    "recipe.optimizer.lr_rule": "sqrt",
-    "recipe.schedule.name": "step",
-    "recipe.label_smoothing": 0.5,
-    "recipe.ema_decay": 0.5,
-    "recipe.target": 90,
-    "recipe.task": "module:factory",
-    "script": {"name": "train.py"},
-    "eval_precision": "bf16",
-    "recipe.tta": "flips",
-    "recipe.compile": "inductor",
-    "pin_memory": False,
-    "arm": "half",
-    "device": "cpu",
-    "cpu_half": "native",
-    "on_nan": "continue",
-    "tf32": "off",
-    "guards": "off",
-    "parallel.kind": "ddp",
-    "parallel.sync_bn": "apex",
-    "parallel.backend": "gloo",
-    "launcher": "spawn",
-    "saving.format": "sharded",
-    "saving.weights_format": "safetensors",
-    "saving.resume": "auto",
-}
+    "recipe.data.name": "mnist", "recipe.data.dir": "there", "recipe.model.arch": "mlp",
+    "recipe.model.args": {"width": 3}, "recipe.optimizer.name": "adam", "recipe.optimizer.args": {"dampening": 0.1},
+    "recipe.optimizer.momentum": 0.5, "recipe.optimizer.betas": (0.8, 0.9),
+    "recipe.optimizer.groups": [{"match": "head.*", "lr_factor": 10}], "recipe.optimizer.layer_lr": "larc",
+    "recipe.optimizer.implementation": "fused", "recipe.optimizer.lr_rule": "sqrt", "recipe.schedule.name": "step",
+    "recipe.label_smoothing": 0.5, "recipe.ema_decay": 0.5, "recipe.target": 90, "recipe.task": "module:factory",
+    "script": {"name": "train.py"}, "eval_precision": "bf16", "recipe.tta": "flips", "recipe.compile": "inductor",
+    "pin_memory": False, "arm": "half", "device": "cpu", "cpu_half": "native", "on_nan": "continue", "tf32": "off",
+    "guards": "off", "parallel.kind": "ddp", "parallel.sync_bn": "apex", "parallel.backend": "gloo",
+    "launcher": "spawn", "saving.format": "sharded", "saving.weights_format": "safetensors", "saving.resume": "auto",
+}  # fmt: skip
 # Settings that need a kind of replicas, with one that takes them.
 KINDS = {
-    "parallel.sync_bn": "ddp",
-    "parallel.bucket_cap_mb": "ddp",
-    "parallel.delay_allreduce": "apex-ddp",
-    "parallel.find_unused_parameters": "ddp",
-    "saving.format": "fsdp",
-}
+    "parallel.sync_bn": "ddp", "parallel.bucket_cap_mb": "ddp", "parallel.delay_allreduce": "apex-ddp",
+    "parallel.find_unused_parameters": "ddp", "saving.format": "fsdp",
+}  # fmt: skip
 
 
 def _changes(model: BaseModel, above: str = "") -> Iterator[tuple[str, Any]]:
@@ -280,7 +252,6 @@ def test_arms_that_need_whole_weights(arm: str, message: str) -> None:
     ],
 )
 def test_settings_that_need_whole_weights(values: dict[str, Any]) -> None:
-    """Settings that read or copy whole weights are refused."""
     with pytest.raises(ConfigError, match="whole weights, but fsdp shards them"):
         validated(RunConfig, {**values, "parallel": {"kind": "fsdp"}})
 

@@ -14,17 +14,13 @@ from ampcompare.runs.settings.validation import validated
 def test_names_are_read_from_text_and_lists() -> None:
     """Synonyms become the canonical name, and each precision stands once, in the order given."""
     assert parse_eval_precisions("fp16, bfloat16,half,,double,autocast:float16") == (
-        "fp16",
-        "bf16",
-        "float64",
-        "autocast:fp16",
-    )
+        "fp16", "bf16", "float64", "autocast:fp16",
+    )  # fmt: skip
     assert parse_eval_precisions(EVAL_PRECISIONS) == EVAL_PRECISIONS
 
 
 @pytest.mark.parametrize("name", ["int8", "autocast:fp32", "autocast:", "autocast:float64", "fp-16"])
 def test_other_names_are_refused(name: str) -> None:
-    """The message has the name and those that there are."""
     with pytest.raises(ConfigError, match=r"to evaluate in; choose from fp32, bf16, fp16, float64, autocast:bf16"):
         parse_eval_precisions(f"fp32,{name}")
 

@@ -30,7 +30,6 @@ def test_the_last_layer_wins_and_says_so() -> None:
 
 
 def test_no_layers_are_the_defaults() -> None:
-    """Without any source everything is a default."""
     settled = resolve_settings([])
     assert settled.config == RunConfig()
     assert set(settled.origins.values()) == {"default"}
@@ -84,7 +83,6 @@ def test_an_empty_group_takes_nothing_away() -> None:
 
 
 def test_a_group_is_not_a_value() -> None:
-    """A value where a group belongs is refused by its place."""
     with pytest.raises(ConfigError, match="recipe is 3, not a group of settings"):
         resolve_settings([Layer("low", {"recipe": 3}), Layer("high", {"recipe": {"epochs": 1}})])
 

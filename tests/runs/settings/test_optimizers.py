@@ -65,13 +65,11 @@ def test_digests_of_older_cells_stay() -> None:
     ],
 )
 def test_arguments_that_are_settings_are_refused(args: dict[str, Any], text: str) -> None:
-    """One value has one place."""
     with pytest.raises(ConfigError, match=text):
         validated(OptimizerConfig, {"args": args})
 
 
 def test_rates_by_layer_are_not_adapted_twice() -> None:
-    """LAMB and NovoGrad adapt by layer themselves."""
     with pytest.raises(ConfigError, match="fused_lamb already does"):
         validated(OptimizerConfig, {"name": "fused_lamb", "layer_lr": "larc"})
 

@@ -13,14 +13,9 @@ from ampcompare.runs.settings.file import joined, list_recipes, load_recipe
 from ampcompare.runs.settings.layers import Layer, resolve_settings
 
 NAMES = [
-    "cifar10-r18",
-    "digits",
-    "articles/loader-study",
-    "articles/r18-leaves",
-    "articles/r50-imagenet-amp",
-    "articles/r50-imagenet-apex",
-    "articles/r50-imagenet-fp16bn",
-]
+    "cifar10-r18", "digits", "articles/loader-study", "articles/r18-leaves", "articles/r50-imagenet-amp",
+    "articles/r50-imagenet-apex", "articles/r50-imagenet-fp16bn",
+]  # fmt: skip
 
 
 def test_the_recipes_that_are_promised_are_there() -> None:

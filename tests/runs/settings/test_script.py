@@ -46,7 +46,6 @@ def test_a_metric_may_be_compared_by_differences() -> None:
     ],
 )
 def test_a_wrong_metric_is_refused(text: str, why: str) -> None:
-    """One line says what is wrong."""
     with pytest.raises(ConfigError, match=why) as caught:
         parse_metric(text)
     assert "\n" not in str(caught.value)

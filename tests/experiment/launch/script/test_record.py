@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ampcompare.experiment.launch.script.launcher import picked, script_command, script_record
-from ampcompare.experiment.launch.script.output import MAX_LOG_BYTES, OutputReader, Printed
+from ampcompare.experiment.launch.script.output import OutputReader, Printed
 from ampcompare.experiment.launch.script.rows import ScriptRows, read_rows
 from ampcompare.runs.analysis.runs.record_checks import contradiction, implausible
 from ampcompare.runs.settings.config import RunConfig
@@ -124,14 +124,16 @@ def test_one_of_several_values_is_picked() -> None:
     assert picked(ScriptMetric(name="a"), values) == 3.0
 
 
-def test_output_is_read_and_bounded(tmp_path: Path) -> None:
+def test_output_is_read_and_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lines end by newline or carriage return; the log stays below its bound, and is read to the end."""
+    limit = 2**20
+    monkeypatch.setattr("ampcompare.experiment.launch.script.output.MAX_LOG_BYTES", limit)
     noise = b"x" * 2**16 + b"\n"
-    text = b"Acc 1.5\rAcc 2.5 Acc oops\n" + noise * (MAX_LOG_BYTES // len(noise) + 2) + b"Acc 3.5%"
+    text = b"Acc 1.5\rAcc 2.5 Acc oops\n" + noise * (limit // len(noise) + 2) + b"Acc 3.5%"
     reader = OutputReader(io.BufferedReader(io.BytesIO(text)), tmp_path / "log.txt", [parse_metric(r"a=Acc (\S+)")])  # type: ignore[arg-type]
     reader.pump()
     assert reader.values == {"a": [1.5, 2.5, 3.5]}
-    assert (tmp_path / "log.txt").stat().st_size < MAX_LOG_BYTES + 100
+    assert (tmp_path / "log.txt").stat().st_size < limit + 100
 
 
 def read(tmp_path: Path, pattern: str, text: str) -> OutputReader:

@@ -46,7 +46,6 @@ def refused(tmp_path: Path, text: str, arm: str, others: dict[str, str] | None =
     ],
 )
 def test_an_arm_that_cannot_train_is_refused(tmp_path: Path, text: str, arm: str, why: str) -> None:
-    """With the line and the reason."""
     assert refused(tmp_path, text, arm).startswith(why)
 
 
@@ -68,12 +67,10 @@ def test_an_arm_that_cannot_train_is_refused(tmp_path: Path, text: str, arm: str
     ],
 )
 def test_an_arm_that_may_train_is_not(tmp_path: Path, text: str, arm: str) -> None:
-    """What only the run can tell is left to it."""
     assert refused(tmp_path, text, arm) == ""
 
 
 def test_imported_files_count(tmp_path: Path) -> None:
-    """A refusal follows what other files of the project do."""
     files = {
         "engine.py": "from pkg import steps",
         "pkg/__init__.py": "",

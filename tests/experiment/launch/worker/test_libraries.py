@@ -47,10 +47,20 @@ def train(make_config: MakeConfig, tmp_path: Path) -> Callable[..., RunRecord]:
     return cell
 
 
+WHOLE: dict[str, RunRecord] = {}  # of arms, from the first step to the last
+
+
+def whole(train: Callable[..., RunRecord], arm: str) -> RunRecord:
+    """Train an arm without a stop, once for all tests."""
+    if arm not in WHOLE:
+        WHOLE[arm] = train(arm, "whole")
+    return WHOLE[arm]
+
+
 @pytest.mark.parametrize(("arm", "twin"), TWINS.items())
 def test_a_cell_is_that_of_its_twin(train: Callable[..., RunRecord], arm: str, twin: str) -> None:
     """Losses and averaged weights are those of our arm of that precision to the last bit; the record names both."""
-    record, ours = train(arm), train(twin)
+    record, ours = whole(train, arm), whole(train, twin)
     assert (record.status, record.error) == ("completed", None)
     assert record.summary.losses_sha256 == ours.summary.losses_sha256
     assert record.summary.ema_metric_final == ours.summary.ema_metric_final
@@ -78,7 +88,7 @@ def test_a_cell_that_was_stopped_goes_on(train: Callable[..., RunRecord], arm: s
     assert train(arm, stop_at_step=3).status == "interrupted"
     second = train(arm, resume="auto")
     assert (second.status, [resumption.step for resumption in second.resumed]) == ("completed", [3])
-    assert second.summary.losses_sha256 == train(arm, "whole").summary.losses_sha256
+    assert second.summary.losses_sha256 == whole(train, arm).summary.losses_sha256
 
 
 @pytest.mark.parametrize(

@@ -85,7 +85,6 @@ def test_configure_process_refuses_tf32_on_a_cpu(make_config: MakeConfig) -> Non
 
 
 def test_configure_process_selects_the_gpu(make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process on a GPU makes it the current device."""
     selected: list[torch.device] = []
     monkeypatch.setattr(torch.cuda, "set_device", selected.append)
 

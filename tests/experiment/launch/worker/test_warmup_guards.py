@@ -20,13 +20,9 @@ from ampcompare.training.precision.base import StepOutcome
 from ampcompare.training.precision.native import Native
 
 RECIPE = {
-    "data": {"name": "synthetic", "train_size": 64, "val_size": 16},
-    "model": {"arch": "mlp"},
-    "epochs": 2,
-    "batch_size": 16,
-    "grad_accum_steps": 2,
-    "clip_grad": 1.0,
-}
+    "data": {"name": "synthetic", "train_size": 64, "val_size": 16}, "model": {"arch": "mlp"}, "epochs": 2,
+    "batch_size": 16, "grad_accum_steps": 2, "clip_grad": 1.0,
+}  # fmt: skip
 
 
 def config_of(arm: str = "fp32", **settings: object) -> RunConfig:
@@ -83,7 +79,6 @@ def test_a_backend_of_others_is_watched(twice: str, tmp_path: Path, capsys: pyte
 
 
 def test_strict_guards_fail_the_cell(twice: str, tmp_path: Path) -> None:
-    """With strict guards the cell has failed, with the finding as its error."""
     record = run_cell(config_of("native:fp16", guards="strict"), tmp_path)
     assert record.status == "failed"
     assert record.environment["exit_code"] == 3

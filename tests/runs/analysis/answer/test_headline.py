@@ -251,7 +251,6 @@ def test_steps_of_another_arm(runs: Any) -> None:
 
 
 def test_a_changed_margin_stands_first(runs: Any) -> None:
-    """What weakens a claim stands before it."""
     warning = "Changed after runs were seen: margin 3 pp instead of 0.5 pp."
     comparison = compare(
         runs("fp32", FP32), runs("half", EQUAL, seconds=0.005), design=Design(warnings=(warning,)), excluded=["a: bad"]
@@ -268,7 +267,6 @@ def test_a_changed_margin_stands_first(runs: Any) -> None:
 
 
 def test_a_conditional_verdict_recommends_nothing(runs: Any, make_record: MakeRecord) -> None:
-    """Survivors are named as such."""
     half = runs("half", EQUAL, seconds=0.005)
     half[4] = make_record("half", 4, status="failed", error="out of memory", device="cuda:0")
     comparison = compare(runs("fp32", FP32), half)
@@ -300,7 +298,6 @@ SIX = ("apex:O1", "apex:O2", "apex:O3", "half", "native:fp16", "native:bf16")
 
 
 def test_arms_that_keep_the_accuracy_stand_before_the_identical_one(runs: Any) -> None:
-    """The first sentence is about all arms that keep the accuracy, of which the identical one is one."""
     comparison = compare(*identical_runs(runs, "fp32", "apex:O0"), *(runs(arm, EQUAL) for arm in SIX))
     assert comparison.headline[0] == (
         "All seven arms keep fp32's accuracy (Δ +0.00 to +0.02 pp, within ±0.5); apex:O0 is identical to the last bit."
@@ -309,7 +306,6 @@ def test_arms_that_keep_the_accuracy_stand_before_the_identical_one(runs: Any) -
 
 
 def test_an_identical_arm_is_no_exception_to_those_that_keep_the_accuracy(runs: Any) -> None:
-    """Where an arm does not keep it, that one is the exception."""
     others = [runs(arm, WORSE if arm == "half" else EQUAL) for arm in SIX]
     comparison = compare(*identical_runs(runs, "fp32", "apex:O0"), *others)
     assert comparison.headline[0].startswith("All but half keep fp32's accuracy (Δ +0.00 to +0.02 pp, within ±0.5); ")
@@ -317,7 +313,6 @@ def test_an_identical_arm_is_no_exception_to_those_that_keep_the_accuracy(runs: 
 
 
 def test_open_arms_behind_an_identical_one_are_the_others(runs: Any) -> None:
-    """After the identical arm the rest are the others, not all but that one."""
     noisy = [510, 511, 503, 498, 517]
     comparison = compare(*identical_runs(runs, "fp32", "apex:O0"), *(runs(arm, noisy) for arm in SIX))
     assert comparison.headline[:2] == [
@@ -351,7 +346,6 @@ def test_each_group_of_unknown_speeds_has_one_reason(runs: Any) -> None:
 
 
 def test_a_worse_arm(runs: Any) -> None:
-    """A worse arm has its difference with the interval of the verdict."""
     comparison = compare(runs("fp32", FP32), runs("half", WORSE, seconds=0.005))
     row = comparison.arms[1]
     assert row.metric_difference_low is not None
@@ -362,7 +356,6 @@ def test_a_worse_arm(runs: Any) -> None:
 
 
 def test_an_open_result_names_the_seeds_that_settle_it(runs: Any) -> None:
-    """An open result has its interval, and the number of seeds that the verdict names."""
     half = [510, 511, 503, 498, 517]
     comparison = compare(runs("fp32", FP32), runs("half", half), command=COMMAND, terms=Criteria(margin=0.5))
     assert comparison.headline[0].startswith(
@@ -384,14 +377,12 @@ def test_a_margin_that_guessing_is_within(runs: Any) -> None:
 
 
 def test_the_only_arm(runs: Any) -> None:
-    """A single arm has what it reached."""
     assert compare(runs("half", EQUAL[:1])).headline == [
         "half reached 50.10 % top-1 in one seed; there is no other arm to compare it with."
     ]
 
 
 def test_nothing_completed(runs: Any) -> None:
-    """Nothing completed is nothing to compare."""
     comparison = compare(runs("fp32", FP32[:1], status="diverged"), runs("half", FP32[:1], status="diverged"))
     assert comparison.headline == [
         "Nothing to compare: no run was completed.",
@@ -407,7 +398,6 @@ def test_nothing_completed(runs: Any) -> None:
     ],
 )
 def test_a_judged_table(sd: str, sentence: str) -> None:
-    """A table of others has a headline of the same words."""
     table = read_table("arm,top1\nfp32,77.14\napex:O1,77.01\n", "t", TableOptions())
     assert judge(table, sd=float(sd) if sd else None).headline == [sentence]
 

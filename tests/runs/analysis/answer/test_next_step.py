@@ -118,7 +118,6 @@ CASES: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: ", ".join(case))
 def test_every_step_is_a_command_that_parses(compared: Any, case: dict[str, Any]) -> None:
-    """Each case has a step, each step parses, and the margin stays."""
     comparison = compared(**case)
     assert comparison.next_steps
     assert all(works(step) and step.why for step in comparison.next_steps)
@@ -152,7 +151,6 @@ def test_without_a_command_to_edit(compared: Any, command: str) -> None:
 
 
 def test_automatic_seeds_are_not_replaced(compared: Any) -> None:
-    """`--seeds auto` chooses its number itself."""
     comparison = compared(OPEN, command="ampcompare compare --seeds auto")
     assert not any("--seeds 0" in step.command for step in comparison.next_steps)
 

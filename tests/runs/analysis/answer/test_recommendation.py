@@ -73,7 +73,6 @@ def test_memory_by_its_exact_difference() -> None:
 
 
 def test_accuracy_needs_a_better_arm() -> None:
-    """For accuracy only `better` counts."""
     better = _row("a", "better", metric_difference=0.02, metric_difference_low=0.01, metric_difference_high=0.03)
     assert _use(better, prefer="accuracy") == "Use a: better accuracy than fp32 (Δ +2.00 pp, +1.00 to +3.00)."
     assert recommended([_row("a", EQUAL)], "accuracy", TOP1) == []

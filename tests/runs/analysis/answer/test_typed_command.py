@@ -70,5 +70,4 @@ def test_the_default_folder_gets_a_tag() -> None:
 
 @pytest.mark.parametrize("seeds", [[0], [0, 1, 2], [0, 2, 3, 7], [5, 4]])
 def test_seeds_are_read_back(seeds: list[int]) -> None:
-    """What is written is what `--seeds` reads."""
     assert parse_seeds(seeds_text(seeds)) == tuple(sorted(seeds))

@@ -29,7 +29,6 @@ def test_mean_squares_are_those_of_the_analysis_of_variance() -> None:
 
 
 def test_many_comparisons_at_once_are_each_alone() -> None:
-    """Leading dimensions are further comparisons."""
     several = np.stack([draws(4, 200, rate) for rate in (0.1, 0.3, 0.6)])
     together = new_samples_error(mean_squares(several))
     for number, each in enumerate(several):

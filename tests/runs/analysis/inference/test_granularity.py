@@ -56,6 +56,5 @@ def test_rounding_of_a_difference_and_multiples() -> None:
 
 
 def test_steps_count_where_they_are_coarse() -> None:
-    """A spread of many steps needs no test of counts."""
     assert in_steps(Effect(0.0, 1.0, 0.5, 2, 3), 0.5).step == 0.5
     assert in_steps(Effect(0.0, 1.0, 0.5, 2, 3), 0.1).step is None

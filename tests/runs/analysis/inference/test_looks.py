@@ -47,7 +47,6 @@ def test_planned_looks_spend_all_and_no_more(planned: int) -> None:
 
 
 def test_one_planned_look_has_all() -> None:
-    """A single look that was planned as the only one is a plain test at 5 %."""
     assert error_rate_of_next([], 1) == 0.05
 
 
@@ -63,7 +62,6 @@ def test_looks_without_a_test_spend_nothing() -> None:
 
 
 def test_no_looks_is_refused() -> None:
-    """A plan of no look at all is a usage error."""
     with pytest.raises(ConfigError, match="number of looks is 0"):
         Criteria(looks=0)
 

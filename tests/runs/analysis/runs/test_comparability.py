@@ -37,7 +37,6 @@ def test_a_recipe_must_be_equal(make_record: MakeRecord) -> None:
 
 
 def test_many_differences_are_cut_short(make_record: MakeRecord) -> None:
-    """At most three settings are named."""
     record = make_record()
     recipe = {**record.config.recipe.model_dump(), "epochs": 9, "batch_size": 32, "clip_grad": 1.0, "max_steps": 3}
     assert accuracy_incomparable_reason(_with(record, recipe=recipe), record).endswith("; ...")

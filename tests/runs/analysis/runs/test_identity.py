@@ -50,7 +50,6 @@ def test_nine_equal_arms_are_identical(make_record: MakeRecord) -> None:
 
 
 def test_identical_arms_take_no_share_of_the_error_rate(make_record: MakeRecord) -> None:
-    """The verdict and interval of the one arm that is tested are as if it were alone."""
     tested = [make_record("half", seed, top1=share + 0.004) for seed, share in enumerate([0.50, 0.53, 0.48, 0.51, 0.5])]
     reference = _runs(make_record, "fp32", 5)
     alone = _compare(reference, tested).arms[1]
@@ -106,7 +105,6 @@ def test_losses_that_neither_record_has_are_not_equal(make_record: MakeRecord) -
 
 
 def test_older_records_of_several_processes_have_a_hash_of_weights(make_record: MakeRecord) -> None:
-    """The hash that ranks agreed on counts where there is no other."""
     facts = ProcessFacts(
         world_size=2, nodes=1, global_batch_size=64, backend="gloo", wrapper="DDP", launcher="spawn", weights="abc"
     )

@@ -61,7 +61,6 @@ def test_a_resumed_cell_is_no_pair() -> None:
 
 
 def test_readers_of_a_file_of_others_are_named() -> None:
-    """With what to do about it."""
     runs = [record("fp32", files=("/ck.pt",)), record("half", files=("/ck.pt",), inherited=["/ck.pt"])]
     assert list(script_sentences(runs, "fp32"))[-1].startswith(
         "half, seed 0 read /ck.pt, which another run had written"
@@ -69,7 +68,6 @@ def test_readers_of_a_file_of_others_are_named() -> None:
 
 
 def test_cells_of_other_code_are_not_called_paired() -> None:
-    """The file is named."""
     runs = [
         record("fp32").model_copy(update={"code": {"net.py": "1"}}),
         record("half").model_copy(update={"code": {"net.py": "2"}}),
@@ -80,14 +78,12 @@ def test_cells_of_other_code_are_not_called_paired() -> None:
 
 
 def test_a_script_that_failed_has_no_learning_rate_of_our_loop() -> None:
-    """The settings of the recipe are not its own."""
     config = RunConfig(arm="half", script=ScriptConfig(name="train.py"))
     failed = RunRecord(cell=config.digest(), arm="half", status="failed", config=config, error="e")
     assert math.isnan(summarize([record("fp32"), failed], arms=["fp32", "half"], reference="fp32").arms[1].lr)
 
 
 def test_departures_are_named() -> None:
-    """Once for all arms that have them."""
     alike = [record("fp32"), record("half", notes=["one scale"]), record("native:fp16", notes=["one scale"])]
     assert list(script_sentences(alike, "fp32"))[1:] == ["half, native:fp16: one scale."]
 

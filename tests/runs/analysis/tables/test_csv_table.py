@@ -36,7 +36,6 @@ def test_separators(separator: str) -> None:
 
 @pytest.mark.parametrize("word", ["NaN", "nan", "inf", "diverged"])
 def test_no_number_is_divergence(word: str) -> None:
-    """An accuracy that is no number is a run that diverged."""
     run = read_table(f"arm,accuracy\nhalf,{word}\n", "t").runs[0]
     assert (run.diverged, run.value) == (True, None)
 
@@ -51,7 +50,6 @@ def test_not_measured_is_no_divergence() -> None:
     ("text", "seconds"), [("8h26m45s", 30405), ("13m27s", 807), ("12.5", 12.5), ("7:48", 468), ("90s", 90), ("", None)]
 )
 def test_times(text: str, seconds: float | None) -> None:
-    """Times are read as people write them."""
     run = read_table(f"arm,accuracy,time\na,1.5,{text}\n", "t").runs[0]
     assert (run.seconds and run.seconds.mean) == seconds
 
@@ -99,7 +97,6 @@ BAD = {
 
 @pytest.mark.parametrize(("text", "words"), BAD.items())
 def test_bad_tables_are_answered_in_one_line(text: str, words: str) -> None:
-    """Each fault is named with its line, in one line."""
     with pytest.raises(RecordError, match=words) as caught:
         read_table(text, "t")
     assert "\n" not in str(caught.value)

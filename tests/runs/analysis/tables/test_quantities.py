@@ -45,7 +45,6 @@ def test_the_step_is_that_of_the_last_digit(text: str, step: float) -> None:
     "text", ["", "good", "7 6", "1,5", "1e999", "--1", "77 ±", "± 1", "77 ± -1", "٣", "1_000", "0x1f", "7.5e-320"]
 )
 def test_no_number(text: str) -> None:
-    """Nothing else is taken for a number."""
     assert parse_number(text) is None
 
 
@@ -105,5 +104,4 @@ def test_other_units_are_refused(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["5 h", "5 %", "5 apples", "8h26m45s"])
 def test_other_units_are_no_size(text: str) -> None:
-    """A time is no size."""
     assert parse_bytes(text) is None

@@ -77,7 +77,6 @@ def test_rounds_are_no_seeds(make_record: MakeRecord) -> None:
 
 
 def test_one_seed_gives_no_winner_in_time(make_record: MakeRecord) -> None:
-    """However many rounds it has."""
     fp32, half = _timed(make_record(), [0.010] * 9), _timed(make_record("half"), [0.005] * 9)
     verdict = verdicts_on({"half": time_evidence([half], [(half, fp32)])}, Criteria().time(), Design())["half"]
     assert verdict.word == "inconclusive (fewer than 3 seeds)"
@@ -97,7 +96,6 @@ def test_rounds_are_paired_by_their_number(make_record: MakeRecord) -> None:
 
 
 def test_an_invalid_round_is_left_out(make_record: MakeRecord) -> None:
-    """Each round is judged by its own readings."""
     fp32 = _timed(make_record(), [0.01] * 4)
     half = _timed(make_record("half"), [0.01, 0.01, 0.01, 0.09], load_average=9.0)
     times = step_times([(half, fp32)])

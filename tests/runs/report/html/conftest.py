@@ -60,18 +60,12 @@ def _record(arm: str, number: int, seed: int, epochs: int, diverges: bool) -> Ru
         for epoch in range(0 if diverges else epochs)
     ]
     summary = RunSummary(
-        metric_final=results[-1].value if results else None,
-        metric_best=results[-1].value if results else None,
-        epochs=results,
-        num_steps=STEPS // 3 if diverges else STEPS,
-        step_seconds_median=0.012 * (1 + number % 5),
-        samples_per_second=1000.0,
-        epoch_seconds=1.0,
-        peak_bytes=(40 + number % 9) * 2**20,
-        diverged_step=STEPS // 3 - 6 if diverges else None,
-        divergence="non-finite weights" if diverges else None,
+        metric_final=results[-1].value if results else None, metric_best=results[-1].value if results else None,
+        epochs=results, num_steps=STEPS // 3 if diverges else STEPS, step_seconds_median=0.012 * (1 + number % 5),
+        samples_per_second=1000.0, epoch_seconds=1.0, peak_bytes=(40 + number % 9) * 2**20,
+        diverged_step=STEPS // 3 - 6 if diverges else None, divergence="non-finite weights" if diverges else None,
         losses_sha256=f"{number} {seed}",
-    )
+    )  # fmt: skip
     return RunRecord(
         cell=f"{number}-{seed}",
         arm=arm,

@@ -105,15 +105,8 @@ def test_values_are_read_with_the_keys(quiet: Any, path: Path) -> None:
     readout = "document.querySelector('[data-figure=accuracy] .readout').innerText"
     quiet.press("ArrowRight", "ArrowRight")
     assert quiet.value(readout).split() == [
-        "epoch",
-        "1",
-        "apex:O2",
-        "\u22120.30",
-        "pp",
-        "native:bf16",
-        "\u22120.60",
-        "pp",
-    ]
+        "epoch", "1", "apex:O2", "\u22120.30", "pp", "native:bf16", "\u22120.60", "pp",
+    ]  # fmt: skip
     quiet.press("ArrowRight", "ArrowRight")
     assert quiet.value(readout).startswith("epoch 2")
     quiet.press("Escape", "Escape")
