@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import ast
 import importlib
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
+import grimp
 import pytest
 
 import ampcompare
@@ -106,15 +106,10 @@ def test_what_is_imported_is_required(metadata: Path) -> None:
     required = set(re.findall(r"^[\w-]+", text, flags=re.MULTILINE))
     modules = {"scikit-learn": "sklearn", "PyYAML": "yaml", "nvidia-ml-py": "pynvml", "mlflow-skinny": "mlflow"}
     known = {modules.get(name, name).replace("-", "_") for name in required} | {"PIL", "pydantic_core"}
-    imported: dict[str, Path] = {}
-    for path in (ROOT / "ampcompare").rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Import):
-                imported.update(dict.fromkeys((alias.name.partition(".")[0] for alias in node.names), path))
-            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-                imported[node.module.partition(".")[0]] = path
-    others = set(imported) - set(sys.stdlib_module_names) - {"ampcompare"}
-    assert not {name: imported[name] for name in others - known}
+    graph = grimp.build_graph("ampcompare", include_external_packages=True, cache_dir=None)
+    others = {name for name in graph.modules if name.partition(".")[0] != "ampcompare"} - sys.stdlib_module_names
+    assert {"torch", "click", "wandb"} <= others
+    assert not {name: graph.find_modules_that_directly_import(name) for name in others - known}
 
 
 def test_sources_are_packaged(metadata: Path) -> None:
@@ -155,17 +150,14 @@ def test_module_runs_as_a_command() -> None:
     assert ampcompare.__version__ in done.stdout
 
 
-def test_requires_skips_with_its_reason(tmp_path: Path) -> None:
+def test_requires_skips_with_its_reason(request: pytest.FixtureRequest) -> None:
     """The mark `requires` skips what the machine cannot run and says what is missing; zero requirements run."""
-    shutil.copy(ROOT / "tests" / "conftest.py", tmp_path)
-    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = requires\n", encoding="utf-8")
-    (tmp_path / "test_marks.py").write_text(
-        "import pytest\n"
-        "@pytest.mark.requires(cuda=99)\ndef test_many(): assert False\n"
-        "@pytest.mark.requires(cuda=0, apex=False)\ndef test_none(): assert True\n",
-        encoding="utf-8",
+    conftest = request.config.pluginmanager.get_plugin(str(request.config.rootpath / "tests" / "conftest.py"))
+    assert conftest is not None
+    many, none = (
+        SimpleNamespace(iter_markers=lambda name, marks=marks: [mark.mark for mark in marks if mark.name == name])
+        for marks in ([pytest.mark.slow, pytest.mark.requires(cuda=99)], [pytest.mark.requires(cuda=0, apex=False)])
     )
-    command = [sys.executable, "-m", "pytest", "-rs", "-p", "no:cacheprovider", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
-    assert "1 passed, 1 skipped" in done.stdout
-    assert "needs 99 CUDA device(s)" in done.stdout
+    with pytest.raises(pytest.skip.Exception, match=r"needs 99 CUDA device\(s\)"):
+        conftest.pytest_runtest_setup(many)
+    conftest.pytest_runtest_setup(none)
