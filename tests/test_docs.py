@@ -25,10 +25,9 @@ import pytest
 
 from ampcompare.cli import COMMANDS, main
 from ampcompare.experiment.launch.forked import ForkedLauncher
+from tests.modules import EXAMPLE, ROOT, with_example
 
-ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
-EXAMPLE = ROOT / "examples" / "ampcompare-bf16-params"
 PAGES = [README, *sorted((ROOT / "docs").rglob("*.md")), EXAMPLE / "README.md"]
 BLOCK = re.compile(r"(?:^<!-- ([^\n]*) -->\n)?^( *)```(\w*)\n(.*?)^\2```$", flags=re.DOTALL | re.MULTILINE)
 # Pages without a mark on every block: commands of exec.md run in tests/legacy, examples of codes.md are linted in
@@ -133,18 +132,6 @@ def runs(page: Path) -> bool:
     return any(re.match(r"run(?! as python)", block.marker) for block in blocks(page))
 
 
-def with_plugin(folder: Path) -> list[str]:
-    """Register the example backend by the files that its installation would leave; return folders for the path."""
-    settings = (EXAMPLE / "pyproject.toml").read_text(encoding="utf-8")
-    points = re.search(r'\[project\.entry-points\."([^"]+)"\]\n((?:[\w-]+ = "[^"]+"\n)+)', settings)
-    assert points is not None
-    metadata = folder / "ampcompare_bf16_params-0.1.0.dist-info"
-    metadata.mkdir(exist_ok=True)
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: ampcompare-bf16-params\nVersion: 0.1.0\n")
-    (metadata / "entry_points.txt").write_text(f"[{points[1]}]\n{points[2].replace(chr(34), '')}")
-    return [str(EXAMPLE), str(folder)]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("page", [page for page in PAGES if runs(page)], ids=name)
 def test_commands_run(
@@ -158,7 +145,7 @@ def test_commands_run(
 
     Those of one page, and those with a package on the path, are processes of their own, as for a user.
     """
-    plugin = with_plugin(tmp_path_factory.mktemp("plugin"))
+    plugin = with_example(tmp_path_factory.mktemp("plugin"))
     for block in blocks(page):
         kind, _, file = block.marker.partition(" in a folder with ")
         if block.marker.startswith("file "):

@@ -13,7 +13,6 @@ import torch
 def test_a_hidden_gpu_is_seen_by_nobody(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither this process nor one that it starts has a GPU, until the patch is undone."""
     conftest = request.config.pluginmanager.get_plugin(str(request.config.rootpath / "tests" / "conftest.py"))
-    assert conftest is not None
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     started: list[bool] = []
@@ -42,6 +41,5 @@ def test_what_is_for_a_gpu_is_known_by_mark_and_fixture(
 ) -> None:
     """A test that requires CUDA, or takes the device that is there, keeps its GPU."""
     conftest = request.config.pluginmanager.get_plugin(str(request.config.rootpath / "tests" / "conftest.py"))
-    assert conftest is not None
     item = SimpleNamespace(fixturenames=fixtures, iter_markers=lambda name: [mark.mark for mark in marks])
     assert conftest.may_use_gpu(item) is asks

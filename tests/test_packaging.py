@@ -153,7 +153,6 @@ def test_module_runs_as_a_command() -> None:
 def test_requires_skips_with_its_reason(request: pytest.FixtureRequest) -> None:
     """The mark `requires` skips what the machine cannot run and says what is missing; zero requirements run."""
     conftest = request.config.pluginmanager.get_plugin(str(request.config.rootpath / "tests" / "conftest.py"))
-    assert conftest is not None
     many, none = (
         SimpleNamespace(iter_markers=lambda name, marks=marks: [mark.mark for mark in marks if mark.name == name])
         for marks in ([pytest.mark.slow, pytest.mark.requires(cuda=99)], [pytest.mark.requires(cuda=0, apex=False)])

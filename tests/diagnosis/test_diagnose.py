@@ -36,7 +36,6 @@ def test_a_planted_fault_is_named_and_cured(name: str, planted: ModuleType) -> N
     found = ampcompare.diagnose(network.loop, arm=network.arm, device="cpu")
     assert planted.is_found(network, found)
     cure = found.cure
-    assert cure is not None
     assert (cure.keeps or [cure.option])[0] in found.verdict
     assert cure.code
 
@@ -95,7 +94,6 @@ def test_an_overflow_that_decides_an_index_is_named() -> None:
     assert (fault.place.module, fault.place.operation) == ("match", "rsub")
     assert "decides an index or a mask, by which match sqrt fails" in fault.text
     assert fault.reason == "1e+08 is beyond the largest number of fp16"
-    assert found.cure is not None
     assert found.cure.keeps == ["match"]
     assert ampcompare.diagnose(loop, arm="fp32", steps=3, device="cpu").faults == []
 
@@ -138,7 +136,6 @@ def test_errors_are_those_of_fp16(diagnosis: Diagnosis) -> None:
 def test_the_loss_scale_has_headroom(diagnosis: Diagnosis) -> None:
     """The own scale is known, gradients fit under a larger one, and shares fall as the scale grows."""
     room = diagnosis.headroom
-    assert room is not None
     assert room.own_scale == 8
     assert (room.largest_scale or 0) > 128
     assert room.lost["1"] >= room.lost["128"] >= room.lost["65536"]

@@ -20,6 +20,7 @@ import ampcompare
 from ampcompare.base import errors
 from ampcompare.cli import COMMANDS, EPILOG, cli
 from ampcompare.runs.settings.config import RunConfig
+from tests.modules import module_at
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 DOCS = ROOT / "docs"
@@ -29,12 +30,7 @@ PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md")), *sorted((ROOT / "examp
 @pytest.fixture(scope="module")
 def hooks() -> ModuleType:
     """The module that mkdocs calls."""
-    spec = importlib.util.spec_from_file_location("site_pages", DOCS / "hooks" / "pages.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return module_at("docs/hooks/pages.py")
 
 
 def command_of(name: str) -> click.Command:

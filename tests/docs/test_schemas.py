@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 from types import ModuleType
@@ -13,6 +12,7 @@ import pytest
 from ampcompare.runs.records.comparison import read_comparison
 from ampcompare.runs.records.document import SCHEMA, dump_json
 from ampcompare.runs.records.step import StepRecord
+from tests.modules import module_at
 
 ROOT = Path(__file__).resolve().parents[2]
 STORED = ROOT / "tests" / "runs" / "report"
@@ -21,12 +21,7 @@ STORED = ROOT / "tests" / "runs" / "report"
 @pytest.fixture(scope="module")
 def hook() -> ModuleType:
     """The program that writes the schemas."""
-    specification = importlib.util.spec_from_file_location("schemas", ROOT / "docs" / "hooks" / "schemas.py")
-    assert specification is not None
-    assert specification.loader is not None
-    module = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(module)
-    return module
+    return module_at("docs/hooks/schemas.py")
 
 
 def _errors(name: str, document: Any, hook: ModuleType) -> list[str]:

@@ -19,7 +19,6 @@ def place(source: str, file: str, **names: Any) -> str:
         exec(compile(source, file, "exec"), names)
     error = caught.value
     frames = error.__traceback__
-    assert frames is not None
     return str(raised_at(error.with_traceback(frames.tb_next)))  # this file is the user's too
 
 

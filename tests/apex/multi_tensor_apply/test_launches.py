@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,19 +10,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ampcompare.apex.multi_tensor_apply import arithmetic
 from ampcompare.apex.parallel.LARC import LARC
-
-PROGRAM = Path(__file__).resolve().parents[3] / "benchmarks" / "launches.py"
+from tests.modules import module_at
 
 
 @pytest.fixture(scope="module")
 def launches() -> Any:
     """The program as a module."""
-    spec = importlib.util.spec_from_file_location("benchmark_launches", PROGRAM)
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return module_at("benchmarks/launches.py")
 
 
 @pytest.mark.parametrize(

@@ -138,7 +138,6 @@ def test_zero_grad(kind: Any, options: dict[str, Any]) -> None:
     optimizer = kind(ours, **options)
     give_grads(ours, 0)
     optimizer.zero_grad(set_to_none=False)
-    assert ours[0].grad is not None
     assert ours[0].grad.tolist() == [0.0] * 4
     optimizer.zero_grad()
     assert ours[0].grad is None
@@ -380,7 +379,6 @@ def test_mixed_lamb_skips_a_bad_gradient_without_a_scaler(bad: float) -> None:
     optimizer.step()
     weights, moments = values(ours), optimizer.state[ours[0]]["exp_avg"].clone()
     give_grads(ours, 1)
-    assert ours[1].grad is not None
     ours[1].grad[2] = bad
     optimizer.step()
     assert_equal(values(ours), weights)

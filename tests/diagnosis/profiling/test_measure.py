@@ -57,7 +57,6 @@ def test_the_parts_add_up(arm: str) -> None:
     phases = {part.phase for part in found.parts}
     assert {"forward", "backward", "optimizer"} <= phases
     memory = found.memory
-    assert memory is not None
     assert abs(memory.rest_bytes) <= 0.05 * memory.measured_bytes
     kinds = {held.kind for held in memory.held}
     assert {"weights", "optimizer state", "activations"} <= kinds
@@ -68,7 +67,6 @@ def test_the_parts_add_up(arm: str) -> None:
 def test_what_is_held_has_its_size() -> None:
     """Weights and the state of Adam have the bytes of the parameters, and the widest layer keeps most."""
     memory = _profile("fp32").memory
-    assert memory is not None
     sizes: Counter[str] = Counter()
     for held in memory.held:
         sizes[held.kind] += held.bytes
@@ -85,7 +83,6 @@ def test_flops_are_those_of_torch() -> None:
     net = _net()
     with FlopCounterMode(display=False) as counter:
         F.cross_entropy(net(torch.randn(256, 64)), torch.randint(10, (256,))).backward()
-    assert found.limits is not None
     assert found.limits.flops == counter.get_total_flops()
     assert set(found.limits.flops_by_dtype) == {"bf16"}
 
@@ -150,7 +147,6 @@ def test_repeated_casts_and_copies_are_counted() -> None:
     found = _profile("fp32", lambda precision: loop(precision, model=Twice))
     (repeated,) = [one for one in found.repeated if "test_measure" in one.where]
     assert repeated.casts == 3
-    assert found.memory is not None
     assert found.memory.kept_twice_bytes >= 256 * 64 * 2
 
 

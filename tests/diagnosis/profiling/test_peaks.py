@@ -23,7 +23,6 @@ from ampcompare.diagnosis.profiling.measure import _rows, known_peak, measured_p
 def test_a_device_has_the_peak_of_its_data_sheet(device: str, dtype: str, tflops: float, gigabytes: float) -> None:
     """The most exact name counts, and "L4" is not found in "L40S"."""
     peak = known_peak(device, dtype)
-    assert peak is not None
     assert (peak.flops, peak.bytes) == pytest.approx((1e12 * tflops, 1e9 * gigabytes))
     assert "datasheet" in peak.source
 

@@ -260,7 +260,6 @@ def test_everyday_scripts_train(behind: Any, arm: str) -> None:
         optimizer.zero_grad()
         first.backward(retain_graph=True)
         (second * 0.01).backward()
-        assert x.grad is not None
         assert 0 < x.grad.float().norm() < 10, f"{step}: the gradient of an input is a true one"
         assert 0 < sum(float(p.grad.float().norm()) for p in model.parameters() if p.grad is not None) < 100
         optimizer.step()

@@ -51,7 +51,6 @@ def test_a_sum_beyond_fp16_and_its_gradient_are_finite(casts: None) -> None:
     total = x.half().sum()
     (total * 65536 * 2**-20).backward()
     assert total.item() == 100_000
-    assert x.grad is not None
     assert x.grad.isfinite().all()
 
 

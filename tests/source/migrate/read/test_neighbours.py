@@ -41,7 +41,6 @@ def _files(folder: Path, **texts: str) -> None:
 
 def _migrated(path: Path) -> str:
     migration = migrate_file(path).migration
-    assert migration is not None
     return migration.text
 
 
