@@ -120,7 +120,6 @@ class Loaded(Loader):
         self._module, self._spec, self._group = module, module.__spec__, group
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        """Return the module."""
         return self._module
 
     def exec_module(self, module: ModuleType) -> None:

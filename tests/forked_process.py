@@ -170,7 +170,6 @@ class ForkedPython:
             return subprocess.CompletedProcess(words, code, out.read(), err.read())
 
     def close(self) -> None:
-        """End the server."""
         if self._channel is not None:
             self._channel.close()
         if self._server is not None:

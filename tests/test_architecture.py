@@ -251,7 +251,6 @@ def test_no_object_changes_its_class() -> None:
 
 
 def test_an_assigned_class_is_found() -> None:
-    """In each of its spellings, and not where it is read."""
     source = """
 a.__class__ = B
 a.b[0].__class__, c = B, 1

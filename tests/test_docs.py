@@ -253,7 +253,6 @@ def test_links_lead_somewhere() -> None:
 
 @functools.cache
 def anchors(page: Path) -> set[str]:
-    """The anchors of all headings of a page."""
     return {slug(heading) for heading in re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)}
 
 

@@ -72,7 +72,6 @@ def test_public_names_are_pinned() -> None:
 
 
 def test_unknown_name_is_an_attribute_error() -> None:
-    """A name that does not exist fails as on any module."""
     with pytest.raises(AttributeError, match="no attribute 'comparisons'"):
         _ = ampcompare.comparisons
 

@@ -141,7 +141,6 @@ def test_a_part_that_breaks_ends_with_1(rehearse: Rehearse, monkeypatch: pytest.
 
 
 def test_nothing_checked_is_no_success(rehearse: Rehearse, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A part that checked nothing has not passed."""
     monkeypatch.setattr(golden, "run", lambda context, report: None)
     done = rehearse("golden")
     assert done.code == 1

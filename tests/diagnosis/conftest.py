@@ -21,5 +21,4 @@ def _one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def planted() -> ModuleType:
-    """The module with the planted faults."""
     return module_at("benchmarks/faults.py")

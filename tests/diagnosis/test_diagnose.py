@@ -197,13 +197,11 @@ def test_steps_to_watch_and_ranges_alone() -> None:
     ],
 )
 def test_what_cannot_be_diagnosed(options: dict[str, Any], message: str) -> None:
-    """Each is refused with what to do, before anything is trained."""
     with pytest.raises(ConfigError, match=message):
         ampcompare.diagnose(**options)
 
 
 def test_a_loop_without_steps() -> None:
-    """It is refused."""
     with pytest.raises(ConfigError, match="no step was watched"):
         ampcompare.diagnose(lambda precision: None, arm="half", device="cpu")
 

@@ -12,7 +12,6 @@ from ampcompare.diagnosis.step_watch import lines_in_fp32
 
 
 def test_a_kept_line_casts_nothing_to_16_bits() -> None:
-    """A cast on the line would undo what it is kept for; the same cast on another line is made."""
     x = torch.full((2,), 300.0)
     called: set[str] = set()
     file, _, number = calling_line(sys._getframe()).rpartition(":")

@@ -54,7 +54,6 @@ def end(watch: StepWatch, optimizer: torch.optim.Optimizer) -> list[str]:
 def test_a_gradient_that_is_stepped_counts(
     watch: StepWatch, model: nn.Module, optimizer: torch.optim.Optimizer
 ) -> None:
-    """It is not finite, and the weights are updated by it."""
     backward(watch, model, 6e4)
     with watch.operations.paused():
         optimizer.step()
@@ -75,7 +74,6 @@ def test_what_another_loss_adds_behind_the_step_does_not_count(
 def test_a_gradient_that_an_earlier_step_has_left_does_not_count(
     watch: StepWatch, model: nn.Module, optimizer: torch.optim.Optimizer
 ) -> None:
-    """No operation of this step has made it."""
     for param in model.parameters():
         param.grad = torch.full_like(param, torch.inf)
     watch.operations.drain()

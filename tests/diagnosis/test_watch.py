@@ -15,7 +15,6 @@ from ampcompare.diagnosis.watch import Watch
 
 @pytest.fixture
 def group() -> Iterator[None]:
-    """A process group of one."""
     distributed.init_process_group("gloo", store=torch._C._distributed_c10d.HashStore(), rank=0, world_size=1)
     yield
     distributed.destroy_process_group()

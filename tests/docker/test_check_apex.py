@@ -90,7 +90,6 @@ def test_clone_on_the_path(packages: Path) -> None:
 
 
 def test_nothing_installed(tmp_path: Path) -> None:
-    """No apex at all is said plainly."""
     assert "apex is not installed" in refusal(tmp_path)
 
 

@@ -27,7 +27,6 @@ HALF = {"output": "torch.float16", "0.weight": "torch.float16", "1.weight": "tor
 
 @pytest.fixture
 def script() -> ModuleType:
-    """The script as a module."""
     return module_at("docker/check_engines.py")
 
 

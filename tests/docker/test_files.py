@@ -61,7 +61,6 @@ def test_everything_installed_is_pinned(requirements: dict[str, list[str]], extr
 
 
 def test_the_torch_pair_is_that_of_the_constraints() -> None:
-    """The image has the pair that the tests run on."""
     constraints = (ROOT / "constraints/cpu.txt").read_text(encoding="utf-8")
     for name in ("torch", "torchvision"):
         assert f"\n{name}=={pins()[name]}" in constraints

@@ -136,7 +136,6 @@ def test_a_group_added_later_gets_masters() -> None:
 
 
 def test_wrapped_models_are_refused() -> None:
-    """`prepare` comes before any wrapper."""
     model = net()
     with pytest.raises(PreparationError, match="already wrapped"):
         make_precision("bf16-params").prepare([nn.DataParallel(model)], [SGD(model.parameters(), lr=LR)])

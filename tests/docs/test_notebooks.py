@@ -19,7 +19,6 @@ FEWER = {"seeds=range(3)": "seeds=range(1)", "--seeds 0-2": "--seeds 0"}
 
 @pytest.fixture(scope="module")
 def hook() -> ModuleType:
-    """The hook of the site."""
     return module_at("docs/hooks/notebooks.py")
 
 

@@ -41,7 +41,6 @@ def command_of(name: str) -> click.Command:
 
 
 def test_the_page_of_commands_has_every_option(hooks: ModuleType) -> None:
-    """A section for each command, and a row for each option with its variable."""
     reference = hooks.command_reference()
     for name, summary in COMMANDS.items():
         section = reference.partition(f"## ampcompare {name}\n")[2].partition("\n## ")[0]
@@ -261,7 +260,6 @@ def test_messages_of_the_troubleshooting_page_are_real(message: str) -> None:
 
 
 def test_the_overflow_line_is_spelled_as_it_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    """Both blanks of the line that an overflow prints are on the page."""
     from ampcompare.apex import amp
 
     model, optimizer = initialize()

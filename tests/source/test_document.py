@@ -74,7 +74,6 @@ def test_writing_keeps_mode_and_link(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("modes_count")
 def test_writing_without_permission(tmp_path: Path) -> None:
-    """A file that is read-only is not replaced by one that is not."""
     script = tmp_path / "train.py"
     script.write_bytes(b"x = 1\n")
     script.chmod(0o444)

@@ -96,7 +96,6 @@ def test_calls_are_followed_in_the_order_in_which_they_run() -> None:
 
 
 def test_arguments_that_have_no_name_here_are_known_as_such() -> None:
-    """What a star hides is no argument of the name at its place."""
     call = Module("f(1, *rest, key=2, **more)").calls[0]
     assert {name: ast.unparse(value) for name, value in arguments(call, ("a", "b", "c")).items()} == {
         "a": "1",
@@ -107,7 +106,6 @@ def test_arguments_that_have_no_name_here_are_known_as_such() -> None:
 
 
 def test_a_line_goes_above_the_decorators_of_a_function() -> None:
-    """Decorators are a part of what they decorate."""
     module = Module("x = 1\n@cached\ndef f():\n    pass\n")
     edits = Edits(module)
     edits.before(module.tree.body[1], ["y = 2"])

@@ -306,7 +306,6 @@ def test_fp16_optimizer_scale() -> None:
 
 
 def test_lamb_of_contrib() -> None:
-    """The LAMB of contrib steps as that of `apex.optimizers`."""
     params = [nn.Parameter(torch.ones(3)) for _ in range(2)]
     for kind, param in zip((FusedLAMB, PresentFusedLAMB), params, strict=True):
         param.grad = torch.arange(3.0)

@@ -82,7 +82,6 @@ def test_convert_network_keeps_affine_batch_norm() -> None:
 
 
 def test_convert_module_is_not_recursive() -> None:
-    """Only what a module itself holds is cast."""
     network = Mixed()
     convert_module(network, torch.float16)
     assert network.extra.dtype is torch.float16

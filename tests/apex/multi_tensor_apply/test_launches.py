@@ -15,7 +15,6 @@ from tests.modules import module_at
 
 @pytest.fixture(scope="module")
 def launches() -> Any:
-    """The program as a module."""
     return module_at("benchmarks/launches.py")
 
 

@@ -198,7 +198,6 @@ def test_sgd_keeps_a_buffer_even_without_momentum() -> None:
 
 @pytest.mark.parametrize("kind,options", [ALL[0], *ALL[3:5], ALL[6]], ids=["adam", "lamb", "novograd", "mixed-lamb"])
 def test_amsgrad_is_refused(kind: Any, options: dict[str, Any]) -> None:
-    """`amsgrad=True` is a RuntimeError at construction."""
     with pytest.raises(RuntimeError, match="amsgrad"):
         kind(params(torch.float32), amsgrad=True, **options)
 
@@ -311,7 +310,6 @@ def test_late_first_gradient_keeps_the_momentum_of_others() -> None:
 
 @pytest.mark.usefixtures("strict")
 def test_late_first_gradient_strict() -> None:
-    """Under the strict switch it resets them, as in Apex."""
     ours = params(torch.float32, torch.float32)
     momentum = late_gradient(FusedSGD(ours, lr=0.1, momentum=0.5), ours)
     torch.testing.assert_close(momentum, torch.ones(4))
@@ -398,7 +396,6 @@ def test_novograd_state_before_the_first_step_can_be_loaded() -> None:
 
 @pytest.mark.usefixtures("strict")
 def test_novograd_state_before_the_first_step_strict() -> None:
-    """Under the strict switch it is a KeyError, as in Apex."""
     optimizer = FusedNovoGrad(params(torch.float32))
     with pytest.raises(KeyError, match="exp_avg_sq"):
         optimizer.load_state_dict(optimizer.state_dict())

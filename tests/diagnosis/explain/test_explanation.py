@@ -189,7 +189,6 @@ def _step(script: str) -> bool:
 
 
 def test_backend_of_another_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a backend of another package only its name is known, and that is said."""
     monkeypatch.setattr("ampcompare.backends.catalog.third_party_backends", lambda: {"mine": "json:loads"})
     explanation = explain_arm(Arm.parse("mine:level=3"))
     assert explanation.memory is None

@@ -131,7 +131,6 @@ CASES: list[tuple[str, ArmProfile, dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("kind", "arm", "facts", "words"), CASES)
 def test_a_cause_is_named_alone(kind: str, arm: ArmProfile, facts: dict[str, Any], words: str) -> None:
-    """Each cause gives its reason with its figures, and no other one."""
     (reason,) = find_reasons(arm.model_copy(update=facts), _arm("fp32"))
     assert reason.kind == kind
     assert words in reason.text

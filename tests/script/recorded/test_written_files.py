@@ -25,7 +25,6 @@ ORIGINALS = (torch.save, torch.serialization.save, RecursiveScriptModule.save)
 
 @pytest.fixture
 def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WrittenFiles]:
-    """Watch a folder that is no private one."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(watch.tempfile, "gettempdir", lambda: "/elsewhere")  # type: ignore[attr-defined]
     watched = WrittenFiles()
@@ -76,7 +75,6 @@ def test_reading_and_buffers_are_no_files(watched: WrittenFiles, tmp_path: Path)
 
 @pytest.mark.parametrize("name", ["safetensors.torch", "safetensors.numpy"])
 def test_safetensors_are_seen(watched: WrittenFiles, name: str) -> None:
-    """Also where the script imports them late."""
     module = pytest.importorskip(name)
     tensors = {"a": np.ones(2) if name.endswith("numpy") else torch.ones(2)}
     module.save_file(tensors, filename="result")
@@ -86,7 +84,6 @@ def test_safetensors_are_seen(watched: WrittenFiles, name: str) -> None:
 
 
 def test_folders_of_one_cell_do_not_count(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Those of the cell and of temporary files."""
     monkeypatch.setenv("AMPCOMPARE_CELL_DIR", str(tmp_path))
     watched = WrittenFiles()
     torch.save(TENSORS, tmp_path / "model.pt")

@@ -50,7 +50,6 @@ def loss_of(model: Callable[[Tensor], Tensor]) -> Tensor:
 @pytest.mark.parametrize("program", PROGRAMS, ids=str)
 @pytest.mark.parametrize("arm", ["fp32", "native:fp16", "native:bf16"])
 def test_a_plain_script_trains_as_with_torch_amp_by_hand(behind: Any, arm: str, program: Program) -> None:
-    """Under `fp32` as written."""
     if arm != "native:fp16":
         program = replace(program, overflow_at=-1)
     expected = train(program, lambda: TorchAmp(DTYPES.get(arm), whole=False), nothing)
@@ -156,7 +155,6 @@ def test_lbfgs_runs_where_nothing_is_scaled(behind: Any, arm: str) -> None:
 
 
 def test_lbfgs_is_refused_where_steps_may_be_skipped(behind: Any) -> None:
-    """By name, with the line."""
     behind("native:fp16")
     model = network()
     optimizer = torch.optim.LBFGS(model.parameters())
@@ -215,7 +213,6 @@ def test_an_arm_without_effect_ends_at_the_first_step(behind: Any, arm: str) -> 
     ("arm", "runs"), [("script", True), ("half:bf16", True), ("half", False), ("fp32", False), ("O1", False)]
 )
 def test_weights_that_the_script_holds_in_16_bits(behind: Any, arm: str, runs: bool) -> None:
-    """Only the arm that equals them runs."""
     behind(arm)
     model = nn.Linear(6, 3).to(torch.bfloat16)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -263,7 +260,6 @@ def test_gradients_that_the_script_sets_itself(behind: Any) -> None:
 
 @pytest.mark.parametrize("arm", ["fp32", "native:fp16", "native:bf16", "O1", "O4"])
 def test_losses_with_a_gradient_of_their_own(behind: Any, arm: str) -> None:
-    """`losses.backward(gradient)` is that of their weighted sum."""
     behind(arm)
     weights = []
     for is_sum in (True, False):
@@ -501,7 +497,6 @@ def test_o1_has_no_effect_on_torchscript(behind: Any) -> None:
 
 @JIT
 def test_torchscript_says_the_reason_last(behind: Any) -> None:
-    """The first line of its errors is the same for all."""
     stand_in = behind("apex:O2")
     with pytest.raises(RuntimeError) as raised:
         torchscript_step(wide=True)
@@ -530,7 +525,6 @@ def test_bound_methods_clear_and_step(behind: Any, arm: str) -> None:
 
 
 def test_a_closure_steps_after_an_evaluation_has_prepared_the_model(behind: Any) -> None:
-    """Lightning evaluates before it trains, and steps with a closure."""
     behind("apex:O2")
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

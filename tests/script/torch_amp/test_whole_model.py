@@ -194,7 +194,6 @@ def step_directly(model: Any, optimizer: Any, scaler: Any) -> None:
     ],
 )
 def test_what_would_be_another_training_is_refused(behind: Any, does: Callable[..., None], error: str) -> None:
-    """With the line of the script."""
     behind("apex:O2")
     with pytest.raises((PreparationError, ScalingError), match=rf"test_whole_model\.py:\d+: .*{error}"):
         does(*parts())
@@ -249,14 +248,12 @@ class Product(nn.Module):
 
 @pytest.mark.parametrize("arm", ["half", "O3"])
 def test_weights_without_masters_may_be_written(behind: Any, arm: str) -> None:
-    """Nothing overwrites them."""
     behind(arm)
     write_weights(*parts())
 
 
 @pytest.mark.parametrize("arm", ["half:bf16", "O3"])
 def test_a_script_without_a_scaler_trains_where_none_is_needed(behind: Any, arm: str) -> None:
-    """A script in bf16 has none."""
     behind(arm)
     model, optimizer, _ = parts()
     with torch.autocast("cpu", dtype=torch.bfloat16):

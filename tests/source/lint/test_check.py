@@ -18,7 +18,6 @@ def codes_of(text: str) -> list[str]:
 
 
 def test_every_code_has_a_rule() -> None:
-    """Each code of the catalog is registered by one rule at least, and no rule has another code."""
     assert {code for rule in RULES for code in rule.codes} == set(CODES)
     assert UNREADABLE not in CODES
 
@@ -332,7 +331,6 @@ def test_texts_without_the_words_are_not_parsed() -> None:
 
 
 def test_a_module_that_calls_itself() -> None:
-    """Recursion ends, and so do calls that multiply."""
     many = "\n".join(f"def f{i}(s, o):\n    f{i + 1}(s, o)\n    f{i + 1}(s, o)\n    f0(s, o)" for i in range(30))
 
     assert codes_of(f"import torch\n{many}\ndef f30(scaler, o):\n    scaler.step(o)\n    scaler.update()\n") == []

@@ -27,7 +27,6 @@ def _parts(path: Path) -> tuple[str, str, str]:
 
 @pytest.mark.parametrize("path", [*CASES, *PRECISION_CASES], ids=lambda path: path.stem)
 def test_a_script_becomes_what_its_case_says(path: Path) -> None:
-    """The result and the findings are those of the case."""
     before, after, findings = _parts(path)
     migration = migrate_text(before, "torch" if path in CASES else "precision")
     assert migration.text == after
@@ -37,7 +36,6 @@ def test_a_script_becomes_what_its_case_says(path: Path) -> None:
 @pytest.mark.parametrize("target", ["torch", "precision"])
 @pytest.mark.parametrize("path", CASES, ids=[path.stem for path in CASES])
 def test_a_result_parses_and_a_second_run_changes_nothing(path: Path, target: str) -> None:
-    """For both targets."""
     result = migrate_text(_parts(path)[0], target).text
     ast.parse(result)
     assert migrate_text(result, target).text == result
@@ -133,7 +131,6 @@ LINES = st.one_of(
 @settings(max_examples=200, deadline=None)
 @given(st.lists(LINES, max_size=8), st.sampled_from(["\n", "\r\n"]), st.booleans())
 def test_a_module_that_does_not_import_apex_is_the_same_to_the_byte(lines: list[str], newline: str, end: bool) -> None:
-    """Whatever else it names apex."""
     text = "\n".join(lines).replace("\n", newline) + newline * end
     for target in ("torch", "precision"):
         migration = migrate_text(text, target)
@@ -152,7 +149,6 @@ def test_other_lines_around_a_script_do_not_break_it(lines: list[str], path: Pat
 
 
 def test_the_files_of_this_package_are_the_same_to_the_byte() -> None:
-    """They do not use Apex."""
     for path in sorted((REPOSITORY / "ampcompare").rglob("*.py"))[::7]:
         text = path.read_bytes().decode("utf-8")
         assert migrate_text(text).text == text, path
