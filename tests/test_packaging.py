@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import grimp
 import pytest
@@ -147,15 +146,3 @@ def test_module_runs_as_a_command() -> None:
         [sys.executable, "-m", "ampcompare", "--version"], capture_output=True, text=True, check=True, cwd=ROOT
     )
     assert ampcompare.__version__ in done.stdout
-
-
-def test_requires_skips_with_its_reason(request: pytest.FixtureRequest) -> None:
-    """The mark `requires` skips what the machine cannot run and says what is missing; zero requirements run."""
-    conftest = request.config.pluginmanager.get_plugin(str(request.config.rootpath / "tests" / "conftest.py"))
-    many, none = (
-        SimpleNamespace(iter_markers=lambda name, marks=marks: [mark.mark for mark in marks if mark.name == name])
-        for marks in ([pytest.mark.slow, pytest.mark.requires(cuda=99)], [pytest.mark.requires(cuda=0, apex=False)])
-    )
-    with pytest.raises(pytest.skip.Exception, match=r"needs 99 CUDA device\(s\)"):
-        conftest.pytest_runtest_setup(many)
-    conftest.pytest_runtest_setup(none)

@@ -11,7 +11,7 @@ from ampcompare.source.branches import is_exclusive
 from ampcompare.source.calls import arguments
 from ampcompare.source.edits import Edits
 from ampcompare.source.follow import Follower, Frame
-from ampcompare.source.module import Module
+from ampcompare.source.module import Module, Text
 
 
 def resolved(text: str) -> list[str | None]:
@@ -110,3 +110,22 @@ def test_a_line_goes_above_the_decorators_of_a_function() -> None:
     edits = Edits(module)
     edits.before(module.tree.body[1], ["y = 2"])
     assert edits.result() == "x = 1\ny = 2\n@cached\ndef f():\n    pass\n"
+
+
+@pytest.mark.parametrize("newline", ["\n", "\r\n", "\r"])
+@pytest.mark.parametrize("word", ["plain", "höher", "日本語", "😀"])
+def test_positions_of_nodes(newline: str, word: str) -> None:
+    """A node lies where `ast` says that it does, in bytes, on every line."""
+    text = newline.join([f"first = '{word}'; second = 1", "", f"third = ['{word}', fourth]", ""])
+    lines = Text(text)
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Name):
+            start = lines.offset(node.lineno, node.col_offset)
+            assert text[start : start + len(node.id)] == node.id
+
+
+def test_lines_and_their_starts() -> None:
+    """Each line has its end; behind the last line there is nothing."""
+    lines = Text("a\r\nb\n\rc")
+    assert [lines.line_text(number) for number in range(1, 6)] == ["a\r\n", "b\n", "\r", "c", ""]
+    assert [lines.line_start(number) for number in (1, 2, 4, 9)] == [0, 3, 6, 7]
