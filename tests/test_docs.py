@@ -35,15 +35,16 @@ BLOCK = re.compile(r"(?:^<!-- ([^\n]*) -->\n)?^( *)```(\w*)\n(.*?)^\2```$", flag
 UNMARKED = ("docs/exec.md", "docs/script.md", "docs/lint/codes.md", "docs/benchmarks/")
 AS_PROCESSES = "docs/quickstart.md"
 NOT_COMMANDS = ("text", "yaml", "toml", "json")
-# What the commands do is the same; they name no numbers of what comes out.
+# What a page shows does the same with fewer seeds, epochs and samples.
+SMALL = "--train-size 256 --val-size 64"
 FEWER = {
-    **{
-        "--seeds 0-5": "--seeds 0-1",
-        "--seeds 0-2": "--seeds 0-1",
-        "--epochs 5": "--epochs 1",
-        "--epochs 2": "--epochs 1",
-    },
-    "--train-size 512": "--train-size 128",
+    "--seeds 0-5 --epochs 2 --margin 1": f"--seeds 0-1 --epochs 1 --margin 1 {SMALL}",
+    "--seeds 0-2 --epochs 2": f"--seeds 0-1 --epochs 1 {SMALL}",
+    "--seeds 0-2": "--seeds 0-1",
+    "--opt-level O2 --epochs 1": f"--opt-level O2 --epochs 1 {SMALL}",
+    "mynets:make_net --arm native:bf16 --epochs 1": f"mynets:make_net --arm native:bf16 --epochs 1 {SMALL}",
+    "Recipe(epochs=2)": 'Recipe(epochs=1, data={"train_size": 256, "val_size": 64})',
+    "epochs=3, model": "epochs=1, model",
 }
 GIVEN_FILES = {
     "train.py": """
@@ -72,12 +73,17 @@ class Block(NamedTuple):
     text: str
 
     @property
+    def smaller(self) -> str:
+        """Its text, of which less is trained."""
+        text = self.text
+        for much, little in FEWER.items():
+            text = text.replace(much, little)
+        return text
+
+    @property
     def commands(self) -> list[str]:
-        """Its lines, joined where a backslash ends one, without remarks, with fewer seeds and epochs than they have."""
-        text = self.text.replace("\\\n", " ")
-        for many, few in FEWER.items():
-            text = text.replace(many, few)
-        lines = text.splitlines()
+        """Its lines, joined where a backslash ends one, without remarks."""
+        lines = re.sub(r"\\\n *", "", self.smaller).splitlines()
         return [line.partition("  #")[0].strip() for line in lines if line.strip()]
 
 
@@ -182,7 +188,7 @@ def test_commands_run(
 @pytest.mark.parametrize(
     "code",
     [
-        pytest.param(block.text, id=f"{name(page)}:{number}")
+        pytest.param(block.smaller, id=f"{name(page)}:{number}")
         for page in PAGES
         for number, block in enumerate(blocks(page))
         if block.marker == "run as python"
