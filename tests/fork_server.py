@@ -130,6 +130,10 @@ class Loaded(Loader):
     def __init__(self, module: ModuleType, group: Group) -> None:
         self._module, self._spec, self._group = module, module.__spec__, group
 
+    def __getattr__(self, name: str) -> Any:
+        """Read code and files of the module by its own loader, as `runpy` does."""
+        return getattr(self._spec and self._spec.loader, name)
+
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         return self._module
 
@@ -170,7 +174,17 @@ def own_groups() -> list[Group]:
         builtins.__import__, importlib.import_module = plain_import, by_name
     loaded = {name: module for name, module in _others().items() if name not in before and name not in EXECUTED}
     own = [name for name in loaded if name.partition(".")[0] == "ampcompare"]
-    return [Group({name: loaded.pop(name)}, needs.get(name, [])) for name in own] + by_package(loaded)
+    # A request may wait for the import of a module of the engine, so what uses it is executed there.
+    apart = {name for name in own if name.startswith("ampcompare.apex")}
+    while more := [name for name in own if name not in apart and not apart.isdisjoint(needs.get(name, []))]:
+        apart.update(more)
+    modules = {name: loaded.pop(name) for name in own}
+    for name, module in modules.items():
+        parent, _, child = name.rpartition(".")
+        if parent and vars(modules[parent]).get(child) is module:
+            delattr(modules[parent], child)  # as if nobody had imported it
+    found = [Group({name: modules[name]}, needs.get(name, [])) for name in own if name not in apart]
+    return found + by_package(loaded)
 
 
 def by_package(modules: dict[str, ModuleType]) -> list[Group]:
