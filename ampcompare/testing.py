@@ -11,17 +11,9 @@ TYPE_CHECKING = False  # as in ampcompare/__init__.py
 if TYPE_CHECKING:
     from typing import Any
 
-    from ampcompare.diagnosis.holds.holds import holds
-    from ampcompare.diagnosis.holds.result import DoesNotHold, Figure, Held
+    from ampcompare.diagnosis.holds import DoesNotHold, Figure, Held, holds
 
 __all__ = ["DoesNotHold", "Figure", "Held", "holds"]
-
-_HOMES = {
-    "DoesNotHold": "ampcompare.diagnosis.holds.result",
-    "Figure": "ampcompare.diagnosis.holds.result",
-    "Held": "ampcompare.diagnosis.holds.result",
-    "holds": "ampcompare.diagnosis.holds.holds",
-}
 
 
 def __getattr__(name: str) -> Any:
@@ -30,8 +22,8 @@ def __getattr__(name: str) -> Any:
     Raises:
         AttributeError: `name` is not public.
     """
-    if name not in _HOMES:
+    if name not in __all__:
         raise AttributeError(f"module 'ampcompare.testing' has no attribute {name!r}")
-    value = getattr(importlib.import_module(_HOMES[name]), name)
+    value = getattr(importlib.import_module("ampcompare.diagnosis.holds"), name)
     globals()[name] = value
     return value

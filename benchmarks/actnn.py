@@ -33,8 +33,7 @@ from ampcompare import compare
 from ampcompare.runs.settings.recipe import Recipe
 from ampcompare.tasks.models import build_model
 from ampcompare.training.precision.actnn import ActNN, Quantized
-from ampcompare.training.precision.base import Precision
-from ampcompare.training.precision.factory import make_precision
+from ampcompare.training.precision.base import Precision, make_precision
 
 ARMS = (
     *("fp32", "actnn:bits=8", "actnn:bits=4", "actnn:bits=2"),

@@ -3,13 +3,12 @@
     python benchmarks/checkpoint.py [--rounds 15] [--out docs/benchmarks/checkpoint]
 
 The state is that of a ResNet-50 with AdamW under O2: fp32 copies of its weights, masters, and two moments, 390 MiB. In
-each round every way of saving and loading takes one turn, in random order, on the disk of `--folder`; a ratio is taken
-within a round, and a row is the median, with quartiles. Each save makes a new file, as a script with an epoch in its
-file names does; files go away and the disk comes to rest between two turns. `torch.save + fsync` is what a careful
-script does, an unsynced save what most do: the kernel still holds it when the call returns. Ours writes to another
-name, hashes on the way, syncs, reads back, renames and syncs the folder. Loads find the file in the page cache, so that
-no cost of ampcompare hides behind the disk. Processor time, with the kernel's, stands next to the clock's. Time lost to
-a save is that of a training loop on one thread, compared with the same loop without saves.
+each round every way takes one turn, in random order, on the disk of `--folder`; a ratio is taken within a round, a row
+is the median, with quartiles. Each save makes a new file; the disk comes to rest between two turns. `torch.save +
+fsync` is what a careful script does; an unsynced save is still in the kernel's memory. Ours writes to another name,
+hashes, syncs, reads back, renames and syncs the folder. Loads find the file in the page cache. Processor time, with the
+kernel's, stands next to the clock's. Time lost to a save is that of a training loop on one thread, over the same loop
+without saves.
 """
 
 from __future__ import annotations

@@ -145,20 +145,20 @@ def tables(found: list[dict[str, Any]], costs: list[dict[str, Any]]) -> str:
         parts.append("All that were not right; each network is in the JSON.")
         parts.append(tabulate(wrong, headers=columns, tablefmt="github"))
     if costs:
+        arms = {row["arm"]: {one["way"]: one for one in costs if one["arm"] == row["arm"]} for row in costs}
         shown = [
-            [
-                row["arm"],
-                row["way"],
-                f"{row['ms']:.2f}",
-                f"{row['ratio']:.2f}",
-                f"{row['goal']:g}" if row["goal"] else "-",
-                "-" if not row["goal"] else "yes" if row["ratio"] <= row["goal"] else "no",
-            ]
-            for row in costs
+            [arm, f"{its['bare']['ms']:.2f}", *(_cost(its[way]) for way in its if way != "bare")]
+            for arm, its in arms.items()
         ]
-        parts.append("cost of a step, medium model")
-        parts.append(tabulate(shown, headers=["arm", "watched", "ms", "x bare", "goal", "met"], tablefmt="github"))
+        ways = [way for way in dict.fromkeys(row["way"] for row in costs) if way != "bare"]
+        parts.append("Cost of a step of the medium model, over the bare one:")
+        parts.append(tabulate(shown, headers=["arm", "bare ms", *ways], tablefmt="github", disable_numparse=True))
     return "\n\n".join(parts)
+
+
+def _cost(row: dict[str, Any]) -> str:
+    ratio, goal = f"{row['ratio']:.2f}", row["goal"]
+    return f"{ratio}, goal {goal:g}: {'yes' if row['ratio'] <= goal else 'no'}" if goal else ratio
 
 
 def _sum(named: list[bool | None]) -> str:

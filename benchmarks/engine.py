@@ -2,16 +2,15 @@
 
     python benchmarks/engine.py [--apex-src DIR] [--repetitions 3] [--out docs/benchmarks/engine]
 
-O1 patches torch for the life of a process, so every loop has a process of its own, forked from one that has torch. They
-take turns in lockstep: in each round every process runs one block of steps, in random order, timed on its own CPU clock
-with one thread (on CUDA: on the wall clock, with a synchronization at the end of the block). A ratio is taken within a
-round; a row is the median of the repetitions' medians, with their range. Calls of functions and ATen operations per
-step are exact counts above the bare loop of the same number format, and so are, on CUDA, kernels and host reads.
+Every loop has a process of its own, as O1 patches torch for the life of one. In each round every process runs one block
+of steps, in random order, on its own CPU clock with one thread (on CUDA: the wall clock, with a synchronization at the
+end of the block). A ratio is taken within a round; a row is the median of the repetitions' medians, with their range.
+Calls of functions and ATen operations of a step are exact counts above the bare loop of the same format, and so are, on
+CUDA, kernels and host reads.
 
-The real Apex is release 25.05: on a CPU its Python as it is, from the folder `--apex-src` or $APEX_SRC that holds
-`apex/`, with its compiled kernels stood in for by torch's (`benchmarks/genuine.py`); on CUDA the installed one.
-On the medium model a row meets its goal inside the spread of the A/A row: 90 of 100 rounds of the bare fp32 loop
-against a second process of the same.
+The real Apex is release 25.05: on a CPU its Python as it is, from `--apex-src` or $APEX_SRC, with its compiled kernels
+stood in for by torch's (`benchmarks/genuine.py`); on CUDA the installed one. On the medium model a row meets its goal
+inside the spread of the A/A row: 90 of 100 rounds of the bare fp32 loop against a second process of the same.
 """
 
 from __future__ import annotations
@@ -309,24 +308,28 @@ def text(data: list[dict[str, Any]], device: str) -> str:
         for model, row, base, ratio, spread, goal, met in goals
     }
     extra = {"cuda": ["kernels", "host reads"]}.get(device, [])
-    counts = {(model, row, base): " / ".join([micro, ratio, *more]) for model, row, micro, base, ratio, *more in rows}
+    counts = {
+        (model, row, base): micro if row == base else ", ".join([micro, ratio, *more])
+        for model, row, micro, base, ratio, *more in rows
+    }
     missing = {row: why for each in data for row, why in each["runs"][0]["missing"].items()}
     return "\n\n".join(
         [
             "Ratio, its range over repetitions, and the goal:",
             _by_model(ratios),
-            f"{' / '.join(['us a step', 'ratio', 'calls', 'ATen ops', *extra])}:",
-            _by_model(counts),
+            f"{', '.join(['us a step', 'ratio to the bare loop of its format', 'calls', 'ATen operations', *extra])}:",
+            _by_model(counts, with_base=False),
             "\n".join(f"- not measured: {row}: {why}" for row, why in missing.items()),
         ]
     )
 
 
-def _by_model(cells: dict[tuple[str, str, str], str]) -> str:
+def _by_model(cells: dict[tuple[str, str, str], str], *, with_base: bool = True) -> str:
     models = list(dict.fromkeys(model for model, _, _ in cells))
     lines = list(dict.fromkeys((row, base) for _, row, base in cells))
-    shown = [[*line, *(cells.get((model, *line), "") for model in models)] for line in lines]
-    table: str = tabulate(shown, headers=["row", "divided by", *models], tablefmt="github", disable_numparse=True)
+    heads = ["row", "divided by"] if with_base else ["row"]
+    shown = [[*line[: len(heads)], *(cells.get((model, *line), "") for model in models)] for line in lines]
+    table: str = tabulate(shown, headers=[*heads, *models], tablefmt="github", disable_numparse=True)
     return table
 
 

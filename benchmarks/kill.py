@@ -3,14 +3,11 @@
     python benchmarks/kill.py [--runs 100] [--seed 0] [--out docs/benchmarks/kill]
 
 Each run trains a small network for 24 steps, with an average, clipping and accumulation, and saves after every second
-one. It is killed once, without a chance to tidy up, at a moment drawn evenly from the time that an undisturbed run
-takes; the same cell is then resumed from its newest checkpoint, to the end. Writing is slowed down, by a pause
-in every write, sync and rename of a checkpoint, so that many kills meet one at work; a byte of shared memory says what
-the run was doing. After a kill nothing older than the last save that was complete may be lost; at the end all that the
-last checkpoint holds, and every recorded step, must be that of the undisturbed run to the last bit, with no step
-missing or there twice.
-
-Runs are forked from this process, which has torch imported already.
+one. It is killed once, at a moment drawn evenly from the time that an undisturbed run takes, and resumed from its
+newest checkpoint to the end. A pause in every write, sync and rename of a checkpoint lets many kills meet one at work;
+a byte of shared memory says what the run was doing. Nothing older than the last complete save may be lost; at the end
+every recorded step and all that the last checkpoint holds must be that of the undisturbed run to the last bit, with no
+step missing or twice.
 """
 
 from __future__ import annotations
@@ -34,12 +31,12 @@ import torch
 from results import write_results
 from tabulate import tabulate
 
+from ampcompare.base.tensors.tree import first_difference
 from ampcompare.experiment.launch.worker.cell import run_cell
 from ampcompare.runs.records.run import RunRecord, read_record
 from ampcompare.runs.records.step import iter_steps
 from ampcompare.runs.settings.config import RunConfig
 from ampcompare.training.checkpoint.store import file
-from ampcompare.training.checkpoint.store.difference import first_difference
 from ampcompare.training.checkpoint.store.folder import CheckpointFolder
 from ampcompare.training.state.saver import Saver
 

@@ -30,7 +30,6 @@ import click
 import psutil
 from killed import folders, records, start
 from results import write_results
-from tabulate import tabulate
 
 PATIENCE = 30.0
 POLL_SECONDS = 0.02
@@ -102,6 +101,19 @@ def _left(processes: list[psutil.Process]) -> int:
     return len(psutil.wait_procs(processes, timeout=PATIENCE)[1])
 
 
+def page_text(cells: int, work: float, rows: list[list[Any]], code: int, same: bool) -> str:
+    """Return what the page says of the kills, whose rows are in the JSON."""
+    moments = [float(row[1]) for row in rows]
+    verdict = "the same" if same else "NOT THE SAME"
+    return (
+        f"{len(rows)} kills of a comparison of {cells} cells that take {work:.1f} s undisturbed, {min(moments):.1f} to "
+        f"{max(moments):.1f} s after a cell of the call had begun. Cells with a record: {rows[0][2]} after the first, "
+        f"{rows[-1][2]} after the last. Run again to the end, it exits with {code}, and its report is {verdict} as the "
+        f"undisturbed one, measurements aside. Processes left behind: {sum(row[4] for row in rows)}. No file was found "
+        "in half."
+    )
+
+
 @click.command()
 @click.option("--kills", default=10, show_default=True)
 @click.option("--seed", default=0, show_default=True, help="of the moments")
@@ -139,18 +151,7 @@ def main(kills: int, seed: int, jobs: int, out: str | None) -> None:
         code = _start(disturbed, jobs).wait()
         same = code == 0 and _report(undisturbed) == _report(disturbed)
     left = sum(row[4] for row in rows)
-    table = tabulate(
-        rows,
-        headers=["kill", "after s", "cells with a record", "processes", "left behind"],
-        tablefmt="github",
-        disable_numparse=True,
-    )
-    verdict = "the same" if same else "NOT THE SAME"
-    text = (
-        f"{table}\n\n{kills} kills of a comparison of {cells} cells that take {work:.1f} s undisturbed. Run again "
-        f"to the end, it exits with {code}, and its report is {verdict} as the undisturbed one, measurements aside. "
-        f"Processes left behind: {left}. No file was found in half."
-    )
+    text = page_text(cells, work, rows, code, same)
     click.echo(text)
     if out is not None:
         facts = f"{os.cpu_count()} cores, {jobs} cells at a time, load {os.getloadavg()[0]:.1f} at the end"

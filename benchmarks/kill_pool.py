@@ -3,12 +3,11 @@
     python benchmarks/kill_pool.py [--rounds 20] [--seed 0] [--out docs/benchmarks/kill-pool]
 
 An undisturbed comparison runs first, two cells at a time on cores of their own. Then the same command runs in another
-folder, again and again: at a moment drawn evenly from the time that it takes to end the first cell and a share of the
-others, SIGINT, SIGTERM or SIGKILL goes to the command, to a server or to a cell, each drawn at random. A command that
-the signal does not end has up to a second, and is then ended by SIGTERM. After each round no process may be left after
-10 s, every file is whole, each cell that had ended has the record that it had, and no exit code is that of an internal
-error. At last the command runs to its end: weights, losses and metrics of all cells must be those of the undisturbed
-comparison, bit for bit.
+folder, again and again: at a random moment SIGINT, SIGTERM or SIGKILL goes to the command, to a server or to a cell. A
+command that the signal does not end has up to a second, and is then ended by SIGTERM. After each round no process may
+be left after 10 s, every file is whole, each cell that had ended has its record, and no exit code is that of an
+internal error. At last the command runs to its end: weights, losses and metrics of all cells must equal those of the
+undisturbed comparison.
 """
 
 from __future__ import annotations
@@ -114,6 +113,20 @@ def _round(folder: Path, seeds: int, longest: float, moments: random.Random) -> 
     }
 
 
+def _table(rows: list[dict[str, Any]]) -> str:
+    """Return a line for each signal and process, with the range over its rounds."""
+    lines = []
+    for hit in sorted({row["signal"] for row in rows}):
+        its = [row for row in rows if row["signal"] == hit]
+        after = [row["after_seconds"] for row in its]
+        codes = ", ".join(str(code) for code in sorted({row["exit_code"] for row in its}))
+        ended = max(row["seconds"] for row in its)
+        lines.append([hit, len(its), f"{min(after):.0f}-{max(after):.0f}", codes, f"{ended:.1f}"])
+    headers = ["signal", "rounds", "after s", "exit codes", "s to the end, at most"]
+    text: str = tabulate(lines, headers=headers, tablefmt="github", disable_numparse=True)
+    return f"{text}\n\nEach round is in the JSON."
+
+
 def _family(command: psutil.Process) -> set[psutil.Process]:
     try:
         return set(command.children(recursive=True))
@@ -148,8 +161,7 @@ def main(rounds: int, seed: int, out: str | None) -> None:
         code = _start(disturbed, seeds).wait()
         same = code == 0 and _results(undisturbed) == _results(disturbed)
     lost, left = sum(row["lost"] for row in rows), sum(row["left"] for row in rows)
-    headers = ["signal", "after s", "exit code", "cells with a record", "lost", "left after 10 s", "s to the end"]
-    table = tabulate([list(row.values()) for row in rows], headers=headers, tablefmt="github", disable_numparse=True)
+    table = _table(rows)
     errors = sum(row["exit_code"] == INTERNAL_ERROR for row in rows)
     verdict = "equal" if same else "DO NOT EQUAL"
     text = (

@@ -31,9 +31,8 @@ from ampcompare.apex import amp
 from ampcompare.apex.amp._engine import device_skip
 from ampcompare.base.tensors.skippable_step import DeferredFlag, skip_on_device
 from ampcompare.tasks.models import build_model
-from ampcompare.training.precision import half_optimizer
-from ampcompare.training.precision.base import Precision
-from ampcompare.training.precision.factory import make_precision
+from ampcompare.training.precision import half
+from ampcompare.training.precision.base import Precision, make_precision
 
 __all__ = ["ARMS", "IMPLEMENTATIONS", "LIMITS", "Counts", "count_step", "launches_of_lists"]
 
@@ -167,7 +166,7 @@ def count_step(
         with (
             FakeTensorMode(allow_non_fake_inputs=True),
             patch.object(device_skip, "_DEVICE_TYPES", like_a_gpu),
-            patch.object(half_optimizer, "_DEVICE_TYPES", like_a_gpu),
+            patch.object(half, "_DEVICE_TYPES", like_a_gpu),
             patch.object(importlib.import_module("torch.optim.adam"), "_get_value", lambda count: 1.0),
         ):
             model = build_model(arch, num_classes=1000, sample_shape=(3, 64, 64))

@@ -16,8 +16,7 @@ from pathlib import Path
 from tabulate import tabulate
 
 from ampcompare.source.lint.check import is_of_interest
-from ampcompare.source.lint.run import find_files, lint_files
-from ampcompare.source.lint.selection import Selection
+from ampcompare.source.lint.run import Selection, find_files, lint_files
 
 
 def measure(folder: Path) -> tuple[list[object], Counter[str]]:

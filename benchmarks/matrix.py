@@ -38,8 +38,8 @@ import sys
 import torch
 from ampcompare.runs.settings.config import Recipe
 from ampcompare.training.precision.cpu_half import cpu_half
-from ampcompare.training.precision.factory import make_precision
-from ampcompare.tasks.registry import make_task
+from ampcompare.training.precision.base import make_precision
+from ampcompare.tasks.task import make_task
 from ampcompare.training.assemble import assemble_single
 from ampcompare.training.evaluate import evaluate
 

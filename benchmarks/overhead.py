@@ -4,8 +4,9 @@
 
 Each process holds four loops of one arm on one model: the bare loop, a copy of it (A/A, the noise floor), the bare loop
 written with `Precision` (the seam), and the whole recorded `Loop`. They take turns in blocks of twenty steps, in random
-order, on the CPU clock of the process with one thread; a ratio is taken within a round, a row is the median of the
-processes' medians, and the range next to it is over processes. Calls and ATen operations are exact counts.
+order, on the CPU clock of the process with one thread; a ratio is taken within a round, and shown is the median of the
+processes' medians, with the range over processes. Calls of functions and ATen operations of a step are exact counts,
+above the bare loop: of the seam, of the loop.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ from workloads import WORKLOADS, sgd
 from ampcompare.runs.settings.config import ParallelConfig
 from ampcompare.training.assemble import make_parallel
 from ampcompare.training.loop import Loop
-from ampcompare.training.metrics.clock import HostClock
-from ampcompare.training.precision.factory import make_precision
+from ampcompare.training.meters import HostClock
+from ampcompare.training.precision.base import make_precision
 
 BLOCK = 20
 ROUNDS = {"tiny": 80, "deep": 40, "medium": 15}
@@ -200,32 +201,24 @@ def main(processes: int, models: str, arms: str, out: str | None, page: bool, ch
 
 def table(data: list[dict[str, Any]]) -> str:
     """Return the table of the page."""
-    headers = ["model", "arm", "row", "bare us", "x bare", "over processes", "goal", "calls/step", "ATen ops/step"]
-    rows = [row for each in data for row in _rows(each["model"], each["arm"], each["processes"])]
+    headers = ["model", "arm", "bare us", "a/a", "seam", "loop", "calls", "ATen ops"]
+    rows = [_row(each["model"], each["arm"], each["processes"]) for each in data]
     text: str = tabulate(rows, headers=headers, tablefmt="github", disable_numparse=True)
     return text
 
 
-def _rows(name: str, arm: str, processes: list[dict[str, Any]]) -> list[list[str]]:
+def _row(name: str, arm: str, processes: list[dict[str, Any]]) -> list[str]:
     bare = statistics.median(process["bare_microseconds"] for process in processes)
-    rows = []
+    ratios, calls, operations = [], [], []
     for row in ("a/a", "seam", "loop"):
         medians = [process["ratios"][row] for process in processes]
         goal = GOALS.get((row, arm)) if name == "tiny" else None
-        rows.append(
-            [
-                name,
-                arm,
-                row,
-                f"{bare:.0f}",
-                f"{statistics.median(medians):.3f}",
-                f"{min(medians):.3f}-{max(medians):.3f}",
-                "" if goal is None else f"{goal:.2f}",
-                f"{processes[0]['extra_calls'][row]:+.1f}",
-                f"{processes[0]['extra_operations'][row]:+.1f}",
-            ]
-        )
-    return rows
+        shown = f"{statistics.median(medians):.3f} ({min(medians):.3f}-{max(medians):.3f})"
+        ratios.append(shown if goal is None else f"{shown}, goal {goal:.2f}")
+        if row != "a/a":
+            calls.append(f"{processes[0]['extra_calls'][row]:+.1f}")
+            operations.append(f"{processes[0]['extra_operations'][row]:+.1f}")
+    return [name, arm, f"{bare:.0f}", *ratios, ", ".join(calls), ", ".join(operations)]
 
 
 if __name__ == "__main__":

@@ -72,6 +72,22 @@ def row_of(training: Training) -> dict[str, Any]:
     }
 
 
+def table(found: list[dict[str, Any]]) -> str:
+    """Return the table of a kind; where all are right, the first reason is the planted one, and there is one column.
+
+    Healthy trainings that are all right are a sentence with the largest figures.
+    """
+    if all(row["right"] and not row["planted"] for row in found):
+        off, inside = (max(row[name] or 0 for row in found) for name in ("step off %", "workspace %"))
+        return f"Step off by at most {off} %, workspace at most {inside} %; each training is in the JSON."
+    rows = [{name: row[name] for name in HEADERS} for row in found]
+    if all(row["right"] for row in rows):
+        rows = [{name: value for name, value in row.items() if name not in ("first reason", "right")} for row in rows]
+    shown = [name for name in rows[0] if any(row[name] not in ("", None) for row in rows)]
+    text: str = tabulate([[row[name] for name in shown] for row in rows], headers=shown, tablefmt="github")
+    return text
+
+
 @click.command()
 @click.option("--only", default="", help="trainings with this text in their name")
 @click.option("--note", default="", help="about the machine")
@@ -89,7 +105,7 @@ def main(only: str, note: str, out: Path | None) -> None:
         rows[kind] = found
         right = sum(row["right"] for row in found)
         parts.append(f"{kind}: {right} of {len(found)} right")
-        parts.append(tabulate([[row[name] for name in HEADERS] for row in found], headers=HEADERS, tablefmt="github"))
+        parts.append(table(found))
     click.echo("\n\n".join(parts))
     if out is not None:
         machine = f"torch {torch.__version__}, one thread, {platform.machine()}{f', {note}' if note else ''}"

@@ -2,15 +2,12 @@
 
     python benchmarks/scaling.py [--ranks 2] [--repeats 15] [--model medium] [--out docs/benchmarks/scaling]
 
-Six trainings of the same model take turns: alone (one rank, the others wait), torch's DDP, the same again, which
-shows the noise, Apex's DDP, torch's DDP without reducing, which gives the share of a step that the all-reduce takes,
-and torch's DDP with Apex's SyncBN. They run in the same processes one after the other, in random order within a
-repeat, which all ranks share. Rates and ratios are of the fastest tenth of all steps of a kind, which on a busy
-machine are those that nothing disturbed; next to them stands the middle half over repeats of the ratio of their
-medians, with all that disturbed it. The batch of a rank is that of the model, so that two ranks work on twice the
-samples. fp16 is computed as cells compute it: emulated in fp32 on a CPU without fp16 instructions, since ATen's own
-fp16 convolutions take minutes here and look like a hang. Ranks that share cores slow each other down: read the cores
-and the load.
+Six trainings of the same model take turns, in the same processes and in random order within a repeat: one rank alone,
+torch's DDP, the same again (the noise), Apex's DDP, torch's DDP without reducing (the share of a step that the
+all-reduce takes), and torch's DDP with Apex's SyncBN. Rates and ratios are of the fastest tenth of all steps of a kind,
+which nothing disturbed; next to them stands the middle half over repeats of the ratio of their medians. The batch of a
+rank is that of the model, so that two ranks work on twice the samples. fp16 is emulated in fp32, as in cells. Ranks
+that share cores slow each other down: read the cores and the load.
 """
 
 from __future__ import annotations
@@ -45,8 +42,8 @@ from ampcompare.experiment.launch.worker.rank import process_group
 from ampcompare.runs.settings.config import ParallelConfig
 from ampcompare.training.assemble import make_parallel
 from ampcompare.training.loop import update
+from ampcompare.training.precision.base import make_precision
 from ampcompare.training.precision.cpu_half import cpu_half
-from ampcompare.training.precision.factory import make_precision
 
 STEPS = 10
 WARMUP = 3

@@ -3,14 +3,13 @@
     python benchmarks/script_cost.py [--processes 3] [--arms fp32,native:bf16] [--out docs/benchmarks/script_cost]
     python benchmarks/script_cost.py --arms plain+script,plain+native:bf16
 
-Each process trains a script for Apex (`plain+`: one without mixed precision) behind one arm, in blocks of steps, on
-the CPU clock of the process with one thread: without a record, without it again (A/A, the noise floor), with it
-(losses, steps, scalars, files, and the writing of the rows), and the loop written by hand for the same format, in
-random order. Each block makes its own model, optimizer and arm, so that no tensor keeps its place in memory; this,
-the first five steps, in which batches are hashed, and the end lie outside the time. A ratio is taken within a round;
-a row is the median over the rounds of all processes, with its 95 % interval. What stays in a block without a record
-is the audit hook that notes files and code, which Python cannot remove: 0.25 us for each call of `id` on a busy
-machine, about twenty of which are in a step.
+Each process trains a script for Apex (`plain+`: one without mixed precision) behind one arm, in blocks of steps, on the
+CPU clock of the process with one thread: without a record, without it again (A/A, the noise floor), with it (losses,
+steps, scalars, files, the writing of rows), and the loop written by hand, in random order. Each block makes its own
+model, optimizer and arm; this, the first five steps, in which batches are hashed, and the end lie outside the time. A
+ratio is taken within a round; a row is the median over the rounds of all processes, with its 95 % interval. A block
+without a record still has the audit hook that notes files and code, which Python cannot remove: 0.25 us for each of
+about twenty calls of `id` in a step, on a busy machine.
 """
 
 from __future__ import annotations
@@ -43,11 +42,10 @@ from workloads import WORKLOADS, sgd
 
 from ampcompare import Arm
 from ampcompare.apex._install import install
-from ampcompare.script.legacy.record.recorder import Recorder, header
-from ampcompare.script.legacy.record.rows import Rows
+from ampcompare.script.legacy.record.recorder import Recorder, Rows, header
 from ampcompare.script.legacy.settings import ExecSettings
-from ampcompare.script.recorded.watch import Watch
 from ampcompare.script.stand_in import StandIn
+from ampcompare.script.watch import Watch
 
 BLOCK = {"tiny": 100, "deep": 60, "medium": 20}
 ROUNDS = {"tiny": 50, "deep": 50, "medium": 30}

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 SERVER = Path(__file__).with_name("fork_server.py")
-MODULES = ("ampcompare.base.isolate.server", "ampcompare.script.diagnosed", "ampcompare.script.profiled")
+MODULES = ("ampcompare.base.isolate.server", "ampcompare.script.examined")
 STARTERS = os.path.join("ampcompare", "base", "isolate") + os.sep  # of this checkout, or of a copy
 
 

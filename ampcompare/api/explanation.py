@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ampcompare.backends.arm import Arm
-from ampcompare.diagnosis.explain.explain import Explanation
-from ampcompare.diagnosis.explain.explain import explain_arm as _explain
+from ampcompare.diagnosis.explain import Explanation
+from ampcompare.diagnosis.explain import explain_arm as _explain
 
 __all__ = ["explain_arm"]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from ampcompare.training.precision.base import Precision, StepOutcome
-from ampcompare.training.precision.factory import make_precision
+from ampcompare.training.precision.base import Precision, StepOutcome, make_precision
 
 __all__ = ["Precision", "StepOutcome", "make_precision"]

@@ -32,8 +32,7 @@ def lint_paths(*paths: str | Path, select: Sequence[str] = (), ignore: Sequence[
         ConfigError: a code that does not exist, or settings that cannot be read.
     """
     from ampcompare.source.lint.report import Unread
-    from ampcompare.source.lint.run import find_files, lint_files
-    from ampcompare.source.lint.selection import read_selection
+    from ampcompare.source.lint.run import find_files, lint_files, read_selection
 
     places = [Path(path) for path in paths] or [Path()]
     selection = read_selection(places)
@@ -65,8 +64,7 @@ def migrate_script(
         ConfigError: there is no such file, or the file has changed meanwhile.
         EnvironmentUnfit: the file cannot be written.
     """
-    from ampcompare.source.migrate.mistakes import find_mistakes
-    from ampcompare.source.migrate.project import migrate_file
+    from ampcompare.source.migrate.project import find_mistakes, migrate_file
 
     file = Path(path)
     if not file.is_file():

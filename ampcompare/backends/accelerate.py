@@ -5,11 +5,10 @@ Source: accelerate 1.15; a test compares what it does with `_effective`.
 
 from __future__ import annotations
 
-from ampcompare.backends.explanation import ArmExplanation
-from ampcompare.backends.library import Library
-from ampcompare.backends.library_explanation import explain_library
+from ampcompare.backends.explanation import ArmExplanation, EffectiveArm
+from ampcompare.backends.library import Library, explain_library
 from ampcompare.backends.options import choice
-from ampcompare.backends.spec import BackendSpec, CheckpointState, ContractArm, EffectiveArm, Options
+from ampcompare.backends.spec import BackendSpec, CheckpointState, ContractArm, Options
 
 __all__ = ["ASKED", "SPEC"]
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ampcompare.backends.explanation import ArmExplanation
+from ampcompare.backends.explanation import ArmExplanation, EffectiveArm
 from ampcompare.backends.options import INNER_ARM
-from ampcompare.backends.spec import BackendSpec, ContractArm, EffectiveArm, Options
+from ampcompare.backends.spec import BackendSpec, ContractArm, Options
 
 __all__ = ["SPEC"]
 

@@ -21,12 +21,15 @@ from ampcompare.backends.explanation import (
     FP32_BYTES,
     HALF_BYTES,
     MASTER_WEIGHT_BYTES,
+    PLAIN_STEP,
     ArmExplanation,
     BytesPerParameter,
+    apex_script,
+    half_script,
     kept_modules,
+    native_script,
 )
 from ampcompare.backends.options import DTYPE_NAMES, choice, flag, float_dtype, loss_scale, module_patterns, positive
-from ampcompare.backends.scripts import apex_script, fp32_script, half_script, native_script
 from ampcompare.backends.spec import BackendSpec, CheckpointState, ContractArm, Options
 
 __all__ = ["SPEC"]
@@ -38,8 +41,7 @@ NOT_COMPARED = (
 )
 
 
-def _explain_apex(options: Options) -> ArmExplanation:
-    """Explain an `apex` arm with its options."""
+def _explain(options: Options) -> ArmExplanation:
     level = apex_level(options)
     name = str(options.get("opt_level", "O1"))
     keep = str(options.get("keep_fp32", ""))
@@ -177,7 +179,9 @@ def _checkpoint(level: Level) -> str:
 
 def _twin(name: str, level: Level) -> tuple[str, str]:
     if level.half_name == "bf16":
-        return _twin_in_bf16(level)
+        return (
+            ("native:bf16", "the same idea, function by function") if level.patch_torch_functions else _as_half(level)
+        )
     if level.patch_torch_functions:
         scale = "" if level.loss_scale == "dynamic" else f",init_scale={level.loss_scale:g}"
         return f"native:fp16{scale}", "the same idea, function by function; the model for torch.amp"
@@ -187,28 +191,18 @@ def _twin(name: str, level: Level) -> tuple[str, str]:
         return "fp32", "equal to the last bit, unless part of the model is fp64"
     if level.master_weights:
         return "native:fp16", "the nearest: torch.amp has no fp16 model with master weights"
-    words = [
-        *(["bn_fp32"] if level.keep_batchnorm_fp32 else []),
-        *(["dynamic"] if level.loss_scale == "dynamic" else []),
-        *(
-            [f"loss_scale={level.loss_scale:g}"]
-            if isinstance(level.loss_scale, float) and level.loss_scale != 1
-            else []
-        ),
-    ]
-    return "half" + (f":{','.join(words)}" if words else ""), "the same numbers, without Apex"
+    return _as_half(level)
 
 
-def _twin_in_bf16(level: Level) -> tuple[str, str]:
-    if level.patch_torch_functions:
-        return "native:bf16", "the same idea, function by function"
-    words = ["bf16", *(["bn_fp32"] if level.keep_batchnorm_fp32 else [])]
+def _as_half(level: Level) -> tuple[str, str]:
+    words = ["bf16"] if level.half_name == "bf16" else []
+    words += ["bn_fp32"] if level.keep_batchnorm_fp32 else []
     words += ["masters=fp32"] if level.master_weights else []
     words += ["dynamic"] if level.loss_scale == "dynamic" else []
     words += (
         [f"loss_scale={level.loss_scale:g}"] if isinstance(level.loss_scale, float) and level.loss_scale != 1 else []
     )
-    return f"half:{','.join(words)}", "the same numbers, without Apex"
+    return "half" + (f":{','.join(words)}" if words else ""), "the same numbers, without Apex"
 
 
 def _differs(level: Level, twin: str) -> tuple[str, ...]:
@@ -257,7 +251,7 @@ def _differs(level: Level, twin: str) -> tuple[str, ...]:
 
 def _twin_script(twin: str, level: Level) -> tuple[str, ...]:
     if twin == "fp32":
-        return fp32_script()
+        return PLAIN_STEP
     if twin.startswith("half"):
         scale = None if level.loss_scale == 1.0 else level.loss_scale
         masters = bool(level.master_weights)
@@ -307,7 +301,7 @@ SPEC = BackendSpec(
     unsharded=lambda options: "Apex keeps masters and fp16 gradients in whole tensors; fsdp is the successor of O2",
     summary="apex.amp at an opt level: O0 to O3, and O4 and O5 of ROCm's Apex, in bf16",
     implementation="ampcompare.training.precision.apex:make_apex",
-    explain=_explain_apex,
+    explain=_explain,
     memory=_memory,
     parsers={
         "opt_level": _opt_level,

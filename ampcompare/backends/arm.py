@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ampcompare.backends.catalog import BUILT_IN, described_backends, find_spec, third_party_backends
+from ampcompare.backends.explanation import EffectiveArm
 from ampcompare.backends.options import DTYPE_NAMES, INNER_ARM, flag
-from ampcompare.backends.spec import BackendSpec, EffectiveArm
+from ampcompare.backends.spec import BackendSpec
 from ampcompare.base.errors import ConfigError, close_matches
 
 __all__ = ["SHORTHANDS", "Arm", "full_name", "parse_arms", "same_arm"]

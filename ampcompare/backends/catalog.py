@@ -25,7 +25,7 @@ from ampcompare.backends import (
 )
 from ampcompare.backends.explanation import ArmExplanation
 from ampcompare.backends.spec import BackendSpec
-from ampcompare.base.environment.entry_points import entry_points
+from ampcompare.base.environment.packages import entry_points
 from ampcompare.base.errors import BackendUnavailable, ConfigError
 
 __all__ = [

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from ampcompare.backends.explanation import FP32_BYTES, ArmExplanation
+from ampcompare.backends.explanation import FP32_BYTES, PLAIN_STEP, ArmExplanation, apex_script
 from ampcompare.backends.options import flag
-from ampcompare.backends.scripts import apex_script, fp32_script
 from ampcompare.backends.spec import BackendSpec, ContractArm, Options
 
 __all__ = ["SPEC"]
@@ -13,7 +12,6 @@ TF32_SCRIPT = ("torch.backends.cuda.matmul.allow_tf32 = True", "torch.backends.c
 
 
 def _explain(options: Options) -> ArmExplanation:
-    """Explain the reference, and its form in TF32."""
     tf32 = bool(options.get("tf32"))
     return ArmExplanation(
         summary="fp32 with products and convolutions in TF32" if tf32 else "plain single precision: the reference",
@@ -36,7 +34,7 @@ def _explain(options: Options) -> ArmExplanation:
         if tf32
         else "equal to the last bit, unless part of the model is fp64",
         differs=("O0 replaces model.forward to cast inputs to fp32, and adds hooks to state_dict()",),
-        script=(*(TF32_SCRIPT if tf32 else ()), *fp32_script()),
+        script=(*(TF32_SCRIPT if tf32 else ()), *PLAIN_STEP),
         twin_script=apex_script({"opt_level": "O0"}),
     )
 

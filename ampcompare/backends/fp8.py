@@ -5,11 +5,10 @@ Source: torchao 0.18, `torchao.float8`; tests compare its emulation with the for
 
 from __future__ import annotations
 
-from ampcompare.backends.explanation import ArmExplanation
+from ampcompare.backends.explanation import ArmExplanation, EffectiveArm, half_script, native_script
 from ampcompare.backends.library import Library
 from ampcompare.backends.options import INNER_ARM, count
-from ampcompare.backends.scripts import half_script, native_script
-from ampcompare.backends.spec import BackendSpec, ContractArm, EffectiveArm, Options
+from ampcompare.backends.spec import BackendSpec, ContractArm, Options
 
 __all__ = ["ALIGNMENT", "LIBRARY", "SPEC"]
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from ampcompare.backends.apex_levels import FIRST_SCALE, GROWTH_INTERVAL
-from ampcompare.backends.explanation import ArmExplanation, BytesPerParameter
+from ampcompare.backends.explanation import PLAIN_STEP, SCALER, ArmExplanation, BytesPerParameter, apex_script
 from ampcompare.backends.options import DTYPE_NAMES, count, float_dtype, half_dtype, module_patterns, positive
-from ampcompare.backends.scripts import PLAIN_STEP, SCALER, apex_script
 from ampcompare.backends.spec import BackendSpec, CheckpointState, ContractArm, Options
 
 __all__ = ["SPEC"]
@@ -18,7 +17,6 @@ def _is_fp16(options: Options) -> bool:
 
 
 def _explain(options: Options) -> ArmExplanation:
-    """Explain an `fsdp` arm with its options."""
     types = _types(options)
     param, reduce, output = (DTYPE_NAMES[name] for name in types.values())
     keep = ", ".join(str(options.get("keep_fp32", "")).split("|"))

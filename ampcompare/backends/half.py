@@ -11,6 +11,8 @@ from ampcompare.backends.explanation import (
     MASTER_WEIGHT_BYTES,
     ArmExplanation,
     BytesPerParameter,
+    apex_script,
+    half_script,
     kept_modules,
 )
 from ampcompare.backends.options import (
@@ -27,7 +29,6 @@ from ampcompare.backends.options import (
     type_rows,
     with_state,
 )
-from ampcompare.backends.scripts import apex_script, half_script
 from ampcompare.backends.spec import BackendSpec, CheckpointState, ContractArm, Options
 
 __all__ = ["SPEC"]
@@ -36,7 +37,6 @@ GROWTH_INTERVAL = 1000  # of fp16_utils and DeepSpeed
 
 
 def _explain(options: Options) -> ArmExplanation:
-    """Explain a `half` arm with its options."""
     dtype = str(options.get("dtype", "float16"))
     name = DTYPE_NAMES[dtype]
     bn_fp32, masters = bool(options.get("bn_fp32")), bool(options.get("master_weights"))

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from ampcompare.backends.explanation import ArmExplanation
-from ampcompare.backends.library import Library
-from ampcompare.backends.library_explanation import explain_library
+from ampcompare.backends.explanation import PLAIN_STEP, ArmExplanation, EffectiveArm
+from ampcompare.backends.library import Library, explain_library
 from ampcompare.backends.options import choice, count
-from ampcompare.backends.scripts import PLAIN_STEP
-from ampcompare.backends.spec import BackendSpec, EffectiveArm, Options
+from ampcompare.backends.spec import BackendSpec, Options
 
 __all__ = ["SPEC"]
 

@@ -1,4 +1,4 @@
-"""The library behind a backend: whether it is installed, and its import."""
+"""The library behind a backend: whether it is installed, its import, and the explanation of an arm that it runs."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import importlib.util
 from dataclasses import dataclass
 from types import ModuleType
 
-from ampcompare.base.environment.quiet_import import quiet_import
-from ampcompare.base.environment.versions import installed_version
+from ampcompare.backends.explanation import ArmExplanation, EffectiveArm
+from ampcompare.base.environment.packages import installed_version, quiet_import
 from ampcompare.base.errors import BackendUnavailable
 
-__all__ = ["Library"]
+__all__ = ["Library", "explain_library"]
 
 
 @dataclass(frozen=True)
@@ -65,3 +65,33 @@ class Library:
             raise BackendUnavailable(
                 f"{name} {version} is installed and cannot be imported: {type(error).__name__}: {error}; {self.install}"
             ) from error
+
+
+def explain_library(
+    name: str,
+    library: Library,
+    does: tuple[tuple[str, str], ...],
+    script: tuple[str, ...],
+    *,
+    on_gpu: EffectiveArm,
+    on_cpu: EffectiveArm,
+) -> ArmExplanation:
+    """Return the explanation of an arm that a library runs.
+
+    Args:
+        name: of the library, as users know it.
+        does: (what, how) pairs.
+        script: lines of a training script with that library.
+        on_gpu: what runs on a GPU.
+        on_cpu: what runs on a CPU.
+    """
+    cpu = on_cpu.reason or f"the precision of {on_cpu.arm}"
+    return ArmExplanation(
+        summary=f"{name}; {library.missing() or 'installed'}",
+        does=(*does, ("on a GPU", f"the precision of {on_gpu.arm}"), ("on a CPU", cpu)),
+        twin=on_gpu.arm,
+        twin_is="ampcompare's arm of the requested precision; a run names the one that was really used",
+        differs=(),
+        script=script,
+        twin_script=(),
+    )

@@ -8,7 +8,9 @@ from ampcompare.backends.explanation import (
     MASTER_WEIGHT_BYTES,
     ArmExplanation,
     BytesPerParameter,
+    apex_script,
     kept_modules,
+    native_script,
 )
 from ampcompare.backends.options import (
     DTYPE_NAMES,
@@ -24,14 +26,12 @@ from ampcompare.backends.options import (
     type_rows,
     with_state,
 )
-from ampcompare.backends.scripts import apex_script, native_script
 from ampcompare.backends.spec import BackendSpec, CheckpointState, ContractArm, Options
 
 __all__ = ["SPEC"]
 
 
 def _explain(options: Options) -> ArmExplanation:
-    """Explain a `native` arm with its options."""
     dtype = str(options.get("dtype", "float16"))
     name = DTYPE_NAMES[dtype]
     is_fp16 = dtype == "float16"

@@ -9,7 +9,6 @@ __all__ = ["SPEC"]
 
 
 def _explain(options: Options) -> ArmExplanation:
-    """Explain what the arm leaves alone."""
     return ArmExplanation(
         summary="a training script as it is written: recorded, and untouched",
         does=(

@@ -10,26 +10,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ampcompare.backends.explanation import ArmExplanation, BytesPerParameter
+from ampcompare.backends.explanation import ArmExplanation, BytesPerParameter, EffectiveArm
 from ampcompare.backends.library import Library
 
-__all__ = ["BackendSpec", "CheckpointState", "ContractArm", "EffectiveArm", "Options"]
+__all__ = ["BackendSpec", "CheckpointState", "ContractArm", "Options"]
 
 Options = Mapping[str, Any]
 """Parsed options of an arm; those at their default may be missing."""
-
-
-@dataclass(frozen=True)
-class EffectiveArm:
-    """What an arm runs on a device.
-
-    Attributes:
-        arm: the arm of ampcompare's own with that precision; None if the arm cannot run there.
-        reason: why it differs from what was asked, or why it cannot run.
-    """
-
-    arm: str | None
-    reason: str = ""
 
 
 @dataclass(frozen=True)

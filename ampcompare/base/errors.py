@@ -140,10 +140,10 @@ def close_matches(name: str, known: Iterable[str], *, count: int = 1, cutoff: fl
     return get_close_matches(name[:MAX_LENGTH], list(known), n=count, cutoff=cutoff)
 
 
-def did_you_mean(name: str, known: Iterable[str], *, count: int = 1, cutoff: float = 0.6) -> str:
+def did_you_mean(name: str, known: Iterable[str], *, count: int = 1) -> str:
     """Return the end of an error sentence: what `name` was probably meant to be, or else which names are known."""
     names = list(known)
-    matches = close_matches(name, names, count=count, cutoff=cutoff)
+    matches = close_matches(name, names, count=count)
     if matches:
         return f"did you mean {' or '.join(map(repr, matches))}?"
     more = f" and {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else ""

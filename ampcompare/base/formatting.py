@@ -40,18 +40,16 @@ def format_duration(seconds: float) -> str:
     return f"{hours}h{minutes:02d}m{whole_seconds:02d}s" if hours else f"{minutes}m{whole_seconds:02d}s"
 
 
-def format_seconds(seconds: float | None, sd: float | None = None, *, missing: str = "-") -> str:
+def format_seconds(seconds: float | None, sd: float | None = None) -> str:
     """Return seconds with three digits, and their standard deviation with one, if known."""
     if seconds is None:
-        return missing
+        return "-"
     return f"{seconds:.3g}" + (f" ± {sd:.1g}" if sd is not None else "")
 
 
-def format_percent(share: float | None, sd: float | None = None, *, missing: str = "-") -> str:
-    """Return a share of 1 in percent, and its standard deviation, if known."""
-    if share is None:
-        return missing
-    return f"{100 * share:.2f}" + (f" ± {100 * sd:.2f}" if sd is not None else "")
+def format_percent(share: float | None, *, missing: str = "-") -> str:
+    """Return a share of 1 in percent."""
+    return missing if share is None else f"{100 * share:.2f}"
 
 
 def format_bytes(size: int) -> str:

@@ -36,7 +36,7 @@ def command(**parameters: Any) -> int:
     ARM is an opt level such as O2, or any arm: bf16, half:bn_fp32, apex:O2,loss_scale=128. With --arch (or --config)
     the model is prepared, and one step shows the type of each module's weights, inputs and outputs.
     """
-    from ampcompare.diagnosis.explain.explain import explain_arm
+    from ampcompare.diagnosis.explain import explain_arm
     from ampcompare.runs.records.run import dump_json
     from ampcompare.runs.report.terminal import Terminal
 
@@ -44,7 +44,7 @@ def command(**parameters: Any) -> int:
     explanation = explain_arm(arm)
     observation = None
     if any(parameters[name] is not None for name in ("recipe__model__arch", "config_file", "recipe_name")):
-        from ampcompare.diagnosis.explain.observation import observe_in_child
+        from ampcompare.diagnosis.explain import observe_in_child
         from ampcompare.experiment.preflight import check_cells
 
         config = collect_settings(request_from({**parameters, "arm_text": str(arm)}), one_run=True).config
@@ -56,7 +56,7 @@ def command(**parameters: Any) -> int:
     width = text_width()
     click.echo(Terminal(width).render(explanation), nl=False)
     if observation is not None:
-        from ampcompare.diagnosis.explain.observation import render_observation
+        from ampcompare.diagnosis.explain import render_observation
 
         click.echo(
             "\n" + render_observation(observation, width=width, every_module=parameters["all_modules"]), nl=False

@@ -60,8 +60,7 @@ def command(
 
     from ampcompare.base.errors import ConfigError
     from ampcompare.source.lint.report import FORMATS
-    from ampcompare.source.lint.run import find_files, lint_files
-    from ampcompare.source.lint.selection import read_selection
+    from ampcompare.source.lint.run import find_files, lint_files, read_selection
 
     roots = [Path(path) for path in paths]
     selection = read_selection(roots)

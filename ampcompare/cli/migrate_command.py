@@ -52,8 +52,7 @@ def command(mode: str, target: str, verify: bool, steps: int, paths: tuple[str, 
 
 
 def _migrate(paths: tuple[str, ...], target: str, *, write: bool) -> int:
-    from ampcompare.source.migrate.mistakes import find_mistakes
-    from ampcompare.source.migrate.project import find_files, migrate_file
+    from ampcompare.source.migrate.project import find_files, find_mistakes, migrate_file
 
     faults: list[str] = []
 

@@ -28,8 +28,7 @@ from ampcompare.diagnosis.faults import find_faults
 from ampcompare.diagnosis.measure import Conditions, Loop, measure
 from ampcompare.diagnosis.observation import Observation, StepFacts
 from ampcompare.diagnosis.options import DiagnoseOptions
-from ampcompare.diagnosis.ranges import counts_of, make_range
-from ampcompare.diagnosis.shadow import HALF
+from ampcompare.diagnosis.ranges import HALF, counts_of, make_range
 from ampcompare.diagnosis.watch import Called
 from ampcompare.runs.records.diagnosis import Audit, Diagnosis, Headroom
 from ampcompare.training.device import resolve_device

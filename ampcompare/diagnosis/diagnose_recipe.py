@@ -12,7 +12,7 @@ from ampcompare.diagnosis.measure import Loop as AnyLoop
 from ampcompare.diagnosis.options import DiagnoseOptions
 from ampcompare.runs.settings.config import RunConfig
 from ampcompare.runs.settings.validation import validated
-from ampcompare.tasks.registry import make_task
+from ampcompare.tasks.task import make_task
 from ampcompare.training.assemble import assemble_single
 from ampcompare.training.build_loop import build_loop
 from ampcompare.training.device import resolve_device

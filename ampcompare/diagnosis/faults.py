@@ -10,8 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from ampcompare.diagnosis.observation import Observation, StepFacts, error_of, place_of
-from ampcompare.diagnosis.ranges import counts_of, make_range
-from ampcompare.diagnosis.shadow import HALF
+from ampcompare.diagnosis.ranges import HALF, counts_of, make_range
 from ampcompare.diagnosis.watch import FP16_LARGEST, FP16_ZERO, Event
 from ampcompare.runs.records.diagnosis import Fault, FaultKind, Place, Range
 

@@ -16,10 +16,8 @@ from torch.optim import Optimizer
 from ampcompare.backends.arm import Arm
 from ampcompare.diagnosis.observation import Observation
 from ampcompare.diagnosis.step_watch import StepWatch
-from ampcompare.training.precision.base import Precision, StepOutcome
+from ampcompare.training.precision.base import Precision, PrecisionWrapper, StepOutcome, make_precision
 from ampcompare.training.precision.cpu_half import cpu_half
-from ampcompare.training.precision.factory import make_precision
-from ampcompare.training.precision.wrapper import PrecisionWrapper
 
 __all__ = ["Conditions", "Enough", "Loop", "Observed", "measure", "trained_under"]
 

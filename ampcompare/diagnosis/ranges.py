@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ampcompare.runs.records.diagnosis import Range
 
-__all__ = ["WIDTH", "added", "counts_of", "lost_in", "make_range", "range_row", "range_rows", "widened"]
+__all__ = ["HALF", "WIDTH", "added", "counts_of", "lost_in", "make_range", "range_row", "range_rows", "widened"]
 
 aten = torch.ops.aten
 BINS = 256  # of the biased exponent of fp32: 0 holds zeros and fp32 subnormals, 255 what is not finite

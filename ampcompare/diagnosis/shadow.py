@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from ampcompare.diagnosis.ranges import HALF
+
 __all__ = ["Shadows", "written_arguments"]
 
-HALF = (torch.float16, torch.bfloat16)
 CLEAN_EVERY = 64
 
 

@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils._pytree import tree_map
 
 from ampcompare.diagnosis.observation import Observation, StepFacts
+from ampcompare.diagnosis.ranges import HALF
 from ampcompare.diagnosis.shadow import Shadows
 from ampcompare.diagnosis.sites import Sites, calling_line
 from ampcompare.diagnosis.watch import FP16_ZERO, Key, Watch, short, unseen
@@ -25,7 +26,6 @@ from ampcompare.training.precision.keep_fp32 import without_casts
 
 __all__ = ["StepWatch", "UpdateCounter", "lines_in_fp32"]
 
-HALF = (torch.float16, torch.bfloat16)
 UNCHANGED = frozenset(("__get__", "detach", "backward", "requires_grad_", "float"))
 CASTS = frozenset(("to", "half", "bfloat16", "type"))
 # Functions whose arguments must be of one type: an fp32 result reaches them as a user would pass it on.

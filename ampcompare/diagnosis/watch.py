@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode_temporarily
 
-from ampcompare.diagnosis.ranges import counts_of, range_row, range_rows, widened
-from ampcompare.diagnosis.shadow import HALF, Shadows, written_arguments
+from ampcompare.diagnosis.ranges import HALF, counts_of, range_row, range_rows, widened
+from ampcompare.diagnosis.shadow import Shadows, written_arguments
 from ampcompare.diagnosis.sites import Sites
 from ampcompare.runs.records.diagnosis import Phase
 

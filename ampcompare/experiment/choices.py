@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from ampcompare.backends.catalog import BUILT_IN, described_backends, third_party_backends
 from ampcompare.backends.spec import BackendSpec
 from ampcompare.base.environment.apex import probe_apex
-from ampcompare.guards import catalog
+from ampcompare.guards import checks
 from ampcompare.runs.settings.optimizers import list_optimizers
 from ampcompare.runs.settings.recipes.catalog import list_recipes
 from ampcompare.tasks.catalog import MODEL_LIBRARIES, TASKS, list_data, list_models, list_tasks, torchvision_models
@@ -39,7 +39,7 @@ def list_choices() -> dict[str, list[Choice]]:
         "optimizers": list_optimizers(),
         "launchers": _launchers(),
         "recipes": list_recipes(),
-        "guards": [(name, True, guard.mistake) for name, guard in catalog.GUARDS.items()],
+        "guards": [(name, True, guard.mistake) for name, guard in checks.GUARDS.items()],
     }
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ampcompare.backends.arm import Arm
-from ampcompare.base.environment.threads import THREAD_VARIABLES
+from ampcompare.base.environment.fingerprint import THREAD_VARIABLES
 from ampcompare.base.errors import AmpCompareError, ConfigError, EnvironmentUnfit, LaunchError
 from ampcompare.base.files.run_files import CellFile
 from ampcompare.base.isolate.start import start_command
@@ -39,7 +39,7 @@ __all__ = [
     "diagnose",
     "diagnose_script",
     "error_of",
-    "run_watched",
+    "run_examined",
     "watched_settings",
 ]
 
@@ -158,7 +158,7 @@ class _Runs:
         folder.mkdir()
         answer = folder / "answer.json"
         self._request(arm, lines, folder, answer).write(folder / "request.json")
-        code = run_watched(self._options.config, folder, "ampcompare.script.diagnosed", self._environment)
+        code = run_examined(self._options.config, folder, "diagnosed", self._environment)
         if not answer.exists():
             raise ERRORS.get(code, LaunchError)(_failure_of(code, folder))
         read = json.loads(answer.read_text(encoding="utf-8"))
@@ -207,12 +207,12 @@ def watched_settings(config: RunConfig, arm: Arm, folder: Path) -> dict[str, Any
     }
 
 
-def run_watched(config: RunConfig, folder: Path, module: str, environment: Mapping[str, str] | None = None) -> int:
-    """Run a module that watches the script of a configuration, to its end, and return its exit code.
+def run_examined(config: RunConfig, folder: Path, kind: str, environment: Mapping[str, str] | None = None) -> int:
+    """Run the script of a configuration under examination, to its end, and return its exit code.
 
     Args:
-        folder: of the run, with `request.json`, which the module is passed.
-        module: that runs as `python -m`, once or on each rank.
+        folder: of the run, with `request.json`.
+        kind: of `ampcompare.script.examined`, which runs once or on each rank.
         environment: added to that of this process.
 
     Raises:
@@ -228,9 +228,8 @@ def run_watched(config: RunConfig, folder: Path, module: str, environment: Mappi
         "PYTHONWARNINGS": "ignore",
         "TORCHDYNAMO_DISABLE": "1",
     }
-    command = start_command(
-        "ampcompare.experiment.launch.script.supervise", *start, "-m", module, str(folder / "request.json")
-    )
+    start += ["-m", "ampcompare.script.examined", kind, str(folder / "request.json")]
+    command = start_command("ampcompare.experiment.launch.script.supervise", *start)
     with (folder / CellFile.LOG).open("wb") as log:
         process = subprocess.Popen(
             command,

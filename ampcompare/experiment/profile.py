@@ -14,7 +14,7 @@ from ampcompare.base.files.write import write_atomically
 from ampcompare.diagnosis.profiling.options import ProfileOptions, ProfileRequest, profile_in_child
 from ampcompare.diagnosis.profiling.reasons import headline_of, with_reasons
 from ampcompare.diagnosis.profiling.trace import merged_trace
-from ampcompare.experiment.diagnose import ENDED, ERRORS, error_of, run_watched, watched_settings
+from ampcompare.experiment.diagnose import ENDED, ERRORS, error_of, run_examined, watched_settings
 from ampcompare.runs.records.profile import ArmProfile, Profile, RankTimes
 from ampcompare.runs.report.base import write_result
 from ampcompare.runs.settings.config import RunConfig
@@ -151,7 +151,7 @@ def profile_script(config: RunConfig, folder: Path, *, steps: int, profiled: int
         ended=str(folder / ENDED),
     )
     request.write(folder / "request.json")
-    code = run_watched(config, folder, "ampcompare.script.profiled")
+    code = run_examined(config, folder, "profiled")
     if not request.answer(0).exists():
         if code:
             raise ERRORS.get(code, LaunchError)(f"the script showed no step to profile: {error_of(code, folder)}")

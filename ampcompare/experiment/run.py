@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 
-from ampcompare.base.environment.versions import fingerprint
+from ampcompare.base.environment.fingerprint import fingerprint
 from ampcompare.base.errors import ConfigError, Ended
 from ampcompare.base.files.loaded_code import CODE, DIGITS, SETTINGS, Names, changed_code, differing
 from ampcompare.base.files.run_files import CellFile, RunFile

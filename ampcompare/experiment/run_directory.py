@@ -19,7 +19,8 @@ import psutil
 from filelock import FileLock, Timeout
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from ampcompare.base.environment.versions import SWITCHES, fingerprint, installed_version
+from ampcompare.base.environment.fingerprint import SWITCHES, fingerprint
+from ampcompare.base.environment.packages import installed_version
 from ampcompare.base.errors import ConfigError, RecordError
 from ampcompare.base.files.loaded_code import changed_code
 from ampcompare.base.files.read import FileFault, parse_json, read_json, read_text

@@ -246,7 +246,7 @@ def _of_results(one: RunRecord, other: RunRecord) -> str:
 
 def _of_states(one: Path, other: Path) -> str:
     """Compare the contents of the last checkpoints; a diverged run leaves none at its end."""
-    from ampcompare.training.checkpoint.store.difference import first_difference
+    from ampcompare.base.tensors.tree import first_difference
     from ampcompare.training.checkpoint.store.folder import CheckpointFolder
 
     ends = [CheckpointFolder(folder / CellFile.CHECKPOINTS).newest() for folder in (one, other)]

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from ampcompare.guards.catalog import GUARDS
+from ampcompare.guards.checks import GUARDS
 from ampcompare.guards.detector import Guard
 from ampcompare.guards.import_hook import ImportHook
 from ampcompare.guards.reporting import GuardWarning, Violation, ViolationSink, warn

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from traceback import walk_tb
 from types import CodeType, FrameType
 
-__all__ = ["Location", "call_site", "is_users", "raised_at", "user_frames", "user_location"]
+__all__ = ["Location", "call_site", "here", "is_users", "raised_at", "user_frames", "user_location"]
 
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 STANDARD = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib")})
@@ -102,6 +102,14 @@ def user_location() -> Location:
         return Location(file, line)
     caller = next((Location(*entry) for entry in frames if _kind(entry[0]) == "user"), None)
     return Location(file, line, caller)
+
+
+def here(problem: str) -> str:
+    """Return a message that begins with the line of the script that is running."""
+    frames = [Location(code.co_filename, line) for code, line in user_frames()]
+    # Decorators of installed packages stand between the script and torch.
+    own = [place for place in frames if "-packages" not in place.file]
+    return f"{next(iter([*own, *frames]), 'the script')}: {problem}"
 
 
 def raised_at(error: BaseException) -> Location | None:

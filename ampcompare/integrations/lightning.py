@@ -25,8 +25,7 @@ from torch.optim import LBFGS, Optimizer
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import BackendUnavailable, CheckpointError, UnsupportedCombination
 from ampcompare.integrations.step_log import StepLog, begin_guards
-from ampcompare.training.precision.base import Precision
-from ampcompare.training.precision.factory import make_precision
+from ampcompare.training.precision.base import Precision, make_precision
 
 __all__ = ["AmpCompareCallback", "AmpComparePrecision"]
 

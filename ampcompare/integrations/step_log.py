@@ -8,8 +8,7 @@ from typing import Any
 
 from ampcompare import guards
 from ampcompare.base.errors import ConfigError
-from ampcompare.script.legacy.record.recorder import Recorder, header
-from ampcompare.script.legacy.record.rows import Rows
+from ampcompare.script.legacy.record.recorder import Recorder, Rows, header
 from ampcompare.script.legacy.settings import ExecSettings
 
 __all__ = ["StepLog", "begin_guards"]

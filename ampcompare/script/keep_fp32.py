@@ -12,7 +12,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ampcompare.base.errors import ConfigError
 from ampcompare.guards.events import Subscriptions
-from ampcompare.script.apex_amp.session import here
+from ampcompare.guards.location import here
 from ampcompare.training.precision.keep_fp32 import kept_in_fp32
 
 __all__ = ["KeptAtFirstCall", "bare_model"]

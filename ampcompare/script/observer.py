@@ -20,7 +20,7 @@ from ampcompare.diagnosis.step_watch import StepWatch
 from ampcompare.guards.events import Layer, Points, Subscriptions, calling_frame
 from ampcompare.script.keep_fp32 import bare_model
 from ampcompare.script.legacy.record.recorder import Recorder
-from ampcompare.script.recorded.watch import EnoughSteps
+from ampcompare.script.watch import EnoughSteps
 
 __all__ = ["ScriptObserver"]
 

@@ -15,23 +15,21 @@ from typing import Any
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import AmpCompareError
 from ampcompare.base.files.loaded_code import watch_code
-from ampcompare.base.rank_marks import mark_output
+from ampcompare.base.rank_marks import CELL_FOLDER, mark_output
+from ampcompare.script.acted import Acted
 from ampcompare.script.legacy import child_processes
 from ampcompare.script.legacy.execute import execute
 from ampcompare.script.legacy.prepare import Prepared, prepare_process
-from ampcompare.script.legacy.record.rows import Rows
+from ampcompare.script.legacy.record.recorder import Rows
 from ampcompare.script.legacy.settings import ExecSettings
 from ampcompare.script.legacy.stderr import note
 from ampcompare.script.legacy.target import Target
-from ampcompare.script.recorded.acted import Acted
-from ampcompare.script.recorded.pairing import seed_all
-from ampcompare.script.recorded.watch import Watch
 from ampcompare.script.stand_in import StandIn, half_dtype
+from ampcompare.script.watch import Watch, seed_all
 from ampcompare.training.precision.cpu_half import cpu_half
 
 __all__ = ["prepare_child", "prepare_script", "run_script"]
 
-CELL_DIR = "AMPCOMPARE_CELL_DIR"
 CODE_FOLDER = "AMPCOMPARE_CODE_FOLDER"
 PR_SET_PDEATHSIG = 1  # of <linux/prctl.h>
 
@@ -49,7 +47,7 @@ def run_script(
     Raises:
         AmpCompareError: the settings cannot be met; the script was not started.
     """
-    if CELL_DIR in os.environ:
+    if CELL_FOLDER in os.environ:
         _end_with_parent()
     status = execute(target, settings, prepare=prepare or prepare_script, explain=_explain)
     # A child process that trains past the arm refuses to.
@@ -88,7 +86,7 @@ def prepare_script(settings: ExecSettings, *, child: str | None = None) -> Prepa
         half, emulation = _cpu_half(arm, settings)
         emulation.__enter__()  # until the process ends
         watch, acted = None, None
-        if rows is not None and settings.watch and (cell := os.environ.get(CELL_DIR)):
+        if rows is not None and settings.watch and (cell := os.environ.get(CELL_FOLDER)):
             # Of the environment: a process that the script starts may have another working directory.
             base = Path(os.environ.get(CODE_FOLDER, "."))
             rows.recorder.before_close(watch_code(Path(cell), base, variables=child is None).end)

@@ -21,20 +21,18 @@ from ampcompare.backends.arm import Arm
 from ampcompare.backends.catalog import SCRIPT_BACKENDS
 from ampcompare.base.errors import UnsupportedCombination
 from ampcompare.guards.events import Layer, Points, Subscriptions
-from ampcompare.script.apex_amp.amp import Given, ScriptAmp
+from ampcompare.script.acted import Acted
+from ampcompare.script.apex_amp import Given, ScriptAmp
 from ampcompare.script.keep_fp32 import KeptAtFirstCall
-from ampcompare.script.legacy import opt_level
-from ampcompare.script.legacy.record.rows import Rows, value_of
-from ampcompare.script.recorded.acted import Acted
-from ampcompare.script.recorded.watch import Watch
-from ampcompare.script.torch_amp.autocast_and_scaler import TorchAmp
-from ampcompare.script.torch_amp.names import TorchNames
+from ampcompare.script.legacy.prepare import override_opt_level
+from ampcompare.script.legacy.record.recorder import Rows, value_of
+from ampcompare.script.torch_amp.autocast_and_scaler import TorchAmp, TorchNames
 from ampcompare.script.torch_amp.o1 import O1BehindTorch
 from ampcompare.script.torch_amp.plain_script import PlainScript
 from ampcompare.script.torch_amp.whole_model import WholeModel
-from ampcompare.script.trainers.follow import Trainers
-from ampcompare.training.precision.base import Precision, owned_params
-from ampcompare.training.precision.factory import make_precision
+from ampcompare.script.trainers import Trainers
+from ampcompare.script.watch import Watch
+from ampcompare.training.precision.base import Precision, make_precision, owned_params
 from ampcompare.training.precision.keep_fp32 import kept_in_fp32, without_autocast, without_casts
 
 __all__ = ["StandIn", "check_arm", "half_dtype"]
@@ -125,7 +123,7 @@ class StandIn:
         level = options.pop("opt_level")
         frontend: Any = importlib.import_module("apex.amp.frontend")
         self._events.wrap(frontend, "_initialize", self._initialize)
-        opt_level.override(level, self._events, quiet=True, options=options)
+        override_opt_level(level, self._events, quiet=True, options=options)
         if LEVELS[level].patch_torch_functions and engine == "compat":
             self.torch_amp = O1BehindTorch(self.arm, self._given, self._initialized)
         elif LEVELS[level].is_half and engine == "compat":

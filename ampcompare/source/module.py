@@ -15,8 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
 from ampcompare.source.amp_names import APEX, STARS, shown
-from ampcompare.source.calls import arguments, is_literal, last_name, parameters
-from ampcompare.source.syntax import NEWLINE, children, dotted, parse_tree
+from ampcompare.source.syntax import NEWLINE, arguments, children, dotted, is_literal, last_name, parameters, parse_tree
 
 __all__ = ["MAX_ALIASES", "Block", "Function", "Imported", "Module", "Scope", "Text", "flat_values"]
 

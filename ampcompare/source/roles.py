@@ -5,9 +5,8 @@ from __future__ import annotations
 import ast
 import re
 
-from ampcompare.source.calls import arguments
 from ampcompare.source.module import MAX_ALIASES, Module, Scope
-from ampcompare.source.syntax import dotted
+from ampcompare.source.syntax import arguments, dotted
 
 __all__ = ["Roles"]
 

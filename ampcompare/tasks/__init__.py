@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     from ampcompare.tasks.catalog import list_data, list_models
     from ampcompare.tasks.classification import Classification, classification_loss
     from ampcompare.tasks.data import Data, LabeledData
+    from ampcompare.tasks.in_memory import TensorData
     from ampcompare.tasks.load import load_data
     from ampcompare.tasks.models import build_model, fixed_channels
     from ampcompare.tasks.task import Phase, Task
-    from ampcompare.tasks.tensor_data import TensorData
     from ampcompare.tasks.torchvision_loader import load_torchvision
 
 __all__ = [
@@ -43,7 +43,7 @@ _HOMES = {
     "Metric": "ampcompare.runs.records.metric",
     "Phase": "ampcompare.tasks.task",
     "Task": "ampcompare.tasks.task",
-    "TensorData": "ampcompare.tasks.tensor_data",
+    "TensorData": "ampcompare.tasks.in_memory",
     "build_model": "ampcompare.tasks.models",
     "classification_loss": "ampcompare.tasks.classification",
     "fixed_channels": "ampcompare.tasks.models",

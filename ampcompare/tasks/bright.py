@@ -10,9 +10,9 @@ from dataclasses import replace
 
 import torch
 
+from ampcompare.tasks.data import generator
 from ampcompare.tasks.in_memory import MemoryData
 from ampcompare.tasks.load import digits
-from ampcompare.tasks.randomness import generator
 
 __all__ = ["bright_digits"]
 

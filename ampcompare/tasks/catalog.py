@@ -11,13 +11,13 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from ampcompare.base.environment.entry_points import entry_points
+from ampcompare.base.environment.packages import entry_points, find_module
 from ampcompare.base.errors import BackendUnavailable, ConfigError, did_you_mean
-from ampcompare.base.files.find_module import find_module
 from ampcompare.runs.records.metric import TOP1, TOP5, Metric
 from ampcompare.runs.settings.recipe import DEFAULT_TASK, DataConfig, Recipe
 
@@ -51,6 +51,7 @@ __all__ = [
     "list_models",
     "list_tasks",
     "missing_files",
+    "needs_package",
     "require_files",
     "task_path",
     "torchvision_models",
@@ -543,3 +544,22 @@ def check_layout(root: str) -> None:
             f"{root} has {len(train)} classes in train and {len(val)} in val that differ ({'; '.join(differences)}); "
             "both need the same folders"
         )
+
+
+@contextmanager
+def needs_package(purpose: str, package: str) -> Iterator[None]:
+    """Turn a failed import in the block into an error that says what to install.
+
+    Args:
+        purpose: the beginning of the message, such as "digits need".
+        package: its name, by which pip finds it too.
+
+    Raises:
+        BackendUnavailable: an import failed.
+    """
+    try:
+        yield
+    except ImportError as error:
+        raise BackendUnavailable(
+            f"{purpose} {package}, which cannot be imported ({error}): pip install {package.lower()}"
+        ) from error

@@ -1,26 +1,38 @@
-"""The interface of data to training: sizes, and batches that depend on (seed, epoch, index) only."""
+"""The interface of data to training: sizes, and batches that depend on (seed, epoch, index) only.
+
+Arms draw from the global generators in different ways (dropout, stochastic depth), and data must not depend on that. So
+orders and augmentations come from generators keyed by (purpose, seed, epoch, index). Code that uses the global
+generators (transforms, users' data sets) runs between a save and a restore of them.
+"""
 
 from __future__ import annotations
 
 import abc
+import contextlib
+import hashlib
+import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from ampcompare.base.errors import ConfigError
-from ampcompare.tasks.randomness import generator
 
 __all__ = [
     "Data",
     "LabeledData",
     "Part",
     "channels_last",
+    "derive",
+    "generator",
     "in_fp32",
+    "isolated_globals",
     "map_tensors",
+    "seed_globals",
     "split",
     "spread",
     "tensors_of",
@@ -203,17 +215,44 @@ def split(batch: Any, count: int) -> Sequence[Any]:
 
 def channels_last(batch: Any) -> Any:
     """Return a batch with its tensors of rank four (N, C, H, W) in channels-last format."""
-    return map_tensors(_channels_last, batch)
-
-
-def _channels_last(tensor: Tensor) -> Tensor:
-    return tensor.contiguous(memory_format=torch.channels_last) if tensor.dim() == 4 else tensor
+    return map_tensors(
+        lambda tensor: tensor.contiguous(memory_format=torch.channels_last) if tensor.dim() == 4 else tensor, batch
+    )
 
 
 def in_fp32(outputs: Any) -> Any:
     """Return outputs with 16-bit floating-point tensors cast to float32."""
-    return map_tensors(_in_fp32, outputs)
+    return map_tensors(
+        lambda tensor: tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor, outputs
+    )
 
 
-def _in_fp32(tensor: Tensor) -> Tensor:
-    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
+def derive(purpose: str, *key: int) -> int:
+    """Hash `purpose` and `key` to a seed of 63 bits, the same on every machine and Python."""
+    text = ":".join([purpose, *map(str, key)])
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
+
+
+def generator(purpose: str, *key: int) -> torch.Generator:
+    """Return a generator on the CPU seeded by `derive`."""
+    return torch.Generator().manual_seed(derive(purpose, *key))
+
+
+def seed_globals(seed: int) -> None:
+    """Seed the global generators of torch (CPU), numpy and `random`; for data, use it inside `isolated_globals`."""
+    # torch.manual_seed would seed the devices as well, or defer that until CUDA is initialized.
+    torch.default_generator.manual_seed(seed)
+    np.random.seed(seed % 2**32)
+    random.seed(seed)
+
+
+@contextlib.contextmanager
+def isolated_globals() -> Iterator[None]:
+    """Restore the global generators of torch (CPU), numpy and `random` on exit, also after an error."""
+    states = torch.default_generator.get_state(), np.random.get_state(), random.getstate()
+    try:
+        yield
+    finally:
+        torch.default_generator.set_state(states[0])
+        np.random.set_state(states[1])
+        random.setstate(states[2])

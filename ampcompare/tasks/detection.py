@@ -13,10 +13,10 @@ from ampcompare.base.errors import ConfigError
 from ampcompare.runs.settings.recipe import ModelConfig, Recipe
 from ampcompare.tasks.boxes import average_precision, right_detections
 from ampcompare.tasks.catalog import AP50, AP75, DETECTION
+from ampcompare.tasks.in_memory import TensorData
 from ampcompare.tasks.models import build_detector, fixed_channels
 from ampcompare.tasks.shapes import CLASSES, boxed_shapes
 from ampcompare.tasks.task import Sums, Task, require_no_views
-from ampcompare.tasks.tensor_data import TensorData
 
 __all__ = ["Detection", "detection"]
 

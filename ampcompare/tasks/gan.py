@@ -15,10 +15,10 @@ from torch.nn import functional as F
 from ampcompare.base.errors import ConfigError
 from ampcompare.runs.settings.recipe import ModelConfig, Recipe
 from ampcompare.tasks.catalog import DISTANCE, GAN
+from ampcompare.tasks.data import generator
 from ampcompare.tasks.factory import blamed, named_by, resolve_factory
-from ampcompare.tasks.randomness import generator
+from ampcompare.tasks.in_memory import TensorData
 from ampcompare.tasks.task import Phase, Sums, Task, require_no_views
-from ampcompare.tasks.tensor_data import TensorData
 
 __all__ = ["Gan", "gan"]
 

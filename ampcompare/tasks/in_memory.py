@@ -1,19 +1,81 @@
-"""Data sets small enough to be kept on the device as two tensors: a batch is one gather, without loader or workers."""
+"""Data sets small enough to be kept on the device as tensors: a batch is one gather, without loader or workers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from ampcompare.base.errors import ConfigError
-from ampcompare.tasks.data import LabeledData, Part, spread
-from ampcompare.tasks.randomness import generator
+from ampcompare.tasks.data import Data, LabeledData, Part, generator, map_tensors, spread, tensors_of
 
-__all__ = ["MemoryData", "memory_data", "resize_images", "shift_images"]
+__all__ = ["MemoryData", "TensorData", "memory_data", "resize_images", "shift_images"]
+
+
+@dataclass(frozen=True, eq=False)
+class TensorData(Data):
+    """Samples as tensors in tuples and dicts, whose first dimension counts the samples; batches have their structure.
+
+    `workers` and `pin_memory` are ignored: the tensors are on the device.
+
+    Args:
+        train, val: structures of tensors, each with the samples of its part as the first dimension.
+    """
+
+    on_device = True
+    train: Any = field(repr=False)
+    val: Any = field(repr=False)
+    _moved: dict[torch.device, tuple[Any, Any]] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def of(cls, name: str, train: Any, val: Any, *, seed: int) -> TensorData:
+        """Return a data set of these tensors.
+
+        Raises:
+            ConfigError: the tensors of a part do not have the same number of samples, or none.
+        """
+        counts = [_count(name, part, value) for part, value in (("training", train), ("validation", val))]
+        return cls(name, num_train=counts[0], num_val=counts[1], seed=seed, train=train, val=val)
+
+    def _read(
+        self,
+        part: Part,
+        epoch: int,
+        batches: Sequence[Tensor],
+        device: torch.device,
+        workers: int,
+        pin_memory: bool | None,
+    ) -> Iterator[Any]:
+        return _gather(self._training(epoch, device) if part == "train" else self._on(device)[1], batches)
+
+    def _training(self, epoch: int, device: torch.device) -> Any:
+        """Return the training samples of an epoch, on a device."""
+        return self._on(device)[0]
+
+    def _on(self, device: torch.device) -> tuple[Any, Any]:
+        if device not in self._moved:
+            parts = [map_tensors(lambda tensor: tensor.to(device), part) for part in (self.train, self.val)]
+            self._moved[device] = parts[0], parts[1]
+        return self._moved[device]
+
+
+def _count(name: str, part: str, samples: Any) -> int:
+    counts = {len(tensor) if tensor.dim() else 0 for tensor in tensors_of(samples)}
+    if len(counts) != 1 or 0 in counts:
+        raise ConfigError(
+            f"the {part} part of {name} has tensors of {', '.join(map(str, sorted(counts))) or 'no'} samples; "
+            "each tensor needs the same number of them, at least 1"
+        )
+    return counts.pop()
+
+
+def _gather(samples: Any, batches: Sequence[Tensor]) -> Iterator[Any]:
+    for batch in batches:
+        yield map_tensors(lambda tensor, batch=batch: tensor.index_select(0, batch), samples)  # type: ignore[misc]
 
 
 @dataclass
@@ -24,23 +86,15 @@ class _Epoch:
     images: Tensor
 
 
-@dataclass(frozen=True, eq=False)
-class MemoryData(LabeledData):
+@dataclass(frozen=True, eq=False, kw_only=True)
+class MemoryData(TensorData, LabeledData):
     """Images in memory; in each epoch a random `moved_share` of those for training is shifted by up to one pixel.
 
     Pixels that a shift uncovers are set to `background`.
-
-    `workers` and `pin_memory` are ignored: the images are on the device.
     """
 
-    on_device = True
     moved_share: float
     background: float
-    train: tuple[Tensor, Tensor] = field(repr=False)
-    val: tuple[Tensor, Tensor] = field(repr=False)
-    _moved: dict[torch.device, tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]] = field(
-        default_factory=dict, repr=False
-    )
     _epochs: dict[torch.device, _Epoch] = field(default_factory=dict, repr=False)
 
     def _read(
@@ -52,30 +106,21 @@ class MemoryData(LabeledData):
         workers: int,
         pin_memory: bool | None,
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        train, (images, labels) = self._on(device)
-        if part == "train":
-            images, labels = self._shifted(epoch, device), train[1]
-        return _gather(images, labels, batches)
+        images, labels = self._training(epoch, device) if part == "train" else self._on(device)[1]
+        return ((images.index_select(0, batch), labels.index_select(0, batch)) for batch in batches)
 
-    def _on(self, device: torch.device) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-        if device not in self._moved:
-            train, val = self.train, self.val
-            self._moved[device] = (train[0].to(device), train[1].to(device)), (val[0].to(device), val[1].to(device))
-        return self._moved[device]
-
-    def _shifted(self, epoch: int, device: torch.device) -> Tensor:
-        """Return the images of an epoch; those of the last one are kept."""
+    def _training(self, epoch: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Return the samples of an epoch, whose images are kept until the next one."""
+        images, labels = self._on(device)[0]
         last = self._epochs.get(device)
         if last is None or last.number != epoch:
-            images = self._on(device)[0][0]
             if self.moved_share:
                 draws = generator("shift", self.seed, epoch)
                 shifts = torch.randint(-1, 2, (self.num_train, 2), generator=draws)
                 shifts[torch.rand(self.num_train, generator=draws) >= self.moved_share] = 0
                 images = shift_images(images, shifts, self.background)
-            last = _Epoch(epoch, images)
-            self._epochs[device] = last
-        return last.images
+            last = self._epochs[device] = _Epoch(epoch, images)
+        return last.images, labels
 
 
 def memory_data(
@@ -85,21 +130,22 @@ def memory_data(
     *,
     num_classes: int,
     seed: int,
-    image_size: int | None,
-    channels: int | None,
-    train_size: int | None,
-    val_size: int | None,
     moved_share: float,
     background: float,
+    image_size: int | None = None,
+    channels: int | None = None,
+    train_size: int | None = None,
+    val_size: int | None = None,
 ) -> MemoryData:
     """Choose samples, resize images, repeat their channels, and build a data set.
 
     Args:
         train: float32 images (N, C, H, W) and int64 labels (N,); `val` likewise.
-        image_size: height and width wanted; None leaves them.
-        channels: wanted; gray images can be repeated to any number.
         moved_share: share of the training images that an epoch shifts by up to one pixel.
         background: value of an empty pixel.
+        image_size: height and width wanted; None leaves them.
+        channels: wanted; gray images can be repeated to any number.
+        train_size, val_size: samples wanted; None takes all.
 
     Raises:
         ConfigError: too few samples, or a number of channels that is not possible.
@@ -160,8 +206,3 @@ def _repeat_channels(images: Tensor, channels: int | None, name: str) -> Tensor:
             f"{channels} channels were requested, but {name} has {images.shape[1]}; only gray images can be repeated"
         )
     return images.expand(-1, channels, -1, -1)
-
-
-def _gather(images: Tensor, labels: Tensor, batches: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
-    for batch in batches:
-        yield images.index_select(0, batch), labels.index_select(0, batch)

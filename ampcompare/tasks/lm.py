@@ -22,15 +22,13 @@ from torch.nn import functional as F
 
 from ampcompare.base.errors import BackendUnavailable, ConfigError, did_you_mean
 from ampcompare.runs.settings.recipe import ModelConfig, Recipe
-from ampcompare.tasks.catalog import BITS_PER_BYTE, LANGUAGE_MODELING, PERPLEXITY
-from ampcompare.tasks.data import spread
+from ampcompare.tasks.catalog import BITS_PER_BYTE, LANGUAGE_MODELING, PERPLEXITY, needs_package
+from ampcompare.tasks.data import derive, spread
 from ampcompare.tasks.factory import blamed, named_by, resolve_factory
+from ampcompare.tasks.in_memory import TensorData
 from ampcompare.tasks.models import check_arguments, user_model
 from ampcompare.tasks.networks import AttentionBlock, require_positive
-from ampcompare.tasks.packages import needs_package
-from ampcompare.tasks.randomness import derive
 from ampcompare.tasks.task import Sums, Task, require_no_views
-from ampcompare.tasks.tensor_data import TensorData
 from ampcompare.tasks.torchvision_loader import load_torchvision
 
 __all__ = ["Gpt", "LanguageModeling", "build_language_model", "lm", "repeated_blocks", "sentences", "text_data"]

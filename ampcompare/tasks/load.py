@@ -26,13 +26,12 @@ from ampcompare.tasks.catalog import (
     TORCHVISION_FILES,
     check_layout,
     missing_files,
+    needs_package,
     require_files,
 )
-from ampcompare.tasks.data import LabeledData, Part, spread
+from ampcompare.tasks.data import LabeledData, Part, derive, generator, isolated_globals, seed_globals, spread
 from ampcompare.tasks.factory import blamed, named_by, resolve_factory
 from ampcompare.tasks.in_memory import MemoryData, memory_data, resize_images
-from ampcompare.tasks.packages import needs_package
-from ampcompare.tasks.randomness import derive, generator, isolated_globals, seed_globals
 from ampcompare.tasks.torchvision_loader import load_torchvision
 
 __all__ = ["SmallImages", "digits", "downloaded", "imagefolder", "load_data", "user_data"]
@@ -98,17 +97,7 @@ def imagefolder(
             ) from error
         chosen = spread(len(images), count, what=f"the {part} folder of {root}", labels=torch.tensor(images.targets))
         parts[part] = _KeyedSamples(images, chosen, name=name, purpose=part, seed=seed, num_classes=len(images.classes))
-    classes = len(parts["train"].samples.classes)
-    return _StreamData(
-        name,
-        num_train=len(parts["train"]),
-        num_val=len(parts["val"]),
-        num_classes=classes,
-        sample_shape=(3, size, size),
-        seed=seed,
-        train=parts["train"],
-        val=parts["val"],
-    )
+    return _StreamData.of(parts["train"], parts["val"], (3, size, size))
 
 
 def _open(path: str) -> Any:
@@ -220,17 +209,7 @@ def downloaded(
             samples, chosen, name=name, purpose=part, seed=seed, num_classes=kind.num_classes, channels=channels
         )
     height, width = (image_size, image_size) if image_size is not None else images.shape[2:]
-    shape = (channels or len(kind.mean), height, width)
-    return _StreamData(
-        name,
-        num_train=len(parts["train"]),
-        num_val=len(parts["val"]),
-        num_classes=kind.num_classes,
-        sample_shape=shape,
-        seed=seed,
-        train=parts["train"],
-        val=parts["val"],
-    )
+    return _StreamData.of(parts["train"], parts["val"], (channels or len(kind.mean), height, width))
 
 
 def _read(name: str, dataset: Any, folder: Path, *, train: bool) -> tuple[Tensor, Tensor]:
@@ -336,16 +315,7 @@ def user_data(
             samples, positions, name=path, purpose=part, seed=seed, num_classes=classes, channels=channels
         )
     shape = tuple(sample.shape) if channels is None or sample.shape[0] != 1 else (channels, *sample.shape[1:])
-    return _StreamData(
-        path,
-        num_train=len(parts["train"]),
-        num_val=len(parts["val"]),
-        num_classes=classes,
-        sample_shape=shape,
-        seed=seed,
-        train=parts["train"],
-        val=parts["val"],
-    )
+    return _StreamData.of(parts["train"], parts["val"], shape)
 
 
 def _unpack(path: str, result: Any) -> tuple[Any, Any, int | None]:
@@ -557,6 +527,20 @@ class _StreamData(LabeledData):
     val: _KeyedSamples = field(repr=False)
     _loaders: dict[tuple[Part, int, bool], _Loader] = field(default_factory=dict, repr=False)
 
+    @classmethod
+    def of(cls, train: _KeyedSamples, val: _KeyedSamples, sample_shape: tuple[int, ...]) -> _StreamData:
+        """Return the data set of two parts of one name, seed and number of classes."""
+        return cls(
+            train.name,
+            num_train=len(train),
+            num_val=len(val),
+            seed=train.seed,
+            num_classes=train.num_classes,
+            sample_shape=sample_shape,
+            train=train,
+            val=val,
+        )
+
     def _read(
         self,
         part: Part,
@@ -684,10 +668,6 @@ def _synthetic(
         _noisy(patterns, "validation", val_size or _SYNTHETIC_VAL),
         num_classes=_SYNTHETIC_CLASSES,
         seed=seed,
-        image_size=None,
-        channels=None,
-        train_size=None,
-        val_size=None,
         moved_share=1.0 if augment else 0.0,
         background=0.0,
     )

@@ -13,10 +13,9 @@ from torch import nn
 from torch.func import functional_call
 
 from ampcompare.base.errors import BackendUnavailable, ConfigError, did_you_mean
-from ampcompare.tasks.catalog import BUILTIN_MODELS
+from ampcompare.tasks.catalog import BUILTIN_MODELS, needs_package
 from ampcompare.tasks.factory import blamed, named_by, resolve_factory
 from ampcompare.tasks.networks import CenterNet, ConvNet, Mlp, Transformer, UNet
-from ampcompare.tasks.packages import needs_package
 from ampcompare.tasks.torchvision_loader import load_torchvision
 
 __all__ = [

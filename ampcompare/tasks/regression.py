@@ -14,13 +14,12 @@ from torch.nn import functional as F
 
 from ampcompare.base.errors import ConfigError
 from ampcompare.runs.settings.recipe import ModelConfig, Recipe
-from ampcompare.tasks.catalog import REGRESSION, RMSE
+from ampcompare.tasks.catalog import REGRESSION, RMSE, needs_package
 from ampcompare.tasks.data import spread
 from ampcompare.tasks.factory import blamed, resolve_factory
+from ampcompare.tasks.in_memory import TensorData
 from ampcompare.tasks.models import build_model
-from ampcompare.tasks.packages import needs_package
 from ampcompare.tasks.task import Sums, Task
-from ampcompare.tasks.tensor_data import TensorData
 
 __all__ = ["Regression", "regression"]
 

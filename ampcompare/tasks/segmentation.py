@@ -11,10 +11,10 @@ from torch.nn import functional as F
 from ampcompare.base.errors import ConfigError
 from ampcompare.runs.settings.recipe import ModelConfig, Recipe
 from ampcompare.tasks.catalog import MEAN_IOU, PIXEL_ACCURACY, SEGMENTATION
+from ampcompare.tasks.in_memory import TensorData
 from ampcompare.tasks.models import build_segmenter, fixed_channels
 from ampcompare.tasks.shapes import CLASSES, shapes
 from ampcompare.tasks.task import Sums, Task, require_no_views
-from ampcompare.tasks.tensor_data import TensorData
 
 __all__ = ["Segmentation", "segmentation"]
 

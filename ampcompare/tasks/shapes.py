@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ampcompare.tasks.randomness import generator
-from ampcompare.tasks.tensor_data import TensorData
+from ampcompare.tasks.data import generator
+from ampcompare.tasks.in_memory import TensorData
 
 __all__ = ["CLASSES", "boxed_shapes", "shapes"]
 

@@ -1,8 +1,9 @@
-"""The contract of a task: data, models, the loss of a batch, and what an evaluation measures."""
+"""The contract of a task: data, models, the loss of a batch, what an evaluation measures; and a task by its name."""
 
 from __future__ import annotations
 
 import abc
+import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -12,12 +13,14 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ampcompare.base.errors import UnsupportedCombination
+from ampcompare.base.errors import ConfigError, UnsupportedCombination
 from ampcompare.runs.records.metric import Metric
 from ampcompare.runs.settings.recipe import Recipe
+from ampcompare.tasks.catalog import task_path
 from ampcompare.tasks.data import Data, channels_last, split
+from ampcompare.tasks.factory import blamed, resolve_factory
 
-__all__ = ["LossOf", "Phase", "Sums", "Task", "require_no_views"]
+__all__ = ["LossOf", "Phase", "Sums", "Task", "make_task", "require_no_views"]
 
 LossOf = Callable[[Sequence[nn.Module], Any], Tensor]
 Sums = Mapping[str, NDArray[np.float64]]
@@ -149,3 +152,36 @@ def require_no_views(recipe: Recipe, task: str) -> None:
     """
     if recipe.tta != "none":
         raise UnsupportedCombination(f"the task {task} has no test-time augmentation; leave out --tta {recipe.tta}")
+
+
+def make_task(recipe: Recipe) -> Task:
+    """Build the task of a recipe, with its data.
+
+    Raises:
+        ConfigError: there is none of that name, or the user's factory returned something else.
+        EnvironmentUnfit: a package or a download is missing.
+    """
+    path, ships = task_path(recipe.task)
+    if ships:
+        module, _, name = path.partition(":")
+        made: Task = getattr(importlib.import_module(module), name)(recipe)
+        return made
+    factory = resolve_factory(path)
+    with blamed(path, "calling it"):
+        task: Any = factory(recipe)
+    if not isinstance(task, Task):
+        raise ConfigError(f"factory {path} returned a {type(task).__name__}; it must return an ampcompare.tasks.Task")
+    _check(path, task)
+    return task
+
+
+def _check(path: str, task: Task) -> None:
+    """Check that a user's task has what the contract asks for."""
+    metrics = getattr(task, "metrics", ())
+    if not metrics:
+        raise ConfigError(f"task {path} has no metrics; set the class attribute metrics to one or more Metric")
+    names = [metric.name for metric in metrics]
+    if len(set(names)) < len(names):
+        raise ConfigError(f"task {path} has two metrics of one name: {', '.join(names)}")
+    if not isinstance(getattr(task, "data", None), Data):
+        raise ConfigError(f"task {path} has no data; set self.data to a Data, such as TensorData.of(...)")

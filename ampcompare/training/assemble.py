@@ -11,30 +11,45 @@ import functools
 import importlib
 import inspect
 import math
+import os
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.checkpoint import checkpoint
 
-from ampcompare.base.environment.quiet_import import quiet_import
-from ampcompare.base.errors import BackendUnavailable, ConfigError, UnsupportedCombination, did_you_mean
+from ampcompare.base.environment.packages import quiet_import
+from ampcompare.base.errors import (
+    BackendUnavailable,
+    ConfigError,
+    EnvironmentUnfit,
+    UnsupportedCombination,
+    did_you_mean,
+)
 from ampcompare.base.tensors.skippable_step import skip_on_device
 from ampcompare.runs.settings.config import ParallelConfig
 from ampcompare.runs.settings.optimizers import APEX, LIBRARIES, OWN_APEX, optimizer_path, require_optimizer
 from ampcompare.runs.settings.recipe import OWN_SETTINGS, OptimizerConfig, Recipe, ScheduleConfig
+from ampcompare.tasks.data import seed_globals
 from ampcompare.tasks.factory import resolve_factory
-from ampcompare.tasks.randomness import seed_globals
 from ampcompare.tasks.task import Task
-from ampcompare.training.compile import compiled, ready_compiler
 from ampcompare.training.ema import ModelEma
 from ampcompare.training.parallel.ranks import Communicator, SingleProcess, model_facts, require_equal
-from ampcompare.training.parallel.replication import DDP, DP, FSDP, ApexDDP, Parallel, Single
-from ampcompare.training.parallel.syncbn import apex_parallel, make_converter
+from ampcompare.training.parallel.replication import (
+    DDP,
+    DP,
+    FSDP,
+    ApexDDP,
+    Parallel,
+    Single,
+    apex_parallel,
+    make_converter,
+)
 from ampcompare.training.precision.base import Precision, owned_params
 from ampcompare.training.state.capture import restore_training
 from ampcompare.training.state.check_checkpoint import Owned, owned_by
@@ -45,17 +60,21 @@ __all__ = [
     "assemble",
     "assemble_single",
     "checkpoint_activations",
+    "compiled",
+    "cpu_half_of",
     "load_optimizer",
     "make_optimizer",
     "make_parallel",
     "make_schedule",
     "optimizer_arguments",
     "param_groups",
+    "ready_compiler",
 ]
 
 SETTINGS = ("momentum", "nesterov", "betas", "eps", "weight_decay")
 DECAYS = ("norm_weight_decay", "bias_weight_decay")
 MAX_NAMED = 3
+COMPILERS = ("g++", "clang++", "cl", "icpx")
 
 
 def checkpoint_activations(task: Task, models: Sequence[nn.Module]) -> None:
@@ -532,3 +551,50 @@ def make_parallel(config: ParallelConfig, device: torch.device, engine: str | No
         bucket_cap_mb=config.bucket_cap_mb,
         delay_allreduce=config.delay_allreduce,
     )
+
+
+def ready_compiler(backend: str) -> None:
+    """Let torch.compile record torch's functions by name, before an arm replaces some of them: call it first.
+
+    It records them at its first use. After O1 it would take ampcompare's functions for torch's.
+    """
+    if backend != "none":
+        torch.compile(_first_use, backend="eager")(torch.zeros(1))
+
+
+def _first_use(value: Tensor) -> Tensor:
+    return torch.relu(value).add(1).float()
+
+
+def compiled(model: nn.Module, backend: str, device: torch.device) -> nn.Module:
+    """Return `model` compiled by a backend of torch.compile, sharing its parameters; itself for "none".
+
+    Raises:
+        EnvironmentUnfit: inductor on a CPU without a C++ compiler.
+    """
+    if backend == "none":
+        return model
+    if backend == "inductor" and device.type == "cpu":
+        names = [name for name in (os.environ.get("CXX"), *COMPILERS) if name]
+        if not any(shutil.which(name) for name in names):
+            raise EnvironmentUnfit(
+                f"--compile inductor compiles C++ on a CPU, but found none of {', '.join(names)}; install one, or "
+                "use --compile aot_eager"
+            )
+    return cast(nn.Module, torch.compile(_Whole(model), backend=backend))
+
+
+class _Whole(nn.Module):
+    """Calls a model in a separate frame, so that its hooks are in the graph, and models of torch's own classes too."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.model(*args, **kwargs)
+
+
+def cpu_half_of(choice: str, backend: str) -> str:
+    """Return how a run computes fp16 on a CPU: torch.compile does not work under the dispatch mode that emulates it."""
+    return "native" if choice == "auto" and backend != "none" else choice

@@ -15,7 +15,7 @@ from ampcompare.tasks.data import map_tensors, tensors_of
 from ampcompare.tasks.task import LossOf, Phase
 from ampcompare.training.assemble import Assembly
 from ampcompare.training.loop import Loop, update
-from ampcompare.training.metrics.clock import make_clock
+from ampcompare.training.meters import make_clock
 from ampcompare.training.parallel.replication import Parallel
 from ampcompare.training.precision.base import Precision, StepOutcome
 
@@ -152,7 +152,7 @@ class StepGraph:
             if self._warm_ups < WARM_UP or shapes != self._shapes:
                 self._warm_ups += shapes == self._shapes
                 return self._recorder.warm_up(lambda: self._update(*arguments, microbatches, clip_norm))
-            self._record(models, optimizers, precision, parallel, loss_of, microbatches, clip_norm)
+            self._record(arguments, microbatches, clip_norm)
         elif shapes != self._shapes:
             return self._update(*arguments, microbatches, clip_norm)
         assert self._inputs is not None
@@ -162,25 +162,16 @@ class StepGraph:
         norm = None if self._norm is None else self._norm.clone()
         return [loss.clone() for loss in self._losses], norm, precision.repeated()
 
-    def _record(
-        self,
-        models: Sequence[nn.Module],
-        optimizers: Sequence[Optimizer],
-        precision: Precision,
-        parallel: Parallel,
-        loss_of: LossOf,
-        microbatches: Sequence[Any],
-        clip_norm: float | None,
-    ) -> None:
-        self._inputs = map_tensors(Tensor.clone, list(microbatches))
+    def _record(self, arguments: tuple[Any, ...], microbatches: Sequence[Any], clip_norm: float | None) -> None:
+        _, optimizers, precision, _, _ = arguments
+        inputs = self._inputs = map_tensors(Tensor.clone, list(microbatches))
         # A gradient that exists now would be read by every replay, from memory that is freed.
         for optimizer in optimizers:
             optimizer.zero_grad(set_to_none=True)
-        inputs = self._inputs
 
         def code() -> tuple[list[Tensor], Tensor | None]:
             with precision.recording():
-                losses, norm, _ = self._update(models, optimizers, precision, parallel, loss_of, inputs, clip_norm)
+                losses, norm, _ = self._update(*arguments, inputs, clip_norm)
             return losses, norm
 
         try:

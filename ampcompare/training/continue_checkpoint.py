@@ -12,14 +12,14 @@ import torch
 from ampcompare.base.errors import AmpCompareError
 from ampcompare.runs.settings.config import RunConfig
 from ampcompare.runs.settings.validation import validated
-from ampcompare.tasks.registry import make_task
+from ampcompare.tasks.task import make_task
 from ampcompare.training.assemble import assemble_single
 from ampcompare.training.build_loop import build_loop
 from ampcompare.training.checkpoint.convert.load import load_ours
 from ampcompare.training.device import resolve_device
 from ampcompare.training.own_group import own_group
+from ampcompare.training.precision.base import make_precision
 from ampcompare.training.precision.cpu_half import cpu_half
-from ampcompare.training.precision.factory import make_precision
 
 __all__ = ["continue_checkpoint"]
 

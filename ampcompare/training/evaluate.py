@@ -12,10 +12,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ampcompare.base.tensors.accelerator import has_float64
 from ampcompare.runs.records.evaluation import SampleResults, pack_right, pack_values
 from ampcompare.tasks.data import in_fp32, map_tensors
 from ampcompare.tasks.task import Sums, Task
+from ampcompare.training.device import has_float64
 from ampcompare.training.precision.base import Precision
 
 __all__ = ["Evaluation", "Extra", "evaluate"]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -18,11 +20,16 @@ from ampcompare.runs.records.run import StepRecord
 from ampcompare.tasks.data import channels_last as to_channels_last
 from ampcompare.tasks.data import split as split_batch
 from ampcompare.tasks.task import LossOf
-from ampcompare.training.metrics.clock import Clock
-from ampcompare.training.parallel.replication import Parallel
+from ampcompare.training.meters import Clock
+from ampcompare.training.parallel.ranks import Communicator
+from ampcompare.training.parallel.replication import Parallel, Single
 from ampcompare.training.precision.base import Precision, StepOutcome
 
-__all__ = ["Loop", "update"]
+__all__ = ["Loop", "allreduce_share", "update"]
+
+# Steps with and without all-reduce, timed in pairs.
+MIN_PAIRS, MAX_PAIRS = 3, 10
+PAIRS_SECONDS = 4.0
 
 
 def update(
@@ -196,3 +203,43 @@ class Loop:
             return by_loss, [()] * len(by_loss)
         parts = [tuple(by_loss[at : at + several]) for at in range(0, len(by_loss), several)]
         return list(map(sum, parts)), parts
+
+
+def allreduce_share(loop: Loop, batch: tuple[Tensor, ...], ranks: Communicator, step_seconds: float) -> float:
+    """Time further steps with and without all-reduce, alternating, and return the share that the all-reduce takes.
+
+    Communication that overlaps with the backward pass is not counted; the wait for the slowest rank is. Call it on all
+    ranks after the run is over and recorded: without all-reduce the weights of the ranks diverge.
+
+    Args:
+        loop: of the finished run; its models are unusable afterwards.
+        batch: of this rank, on its device.
+        step_seconds: of the slowest rank, equal on all; decides how many pairs of steps fit into a few seconds.
+
+    Returns:
+        1 - (median step without) / (median step with), the median over ranks, not below 0.
+    """
+    pairs = max(MIN_PAIRS, min(MAX_PAIRS, int(PAIRS_SECONDS / (2 * max(step_seconds, 1e-6)))))
+    for model in loop.models:
+        model.train()
+    microbatches = loop.microbatches(batch)
+    seconds: dict[bool, list[float]] = {True: [], False: []}
+    for number in range(pairs + 1):
+        for reduces in (True, False) if number % 2 else (False, True):
+            ranks.any(False)  # a barrier: all ranks start the step together
+            took = _timed_step(loop, microbatches, reduces=reduces)
+            if number:  # the first pair warms up
+                seconds[reduces].append(took)
+    share = 1 - statistics.median(seconds[False]) / max(statistics.median(seconds[True]), 1e-9)
+    shares: list[float] = ranks.gather(share)
+    return max(0.0, statistics.median(shares))
+
+
+def _timed_step(loop: Loop, microbatches: Sequence[tuple[Tensor, ...]], *, reduces: bool) -> float:
+    # Without all-reduce, one no_sync context around all micro-batches replaces those around all but the last.
+    parallel = loop.parallel if reduces else Single()
+    with nullcontext() if reduces else loop.parallel.no_sync(loop.models):
+        start = loop.clock.mark()
+        update(loop.models, loop.optimizers, loop.precision, parallel, loop.loss_of, microbatches, loop.clip_norm)
+        end = loop.clock.mark()
+    return loop.clock.seconds(start, end)

@@ -19,9 +19,9 @@ from ampcompare.runs.records.evaluation import PrecisionResult
 from ampcompare.tasks.data import in_fp32
 from ampcompare.tasks.task import Task
 from ampcompare.training.evaluate import Evaluation, Extra
-from ampcompare.training.precision.base import Precision
+from ampcompare.training.precision.base import Precision, Prepared
 from ampcompare.training.precision.cpu_half import cpu_half
-from ampcompare.training.precision.half_cast import cast_model
+from ampcompare.training.precision.half import cast_model
 from ampcompare.training.session import Session
 from ampcompare.training.state.capture import kept_random_states
 
@@ -159,9 +159,7 @@ class EvaluationPrecision(Precision):
             self._autocast = torch.autocast(device.type, dtype=dtype)
         self.mode, self._compute = cpu_half(choice, self.half_dtype, device)
 
-    def _prepare(
-        self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]
-    ) -> tuple[list[nn.Module], list[Optimizer]]:
+    def _prepare(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> Prepared:
         if self._cast is not None:
             for model in models:
                 cast_model(model, self._cast, bn_fp32=False)

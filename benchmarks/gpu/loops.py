@@ -80,9 +80,8 @@ def _arm(
     from ampcompare.training.ema import ModelEma
     from ampcompare.training.loop import Loop as TrainingLoop
     from ampcompare.training.loop import update
-    from ampcompare.training.metrics.clock import make_clock
-    from ampcompare.training.precision.base import owned_params
-    from ampcompare.training.precision.factory import make_precision
+    from ampcompare.training.meters import make_clock
+    from ampcompare.training.precision.base import make_precision, owned_params
 
     if "skip" in extras:
         skip_on_device(optimizer)

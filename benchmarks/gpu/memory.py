@@ -57,7 +57,7 @@ def run(context: Context, report: Report) -> None:
 def peak(arm: str, device_kind: str, small: bool) -> dict[str, float]:
     """Return the peak of three steps of the transformer, and what the parameters alone come to, in bytes."""
     from ampcompare import Arm
-    from ampcompare.diagnosis.explain.explain import OPTIMIZER_TENSORS, bytes_per_parameter
+    from ampcompare.diagnosis.explain import OPTIMIZER_TENSORS, bytes_per_parameter
 
     per_parameter = bytes_per_parameter(Arm.parse(arm))
     if per_parameter is None:

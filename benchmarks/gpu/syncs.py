@@ -99,7 +99,7 @@ def count(name: str, model: str, device: str, small: bool, apex_src: Path | None
     """Build a loop in this process, and return what one step of it does."""
     if device == "cpu":
         # A CPU is served like a device that makes the host wait.
-        for module in ("ampcompare.apex.amp._engine.device_skip", "ampcompare.training.precision.half_optimizer"):
+        for module in ("ampcompare.apex.amp._engine.device_skip", "ampcompare.training.precision.half"):
             importlib.import_module(module)._DEVICE_TYPES = frozenset({"cpu", "cuda"})
     loop = build(name, model, device, small=small, apex_src=apex_src, batch=0 if small else 16)
     for _ in range(WARM_UP):

@@ -4,10 +4,9 @@
 
 Each comparison trains fp32 under two names, five runs each, every run in a process of its own, in random order inside a
 pair, by the launcher and the verdicts that `compare` uses. With equal seeds the two would agree to the last bit on a
-CPU, and accuracy would show nothing; so the second name has seeds of its own, which is the largest noise that a
-pair can have. Nothing is resampled: every comparison has runs of its own. Power is by simulation, of normal noise with
-the spread that the runs had. The picture has the p values of the t test of no difference on the raw pairs, with no gate
-of validity, no margin and no floor of the spread; verdicts are stricter.
+CPU; so the second name has seeds of its own, the largest noise that a pair can have. Nothing is resampled. Power is by
+simulation, of normal noise with the spread that the runs had. The picture has the p values of the t test of no
+difference on the raw pairs, with no gate of validity, no margin and no floor of the spread; verdicts are stricter.
 """
 
 from __future__ import annotations

@@ -2,11 +2,11 @@
 
     python -m benchmarks.rates loss_curve [--part simulated] [--replicates 4000] [--out docs/benchmarks/loss_curve]
 
-Simulated curves fall as a power of the step, over 500 steps. Their logarithm has three kinds of noise: that of the
-batches, which both runs of a seed share; that of a run's own path, autocorrelated (AR(1) with `phi`); and what a run as
-a whole is off by, which no number of steps averages out: `own` is its standard deviation in percent. Arms share the
-reference. Columns: equal arms called better or worse; the same if steps were taken for independent samples; arms that
-are worse by the margin of 1 % said to keep the loss; equal arms shown to keep it; arms 2 % worse called worse.
+Simulated curves fall as a power of the step, over 500 steps. Their logarithm has noise of the batches, which both runs
+of a seed share; of a run's own path, autocorrelated (AR(1) with `phi`); and what a run as a whole is off by: `own` is
+its standard deviation in percent. Arms share the reference. Columns: equal arms called better or worse; the same if
+steps were taken for independent samples; arms worse by the margin of 1 % said to keep the loss; equal arms shown to
+keep it; arms 2 % worse called worse.
 
 `real runs` train fp32 under two names on a small language model (--replicates 60). In `A/A` the second name has seeds
 of its own; in `planted` it has the same seeds and 0.9 of the learning rate.
@@ -157,7 +157,7 @@ STUDY = Study(
     title="Error rates of verdicts on the training loss",
     about=__doc__,
     tables=(
-        Table("simulated", SCENARIOS, _simulated, only_json=("replicates",)),
+        Table("simulated", SCENARIOS, _simulated, by=("seeds", "arms"), only_json=("replicates",)),
         Table("real runs", ("A/A", "planted"), _real),
     ),
 )

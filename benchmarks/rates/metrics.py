@@ -101,5 +101,6 @@ TABLE = Table(
     "metrics",
     [(case, seeds) for case in SCENARIOS for seeds in (3, 5, 8)],
     _row,
+    by=("metric",),
     only_json=("better", "value", "replicates"),
 )

@@ -2,13 +2,13 @@
 
     python -m benchmarks.rates order [--jobs 2] [--out docs/benchmarks/order]
 
-Every arm is the same, so that each winner or loser is false. A cell's step time is the state of the machine at its
-turn, with normal noise of 1 %. Machines: steady; a slowdown of 10 or 20 % from the first cell to the last; a busy
-stretch, in which a fifth of the cells take 30 % longer; an autocorrelated state (AR(1), 0.9 from cell to cell, 5 %).
-Orders: `list`, arms as they are listed; `fixed`, one shuffle by the number of the seed; `random`, each block shuffled
-for itself; `balanced`, what `compare` does; `added`, the same, where all seeds but three were added later. A rate is
-the share of comparisons that call any arm `better` or `worse`, by the test of `compare`: pairs of log step times, Holm
-over the arms, a margin of 2 %. The last column is power: an arm that is 10 % faster is found, in balanced order.
+All arms are equal, so each winner or loser is false. A cell's step time is the state of the machine at its turn, with
+normal noise of 1 %. Machines: steady; a slowdown of 10 or 20 % from the first cell to the last; a busy stretch, in
+which a fifth of the cells take 30 % longer; an autocorrelated state (AR(1), 0.9 from cell to cell, 5 %). Orders:
+`list`, arms as they are listed; `fixed`, one shuffle by the number of the seed; `random`, each block shuffled for
+itself; `balanced`, what `compare` does; `added`, the same, where all seeds but three were added later. A rate is the
+share of comparisons that call any arm `better` or `worse`: pairs of log step times, Holm over the arms, a margin of 2
+%. The last column is power: an arm that is 10 % faster is found, in balanced order.
 """
 
 from __future__ import annotations

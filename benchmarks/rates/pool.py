@@ -2,15 +2,14 @@
 
     python -m benchmarks.rates pool [--jobs 2] [--out docs/benchmarks/pool]
 
-Every arm is the same, so that each winner or loser is false. Cells take equal time; each device runs its queue in the
-order of the plan, by the design of `compare --jobs auto`. A cell's log step time is the state of its device at its
+All arms are equal, so each winner or loser is false. Each device runs its queue in the order of the plan, by the design
+of `compare --jobs auto`; `first free` is without a design. A cell's log step time is the state of its device at its
 turn, with normal noise of 1 %. Machines: steady; a drift of 20 % from the first turn to the last; one GPU that is 10 %
-slower; GPUs that differ by 3 % (normal); a hot neighbor: another job heats one GPU and those next to it, which take 5 %
-longer for a third of the turns; a hot arm: where the last arm runs, the GPUs next to it take 5 % longer. No order
-averages that out; the GPU itself has to report that it lowered its clock, and such times are invalid. A rate is the
-share of comparisons that call any arm `better` or `worse`, by the test of `compare`. `first free` is without a design:
-each cell on the first free device. Gain: wall time on one GPU over that on all. Error: of the mean difference of an
-arm, over that on one GPU of the same machine.
+slower; GPUs that differ by 3 % (normal); a hot neighbor, which heats one GPU and those next to it: 5 % longer for a
+third of the turns; a hot arm, the last one: next to it GPUs take 5 % longer. No order averages that out; the GPU has to
+report its lowered clock, and such times are invalid. A rate is the share of comparisons that call any arm `better` or
+`worse`. Gain: wall time on one GPU over that on all. Error: of the mean difference of an arm, over that on one GPU of
+the same machine.
 """
 
 from __future__ import annotations
@@ -115,7 +114,6 @@ STUDY = Study(
             [(machine, size) for machine in MACHINES for size in SIZES],
             _row,
             by=("machine",),
-            singly={"machine": ("hot arm",)},
         ),
     ),
     replicates=6000,

@@ -153,6 +153,6 @@ TABLE = Table(
     "rounded",
     [(name, case, seeds, arms) for name in PROCEDURES for case in SCENARIOS for seeds, arms in SIZES],
     _row,
-    by=("procedure", "rounded to", "arms"),
+    by=("procedure", "rounded to"),
     only_json=("at a spread of", "replicates"),
 )

@@ -21,7 +21,7 @@ import scipy
 from scipy.stats import binomtest
 from tabulate import tabulate
 
-from benchmarks.results import write_results
+from benchmarks.results import varying, write_results
 
 __all__ = [
     "KEEPS",
@@ -195,13 +195,15 @@ def text_of(chosen: Study, data: Mapping[str, Any]) -> str:
             parts.append(f"## {table.name}")
         if table.about:
             parts.append(table.about)
-        if table.by:
-            parts.append(f"{len(rows)} rows, as ranges; each is in the JSON.")
-        parts.append(tabulate(lines(table, rows), headers="keys", tablefmt="pipe", disable_numparse=True))
+        same, shown = varying(lines(table, rows))
+        ranges = f"{len(rows)} rows, as ranges; each is in the JSON." if table.by else ""
+        if ranges or same:
+            parts.append(" ".join(filter(None, [ranges, same])))
+        parts.append(tabulate(shown, headers="keys", tablefmt="pipe", disable_numparse=True))
     sizes = [int(row["replicates"]) for rows in data["tables"].values() for row in rows if "replicates" in row]
     if sizes:
-        shown = "; ".join(f"{bounds(round(size / 20), size)} at {size:,} replicates" for size in sorted(set(sizes)))
-        parts.append(f"The 95 % interval of a rate of 5 %: {shown}.")
+        each = "; ".join(f"{bounds(round(size / 20), size)} at {size:,} replicates" for size in sorted(set(sizes)))
+        parts.append(f"The 95 % interval of a rate of 5 %: {each}.")
     return "\n\n".join([*parts, *data.get("notes", [])])
 
 

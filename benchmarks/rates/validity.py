@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from ampcompare.runs.analysis.runs.time_validity import invalid_reason
 from ampcompare.runs.records.run import RunRecord, RunSummary, SystemReadings
 from ampcompare.runs.settings.config import RunConfig
-from ampcompare.training.metrics.run_summary import halves, outlier_share
+from ampcompare.training.run_summary import halves, outlier_share
 from benchmarks.rates.study import Row, Study, Table
 
 __all__ = ["STUDY"]

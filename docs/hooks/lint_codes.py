@@ -1,20 +1,49 @@
-"""The page of the codes of `lint`, from the catalog: `python docs/hooks/lint_codes.py` writes docs/lint/codes.md."""
+"""The page of the codes of `lint`, from the catalog.
+
+mkdocs calls `on_page_markdown`: on the site each code has a section with its texts and examples. In the repository the
+page is a list of names, which `PYTHONPATH=. python docs/hooks/lint_codes.py` writes.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from ampcompare.source.lint.catalog import CODES, GROUPS
-from ampcompare.source.lint.mistake import Mistake
+from ampcompare.source.lint.module import Mistake
 from ampcompare.source.lint.report import level_of
 
 PAGE = Path(__file__).resolve().parent.parent / "lint" / "codes.md"
+HEAD = "# Codes of lint\n\nHow to run it, silence it and configure it: [Lint](index.md)."
+LIST_HEAD = f"""{HEAD} A finding says what is wrong and the remedy.
+On the site (`scripts/docs`) each code has a section: what the mistake does to the training, the remedy, and a wrong
+and a right example.
+
+`*`: `--fix` corrects it where the correction is sure. `+`: reported only where `--select` names it."""
 
 
-def page() -> str:
-    """Return the whole page."""
-    parts = ["# Codes of lint", "", "How to run it, silence it and configure it: [Lint](index.md).", ""]
+def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
+    """Put the sections in place of the list."""
+    return sections() if page.file.src_uri == "lint/codes.md" else markdown
+
+
+def names() -> str:
+    """Return the page of the repository: the name of each code."""
+    parts = [LIST_HEAD, ""]
+    for prefix, title in GROUPS.items():
+        parts += [f"## {prefix}xx: {title}", ""]
+        for code, mistake in sorted(CODES.items()):
+            if code.startswith(prefix):
+                marks = "*" * mistake.fixable + "+" * (not mistake.by_default)
+                parts.append(f"- {code} {mistake.name}{f' `{marks}`' if marks else ''}")
+        parts.append("")
+    return "\n".join(parts)
+
+
+def sections() -> str:
+    """Return the page of the site: a section for each code."""
+    parts = [HEAD, ""]
     for prefix, title in GROUPS.items():
         parts += [f"## {prefix}xx: {title}", ""]
         for code, mistake in sorted(CODES.items()):
@@ -46,4 +75,4 @@ def _guards() -> set[str]:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page(), encoding="utf-8")
+    PAGE.write_text(names(), encoding="utf-8")

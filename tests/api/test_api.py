@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import ampcompare
-from ampcompare.base.environment.versions import fingerprint
+from ampcompare.base.environment.fingerprint import fingerprint
 from ampcompare.base.errors import ConfigError, GateFailed, RecordError
 from ampcompare.cli.compare_command import command, options_from
 from ampcompare.experiment.compare import ComparisonOutcome
@@ -251,7 +251,7 @@ def test_reproduce_claims(tmp_path: Path) -> None:
 def test_the_functions_are_not_shadowed_by_rooms() -> None:
     """Importing any submodule leaves every public function what it is, and the interface loads no torch."""
     code = (
-        "import sys, ampcompare, ampcompare.diagnosis.explain.explain, ampcompare.api.doctor.examine\n"
+        "import sys, ampcompare, ampcompare.diagnosis.explain, ampcompare.api.doctor.examine\n"
         "names = set(ampcompare.__all__) - {'__version__', 'Precision', 'StepOutcome', 'make_precision'}\n"
         "print(all(callable(getattr(ampcompare, name)) for name in names), 'torch' in sys.modules)"
     )

@@ -62,7 +62,7 @@ def test_nothing_is_imported_before_it_is_chosen() -> None:
         "from ampcompare.cli import main\n"
         "main(['list', 'arms']); main(['explain', 'accelerate:bf16'])\n"
         "early = set(sys.modules)\n"
-        "from ampcompare.training.precision.factory import make_precision\n"
+        "from ampcompare.training.precision.base import make_precision\n"
         "make_precision('native:bf16')\n"
         "names = {'accelerate', 'lightning_fabric', 'lightning', 'mmengine', 'horovod'}\n"
         "print('loaded:', *sorted((names & set(sys.modules)) | ({'torch'} & early)))\n"

@@ -16,6 +16,7 @@ from benchmarks.rates import gates
 from benchmarks.rates.__main__ import STUDIES
 from benchmarks.rates.arrays import is_winner
 from benchmarks.rates.study import Row, Table, lines, run, study, write
+from benchmarks.results import varying
 
 PAGES = Path(__file__).resolve().parents[2] / "docs" / "benchmarks"
 
@@ -67,6 +68,13 @@ def test_ranges_stand_for_rows() -> None:
     table = Table("rates", (), dict, by=("machine",), singly={"machine": ("hot",)}, only_json=("gain",))
     drift = {"machine": "drift", "seeds": "3-10", "rate": "9.8-10.5 %"}
     assert lines(table, rows) == [drift, *({key: row[key] for key in drift} for row in rows[2:])]
+
+
+def test_columns_of_one_value_are_a_sentence() -> None:
+    """What all rows share is said once, an empty column not at all, and two rows keep every column."""
+    rows = [{"arms": arms, "margin": "0.5", "power": "-"} for arms in ("2", "3", "9")]
+    assert varying(rows) == ("In each row: margin 0.5.", [{"arms": "2"}, {"arms": "3"}, {"arms": "9"}])
+    assert varying(rows[:2]) == ("", rows[:2])
 
 
 def test_one_table_can_run_again(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from ampcompare.base.environment.versions import fingerprint
+from ampcompare.base.environment.fingerprint import fingerprint
 from ampcompare.cli import main
 from ampcompare.experiment.launch.base import Launcher
 from ampcompare.experiment.launch.cell_files import write_config, write_record

@@ -6,7 +6,7 @@ import pytest
 
 from ampcompare.cli import main
 from ampcompare.cli.progress_display import Display
-from ampcompare.guards.catalog import GUARDS
+from ampcompare.guards.checks import GUARDS
 from ampcompare.runs.records.run import RunRecord
 from ampcompare.runs.settings.config import RunConfig
 

@@ -12,11 +12,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ampcompare.runs.settings.config import RunConfig
-from ampcompare.tasks.registry import make_task
+from ampcompare.tasks.task import make_task
 from ampcompare.training.assemble import assemble, make_parallel
-from ampcompare.training.metrics.allreduce import MAX_PAIRS, allreduce_share
+from ampcompare.training.loop import MAX_PAIRS, allreduce_share
 from ampcompare.training.parallel.ranks import ProcessGroup
-from ampcompare.training.precision.factory import make_precision
+from ampcompare.training.precision.base import make_precision
 from ampcompare.training.session import Session
 
 CPU = torch.device("cpu")

@@ -15,21 +15,21 @@ import torch.distributed as dist
 from torch import nn
 
 from ampcompare.base.errors import CheckpointError
+from ampcompare.base.tensors.tree import first_difference
 from ampcompare.runs.records.evaluation import EpochResult
 from ampcompare.runs.records.run import StepRecord
 from ampcompare.runs.settings.config import RunConfig
-from ampcompare.tasks.registry import make_task
+from ampcompare.tasks.task import make_task
 from ampcompare.training.assemble import assemble, make_parallel
 from ampcompare.training.checkpoint.convert.between_arms import into_arm
-from ampcompare.training.checkpoint.store.difference import first_difference
 from ampcompare.training.checkpoint.store.file import write_checkpoint
-from ampcompare.training.metrics.hashes import weights_sha256
-from ampcompare.training.metrics.run_summary import RunMetrics
+from ampcompare.training.hashes import weights_sha256
 from ampcompare.training.other_precisions import evaluate_in_others
 from ampcompare.training.own_group import group_of_one
 from ampcompare.training.parallel.ranks import ProcessGroup, SingleProcess
+from ampcompare.training.precision.base import make_precision
 from ampcompare.training.precision.cpu_half import cpu_half
-from ampcompare.training.precision.factory import make_precision
+from ampcompare.training.run_summary import RunMetrics
 from ampcompare.training.session import Session
 from ampcompare.training.state.resume import find_checkpoint, validate_resume
 from ampcompare.training.state.saver import Saver

@@ -11,11 +11,11 @@ import torch
 from ampcompare.base.tensors.sharded import whole
 from ampcompare.runs.records.evaluation import EpochResult
 from ampcompare.runs.settings.config import RunConfig
-from ampcompare.tasks.registry import make_task
+from ampcompare.tasks.task import make_task
 from ampcompare.training.assemble import assemble, make_parallel
 from ampcompare.training.parallel.ranks import Communicator, ProcessGroup, SingleProcess
+from ampcompare.training.precision.base import make_precision
 from ampcompare.training.precision.cpu_half import cpu_half
-from ampcompare.training.precision.factory import make_precision
 from ampcompare.training.session import Session
 
 CPU = torch.device("cpu")

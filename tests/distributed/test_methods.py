@@ -12,10 +12,10 @@ from torch import Tensor
 
 from ampcompare.runs.records.evaluation import EpochResult
 from ampcompare.runs.settings.config import RunConfig
-from ampcompare.tasks.registry import make_task
+from ampcompare.tasks.task import make_task
 from ampcompare.training.assemble import assemble, make_parallel
 from ampcompare.training.parallel.ranks import Communicator, ProcessGroup, SingleProcess
-from ampcompare.training.precision.factory import make_precision
+from ampcompare.training.precision.base import make_precision
 from ampcompare.training.session import Session
 
 CPU = torch.device("cpu")

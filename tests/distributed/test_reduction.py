@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim import SGD
 
 from ampcompare.training.parallel.replication import DDP
-from ampcompare.training.precision.factory import make_precision
+from ampcompare.training.precision.base import make_precision
 
 # Slopes of one weight, per rank: bf16 holds each of them, and neither their mean, 129.5, nor twice that.
 SLOPES = (256.0, 3.0)

@@ -14,9 +14,9 @@ import torch.distributed.checkpoint as dcp
 from pydantic import ValidationError
 
 from ampcompare.base.errors import AmpCompareError, CheckpointError
+from ampcompare.base.tensors.tree import first_difference
 from ampcompare.training.checkpoint.convert.load import load_any
 from ampcompare.training.checkpoint.store import folder as folder_module
-from ampcompare.training.checkpoint.store.difference import first_difference
 from ampcompare.training.checkpoint.store.file import read_checkpoint, write_checkpoint
 from ampcompare.training.checkpoint.store.sharded import FILES, read_saved
 from ampcompare.training.own_group import group_of_one

@@ -18,12 +18,12 @@ from ampcompare.runs.records.run import StepRecord
 from ampcompare.runs.settings.config import RunConfig
 from ampcompare.tasks.classification import Classification
 from ampcompare.tasks.in_memory import memory_data
-from ampcompare.tasks.registry import make_task
+from ampcompare.tasks.task import make_task
 from ampcompare.training.assemble import assemble, make_parallel
 from ampcompare.training.evaluate import evaluate
 from ampcompare.training.parallel.ranks import Communicator, ProcessGroup, SingleProcess, weights_digest
+from ampcompare.training.precision.base import make_precision
 from ampcompare.training.precision.cpu_half import cpu_half
-from ampcompare.training.precision.factory import make_precision
 from ampcompare.training.session import Session
 
 CPU = torch.device("cpu")

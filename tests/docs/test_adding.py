@@ -198,7 +198,7 @@ from torch import nn
 
 from ampcompare.tasks.catalog import REGRESSION, RMSE
 from ampcompare.tasks.task import Task
-from ampcompare.tasks.tensor_data import TensorData
+from ampcompare.tasks.in_memory import TensorData
 
 
 class Halving(Task):

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from torch.optim import SGD
 
 from ampcompare.base.errors import PreparationError
-from ampcompare.training.precision.base import Precision
-from ampcompare.training.precision.factory import make_precision
+from ampcompare.training.precision.base import Precision, make_precision
 
 pytestmark = pytest.mark.usefixtures("registered")
 LR = 0.5

@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from ampcompare.base.environment.versions import fingerprint
+from ampcompare.base.environment.fingerprint import fingerprint
 from ampcompare.base.errors import ConfigError, LaunchError
 from ampcompare.experiment.compare import run_auto, run_comparison, seeds_needed
 from ampcompare.experiment.launch.base import Launcher, Progress, failed_record

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ampcompare.base.environment.versions import fingerprint
+from ampcompare.base.environment.fingerprint import fingerprint
 from ampcompare.base.errors import RecordError
 from ampcompare.experiment.launch.base import Launcher
 from ampcompare.experiment.launch.cell_files import write_record

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ampcompare.base.environment.versions import fingerprint
+from ampcompare.base.environment.fingerprint import fingerprint
 from ampcompare.base.errors import ConfigError
 from ampcompare.base.files.loaded_code import digest_of
 from ampcompare.experiment.launch.base import Launcher

@@ -12,7 +12,7 @@ from textwrap import dedent
 import pytest
 
 from ampcompare.cli import main
-from ampcompare.guards import GUARDS, catalog, checks, location
+from ampcompare.guards import GUARDS, checks, location
 from ampcompare.guards.detector import Detector, Guard
 from tests.modules import module_at
 
@@ -34,8 +34,8 @@ DUMMY = """
 def negative_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Add a file to the folder of the guards, and name its guard."""
     for name in ("DETECTORS", "GUARDS"):
-        monkeypatch.setattr(catalog, name, {})
-    monkeypatch.setattr("ampcompare.guards.hooks.DETECTORS", catalog.DETECTORS)
+        monkeypatch.setattr(checks, name, {})
+    monkeypatch.setattr("ampcompare.guards.hooks.DETECTORS", checks.DETECTORS)
     monkeypatch.setattr(Detector, "defined", list(Detector.defined))
     folder = tmp_path / "checks"
     folder.mkdir()
@@ -43,7 +43,7 @@ def negative_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[s
     monkeypatch.setattr(checks, "__path__", [*checks.__path__, str(folder)])
     # Files of the folder of the guards are not the user's code.
     monkeypatch.setattr(location, "STANDARD", (*location.STANDARD, f"{folder}{os.sep}"))
-    catalog.load_checks()
+    checks.load_checks()
     yield "negative-loss"
     del sys.modules["ampcompare.guards.checks.negative"]
 

@@ -390,7 +390,7 @@ def test_strict_guards_raise(case: str, script, guarded, marked) -> None:
 
 def test_every_guard_has_a_mistake() -> None:
     """No guard is left without a script, and each class belongs to an entry of the list."""
-    from ampcompare.guards.catalog import DETECTORS
+    from ampcompare.guards.checks import DETECTORS
 
     assert set(DETECTORS) == set(GUARDS)
     assert set(map(_guard, ALL)) == set(GUARDS) - {"initialize-before-cuda"}

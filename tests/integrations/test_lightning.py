@@ -18,7 +18,7 @@ import lightning
 from torch.utils.data import DataLoader, TensorDataset
 
 from ampcompare.integrations.lightning import AmpCompareCallback, AmpComparePrecision
-from ampcompare.training.precision.factory import make_precision
+from ampcompare.training.precision.base import make_precision
 from tests.script.small_script import network
 
 pytestmark = [

@@ -11,9 +11,9 @@ import torch
 
 from ampcompare.apex._install import install
 from ampcompare.backends.arm import Arm
-from ampcompare.script.apex_amp.amp import ScriptAmp
+from ampcompare.script.apex_amp import ScriptAmp
 from ampcompare.script.stand_in import StandIn
-from ampcompare.training.precision.factory import make_precision
+from ampcompare.training.precision.base import make_precision
 
 
 @pytest.fixture(autouse=True)

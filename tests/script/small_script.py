@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from ampcompare.script.apex_amp.amp import ScriptAmp
+from ampcompare.script.apex_amp import ScriptAmp
 
 Make = Callable[[str], ScriptAmp]
 ARMS = {

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 
 from ampcompare.apex.optimizers import FusedAdam
-from ampcompare.script.apex_amp.amp import ScriptAmp
-from ampcompare.training.precision.factory import make_precision
+from ampcompare.script.apex_amp import ScriptAmp
+from ampcompare.training.precision.base import make_precision
 from tests.script.small_script import batch, gan_loss, network, two_networks
 
 Trained = list[tuple[list[Tensor], Any]]

@@ -8,10 +8,10 @@ from textwrap import dedent
 import pytest
 
 from ampcompare.source.branches import is_exclusive
-from ampcompare.source.calls import arguments
 from ampcompare.source.edits import Edits
 from ampcompare.source.follow import Follower, Frame
 from ampcompare.source.module import Module, Text
+from ampcompare.source.syntax import arguments
 
 
 def resolved(text: str) -> list[str | None]:

@@ -16,10 +16,10 @@ from ampcompare.base.errors import ConfigError
 from ampcompare.runs.settings.config import RunConfig
 from ampcompare.runs.settings.recipe import ModelConfig, Recipe
 from ampcompare.tasks.catalog import BITS_PER_BYTE, PERPLEXITY
+from ampcompare.tasks.in_memory import TensorData
 from ampcompare.tasks.lm import Gpt, LanguageModeling, lm
-from ampcompare.tasks.tensor_data import TensorData
 from ampcompare.training.evaluate import Evaluation, evaluate
-from ampcompare.training.precision.factory import make_precision
+from ampcompare.training.precision.base import make_precision
 
 CPU = torch.device("cpu")
 SMALL = {"width": 16, "heads": 2, "depth": 1}

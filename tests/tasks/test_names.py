@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from ampcompare.base.environment.packages import find_module
 from ampcompare.base.errors import BackendUnavailable, ConfigError
-from ampcompare.base.files.find_module import find_module
 from ampcompare.runs.settings.recipe import Recipe
 from ampcompare.tasks import catalog
 from ampcompare.tasks.catalog import check_data, check_model, check_task, torchvision_models

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from ampcompare.base.errors import BackendUnavailable
-from ampcompare.tasks.packages import needs_package
+from ampcompare.tasks.catalog import needs_package
 
 
 def test_a_missing_package_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from ampcompare.base.errors import ConfigError
 from ampcompare.runs.settings.recipe import Recipe
 from ampcompare.tasks.regression import Regression, diabetes, regression
 from ampcompare.training.evaluate import Evaluation, evaluate
-from ampcompare.training.precision.factory import make_precision
+from ampcompare.training.precision.base import make_precision
 
 CPU = torch.device("cpu")
 

@@ -12,7 +12,7 @@ from ampcompare.base.errors import UnsupportedCombination
 from ampcompare.tasks.classification import Classification, make_views
 from ampcompare.tasks.in_memory import memory_data
 from ampcompare.training.evaluate import evaluate
-from ampcompare.training.precision.factory import make_precision
+from ampcompare.training.precision.base import make_precision
 
 IMAGE = torch.arange(6.0).reshape(1, 1, 2, 3)
 

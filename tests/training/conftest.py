@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from torch.optim import SGD
 
 from ampcompare.training.ema import ModelEma
-from ampcompare.training.precision.base import owned_params
-from ampcompare.training.precision.factory import make_precision
+from ampcompare.training.precision.base import make_precision, owned_params
 
 
 class AveragedRun:

@@ -13,10 +13,10 @@ from ampcompare.runs.records.evaluation import EpochResult
 from ampcompare.runs.records.run import StepRecord
 from ampcompare.runs.settings.config import RunConfig
 from ampcompare.tasks.lm import repeated_blocks
-from ampcompare.tasks.registry import make_task
+from ampcompare.tasks.task import make_task
 from ampcompare.training.assemble import assemble_single
+from ampcompare.training.precision.base import make_precision
 from ampcompare.training.precision.cpu_half import cpu_half
-from ampcompare.training.precision.factory import make_precision
 from ampcompare.training.session import Session
 
 CPU = torch.device("cpu")

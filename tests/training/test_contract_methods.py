@@ -14,13 +14,12 @@ from torch.optim import SGD
 
 from ampcompare.runs.records.run import StepRecord
 from ampcompare.tasks.classification import classification_loss
-from ampcompare.training.compile import compiled, ready_compiler
+from ampcompare.training.assemble import compiled, ready_compiler
 from ampcompare.training.ema import ModelEma
 from ampcompare.training.loop import Loop
-from ampcompare.training.metrics.clock import HostClock
+from ampcompare.training.meters import HostClock
 from ampcompare.training.parallel.replication import Single
-from ampcompare.training.precision.base import owned_params
-from ampcompare.training.precision.factory import make_precision
+from ampcompare.training.precision.base import make_precision, owned_params
 from tests.covering import covering
 
 ARMS = [

@@ -18,7 +18,7 @@ from ampcompare.runs.settings.config import RunConfig
 from ampcompare.training.build_loop import WARM_UP, StepGraph, rates_on_device, refuse_unrecordable
 from ampcompare.training.loop import update
 from ampcompare.training.parallel.replication import Single
-from ampcompare.training.precision.factory import make_precision
+from ampcompare.training.precision.base import make_precision
 
 CPU = torch.device("cpu")
 

@@ -19,10 +19,10 @@ from ampcompare.runs.records.run import Resumption, StepRecord
 from ampcompare.runs.settings.config import RunConfig
 from ampcompare.tasks.catalog import TASKS
 from ampcompare.tasks.data import tensors_of
-from ampcompare.tasks.registry import make_task
+from ampcompare.tasks.task import make_task
 from ampcompare.training.assemble import assemble_single
+from ampcompare.training.precision.base import make_precision
 from ampcompare.training.precision.cpu_half import cpu_half
-from ampcompare.training.precision.factory import make_precision
 from ampcompare.training.session import Session
 
 pytestmark = pytest.mark.integration  # every task is trained with every arm

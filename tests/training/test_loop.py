@@ -16,9 +16,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampcompare.runs.records.run import StepRecord
 from ampcompare.training.loop import Loop
-from ampcompare.training.metrics.clock import HostClock
+from ampcompare.training.meters import HostClock
 from ampcompare.training.parallel.replication import Single
-from ampcompare.training.precision.factory import make_precision
+from ampcompare.training.precision.base import make_precision
 
 
 def net() -> nn.Sequential:

@@ -16,7 +16,7 @@ from ampcompare.runs.settings.config import RunConfig
 from ampcompare.runs.settings.recipe import OptimizerConfig
 from ampcompare.runs.settings.validation import validated
 from ampcompare.training.assemble import make_optimizer, param_groups
-from ampcompare.training.precision.factory import make_precision
+from ampcompare.training.precision.base import make_precision
 from tests.covering import covering
 
 X = torch.linspace(-1, 1, 24).reshape(6, 4)

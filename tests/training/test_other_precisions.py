@@ -13,13 +13,12 @@ from torch import Tensor, nn
 
 from ampcompare.runs.records.evaluation import PrecisionResult
 from ampcompare.runs.settings.config import EVAL_PRECISIONS, RunConfig
-from ampcompare.tasks.registry import make_task
+from ampcompare.tasks.task import make_task
 from ampcompare.training.assemble import assemble_single
-from ampcompare.training.metrics.hashes import weights_sha256
+from ampcompare.training.hashes import weights_sha256
 from ampcompare.training.other_precisions import EvaluationPrecision, evaluate_in_others
-from ampcompare.training.precision.base import Precision
+from ampcompare.training.precision.base import Precision, make_precision
 from ampcompare.training.precision.cpu_half import cpu_half
-from ampcompare.training.precision.factory import make_precision
 from ampcompare.training.session import Session
 
 CPU = torch.device("cpu")

@@ -14,13 +14,13 @@ from ampcompare.runs.records.run import StepRecord
 from ampcompare.runs.settings.config import RunConfig
 from ampcompare.tasks.classification import Classification
 from ampcompare.tasks.in_memory import memory_data
-from ampcompare.tasks.registry import make_task
+from ampcompare.tasks.task import make_task
 from ampcompare.training.assemble import assemble_single
 from ampcompare.training.evaluate import evaluate
-from ampcompare.training.metrics.memory import PeakMemory
-from ampcompare.training.metrics.run_summary import RunMetrics
+from ampcompare.training.meters import PeakMemory
+from ampcompare.training.precision.base import make_precision
 from ampcompare.training.precision.cpu_half import EmulatedHalf, cpu_half
-from ampcompare.training.precision.factory import make_precision
+from ampcompare.training.run_summary import RunMetrics
 from ampcompare.training.session import Session
 
 CPU = torch.device("cpu")

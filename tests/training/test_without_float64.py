@@ -10,14 +10,13 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from ampcompare.base.tensors import accelerator
 from ampcompare.runs.settings.recipe import Recipe
 from ampcompare.tasks import lm
-from ampcompare.tasks.registry import make_task
+from ampcompare.tasks.task import make_task
 from ampcompare.training import evaluate as evaluation
 from ampcompare.training.assemble import assemble_single
+from ampcompare.training.precision.base import make_precision
 from ampcompare.training.precision.cpu_half import cpu_half
-from ampcompare.training.precision.factory import make_precision
 
 CPU = torch.device("cpu")
 RECIPES = {
@@ -47,7 +46,7 @@ class NoFloat64(TorchDispatchMode):
 )
 def test_no_step_computes_in_float64(monkeypatch: pytest.MonkeyPatch, arm: str, task: str) -> None:
     """Forward pass, loss, backward pass, clipping and step of the arms that such a device trains keep to 32 bits."""
-    monkeypatch.setattr(accelerator, "WITHOUT_FLOAT64", ("cpu",))
+    monkeypatch.setattr("ampcompare.training.device.WITHOUT_FLOAT64", ("cpu",))
     monkeypatch.setattr(lm, "WITH_FLOAT64", ())
     recipe = Recipe.model_validate({"task": task, "batch_size": 8, **RECIPES[task]})
     made = make_task(recipe)
@@ -81,7 +80,7 @@ def test_measurements_are_those_of_a_device_with_float64(monkeypatch: pytest.Mon
     right = evaluated()
     moved: list[torch.Size] = []
     on_host = Tensor.cpu
-    monkeypatch.setattr(accelerator, "WITHOUT_FLOAT64", ("cpu",))
+    monkeypatch.setattr("ampcompare.training.device.WITHOUT_FLOAT64", ("cpu",))
     monkeypatch.setattr(Tensor, "cpu", lambda tensor: moved.append(tensor.shape) or on_host(tensor))
     assert evaluated() == right
     assert len(moved) >= 2

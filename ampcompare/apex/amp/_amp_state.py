@@ -1,13 +1,14 @@
-"""The amp session of this process, and the printer that respects its verbosity.
+"""The amp session of this process, and its messages, which respect its verbosity.
 
 `ampcompare.apex.amp._amp_state` (the attribute of the package) is the state object; scripts read and write its fields.
 """
 
 from __future__ import annotations
 
+import atexit
 import os
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from types import ModuleType
 from typing import Any, Protocol
@@ -15,12 +16,12 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from ._engine.async_messages import DeferredMessages
 from ._engine.errors import AmpOptionError
 
-__all__ = ["AmpState", "master_params", "maybe_print", "overflow_message", "warn_or_err"]
+__all__ = ["AmpState", "DeferredMessages", "master_params", "maybe_print", "overflow_message", "warn_or_err"]
 
 STRICT_VARIABLE = "AMPCOMPARE_APEX_STRICT"
+Render = Callable[[list[float]], str | None]
 
 
 def strict_from_environment() -> bool:
@@ -45,6 +46,35 @@ class _Handle(Protocol):
     def _deactivate(self) -> None: ...
 
     def _disable_casts(self) -> AbstractContextManager[None]: ...
+
+
+class DeferredMessages:
+    """Messages that wait for values from the device, in order.
+
+    Values are copied to pinned memory behind an event. They are printed by the next `scale_loss`, when the device has
+    the next forward pass to work on, or when the loss scale is read or saved, or the session or the process ends.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: list[tuple[torch.cuda.Event, Tensor, Render]] = []
+        atexit.register(self.flush)
+
+    def add(self, values: Sequence[Tensor], render: Render) -> None:
+        """Call `render` later with the current values of these scalars, and print its result unless it is None."""
+        host = torch.empty(len(values), dtype=torch.float32, pin_memory=True)
+        host.copy_(torch.stack(list(values)), non_blocking=True)
+        event = torch.cuda.Event()
+        event.record(torch.cuda.current_stream(values[0].device))
+        self._waiting.append((event, host, render))
+
+    def flush(self) -> None:
+        """Print all messages, waiting for their values."""
+        while self._waiting:
+            event, host, render = self._waiting.pop(0)
+            event.synchronize()
+            message = render(host.tolist())
+            if message is not None:
+                print(message)
 
 
 class AmpState:

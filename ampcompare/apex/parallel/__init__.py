@@ -12,9 +12,8 @@ from torch.distributed import ReduceOp
 from . import LARC
 from . import sync_batchnorm as sync_batchnorm  # scripts find these after `import apex.parallel`
 from . import sync_batchnorm_kernel as sync_batchnorm_kernel
-from ._convert import convert_syncbn_model, create_syncbn_process_group
 from .distributed import DistributedDataParallel, Reducer
-from .optimized_sync_batchnorm import SyncBatchNorm
+from .optimized_sync_batchnorm import SyncBatchNorm, convert_syncbn_model, create_syncbn_process_group
 
 __all__ = [
     "LARC",

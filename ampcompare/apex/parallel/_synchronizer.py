@@ -19,19 +19,15 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
+from ampcompare.base.errors import ConfigError, PreparationError
 from ampcompare.base.tensors.lists import by_type
-
-from ._errors import (
-    GradientNotPlanned,
-    GradientReductionError,
-    NoForwardPass,
-    ParallelPreparationError,
-    ProcessGroupMissing,
-)
 
 __all__ = [
     "Bucket",
     "Options",
+    "ParallelArgumentError",
+    "ParallelOptionError",
+    "ParallelPreparationError",
     "Reduction",
     "Synchronizer",
     "broadcast_from_first",
@@ -43,6 +39,37 @@ __all__ = [
 
 LEGACY_DTYPES = frozenset({torch.float16, torch.float32, torch.float64})
 _TYPE_ORDER = (torch.float16, torch.float32, torch.float64)
+Lane = tuple["dist.ProcessGroup | None", "torch.cuda.Stream | None"]
+
+
+class ParallelOptionError(ConfigError, ValueError):
+    """Options of a parallel wrapper that exclude each other."""
+
+
+class ParallelArgumentError(ConfigError, AssertionError):
+    """An option that Apex checks by an assertion."""
+
+
+class ParallelPreparationError(PreparationError, AssertionError):
+    """A model that cannot be wrapped as it is."""
+
+
+class ProcessGroupMissing(PreparationError, RuntimeError, ValueError):
+    """No process group exists yet; torch raises a `ValueError` for it."""
+
+
+class GradientReductionError(PreparationError, RuntimeError):
+    """Gradients that cannot be reduced, or came where the bucket structure has no place for them."""
+
+
+class GradientNotPlanned(PreparationError, KeyError):
+    """A gradient for which the bucket structure has no bucket; in strict mode only."""
+
+    __str__ = Exception.__str__
+
+
+class NoForwardPass(PreparationError, AttributeError):
+    """A backward pass without a forward pass of the wrapper; in strict mode only."""
 
 
 @dataclass(frozen=True)
@@ -165,9 +192,6 @@ class Bucket:
                 if self._grads[i] is None and users[i] > 0:
                     self.params[i].grad = view.to(self.dtype, copy=True)
         self._grads = []
-
-
-Lane = tuple["dist.ProcessGroup | None", "torch.cuda.Stream | None"]
 
 
 @dataclass(frozen=True)

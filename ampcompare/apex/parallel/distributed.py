@@ -21,10 +21,12 @@ from ampcompare.apex.apex_C import flatten, unflatten
 from ampcompare.base.errors import PreparationError
 from ampcompare.base.tensors.tree import tensors_in
 
-from ._errors import ParallelArgumentError, ParallelOptionError, ParallelPreparationError
 from ._synchronizer import (
     Bucket,
     Options,
+    ParallelArgumentError,
+    ParallelOptionError,
+    ParallelPreparationError,
     Reduction,
     Synchronizer,
     broadcast_from_first,

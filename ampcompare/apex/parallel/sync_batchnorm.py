@@ -10,11 +10,15 @@ from torch import Tensor
 
 from ampcompare.apex import deprecated_warning
 from ampcompare.apex.amp._amp_state import strict_from_environment
+from ampcompare.base.errors import ConfigError
 
-from ._errors import UnavailableInPythonSyncBatchNorm
 from .optimized_sync_batchnorm import SyncBatchNorm as OptimizedSyncBatchNorm
 
 __all__ = ["SyncBatchNorm"]
+
+
+class UnavailableInPythonSyncBatchNorm(ConfigError, AttributeError):
+    """An option that only the optimized `SyncBatchNorm` has."""
 
 
 class SyncBatchNorm(OptimizedSyncBatchNorm):

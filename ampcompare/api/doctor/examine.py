@@ -30,7 +30,7 @@ from ampcompare.api.doctor.needs import ArmNeeds, MachineFacts, examine_arm
 from ampcompare.backends.arm import Arm
 from ampcompare.backends.catalog import BUILT_IN
 from ampcompare.base.environment.gpus import ACCELERATORS, accelerator_of, why_no_accelerator
-from ampcompare.base.environment.versions import installed_version
+from ampcompare.base.environment.packages import installed_version
 from ampcompare.base.isolate.call import TIME_LIMIT, Answer
 from ampcompare.base.version import __version__
 

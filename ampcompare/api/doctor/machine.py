@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ampcompare.api.doctor.finding import Check, Verdict
-from ampcompare.base.environment.threads import THREAD_VARIABLES
-from ampcompare.base.environment.versions import fingerprint
+from ampcompare.base.environment.fingerprint import THREAD_VARIABLES, fingerprint
 from ampcompare.base.isolate.call import Answer
 from ampcompare.base.version import __version__
 

@@ -14,7 +14,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 __all__ = [
@@ -59,27 +59,17 @@ class Gpu:
     in_use: str = ""
 
 
-def visible_gpus(environment: Mapping[str, str] | None = None) -> list[Gpu]:
-    """Return the GPUs in the order of CUDA_VISIBLE_DEVICES, or else of the PCI bus; none where nvidia-smi is missing.
-
-    Args:
-        environment: variables; those of this process by default.
-    """
-    chosen = (os.environ if environment is None else environment).get("CUDA_VISIBLE_DEVICES")
+def visible_gpus() -> list[Gpu]:
+    """Return the GPUs in the order of CUDA_VISIBLE_DEVICES, or else of the PCI bus; none without nvidia-smi."""
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     found = _all_gpus()
-    if chosen is None:
-        return [_numbered(gpu, number) for number, gpu in enumerate(found)]
-    visible: list[Gpu] = []
-    for token in filter(None, map(str.strip, chosen.split(","))):
+    visible: list[Gpu] = found if chosen is None else []
+    for token in filter(None, map(str.strip, (chosen or "").split(","))):
         gpu = _named(found, token)
         if gpu is None or any(gpu.token == other.token for other in visible):
             break  # as CUDA does: what follows an invalid entry is not visible
         visible.append(gpu)
-    return [_numbered(gpu, number) for number, gpu in enumerate(visible)]
-
-
-def _numbered(gpu: Gpu, number: int) -> Gpu:
-    return Gpu(gpu.token, number, gpu.name, gpu.is_mig, gpu.bus, gpu.in_use)
+    return [replace(gpu, number=number) for number, gpu in enumerate(visible)]
 
 
 def _named(found: list[Gpu], token: str) -> Gpu | None:

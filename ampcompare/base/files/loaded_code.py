@@ -32,7 +32,7 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, TypeAlias
 
-from ampcompare.base.environment.versions import installed_version
+from ampcompare.base.environment.packages import installed_version
 from ampcompare.base.files.run_files import CellFile, RunFile
 from ampcompare.base.secrets import is_secret_name, mask
 

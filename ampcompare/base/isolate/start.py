@@ -17,7 +17,6 @@ import contextlib
 import os
 import runpy
 import signal
-from collections.abc import Mapping
 
 import psutil
 
@@ -31,15 +30,12 @@ def start_command(module: str, *arguments: str) -> list[str]:
     return [sys.executable, os.path.abspath(__file__), "-m", module, *arguments]
 
 
-def isolated_environment(environment: Mapping[str, str] | None = None) -> dict[str, str]:
+def isolated_environment() -> dict[str, str]:
     """Return the environment of a child, whose own children do not get the working directory on their path either.
 
     An empty entry of PYTHONPATH, as `PYTHONPATH=$PYTHONPATH:/folder` leaves one, would stand for that directory.
-
-    Args:
-        environment: of this process by default.
     """
-    isolated = dict(os.environ if environment is None else environment)
+    isolated = dict(os.environ)
     isolated["PYTHONSAFEPATH"] = "1"  # read by Python 3.11 and later
     folders = [folder for folder in isolated.pop("PYTHONPATH", "").split(os.pathsep) if folder]
     if folders:

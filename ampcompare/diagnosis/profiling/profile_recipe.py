@@ -18,12 +18,11 @@ from ampcompare.diagnosis.profiling.step_profiler import Steps
 from ampcompare.runs.records.profile import ArmProfile, Trial
 from ampcompare.runs.settings.config import RunConfig
 from ampcompare.runs.settings.validation import validated
-from ampcompare.tasks.registry import make_task
-from ampcompare.training.assemble import assemble_single
+from ampcompare.tasks.task import make_task
+from ampcompare.training.assemble import assemble_single, cpu_half_of
 from ampcompare.training.build_loop import build_loop
-from ampcompare.training.compile import cpu_half_of
 from ampcompare.training.device import resolve_device
-from ampcompare.training.precision.tf32 import set_tf32
+from ampcompare.training.precision.fp32 import set_tf32
 
 __all__ = ["memory_variants", "profile_config", "profile_recipe", "recipe_loop", "run_memory_trials", "run_trials"]
 

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ampcompare.base.environment.fingerprint import fingerprint
 from ampcompare.base.environment.gpus import why_no_cuda
-from ampcompare.base.environment.versions import fingerprint
 from ampcompare.base.errors import ConfigError, LaunchError, did_you_mean
 from ampcompare.base.files.write import write_atomically
 from ampcompare.base.isolate.call import call_in_child

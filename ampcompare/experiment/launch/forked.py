@@ -11,7 +11,7 @@ from typing import Any
 
 import psutil
 
-from ampcompare.base.environment.threads import THREAD_VARIABLES
+from ampcompare.base.environment.fingerprint import THREAD_VARIABLES
 from ampcompare.base.files.run_files import CellFile
 from ampcompare.base.isolate.client import MAX_SERVERS, Fork, ProcessServer, ServerLost, can_fork
 from ampcompare.base.isolate.start import isolated_environment, start_command

@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ampcompare.base.environment.threads import THREAD_VARIABLES
+from ampcompare.base.environment.fingerprint import THREAD_VARIABLES
 from ampcompare.base.errors import (
     BackendUnavailable,
     ConfigError,

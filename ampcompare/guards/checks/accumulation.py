@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ast
 import linecache
-import re
 import weakref
 from collections import Counter
 from collections.abc import Iterator
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from ampcompare.guards.detector import Detector, guard_of
 from ampcompare.guards.location import Location, call_site, user_frames
 from ampcompare.guards.script_state import first_with_gradient, parameters_of, will_skip
+from ampcompare.source.lint.rules.update_order import SAYS_SO
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,7 +29,6 @@ __all__ = ["LossUndivided", "is_undivided_mean", "keeps_adding"]
 
 UPDATES = 2
 MAX_NODES = 64
-SAYS_SO = re.compile(r"accum|micro|chunk|split|sub_?batch", re.IGNORECASE)
 PASSED = tuple(
     f"{name}Backward"
     for name in (

@@ -10,9 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ampcompare.backends.library import Library
-from ampcompare.base.environment.entry_points import entry_points
+from ampcompare.base.environment.packages import entry_points, find_module
 from ampcompare.base.errors import BackendUnavailable, ConfigError, close_matches
-from ampcompare.base.files.find_module import find_module
 
 __all__ = [
     "APEX",

@@ -11,8 +11,8 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
+from ampcompare.base.environment.packages import find_module
 from ampcompare.base.errors import ConfigError
-from ampcompare.base.files.find_module import find_module
 from ampcompare.base.secrets import hide, hide_names, reveal
 from ampcompare.runs.settings.recipe import Frozen, PositiveInt
 

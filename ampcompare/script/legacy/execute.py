@@ -22,9 +22,8 @@ from ampcompare.script.legacy.missing_names import missing_names
 from ampcompare.script.legacy.old_script import COMPAT_HINT, is_of_old_script
 from ampcompare.script.legacy.prepare import Prepared, prepare_process
 from ampcompare.script.legacy.settings import ExecSettings
-from ampcompare.script.legacy.shadowing import NEEDED_LATER, import_without_first_entry
-from ampcompare.script.legacy.target import Target
-from ampcompare.script.legacy.way_out import point_at_migrate
+from ampcompare.script.legacy.stderr import point_at_migrate
+from ampcompare.script.legacy.target import NEEDED_LATER, Target, import_without_first_entry
 
 if TYPE_CHECKING:
     from ampcompare.script.legacy.record.recorder import Recorder

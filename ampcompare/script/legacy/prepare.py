@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import inspect
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -14,18 +15,30 @@ from typing import TYPE_CHECKING, Any
 from ampcompare import guards
 from ampcompare.apex._install import ApexFinder, install
 from ampcompare.base.environment.apex import probe_apex
-from ampcompare.base.errors import BackendUnavailable
-from ampcompare.script.legacy import child_processes, opt_level
+from ampcompare.base.errors import BackendUnavailable, UnsupportedCombination
+from ampcompare.guards.location import user_location
+from ampcompare.script.legacy import child_processes
 from ampcompare.script.legacy.missing_names import watch_names
 from ampcompare.script.legacy.settings import ExecSettings
-from ampcompare.script.legacy.stderr import print_violation
-from ampcompare.script.legacy.way_out import point_at_migrate
+from ampcompare.script.legacy.stderr import note, point_at_migrate, print_violation
 
 if TYPE_CHECKING:
-    from ampcompare.script.legacy.record.recorder import Recorder
-    from ampcompare.script.legacy.record.rows import Rows
+    from ampcompare.guards.events import Subscriptions
+    from ampcompare.script.legacy.record.recorder import Recorder, Rows
 
-__all__ = ["Prepared", "prepare_child", "prepare_process"]
+__all__ = ["Prepared", "override_opt_level", "prepare_child", "prepare_process"]
+
+# Arguments that only some levels take: `initialize` refuses them at the others.
+REFUSED = {
+    "O1": ("cast_model_type", "keep_batchnorm_fp32", "master_weights"),
+    "O0": ("patch_torch_functions",),
+    "O2": ("patch_torch_functions",),
+    "O3": ("patch_torch_functions",),
+    "O4": ("cast_model_type", "keep_batchnorm_fp32", "master_weights"),
+    "O5": ("patch_torch_functions",),
+}
+# What an opt level sets, and a script may override.
+REPLACED = ("cast_model_type", "patch_torch_functions", "keep_batchnorm_fp32", "master_weights", "loss_scale")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,17 +89,17 @@ def prepare_process(
     child_processes.pass_on_to_ranks(settings)
     child_processes.count_starts()
     if settings.device == "cpu":
-        from ampcompare.script.legacy.cpu.device import run_on_cpu
+        from ampcompare.script.legacy.cpu_device import run_on_cpu
 
         run_on_cpu(quiet=child is not None)
     if settings.compat_torch:
-        from ampcompare.script.legacy.compat.torch_functions import patch_torch
+        from ampcompare.script.legacy.torch_functions import patch_torch
 
         patch_torch()
     recorder, rows = None, None
     if settings.record is not None:
-        from ampcompare.script.legacy.record.recorder import Recorder, header
-        from ampcompare.script.legacy.record.rows import Rows
+        # Imported here: without --record a script that needs no torch loads none.
+        from ampcompare.script.legacy.record.recorder import Recorder, Rows, header
 
         recorder = Recorder(settings.record, header(settings), child=child)
         rows = Rows(recorder)
@@ -94,14 +107,16 @@ def prepare_process(
         _import_amp(settings.engine)
     records_amp = stand_in is None or stand_in(rows)
     if rows is not None:
-        _record_steps(rows, amp=records_amp)
+        from ampcompare.script.legacy.record.scaled_steps import record_steps
+
+        record_steps(rows, amp=records_amp)
     if settings.guards != "off":
         # After the CUDA functions and an arm, so that the guards see what the script asks for.
         guards.install(strict=settings.guards == "strict", say=lambda violation: _warn(violation, settings))
     if settings.opt_level is not None:
         from ampcompare.guards.events import Layer, Subscriptions
 
-        opt_level.override(settings.opt_level, Subscriptions(Layer.STAND_IN), quiet=child is not None)
+        override_opt_level(settings.opt_level, Subscriptions(Layer.STAND_IN), quiet=child is not None)
     return Prepared(finder, recorder)
 
 
@@ -133,19 +148,44 @@ def _import_amp(engine: str) -> None:
         raise BackendUnavailable(f"apex.amp of --engine {engine} cannot be imported: {error}") from error
 
 
-def _record_steps(rows: Rows, *, amp: bool) -> None:
-    # Imported here: without --record a script that needs no torch loads none.
-    from ampcompare.guards.events import Layer, Subscriptions
-    from ampcompare.script.legacy.record.amp import record_amp
-    from ampcompare.script.legacy.record.fp16_optimizer import record_fp16_optimizers
-    from ampcompare.script.legacy.record.grad_scaler import record_grad_scalers
+def override_opt_level(
+    level: str, events: Subscriptions, *, quiet: bool = False, options: Mapping[str, Any] | None = None
+) -> None:
+    """Make `amp.initialize` use `level` without arguments that it refuses, with one line on stderr.
 
-    events = Subscriptions(Layer.RECORD)
-    if amp:
-        record_amp(rows, events)
-    record_grad_scalers(rows, events)
-    record_fp16_optimizers(rows, events)
-    rows.recorder.before_close(events.end)
+    Args:
+        options: further arguments to set. With them, none of the script's own that `REPLACED` lists is kept, and
+            `enabled=False` is an error.
+    """
+
+    signature = inspect.signature(sys.modules["apex.amp"].initialize)
+
+    def initialize(original: Any, *args: Any, **kwargs: Any) -> Any:
+        bound = signature.bind(*args, **kwargs)
+        given = bound.arguments
+        requested = given.get("opt_level", "O1")
+        dropped = []
+        if requested != level:
+            dropped = [name for name in REFUSED[level] if given.get(name) is not None]
+            for name in dropped:
+                del given[name]
+        if options is not None:
+            if given.get("enabled") is False and level != "O0":
+                raise UnsupportedCombination(
+                    f"{user_location()}: amp.initialize has enabled=False, so apex:{level} has no effect; run the "
+                    f"script with amp enabled"
+                )
+            for name in REPLACED:
+                given.pop(name, None)
+            given.update(options)
+        given["opt_level"] = level
+        if not quiet:
+            without = f", without the script's {', '.join(dropped)}" if dropped else ""
+            note(f"--opt-level {level} instead of the script's {requested}{without}")
+        return original(*bound.args, **bound.kwargs)
+
+    for name in ("apex.amp", "apex.amp.frontend"):
+        events.wrap(sys.modules[name], "initialize", initialize)
 
 
 class _Finder(MetaPathFinder):

@@ -171,7 +171,7 @@ class _Trace:
 
     def begin(self) -> None:
         """Watch every step that is recorded."""
-        from ampcompare.script.legacy.record.rows import Rows
+        from ampcompare.script.legacy.record.recorder import Rows
 
         original = Rows.step_row
 

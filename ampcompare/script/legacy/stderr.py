@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 from ampcompare.guards import Violation
+from ampcompare.script.legacy.settings import ExecSettings
 
-__all__ = ["note", "print_violation"]
+__all__ = ["note", "point_at_migrate", "print_violation"]
 
 _printed: set[str] = set()
 
@@ -21,3 +23,9 @@ def note(text: str) -> None:
 def print_violation(violation: Violation) -> None:
     """Print `ampcompare guard NAME: FILE:LINE: WHAT; REMEDY` on stderr."""
     print(f"ampcompare {violation}", file=sys.stderr, flush=True)
+
+
+def point_at_migrate(settings: ExecSettings) -> None:
+    """Print where the way out of Apex is, on the first rank; nothing for a module, or without Apex."""
+    if "apex" in sys.modules and settings.name.endswith(".py") and os.environ.get("RANK", "0") == "0":
+        note(f"to move this script to torch.amp, and check that it trains the same: ampcompare migrate {settings.name}")

@@ -13,18 +13,20 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import ScalingError, UnsupportedCombination
 from ampcompare.guards.events import Points, Subscriptions, calling_frame
-from ampcompare.script.apex_amp.amp import Given
-from ampcompare.script.apex_amp.session import here
-from ampcompare.script.legacy.record.rows import Rows, value_of
-from ampcompare.script.torch_amp.names import TorchNames
+from ampcompare.guards.location import here
+from ampcompare.script.apex_amp import Given
+from ampcompare.script.legacy.record.recorder import Rows, value_of
 
 __all__ = [
+    "HALF",
     "TorchAmp",
+    "TorchNames",
     "is_own",
     "not_scaled",
     "present",
@@ -35,8 +37,90 @@ __all__ = [
     "without_autocast",
 ]
 
+HALF = (torch.float16, torch.bfloat16)
 SCALER = inspect.signature(torch.amp.GradScaler)
 SETTINGS = ("growth_factor", "backoff_factor", "growth_interval")
+
+
+class TorchNames:
+    """What stands behind `torch.amp`.
+
+    Attributes:
+        used: the script, or what drives it, has entered an autocast block or made a GradScaler.
+        has_autocast: the script itself has made an enabled autocast block.
+        has_scaler: the script itself has made a GradScaler that is on.
+        off_scalers: GradScalers that the script itself has made and switched off.
+        driven: objects of `torch.amp` are made on behalf of the script at present.
+        is_driven: the steps of the script are made and recorded on its behalf; what they lack is no fault of it.
+
+    Args:
+        initialized: returns whether the script trains through `apex.amp`.
+    """
+
+    def __init__(self, initialized: Callable[[], bool]) -> None:
+        self._initialized = initialized
+        self.used = self.has_autocast = self.has_scaler = self.driven = self.is_driven = False
+        self.off_scalers: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def note_scaler(self, scaler: Any, enabled: bool) -> None:
+        """Note that a GradScaler is made, by the script or on its behalf."""
+        if not self.driven:
+            self.has_scaler = self.has_scaler or enabled
+            if not enabled:
+                self.off_scalers.add(scaler)
+
+    def install(self, events: Subscriptions) -> None:
+        """Begin."""
+
+    @property
+    def needs_scaler(self) -> bool:
+        """Whether the arm scales the loss, or moves gradients to master weights."""
+        return False
+
+    @property
+    def casts_loss(self) -> bool:
+        """Whether casts last from the forward pass to the backward pass, as O1's do."""
+        return False
+
+    @property
+    def casts_weights(self) -> bool:
+        """Whether the arm acts by casting the weights of models, so not on modules whose weights no optimizer has."""
+        return False
+
+    @property
+    def widens(self) -> torch.dtype | None:
+        """The type of the outputs of modules that become fp32; None where the arm does that itself, or not at all."""
+        return None
+
+    def is_by_apex(self) -> bool:
+        """Return whether the script trains through `apex.amp`."""
+        return self._initialized()
+
+    def optimizer_made(self) -> None:
+        """Note that the script has made an optimizer."""
+
+    def casts_now(self) -> bool:
+        """Return whether operations are cast at present."""
+        return False
+
+    def use(self) -> None:
+        """Note that the arm acts on the script."""
+        self.used = True
+
+    def masters(self, optimizer: Any) -> list[tuple[Tensor, Tensor]]:
+        """Return the 16-bit weights of an optimizer with their masters."""
+        return []
+
+    def input_type(self, module: nn.Module) -> torch.dtype | None:
+        """Return the type of the inputs of a part of a model that the script calls by itself; None for others."""
+        return None
+
+    def alike(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """Return the arguments of a module without weights that the script calls, in types that fit one another."""
+        return args, kwargs
+
+    def forget_unscaled(self, scaler: Any, optimizer: Any) -> None:
+        """Let gradients be unscaled once more before the step."""
 
 
 class TorchAmp(TorchNames):

@@ -20,8 +20,9 @@ from ampcompare.backends.apex_levels import apex_level
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import UnsupportedCombination
 from ampcompare.guards.events import Points, Subscriptions
-from ampcompare.script.apex_amp.amp import Given
+from ampcompare.script.apex_amp import Given
 from ampcompare.script.torch_amp.autocast_and_scaler import (
+    TorchNames,
     is_own,
     not_scaled,
     present,
@@ -31,7 +32,6 @@ from ampcompare.script.torch_amp.autocast_and_scaler import (
     unscaled,
     without_autocast,
 )
-from ampcompare.script.torch_amp.names import TorchNames
 from ampcompare.training.precision.base import owned_params
 
 __all__ = ["O1BehindTorch"]

@@ -33,15 +33,14 @@ from torch.utils import _pytree as pytree
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import ScalingError, UnsupportedCombination
 from ampcompare.guards.events import GRADIENT_READS, Points, Subscriptions
-from ampcompare.script.apex_amp.session import here
-from ampcompare.script.legacy.record.rows import Rows, value_of
-from ampcompare.script.recorded.acted import Acted
-from ampcompare.script.torch_amp.names import TorchNames
+from ampcompare.guards.location import here
+from ampcompare.script.acted import Acted
+from ampcompare.script.legacy.record.recorder import Rows, value_of
+from ampcompare.script.torch_amp.autocast_and_scaler import HALF, TorchNames
 from ampcompare.training.precision.base import owned_params
 
 __all__ = ["PlainScript"]
 
-HALF = (torch.float16, torch.bfloat16)
 MAX_WATCHED = 4096
 
 

@@ -40,10 +40,10 @@ from ampcompare.backends.apex_levels import apex_level
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import AmpCompareError, PreparationError, ScalingError, UnsupportedCombination
 from ampcompare.guards.events import GRADIENT_READS, Points, Subscriptions, without_subscribers
-from ampcompare.script.apex_amp.session import here
+from ampcompare.guards.location import here
 from ampcompare.script.keep_fp32 import WRAPPERS, bare_model
-from ampcompare.script.recorded.pairing import HashedWeights
 from ampcompare.script.torch_amp.autocast_and_scaler import (
+    HALF,
     TorchAmp,
     not_scaled,
     refuse_closure,
@@ -51,13 +51,12 @@ from ampcompare.script.torch_amp.autocast_and_scaler import (
     unscaled,
     without_autocast,
 )
-from ampcompare.training.precision.base import owned_params
-from ampcompare.training.precision.factory import make_precision
-from ampcompare.training.precision.half_optimizer import HalfOptimizer
+from ampcompare.script.watch import HashedWeights
+from ampcompare.training.precision.base import make_precision, owned_params
+from ampcompare.training.precision.half import HalfOptimizer
 
 __all__ = ["WholeModel"]
 
-HALF = (torch.float16, torch.bfloat16)
 METHODS = ("scale", "unscale_", "step", "update", "get_scale", "state_dict", "load_state_dict")
 LERPS = ((Tensor, "lerp"), (Tensor, "lerp_"), (torch, "_foreach_lerp_"))
 CONTAINERS = (nn.ModuleList, nn.ModuleDict)  # they hold models, and are never called

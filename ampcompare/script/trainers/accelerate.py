@@ -1,4 +1,4 @@
-"""Hugging Face Accelerate, which the `Trainer` of transformers trains by too.
+"""Hugging Face Accelerate, and the `Trainer` of transformers, which trains by it and logs its own figures.
 
 Its forward pass is a `torch.autocast` block, and its scaler a `GradScaler`, so the arm acts there. Only its optimizer
 keeps the `step` that the wrapped one had when it was prepared, and puts that back around each step. `accelerate launch`
@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
 from typing import Any
 
 from ampcompare.guards.events import Subscriptions
 from ampcompare.script.legacy.target import Target
-from ampcompare.script.trainers.logged import log_numbers
-from ampcompare.script.trainers.told import Told
+from ampcompare.script.trainers.told import Follow, Told, log_numbers
 
 __all__ = ["MODULES"]
 
@@ -63,6 +61,16 @@ def _follow_accelerator(name: str, told: Told, events: Subscriptions) -> None:
     events.wrap(module.Accelerator, "log", log)
 
 
+def _follow_trainer(name: str, told: Told, events: Subscriptions) -> None:
+    module: Any = sys.modules[name]
+
+    def log(original: Any, trainer: Any, logs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        log_numbers(logs, "Trainer.log")
+        return original(trainer, logs, *args, **kwargs)
+
+    events.wrap(module.Trainer, "log", log)
+
+
 def _follow_launch(name: str, told: Told, events: Subscriptions) -> None:
     def prepare(original: Any, args: Any) -> tuple[list[str], dict[str, str]]:
         command, environment = original(args)
@@ -84,8 +92,9 @@ def _run(target: Target) -> None:
     exec(code, main.__dict__)
 
 
-MODULES: dict[str, Callable[[str, Told, Subscriptions], None]] = {
+MODULES: dict[str, Follow] = {
     "accelerate.optimizer": _follow_optimizer,
     "accelerate.accelerator": _follow_accelerator,
     "accelerate.utils.launch": _follow_launch,
+    "transformers.trainer": _follow_trainer,
 }

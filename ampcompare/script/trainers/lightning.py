@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,8 +20,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from ampcompare.guards.events import Subscriptions
-from ampcompare.script.trainers.logged import log_numbers
-from ampcompare.script.trainers.told import Told
+from ampcompare.script.trainers.told import Follow, Told, log_numbers
 
 __all__ = ["MODULES"]
 
@@ -124,8 +122,8 @@ def _follow_logs(name: str, told: Told, events: Subscriptions) -> None:
     events.wrap(connector, "log_metrics", log_metrics)
 
 
-def _modules() -> dict[str, Callable[[str, Told, Subscriptions], None]]:
-    found: dict[str, Callable[[str, Told, Subscriptions], None]] = {}
+def _modules() -> dict[str, Follow]:
+    found: dict[str, Follow] = {}
     for package in (*FABRIC, *TRAINER):
         found[f"{package}.plugins.precision.amp"] = _follow_mixed
         found[f"{package}.plugins.precision.half"] = _follow_half

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from typing import Any
 
 from ampcompare.guards.events import Subscriptions
-from ampcompare.script.trainers.logged import log_numbers
-from ampcompare.script.trainers.told import Told
+from ampcompare.script.trainers.told import Follow, Told, log_numbers
 
 __all__ = ["MODULES"]
 
@@ -33,7 +31,7 @@ def _follow_hub(name: str, told: Told, events: Subscriptions) -> None:
     events.wrap(module.MessageHub, "update_scalar", update)
 
 
-MODULES: dict[str, Callable[[str, Told, Subscriptions], None]] = {
+MODULES: dict[str, Follow] = {
     "mmengine.optim.optimizer.amp_optimizer_wrapper": _follow_amp,
     "mmengine.logging.message_hub": _follow_hub,
 }

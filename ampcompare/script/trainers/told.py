@@ -1,18 +1,23 @@
-"""What a library is told: which arm trains, and what that means for the library's own precision."""
+"""What a library is told: which arm trains, and what that means for its own precision; and what it tells: figures."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import numbers
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import UnsupportedCombination
-from ampcompare.script.apex_amp.session import here
-from ampcompare.script.legacy.record.rows import Rows
+from ampcompare.base.metric_log import log_metric
+from ampcompare.guards.events import Subscriptions
+from ampcompare.guards.location import here
+from ampcompare.script.legacy.record.recorder import Rows
 
-__all__ = ["Through", "Told"]
+__all__ = ["Follow", "Through", "Told", "log_numbers"]
 
 Through = Callable[..., AbstractContextManager[None]]
 
@@ -56,3 +61,15 @@ class Told:
                     "script only"
                 )
             )
+
+
+def log_numbers(values: Mapping[Any, Any], source: str) -> None:
+    """Log each number, and each tensor of one element, under its name."""
+    for name, value in values.items():
+        is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+        if is_number or (isinstance(value, Tensor) and value.numel() == 1):
+            log_metric(str(name), float(value), source=source)
+
+
+# Follows a module of a library, of the given name, that was just imported.
+Follow = Callable[[str, Told, Subscriptions], None]

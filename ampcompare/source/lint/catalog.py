@@ -6,8 +6,7 @@ import importlib
 import pkgutil
 
 from ampcompare.source.lint import rules
-from ampcompare.source.lint.mistake import Mistake
-from ampcompare.source.lint.module import RULES
+from ampcompare.source.lint.module import RULES, Mistake
 
 __all__ = ["BY_NAME", "CODES", "GROUPS", "MISTAKES", "RULES"]
 

@@ -6,9 +6,8 @@ import re
 from collections.abc import Callable
 
 from ampcompare.source.lint.catalog import RULES
-from ampcompare.source.lint.mistake import Finding
-from ampcompare.source.lint.module import LintModule
-from ampcompare.source.syntax import SourceInvalid
+from ampcompare.source.lint.module import Finding, LintModule
+from ampcompare.source.syntax import NEWLINE, SourceInvalid
 
 __all__ = ["UNREADABLE", "check_text", "is_of_interest"]
 
@@ -20,7 +19,6 @@ WORDS = re.compile(
 CODES = r"[A-Za-z]+[0-9]*(?:[\s,]+[A-Za-z]+[0-9]+)*"
 OF_LINE = re.compile(rf"#\s*noqa\b(?:\s*:\s*(?P<codes>{CODES}))?", re.IGNORECASE)
 OF_FILE = re.compile(rf"^\s*#\s*ampcompare\s*:\s*noqa\b(?:\s*:\s*(?P<codes>{CODES}))?", re.IGNORECASE)
-NEWLINE = re.compile(r"\r\n|\r|\n")
 
 
 def is_of_interest(text: str) -> bool:

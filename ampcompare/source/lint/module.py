@@ -1,4 +1,4 @@
-"""One module under examination, with everything that rules ask for."""
+"""One module under examination with everything that rules ask for, the mistakes that they know, and their findings."""
 
 from __future__ import annotations
 
@@ -6,19 +6,20 @@ import ast
 import functools
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ampcompare.source.calls import argument, last_name
 from ampcompare.source.edits import Edit, Edits
-from ampcompare.source.lint.mistake import Finding, Mistake
 from ampcompare.source.lint.trace import Event, Kind, Tracer
 from ampcompare.source.module import Module, Scope
 from ampcompare.source.roles import Roles
-from ampcompare.source.syntax import dotted
+from ampcompare.source.syntax import argument, dotted, last_name
 
 __all__ = [
     "RULES",
+    "Finding",
     "LintModule",
+    "Mistake",
     "Rule",
     "Trace",
     "events_between",
@@ -29,13 +30,66 @@ __all__ = [
 ]
 
 Trace = list[Event]
-Check = Callable[["LintModule"], Iterator[Finding]]
 RULES: list[Rule] = []
 # Without one of these calls in it, a trace has no finding.
 OF_TRAINING = re.compile(
     r"backward|scaler|clip_grad|^(?:scale|unscale_|initialize|scale_loss|binary_cross_entropy|FP16_Optimizer)$",
     re.IGNORECASE,
 )
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """One entry of the catalog.
+
+    Attributes:
+        code: `AMP1..` misuse of Apex, `AMP2..` of `torch.amp`, `AMP3..` removed or deprecated, `AMP4..` style; empty
+            for what only a guard sees at run time.
+        name: in messages of guards and in the documentation.
+        mistake: what the script does.
+        matters: what that does to the training.
+        remedy: what to write instead.
+        example: code with the mistake, on each line that ends in a comment with the code.
+        harmless: code that looks like it and is right.
+        fixable: whether `lint --fix` can correct it where it is sure.
+        by_default: whether `lint` reports it unless it is asked not to.
+        guard: the guard of `exec` that sees the same mistake at run time, if it has another name.
+    """
+
+    code: str
+    name: str
+    mistake: str
+    matters: str
+    remedy: str
+    example: str = ""
+    harmless: str = ""
+    fixable: bool = False
+    by_default: bool = True
+    guard: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class Finding:
+    """A mistake at a place.
+
+    Attributes:
+        code: of the mistake.
+        line: from 1, in the text of the document.
+        column: from 0, in characters.
+        message: what was seen here, without the remedy.
+        edits: of the fix, which belong together; none where no fix is sure.
+        last_line: of the statement, whose comments may silence it.
+    """
+
+    code: str
+    line: int
+    column: int
+    message: str
+    edits: tuple[Edit, ...] = field(default=())
+    last_line: int = 0
+
+
+Check = Callable[["LintModule"], Iterator[Finding]]
 
 
 class Rule(NamedTuple):

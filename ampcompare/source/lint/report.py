@@ -14,7 +14,7 @@ from ampcompare.base.shown import Shown
 from ampcompare.base.version import __version__
 from ampcompare.source.document import Place
 from ampcompare.source.lint.catalog import CODES
-from ampcompare.source.lint.mistake import Mistake
+from ampcompare.source.lint.module import Mistake
 
 __all__ = ["FORMATS", "Located", "Report", "Unread", "level_of"]
 

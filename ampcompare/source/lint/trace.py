@@ -11,11 +11,10 @@ from dataclasses import dataclass, replace
 
 from ampcompare.source.amp_names import AUTOCASTS, CLIPS, WRAPPERS
 from ampcompare.source.branches import Facts, contradict, narrowed
-from ampcompare.source.calls import argument, arguments, passed
 from ampcompare.source.follow import Follower, Frame
 from ampcompare.source.module import Module, Scope
 from ampcompare.source.roles import Roles
-from ampcompare.source.syntax import dotted
+from ampcompare.source.syntax import argument, arguments, dotted, passed
 
 __all__ = ["FINITE", "Context", "Event", "Kind", "Tracer", "plain"]
 
@@ -108,6 +107,12 @@ class Event:
     def shown(self) -> str:
         """The subject as it is named in the source."""
         return plain(self.subject)
+
+    @property
+    def receiver(self) -> ast.expr:
+        """The object whose method is called."""
+        assert isinstance(self.call.func, ast.Attribute)
+        return self.call.func.value
 
     def may_follow(self, other: Event) -> bool:
         """Return whether one run of the code can meet both events."""

@@ -18,7 +18,7 @@ from ampcompare.source.migrate.read.neighbours import look_around
 from ampcompare.source.migrate.rewrite import Migration, may_use_apex, migrate_text
 from ampcompare.source.syntax import SourceInvalid, parse_tree
 
-__all__ = ["FileMigration", "find_files", "migrate_file"]
+__all__ = ["FileMigration", "find_files", "find_mistakes", "migrate_file"]
 
 SIGNS = (b"apex", b"amp_C", b"amp.scale_loss(", b"\0")  # a null byte: text in UTF-16, or no text
 # Returns the mistakes of a module: line, from 1, code of lint, and message.
@@ -184,3 +184,14 @@ def _lines_before(before: str, after: str) -> dict[int, int]:
         for number in range(begin, end):
             lines[number + 1] = min(first + number - begin, max(last - 1, first)) + 1
     return lines
+
+
+def find_mistakes(text: str) -> list[tuple[int, str, str]]:
+    """Return line, code and message of what lint finds in a module: mistakes in numbers, those reported by default."""
+    # Imported here: not every migration asks for them, and all rules are imported with them.
+    from ampcompare.source.lint.catalog import CODES
+    from ampcompare.source.lint.check import check_text
+    from ampcompare.source.lint.report import level_of
+
+    found = check_text(text, lambda code: level_of(code) == "error" and CODES[code].by_default)
+    return [(each.line, each.code, each.message) for each in found]

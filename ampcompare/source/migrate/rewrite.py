@@ -8,16 +8,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from ampcompare.source.amp_names import APEX, CORE
-from ampcompare.source.calls import argument, last_name
 from ampcompare.source.edits import Edits
 from ampcompare.source.migrate.core.core import rewrite_core
 from ampcompare.source.migrate.finding import BY_HAND, MARK, NOTE, Finding
-from ampcompare.source.migrate.fp16_utils.fp16_optimizer import at_level_2
+from ampcompare.source.migrate.fp16_optimizer import at_level_2
 from ampcompare.source.migrate.read.names import Names
 from ampcompare.source.migrate.read.neighbours import ALONE, Around
 from ampcompare.source.migrate.read.sites import Unsure
-from ampcompare.source.migrate.twins.twins import Twins
+from ampcompare.source.migrate.twins import Twins
 from ampcompare.source.module import Block, Module
+from ampcompare.source.syntax import argument, last_name
 
 __all__ = ["Migration", "may_use_apex", "migrate_text"]
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from ampcompare.base.errors import CheckpointError, ConversionError
 from ampcompare.base.formatting import format_bytes, printable
 from ampcompare.training.checkpoint.convert.detect import CheckpointContents, find_parts
-from ampcompare.training.checkpoint.convert.fp16_optimizer import held_scale
+from ampcompare.training.checkpoint.convert.scalers import held_scale
 from ampcompare.training.checkpoint.reader.foreign import Contents, explained, open_foreign
 from ampcompare.training.checkpoint.reader.placeholders import reading
 from ampcompare.training.checkpoint.store.file import verify_file

@@ -1,36 +1,93 @@
-"""How replicas of a model work together: a contract of four methods, and one class for each kind of replication."""
+"""How replicas of a model work together: a class for each kind of replication, batch norms, types of reduction."""
 
 from __future__ import annotations
 
-import abc
+import importlib
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from types import ModuleType
 from typing import Any, ClassVar
 
 import torch
-from torch import nn
+from torch import Tensor, distributed, nn
 from torch.optim import Optimizer
 
 from ampcompare.base.errors import UnsupportedCombination
-from ampcompare.base.tensors.reduction import reduce_buckets_in, reduction_type
 from ampcompare.training.parallel.sharding import ShardTypes, is_sharded_model, shard
-from ampcompare.training.parallel.syncbn import Convert, keep
 
-__all__ = ["DDP", "DP", "FSDP", "ApexDDP", "Parallel", "Single"]
+__all__ = [
+    "DDP",
+    "DP",
+    "FSDP",
+    "ApexDDP",
+    "Convert",
+    "Parallel",
+    "Single",
+    "apex_parallel",
+    "average_in",
+    "make_converter",
+    "note_reduction_type",
+    "reduce_buckets_in",
+    "reduction_type",
+]
 
+ATTRIBUTE = "_ampcompare_reduction_type"
+BYTES_OF_ELEMENT = 4  # as torch's DDP counts fp32 gradients
+Convert = Callable[[nn.Module], nn.Module]
 NO_CONTEXT: AbstractContextManager[None] = nullcontext()
 
 
-class Parallel(abc.ABC):
-    """How replicas of a model work together."""
+def apex_parallel(engine: str | None) -> ModuleType:
+    """Return the real `apex.parallel` if the arm runs on the real Apex, else ampcompare's own."""
+    return importlib.import_module("apex.parallel" if engine == "nvidia" else "ampcompare.apex.parallel")
+
+
+def make_converter(kind: str, device: torch.device, engine: str | None) -> Convert | None:
+    """Return what replaces the batch norms of a model; None if nothing does.
+
+    Args:
+        kind: "none", "torch" or "apex".
+        device: where the model will be.
+        engine: of the arm: "nvidia", "compat", or None for arms without Apex.
+
+    Raises:
+        UnsupportedCombination: torch's layer on a CPU, for which it has no kernels.
+    """
+    if kind == "none":
+        return None
+    if kind == "torch":
+        if device.type == "cpu":
+            raise UnsupportedCombination(
+                "torch's SyncBatchNorm has no CPU kernels, but the device is cpu; use --sync-bn apex"
+            )
+        return nn.SyncBatchNorm.convert_sync_batchnorm
+
+    def convert(model: nn.Module) -> nn.Module:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # Apex announces its own deprecation
+            converted: nn.Module = apex_parallel(engine).convert_syncbn_model(model)
+        return converted
+
+    return convert
+
+
+class Parallel:
+    """How replicas of a model work together. The defaults are one model in one process, not wrapped.
+
+    Args:
+        convert: what replaces batch norms by those that are synchronized over the replicas.
+    """
 
     waits_in_forward: ClassVar[bool] = False
     """Whether a forward pass waits for other ranks, so that all of them must make equally many."""
 
-    @abc.abstractmethod
+    def __init__(self, *, convert: Convert | None = None) -> None:
+        self._convert = convert
+
     def convert_batchnorm(self, model: nn.Module) -> nn.Module:
         """Return `model` with its batch norms synchronized over the replicas, if so configured."""
+        return model if self._convert is None else self._convert(model)
 
     def shard(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> None:
         """Replace parameters, and the state that optimizers hold of them, by this rank's part, if so configured.
@@ -38,11 +95,10 @@ class Parallel(abc.ABC):
         Args:
             models, optimizers: as `Precision.prepare` returned them, before a checkpoint is loaded into them.
         """
-        return
 
-    @abc.abstractmethod
     def wrap(self, model: nn.Module) -> nn.Module:
         """Return the module to call in training; the last step of preparation, since wrappers record dtypes."""
+        return model
 
     def no_sync(self, models: Sequence[Any]) -> AbstractContextManager[None]:
         """Return the context in which wrapped models exchange no gradients; one process exchanges none anyway."""
@@ -52,12 +108,6 @@ class Parallel(abc.ABC):
 class Single(Parallel):
     """One model in one process, not wrapped."""
 
-    def convert_batchnorm(self, model: nn.Module) -> nn.Module:
-        return model
-
-    def wrap(self, model: nn.Module) -> nn.Module:
-        return model
-
 
 class DP(Parallel):
     """`torch.nn.DataParallel` over every visible GPU.
@@ -65,9 +115,6 @@ class DP(Parallel):
     An arm that replaces `forward` on the instance must give each replica its own `forward`, or all replicas run
     the first one's weights: this package's engine does, the real Apex does not.
     """
-
-    def convert_batchnorm(self, model: nn.Module) -> nn.Module:
-        return model
 
     def wrap(self, model: nn.Module) -> nn.Module:
         return nn.DataParallel(model)
@@ -87,19 +134,16 @@ class DDP(Parallel):
         self,
         device: torch.device,
         *,
-        convert: Convert = keep,
+        convert: Convert | None = None,
         bucket_cap_mb: float | None = None,
         find_unused_parameters: bool = False,
     ) -> None:
-        self._convert = convert
+        super().__init__(convert=convert)
         self._options: dict[str, Any] = {"find_unused_parameters": find_unused_parameters}
         if bucket_cap_mb is not None:
             self._options["bucket_cap_mb"] = bucket_cap_mb
         if device.type == "cuda":
             self._options["device_ids"] = [device]
-
-    def convert_batchnorm(self, model: nn.Module) -> nn.Module:
-        return self._convert(model)
 
     def wrap(self, model: nn.Module) -> nn.Module:
         wrapped = nn.parallel.DistributedDataParallel(model, **self._options)
@@ -117,9 +161,6 @@ class DDP(Parallel):
             yield
 
 
-BYTES_OF_ELEMENT = 4  # as torch's DDP counts fp32 gradients
-
-
 class ApexDDP(Parallel):
     """`apex.parallel.DistributedDataParallel`.
 
@@ -134,18 +175,15 @@ class ApexDDP(Parallel):
         self,
         wrapper: Callable[..., nn.Module],
         *,
-        convert: Convert = keep,
+        convert: Convert | None = None,
         bucket_cap_mb: float | None = None,
         delay_allreduce: bool = False,
     ) -> None:
+        super().__init__(convert=convert)
         self._wrapper = wrapper
-        self._convert = convert
         self._options: dict[str, Any] = {"delay_allreduce": delay_allreduce}
         if bucket_cap_mb is not None:
             self._options["message_size"] = max(1, int(bucket_cap_mb * 2**20 / BYTES_OF_ELEMENT))
-
-    def convert_batchnorm(self, model: nn.Module) -> nn.Module:
-        return self._convert(model)
 
     def wrap(self, model: nn.Module) -> nn.Module:
         if reduction_type(model) is not None:
@@ -174,16 +212,10 @@ class FSDP(Parallel):
 
     waits_in_forward = True
 
-    def convert_batchnorm(self, model: nn.Module) -> nn.Module:
-        return model
-
     def shard(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> None:
         whole = [model for model in models if not is_sharded_model(model)]
         if whole:
             shard(whole, optimizers, ShardTypes(reduce=reduction_type(whole[0])))
-
-    def wrap(self, model: nn.Module) -> nn.Module:
-        return model
 
     @contextmanager
     def no_sync(self, models: Sequence[Any]) -> Iterator[None]:
@@ -195,3 +227,35 @@ class FSDP(Parallel):
         finally:
             for model in models:
                 model.set_requires_gradient_sync(True)
+
+
+def note_reduction_type(model: nn.Module, dtype: torch.dtype) -> None:
+    """Ask what wraps `model` for several processes to average its gradients in `dtype`."""
+    setattr(model, ATTRIBUTE, dtype)
+
+
+def reduction_type(model: nn.Module) -> torch.dtype | None:
+    """Return the type that was asked for; None for that of each gradient."""
+    found: torch.dtype | None = getattr(model, ATTRIBUTE, None)
+    return found
+
+
+def reduce_buckets_in(dtype: torch.dtype, bucket: Any) -> Any:
+    """Average a bucket of `DistributedDataParallel` over all ranks in `dtype`; a communication hook with its state."""
+    buffer = bucket.buffer()
+    # Divided before the sum, as DDP does it, so that a sum in fp16 does not overflow.
+    moved = buffer.to(dtype) / distributed.get_world_size()
+    future = distributed.all_reduce(moved, async_op=True).get_future()
+    return future.then(lambda done: buffer.copy_(done.value()[0]))
+
+
+def average_in(dtype: torch.dtype, tensors: Sequence[Tensor]) -> None:
+    """Average tensors over all ranks in `dtype`, in place; every rank passes tensors of the same shapes."""
+    if not tensors:
+        return
+    flat = torch.cat([tensor.reshape(-1).to(dtype) for tensor in tensors]) / distributed.get_world_size()
+    distributed.all_reduce(flat)
+    start = 0
+    for tensor in tensors:
+        tensor.copy_(flat[start : start + tensor.numel()].view_as(tensor))
+        start += tensor.numel()

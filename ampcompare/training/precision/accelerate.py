@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from ampcompare.backends.accelerate import ASKED, LIBRARY
 from ampcompare.base.errors import BackendUnavailable
+from ampcompare.training.precision.base import Prepared
 from ampcompare.training.precision.library_precision import LibraryPrecision
 
 __all__ = ["Accelerate"]
@@ -50,9 +51,7 @@ class Accelerate(LibraryPrecision):
             scaler=self.accelerator.scaler,
         )
 
-    def _prepare(
-        self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]
-    ) -> tuple[list[nn.Module], list[Optimizer]]:
+    def _prepare(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> Prepared:
         if self.scaler is not None:
             self._refuse_several(optimizers)
         # In evaluation mode Accelerate does not wrap models for several processes; `Parallel` does that.

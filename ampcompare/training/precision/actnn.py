@@ -20,9 +20,8 @@ from torch.optim import Optimizer
 from ampcompare.backends.arm import Arm
 from ampcompare.base.version import __version__
 from ampcompare.runs.records.run import Effective
-from ampcompare.training.precision.factory import make_precision
-from ampcompare.training.precision.half_optimizer import step_seed
-from ampcompare.training.precision.wrapper import PrecisionWrapper
+from ampcompare.training.precision.base import PrecisionWrapper, Prepared, make_precision
+from ampcompare.training.precision.half import step_seed
 
 __all__ = ["ActNN", "Packer", "Quantized", "quantize"]
 
@@ -188,9 +187,7 @@ class ActNN(PrecisionWrapper):
         self._contexts: list[saved_tensors_hooks] = []
         self._forwards = 0
 
-    def _prepare(
-        self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]
-    ) -> tuple[list[nn.Module], list[Optimizer]]:
+    def _prepare(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> Prepared:
         prepared, stepped = super()._prepare(models, optimizers)
         params = [param for model in prepared for param in model.parameters()]
         self.packer = Packer(self.bits, self.group, params, torch.initial_seed() % 2**31)

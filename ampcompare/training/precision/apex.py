@@ -16,9 +16,8 @@ from torch.optim import Optimizer
 from ampcompare.backends.apex_levels import LEVELS, select_engine
 from ampcompare.base.errors import BackendUnavailable
 from ampcompare.runs.records.run import EngineInfo
-from ampcompare.training.precision.base import NO_CONTEXT, FixedOutcome, Precision, StepOutcome
+from ampcompare.training.precision.base import NO_CONTEXT, FixedOutcome, LateOutcomes, Precision, Prepared, StepOutcome
 from ampcompare.training.precision.keep_fp32 import kept_in_fp32, without_casts
-from ampcompare.training.precision.late import LateOutcomes
 
 __all__ = ["Apex", "ApexModuleEngine", "choose_engine", "make_apex"]
 
@@ -62,9 +61,7 @@ class Apex(Precision):
     def expect_losses(self, count: int) -> None:
         self.num_losses = max(self.num_losses, count)
 
-    def _prepare(
-        self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]
-    ) -> tuple[list[nn.Module], list[Optimizer]]:
+    def _prepare(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> Prepared:
         kept = kept_in_fp32(
             models,
             self.keep_fp32,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import abc
 import functools
-from collections.abc import Mapping, Sequence
+import importlib
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar, final
 
@@ -12,13 +13,33 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ampcompare.base.errors import PreparationError
+from ampcompare.backends.arm import Arm
+from ampcompare.backends.catalog import require_unique
+from ampcompare.base.errors import BackendUnavailable, ConfigError, PreparationError
 from ampcompare.runs.records.run import Effective, EngineInfo
 
-__all__ = ["NO_CONTEXT", "FixedOutcome", "Precision", "StepOutcome", "all_applied", "owned_params", "refuse_wrapped"]
+__all__ = [
+    "NO_CONTEXT",
+    "FixedOutcome",
+    "LateOutcomes",
+    "Precision",
+    "PrecisionWrapper",
+    "Prepared",
+    "StepOutcome",
+    "UnscaleOnce",
+    "all_applied",
+    "make_precision",
+    "owned_params",
+    "refuse_wrapped",
+]
 
 WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 NO_CONTEXT: AbstractContextManager[None] = nullcontext()  # one for all: entering it keeps no state
+MAX_PENDING = 1024
+Prepared = tuple[list[nn.Module], list[Optimizer]]
+"""Models and optimizers, ready to be trained."""
+Outcome = tuple[tuple[bool, ...], tuple[float, ...]]
+"""`applied` and `loss_scales` of a step."""
 
 
 class StepOutcome(abc.ABC):
@@ -102,9 +123,7 @@ class Precision:
         """Receive the number of losses of an update; called before `prepare`. The default has one scaler for all."""
 
     @final
-    def prepare(
-        self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]
-    ) -> tuple[list[nn.Module], list[Optimizer]]:
+    def prepare(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> Prepared:
         """Cast weights, make master weights, install hooks; call it once, on the device, before wrapping for DDP.
 
         Raises:
@@ -114,9 +133,7 @@ class Precision:
         refuse_wrapped(models)
         return self._prepare(models, optimizers)
 
-    def _prepare(
-        self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]
-    ) -> tuple[list[nn.Module], list[Optimizer]]:
+    def _prepare(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> Prepared:
         """Do the work of `prepare` on models that are not wrapped."""
         return list(models), list(optimizers)
 
@@ -219,3 +236,197 @@ def refuse_wrapped(models: Sequence[nn.Module]) -> None:
 def owned_params(optimizer: Optimizer) -> list[Tensor]:
     """Return the parameters of `optimizer`, group by group."""
     return [param for group in optimizer.param_groups for param in group["params"]]
+
+
+class PrecisionWrapper(Precision):
+    """Passes every call of an update to the precision inside; a subclass overrides what it varies.
+
+    CUDA graphs are not passed on: a wrapper that supports them overrides `unrecordable`, `recording` and `repeated`.
+
+    Args:
+        inner: the precision that does the work; it may be prepared already.
+    """
+
+    def __init__(self, inner: Precision) -> None:
+        self.inner = inner
+        self.key = inner.key  # type: ignore[misc]  # checkpoints hold the state of the inner precision
+        self.half_dtype = inner.half_dtype
+        self.engine = inner.engine
+        self.effective = inner.effective
+        self.state_dtype = inner.state_dtype
+        self.added_state = inner.added_state
+        self.kept_fp32 = inner.kept_fp32
+        self.emulated = inner.emulated
+
+    def expect_losses(self, count: int) -> None:
+        self.inner.expect_losses(count)
+
+    def _prepare(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> Prepared:
+        prepared = self.inner.prepare(models, optimizers)
+        self.kept_fp32 = self.inner.kept_fp32
+        self.notes = self.inner.notes
+        return prepared
+
+    def autocast(self) -> AbstractContextManager[None]:
+        return self.inner.autocast()
+
+    def suspended(self) -> AbstractContextManager[None]:
+        return self.inner.suspended()
+
+    def scale_loss(
+        self, loss: Tensor, optimizers: Sequence[Optimizer], *, loss_id: int = 0, delay_unscale: bool = False
+    ) -> AbstractContextManager[Tensor]:
+        return self.inner.scale_loss(loss, optimizers, loss_id=loss_id, delay_unscale=delay_unscale)
+
+    def backward(
+        self, loss: Tensor, optimizers: Sequence[Optimizer], *, loss_id: int = 0, delay_unscale: bool = False
+    ) -> None:
+        self.inner.backward(loss, optimizers, loss_id=loss_id, delay_unscale=delay_unscale)
+
+    def unscale(self, optimizer: Optimizer) -> list[Tensor]:
+        return self.inner.unscale(optimizer)
+
+    def step(self, *optimizers: Optimizer) -> StepOutcome:
+        return self.inner.step(*optimizers)
+
+    def step_apart(self, optimizer: Optimizer, waiting: Sequence[Optimizer]) -> StepOutcome:
+        return self.inner.step_apart(optimizer, waiting)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.inner.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.inner.load_state_dict(state)
+
+    def loss_scales(self) -> tuple[float, ...]:
+        return self.inner.loss_scales()
+
+    def weights_replaced(self) -> None:
+        self.inner.weights_replaced()
+
+
+class UnscaleOnce(Precision, abc.ABC):
+    """A precision whose `unscale` changes gradients: the first call of a step does, the others return the parameters.
+
+    `step` of a subclass ends with `_forget`.
+    """
+
+    def __init__(self) -> None:
+        self._unscaled: set[int] = set()
+
+    @abc.abstractmethod
+    def _unscale(self, optimizer: Optimizer) -> None:
+        """Bring the gradients of `optimizer` to their true size."""
+
+    def _forget(self, optimizers: Sequence[Optimizer]) -> None:
+        """Note that these optimizers were stepped: their next gradients are not unscaled."""
+        self._unscaled.difference_update(map(id, optimizers))
+
+    def unscale(self, optimizer: Optimizer) -> list[Tensor]:
+        if id(optimizer) not in self._unscaled:
+            self._unscale(optimizer)
+            self._unscaled.add(id(optimizer))
+        return owned_params(optimizer)
+
+
+class LateOutcomes:
+    """Keeps the device scalars of steps, and resolves the steps in order when one of them is read."""
+
+    def __init__(self) -> None:
+        self._pending: list[_LateOutcome] = []
+
+    def add(self, scalars: Sequence[Tensor], resolve: Callable[[list[float]], Outcome]) -> StepOutcome:
+        """Return the outcome of a step.
+
+        Args:
+            scalars: of shape () and one device and dtype; nothing may write to them afterwards.
+            resolve: returns `applied` and `loss_scales` of the step, given the values of its scalars; called once,
+                after those of all earlier steps.
+        """
+        outcome = _LateOutcome(self, scalars, resolve)
+        self._pending.append(outcome)
+        if len(self._pending) > MAX_PENDING:  # a loop that never reads its outcomes must not keep them all
+            self.resolve()
+        return outcome
+
+    def resolve(self) -> None:
+        """Read all pending scalars in one transfer, and resolve their steps."""
+        scalars = [scalar for outcome in self._pending for scalar in outcome.scalars]
+        values = torch.stack(scalars).tolist() if scalars else []
+        start = 0
+        for outcome in self._pending:
+            end = start + len(outcome.scalars)
+            outcome.resolve(values[start:end])
+            start = end
+        self._pending.clear()
+
+
+class _LateOutcome(StepOutcome):
+    __slots__ = ("_outcomes", "_resolve", "_resolved", "scalars")
+
+    def __init__(
+        self, outcomes: LateOutcomes, scalars: Sequence[Tensor], resolve: Callable[[list[float]], Outcome]
+    ) -> None:
+        self._outcomes = outcomes
+        self._resolve = resolve
+        self._resolved: Outcome | None = None
+        self.scalars = scalars
+
+    def resolve(self, values: list[float]) -> None:
+        self._resolved = self._resolve(values)
+        del self._resolve, self._outcomes
+        self.scalars = ()
+
+    def _read(self) -> Outcome:
+        if self._resolved is None:
+            self._outcomes.resolve()
+            assert self._resolved is not None
+        return self._resolved
+
+    @property
+    def applied(self) -> tuple[bool, ...]:
+        return self._read()[0]
+
+    @property
+    def loss_scales(self) -> tuple[float, ...]:
+        return self._read()[1]
+
+
+def make_precision(arm: str | Arm, *, device: str = "cpu", **options: Any) -> Precision:
+    """Build the precision of an arm.
+
+    Args:
+        arm: an arm's text such as `apex:O2,loss_scale=128`, an `Arm`, or a backend's name with its options as keywords.
+        device: where the models are; Apex and autocast depend on it.
+        options: further options of the backend.
+
+    Raises:
+        ConfigError: unknown backend or option.
+        BackendUnavailable: the backend cannot work here.
+    """
+    arm = Arm.parse(arm) if isinstance(arm, str) else arm
+    if options:
+        arm = Arm.make(arm.backend, **{**arm.options, **options})
+    factory = _implementation(arm)
+    try:
+        return factory(device=device, **arm.options)
+    except TypeError as error:
+        raise ConfigError(f"arm {arm} does not fit its backend: {error}") from error
+
+
+def _implementation(arm: Arm) -> Callable[..., Precision]:
+    """Import the class or function that builds the arm.
+
+    Raises:
+        ConfigError: another package registers the same name.
+        BackendUnavailable: it cannot be imported.
+    """
+    require_unique(arm.backend)
+    module, _, attribute = arm.spec.implementation.partition(":")
+    try:
+        implementation: Callable[..., Precision] = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise BackendUnavailable(
+            f"{arm.backend!r} is registered as {arm.spec.implementation} and cannot be imported: {error}"
+        ) from error
+    return implementation

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from ampcompare.backends.fabric import ASKED, LIBRARY
 from ampcompare.base.errors import BackendUnavailable
+from ampcompare.training.precision.base import Prepared
 from ampcompare.training.precision.library_precision import LibraryPrecision
 
 __all__ = ["Fabric"]
@@ -57,9 +58,7 @@ class Fabric(LibraryPrecision):
             scaler=getattr(self.plugin, "scaler", None),
         )
 
-    def _prepare(
-        self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]
-    ) -> tuple[list[nn.Module], list[Optimizer]]:
+    def _prepare(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> Prepared:
         if self.scaler is not None:
             self._refuse_several(optimizers)
         prepared = [self.fabric.setup_module(model, move_to_device=False) for model in models]

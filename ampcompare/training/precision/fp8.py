@@ -19,9 +19,8 @@ from ampcompare.backends.fp8 import ALIGNMENT, LIBRARY
 from ampcompare.backends.library import Library
 from ampcompare.base.errors import BackendUnavailable, UnsupportedCombination
 from ampcompare.runs.records.run import Effective
-from ampcompare.training.precision.factory import make_precision
+from ampcompare.training.precision.base import PrecisionWrapper, Prepared, make_precision
 from ampcompare.training.precision.replaced_forward import ReplacedForward
-from ampcompare.training.precision.wrapper import PrecisionWrapper
 
 __all__ = ["FP8", "MXFP8Forward", "load_product"]
 
@@ -133,9 +132,7 @@ class FP8(PrecisionWrapper):
         arm = Arm.make("fp8", scaling=scaling, over=over, align=align)
         self.effective = Effective(arm=str(arm), library=library, version=version, reason=reason)
 
-    def _prepare(
-        self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]
-    ) -> tuple[list[nn.Module], list[Optimizer]]:
+    def _prepare(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> Prepared:
         converted = [self._converted(model) for model in models]
         layers = {layer for model in converted for layer in _fp8_layers(model)}
         if not layers:

@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ampcompare.training.parallel.sharding import ShardTypes, shard
-from ampcompare.training.precision.base import NO_CONTEXT
+from ampcompare.training.precision.base import NO_CONTEXT, Prepared
 from ampcompare.training.precision.keep_fp32 import find_kept
 from ampcompare.training.precision.native import Native
 
@@ -45,9 +45,7 @@ class FullyShard(Native):
         self.keep_fp32 = keep_fp32
         self.types = ShardTypes(self.half_dtype, getattr(torch, reduce), getattr(torch, output))
 
-    def _prepare(
-        self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]
-    ) -> tuple[list[nn.Module], list[Optimizer]]:
+    def _prepare(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> Prepared:
         kept = find_kept(models, self.keep_fp32)
         self.kept_fp32 = tuple(kept)
         shard(models, optimizers, self.types, list(kept.values()))

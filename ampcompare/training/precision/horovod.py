@@ -14,8 +14,7 @@ from torch.optim import Optimizer
 from ampcompare.backends.horovod import LIBRARY
 from ampcompare.base.errors import UnsupportedCombination
 from ampcompare.runs.records.run import Effective
-from ampcompare.training.precision.base import StepOutcome, all_applied, owned_params
-from ampcompare.training.precision.library_precision import UnscaleOnce
+from ampcompare.training.precision.base import Prepared, StepOutcome, UnscaleOnce, all_applied, owned_params
 
 __all__ = ["Horovod"]
 
@@ -39,9 +38,7 @@ class Horovod(UnscaleOnce):
         self.passes = passes
         self.effective = Effective(arm="fp32", library=library, version=version)
 
-    def _prepare(
-        self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]
-    ) -> tuple[list[nn.Module], list[Optimizer]]:
+    def _prepare(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> Prepared:
         names = {
             id(param): f"{index}.{name}"
             for index, model in enumerate(models)

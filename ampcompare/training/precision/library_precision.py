@@ -13,10 +13,15 @@ from torch.optim import Optimizer
 
 from ampcompare.base.errors import UnsupportedCombination
 from ampcompare.runs.records.run import Effective
-from ampcompare.training.precision.base import FixedOutcome, Precision, StepOutcome, all_applied, owned_params
-from ampcompare.training.precision.late import LateOutcomes
+from ampcompare.training.precision.base import (
+    FixedOutcome,
+    LateOutcomes,
+    StepOutcome,
+    UnscaleOnce,
+    all_applied,
+)
 
-__all__ = ["LibraryPrecision", "UnscaleOnce"]
+__all__ = ["LibraryPrecision"]
 
 HALF_DTYPES = {
     "fp32": None,
@@ -25,30 +30,6 @@ HALF_DTYPES = {
     "half": torch.float16,
     "half:dtype=bf16": torch.bfloat16,
 }
-
-
-class UnscaleOnce(Precision, abc.ABC):
-    """A precision whose `unscale` changes gradients: the first call of a step does, the others return the parameters.
-
-    `step` of a subclass ends with `_forget`.
-    """
-
-    def __init__(self) -> None:
-        self._unscaled: set[int] = set()
-
-    @abc.abstractmethod
-    def _unscale(self, optimizer: Optimizer) -> None:
-        """Bring the gradients of `optimizer` to their true size."""
-
-    def _forget(self, optimizers: Sequence[Optimizer]) -> None:
-        """Note that these optimizers were stepped: their next gradients are not unscaled."""
-        self._unscaled.difference_update(map(id, optimizers))
-
-    def unscale(self, optimizer: Optimizer) -> list[Tensor]:
-        if id(optimizer) not in self._unscaled:
-            self._unscale(optimizer)
-            self._unscaled.add(id(optimizer))
-        return owned_params(optimizer)
 
 
 class LibraryPrecision(UnscaleOnce):

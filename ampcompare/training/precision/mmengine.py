@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from ampcompare.backends.mmengine import ASKED, LIBRARY
 from ampcompare.base.errors import BackendUnavailable
-from ampcompare.training.precision.base import NO_CONTEXT
+from ampcompare.training.precision.base import NO_CONTEXT, Prepared
 from ampcompare.training.precision.library_precision import LibraryPrecision
 
 __all__ = ["MMEngine"]
@@ -41,9 +41,7 @@ class MMEngine(LibraryPrecision):
         self._models: list[nn.Module] = []
         self._wrappers: dict[int, Any] = {}
 
-    def _prepare(
-        self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]
-    ) -> tuple[list[nn.Module], list[Optimizer]]:
+    def _prepare(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> Prepared:
         self._refuse_several(optimizers)
         self._models = list(models)
         with warnings.catch_warnings():

@@ -12,14 +12,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ampcompare.base.tensors.loss_scale import FLOAT32_MAX, moved_scale
-from ampcompare.base.tensors.reduction import note_reduction_type
 from ampcompare.base.tensors.skippable_step import obeys_flag
-from ampcompare.training.precision.base import Precision, StepOutcome, all_applied
-from ampcompare.training.precision.half_cast import cast_weights
-from ampcompare.training.precision.half_optimizer import HalfOptimizer, hold_state_in
+from ampcompare.training.parallel.replication import note_reduction_type
+from ampcompare.training.precision.base import LateOutcomes, Precision, Prepared, StepOutcome, UnscaleOnce, all_applied
+from ampcompare.training.precision.half import HalfOptimizer, cast_weights, hold_state_in
 from ampcompare.training.precision.keep_fp32 import kept_in_fp32, without_autocast
-from ampcompare.training.precision.late import LateOutcomes
-from ampcompare.training.precision.library_precision import UnscaleOnce
 
 __all__ = ["Native", "make_native"]
 
@@ -120,9 +117,7 @@ class Native(UnscaleOnce):
         self._recording = False
         self._recorded: list[Tensor | None] = []  # the overflow flags of the recorded step
 
-    def _prepare(
-        self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]
-    ) -> tuple[list[nn.Module], list[Optimizer]]:
+    def _prepare(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> Prepared:
         with kept_in_fp32(models, self.keep_fp32, None, without_autocast(self.device_type)) as self.kept_fp32:
             for model in models:
                 if self._reduce is not None:

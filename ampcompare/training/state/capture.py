@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ampcompare.base.errors import CheckpointError
-from ampcompare.base.tensors.accelerator import random_state, set_random_state
 from ampcompare.base.tensors.lists import copies_on_host
 from ampcompare.base.tensors.sharded import from_part, is_sharded, placed_like, rank_in, whole_tree
 from ampcompare.base.tensors.tree import mapped
 from ampcompare.training.checkpoint.store.layout import CONVERTED, TENSOR_SHARDS, as_list, one_or_list
+from ampcompare.training.device import random_state, set_random_state
 from ampcompare.training.parallel.ranks import Communicator
 from ampcompare.training.precision.base import Precision, owned_params
 from ampcompare.training.state.check_checkpoint import Names, Owned, require_training_fits

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor, equal, nn
 from torch.optim import Optimizer
 
-from ampcompare.base.environment.versions import installed_version
+from ampcompare.base.environment.packages import installed_version
 from ampcompare.base.errors import CheckpointError
 from ampcompare.base.tensors.sharded import shard_shapes
 from ampcompare.base.tensors.tree import tensors_in
 from ampcompare.training.checkpoint.convert.between_arms import has_masters
-from ampcompare.training.checkpoint.convert.scaler_numbers import parse_scale, parse_step_count
+from ampcompare.training.checkpoint.convert.scalers import parse_scale, parse_step_count
 from ampcompare.training.checkpoint.store.layout import CONVERTED, TENSOR_CLASS, TENSOR_SHARDS, as_list
 from ampcompare.training.precision.base import Precision, owned_params
 from ampcompare.training.state.flattened import class_name, flattened, is_flattened, is_wrapped

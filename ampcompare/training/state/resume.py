@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from pydantic import ValidationError
 from pydantic_core import PydanticSerializationError
 
-from ampcompare.base.environment.versions import fingerprint, host_name
+from ampcompare.base.environment.fingerprint import fingerprint, host_name
 from ampcompare.base.errors import CheckpointError
 from ampcompare.base.files.run_files import RunFile
 from ampcompare.runs.records.run import Resumption

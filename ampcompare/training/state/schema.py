@@ -19,12 +19,13 @@ from ampcompare.base.errors import CheckpointError, RecordError
 from ampcompare.runs.records.evaluation import EpochResult, unpack_samples
 from ampcompare.runs.records.metric import TOP1, TOP5, Metric
 from ampcompare.runs.records.run import Resumption
-from ampcompare.training.checkpoint.convert.scaler_numbers import parse_scale
+from ampcompare.training.checkpoint.convert.scalers import parse_scale
 from ampcompare.training.checkpoint.store.layout import CONVERTED, PRECISION_KEYS
-from ampcompare.training.policies.early_stop import NO_VALUE
 from ampcompare.training.state.capture import require_random_states
 
-__all__ = ["Saved", "require_plain_parts", "require_position"]
+__all__ = ["NO_VALUE", "Saved", "require_plain_parts", "require_position"]
+
+NO_VALUE = -1.0  # what older checkpoints hold as the best value before the first evaluation
 
 Count = Annotated[int, Field(ge=0, le=2**53)]
 Seconds = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]

@@ -13,7 +13,7 @@ from torch.optim import SGD, Adam
 
 from ampcompare.apex import amp
 from ampcompare.base.errors import ConfigError
-from ampcompare.training.precision.factory import make_precision
+from ampcompare.training.precision.base import make_precision
 
 BF16, FP32 = torch.bfloat16, torch.float32
 X = torch.linspace(-1, 1, 24).reshape(6, 4)

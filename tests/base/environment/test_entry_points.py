@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ampcompare.base.environment.entry_points import entry_points
+from ampcompare.base.environment.packages import entry_points
 
 
 def install(folder: Path, name: str) -> None:

@@ -13,7 +13,8 @@ import pytest
 
 from ampcompare import __version__
 from ampcompare.base.environment.apex import probe_apex
-from ampcompare.base.environment.versions import fingerprint, installed_version
+from ampcompare.base.environment.fingerprint import fingerprint
+from ampcompare.base.environment.packages import installed_version
 
 
 def _package(folder: Path, *files: str) -> Path:
@@ -104,7 +105,7 @@ def test_nothing_is_imported_to_find_out() -> None:
     """Probe and fingerprint run without torch, numpy or apex being imported."""
     code = (
         "import sys; from ampcompare.base.environment.apex import probe_apex; "
-        "from ampcompare.base.environment.versions import fingerprint; fingerprint(); probe_apex();"
+        "from ampcompare.base.environment.fingerprint import fingerprint; fingerprint(); probe_apex();"
         "print(*{'torch', 'numpy', 'apex'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

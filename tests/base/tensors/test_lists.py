@@ -14,8 +14,8 @@ from ampcompare.apex.fp16_utils import FP16_Optimizer, master_params_to_model_pa
 from ampcompare.apex.multi_tensor_apply import optimizer_math
 from ampcompare.apex.multi_tensor_apply.arithmetic import axpby, scale, to_fp32, write_back
 from ampcompare.base.tensors.lists import by_type, copies_on_host, copy_by_dtype
-from ampcompare.training.policies.divergence import weights_finite
-from ampcompare.training.precision.factory import make_precision
+from ampcompare.training.policies import weights_finite
+from ampcompare.training.precision.base import make_precision
 
 HALF, BFLOAT, FLOAT = torch.float16, torch.bfloat16, torch.float32
 

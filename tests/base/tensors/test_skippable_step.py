@@ -15,9 +15,7 @@ from ampcompare.apex.amp import _amp_state
 from ampcompare.apex.amp._engine import device_skip
 from ampcompare.base.tensors import skippable_step
 from ampcompare.base.tensors.skippable_step import DeferredFlag, obeys_flag, skip_on_device
-from ampcompare.training.precision import half_optimizer
-from ampcompare.training.precision.base import Precision, owned_params
-from ampcompare.training.precision.factory import make_precision
+from ampcompare.training.precision.base import Precision, make_precision, owned_params
 from tests.covering import covering
 
 pytestmark = pytest.mark.integration  # every optimizer is trained with every arm
@@ -51,7 +49,7 @@ X = torch.linspace(-1, 1, 24).reshape(6, 4)
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Let a CPU be served like a device that makes the host wait."""
     monkeypatch.setattr(device_skip, "_DEVICE_TYPES", frozenset({"cpu", "cuda"}))
-    monkeypatch.setattr(half_optimizer, "_DEVICE_TYPES", frozenset({"cpu", "cuda"}))
+    monkeypatch.setattr("ampcompare.training.precision.half._DEVICE_TYPES", frozenset({"cpu", "cuda"}))
     yield
     _amp_state.close()
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ampcompare.diagnosis.profiling.marks import Marks
-from ampcompare.diagnosis.profiling.padding import padded, time_product, with_padding
+from ampcompare.diagnosis.profiling.measure import padded, time_product, with_padding
 from ampcompare.diagnosis.profiling.reasons import find_reasons
 from ampcompare.diagnosis.profiling.watch import ProductShape, Seen, StepSight
 from ampcompare.runs.records.profile import ArmProfile, Limits, Part, Product

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ampcompare.base.environment.versions import fingerprint
+from ampcompare.base.environment.fingerprint import fingerprint
 from ampcompare.base.errors import ConfigError, LaunchError
 from ampcompare.experiment.claims import reproduce as module
 from ampcompare.experiment.claims.definition import Study

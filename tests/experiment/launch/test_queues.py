@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from ampcompare.base.environment.versions import fingerprint
+from ampcompare.base.environment.fingerprint import fingerprint
 from ampcompare.base.errors import Ended, LaunchError
 from ampcompare.base.files.run_files import CellFile
 from ampcompare.experiment.launch import slurm, slurm_task

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ampcompare.base.environment.versions import fingerprint
+from ampcompare.base.environment.fingerprint import fingerprint
 from ampcompare.base.errors import RecordError
 from ampcompare.experiment.load import reload_comparison
 from ampcompare.experiment.run_directory import RunDirectory

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -13,8 +15,28 @@ from ampcompare.source.lint.report import level_of
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = (ROOT / "docs" / "lint" / "codes.md").read_text(encoding="utf-8")
+HOOK = ROOT / "docs" / "hooks" / "lint_codes.py"
 COUNTED = re.compile(r"(\d+)(?: \w+)? mistakes\]\([\w/.]*lint/index\.md")
 SECTION = re.compile(r"^### (AMP\d{3}): ([\w-]+)$\n(.*?)(?=^##|\Z)", re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def hook() -> ModuleType:
+    """The module that mkdocs calls, and that writes the list."""
+    spec = importlib.util.spec_from_file_location("site_lint_codes", HOOK)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def site(hook: ModuleType) -> str:
+    """The page as the site has it."""
+    page = SimpleNamespace(file=SimpleNamespace(src_uri="lint/codes.md"))
+    text: str = hook.on_page_markdown(PAGE, page=page)
+    return text
 
 
 def test_codes_and_names_are_unique() -> None:
@@ -32,10 +54,10 @@ def test_guards_are_in_the_catalog() -> None:
 
 
 @pytest.mark.parametrize("code", CODES)
-def test_a_mistake_has_its_section(code: str) -> None:
-    """docs/lint/codes.md has the texts and both examples of each mistake."""
+def test_a_mistake_has_its_section(code: str, site: str) -> None:
+    """The site has the texts and both examples of each mistake."""
     mistake = CODES[code]
-    sections = {found: (name, text) for found, name, text in SECTION.findall(PAGE)}
+    sections = {found: (name, text) for found, name, text in SECTION.findall(site)}
 
     name, text = sections[code]
 
@@ -47,8 +69,17 @@ def test_a_mistake_has_its_section(code: str) -> None:
     assert f"({level_of(code)})" in text
 
 
-def test_the_page_has_no_other_sections() -> None:
-    assert [code for code, _, _ in SECTION.findall(PAGE)] == sorted(CODES)
+def test_the_page_has_no_other_sections(site: str) -> None:
+    """A code that was dropped is dropped from the page."""
+    assert [code for code, _, _ in SECTION.findall(site)] == sorted(CODES)
+
+
+def test_the_list_is_that_of_the_catalog(hook: ModuleType) -> None:
+    """docs/lint/codes.md has a line for each code, as the program writes it; other pages stay as they are."""
+    assert hook.names() == PAGE
+    assert re.findall(r"^- (AMP\d{3})", PAGE, flags=re.MULTILINE) == sorted(CODES)
+    other = SimpleNamespace(file=SimpleNamespace(src_uri="lint/index.md"))
+    assert hook.on_page_markdown("text", page=other) == "text"
 
 
 def test_the_readme_counts_the_codes() -> None:

@@ -8,8 +8,7 @@ import pytest
 
 from ampcompare.source.lint.catalog import CODES, RULES
 from ampcompare.source.lint.check import UNREADABLE, check_text, is_of_interest
-from ampcompare.source.lint.run import fix_text
-from ampcompare.source.lint.selection import Selection
+from ampcompare.source.lint.run import Selection, fix_text
 from ampcompare.source.syntax import SourceInvalid
 
 

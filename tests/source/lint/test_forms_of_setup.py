@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ampcompare.source.lint.check import check_text
-from ampcompare.source.lint.run import fix_text
-from ampcompare.source.lint.selection import Selection
+from ampcompare.source.lint.run import Selection, fix_text
 from tests.source.lint.forms import codes_of_pair
 
 PAIRS = {

@@ -6,8 +6,7 @@ import json
 from pathlib import Path
 
 from ampcompare.source.edits import Edit, apply_edits
-from ampcompare.source.lint.run import lint_files
-from ampcompare.source.lint.selection import Selection
+from ampcompare.source.lint.run import Selection, lint_files
 
 TYPO = 'm, o = amp.initialize(m, o, opt_level="01")\n'
 SCRIPT = f"from apex import amp  # noqa\n{TYPO}"

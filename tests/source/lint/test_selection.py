@@ -8,7 +8,7 @@ import pytest
 
 from ampcompare.base.errors import ConfigError
 from ampcompare.source.lint.catalog import CODES
-from ampcompare.source.lint.selection import Selection, read_selection
+from ampcompare.source.lint.run import Selection, read_selection
 
 
 @pytest.mark.parametrize(

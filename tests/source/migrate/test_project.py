@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from ampcompare.source.migrate import project
-from ampcompare.source.migrate.mistakes import find_mistakes
-from ampcompare.source.migrate.project import find_files, migrate_file
+from ampcompare.source.migrate.project import find_files, find_mistakes, migrate_file
 from ampcompare.source.migrate.rewrite import Migration
 
 SCRIPT = "import torch\nfrom apex.parallel import convert_syncbn_model\nmodel = convert_syncbn_model(model)  # é\n"

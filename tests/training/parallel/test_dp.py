@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import SGD
 
 from ampcompare.experiment.plan import DEFAULT_ARMS
-from ampcompare.training.precision.factory import make_precision
+from ampcompare.training.precision.base import make_precision
 
 SEED = 3
 

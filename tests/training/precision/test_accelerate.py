@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ampcompare.base.errors import BackendUnavailable
-from ampcompare.training.precision.factory import make_precision
+from ampcompare.training.precision.base import make_precision
 
 pytest.importorskip("accelerate", reason="not installed: pip install accelerate")
 

@@ -11,8 +11,7 @@ from torch.nn import functional as F
 from torch.optim import SGD
 
 from ampcompare.training.precision.actnn import ActNN, Packer, Quantized
-from ampcompare.training.precision.base import Precision
-from ampcompare.training.precision.factory import make_precision
+from ampcompare.training.precision.base import Precision, make_precision
 
 
 def net(seed: int = 0) -> nn.Sequential:

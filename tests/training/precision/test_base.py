@@ -15,9 +15,15 @@ from ampcompare.backends.catalog import BUILT_IN
 from ampcompare.base.errors import PreparationError
 from ampcompare.training.loop import update
 from ampcompare.training.parallel.replication import Single
-from ampcompare.training.precision.base import FixedOutcome, Precision, StepOutcome, owned_params, refuse_wrapped
-from ampcompare.training.precision.factory import make_precision
-from ampcompare.training.precision.wrapper import PrecisionWrapper
+from ampcompare.training.precision.base import (
+    FixedOutcome,
+    Precision,
+    PrecisionWrapper,
+    StepOutcome,
+    make_precision,
+    owned_params,
+    refuse_wrapped,
+)
 
 X = torch.arange(32.0).view(8, 4).sin()
 GRAPHS = {"unrecordable", "recording", "repeated"}

@@ -19,9 +19,7 @@ from ampcompare.base.errors import PreparationError, UnsupportedCombination
 from ampcompare.base.tensors.sharded import whole
 from ampcompare.base.tensors.skippable_step import skip_on_device
 from ampcompare.training.own_group import choose_backend, group_of_one
-from ampcompare.training.precision import half_optimizer
-from ampcompare.training.precision.base import Precision
-from ampcompare.training.precision.factory import make_precision
+from ampcompare.training.precision.base import Precision, make_precision
 
 LR = 0.5
 
@@ -196,7 +194,7 @@ def test_a_skip_on_the_device_has_the_bits_of_one_on_the_host(
 ) -> None:
     """Weights and scales over three skips and growing moments are equal, whoever skips."""
     monkeypatch.setattr(device_skip, "_DEVICE_TYPES", frozenset({"cpu", "cuda"}))
-    monkeypatch.setattr(half_optimizer, "_DEVICE_TYPES", frozenset({"cpu", "cuda"}))
+    monkeypatch.setattr("ampcompare.training.precision.half._DEVICE_TYPES", frozenset({"cpu", "cuda"}))
     results = []
     for on_device in (False, True):
         precision = make_precision(arm, device=str(device))

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim import SGD
 
 from ampcompare.backends.fabric import LIBRARY
-from ampcompare.training.precision.factory import make_precision
+from ampcompare.training.precision.base import make_precision
 
 pytestmark = pytest.mark.skipif(bool(LIBRARY.missing()), reason=LIBRARY.missing())
 

@@ -13,8 +13,8 @@ from torch.optim import SGD
 from ampcompare.backends import fp8 as description
 from ampcompare.backends.library import Library
 from ampcompare.base.errors import BackendUnavailable, UnsupportedCombination
+from ampcompare.training.precision.base import make_precision
 from ampcompare.training.precision.cpu_half import EmulatedHalf
-from ampcompare.training.precision.factory import make_precision
 
 LACKS = description.LIBRARY.missing()
 needs_torchao = pytest.mark.skipif(bool(LACKS), reason=LACKS or "-")

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ampcompare.training.precision.base import Precision, owned_params
-from ampcompare.training.precision.factory import make_precision
+from ampcompare.training.precision.base import Precision, make_precision, owned_params
 
 X = torch.linspace(-1, 1, 24).reshape(6, 4)
 

@@ -16,7 +16,7 @@ from torch.optim import SGD, Optimizer
 
 from ampcompare.backends.horovod import LIBRARY
 from ampcompare.base.errors import BackendUnavailable, UnsupportedCombination
-from ampcompare.training.precision.factory import make_precision
+from ampcompare.training.precision.base import make_precision
 
 OTHER_RANK = 2.0  # what the other of two processes has for each gradient
 

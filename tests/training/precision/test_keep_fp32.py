@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from torch.optim import SGD
 
 from ampcompare.base.errors import ConfigError
-from ampcompare.training.precision.base import Precision
-from ampcompare.training.precision.factory import make_precision
+from ampcompare.training.precision.base import Precision, make_precision
 
 X = torch.linspace(-1, 1, 24).reshape(6, 4)
 CASTING = ["half", "half:bf16", "half:master_weights", "apex:O2,engine=compat", "apex:O3,engine=compat"]

@@ -11,8 +11,7 @@ from torch.optim import SGD
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampcompare.apex.amp._engine import device_skip
-from ampcompare.training.precision.factory import make_precision
-from ampcompare.training.precision.late import LateOutcomes
+from ampcompare.training.precision.base import LateOutcomes, make_precision
 
 X = torch.linspace(-1, 1, 24).reshape(6, 4)
 

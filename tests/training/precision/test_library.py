@@ -6,7 +6,7 @@ import pytest
 
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import BackendUnavailable
-from ampcompare.training.precision.factory import make_precision
+from ampcompare.training.precision.base import make_precision
 
 ASKED = [
     *("accelerate:no", "accelerate:fp16", "accelerate:bf16"),

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from torch.optim import SGD
 
 from ampcompare.base.errors import BackendUnavailable, UnsupportedCombination
-from ampcompare.training.precision.base import Precision
-from ampcompare.training.precision.factory import make_precision
+from ampcompare.training.precision.base import Precision, make_precision
 from ampcompare.training.precision.mmengine import MMEngine
 
 pytest.importorskip("mmengine", reason="not installed: pip install mmengine")

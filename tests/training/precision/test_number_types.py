@@ -9,9 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer
 
-from ampcompare.base.tensors.reduction import reduction_type
-from ampcompare.training.precision.base import Precision, owned_params
-from ampcompare.training.precision.factory import make_precision
+from ampcompare.training.parallel.replication import reduction_type
+from ampcompare.training.precision.base import Precision, make_precision, owned_params
 
 X = torch.linspace(-1, 1, 24).reshape(6, 4)
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD
 
-from ampcompare.training.precision.factory import make_precision
-from ampcompare.training.precision.half_optimizer import StochasticRounding, round_stochastically
+from ampcompare.training.precision.base import make_precision
+from ampcompare.training.precision.half import StochasticRounding, round_stochastically
 
 ULP = 2.0**-7  # of bfloat16 between 1 and 2
 COUNT, STEPS, RATE = 4096, 32, ULP / 10

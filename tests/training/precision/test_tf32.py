@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from ampcompare.base.errors import BackendUnavailable
-from ampcompare.training.precision.factory import make_precision
-from ampcompare.training.precision.tf32 import require_tf32, set_tf32
+from ampcompare.training.precision.base import make_precision
+from ampcompare.training.precision.fp32 import require_tf32, set_tf32
 
 
 @pytest.fixture

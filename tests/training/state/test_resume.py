@@ -15,21 +15,19 @@ from torch import Tensor, nn
 
 from ampcompare.apex.amp import _amp_state
 from ampcompare.base.errors import CheckpointError, EnvironmentUnfit
-from ampcompare.base.tensors.tree import tensors_in
+from ampcompare.base.tensors.tree import first_difference, tensors_in
 from ampcompare.runs.records.evaluation import EpochResult
 from ampcompare.runs.records.run import StepRecord
 from ampcompare.runs.settings.config import RunConfig
-from ampcompare.tasks.registry import make_task
+from ampcompare.tasks.task import make_task
 from ampcompare.training.assemble import assemble_single
 from ampcompare.training.checkpoint.convert.between_arms import into_arm
 from ampcompare.training.checkpoint.inspect import inspect_file
-from ampcompare.training.checkpoint.store.difference import first_difference
 from ampcompare.training.checkpoint.store.file import write_checkpoint
 from ampcompare.training.checkpoint.store.layout import apex_layout
-from ampcompare.training.metrics.run_summary import RunMetrics
-from ampcompare.training.precision.base import owned_params
+from ampcompare.training.precision.base import make_precision, owned_params
 from ampcompare.training.precision.cpu_half import cpu_half
-from ampcompare.training.precision.factory import make_precision
+from ampcompare.training.run_summary import RunMetrics
 from ampcompare.training.session import Session
 from ampcompare.training.state.check_checkpoint import require_fit
 from ampcompare.training.state.flattened import is_flattened

@@ -19,10 +19,9 @@ from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
-from ampcompare.apex.amp._amp_state import _amp_state, maybe_print, overflow_message
+from ampcompare.apex.amp._amp_state import DeferredMessages, _amp_state, maybe_print, overflow_message
 from ampcompare.base.tensors.skippable_step import obeys_flag
 
-from .async_messages import DeferredMessages
 from .errors import AmpScalingError
 from .optimizer_state import Flag
 

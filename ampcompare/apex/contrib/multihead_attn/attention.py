@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ampcompare.apex.normalization import FusedLayerNorm
-from ampcompare.apex.normalization.functional import fused_layer_norm_affine
+from ampcompare.apex.normalization.fused_layer_norm import fused_layer_norm_affine
 
 __all__ = ["Attention", "attend", "check_masks", "fast_mask_softmax_dropout_func"]
 

@@ -3,18 +3,39 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ampcompare.apex.contrib.optimizers.groups import TensorGroups, per_group
 from ampcompare.apex.multi_tensor_apply.arithmetic import as_fp32, global_norm, to_fp32, write_back
 from ampcompare.base.tensors.lists import copy_by_dtype
 
-__all__ = ["FusedAdam"]
+__all__ = ["FusedAdam", "TensorGroups", "per_group"]
+
+TensorGroups = Iterable[Tensor] | Sequence[Sequence[Tensor | None]]
+
+
+def per_group(tensors: Any, groups: Sequence[dict[str, Any]], name: str) -> list[list[Tensor | None]]:
+    """Return a list of tensors, or of None, for each group, as long as the group.
+
+    Args:
+        tensors: None, tensors in any iterable (they belong to a single group), or a list of lists.
+
+    Raises:
+        RuntimeError: another number of groups or of tensors.
+    """
+    sizes = [len(group["params"]) for group in groups]
+    if tensors is None:
+        return [[None] * size for size in sizes]
+    rows = list(tensors)
+    lists = [list(row) for row in rows] if rows and isinstance(rows[0], list) else [rows]
+    lengths = [len(row) for row in lists]
+    if lengths != sizes:
+        raise RuntimeError(f"step got {name} for groups of {lengths} tensors; the optimizer has groups of {sizes}")
+    return lists
 
 
 class FusedAdam(Optimizer):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import required
 
-from ampcompare.apex.contrib.optimizers.groups import TensorGroups, per_group
+from ampcompare.apex.contrib.optimizers.fused_adam import TensorGroups, per_group
 from ampcompare.apex.multi_tensor_apply import optimizer_math
 from ampcompare.apex.optimizers.fused_sgd import FusedSGD as _FusedSGD
 from ampcompare.base.tensors.lists import copy_by_dtype

@@ -20,8 +20,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, Protocol
 
-from ampcompare.base.environment.threads import THREAD_VARIABLES
-from ampcompare.base.environment.versions import fingerprint, host_name
+from ampcompare.base.environment.fingerprint import THREAD_VARIABLES, fingerprint, host_name
 from ampcompare.base.errors import EnvironmentUnfit, LaunchError
 from ampcompare.base.files.loaded_code import Names
 from ampcompare.base.files.run_files import CellFile
@@ -50,7 +49,7 @@ from ampcompare.runs.records.summary import loss_tail
 from ampcompare.runs.settings.config import RunConfig
 from ampcompare.runs.settings.script import LOSS, ScriptConfig, ScriptMetric
 from ampcompare.script.legacy.old_script import COMPAT_HINT, is_of_old_script
-from ampcompare.training.metrics.run_summary import Tracer
+from ampcompare.training.run_summary import Tracer
 
 __all__ = ["ScriptLauncher", "failed_script", "picked", "script_command", "script_record"]
 

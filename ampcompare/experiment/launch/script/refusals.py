@@ -18,10 +18,9 @@ from pathlib import Path
 from ampcompare.backends.apex_levels import apex_level
 from ampcompare.backends.arm import Arm
 from ampcompare.runs.settings.script import ScriptConfig
-from ampcompare.source.calls import argument
 from ampcompare.source.document import read_document
 from ampcompare.source.module import Module
-from ampcompare.source.syntax import dotted
+from ampcompare.source.syntax import argument, dotted
 
 __all__ = ["why_refused"]
 

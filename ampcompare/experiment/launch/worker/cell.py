@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 
 from ampcompare import guards
-from ampcompare.base.environment.versions import fingerprint, host_name
+from ampcompare.base.environment.fingerprint import fingerprint, host_name
 from ampcompare.base.errors import EnvironmentUnfit
 from ampcompare.base.files.loaded_code import end_watch, watch_code
 from ampcompare.base.files.run_files import CellFile
@@ -46,21 +46,19 @@ from ampcompare.experiment.launch.worker.monitor import SystemMonitor
 from ampcompare.runs.records.evaluation import EpochResult
 from ampcompare.runs.records.run import ProcessFacts, Resumption, RunRecord, RunSummary, StepRecord, dump_json
 from ampcompare.runs.settings.config import RunConfig
-from ampcompare.tasks.registry import make_task
-from ampcompare.training.assemble import assemble, make_parallel
-from ampcompare.training.compile import cpu_half_of
+from ampcompare.tasks.task import make_task
+from ampcompare.training.assemble import assemble, cpu_half_of, make_parallel
 from ampcompare.training.device import resolve_device
-from ampcompare.training.metrics.allreduce import allreduce_share
-from ampcompare.training.metrics.hashes import parameters_sha256, weights_sha256
-from ampcompare.training.metrics.memory import MemoryMeter, make_memory_meter
-from ampcompare.training.metrics.run_summary import RunMetrics
+from ampcompare.training.hashes import parameters_sha256, weights_sha256
+from ampcompare.training.loop import allreduce_share
+from ampcompare.training.meters import MemoryMeter, make_memory_meter
 from ampcompare.training.other_precisions import evaluate_in_others
 from ampcompare.training.own_group import own_group
 from ampcompare.training.parallel.ranks import Communicator, SingleProcess, weights_digest
-from ampcompare.training.precision.base import Precision
+from ampcompare.training.precision.base import Precision, make_precision
 from ampcompare.training.precision.cpu_half import cpu_half
-from ampcompare.training.precision.factory import make_precision
-from ampcompare.training.precision.tf32 import require_tf32, set_tf32
+from ampcompare.training.precision.fp32 import require_tf32, set_tf32
+from ampcompare.training.run_summary import RunMetrics
 from ampcompare.training.session import Session
 from ampcompare.training.state.resume import AUTO, find_checkpoint, validate_resume
 from ampcompare.training.state.saver import Saver

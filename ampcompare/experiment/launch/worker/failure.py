@@ -6,7 +6,7 @@ import errno
 
 import torch
 
-from ampcompare.base.environment.versions import fingerprint, host_name
+from ampcompare.base.environment.fingerprint import fingerprint, host_name
 from ampcompare.base.errors import AmpCompareError, EnvironmentUnfit
 from ampcompare.runs.records.run import RunRecord
 from ampcompare.runs.settings.config import RunConfig

@@ -15,7 +15,7 @@ import psutil
 import torch
 
 from ampcompare.runs.records.run import SystemReadings
-from ampcompare.training.metrics.run_summary import halves, outlier_share
+from ampcompare.training.run_summary import halves, outlier_share
 
 __all__ = ["SystemMonitor"]
 

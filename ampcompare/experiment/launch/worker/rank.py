@@ -23,7 +23,7 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from ampcompare.base.environment.versions import fingerprint
+from ampcompare.base.environment.fingerprint import fingerprint
 from ampcompare.base.errors import ConfigError, EnvironmentUnfit, LaunchError
 from ampcompare.base.files.loaded_code import watch_code
 from ampcompare.base.files.run_files import log_name

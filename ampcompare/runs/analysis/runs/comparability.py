@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from ampcompare.base.environment.versions import SWITCHES
+from ampcompare.base.environment.fingerprint import SWITCHES
 from ampcompare.base.files.loaded_code import differing
 from ampcompare.runs.analysis.runs.pairs import Pair, conditional_on, finished, pairs_by_seed
 from ampcompare.runs.analysis.runs.scores import other_metric

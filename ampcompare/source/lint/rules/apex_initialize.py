@@ -5,11 +5,10 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from ampcompare.source.calls import argument
 from ampcompare.source.edits import Edit
-from ampcompare.source.lint.mistake import Finding, Mistake
-from ampcompare.source.lint.module import LintModule, Trace, events_between, literal, name_of, rule
+from ampcompare.source.lint.module import Finding, LintModule, Mistake, Trace, events_between, literal, name_of, rule
 from ampcompare.source.lint.trace import Event, Kind
+from ampcompare.source.syntax import argument
 
 __all__: list[str] = []
 
@@ -247,7 +246,7 @@ def order_around_initialize(module: LintModule) -> Iterator[Finding]:
                     if other.facts.keys() - event.facts.keys() and event.facts.keys() - other.facts.keys():
                         continue  # two options, of which one may exclude the other
                     yield module.finding("AMP112", other.call, f"`{other.shown}` is cast before `amp.initialize`")
-                elif other.kind is Kind.LOAD and module.roles.of(_receiver(other), other.scope) == "optimizer":
+                elif other.kind is Kind.LOAD and module.roles.of(other.receiver, other.scope) == "optimizer":
                     yield module.finding(
                         "AMP407", event.call, f"`{other.shown}` was loaded in line {other.call.lineno}"
                     )
@@ -284,11 +283,6 @@ def _is_returned(name: str, event: Event) -> bool:
         for value in returns
         if value is not None
     )
-
-
-def _receiver(event: Event) -> ast.expr:
-    assert isinstance(event.call.func, ast.Attribute)
-    return event.call.func.value
 
 
 def _after(module: LintModule, trace: Trace, event: Event, after: list[Event], models: set[str]) -> Iterator[Finding]:

@@ -7,12 +7,11 @@ import re
 from collections.abc import Iterator
 
 from ampcompare.source.branches import Facts, conditions, contradict, facts_at, narrowed
-from ampcompare.source.calls import argument, is_literal
 from ampcompare.source.edits import Edit
-from ampcompare.source.lint.mistake import Finding, Mistake
-from ampcompare.source.lint.module import LintModule, Trace, literal, name_of, rule
+from ampcompare.source.lint.module import Finding, LintModule, Mistake, Trace, literal, name_of, rule
 from ampcompare.source.lint.trace import Event, Kind, plain
 from ampcompare.source.module import Scope
+from ampcompare.source.syntax import argument, is_literal
 
 __all__: list[str] = []
 

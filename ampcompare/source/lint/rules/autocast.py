@@ -7,12 +7,11 @@ from collections.abc import Iterator
 
 from ampcompare.source.amp_names import AUTOCASTS
 from ampcompare.source.branches import conditions, contradict
-from ampcompare.source.calls import argument
 from ampcompare.source.edits import Edit
-from ampcompare.source.lint.mistake import Finding, Mistake
-from ampcompare.source.lint.module import LintModule, literal, name_of, rule
+from ampcompare.source.lint.module import Finding, LintModule, Mistake, literal, name_of, rule
 from ampcompare.source.lint.trace import Context, Event, Kind
 from ampcompare.source.module import Scope
+from ampcompare.source.syntax import argument
 
 __all__ = ["is_fp16", "is_in_fp16_block"]
 

@@ -6,11 +6,10 @@ import ast
 import re
 from collections.abc import Iterator
 
-from ampcompare.source.calls import argument, is_literal, passed
 from ampcompare.source.edits import Edit
-from ampcompare.source.lint.mistake import Finding, Mistake
-from ampcompare.source.lint.module import LintModule, literal, name_of, rule
+from ampcompare.source.lint.module import Finding, LintModule, Mistake, literal, name_of, rule
 from ampcompare.source.lint.trace import Kind, plain
+from ampcompare.source.syntax import argument, is_literal, passed
 
 __all__: list[str] = []
 

@@ -6,11 +6,10 @@ import ast
 import re
 from collections.abc import Iterator
 
-from ampcompare.source.calls import argument, is_literal
 from ampcompare.source.edits import Edit
-from ampcompare.source.lint.mistake import Finding, Mistake
-from ampcompare.source.lint.module import LintModule, Trace, events_between, name_of, rule
+from ampcompare.source.lint.module import Finding, LintModule, Mistake, Trace, events_between, name_of, rule
 from ampcompare.source.lint.trace import FINITE, Event, Kind, plain
+from ampcompare.source.syntax import argument, is_literal
 
 __all__: list[str] = []
 

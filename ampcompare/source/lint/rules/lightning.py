@@ -7,8 +7,7 @@ import re
 from collections.abc import Iterator
 
 from ampcompare.source.edits import Edit
-from ampcompare.source.lint.mistake import Finding, Mistake
-from ampcompare.source.lint.module import LintModule, name_of, rule
+from ampcompare.source.lint.module import Finding, LintModule, Mistake, name_of, rule
 
 __all__: list[str] = []
 

@@ -6,12 +6,11 @@ import ast
 from collections.abc import Iterator
 
 from ampcompare.source.amp_names import AUTOCASTS
-from ampcompare.source.calls import argument
 from ampcompare.source.edits import Edit
-from ampcompare.source.lint.mistake import Finding, Mistake
-from ampcompare.source.lint.module import LintModule, name_of, rule
+from ampcompare.source.lint.module import Finding, LintModule, Mistake, name_of, rule
 from ampcompare.source.lint.rules.autocast import is_fp16, is_in_fp16_block
 from ampcompare.source.module import Scope
+from ampcompare.source.syntax import argument
 
 __all__: list[str] = []
 

@@ -6,8 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from ampcompare.source.edits import Edit
-from ampcompare.source.lint.mistake import Finding, Mistake
-from ampcompare.source.lint.module import LintModule, Trace, events_between, rule
+from ampcompare.source.lint.module import Finding, LintModule, Mistake, Trace, events_between, rule
 from ampcompare.source.lint.trace import Event, Kind, plain
 
 __all__: list[str] = []

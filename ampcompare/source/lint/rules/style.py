@@ -7,9 +7,8 @@ import re
 from collections.abc import Iterator
 
 from ampcompare.source.amp_names import AUTOCASTS
-from ampcompare.source.calls import argument, is_literal
-from ampcompare.source.lint.mistake import Finding, Mistake
-from ampcompare.source.lint.module import LintModule, literal, name_of, rule
+from ampcompare.source.lint.module import Finding, LintModule, Mistake, literal, name_of, rule
+from ampcompare.source.syntax import argument, is_literal
 
 __all__: list[str] = []
 

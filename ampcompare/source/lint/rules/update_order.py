@@ -7,8 +7,7 @@ import re
 from collections.abc import Iterator
 
 from ampcompare.source.edits import Edit
-from ampcompare.source.lint.mistake import Finding, Mistake
-from ampcompare.source.lint.module import LintModule, Trace, events_between, name_of, rule
+from ampcompare.source.lint.module import Finding, LintModule, Mistake, Trace, events_between, name_of, rule
 from ampcompare.source.lint.trace import FINITE, Event, Kind, plain
 from ampcompare.source.module import flat_values
 
@@ -350,7 +349,7 @@ def zero_grad_before_step(module: LintModule) -> Iterator[Finding]:
     """Gradients that are cleared between backward pass and step."""
     for trace in _amp_traces(module):
         for event in trace:
-            if event.kind is not Kind.ZERO_GRAD or module.roles.of(_receiver(event), event.scope) != "optimizer":
+            if event.kind is not Kind.ZERO_GRAD or module.roles.of(event.receiver, event.scope) != "optimizer":
                 continue
             index = trace.index(event)
             relevant = (*STEPS, Kind.BACKWARD, Kind.FOREIGN_BACKWARD, Kind.OPAQUE)
@@ -371,11 +370,6 @@ def zero_grad_before_step(module: LintModule) -> Iterator[Finding]:
             ):
                 shown = f"`{plain(event.subject)}` steps in line {after.call.lineno} without gradients"
                 yield module.finding("AMP214", event.call, shown)
-
-
-def _receiver(event: Event) -> ast.expr:
-    assert isinstance(event.call.func, ast.Attribute)
-    return event.call.func.value
 
 
 @rule(

@@ -6,11 +6,10 @@ import ast
 import re
 from typing import TYPE_CHECKING
 
-from ampcompare.source.calls import is_literal, parameters
 from ampcompare.source.migrate.read.options import members
 from ampcompare.source.migrate.read.sites import Initialize, Unsure
 from ampcompare.source.module import Module
-from ampcompare.source.syntax import dotted
+from ampcompare.source.syntax import dotted, is_literal, parameters
 
 if TYPE_CHECKING:
     from ampcompare.source.migrate.core.context import Core

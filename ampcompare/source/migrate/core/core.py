@@ -6,15 +6,13 @@ import ast
 
 from ampcompare.source.amp_names import AUTOCASTS, SCALERS
 from ampcompare.source.branches import branches_around, is_exclusive
-from ampcompare.source.calls import last_name, parameters, passed
 from ampcompare.source.edits import Edits
 from ampcompare.source.migrate.core.context import Core
 from ampcompare.source.migrate.core.initialize import create_scalers
 from ampcompare.source.migrate.core.scalers import plan_scalers
 from ampcompare.source.migrate.core.state_dict import optimizer_of_state, rewrite_state
-from ampcompare.source.migrate.core.steps import note_steps_apart, rewrite_steps
+from ampcompare.source.migrate.core.steps import note_steps_apart, place_unscale, rewrite_steps
 from ampcompare.source.migrate.core.timm_scaler import rewrite_timm, uses_timm_scaler
-from ampcompare.source.migrate.core.unscale import place_unscale
 from ampcompare.source.migrate.finding import Finding, Unsure
 from ampcompare.source.migrate.read.forward import find_forward, model_keys
 from ampcompare.source.migrate.read.names import Names, drop_passed
@@ -22,7 +20,7 @@ from ampcompare.source.migrate.read.neighbours import Around
 from ampcompare.source.migrate.read.order import find_order
 from ampcompare.source.migrate.read.sites import Backward, Initialize, Sites, Step, collect_sites
 from ampcompare.source.module import Function, Module
-from ampcompare.source.syntax import dotted, walk
+from ampcompare.source.syntax import dotted, last_name, parameters, passed, walk
 
 __all__ = ["rewrite_core"]
 

@@ -7,12 +7,11 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from ampcompare.source.calls import is_literal
 from ampcompare.source.migrate.core.across_files import attach, carried_keys, is_bound_above, wrapped_models
 from ampcompare.source.migrate.read.options import as_bool
 from ampcompare.source.migrate.read.sites import Initialize, Unsure
 from ampcompare.source.module import Function, Module
-from ampcompare.source.syntax import dotted
+from ampcompare.source.syntax import dotted, is_literal
 
 if TYPE_CHECKING:
     from ampcompare.source.migrate.core.context import Core

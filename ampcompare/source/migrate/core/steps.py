@@ -1,22 +1,337 @@
-"""Rewrite `optimizer.step()` with scaled gradients: `scaler.step(optimizer)`, and `scaler.update()` after the last."""
+"""Step optimizers by their scaler, which unscales gradients before they are read or clipped, once per step."""
 
 from __future__ import annotations
 
 import ast
 
-from ampcompare.source.branches import is_exclusive
+from ampcompare.source.amp_names import CLIPS
+from ampcompare.source.branches import branches_around, conditions_around, is_exclusive
 from ampcompare.source.migrate.core.context import Core
-from ampcompare.source.migrate.read.sites import Step, Unsure
-from ampcompare.source.module import Function
+from ampcompare.source.migrate.read.sites import Backward, Read, Step, Unsure
+from ampcompare.source.module import Function, Module
 from ampcompare.source.roles import Roles
-from ampcompare.source.syntax import dotted
+from ampcompare.source.syntax import HIDDEN, arguments, dotted
 
-__all__ = ["note_steps_apart", "rewrite_steps", "stepped_apart"]
+__all__ = ["note_steps_apart", "place_unscale", "rewrite_steps"]
 
+MASTERS = "apex.amp.master_params"
+PACE = (
+    "gradients are clipped or read more often than the optimizer steps, while they are scaled: the limit, or the "
+    "gradients, are scaled to match; GradScaler is designed for clipping once per step"
+)
 APART = (
     "amp.initialize does not get {0}, so its gradients stay scaled, in a clip of all parameters too, as with Apex; if "
     "its parameters get gradients of the scaled loss, call scaler.unscale_({0}) and scaler.step({0})"
 )
+
+
+def place_unscale(core: Core) -> None:
+    """Put `scaler.unscale_(optimizer)` above the reads of gradients, and replace `amp.master_params`.
+
+    Raises:
+        Unsure: gradients are read at another pace than the steps.
+    """
+    masters = list(core.sites.masters)
+    groups: dict[tuple[str, int], list[Read]] = {}
+    for read in core.sites.reads:
+        if _is_inside_block(core, read):
+            continue
+        optimizers = read.optimizers or core.order.pending.get(id(read.node), ()) or _scaled_elsewhere(core, read)
+        for optimizer in optimizers:
+            step = _step_after(core, read, optimizer)
+            if step is None and id(read.node) in core.order.pending:
+                for caller in _calls(core, read, optimizer):
+                    after = _step_after(core, caller, optimizer)
+                    assert after is not None
+                    groups.setdefault((optimizer, id(after)), []).append(caller)
+                continue
+            if step is None:
+                if read.optimizers and not _is_after_all(core, read):
+                    raise Unsure(read.node, f"no {optimizer}.step() follows these gradients in the same function")
+                continue
+            groups.setdefault((optimizer, id(step)), []).append(read)
+    steps = {id(step): step for step in core.sites.steps}
+    for (optimizer, number), reads in groups.items():
+        _place(core, optimizer, steps[number], reads)
+    done = {id(node) for branch in core.replaced for node in ast.walk(branch)}
+    for call in masters:
+        if id(call) not in done:
+            core.edits.replace(call, _parameters(core, call))
+
+
+def _scaled_elsewhere(core: Core, read: Read) -> tuple[str, ...]:
+    """Return the optimizers of the steps below a read whose backward passes are in a function of another module."""
+    module = core.module
+    if not core.across or any(each.scales for each in core.sites.backwards):
+        return ()
+    if any(isinstance(node, ast.Attribute) and node.attr == "backward" for node in module.nodes):
+        return ()
+    below = [each for each in core.sites.steps if each.function is read.function]
+    return tuple({each.optimizer: None for each in below if each.statement.lineno > read.statement.lineno})
+
+
+def _calls(core: Core, read: Read, optimizer: str) -> list[Read]:
+    """Return the calls of the function that reads scaled gradients, as reads of the function that steps.
+
+    Raises:
+        Unsure: they cannot all be followed.
+    """
+    function, module = read.function, core.module
+    key = None if function is None else module.key(function)
+    found = []
+    for node in module.calls:
+        if key is not None and dotted(node.func) == key:
+            call = Read(node, module.statement(node), module.function(node), (optimizer,))
+            if _step_after(core, call, optimizer) is None:
+                break
+            found.append(call)
+    else:
+        if found:
+            return found
+    raise Unsure(read.node, "gradients that are still scaled are read in this function; unscale them before its call")
+
+
+def _is_inside_block(core: Core, read: Read) -> bool:
+    blocks = {each.statement for each in core.sites.backwards if each.block}
+    return any(outer in blocks for outer in core.module.ancestors(read.statement))
+
+
+def _is_after_all(core: Core, read: Read) -> bool:
+    """Return whether a read is no matter of scaled gradients: its function has neither backward pass nor step."""
+    events: list[Backward | Step] = [*core.sites.backwards, *core.sites.steps]
+    return not any(each.function is read.function for each in events)
+
+
+def _step_after(core: Core, read: Read, optimizer: str) -> Step | None:
+    tail = optimizer.rpartition(".")[2]
+    after = [
+        step
+        for step in core.sites.steps
+        if step.function is read.function
+        and step.statement.lineno > read.statement.lineno
+        and (step.optimizer == optimizer or step.optimizer.rpartition(".")[2] == tail)
+    ]
+    return min(after, key=lambda step: step.statement.lineno, default=None)
+
+
+def _loop(module: Module, node: ast.AST) -> ast.AST | None:
+    for outer in module.ancestors(node):
+        if isinstance(outer, (ast.For, ast.While, ast.AsyncFor, ast.FunctionDef, ast.AsyncFunctionDef)):
+            return outer
+    return None
+
+
+def _varies(test: str, loop: ast.AST | None) -> bool:
+    """Return whether a test can change between two rounds of a loop, or two calls of a function."""
+    if not isinstance(loop, (ast.For, ast.While, ast.AsyncFor)):
+        return True
+    bound = {dotted(node) for node in ast.walk(loop) if isinstance(getattr(node, "ctx", None), ast.Store)}
+    nodes = list(ast.walk(ast.parse(test, mode="eval")))
+    names = {dotted(node) for node in nodes if isinstance(node, (ast.Name, ast.Attribute))}
+    return bool(names & bound) or any(isinstance(node, ast.Mod) for node in nodes)
+
+
+def _place(core: Core, optimizer: str, step: Step, reads: list[Read]) -> None:
+    module = core.module
+    loop = _loop(module, step.statement)
+    only_if: set[str] = set()
+    for read in reads:
+        missing = set(conditions_around(module, step.statement, loop) - conditions_around(module, read.statement, loop))
+        if _loop(module, read.statement) is not loop or any(_varies(test, loop) for test in missing):
+            for each in reads:
+                _read_scaled(core, optimizer, step, each)
+            return
+        only_if |= missing
+    _refuse_mixed(core, optimizer, step, reads)
+    statements = {_collapsed(core, read) for read in reads}
+    scaler = core.scaler(step.call, optimizer)
+    lines = [f"{scaler}.unscale_({optimizer})"]
+    if only_if and len({each.optimizer for each in core.sites.steps}) > 1:  # one of several may be None, or not step
+        lines = [f"if {' and '.join(sorted(only_if))}:", f"{module.unit}{lines[0]}"]
+    ordered = sorted(statements, key=lambda each: each.lineno)
+    _insert(core, lines, ordered)
+    for node in ast.walk(loop) if loop is not None else ():
+        if isinstance(node, ast.Continue) and ordered[0].lineno < node.lineno < step.statement.lineno:
+            if not conditions_around(module, step.statement, loop) - conditions_around(module, node, loop):
+                core.edits.before(node, [f"{scaler}.update()"])  # this step is skipped, its gradients were unscaled
+
+
+def _refuse_mixed(core: Core, optimizer: str, step: Step, reads: list[Read]) -> None:
+    """Refuse to unscale where another backward pass would add scaled gradients to unscaled ones before the step."""
+    first = min(read.statement.lineno for read in reads)
+    for backward in core.sites.backwards:
+        if backward.function is not step.function or not first < backward.statement.lineno < step.statement.lineno:
+            continue
+        if optimizer not in backward.optimizers or is_exclusive(core.module, backward.statement, step.statement):
+            continue
+        raise Unsure(
+            reads[0].node,
+            "gradients are read here, and another backward pass follows before the step; GradScaler unscales once "
+            "between two steps",
+        )
+
+
+def _read_scaled(core: Core, optimizer: str, step: Step, read: Read) -> None:
+    """Let gradients that stay scaled until the step be read, or clipped, at another pace than that of the steps.
+
+    A clip of torch gets a limit that is scaled as they are, and its norm is scaled back; around anything else the
+    gradients are unscaled and scaled again.
+    """
+    scaler = core.scaler(step.call, optimizer)
+    core.note(read.node, PACE)
+    call = getattr(read.statement, "value", None)
+    limit = _limit(core, call) if isinstance(call, ast.Call) else None
+    if isinstance(call, ast.Call) and limit is not None:
+        text = core.module.source(limit)
+        plain = isinstance(limit, (ast.Name, ast.Attribute, ast.Constant, ast.Subscript, ast.Call))
+        core.edits.replace(limit, f"{text if plain else f'({text})'} * {scaler}.get_scale()")
+        if not isinstance(read.statement, ast.Expr):
+            _, end = core.module.span(call)
+            core.edits.replace_span(end, end, f" / {scaler}.get_scale()")
+        return
+    if any(isinstance(node, (ast.Return, ast.Yield, ast.Continue)) for node in ast.walk(read.statement)):
+        raise Unsure(read.node, "gradients that stay scaled are read on a path that leaves this statement")
+    if read.statement in core.bracketed:
+        return
+    core.bracketed.add(read.statement)
+    grads = f'[p.grad for group in {optimizer}.param_groups for p in group["params"] if p.grad is not None]'
+    core.edits.before(
+        read.statement,
+        [f"scaled_grads = {grads}", f"{core.torch}._foreach_div_(scaled_grads, {scaler}.get_scale())"],
+    )
+    core.edits.after(read.statement, [f"{core.torch}._foreach_mul_(scaled_grads, {scaler}.get_scale())"])
+
+
+def _limit(core: Core, call: ast.Call) -> ast.expr | None:
+    """Return the limit of a clip of torch; None for any other call."""
+    if core.names.meaning(call.func) not in CLIPS:
+        return None
+    given = arguments(call, ("parameters", "limit"))
+    if given.keys() & HIDDEN:
+        return None
+    return next((given[name] for name in ("limit", "max_norm", "clip_value") if name in given), None)
+
+
+def _collapsed(core: Core, read: Read) -> ast.stmt:
+    """Return the statement to unscale above; where the other branch of an `if` clips the plain parameters, it stays."""
+    module = core.module
+    branch = module.parent(read.statement)
+    if _stepped_apart(core, read.function):
+        return read.statement  # what the plain parameters hold beyond those of the optimizer is scaled
+    if not isinstance(branch, ast.If) or branch in core.replaced:
+        return branch if isinstance(branch, ast.If) and branch in core.replaced else read.statement
+    if len(branch.body) != 1 or len(branch.orelse) != 1 or read.statement is not branch.body[0]:
+        return read.statement
+    if module.text.startswith("elif", module.span(branch)[0]):
+        return read.statement
+    first, second = branch.body[0], branch.orelse[0]
+    if not isinstance(first, (ast.Expr, ast.Assign)) or type(first) is not type(second):
+        return read.statement
+    masters = {id(call) for call in core.sites.masters}
+    plain = ast.unparse(second)
+    for node in ast.walk(first):
+        if isinstance(node, ast.Call) and id(node) in masters:
+            before = ast.unparse(node)
+            for other in ast.walk(second):
+                if not isinstance(other, ast.Call) or not isinstance(other.func, ast.Attribute):
+                    continue
+                if other.func.attr == "parameters":
+                    if ast.unparse(first).replace(before, ast.unparse(other)) == plain:
+                        core.replaced.append(branch)
+                        core.edits.unwrap(branch, branch.orelse)
+                        return branch
+    return read.statement
+
+
+def _insert(core: Core, lines: list[str], statements: list[ast.stmt]) -> None:
+    """Unscale above the first of several statements that are read before one step, in each branch if need be."""
+    module = core.module
+    block = _common_block(module, statements)
+    holders: dict[int, list[ast.stmt]] = {}
+    for statement in statements:
+        index = next(i for i, each in enumerate(block) if module.is_in(statement, [each]))
+        holders.setdefault(index, []).append(statement)
+    first = min(holders)
+    holder = block[first]
+    within = holders[first]
+    backwards = {each.statement for each in core.sites.backwards}
+    has_backward = any(node in backwards for node in ast.walk(holder)) and holder not in within
+    if not has_backward:
+        core.edits.before(holder, lines)
+        return
+    if len(holders) > 1:
+        raise Unsure(statements[-1], "gradients are read in a branch and again after it; unscale them once, by hand")
+    for branch in module.blocks(holder):
+        inner = [each for each in within if module.is_in(each, branch)]
+        if inner:
+            _insert(core, lines, inner)
+
+
+def _common_block(module: Module, statements: list[ast.stmt]) -> list[ast.stmt]:
+    """Return the innermost block that all statements are in, or below."""
+    block = module.block(statements[0])
+    while True:
+        if all(module.is_in(each, block) for each in statements):
+            return block
+        block = module.block(module.statement(module.parent(block[0])))
+
+
+def _plain_parameters(core: Core, call: ast.Call) -> str | None:
+    """Return the parameters that the other branch of an `if`, for fp32, has in the place of `amp.master_params`."""
+    module = core.module
+    if _stepped_apart(core, module.function(call)):
+        return None
+    statement = module.statement(call)
+    for outer, positive in branches_around(module, statement):
+        here, there = (outer.body, outer.orelse) if positive else (outer.orelse, outer.body)
+        ours = [each for each in module.calls if core.names.meaning(each.func) == MASTERS and module.is_in(each, here)]
+        theirs = [each for each, _ in module.methods("parameters") if module.is_in(each, there)]
+        if not any(_is_twin(module, call, each) for each in theirs):
+            continue
+        # One for each optimizer, in the same order: with one more or less nothing says which belongs to which.
+        optimizers = list(dict.fromkeys(ast.unparse(each) for each in ours))
+        parameters = list(dict.fromkeys(module.source(each) for each in theirs))
+        if len(optimizers) != len(parameters):
+            return None
+        return parameters[optimizers.index(ast.unparse(call))]
+    return None
+
+
+def _is_twin(module: Module, call: ast.Call, other: ast.Call) -> bool:
+    """Return whether the statements of two calls differ in these calls only."""
+    texts = [ast.unparse(module.statement(each)).replace(ast.unparse(each), "PARAMETERS") for each in (call, other)]
+    return texts[0] == texts[1]
+
+
+def _parameters(core: Core, call: ast.Call) -> str:
+    """Return what replaces `amp.master_params(optimizer)`."""
+    if (plain := _plain_parameters(core, call)) is not None:
+        return plain
+    optimizer = dotted(call.args[0])
+    models = set()
+    for node in core.module.nodes:
+        if isinstance(node, ast.Assign) and any(dotted(target) == optimizer for target in node.targets):
+            value = node.value
+            if not isinstance(value, ast.Call) or core.names.meaning(value.func) == "apex.amp.initialize":
+                continue
+            first = value.args[0] if value.args else None
+            is_parameters = (
+                isinstance(first, ast.Call)
+                and isinstance(first.func, ast.Attribute)
+                and first.func.attr == "parameters"
+            )
+            models.add(core.module.source(first) if is_parameters and first is not None else "")
+    visible = len(models) == 1 and "" not in models
+    if visible:
+        text = next(iter(models))
+        owner = text.split("(")[0].rpartition(".")[0]
+        function = core.module.function(call)
+        scope = core.module.tree if function is None else function
+        names = {dotted(node) for node in ast.walk(scope) if isinstance(node, (ast.Name, ast.Attribute))}
+        names |= {node.arg for node in ast.walk(scope) if isinstance(node, ast.arg)}
+        if owner in names:
+            return text
+    return f'(param for group in {optimizer}.param_groups for param in group["params"])'
 
 
 def rewrite_steps(core: Core) -> None:
@@ -26,7 +341,7 @@ def rewrite_steps(core: Core) -> None:
         Unsure: a step may follow torch.amp or Apex.
     """
     for step in core.sites.steps:
-        if not _is_scaled(core, step.function, step.optimizer) or _is_first(core, step):
+        if not _is_step_scaled(core, step.function, step.optimizer) or _is_first(core, step):
             continue
         if core.native:
             raise Unsure(step.call, "this step may follow torch.amp or Apex; remove the branch of Apex by hand")
@@ -36,7 +351,7 @@ def rewrite_steps(core: Core) -> None:
             core.edits.after(_last(core, step), [f"{scaler}.update({core.update})"])
 
 
-def stepped_apart(core: Core, function: Function | None) -> list[tuple[ast.Call, str]]:
+def _stepped_apart(core: Core, function: Function | None) -> list[tuple[ast.Call, str]]:
     """Return the steps, below a scaled backward pass of a function, of optimizers that Apex has nothing to do with."""
     module, sites = core.module, core.sites
     known = {each.optimizer.rpartition(".")[2] for each in sites.steps}
@@ -58,7 +373,7 @@ def stepped_apart(core: Core, function: Function | None) -> list[tuple[ast.Call,
 def note_steps_apart(core: Core) -> None:
     """Note the optimizers that may step with gradients that are still scaled."""
     for function in dict.fromkeys(each.function for each in core.sites.backwards if each.scales):
-        for call, key in stepped_apart(core, function):
+        for call, key in _stepped_apart(core, function):
             core.note(call, APART.format(key))
 
 
@@ -88,7 +403,7 @@ def _is_first(core: Core, step: Step) -> bool:
     return bool(backwards) and not repeated and all(each.lineno > step.statement.lineno for each in backwards)
 
 
-def _is_scaled(core: Core, function: Function | None, optimizer: str) -> bool:
+def _is_step_scaled(core: Core, function: Function | None, optimizer: str) -> bool:
     """Return whether a step uses scaled gradients: not where all backward passes of its function are plain ones."""
     if any(each.function is function for each in core.sites.backwards):
         return True

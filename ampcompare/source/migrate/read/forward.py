@@ -6,11 +6,10 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from ampcompare.source.calls import arguments, last_name
 from ampcompare.source.migrate.read.names import Names
 from ampcompare.source.migrate.read.sites import Backward, Sites
 from ampcompare.source.module import Block, Function, Module
-from ampcompare.source.syntax import dotted, walk
+from ampcompare.source.syntax import arguments, dotted, last_name, walk
 
 __all__ = ["Forward", "find_forward", "model_keys"]
 

@@ -12,11 +12,10 @@ from itertools import islice
 from pathlib import Path
 
 from ampcompare.base.files.read import FileFault
-from ampcompare.source.calls import arguments, parameters
 from ampcompare.source.document import read_bytes
 from ampcompare.source.find import find_sources
 from ampcompare.source.module import Module
-from ampcompare.source.syntax import SourceInvalid, parse_tree
+from ampcompare.source.syntax import SourceInvalid, arguments, parameters, parse_tree
 
 __all__ = ["ALONE", "Around", "Helper", "look_around"]
 

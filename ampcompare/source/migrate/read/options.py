@@ -5,10 +5,9 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable
 
-from ampcompare.source.calls import HIDDEN, arguments, last_name
 from ampcompare.source.migrate.finding import Unsure
 from ampcompare.source.module import Module
-from ampcompare.source.syntax import dotted, walk
+from ampcompare.source.syntax import HIDDEN, arguments, dotted, last_name, walk
 
 __all__ = ["UNSEEN", "as_bool", "bind", "entries", "lookups", "members", "unknown_options"]
 

@@ -8,12 +8,11 @@ from dataclasses import dataclass, field
 
 from ampcompare.source.amp_names import CORE
 from ampcompare.source.branches import is_exclusive
-from ampcompare.source.calls import arguments, is_literal, last_name
 from ampcompare.source.migrate.finding import Unsure
 from ampcompare.source.migrate.read.names import Names
 from ampcompare.source.migrate.read.options import UNSEEN, bind, members, unknown_options
 from ampcompare.source.module import Function, Module
-from ampcompare.source.syntax import dotted, walk
+from ampcompare.source.syntax import arguments, dotted, is_literal, last_name, walk
 
 __all__ = ["Backward", "Initialize", "Read", "Sites", "Step", "Unsure", "collect_sites"]
 

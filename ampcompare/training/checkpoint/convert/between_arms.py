@@ -13,12 +13,13 @@ from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import ConversionError
 from ampcompare.training.checkpoint.convert.detect import find_parts, is_apex_state, is_scaler_state
 from ampcompare.training.checkpoint.convert.fp32_weights import Conversion, copied, into_fp32
-from ampcompare.training.checkpoint.convert.scaler_numbers import parse_scale, parse_step_count
 from ampcompare.training.checkpoint.convert.scalers import (
     APEX_INTERVAL,
     FIRST_SCALE,
     NEVER,
     apex_from_scalers,
+    parse_scale,
+    parse_step_count,
     scalers_from_apex,
 )
 from ampcompare.training.checkpoint.store.layout import CONVERTED, PRECISION_KEYS, TRAINER, as_list, one_or_list

@@ -12,7 +12,6 @@ from ampcompare.base.errors import ConversionError
 from ampcompare.base.files.write import write_file
 from ampcompare.training.checkpoint.convert.between_arms import into_arm, native_twin, source_kind
 from ampcompare.training.checkpoint.convert.detect import CheckpointContents, find_parts
-from ampcompare.training.checkpoint.convert.fp16_optimizer import held_scale, lost_flags
 from ampcompare.training.checkpoint.convert.fp32_weights import (
     Conversion,
     at_place,
@@ -27,6 +26,8 @@ from ampcompare.training.checkpoint.convert.scalers import (
     apex_from_scalers,
     apex_state_of,
     grad_scalers_of,
+    held_scale,
+    lost_flags,
     scalers_from_apex,
 )
 from ampcompare.training.checkpoint.inspect import guess_level

@@ -6,16 +6,24 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeGuard
 
+import torch
 from torch import Tensor
 
 from ampcompare.base.errors import ConversionError
-from ampcompare.training.checkpoint.convert.fp16_optimizer import is_fp16_optimizer, match_masters
 
-__all__ = ["CheckpointContents", "find_parts", "is_apex_state", "is_scaler_state", "is_weights"]
+__all__ = [
+    "CheckpointContents",
+    "find_parts",
+    "is_apex_state",
+    "is_fp16_optimizer",
+    "is_scaler_state",
+    "is_weights",
+]
 
 Place = tuple[str, ...]
 BOOKKEEPING = {"callbacks", "loops"}
 """What Lightning's own callbacks and loops count and keep, under their own names: not part of the training state."""
+FP16_OPTIMIZER_KEYS = ("loss_scaler", "optimizer_state_dict", "fp32_from_fp16")
 SCALER_KEYS = {"scale", "growth_factor", "backoff_factor", "growth_interval", "_growth_tracker"}
 MAX_DEPTH = 3
 LONGEST_ARM = 500
@@ -69,6 +77,17 @@ def is_apex_state(value: Any) -> bool:
 def is_scaler_state(value: Any) -> bool:
     """Return whether a value is what `GradScaler.state_dict()` returns for a scaler that is enabled."""
     return _is_dict(value) and set(value) >= SCALER_KEYS
+
+
+def is_fp16_optimizer(value: Any) -> TypeGuard[Mapping[str, Any]]:
+    """Return whether a value is what `FP16_Optimizer.state_dict()` returns."""
+    return (
+        isinstance(value, Mapping)
+        and all(key in value for key in FP16_OPTIMIZER_KEYS)
+        and isinstance(inner := value["optimizer_state_dict"], Mapping)
+        and isinstance(inner.get("param_groups"), list)
+        and isinstance(value["fp32_from_fp16"], list)
+    )
 
 
 def is_weights(value: Any) -> bool:
@@ -130,7 +149,7 @@ def find_parts(root: Any) -> CheckpointContents:
         parts.writer, parts.because = _writer(root, parts)
         if parts.fp16_optimizers:
             states: list[Mapping[str, Any]] = list(parts.fp16_optimizers.values())
-            parts.masters, parts.nameless = match_masters(list(parts.models.values()), states)
+            parts.masters, parts.nameless = _match_masters(list(parts.models.values()), states)
     return parts
 
 
@@ -198,3 +217,45 @@ def _writer(root: Mapping[Any, Any], parts: CheckpointContents) -> tuple[str, st
 
 def _shown(places: Mapping[Place, Any]) -> str:
     return ", ".join(".".join(place) for place in places)
+
+
+def _match_masters(
+    models: list[Mapping[str, Any]], states: list[Mapping[str, Any]]
+) -> tuple[list[dict[str, Tensor]], int]:
+    """Give the masters their names: those of the fp16 weights that have their values, in the order of both.
+
+    Returns:
+        Masters by name, for each model, and the number of masters that match no weight.
+    """
+    found: list[dict[str, Tensor]] = [{} for _ in models]
+    weights = [
+        (index, name, value)
+        for index, model in enumerate(models)
+        for name, value in model.items()
+        if isinstance(value, Tensor) and value.is_floating_point()
+    ]
+    unmatched = begin = 0
+    for master in _fp16_masters(states):
+        # of weights that are alike, such as biases of zeros, the next one; groups may have another order
+        order = [*range(begin, len(weights)), *range(begin)]
+        place = next((at for at in order if _is_master(master, weights[at][2])), None)
+        if place is None:
+            unmatched += 1
+            continue
+        index, name, _ = weights.pop(place)
+        found[index][name] = master.detach()
+        begin = place
+    return found, unmatched
+
+
+def _fp16_masters(states: list[Mapping[str, Any]]) -> Iterator[Tensor]:
+    for state in states:
+        for group in state["fp32_from_fp16"]:
+            for master in group if isinstance(group, list) else ():
+                if isinstance(master, Tensor) and master.is_floating_point():
+                    yield master
+
+
+def _is_master(master: Tensor, weight: Tensor) -> bool:
+    """Return whether a weight is the master as fp16; a script may have made it fp32 again."""
+    return master.shape == weight.shape and torch.equal(master.half().float(), weight.float())

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from ampcompare.base.errors import CheckpointError
 from ampcompare.base.formatting import printable
 from ampcompare.training.checkpoint.convert.detect import find_parts
-from ampcompare.training.checkpoint.convert.fp16_optimizer import held_scale
 from ampcompare.training.checkpoint.convert.fp32_weights import (
     Conversion,
     at_place,
@@ -21,7 +20,7 @@ from ampcompare.training.checkpoint.convert.fp32_weights import (
     unfuse,
     without_prefix,
 )
-from ampcompare.training.checkpoint.convert.scalers import apex_state_of
+from ampcompare.training.checkpoint.convert.scalers import apex_state_of, held_scale
 from ampcompare.training.checkpoint.reader.foreign import explained, open_foreign
 from ampcompare.training.checkpoint.reader.placeholders import DATA_ONLY
 from ampcompare.training.checkpoint.store.layout import one_or_list

@@ -1,31 +1,168 @@
 """Loss scalers between Apex and torch.amp, and a line for all that one of them cannot hold.
 
-Source: `amp.state_dict` of Apex 25.05, and `torch.amp.GradScaler.state_dict` of torch 2.4 to 2.13.
+Source: `amp.state_dict` of Apex 25.05, `FP16_Optimizer.state_dict` with the scalers of `apex.amp` and, in older files,
+of `apex.fp16_utils`, and `torch.amp.GradScaler.state_dict` of torch 2.4 to 2.13.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from ampcompare.training.checkpoint.convert.fp16_optimizer import HeldScale
-from ampcompare.training.checkpoint.convert.scaler_numbers import parse_count, parse_scale
+from ampcompare.base.errors import ConversionError
 
 __all__ = [
     "APEX_INTERVAL",
     "FIRST_SCALE",
     "NEVER",
     "STATIC_LEVELS",
+    "HeldScale",
     "apex_from_scalers",
     "apex_state_of",
     "grad_scalers_of",
+    "held_scale",
+    "lost_flags",
+    "parse_count",
+    "parse_scale",
+    "parse_step_count",
     "scalers_from_apex",
 ]
 
+MAX_SCALE = float(2**128 - 2**104)
+"""The largest fp32 number: every scaler multiplies in fp32."""
+MAX_STEPS = 2**53
 FIRST_SCALE = 65536.0
 APEX_FACTOR, APEX_BACKOFF, APEX_INTERVAL, APEX_MAX = 2.0, 0.5, 2000, 2.0**24
 NEVER = 2**31 - 1
 STATIC_LEVELS = ("O0", "O3", "O4", "O5")
+
+
+def parse_scale(value: Any, where: str) -> float:
+    """Return a loss scale: a positive finite fp32 number.
+
+    Args:
+        where: what it is, for the message.
+
+    Raises:
+        ConversionError: it is something else.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= MAX_SCALE:
+        raise ConversionError(
+            f"{where} is {_shown(value)}, not a usable loss scale; convert a checkpoint from before that"
+        )
+    return float(value)
+
+
+def parse_count(value: Any, where: str) -> int:
+    """Return a number of steps, truncated to an integer.
+
+    Args:
+        where: what it counts, for the message.
+
+    Raises:
+        ConversionError: it is negative, not finite, or not a number.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf or value > MAX_STEPS:
+        raise ConversionError(f"{where} is {_shown(value)}, not a valid step count")
+    return int(value)
+
+
+def parse_step_count(value: Any, where: str) -> int:
+    """Return a number of steps that is stored as an integer.
+
+    Args:
+        where: what it counts, for the message.
+
+    Raises:
+        ConversionError: it is negative, too large for any run, or not an integer.
+    """
+    if type(value) is not int:
+        raise ConversionError(f"{where} is {_shown(value)}, not a valid step count")
+    return parse_count(value, where)
+
+
+def _shown(value: Any) -> str:
+    text = str(value) if isinstance(value, int | float | str | None) else f"a {type(value).__name__}"
+    return text if len(text) <= 60 else f"{text[:59]}…"
+
+
+@dataclass(frozen=True)
+class HeldScale:
+    """The values of a loss scaler.
+
+    Attributes:
+        dynamic: whether it moves.
+        clean: steps since the scale last changed.
+        interval: clean steps in a row after which it grows; None if it does not.
+        factor: it grows by this, and falls by its inverse.
+        least, most: bounds of the scale; None if unbounded.
+    """
+
+    scale: float
+    dynamic: bool
+    clean: int
+    interval: int | None
+    factor: float
+    least: float | None
+    most: float | None
+
+
+def held_scale(state: Mapping[str, Any]) -> HeldScale:
+    """Return the loss scaler of an `FP16_Optimizer`, of any class of Apex or ampcompare.
+
+    Args:
+        state: of the optimizer, with the attributes of the scaler as a dict.
+
+    Raises:
+        ConversionError: it is not a known loss scaler, or its values are not usable.
+    """
+    scaler = state["loss_scaler"]
+    if not isinstance(scaler, Mapping):
+        raise ConversionError(
+            "the loss scaler of FP16_Optimizer is an object of a class that is not known; load it where it is "
+            "installed, and save {'_loss_scale': ..., 'dynamic': ..., '_unskipped': ...} under loss_scaler"
+        )
+    if "cur_scale" in scaler:
+        return _of_fp16_utils(scaler)
+    # Apex's attribute; ampcompare's has it behind a property of that name
+    scale = parse_scale(scaler.get("_loss_scale", scaler.get("_host_scale")), "the loss scale of FP16_Optimizer")
+    clean = parse_count(scaler.get("_unskipped", scaler.get("_host_unskipped", 0)), "unskipped of FP16_Optimizer")
+    dynamic = bool(scaler.get("dynamic", state.get("dynamic_loss_scale", False)))
+    if not dynamic:
+        return HeldScale(scale, False, clean, None, 1.0, None, None)
+    interval = max(1, parse_count(scaler.get("_scale_seq_len", 2000), "the scale window of FP16_Optimizer"))
+    min_scale, max_scale = scaler.get("_min_loss_scale"), scaler.get("_max_loss_scale")
+    return HeldScale(
+        scale,
+        True,
+        clean,
+        interval,
+        2.0,
+        parse_scale(min_scale, "min_loss_scale of FP16_Optimizer") if min_scale else None,
+        None if max_scale is None else parse_scale(max_scale, "max_loss_scale of FP16_Optimizer"),
+    )
+
+
+def _of_fp16_utils(scaler: Mapping[str, Any]) -> HeldScale:
+    """Return the values of `fp16_utils.LossScaler` or `DynamicLossScaler`, which counts all iterations."""
+    scale = parse_scale(scaler["cur_scale"], "the loss scale of FP16_Optimizer")
+    if "scale_window" not in scaler:
+        return HeldScale(scale, False, 0, None, 1.0, None, None)
+    window = max(1, parse_count(scaler["scale_window"], "scale_window of FP16_Optimizer"))
+    last = scaler.get("last_overflow_iter", -1)
+    since = parse_count(scaler.get("cur_iter", 0), "cur_iter") - (last if isinstance(last, int) else -1) - 1
+    factor = parse_scale(scaler.get("scale_factor", 2.0), "scale_factor of FP16_Optimizer")
+    return HeldScale(scale, True, max(0, since) % window, window, factor, 1.0, None)
+
+
+def lost_flags(state: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a line for each flag of an `FP16_Optimizer` that says what it was in the middle of."""
+    if state.get("overflow"):
+        yield "overflow=True: saved between backward and step, that step is no longer skipped; saved after it, nothing"
+    if state.get("first_closure_call_this_step") is False:
+        yield "first_closure_call_this_step=False: it was saved inside a closure, which cannot be resumed"
 
 
 def scalers_from_apex(

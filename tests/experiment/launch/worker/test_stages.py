@@ -16,7 +16,7 @@ from ampcompare.experiment.launch.distributed_env import DistributedEnv
 from ampcompare.experiment.launch.worker.cell import Cell, build, configure_process, record, run
 from ampcompare.runs.records.run import ProcessFacts, RunSummary
 from ampcompare.runs.settings.config import RunConfig
-from ampcompare.training.metrics.hashes import parameters_sha256, weights_sha256
+from ampcompare.training.hashes import parameters_sha256, weights_sha256
 from ampcompare.training.parallel.ranks import SingleProcess
 from ampcompare.training.session import Session
 

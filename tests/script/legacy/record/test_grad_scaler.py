@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from ampcompare.guards.events import Layer, Subscriptions
-from ampcompare.script.legacy.record.grad_scaler import record_grad_scalers
-from ampcompare.script.legacy.record.rows import Rows
+from ampcompare.script.legacy.record.recorder import Rows
+from ampcompare.script.legacy.record.scaled_steps import record_grad_scalers
 
 
 class Recorder:

@@ -16,8 +16,8 @@ from ampcompare.apex.fp16_utils.loss_scaler import LossScaler
 from ampcompare.base.errors import CheckpointError, ConversionError
 from ampcompare.cli import main
 from ampcompare.training.checkpoint.convert.convert import convert_file, convert_state
-from ampcompare.training.checkpoint.convert.fp16_optimizer import held_scale
 from ampcompare.training.checkpoint.convert.load import as_ours, load_any
+from ampcompare.training.checkpoint.convert.scalers import held_scale
 from ampcompare.training.checkpoint.inspect import inspect_file
 
 pytestmark = pytest.mark.filterwarnings("ignore::ampcompare.apex.DeprecatedFeatureWarning")

@@ -1,0 +1,56 @@
+"""What the result of a cell depends on outside its configuration: versions, processor, variables of the environment."""
+
+from __future__ import annotations
+
+import os
+import platform
+from pathlib import Path
+from typing import Any
+
+from ampcompare.base.environment.packages import installed_version
+from ampcompare.base.version import __version__
+
+__all__ = ["SWITCHES", "THREAD_VARIABLES", "fingerprint", "host_name"]
+
+# Variables of the environment that change numbers. They are recorded where they are set.
+SWITCHES = (
+    *("AMPCOMPARE_APEX_STRICT", "AMPCOMPARE_APEX_KERNELS"),
+    *("NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "TORCHDYNAMO_DISABLE", "PYTORCH_JIT"),
+    *("ATEN_CPU_CAPABILITY", "MKL_CBWR", "ONEDNN_MAX_CPU_ISA", "ONEDNN_DEFAULT_FPMATH_MODE"),
+)
+# By which the libraries below torch take their number of threads.
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
+
+def fingerprint() -> dict[str, Any]:
+    """Return what the result of a cell depends on outside its configuration: versions, processor and switches."""
+    return {
+        "ampcompare": __version__,
+        "torch": installed_version("torch"),
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "processor": _processor(),
+        **_switches(),
+    }
+
+
+def _switches() -> dict[str, str]:
+    found = {name: os.environ.get(name, "").strip() for name in SWITCHES}
+    if found["AMPCOMPARE_APEX_STRICT"].lower() not in ("1", "true", "yes", "on"):  # as the engine reads it
+        found["AMPCOMPARE_APEX_STRICT"] = ""
+    return {name: value for name, value in found.items() if value}
+
+
+def host_name() -> str:
+    """Return the name of this machine."""
+    return platform.node() or "unknown"
+
+
+def _processor() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()

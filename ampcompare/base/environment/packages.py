@@ -1,0 +1,95 @@
+"""The packages of this environment: versions, entry points, whether a module can be imported, and quiet imports."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import logging
+import os
+import re
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import metadata
+from importlib.machinery import ModuleSpec, PathFinder
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+__all__ = ["entry_points", "find_module", "installed_version", "quiet_import"]
+
+ANY_MODULE = re.compile(r"__path__|sys\.modules|meta_path")
+
+
+def installed_version(distribution: str) -> str | None:
+    """Return the version of an installed distribution, or None."""
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def entry_points(group: str) -> list[metadata.EntryPoint]:
+    """Return the entry points of a group; metadata is read again only where a folder of `sys.path` has changed."""
+    return list(_read(tuple(map(_version, sys.path))).select(group=group))
+
+
+@functools.lru_cache(maxsize=1)
+def _read(_path: tuple[Any, ...]) -> Any:
+    return metadata.entry_points()
+
+
+def _version(folder: str) -> tuple[str, int, int]:
+    """Return what changes where packages are installed into a folder, or another one has its name."""
+    try:
+        found = os.stat(folder or ".")
+    except OSError:
+        return folder, 0, 0
+    return folder, found.st_ino, found.st_mtime_ns
+
+
+def find_module(name: str) -> tuple[bool, ModuleSpec | None]:
+    """Return whether a module may be importable, with the current directory on the path, and what would be loaded.
+
+    Nothing is imported, not even the packages around it; a package that changes its own path may have any module.
+    """
+    importlib.invalidate_caches()
+    top, *rest = name.split(".")
+    if not all(part.isidentifier() for part in (top, *rest)):
+        return False, None
+    try:
+        spec = find_spec(top) or PathFinder.find_spec(top, [os.getcwd()])
+    except ValueError:  # loaded, from an unknown location
+        return True, None
+    for part in rest:
+        if spec is None:
+            return False, None
+        inner = PathFinder.find_spec(part, list(spec.submodule_search_locations or []))
+        if inner is None:
+            return _may_hold_any_module(spec), None
+        spec = inner
+    return spec is not None, spec
+
+
+def _may_hold_any_module(spec: ModuleSpec) -> bool:
+    """Return whether a module may create submodules that are not files in its folder, as `os` creates `os.path`."""
+    if spec.origin is None or not spec.origin.endswith(".py"):
+        return spec.submodule_search_locations is None
+    try:
+        return bool(ANY_MODULE.search(Path(spec.origin).read_text(encoding="utf-8")))
+    except (OSError, UnicodeDecodeError):
+        return True
+
+
+@contextmanager
+def quiet_import() -> Iterator[None]:
+    """Silence warnings and logs of a library and its dependencies while they are imported; users cannot act on them."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)

@@ -1,0 +1,259 @@
+"""The explanation of an arm: what it does, the arm to compare it with, what differs, and what a step of it shows."""
+
+from __future__ import annotations
+
+import shlex
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+from ampcompare.backends.arm import Arm
+from ampcompare.backends.explanation import ArmExplanation, BytesPerParameter
+from ampcompare.base.errors import AmpCompareError, ConfigError, EnvironmentUnfit, LaunchError
+from ampcompare.base.isolate.call import call_in_child
+from ampcompare.base.shown import Shown
+from ampcompare.runs.report.document import Block, Code, Document, Facts, Items, Section, Text
+from ampcompare.runs.settings.config import RunConfig
+
+__all__ = [
+    "MAX_SAMPLES",
+    "OPTIMIZER_TENSORS",
+    "Explanation",
+    "bytes_per_parameter",
+    "explain_arm",
+    "explanation_document",
+    "observe_in_child",
+    "render_observation",
+]
+
+# Tensors of the size of the parameter that an optimizer keeps.
+OPTIMIZER_TENSORS = {"sgd with momentum": 1, "adam": 2}
+# Options that take more than the few lines of a script.
+NOT_IN_SCRIPTS = ("keep_fp32", "weights", "masters", "state", "grads", "reduce", "rounding", "kahan")
+BYTES = "Bytes per parameter, without activations"
+MAX_SAMPLES = 8
+TIME_LIMIT = 600.0
+PROGRAM = Path(__file__).resolve().parent / "explain_step.py"
+ERRORS: dict[int, type[AmpCompareError]] = {2: ConfigError, 4: EnvironmentUnfit}
+MAX_ROWS = 40
+UNITS = {"KiB": 2**10, "MiB": 2**20}
+NAMES = {
+    "parameters": "weights",
+    "buffers": "buffers",
+    "gradients": "gradients",
+    "master_weights": "master weights",
+    "master_gradients": "their gradients",
+    "optimizer_state": "optimizer state",
+}
+HEADERS = ("module", "type", "parameters", "weights", "inputs", "outputs")
+
+
+@dataclass(frozen=True)
+class Explanation(Shown):
+    """All that is known of an arm without running it.
+
+    Attributes:
+        parts: what its backend states.
+        memory: bytes per parameter; None if the backend does not state them.
+    """
+
+    arm: str
+    parts: ArmExplanation
+    memory: BytesPerParameter | None
+
+    _view: ClassVar[str] = "ampcompare.runs.report.html.notebook:result_view"
+
+    def _document(self) -> Document:
+        return explanation_document(self)
+
+    def data(self) -> dict[str, Any]:
+        """Return plain data for JSON."""
+        held: Mapping[str, Any] | None = None
+        if self.memory is not None:
+            totals = {name: self.memory.total(tensors) for name, tensors in OPTIMIZER_TENSORS.items()}
+            held = {**asdict(self.memory), "total": totals}
+        return {"arm": self.arm, **asdict(self.parts), "bytes_per_parameter": held}
+
+
+def explain_arm(arm: Arm) -> Explanation:
+    """Explain `arm` from its backend's description; torch is not needed."""
+    parts = arm.spec.explain(arm.options)
+    if parts.twin is not None:
+        parts = replace(parts, twin=str(Arm.parse(parts.twin)))
+    missing = [name for name in NOT_IN_SCRIPTS if name in arm.options]
+    if missing and parts.script:
+        note = f'# all but {", ".join(missing)}, which ampcompare.make_precision("{arm}") does'
+        parts = replace(parts, script=(note, *parts.script))
+    return Explanation(str(arm), parts, bytes_per_parameter(arm))
+
+
+def bytes_per_parameter(arm: Arm) -> BytesPerParameter | None:
+    """Return what `arm` holds per parameter on a GPU; None if its backend does not state it."""
+    if arm.spec.memory is not None:
+        return arm.spec.memory(arm.options)
+    runs = arm.effective("cuda")
+    return bytes_per_parameter(Arm.parse(runs.arm)) if runs is not None and runs.arm is not None else None
+
+
+def explanation_document(explanation: Explanation) -> Document:
+    """Return the report, before it has a format; lines of a script are never wrapped."""
+    arm, parts = explanation.arm, explanation.parts
+    differs = f"What differs (here {arm}, there {parts.twin})"
+    sections = [
+        Section("summary", [Text([f"{arm}: {parts.summary}"])]),
+        Section("does", [Facts([("", parts.does)], "What it does")] if parts.does else []),
+        Section("memory", [Items([_memory(explanation.memory)], BYTES)] if explanation.memory is not None else []),
+        Section("twin", [Items([parts.twin_is], f"Native equivalent: {parts.twin or 'none'}")]),
+        Section("differs", [Items(parts.differs, differs)] if parts.differs else []),
+        Section("script", _script("In a script", parts.script)),
+        Section("twin's script", _script(f"The same as {parts.twin}", parts.twin_script)),
+        Section("compare", _script("Compare them", [_comparison(arm, parts.twin)])),
+    ]
+    subtitle = [f"Native equivalent: {parts.twin or 'none'}", parts.twin_is]
+    return Document("explanation", sections, explanation.data(), arm, f"{arm}: {parts.summary}", subtitle)
+
+
+def _script(title: str, lines: Sequence[str]) -> list[Block]:
+    return [Code("\n".join(lines), title)] if lines else []
+
+
+def _comparison(arm: str, twin: str | None) -> str:
+    compared = [arm, *([twin] if twin else [])]
+    if "fp32" not in compared:
+        compared.insert(0, "fp32")
+    words = " ".join(f"--arm {shlex.quote(one)}" for one in compared)
+    return f"ampcompare compare {words} --seeds 0-2"
+
+
+def _memory(held: BytesPerParameter) -> str:
+    named = [
+        ("weight", held.weight),
+        ("gradient", held.gradient),
+        ("master weight", held.master),
+        ("its gradient", held.master_gradient),
+        ("kept cast", held.cast),
+        ("compensation", held.compensation),
+    ]
+    parts = " + ".join(f"{count} {name}" for name, count in named if count)
+    totals = [
+        f"{name} adds {tensors * held.state}, {held.total(tensors)} in all"
+        for name, tensors in OPTIMIZER_TENSORS.items()
+    ]
+    return "; ".join([parts, *totals])
+
+
+def observe_in_child(config: RunConfig) -> dict[str, Any]:
+    """Prepare the model of `config` in a separate process, and return what one step of it shows.
+
+    Types do not depend on the number of samples, so that at most `MAX_SAMPLES` are used.
+
+    Raises:
+        ConfigError: a name, a file or a user's factory that cannot be used.
+        EnvironmentUnfit: this machine lacks something that the arm or the data need.
+        LaunchError: the model raised, or the process died or did not end in time.
+    """
+    recipe = config.recipe
+    changes = {"batch_size": min(recipe.batch_size, MAX_SAMPLES), "grad_accum_steps": 1}
+    small = config.model_copy(update={"recipe": recipe.model_copy(update=changes)})
+    answer = call_in_child(PROGRAM, "observe", seconds=TIME_LIMIT, options={"config": small.model_dump(mode="json")})
+    if not answer.done:
+        raise LaunchError(f"{config.arm} cannot be observed on {recipe.model.arch}: {answer.failure}")
+    if "error" in answer.value:
+        raise ERRORS.get(answer.value["exit_code"], LaunchError)(answer.value["error"])
+    return answer.value
+
+
+def render_observation(observation: dict[str, Any], *, width: int, every_module: bool) -> str:
+    """Return tables of modules, operations and bytes.
+
+    Args:
+        every_module: a row for each, where modules of like types otherwise share one.
+    """
+    from tabulate import tabulate
+
+    rows = observation["modules"]
+    if len(rows) > MAX_ROWS and not every_module:
+        headers, table = ["module", "type", "modules", *HEADERS[2:]], _grouped(rows)
+    else:
+        headers, table = [*HEADERS], [[row["module"], row["type"], *_cells(row)] for row in rows]
+    unit = "KiB" if observation["bytes"]["total"] < 10 * UNITS["MiB"] else "MiB"
+    aligned = ["right" if header in ("parameters", "modules") else "left" for header in headers]
+    parts = [
+        "\n".join(textwrap.wrap(_heading(observation), width)),
+        tabulate(table, headers=headers, tablefmt="simple", colalign=aligned, disable_numparse=True),
+        tabulate(
+            [[row["operation"], _types(row["inputs"]), row["count"]] for row in observation["operations"]],
+            headers=["op (forward)", "input dtypes", "calls"],
+            tablefmt="simple",
+        ),
+        tabulate(
+            _bytes(observation, unit),
+            headers=["memory per step", "dtype", "tensors", "elements", unit],
+            tablefmt="simple",
+            colalign=["left", "left", "right", "right", "right"],
+            disable_numparse=True,
+        ),
+        "\n".join(textwrap.wrap(_total(observation, unit), width)),
+        *("\n".join(textwrap.wrap(f"{note}.", width)) for note in observation["notes"]),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _heading(observation: dict[str, Any]) -> str:
+    shape = "x".join(map(str, observation["batch_shape"]))
+    how = f", {observation['half']}" if observation["half"] else ""
+    engine = f", engine {observation['engine']}" if observation["engine"] else ""
+    kept = f"; kept in fp32: {', '.join(observation['kept_fp32'])}" if observation["kept_fp32"] else ""
+    return (
+        f"Seen in one step of {observation['arch']} on {observation['data']} (batch {shape}, {observation['device']}"
+        f"{how}{engine}){kept}"
+    )
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    if not row["ran"]:
+        return [f"{row['parameters']:,}", _types(row["weights"]), "not called", ""]
+    return [f"{row['parameters']:,}", *(_types(row[name]) for name in ("weights", "inputs", "outputs"))]
+
+
+def _types(names: list[str]) -> str:
+    return ", ".join(names) or "-"
+
+
+def _grouped(rows: list[dict[str, Any]]) -> list[list[str]]:
+    """Return a row for all modules of one type with equal dtypes, named by the first of them."""
+    groups: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault((row["type"], *_cells(row)[1:]), []).append(row)
+    table = []
+    for (kind, *types), members in groups.items():
+        name = members[0]["module"] + (", ..." if len(members) > 1 else "")
+        parameters = sum(row["parameters"] for row in members)
+        table.append([name, kind, str(len(members)), f"{parameters:,}", *types])
+    return table
+
+
+def _bytes(observation: dict[str, Any], unit: str) -> list[list[str]]:
+    return [
+        [name, dtype, f"{part['tensors']}", f"{part['elements']:,}", f"{part['bytes'] / UNITS[unit]:,.1f}"]
+        for key, name in NAMES.items()
+        for dtype, part in observation["counts"][key].items()
+    ]
+
+
+def _total(observation: dict[str, Any], unit: str) -> str:
+    scale = observation["loss_scale"]
+    each = observation["bytes_per_parameter"]
+    per_parameter = "" if each is None else f", {each:.1f} bytes per parameter"
+    total = f"In all {observation['bytes']['total'] / UNITS[unit]:,.1f} {unit}{per_parameter}"
+    loss = observation["loss"]
+    text = (
+        f"{total} with {observation['optimizer']}, without activations and kept casts. Loss {loss['value']:.4g} in "
+        f"{loss['dtype']}"
+    )
+    if scale["before"]:
+        skipped = f", {scale['skipped_steps']} skipped first" if scale["skipped_steps"] else ""
+        text += f", loss scale {scale['before'][0]:.0f} before and {scale['after'][0]:.0f} after the step{skipped}"
+    return f"{text}."

@@ -1,0 +1,266 @@
+"""One step of a prepared model, watched. Runs in a child process: O1 patches torch for the life of a process."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ampcompare.base.errors import AmpCompareError
+from ampcompare.runs.settings.config import RunConfig
+from ampcompare.runs.settings.validation import validated
+from ampcompare.tasks.data import tensors_of
+from ampcompare.tasks.task import make_task
+from ampcompare.training.assemble import Assembly, assemble_single
+from ampcompare.training.device import resolve_device
+from ampcompare.training.own_group import own_group
+from ampcompare.training.precision.base import NO_CONTEXT, make_precision, owned_params
+from ampcompare.training.precision.cpu_half import cpu_half
+
+__all__ = ["observe"]
+
+MAX_STEPS = 30  # a dynamic scale that begins too high is halved at each
+SHORT = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "float64": "fp64"}
+# Operations that decide what an arm is worth; the others follow their inputs.
+WATCHED = (
+    *("convolution", "mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot"),
+    *("_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention"),
+    *("_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_cudnn_attention"),
+    *("_softmax", "_log_softmax", "native_layer_norm", "native_group_norm", "native_batch_norm", "cudnn_batch_norm"),
+    *("gelu", "pow", "exp", "log", "sum", "mean", "nll_loss_forward"),
+    *("max_pool2d_with_indices", "_adaptive_avg_pool2d"),
+    *("add", "mul", "div", "cat", "relu", "sigmoid", "tanh"),
+)
+
+
+def observe(config: dict[str, Any]) -> dict[str, Any]:
+    """Prepare the model of a configuration, make one step and return what was seen, as plain data.
+
+    Errors meant for users come back as `{"error": ..., "exit_code": ...}`.
+    """
+    try:
+        settings = validated(RunConfig, config)
+        with own_group(settings):
+            return _observe(settings)
+    except AmpCompareError as error:
+        return {"error": str(error), "exit_code": error.exit_code}
+
+
+def _observe(config: RunConfig) -> dict[str, Any]:
+    torch.set_num_threads(config.threads)
+    device = resolve_device(config.device)
+    precision = make_precision(config.arm, device=str(device))
+    task = make_task(config.recipe)
+    assembly = assemble_single(config.recipe, task, precision, device)
+    model, optimizers = _as_one(assembly.models), assembly.optimizers
+    batch = next(iter(task.data.train_batches(0, config.recipe.batch_size, device=device)))
+    how, context = cpu_half(config.cpu_half, precision.half_dtype, device)
+    watch = _OpTracer(model)
+    with context:
+        scales_before = precision.loss_scales()
+        loss, operations = _first_pass(assembly, batch, watch)
+        masters = _masters(model, optimizers)
+        gradients = _gradients(model.parameters())
+        master_gradients = _gradients(masters)
+        skipped = 0
+        while not all(precision.step(*optimizers).applied) and skipped < MAX_STEPS:
+            skipped += 1
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            _pass(assembly, batch)
+    states = [value for each in optimizers for state in each.state.values() for value in tensors_of(state)]
+    counts = {
+        "parameters": _by_dtype(model.parameters()),
+        "buffers": _by_dtype(model.buffers()),
+        "gradients": gradients,
+        "master_weights": _by_dtype(masters),
+        "master_gradients": master_gradients,
+        "optimizer_state": _by_dtype(states),
+    }
+    parameters = sum(param.numel() for param in model.parameters())
+    held = {name: sum(part["bytes"] for part in parts.values()) for name, parts in counts.items()}
+    return {
+        "arch": config.recipe.model.arch,
+        "data": config.recipe.data.name,
+        "optimizer": config.recipe.optimizer.name,
+        "batch_shape": list(next(tensors_of(batch)).shape),
+        "device": str(device),
+        "half": f"{precision.emulated} emulated" if precision.emulated else how,
+        "notes": list(precision.notes),
+        "engine": None if precision.engine is None else precision.engine.name,
+        "engine_version": None if precision.engine is None else precision.engine.version,
+        "kept_fp32": list(precision.kept_fp32),
+        "modules": watch.rows(),
+        "operations": operations,
+        "loss": {"dtype": _short(loss.dtype), "value": float(loss.detach())},
+        "loss_scale": {"before": list(scales_before), "after": list(precision.loss_scales()), "skipped_steps": skipped},
+        "counts": counts,
+        "num_parameters": parameters,
+        "bytes": {**held, "total": sum(held.values())},
+        "bytes_per_parameter": sum(held.values()) / parameters if parameters else None,
+    }
+
+
+def _first_pass(assembly: Assembly, batch: Any, watch: _OpTracer) -> tuple[Tensor, list[dict[str, Any]]]:
+    """Make the pass that is watched; the hooks are gone afterwards."""
+    seen = _Operations()
+    with watch:
+        loss = _pass(assembly, batch, seen)
+    return loss, seen.rows()
+
+
+def _pass(assembly: Assembly, batch: Any, seen: AbstractContextManager[Any] = NO_CONTEXT) -> Tensor:
+    """Make forward and backward passes of each phase, without the steps in between; return the first loss.
+
+    Args:
+        seen: is entered around each forward pass.
+    """
+    losses = []
+    for loss_id, phase in enumerate(assembly.task.phases(len(assembly.optimizers))):
+        with assembly.precision.autocast(), seen:
+            loss = phase.loss(assembly.models, batch)
+        stepped = [assembly.optimizers[place] for place in phase.optimizers]
+        assembly.precision.backward(loss, stepped, loss_id=loss_id)
+        losses.append(loss)
+    return losses[0]
+
+
+def _as_one(models: Sequence[nn.Module]) -> nn.Module:
+    """Return the only model, or all of them in a list."""
+    return models[0] if len(models) == 1 else nn.ModuleList(models)
+
+
+class _OpTracer:
+    """Hooks on the model and on each module that has its own parameters or no children."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.modules = {
+            name: module
+            for name, module in model.named_modules()
+            if not name
+            or not any(True for _ in module.children())
+            or any(True for _ in module.parameters(recurse=False))
+        }
+        self.inputs: dict[str, list[str]] = {}
+        self.outputs: dict[str, list[str]] = {}
+        self.order: list[str] = []
+        self.handles: list[Any] = []
+
+    def __enter__(self) -> None:
+        for name, module in self.modules.items():
+            self.handles.append(module.register_forward_hook(self._hook(name), with_kwargs=True))
+
+    def __exit__(self, *exc: object) -> None:
+        for handle in self.handles:
+            handle.remove()
+
+    def _hook(self, name: str) -> Callable[..., None]:
+        def seen(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+            if name not in self.inputs:
+                self.order.append(name)
+            _add(self.inputs.setdefault(name, []), [args, kwargs])
+            _add(self.outputs.setdefault(name, []), output)
+
+        return seen
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return a row per module: those that ran in the order of their first end, the model itself last."""
+        silent = [name for name in self.modules if name not in self.inputs]
+        rows = []
+        for name in [*(name for name in self.order if name), *(name for name in silent if name), ""]:
+            module = self.modules[name]
+            owned = list(module.parameters(recurse=not name))
+            weights: list[str] = []
+            _add(weights, owned)
+            rows.append(
+                {
+                    "module": name or "(model)",
+                    "type": type(module).__name__,
+                    "parameters": sum(param.numel() for param in owned),
+                    "weights": weights,
+                    "inputs": self.inputs.get(name, []),
+                    "outputs": self.outputs.get(name, []),
+                    "ran": name in self.inputs,
+                }
+            )
+        return rows
+
+
+class _Operations(TorchDispatchMode):
+    """Counts operations by the floating types of what they are given."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.counts: Counter[tuple[str, tuple[str, ...]]] = Counter()
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        name = func.__name__.partition(".")[0].rstrip("_")
+        if name in WATCHED:
+            given: list[str] = []
+            _add(given, [list(args), kwargs])
+            if given:
+                self.counts[name, tuple(given)] += 1
+        return func(*args, **kwargs)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return a row per operation and types, in the order of `WATCHED`."""
+        ordered = sorted(self.counts.items(), key=lambda item: (WATCHED.index(item[0][0]), item[0][1]))
+        return [{"operation": name, "inputs": list(given), "count": count} for (name, given), count in ordered]
+
+
+def _add(names: list[str], value: Any) -> None:
+    """Add to `names` each floating type in `value` that is not there yet."""
+    for tensor in tensors_of(value):
+        if tensor.is_floating_point() and _short(tensor.dtype) not in names:
+            names.append(_short(tensor.dtype))
+
+
+def _short(dtype: torch.dtype) -> str:
+    name = str(dtype).removeprefix("torch.")
+    return SHORT.get(name, name)
+
+
+def _masters(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> list[Tensor]:
+    """Return what the optimizers step instead of the model's own parameters."""
+    own = {id(param) for param in model.parameters()}
+    return [param for optimizer in optimizers for param in owned_params(optimizer) if id(param) not in own]
+
+
+def _gradients(params: Iterable[Tensor]) -> dict[str, dict[str, int]]:
+    return _by_dtype(param.grad for param in params if param.grad is not None)
+
+
+def _inner(tensor: Tensor) -> Iterator[Tensor]:
+    """Yield the tensors that a tensor of another class holds, such as codes and scales of 8 bits; else itself."""
+    flatten = getattr(tensor, "__tensor_flatten__", None)
+    if flatten is None:
+        yield tensor
+        return
+    held = [getattr(tensor, name) for name in flatten()[0]]
+    for part in held:
+        if isinstance(part, Tensor):  # a shard holds its mesh of devices too
+            yield from _inner(part)
+
+
+def _by_dtype(tensors: Iterable[Tensor]) -> dict[str, dict[str, int]]:
+    """Return tensors, elements and bytes of each dtype."""
+    found: dict[str, dict[str, int]] = {}
+    for tensor in chain.from_iterable(map(_inner, tensors)):
+        part = found.setdefault(_short(tensor.dtype), {"tensors": 0, "elements": 0, "bytes": 0})
+        part["tensors"] += 1
+        part["elements"] += tensor.numel()
+        part["bytes"] += tensor.numel() * tensor.element_size()
+    return found

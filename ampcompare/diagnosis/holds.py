@@ -1,0 +1,676 @@
+"""The assertion `holds`: one run in fp32, some with added rounding, and for each arm one run and a diagnosis."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from tabulate import tabulate
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves, tree_map
+
+from ampcompare.backends.arm import Arm
+from ampcompare.base.errors import AmpCompareError, ConfigError
+from ampcompare.base.formatting import printable
+from ampcompare.diagnosis.cures import Tested, verdict_of, with_cure
+from ampcompare.diagnosis.diagnose import report_of
+from ampcompare.diagnosis.faults import HARM, HARM_IN_BF16, NEGLIGIBLE, find_faults
+from ampcompare.diagnosis.measure import Conditions, Enough, Loop, measure, trained_under
+from ampcompare.diagnosis.observation import Observation
+from ampcompare.diagnosis.sites import calling_line
+from ampcompare.diagnosis.step_watch import MAX_SKIPPED
+from ampcompare.runs.records.diagnosis import Diagnosis, Fault, PlaceReport
+from ampcompare.training.device import resolve_device
+from ampcompare.training.precision.base import Precision, PrecisionWrapper, StepOutcome
+
+__all__ = ["DEFAULT_ARMS", "DoesNotHold", "Figure", "Held", "holds", "tolerances"]
+
+DEFAULT_ARMS = ("bf16", "fp16", "O2")
+FP32 = Arm.parse("fp32")
+DRAWS = 3
+MAX_ROWS = 10
+# What an optimizer step loses is no property of a module, whose weights are left as they are.
+OF_STEPS = ("lost updates", "update")
+PATCHING = ("O1", "O4")
+FACTOR = 4.0  # times the largest deviation that one rounding of each weight and each module's result makes
+FLOOR = 8.0  # roundings at least
+LEAST = 1e-6  # share of the largest gradient below which one counts as zero
+GRADIENT = "gradient of "
+Inputs = Sequence[Any] | Mapping[str, Any]
+
+
+def holds(
+    subject: Callable[..., Any],
+    arms: Sequence[Arm | str] | Arm | str = DEFAULT_ARMS,
+    *,
+    inputs: Sequence[Any] | Mapping[str, Any] | None = None,
+    loss: Callable[[Any], Any] | None = None,
+    rtol: float | Literal["auto"] = "auto",
+    steps: int = 1,
+    seed: int = 0,
+    device: str = "cpu",
+    strict_types: bool = False,
+    cures: bool = True,
+) -> list[Held]:
+    """Assert that a module, a loss or a training step gives under each arm what it gives in fp32.
+
+    Compared are outputs, loss and gradients of the first update that is applied. Every operation of all steps is
+    watched for overflow, underflow and lost updates, as `ampcompare.diagnose` does.
+
+    Args:
+        subject: with `inputs`, a module, of which a copy is trained, or a function of tensors such as a loss. Without,
+            a training loop as for `ampcompare.diagnose`: it gets a precision, calls `prepare` once, and then
+            `backward` and `step`, which ends the loop after the last step. It is called several times, and must begin
+            from the same weights and batches each time; torch is seeded before.
+        arms: texts such as "bf16", "fp16", "O2" or "apex:O1,loss_scale=128", or `Arm` objects.
+        inputs: positional arguments of the subject, or a mapping of keyword arguments. The floating inputs of a
+            function reach it in the 16-bit type of the arm, as the results of a layer do, and get gradients.
+        loss: makes the loss of the output of a module or function; by default a fixed random weighting of it.
+        rtol: relative error that each figure may have; "auto": what rounding explains, see docs/testing.md.
+        steps: updates that are watched for faults.
+        seed: of torch before each run.
+        device: such as "cpu" or "cuda"; 16-bit products are emulated on a CPU, as tensor cores compute them.
+        strict_types: also fail where an operation runs in another type than the arm promises.
+        cures: search what removes a fault, by up to 12 further runs, and name it in the message.
+
+    Returns:
+        What was measured, for each arm.
+
+    Raises:
+        DoesNotHold: under an arm it raises, overflows, loses gradients or is further from fp32 than the tolerance.
+        ConfigError: an arm that does not exist, a loop that makes no update or differs from run to run, or that is not
+            finite in fp32.
+        EnvironmentUnfit: this machine lacks something that an arm needs.
+    """
+    __tracebackhide__ = True
+    named = [arms] if isinstance(arms, str) or not isinstance(arms, Sequence) else list(arms)
+    check = _Check(
+        subject,
+        inputs=inputs,
+        loss=loss,
+        rtol=rtol,
+        steps=steps,
+        seed=seed,
+        device=device,
+        strict_types=strict_types,
+        cures=cures,
+    )
+    held = []
+    for arm in named:  # a comprehension would be one more frame in tracebacks
+        held.append(check.arm(arm))
+    return held
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One result that an arm was compared in: an output, the loss, or the gradient of a parameter.
+
+    Attributes:
+        name: such as "output", "loss" or "gradient of head.weight".
+        error: norm of the difference to fp32, relative to the norm in fp32; inf where it is not finite.
+        tolerance: that the error may have.
+        dtype: in the arm.
+    """
+
+    name: str
+    error: float
+    tolerance: float
+    dtype: str
+
+    @property
+    def holds(self) -> bool:
+        """Whether the error is within the tolerance."""
+        return self.error <= self.tolerance
+
+
+@dataclass(frozen=True)
+class Held:
+    """An arm that holds.
+
+    Attributes:
+        arm: in its canonical form.
+        figures: of the first update that was applied.
+        skipped: steps that were skipped while the loss scale settled.
+        islands: operations that ran in another type than the arm promises, one line each.
+    """
+
+    arm: str
+    figures: tuple[Figure, ...]
+    skipped: int = 0
+    islands: tuple[str, ...] = ()
+
+    @property
+    def worst(self) -> Figure:
+        """The figure that uses most of its tolerance."""
+        return max(self.figures, key=lambda figure: figure.error / figure.tolerance)
+
+
+class DoesNotHold(AssertionError):
+    """A step does not hold under an arm; the message says where it breaks and what cures it.
+
+    Attributes:
+        arm: in its canonical form.
+        figures: all that were compared; empty where the step raised.
+        diagnosis: None where the step raised.
+    """
+
+    def __init__(
+        self, message: str, arm: str, figures: Sequence[Figure] = (), diagnosis: Diagnosis | None = None
+    ) -> None:
+        super().__init__(message)
+        self.arm = arm
+        self.figures = tuple(figures)
+        self.diagnosis = diagnosis
+
+
+class _Check:
+    """A subject, and what it gives in fp32; the arguments are those of `holds`."""
+
+    def __init__(
+        self,
+        subject: Callable[..., Any],
+        *,
+        inputs: Sequence[Any] | Mapping[str, Any] | None,
+        loss: Callable[[Any], Any] | None,
+        rtol: float | str,
+        steps: int,
+        seed: int,
+        device: str,
+        strict_types: bool,
+        cures: bool,
+    ) -> None:
+        if rtol != "auto" and not (isinstance(rtol, (int, float)) and rtol > 0):
+            raise ConfigError(f'rtol must be "auto" or a number above 0, not {rtol!r}')
+        if steps < 1:
+            raise ConfigError(f"steps must be at least 1, not {steps}")
+        if inputs is None and isinstance(subject, torch.nn.Module):
+            raise ConfigError("a module is run on inputs; pass inputs=(tensor, ...)")
+        if inputs is None and loss is not None:
+            raise ConfigError("loss is of a module or function with inputs; a training loop has its own")
+        on = str(resolve_device(device))
+        self._loop: Loop = subject if inputs is None else _loop_of(subject, inputs, loss, on)
+        self._shown = [] if inputs is None or loss is not None else ["loss"]  # the default loss is no result
+        self._has_steps = inputs is None
+        self._name = "" if inputs is None or loss is not None else _name_of(subject)
+        self._rtol = rtol
+        self._strict_types = strict_types
+        self._cures = cures
+        self._conditions = Conditions(steps=steps, device=on, seed=seed)
+        self._reference: dict[str, Tensor] | None = None
+        self._rounded: dict[float, list[dict[str, Tensor]]] = {}  # figures with added rounding, by unit
+
+    def arm(self, arm: Arm | str) -> Held:
+        """Check one arm.
+
+        Raises:
+            DoesNotHold: it does not hold.
+            ConfigError: there is no such arm, or the subject cannot be checked.
+            EnvironmentUnfit: this machine lacks something that the arm needs.
+        """
+        __tracebackhide__ = True
+        arm = _undoable(Arm.parse(arm) if isinstance(arm, str) else arm)
+        reference = self._in_fp32()
+        captured = self._captured(arm)
+        figures = self._figures(captured, reference)
+        diagnosis = self._diagnosed(arm)
+        islands = tuple(
+            f"{row.operation} ({', '.join(row.inputs)}) in {', '.join(row.modules)}: {row.remark}"
+            for row in diagnosis.audit
+            if row.remark
+        )
+        far = [figure for figure in figures if not figure.holds]
+        if diagnosis.faults or far or (islands and self._strict_types):
+            lines = _message(arm, diagnosis, figures, islands if self._strict_types else ())
+            text = "\n".join(lines)
+            if self._name:  # what runs in no module inside of the subject runs in the subject itself
+                text = text.replace("outside of modules", f"of {self._name}")
+            raise DoesNotHold(text, str(arm), figures, diagnosis)
+        return Held(str(arm), tuple(figures), captured.skipped, islands)
+
+    def _in_fp32(self) -> dict[str, Tensor]:
+        if self._reference is None:
+            found, again = self._run(FP32).figures, self._run(FP32).figures
+            if not found:
+                raise ConfigError(
+                    "no update was applied in fp32; the loop must call backward and step until step ends it, as in "
+                    "`while True:`"
+                )
+            broken = [name for name, value in found.items() if not torch.isfinite(value).all()]
+            if broken:
+                raise ConfigError(f"{broken[0]} is not finite in fp32 either, so no arm can be compared with it")
+            differing = [name for name, value in found.items() if not _same(again.get(name), value)]
+            if differing:
+                raise ConfigError(
+                    f"{differing[0]} differs between two runs in fp32; begin from the same weights and batches in each "
+                    "call, and draw random numbers from torch only, which is seeded before"
+                )
+            self._reference = {name: value for name, value in found.items() if name not in self._shown}
+        return self._reference
+
+    def _captured(self, arm: Arm) -> _Capture:
+        """Return what an arm gives.
+
+        Raises:
+            DoesNotHold: its step raised, or applied no update.
+        """
+        __tracebackhide__ = True
+        kept: list[_Capture] = []
+        try:
+            captured = self._run(arm, kept=kept)
+        except AmpCompareError:
+            raise
+        except Exception as error:
+            where = _line_of(error)
+            module = kept[0].modules[-1] if kept and kept[0].modules else ""
+            place = " ".join(filter(None, [f"in {module}" if module else "", f"({where})" if where else ""]))
+            text = printable(f"{type(error).__name__}: {error}", 600)
+            raise DoesNotHold(f"{arm} does not hold: the step raises {place}: {text}", str(arm)) from error
+        return captured
+
+    def _run(self, arm: Arm, rounding: _Rounding | None = None, kept: list[_Capture] | None = None) -> _Capture:
+        """Return the figures of a run.
+
+        Args:
+            kept: gets the precision before the run, whose state is of use if it raises.
+        """
+        __tracebackhide__ = True
+        with trained_under(arm, self._conditions) as precision:
+            captured = _Capture(precision, self._conditions.steps, rounding)
+            if kept is not None:
+                kept.append(captured)
+            with suppress(Enough):
+                self._loop(captured)
+        return captured
+
+    def _figures(self, captured: _Capture, reference: Mapping[str, Tensor]) -> list[Figure]:
+        half = captured.half_dtype
+        if self._rtol == "auto":
+            unit = _rounding_unit(half)
+            if unit not in self._rounded:
+                draws = (_Rounding(unit, seed) for seed in range(DRAWS))
+                self._rounded[unit] = [self._run(FP32, rounding).figures for rounding in draws]
+            allowed = tolerances(self._rounded[unit], reference, half)
+        else:
+            allowed = dict.fromkeys(reference, float(self._rtol))
+        errors = _errors_of(captured.figures, reference)
+        return [Figure(name, errors[name], allowed[name], captured.dtypes.get(name, "none")) for name in reference]
+
+    def _diagnosed(self, arm: Arm) -> Diagnosis:
+        """Return the diagnosis of the watched steps, with a tested cure where there is a fault."""
+        conditions = self._conditions
+        observation = measure(self._loop, arm, conditions)
+        found = report_of(observation, arm, reference=conditions.reference)
+        found = found.model_copy(update={"faults": self._faults(observation)})
+        found = found.model_copy(update={"verdict": verdict_of(arm, found)})
+        if not self._cures:
+            return found
+
+        def tested(other: Arm, lines: Sequence[str]) -> Tested:
+            seen = measure(self._loop, other, conditions, lines)
+            return Tested(self._faults(seen), sorted(seen.functions))
+
+        return with_cure(found, arm, tested, device_type=observation.device_type)
+
+    def _faults(self, observation: Observation) -> list[Fault]:
+        return [fault for fault in find_faults(observation) if self._has_steps or fault.kind not in OF_STEPS]
+
+
+def _name_of(subject: Callable[..., Any]) -> str:
+    return getattr(subject, "__name__", type(subject).__name__)
+
+
+def _undoable(arm: Arm) -> Arm:
+    """Return an arm whose patches of torch can be undone: for O1, ampcompare's own engine unless one is named."""
+    if arm.options.get("opt_level") in PATCHING and "engine" not in arm.options:
+        return Arm.parse(f"{arm},engine=compat")
+    return arm
+
+
+def _same(one: Tensor | None, other: Tensor) -> bool:
+    return one is not None and torch.equal(one, other)
+
+
+def _line_of(error: BaseException) -> str:
+    """Return file:line of the innermost frame of the user's code in a traceback."""
+    frames = []
+    trace = error.__traceback__
+    while trace is not None:
+        frames.append((trace.tb_frame, trace.tb_lineno))
+        trace = trace.tb_next
+    for frame, line in reversed(frames):
+        name = calling_line(frame)
+        if name and name.rpartition(":")[0] and frame.f_code.co_filename.endswith(name.rpartition(":")[0]):
+            return f"{name.rpartition(':')[0]}:{line}"
+    return ""
+
+
+def _message(arm: Arm, diagnosis: Diagnosis, figures: Sequence[Figure], islands: Sequence[str]) -> list[str]:
+    far = sorted((figure for figure in figures if not figure.holds), key=lambda one: -one.error / one.tolerance)
+    if diagnosis.faults:
+        lines = [f"{arm} does not hold: {diagnosis.verdict.removeprefix(f'{arm}: ')}"]
+        lines += [f"  into it: {printable(text, 200)}" for text in diagnosis.faults[0].inputs]
+        if diagnosis.faults[0].chain:
+            lines.append(f"  chain: {' > '.join(diagnosis.faults[0].chain)}")
+    elif far:
+        worst = far[0]
+        lines = [
+            f"{arm} does not hold: {worst.name} is {worst.error:.2g} of its size away from fp32, and "
+            f"{worst.tolerance:.2g} is allowed{_where(diagnosis, worst)}"
+        ]
+    else:
+        lines = [f"{arm} does not hold: {islands[0]}"]
+    lines += [f"  island: {printable(text, 300)}" for text in islands]
+    if far:
+        rows = [[one.name, f"{one.error:.2g}", f"{one.tolerance:.2g}", one.dtype] for one in far[:MAX_ROWS]]
+        lines += [
+            f"  {line}"
+            for line in tabulate(rows, ["too far", "error", "allowed", "dtype"], disable_numparse=True).splitlines()
+        ]
+        if len(far) > MAX_ROWS:
+            lines.append(f"  and {len(far) - MAX_ROWS} more")
+    if diagnosis.cure is not None:
+        lines += ["  cure (tested):", *(f"    {line}" for line in diagnosis.cure.code.splitlines())]
+    return lines
+
+
+def _where(diagnosis: Diagnosis, figure: Figure) -> str:
+    """Return the first place whose result is as far from fp32 as a figure may be, where one was seen."""
+    found: PlaceReport | None = next(
+        (report for report in diagnosis.places if (report.error or 0.0) > figure.tolerance), None
+    )
+    if found is None:
+        return ""
+    call = f" ({found.place.where})" if found.place.where else ""
+    return f"; the first result that far is that of {found.place.name}{call}, {found.error:.2g}"
+
+
+class _Rounding:
+    """Changes weights, inputs and the result of each module by one unit of rounding, up or down at random.
+
+    What a step then deviates from itself is what rounding explains: the error of a perfect implementation of each
+    module in a type of this precision and of any range.
+
+    Args:
+        unit: largest relative error of one rounding.
+        seed: of the directions; torch's own random numbers are not used.
+    """
+
+    def __init__(self, unit: float, seed: int) -> None:
+        self._unit = unit
+        self._draws = torch.Generator().manual_seed(seed)
+
+    def apply(self, value: Any) -> Any:
+        """Return a value with its floating tensors changed."""
+        return tree_map(self._changed, value)
+
+    def _changed(self, value: Any) -> Any:
+        if not isinstance(value, Tensor) or not value.is_floating_point():
+            return value
+        up = torch.randint(2, value.shape, generator=self._draws).to(value.device) * 2 - 1
+        return value * (1 + self._unit * up).to(value.dtype)
+
+    def install(self, models: Sequence[nn.Module]) -> None:
+        """Change the weights of models, and from now on their inputs and the results of their innermost modules."""
+        with torch.no_grad():
+            for model in models:
+                for param in model.parameters():
+                    if param.is_floating_point():
+                        param.copy_(self._changed(param))
+                model.register_forward_pre_hook(lambda _, args, kwargs: self.apply((args, kwargs)), with_kwargs=True)
+                for module in model.modules():
+                    if not any(module.children()):
+                        module.register_forward_hook(lambda _, args, output: self.apply(output))
+
+
+class _Capture(PrecisionWrapper):
+    """Keeps loss, outputs and gradients of the first applied update, and raises `Enough` after the last one.
+
+    Args:
+        inner: the arm.
+        steps: updates to make; up to 20 skipped ones are added.
+        rounding: that is added to the models.
+
+    Attributes:
+        figures: fp32 tensors on the CPU, by name; empty until an update is applied.
+        dtypes: that they had.
+        modules: names of the modules that are running, the innermost last; where a step raised, those it was in.
+    """
+
+    def __init__(self, inner: Precision, steps: int, rounding: _Rounding | None = None) -> None:
+        super().__init__(inner)
+        self.figures: dict[str, Tensor] = {}
+        self.dtypes: dict[str, str] = {}
+        self.modules: list[str] = []
+        self.skipped = 0
+        self._steps = steps
+        self._rounding = rounding
+        self._made = 0
+        self._found: dict[str, Tensor] = {}  # of the present step
+        self._names: dict[int, str] = {}
+        self._params: list[list[str]] = []
+        self._optimizers: list[Optimizer] = []
+
+    def _prepare(
+        self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]
+    ) -> tuple[list[nn.Module], list[Optimizer]]:
+        prefixes = ["" if len(models) == 1 else f"{type(model).__name__}:" for model in models]
+        for prefix, model in zip(prefixes, models, strict=True):
+            self._names |= {id(param): f"{prefix}{name}" for name, param in model.named_parameters()}
+        for number, optimizer in enumerate(optimizers):
+            params = [param for group in optimizer.param_groups for param in group["params"]]
+            self._params.append(
+                [self._names.get(id(one), f"parameter {at} of optimizer {number}") for at, one in enumerate(params)]
+            )
+        if self._rounding is not None:
+            self._rounding.install(models)
+        prepared, stepped = super()._prepare(models, optimizers)
+        for prefix, model in zip(prefixes, prepared, strict=True):
+            self._follow(prefix, model)
+        self._optimizers = list(stepped)
+        return prepared, stepped
+
+    def _follow(self, prefix: str, model: nn.Module) -> None:
+        def entered(name: str) -> Any:
+            return lambda module, args: self.modules.append(name)
+
+        def left(module: nn.Module, args: Any, output: Any) -> None:
+            self.modules.pop()
+
+        def returned(module: nn.Module, args: Any, output: Any) -> None:
+            for path, value in tree_flatten_with_path(output)[0]:
+                if isinstance(value, Tensor) and value.is_floating_point():
+                    self._found[f"{prefix}output{keystr(path)}"] = value.detach()
+
+        for name, module in model.named_modules():
+            module.register_forward_pre_hook(entered(f"{prefix}{name}"), prepend=True)
+            module.register_forward_hook(left)
+        model.register_forward_hook(returned)
+
+    @contextmanager
+    def scale_loss(
+        self, loss: Tensor, optimizers: Sequence[Optimizer], *, loss_id: int = 0, delay_unscale: bool = False
+    ) -> Iterator[Tensor]:
+        self._keep_loss(loss, loss_id)
+        inner = self.inner.scale_loss(loss, optimizers, loss_id=loss_id, delay_unscale=delay_unscale)
+        with inner as scaled:
+            yield scaled
+
+    def backward(
+        self, loss: Tensor, optimizers: Sequence[Optimizer], *, loss_id: int = 0, delay_unscale: bool = False
+    ) -> None:
+        self._keep_loss(loss, loss_id)
+        self.inner.backward(loss, optimizers, loss_id=loss_id, delay_unscale=delay_unscale)
+
+    def _keep_loss(self, loss: Tensor, loss_id: int) -> None:
+        self._found[f"loss {loss_id}" if loss_id else "loss"] = loss.detach()
+
+    def step(self, *optimizers: Optimizer) -> StepOutcome:
+        if not self.figures:
+            for optimizer in optimizers:
+                self._keep_gradients(optimizer)
+        outcome = self.inner.step(*optimizers)
+        applied = all(outcome.applied)
+        if applied and not self.figures:
+            self.dtypes = {name: str(value.dtype).removeprefix("torch.") for name, value in self._found.items()}
+            self.figures = {name: value.float().cpu() for name, value in self._found.items()}
+        self._found = {}
+        self._made += applied
+        self.skipped += not applied
+        if self._made >= self._steps or self.skipped > MAX_SKIPPED:
+            raise Enough
+        return outcome
+
+    def _keep_gradients(self, optimizer: Optimizer) -> None:
+        """Keep the gradients that an optimizer is about to use, divided by the loss scale."""
+        place = next(at for at, one in enumerate(self._optimizers) if one is optimizer)
+        params = self.inner.unscale(optimizer)
+        for name, param in zip(self._params[place], params, strict=True):
+            if param.grad is not None:
+                grad = param.grad.to_dense() if param.grad.is_sparse else param.grad
+                self._found[f"gradient of {name}"] = grad.detach().clone()
+
+
+def _loop_of(subject: Callable[..., Any], inputs: Inputs, loss: Callable[[Any], Any] | None, device: str) -> Loop:
+    """Return a loop that trains a copy of a module, or the inputs of a function, and leaves the weights as they are.
+
+    Args:
+        inputs: positional or keyword arguments; tensors are moved to the device and passed as copies.
+        loss: of the output; None for a fixed random weighting.
+    """
+    given: Any = dict(inputs) if isinstance(inputs, Mapping) else tuple(inputs)
+
+    def train(precision: Precision) -> None:
+        values = tree_map(lambda value: _fresh(value, device), given)
+        if isinstance(subject, nn.Module):
+            model: nn.Module = copy.deepcopy(subject).to(device)
+        else:
+            model, values = _Function(subject, values, precision.half_dtype).to(device), ()
+        params = [param for param in model.parameters() if param.requires_grad]
+        # Without parameters there is nothing to update; an optimizer must have one all the same.
+        if not params:
+            model.register_parameter("_unused", nn.Parameter(torch.zeros(1, device=device)))
+            params = list(model.parameters())
+        # The weights stay, so that steps that a loss scale skips change nothing.
+        (model,), (optimizer,) = precision.prepare([model], [torch.optim.SGD(params, lr=0.0)])
+        while True:
+            with precision.autocast():
+                output = model(**values) if isinstance(values, dict) else model(*values)
+                result = weighted(output) if loss is None else loss(output)
+            precision.backward(result, [optimizer])
+            precision.step(optimizer)
+            optimizer.zero_grad()
+
+    return train
+
+
+def _fresh(value: Any, device: str) -> Any:
+    return value.detach().clone().to(device) if isinstance(value, Tensor) else value
+
+
+def weighted(output: Any) -> Tensor:
+    """Return the mean of the floating results, each element with a random weight that is always the same."""
+    draws = torch.Generator().manual_seed(0)
+    total: Tensor | None = None
+    for value in tree_leaves(output):
+        if isinstance(value, Tensor) and value.is_floating_point():
+            weights = torch.randn(value.shape, generator=draws).to(value.device)
+            part = (value.float() * weights).mean()
+            total = part if total is None else total + part
+    if total is None:
+        raise TypeError("the output has no floating tensor; pass loss=, a function of it")
+    return total
+
+
+class _Function(nn.Module):
+    """A function whose floating arguments are parameters, cast as the results of a layer are.
+
+    Args:
+        dtype: 16-bit type of the arm; None for none.
+    """
+
+    def __init__(self, function: Callable[..., Any], values: Any, dtype: torch.dtype | None) -> None:
+        super().__init__()
+        self._function = function
+        self._dtype = dtype
+        self._values = values
+        for name, value in self._named():
+            if isinstance(value, Tensor) and value.is_floating_point():
+                self.register_parameter(name, nn.Parameter(value))
+
+    def _named(self) -> list[tuple[str, Any]]:
+        if isinstance(self._values, dict):
+            return [(f"input_{name}", value) for name, value in self._values.items()]
+        return [(f"input_{place}", value) for place, value in enumerate(self._values)]
+
+    def forward(self) -> Any:
+        values = [
+            self._cast(self._parameters[name]) if name in self._parameters else one for name, one in self._named()
+        ]
+        if isinstance(self._values, dict):
+            return self._function(**dict(zip(self._values, values, strict=True)))
+        return self._function(*values)
+
+    def _cast(self, value: Any) -> Any:
+        return value if self._dtype is None else value.to(self._dtype)
+
+
+def _rounding_unit(half: torch.dtype | None) -> float:
+    """Return the largest relative error of one rounding to a type; that of fp32 for none."""
+    return torch.finfo(torch.float32 if half is None else half).eps / 2
+
+
+def _errors_of(figures: Mapping[str, Tensor], reference: Mapping[str, Tensor]) -> dict[str, float]:
+    """Return the norm of the difference of each figure, relative to its norm in the reference.
+
+    A gradient that is small within its module is measured against a tenth of the largest there: what sums that cancel
+    leave is noise in any precision. A figure that is missing, not finite, or has another shape is infinitely far.
+    """
+    sizes = {name: _rms(value) for name, value in reference.items()}
+    gradients = {name: size for name, size in sizes.items() if name.startswith(GRADIENT)}
+    least = LEAST * max(gradients.values(), default=0.0)
+    errors = {}
+    for name, exact in reference.items():
+        size = sizes[name]
+        if name in gradients:
+            siblings = (other for of, other in gradients.items() if _module(of) == _module(name))
+            size = max(size, NEGLIGIBLE * max(siblings), least)
+        value = figures.get(name)
+        errors[name] = math.inf if value is None or value.shape != exact.shape else _ratio(_rms(value - exact), size)
+    return errors
+
+
+def tolerances(
+    rounded: Iterable[Mapping[str, Tensor]], reference: Mapping[str, Tensor], half: torch.dtype | None
+) -> dict[str, float]:
+    """Return the tolerance of each figure under "auto".
+
+    Args:
+        rounded: figures of fp32 runs with `Rounding`, each of another seed.
+        half: 16-bit type of the arm.
+
+    An error of half the size, or nine tenths in bf16, is never within it: there `diagnose` calls a gradient wrong.
+    """
+    found: Sequence[dict[str, float]] = [_errors_of(figures, reference) for figures in rounded]
+    most = HARM_IN_BF16 if half is torch.bfloat16 else HARM
+    unit = _rounding_unit(half)
+    return {name: min(most, FLOOR * unit + FACTOR * max(one[name] for one in found)) for name in reference}
+
+
+def _module(name: str) -> str:
+    return name.rpartition(".")[0]
+
+
+def _rms(value: Tensor) -> float:
+    return float(value.double().square().mean().sqrt()) if value.numel() else 0.0
+
+
+def _ratio(difference: float, size: float) -> float:
+    if not math.isfinite(difference):
+        return math.inf
+    return difference / size if size else (math.inf if difference else 0.0)

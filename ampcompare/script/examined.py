@@ -1,0 +1,169 @@
+"""One run of a user's own script under examination: `python -m ampcompare.script.examined KIND REQUEST`.
+
+| KIND | the run is | REQUEST is the file of a | what is written |
+|---|---|---|---|
+| `diagnosed` | watched, on one rank | `Request` | what was seen, to `answer` |
+| `profiled` | profiled, on each rank | `ProfileRequest` | a profile of each rank to its own file, a trace of rank 0 |
+
+The watched rank, or rank 0, also writes its exit code to `ended`: others may wait for it for minutes, and need not.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ampcompare.diagnosis.options import Request
+    from ampcompare.diagnosis.profiling.options import ProfileRequest
+    from ampcompare.script.legacy.prepare import Prepared
+    from ampcompare.script.legacy.settings import ExecSettings
+    from ampcompare.script.legacy.target import Target
+
+__all__ = ["main"]
+
+
+def main(kind: str, path: str) -> int:
+    """Run the script of a request and return its exit code."""
+    from ampcompare.diagnosis.options import Request
+    from ampcompare.diagnosis.profiling.options import ProfileRequest
+
+    rank = int(os.environ.get("RANK", "0"))
+    request = Request.read(Path(path)) if kind == "diagnosed" else ProfileRequest.read(Path(path))
+    status = 1
+    try:
+        status = _diagnosed(request, rank) if isinstance(request, Request) else _profiled(request, rank)
+    finally:
+        if rank == (request.rank if isinstance(request, Request) else 0):
+            Path(request.ended).write_text(str(status), encoding="utf-8")
+    return status
+
+
+def _diagnosed(request: Request, rank: int) -> int:
+    import torch
+
+    from ampcompare.backends.arm import Arm
+    from ampcompare.base.errors import AmpCompareError
+    from ampcompare.diagnosis.diagnose import report_of
+    from ampcompare.diagnosis.observation import Observation
+    from ampcompare.diagnosis.step_watch import StepWatch
+    from ampcompare.script.legacy.stderr import note
+    from ampcompare.script.observer import ScriptObserver
+    from ampcompare.script.prepare import prepare_script, run_script
+
+    target, settings = _what_to_run(request)
+    is_watched = rank == request.rank
+    observation = Observation()
+    reference = None if request.reference == "none" else getattr(torch, request.reference)
+    watch = StepWatch(
+        observation,
+        steps=request.steps,
+        at=(request.at or None) if is_watched else (),
+        reference=reference,
+        kept_lines=request.lines,
+    )
+    observer = ScriptObserver(watch)
+
+    def prepare(given: ExecSettings) -> Prepared:
+        prepared = prepare_script(given)
+        assert prepared.recorder is not None
+        observer.install(prepared.recorder)
+        return prepared
+
+    try:
+        status = run_script(target, settings, prepare=prepare)
+    except AmpCompareError as error:
+        note(str(error))
+        return error.exit_code
+    observer.end()
+    if is_watched and observation.facts:
+        compiled = "torch.compile was left out: it fuses the operations that are watched one by one"
+        notes = [compiled] if observer.compiles else []
+        found = report_of(
+            observation, Arm.parse(str(settings.arm)), reference=reference, subject=settings.name, notes=notes
+        )
+        answer = {
+            "diagnosis": found.model_dump(mode="json"),
+            "functions": sorted(observation.functions),
+            "device": observation.device_type,
+        }
+        Path(request.answer).write_text(json.dumps(answer), encoding="utf-8")
+    return status
+
+
+def _profiled(request: ProfileRequest, rank: int) -> int:
+    """Profile the steps of a script; one ends with the row of the record that says what it did."""
+    import torch
+
+    from ampcompare.backends.arm import Arm
+    from ampcompare.base.errors import AmpCompareError
+    from ampcompare.diagnosis.profiling.measure import profile_of
+    from ampcompare.diagnosis.profiling.step_profiler import StepProfiler, Steps
+    from ampcompare.script.legacy.stderr import note
+    from ampcompare.script.prepare import prepare_script, run_script
+    from ampcompare.script.stand_in import half_dtype
+    from ampcompare.script.watch import EnoughSteps
+    from ampcompare.training.precision.cpu_half import cpu_half
+
+    target, settings = _what_to_run(request)
+    arm = Arm.parse(str(settings.arm))
+    device = torch.device("cpu" if settings.device == "cpu" or not torch.cuda.is_available() else "cuda")
+    profiler = StepProfiler(Steps(timed=request.steps, profiled=request.profiled), device)
+    is_child = False
+
+    def row(given: dict[str, Any]) -> None:
+        if given["kind"] != "step" or is_child:
+            return
+        profiler.end_step()
+        if profiler.is_over:
+            raise EnoughSteps(0)
+
+    def prepare(given: ExecSettings) -> Prepared:
+        prepared = prepare_script(given)
+        assert prepared.recorder is not None
+        prepared.recorder.after_row(row)
+        profiler.marks.learns_models = True
+        profiler.open()
+        return prepared
+
+    def go_elsewhere() -> None:
+        nonlocal is_child
+        is_child = True
+        profiler.marks.pause()
+
+    os.register_at_fork(after_in_child=go_elsewhere)
+    try:
+        status = run_script(target, settings, prepare=prepare)
+    except AmpCompareError as error:
+        note(str(error))
+        return error.exit_code
+    finally:
+        profiler.close()
+    measured = profiler.measured
+    if is_child or not measured.account.steps:
+        return status
+    half = half_dtype(arm)
+    mode, _ = cpu_half("auto", half, device)
+    found = profile_of(arm, measured, half, profiler, mode, device)
+    request.answer(rank).write_text(found.model_dump_json(), encoding="utf-8")
+    if rank == 0:
+        request.trace.write_text(json.dumps(measured.trace), encoding="utf-8")
+    return status
+
+
+def _what_to_run(request: Request | ProfileRequest) -> tuple[Target, ExecSettings]:
+    from ampcompare.script.legacy.settings import ExecSettings
+    from ampcompare.script.legacy.target import Target, script_target
+
+    arguments = list(request.settings["arguments"])
+    settings = ExecSettings(**{**request.settings, "arguments": tuple(arguments)})
+    if request.is_module:
+        return Target(settings.name, arguments, is_module=True), settings
+    return script_target(settings.name, arguments), settings
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

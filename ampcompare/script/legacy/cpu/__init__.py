@@ -1,1 +1,0 @@
-"""`--device cpu`: run on the CPU what a script does on CUDA."""

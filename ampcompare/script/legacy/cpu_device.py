@@ -1,0 +1,662 @@
+"""`--device cpu`: send what a script does on CUDA to the CPU, for a smoke test without a GPU.
+
+Functions are replaced rather than watched by a torch function mode: a mode does not reach other threads, nor the
+backward functions of the script's own autograd functions.
+
+The autocast state for CUDA remains what the script sets and reads; the state for the CPU follows it.
+
+On the CPU, `torch.autocast` computes softmax, sums, norms, exponentials and powers in fp16. For CUDA it computes them
+in fp32, so without this a loss can round, or overflow, where it would not on a GPU. Others raise there for tensors of
+both types, which they widen for CUDA. The lists are those of torch's `ATen/autocast_mode.h`; functions for which torch
+has a cast on the CPU already keep it.
+
+Synchronized batch norm keeps torch's class, parameters and checkpoints; only `forward` is replaced.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.amp import autocast_mode
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils import _device
+from torch.utils import _pytree as pytree
+
+from ampcompare.script.legacy.stderr import note
+from ampcompare.script.legacy.torch_functions import gloo_for_nccl, keep_for_jit
+from ampcompare.training.precision.cpu_half import EmulatedHalf
+
+__all__ = ["FUNCTIONS", "cast_as_for_cuda", "is_cuda", "run_on_cpu"]
+
+FACTORIES = [
+    "arange",
+    "as_tensor",
+    "asarray",
+    "bartlett_window",
+    "blackman_window",
+    "empty",
+    "empty_like",
+    "empty_permuted",
+    "empty_strided",
+    "eye",
+    "fft.fftfreq",
+    "fft.rfftfreq",
+    "from_file",
+    "full",
+    "full_like",
+    "hamming_window",
+    "hann_window",
+    "kaiser_window",
+    "linspace",
+    "logspace",
+    "normal",
+    "ones",
+    "ones_like",
+    "rand",
+    "rand_like",
+    "randint",
+    "randint_like",
+    "randn",
+    "randn_like",
+    "randperm",
+    "range",
+    "scalar_tensor",
+    "sparse_compressed_tensor",
+    "sparse_coo_tensor",
+    "sparse_csr_tensor",
+    "tensor",
+    "tril_indices",
+    "triu_indices",
+    "zeros",
+    "zeros_like",
+]
+TENSOR_FACTORIES = ("new_empty", "new_empty_strided", "new_full", "new_ones", "new_tensor", "new_zeros")
+TYPES = ["Bool", "Byte", "Char", "Double", "Float", "Half", "BFloat16", "Int", "Long", "Short"]
+
+_modes: list[EmulatedHalf] = []
+# Versions that scripts compare and print, if torch itself has none: those of torch 2.4.
+_CUDA_VERSION = "12.1"
+_CUDNN_VERSION = 90100
+_NCCL_VERSION = (2, 20, 5)
+# The first capability with bfloat16; cuDNN refuses older ones.
+CAPABILITY = (8, 0)
+_LIBRARIES: list[torch.library.Library] = []  # torch forgets the casts of one that is gone
+FP32 = (
+    "acos", "asin", "cosh", "erfinv", "exp", "expm1", "log", "log10", "log2", "log1p", "reciprocal", "rsqrt",
+    "sinh", "tan", "pow.Tensor_Scalar", "pow.Tensor_Tensor", "pow.Scalar", "softplus", "layer_norm",
+    "native_layer_norm", "rms_norm", "group_norm", "frobenius_norm.dim", "nuclear_norm", "nuclear_norm.dim",
+    "cosine_similarity", "poisson_nll_loss", "cosine_embedding_loss", "nll_loss", "nll_loss2d",
+    "hinge_embedding_loss", "kl_div", "l1_loss", "smooth_l1_loss", "huber_loss", "mse_loss",
+    "margin_ranking_loss", "multilabel_margin_loss", "soft_margin_loss", "triplet_margin_loss",
+    "multi_margin_loss", "binary_cross_entropy_with_logits", "dist", "pdist", "cdist", "renorm", "logsumexp",
+    "prod", "prod.dim_int", "softmax.int", "log_softmax.int", "cumprod", "cumsum", "linalg_vector_norm",
+    "linalg_matrix_norm", "linalg_matrix_norm.str_ord", "sum", "sum.dim_IntList", "norm.Scalar",
+    "norm.ScalarOpt_dim",
+)  # fmt: skip
+LOWER = (
+    "prelu", "addmv", "addr", "mv", "einsum", "linalg_vecdot", "chain_matmul", "linalg_multi_dot",
+    "lstm_cell", "gru_cell",
+)  # fmt: skip
+WIDEST = ("addcdiv", "addcmul", "atan2", "bilinear", "cross", "dot", "index_put", "scatter_add", "tensordot", "vdot")
+PARTS = ("_normalize", "_world_size", "_by_batch", "_track")  # of ampcompare's, which know torch's attributes
+
+
+def is_cuda(device: Any) -> bool:
+    """Return whether a value means a CUDA device: "cuda", "cuda:1", a `torch.device`, or its number."""
+    if isinstance(device, str):
+        return device.partition(":")[0] == "cuda"
+    if isinstance(device, torch.device):
+        return device.type == "cuda"
+    return isinstance(device, int) and not isinstance(device, bool)
+
+
+def run_on_cpu(*, quiet: bool = False) -> None:
+    """Replace the functions, for the life of this process, with a line on stderr unless `quiet`."""
+    if not quiet:
+        note(
+            "--device cpu: CUDA calls run on the CPU; fp16 products are computed in fp32 and rounded once to fp16. "
+            "Timings and memory figures of this run are meaningless"
+        )
+    _replace_cuda_functions()
+    _replace_factories()
+    _replace_generator()
+    _replace_tensor_methods()
+    _replace_module_methods()
+    _replace_loading()
+    _autocast_on_cpu()
+    gloo_for_nccl()
+    _sync_batch_norm_on_cpu(quiet=quiet)
+    mode = EmulatedHalf()
+    mode.__enter__()  # type: ignore[no-untyped-call]
+    _modes.append(mode)
+
+
+def _replace_cuda_functions() -> None:
+    for name, function in FUNCTIONS.items():
+        for module in (torch.cuda, torch.cuda.random, torch.cuda.memory):  # libraries call them by either name
+            if module is torch.cuda or hasattr(module, name):
+                setattr(module, name, function)
+    for name, function in _ACCELERATOR.items():
+        if hasattr(torch.accelerator, name):  # each version has more of them
+            setattr(torch.accelerator, name, function)
+    for name in TYPES:
+        setattr(torch.cuda, f"{name}Tensor", getattr(torch, f"{name}Tensor"))
+    for name in ("range_push", "range_pop", "mark", "range_start", "range_end"):
+        setattr(torch.cuda.nvtx, name, lambda *args, **kwargs: 0)
+    torch.cuda.nvtx.range = _Nothing  # type: ignore[assignment]
+    for name in ("start", "stop", "init"):
+        setattr(torch.cuda.profiler, name, lambda *args, **kwargs: None)
+    torch.cuda.profiler.profile = _Nothing  # type: ignore[assignment]
+    if torch.version.cuda is None:  # a CUDA build has its own versions
+        torch.version.cuda = _CUDA_VERSION
+        torch.backends.cudnn.version = lambda: _CUDNN_VERSION
+        torch.cuda.nccl.version = lambda: _NCCL_VERSION
+
+
+def _factory(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def factory(*args: Any, **kwargs: Any) -> Any:
+        if kwargs:
+            if is_cuda(kwargs.get("device")):
+                kwargs["device"] = "cpu"
+            kwargs.pop("pin_memory", None)
+        return original(*args, **kwargs)
+
+    return factory
+
+
+def _replace_factories() -> None:
+    # `with torch.device("meta")` and the like know torch's own functions, by a list that is made at its first use.
+    _device._device_constructors()
+    for name in FACTORIES:
+        path, _, function = f"torch.{name}".rpartition(".")
+        module = importlib.import_module(path)
+        original = getattr(module, function, None)
+        if original is not None:
+            replacement = _factory(original)
+            setattr(module, function, replacement)
+            keep_for_jit(original, replacement)
+    for name in TENSOR_FACTORIES:
+        setattr(Tensor, name, _factory(getattr(Tensor, name)))
+
+
+def _replace_generator() -> None:
+    original: Any = torch.Generator
+
+    class AnyGenerator(type(original)):  # type: ignore[misc]
+        def __instancecheck__(self, value: object) -> bool:
+            return isinstance(value, original)
+
+    class Generator(original, metaclass=AnyGenerator):  # type: ignore[misc]
+        def __new__(cls, device: Any = "cpu") -> Any:
+            return original("cpu" if is_cuda(device) else device)
+
+    torch.Generator = Generator  # type: ignore[misc]
+
+
+def _moved(source: Tensor, result: Tensor) -> Tensor:
+    """Return a copy if CUDA would have made one, so that writing to it leaves the source unchanged.
+
+    A tensor that needs gradients is returned itself: it must remain a leaf, as if it were on the device already.
+    """
+    return (
+        result if result is not source or source.requires_grad or isinstance(source, nn.Parameter) else source.clone()
+    )
+
+
+def _replace_tensor_methods() -> None:
+    tensor_to, tensor_type = Tensor.to, Tensor.type
+
+    @functools.wraps(tensor_to)
+    def to(self: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if args and is_cuda(args[0]):
+            return _moved(self, tensor_to(self, "cpu", *args[1:], **kwargs))
+        if is_cuda(kwargs.get("device")):
+            return _moved(self, tensor_to(self, *args, **{**kwargs, "device": "cpu"}))
+        return tensor_to(self, *args, **kwargs)
+
+    def cuda(
+        self: Tensor,
+        device: Any = None,
+        non_blocking: bool = False,
+        memory_format: torch.memory_format = torch.preserve_format,
+    ) -> Tensor:
+        return _moved(self, tensor_to(self, "cpu", memory_format=memory_format))
+
+    @functools.wraps(tensor_type)
+    def of_type(self: Tensor, dtype: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(dtype, str):
+            dtype = dtype.replace("torch.cuda.", "torch.")
+        return tensor_type(self) if dtype is None else tensor_type(self, dtype, *args, **kwargs)
+
+    patches: dict[str, Any] = {
+        "to": to,
+        "cuda": cuda,
+        "type": of_type,
+        "pin_memory": lambda self, device=None: self,
+        "is_pinned": lambda self, device=None: False,
+        "record_stream": lambda self, stream: None,
+    }
+    for name, patch in patches.items():
+        setattr(Tensor, name, patch)
+    for storage in (torch.UntypedStorage, torch.TypedStorage):
+        storage.cuda = lambda self, *args, **kwargs: self  # type: ignore[method-assign]
+        storage.pin_memory = lambda self, *args, **kwargs: self  # type: ignore[method-assign]
+
+
+def _replace_module_methods() -> None:
+    module_to = nn.Module.to
+
+    @functools.wraps(module_to)
+    def to(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        # A torch without CUDA cannot resolve the number of a device.
+        if args and is_cuda(args[0]):
+            args = ("cuda", *args[1:])
+        if is_cuda(kwargs.get("device")):
+            kwargs["device"] = "cuda"
+        return module_to(self, *args, **kwargs)
+
+    nn.Module.to = to  # type: ignore[method-assign]
+    ddp = nn.parallel.DistributedDataParallel
+    ddp_init = ddp.__init__
+
+    @functools.wraps(ddp_init)
+    def init_ddp(
+        self: Any, module: Any, device_ids: Any = None, output_device: Any = None, *args: Any, **kw: Any
+    ) -> None:
+        ddp_init(self, module, None, None, *args, **kw)
+
+    ddp.__init__ = init_ddp  # type: ignore[method-assign]
+
+    def init_dp(self: Any, module: Any, device_ids: Any = None, output_device: Any = None, dim: int = 0) -> None:
+        nn.Module.__init__(self)
+        self.module, self.device_ids, self.dim = module, [], dim
+
+    nn.DataParallel.__init__ = init_dp  # type: ignore[method-assign]
+    loader_init = torch.utils.data.DataLoader.__init__
+
+    @functools.wraps(loader_init)
+    def init_loader(self: Any, *args: Any, **kwargs: Any) -> None:
+        loader_init(self, *args, **kwargs)
+        self.pin_memory = False
+
+    torch.utils.data.DataLoader.__init__ = init_loader  # type: ignore[method-assign]
+
+
+def _replace_loading() -> None:
+    load, set_type, made = torch.load, torch.set_default_tensor_type, _device.DeviceContext.__init__
+
+    @functools.wraps(load)
+    def load_on_cpu(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if not callable(map_location):
+            map_location = "cpu"
+        return load(f, map_location, *args, **kwargs)
+
+    torch.load = load_on_cpu
+
+    @functools.wraps(set_type)
+    def set_default_tensor_type(t: Any) -> None:
+        set_type(t.replace("torch.cuda.", "torch.") if isinstance(t, str) else t)
+
+    torch.set_default_tensor_type = set_default_tensor_type
+
+    @functools.wraps(made)
+    def make_context(self: Any, device: Any) -> None:
+        made(self, "cpu" if is_cuda(device) else device)
+
+    _device.DeviceContext.__init__ = make_context  # type: ignore[method-assign]
+
+
+class _Nothing(AbstractContextManager[Any]):
+    """Accepts any arguments and does nothing, as a context or as a decorator."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    def __exit__(self, *exception: object) -> None:
+        return None
+
+    def __call__(self, function: Any) -> Any:
+        """Return a decorated function as it is."""
+        return function
+
+
+class _Stream(_Nothing):
+    """A stream whose work is always complete."""
+
+    device = torch.device("cpu")
+    cuda_stream = 0
+    priority = 0
+
+    def wait_stream(self, stream: Any) -> None:
+        """Do nothing: all work is complete."""
+
+    def wait_event(self, event: Any) -> None:
+        """Do nothing: all work is complete."""
+
+    def synchronize(self) -> None:
+        """Do nothing: all work is complete."""
+
+    def query(self) -> bool:
+        """Return True: all work is complete."""
+        return True
+
+    def is_capturing(self) -> bool:
+        """Return False: there are no graphs."""
+        return False
+
+    def record_event(self, event: _Event | None = None) -> _Event:
+        """Return an event recorded now."""
+        event = event or _Event()
+        event.record(self)
+        return event
+
+
+class _Event:
+    """A time on the wall clock."""
+
+    def __init__(self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> None:
+        self._seconds = 0.0
+
+    def record(self, stream: Any = None) -> None:
+        """Record the current time."""
+        self._seconds = time.perf_counter()
+
+    def wait(self, stream: Any = None) -> None:
+        """Do nothing: all work is complete."""
+
+    def synchronize(self) -> None:
+        """Do nothing: all work is complete."""
+
+    def query(self) -> bool:
+        """Return True: all work is complete."""
+        return True
+
+    def elapsed_time(self, end_event: _Event) -> float:
+        """Return the milliseconds until another event."""
+        return 1e3 * (end_event._seconds - self._seconds)
+
+
+def _device_properties(device: Any = None) -> SimpleNamespace:
+    """Return the properties that scripts print of a GPU."""
+    return SimpleNamespace(
+        name="CPU in place of CUDA",
+        major=CAPABILITY[0],
+        minor=CAPABILITY[1],
+        total_memory=psutil.virtual_memory().total,
+        multi_processor_count=1,
+        is_integrated=False,
+        is_multi_gpu_board=False,
+    )
+
+
+def _cudart() -> SimpleNamespace:
+    """Return the profiler's calls, which do nothing."""
+    return SimpleNamespace(
+        cudaProfilerStart=lambda: 0, cudaProfilerStop=lambda: 0, cudaGetErrorString=lambda error: "no error"
+    )
+
+
+_stream = _Stream()
+
+
+def _always(value: Any) -> Any:
+    def constant(*args: Any, **kwargs: Any) -> Any:
+        return value
+
+    return constant
+
+
+def _memory() -> tuple[int, int]:
+    memory = psutil.virtual_memory()
+    return memory.available, memory.total
+
+
+FUNCTIONS: dict[str, Any] = {
+    "Event": _Event,
+    "Stream": _Stream,
+    "StreamContext": _Nothing,
+    "can_device_access_peer": _always(False),
+    "cudart": _cudart,
+    "current_blas_handle": _always(0),
+    "current_device": _always(0),
+    "current_stream": _always(_stream),
+    "default_stream": _always(_stream),
+    "device": _Nothing,
+    "device_count": _always(1),
+    "device_of": _Nothing,
+    "empty_cache": _always(None),
+    "get_arch_list": lambda: [],
+    "get_device_capability": _always(CAPABILITY),
+    "get_device_name": _always("CPU in place of CUDA"),
+    "get_device_properties": _device_properties,
+    "get_rng_state": lambda device=None: torch.get_rng_state(),
+    "get_rng_state_all": lambda: [torch.get_rng_state()],
+    "init": _always(None),
+    "initial_seed": lambda: torch.initial_seed(),
+    "ipc_collect": _always(None),
+    "is_available": _always(True),
+    "is_bf16_supported": _always(True),
+    "is_current_stream_capturing": _always(False),
+    "manual_seed": _always(None),  # the CPU's generator is seeded by torch.manual_seed
+    "manual_seed_all": _always(None),
+    "max_memory_allocated": _always(0),
+    "max_memory_cached": _always(0),
+    "max_memory_reserved": _always(0),
+    "mem_get_info": lambda device=None: _memory(),
+    "memory_allocated": _always(0),
+    "memory_cached": _always(0),
+    "memory_reserved": _always(0),
+    "memory_snapshot": lambda *args, **kwargs: [],
+    "memory_stats": lambda device=None: defaultdict(int),
+    "memory_summary": _always("no CUDA memory: this run uses the CPU\n"),
+    "reset_accumulated_memory_stats": _always(None),
+    "reset_max_memory_allocated": _always(None),
+    "reset_max_memory_cached": _always(None),
+    "reset_peak_memory_stats": _always(None),
+    "seed": _always(None),
+    "seed_all": _always(None),
+    "set_device": _always(None),
+    "set_per_process_memory_fraction": _always(None),
+    "set_rng_state": lambda new_state, device=None: torch.set_rng_state(new_state),
+    "set_rng_state_all": lambda new_states: torch.set_rng_state(new_states[0]),
+    "set_stream": _always(None),
+    "stream": _Nothing,
+    "synchronize": _always(None),
+    "utilization": _always(0),
+}
+# `torch.accelerator` on a machine with a GPU.
+_ACCELERATOR: dict[str, Any] = {
+    "current_accelerator": lambda check_available=False: torch.device("cuda"),
+    "current_device_idx": _always(0),
+    "current_device_index": _always(0),
+    "current_stream": _always(_stream),
+    "device_count": _always(1),
+    "device_index": _Nothing,
+    "empty_cache": _always(None),
+    "get_device_capability": _always({"supported_dtypes": {torch.float32, torch.float16, torch.bfloat16}}),
+    "get_memory_info": lambda device_index=None: _memory(),
+    "is_available": _always(True),
+    "max_memory_allocated": _always(0),
+    "max_memory_reserved": _always(0),
+    "memory_allocated": _always(0),
+    "memory_reserved": _always(0),
+    "memory_stats": lambda device_index=None: defaultdict(int),
+    "reset_accumulated_memory_stats": _always(None),
+    "reset_peak_memory_stats": _always(None),
+    "set_device_idx": _always(None),
+    "set_device_index": _always(None),
+    "set_stream": _always(None),
+    "synchronize": _always(None),
+}
+
+
+def _autocast_on_cpu() -> None:
+    """Let autocast for CUDA act on CPU tensors, by whichever call it is enabled, for the life of this process."""
+    _LIBRARIES.append(cast_as_for_cuda())
+    _follow_setters()
+    _keep_cpu_state()
+    _cast_inputs_on_cpu()
+
+
+def _follow_setters() -> None:
+    set_enabled, set_dtype = torch.set_autocast_enabled, torch.set_autocast_dtype
+
+    @functools.wraps(set_enabled)
+    def set_autocast_enabled(*args: Any) -> None:
+        set_enabled(*args)
+        if len(args) == 1 or args[0] == "cuda":  # without a device, torch means CUDA
+            set_enabled("cpu", args[-1])
+
+    @functools.wraps(set_dtype)
+    def set_autocast_dtype(device_type: str, dtype: torch.dtype) -> None:
+        set_dtype(device_type, dtype)
+        if device_type == "cuda":
+            set_dtype("cpu", dtype)
+
+    torch.set_autocast_enabled = set_autocast_enabled  # type: ignore[assignment]  # torch has two overloads
+    torch.set_autocast_dtype = set_autocast_dtype
+    torch.set_autocast_gpu_dtype = functools.partial(set_autocast_dtype, "cuda")
+
+
+def _keep_cpu_state() -> None:
+    """Restore the CPU's own state at the end of a block for CUDA: its default dtype is bfloat16, not float16."""
+    autocast = autocast_mode.autocast
+    enter, leave = autocast.__enter__, autocast.__exit__
+
+    @functools.wraps(enter)
+    def enter_keeping(self: Any) -> Any:
+        if self.device == "cuda":
+            self._ampcompare_cpu = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
+        return enter(self)  # type: ignore[no-untyped-call]
+
+    @functools.wraps(leave)
+    def leave_restoring(self: Any, *exception: Any) -> Any:
+        result = leave(self, *exception)
+        if self.device == "cuda":
+            enabled, dtype = self._ampcompare_cpu
+            torch.set_autocast_enabled("cpu", enabled)
+            torch.set_autocast_dtype("cpu", dtype)
+        return result
+
+    autocast.__enter__ = enter_keeping  # type: ignore[method-assign]
+    autocast.__exit__ = leave_restoring  # type: ignore[method-assign]
+
+
+def _cast_inputs_on_cpu() -> None:
+    """Let `custom_fwd(cast_inputs=...)` of functions for CUDA cast inputs on the CPU."""
+    cast = autocast_mode._cast
+
+    @functools.wraps(cast)
+    def cast_on_cpu(value: Any, device_type: str, dtype: torch.dtype) -> Any:
+        return cast(value, "cpu" if device_type == "cuda" else device_type, dtype)
+
+    autocast_mode._cast = cast_on_cpu
+
+
+def cast_as_for_cuda() -> torch.library.Library:
+    """Register the casts; they act where autocast for CUDA is enabled, while the result is alive."""
+    library = torch.library.Library("aten", "IMPL")
+    for name in (*FP32, *LOWER, *WIDEST):
+        packet, _, overload = name.partition(".")
+        function = getattr(getattr(torch.ops.aten, packet, None), overload or "default", None)
+        if function is None or torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "AutocastCPU"):
+            continue
+        library.impl(name, _kernel(function, _TYPES.get(name, _lower)), "AutocastCPU")
+    return library
+
+
+def _fp32(values: Any) -> torch.dtype:
+    return torch.float32
+
+
+def _lower(values: Any) -> torch.dtype:
+    return torch.get_autocast_dtype("cuda")
+
+
+def _widest(values: Any) -> torch.dtype:
+    held = {each.dtype for each in pytree.tree_leaves(values) if isinstance(each, Tensor)}
+    return torch.float32 if torch.float32 in held else _lower(values)
+
+
+_TYPES = {**dict.fromkeys(FP32, _fp32), **dict.fromkeys(WIDEST, _widest)}
+
+
+def _kernel(function: Any, dtype_of: Callable[[Any], torch.dtype]) -> Callable[..., Any]:
+    """Return what runs in the place of a function: it, on cast arguments, with autocast off inside.
+
+    Args:
+        dtype_of: returns the type to cast arguments to.
+    """
+    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
+
+    def kernel(*args: Any, **options: Any) -> Any:
+        with torch._C._ExcludeDispatchKeyGuard(keys):
+            if torch.is_autocast_enabled("cuda") and options.get("dtype") is None:
+                to = dtype_of(args)
+                args = tuple(_cast(args, to))
+                options = dict(zip(options, _cast(options.values(), to), strict=True))
+            return function(*args, **options)
+
+    return kernel
+
+
+def _cast(values: Any, dtype: torch.dtype) -> Iterator[Any]:
+    for each in values:
+        if isinstance(each, torch.Tensor):
+            yield each.to(dtype) if each.is_floating_point() and each.dtype != torch.float64 else each
+        elif isinstance(each, (list, tuple)):
+            yield type(each)(_cast(each, dtype))
+        else:
+            yield each
+
+
+def _sync_batch_norm_on_cpu(*, quiet: bool = False) -> None:
+    """Replace what torch refuses on a CPU, with one line on stderr at the first layer in a process group."""
+    kind: Any = nn.SyncBatchNorm
+    noted = quiet
+
+    def forward(self: Any, input: Tensor) -> Tensor:
+        nonlocal noted
+        self._check_input_dim(input)
+        self._check_non_zero_input_channels(input)
+        if not (dist.is_available() and dist.is_initialized()):
+            return _BatchNorm.forward(self, input)
+        ranks = dist.get_world_size(self.process_group)
+        if not noted:
+            noted = True
+            note(
+                "torch.nn.SyncBatchNorm has no kernels for a CPU: "
+                + ("on one rank it is plain batch norm" if ranks == 1 else f"ampcompare's runs over {ranks} ranks")
+            )
+        if ranks == 1:
+            return _BatchNorm.forward(self, input)
+        _add_parts(kind)
+        result: Tensor = self._normalize(input, None)
+        return result
+
+    kind.forward = forward
+    # It only refuses to wrap such layers on a CPU.
+    nn.parallel.DistributedDataParallel._passing_sync_batchnorm_handle = (  # type: ignore[method-assign]
+        lambda self, module: None
+    )
+
+
+def _add_parts(kind: Any) -> None:
+    if hasattr(kind, PARTS[0]):
+        return
+    ours = importlib.import_module("ampcompare.apex.parallel.optimized_sync_batchnorm").SyncBatchNorm
+    for name in PARTS:
+        setattr(kind, name, vars(ours)[name])
+    kind.fuse_relu = kind._equal_ranks = False

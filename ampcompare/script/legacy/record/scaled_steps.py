@@ -1,0 +1,401 @@
+"""Record each backward pass, step and skipped step of `apex.amp`, ampcompare's or the real one, and of other scalers.
+
+These are `torch.amp.GradScaler`, and the two `FP16_Optimizer` classes: of `apex.fp16_utils`, and of 2018, now in
+`apex.contrib.optimizers`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import types
+import weakref
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ampcompare.guards.events import Layer, Subscriptions
+from ampcompare.script.legacy.record.recorder import Rows, value_of
+
+__all__ = ["record_grad_scalers", "record_steps"]
+
+
+def record_steps(rows: Rows, *, amp: bool) -> None:
+    """Record what this process does from now on until its record ends.
+
+    Args:
+        amp: also what goes through `apex.amp`.
+    """
+    events = Subscriptions(Layer.RECORD)
+    if amp:
+        _record_amp(rows, events)
+    record_grad_scalers(rows, events)
+    _record_fp16_optimizers(rows, events)
+    rows.recorder.before_close(events.end)
+
+
+def _record_amp(rows: Rows, events: Subscriptions) -> None:
+    """Record what goes through `amp.initialize`, `amp.scale_loss` and the steps of the optimizers from here on."""
+    hooks = _AmpHooks(rows, sys.modules["apex.amp"])
+    frontend, handle, scaler = (sys.modules[f"apex.amp.{name}"] for name in ("frontend", "handle", "scaler"))
+    # Not `initialize` itself: its warning points at its caller, which must be the script.
+    events.wrap(frontend, "_initialize", hooks.initialize)
+    for owner in (hooks.amp, handle):
+        events.wrap(owner, "scale_loss", hooks.scale_loss)
+    events.wrap(scaler.LossScaler, "update_scale", hooks.update_scale)
+
+
+class _AmpHooks:
+    """Stands around the functions of `apex.amp`.
+
+    ampcompare's engine reads the overflow on the host, as Apex does, while a step or the loss scaler is wrapped.
+
+    Attributes:
+        overflow: outcome of the last check, at the exit of `scale_loss`; None if there was no check.
+    """
+
+    def __init__(self, rows: Rows, amp: Any) -> None:
+        self.rows = rows
+        self.amp = amp
+        self.overflow: bool | None = None
+
+    def initialize(
+        self, original: Any, models: Any, optimizers: Any, properties: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Record what is prepared."""
+        result = original(models, optimizers, properties, *args, **kwargs)
+        given = [] if optimizers is None else list(optimizers) if isinstance(optimizers, list) else [optimizers]
+        numbers = [self._number(optimizer) for optimizer in given]
+        scalers = self.amp._amp_state.loss_scalers
+        self.rows.has_initialized = True
+        self.rows.reserve_loss_ids(len(scalers))
+        self.rows.add_initialize(
+            properties.opt_level,
+            {number: type(one).__name__ for number, one in zip(numbers, given, strict=True)},
+            [float(scaler.loss_scale()) for scaler in scalers],
+            [bool(scaler.dynamic) for scaler in scalers],
+        )
+        return result
+
+    def _number(self, optimizer: Any) -> int:
+        """Return the number of an optimizer, and watch the steps of a new one."""
+        number, is_new = self.rows.number(optimizer)
+        if is_new:
+            _watch_steps(self, optimizer, number)
+        return number
+
+    def scale_loss(self, original: Any, loss: Any, optimizers: Any, loss_id: int = 0, *args: Any, **kwargs: Any) -> Any:
+        """Return a block that records its backward pass."""
+        return _Block(self, original(loss, optimizers, loss_id, *args, **kwargs), loss, optimizers, loss_id)
+
+    def update_scale(self, original: Any, scaler: Any) -> Any:
+        """Note an overflow; a static scale is never checked: its False means nothing."""
+        overflow = original(scaler)
+        self.overflow = bool(overflow) if scaler.dynamic else None
+        return overflow
+
+    def scale(self, loss_id: int) -> float | None:
+        """Return the current loss scale; None if amp is off."""
+        state = self.amp._amp_state
+        if not state.opt_properties.enabled:
+            return None
+        return float(state.loss_scalers[loss_id].loss_scale())
+
+    def left(self, loss: Any, optimizers: Any, loss_id: int, before: float | None) -> None:
+        """Record a backward pass that has ended, and watch for the skips that it caused."""
+        numbers = [self._number(one) for one in (optimizers if isinstance(optimizers, (list, tuple)) else [optimizers])]
+        skips = numbers if self.overflow else []
+        for number in skips:
+            _watch_skip(self, self.rows.optimizers[number], number)
+        self.rows.add_backward(loss, loss_id, (before, self.scale(loss_id)), self.overflow, numbers, skips)
+
+
+class _Block(AbstractContextManager[Any]):
+    """One block of `scale_loss`."""
+
+    __slots__ = ("_before", "_hooks", "_inner", "_loss", "_loss_id", "_optimizers")
+
+    def __init__(self, hooks: _AmpHooks, inner: Any, loss: Any, optimizers: Any, loss_id: int) -> None:
+        self._hooks, self._inner, self._optimizers, self._loss_id = hooks, inner, optimizers, loss_id
+        self._loss = loss
+        self._before: float | None = None
+
+    def __enter__(self) -> Any:
+        scaled = self._inner.__enter__()
+        self._hooks.rows.blocks += 1
+        self._before = self._hooks.scale(self._loss_id)
+        self._loss = value_of(self._loss)
+        return scaled
+
+    def __exit__(self, *exception: Any) -> Any:
+        hooks = self._hooks
+        hooks.overflow = None
+        hooks.rows.blocks -= 1
+        suppressed = self._inner.__exit__(*exception)
+        if exception[0] is None:
+            hooks.left(self._loss, self._optimizers, self._loss_id, self._before)
+        return suppressed
+
+
+def _watch_steps(hooks: _AmpHooks, optimizer: Any, number: int) -> None:
+    inner = optimizer.step
+
+    def step(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = inner(*args, **kwargs)
+        hooks.rows.add_step(number, True)
+        return result
+
+    _replace_step(optimizer, step, inner)
+
+
+def _watch_skip(hooks: _AmpHooks, optimizer: Any, number: int) -> None:
+    """Record the one call of `optimizer.step` that amp has turned into a skip."""
+    skip = optimizer.step
+    if getattr(skip, "_ampcompare_awaits_skip", False):
+        return
+    recorded = False
+
+    def step(self: Any, *args: Any, **kwargs: Any) -> Any:
+        nonlocal recorded
+        # Remove this wrapper first: amp restores the former step only if its own is in place.
+        if getattr(self.__dict__.get("step"), "__func__", None) is step:
+            self.step = skip
+        result = skip(*args, **kwargs)
+        if not recorded:
+            recorded = True
+            hooks.rows.add_step(number, False)
+        return result
+
+    _replace_step(optimizer, step, skip)
+    step._ampcompare_awaits_skip = True  # type: ignore[attr-defined]
+
+
+def _replace_step(optimizer: Any, step: Any, inner: Any) -> None:
+    """Set a bound method, which LR schedulers need, with the attributes of the one before."""
+    step.__dict__.update(getattr(inner, "__dict__", {}))
+    optimizer.step = types.MethodType(step, optimizer)
+
+
+def _record_fp16_optimizers(rows: Rows, events: Subscriptions) -> None:
+    """Record what goes through all objects of both classes from now on, ampcompare's or the real ones."""
+    kind, hooks = importlib.import_module("apex.fp16_utils").FP16_Optimizer, _OptimizerHooks(rows)
+    events.wrap(kind, "backward", hooks.backward)
+    events.wrap(kind, "update_master_grads", hooks.update_master_grads)
+    events.wrap(kind, "step", hooks.step)
+    try:
+        kind = importlib.import_module("apex.contrib.optimizers.fp16_optimizer").FP16_Optimizer
+    except ImportError:  # a build of the real Apex without it
+        return
+    hooks = _OptimizerHooks(rows)
+    events.wrap(kind, "backward", hooks.backward)
+    events.wrap(kind, "_update_scale", hooks.update_scale)
+
+
+class _OptimizerHooks:
+    """Stands around the methods of one class.
+
+    That of `apex.fp16_utils` checks the gradients in `update_master_grads`, and uses them in `step`; that of 2018
+    does both in `step`, under a static scale too, which calls `_update_scale` once, at its end.
+    """
+
+    def __init__(self, rows: Rows) -> None:
+        self._rows = rows
+        self._numbers: weakref.WeakKeyDictionary[Any, tuple[int, int]] = weakref.WeakKeyDictionary()
+        # Losses whose gradients were not yet checked for overflow.
+        self._losses: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()
+
+    def backward(self, original: Any, optimizer: Any, loss: Any, *args: Any, **kwargs: Any) -> Any:
+        """Note a loss."""
+        self._known(optimizer)
+        self._losses.setdefault(optimizer, []).append(value_of(loss))
+        return original(optimizer, loss, *args, **kwargs)
+
+    def update_master_grads(self, original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        """Record the losses; Apex checks for overflow under a dynamic scale only."""
+        before = _scale_of_optimizer(optimizer)
+        result = original(optimizer, *args, **kwargs)
+        self._add_losses(optimizer, before, bool(optimizer.overflow) if optimizer.dynamic_loss_scale else None)
+        return result
+
+    def step(self, original: Any, optimizer: Any, closure: Any = None) -> Any:
+        """Record a step; a closure is called again until its gradients are finite."""
+        applied = closure is not None or not optimizer.overflow
+        result = original(optimizer, closure)
+        self._rows.add_step(self._known(optimizer)[0], applied)
+        return result
+
+    def update_scale(self, original: Any, optimizer: Any, skip: Any) -> Any:
+        """Record the losses and the step."""
+        number, _ = self._known(optimizer)
+        before = _scale_of_optimizer(optimizer)
+        result = original(optimizer, skip)
+        self._add_losses(optimizer, before, bool(skip))
+        self._rows.add_step(number, not skip)
+        return result
+
+    def _known(self, optimizer: Any) -> tuple[int, int]:
+        """Return the numbers of the optimizer and of its losses; the first call records both."""
+        numbers = self._numbers.get(optimizer)
+        if numbers is None:
+            number, _ = self._rows.number(optimizer.optimizer)
+            numbers = self._numbers[optimizer] = number, self._rows.new_loss_id()
+            names = {number: type(optimizer.optimizer).__name__}
+            dynamic = bool(optimizer.dynamic_loss_scale)
+            self._rows.add_initialize("FP16_Optimizer", names, [_scale_of_optimizer(optimizer)], [dynamic])
+        return numbers
+
+    def _add_losses(self, optimizer: Any, before: float, overflow: bool | None) -> None:
+        """Record the losses since the last check; the last one carries its outcome."""
+        number, loss_id = self._known(optimizer)
+        losses = self._losses.pop(optimizer, [])
+        for index, loss in enumerate(losses, 1):
+            last = index == len(losses)
+            self._rows.add_backward(
+                loss,
+                loss_id,
+                (before, _scale_of_optimizer(optimizer) if last else before),
+                overflow if last else None,
+                [number],
+                [number] if last and overflow else [],
+            )
+
+
+def _scale_of_optimizer(optimizer: Any) -> float:
+    scaler = getattr(optimizer, "loss_scaler", None)  # the class of 2018 has none
+    return float(optimizer.cur_scale if scaler is None else scaler.loss_scale())
+
+
+@dataclass
+class _Window:
+    """What one scaler did since its last `update`.
+
+    Attributes:
+        loss_id: number of its losses in the record.
+        scale: at the first loss.
+        losses: in the order in which they were scaled.
+        steps: their rows, written after those of the losses.
+        named: optimizers that the record has listed for this scaler.
+    """
+
+    loss_id: int
+    scale: Any = None
+    losses: list[Any] = field(default_factory=list)
+    steps: list[dict[str, Any]] = field(default_factory=list)
+    named: set[int] = field(default_factory=set)
+
+
+def record_grad_scalers(rows: Rows, events: Subscriptions) -> None:
+    """Record what goes through every GradScaler of this process, those of `torch.cuda.amp` and subclasses too."""
+    hooks = _ScalerHooks(rows)
+    events.wrap(torch.amp.GradScaler, "scale", hooks.scale)
+    events.wrap(torch.amp.GradScaler, "step", hooks.step)
+    events.wrap(torch.amp.GradScaler, "update", hooks.update)
+    rows.recorder.before_close(hooks.close)
+
+
+class _ScalerHooks:
+    """Stands around the methods of `GradScaler`."""
+
+    def __init__(self, rows: Rows) -> None:
+        self._rows = rows
+        self._windows: weakref.WeakKeyDictionary[Any, _Window] = weakref.WeakKeyDictionary()
+
+    def _window(self, scaler: Any) -> _Window:
+        window = self._windows.get(scaler)
+        if window is None:
+            window = self._windows[scaler] = _Window(self._rows.new_loss_id())
+        return window
+
+    def _is_ignored(self, scaler: Any) -> bool:
+        return self._rows.has_amp or scaler in self._rows.ignored
+
+    def scale(self, original: Any, scaler: Any, outputs: Any) -> Any:
+        """Note losses."""
+        result = original(scaler, outputs)
+        if self._is_ignored(scaler):
+            return result
+        window = self._window(scaler)
+        if not window.losses:
+            window.scale = _scale_of(scaler)
+        losses = outputs if isinstance(outputs, (list, tuple)) else [outputs]
+        window.losses += map(value_of, losses)
+        return result
+
+    def step(self, original: Any, scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        """Note a step, and whether it was skipped."""
+        if self._is_ignored(scaler):
+            return original(scaler, optimizer, *args, **kwargs)
+        called: list[Any] = []
+        hook = None
+        if isinstance(optimizer, torch.optim.Optimizer):
+            hook = optimizer.register_step_post_hook(lambda *_: called.append(True))
+        try:
+            result = original(scaler, optimizer, *args, **kwargs)
+        finally:
+            if hook is not None:
+                hook.remove()
+        number, _ = self._rows.number(optimizer)
+        on_device = getattr(optimizer, "_step_supports_amp_scaling", False) and _found_infs(scaler, optimizer)
+        certain = hook is not None and not on_device
+        applied = bool(called) if certain else not any(map(bool, _found_infs(scaler, optimizer)))
+        self._window(scaler).steps.append(self._rows.step_row(number, applied))
+        return result
+
+    def update(self, original: Any, scaler: Any, *args: Any, **kwargs: Any) -> Any:
+        """Write what the scaler did since the last update."""
+        result = original(scaler, *args, **kwargs)
+        if not self._is_ignored(scaler):
+            self._close(scaler, self._window(scaler), ended=True)
+        return result
+
+    def close(self) -> None:
+        """Write what was not followed by an update."""
+        for scaler, window in self._windows.items():
+            self._close(scaler, window, ended=False)
+
+    def _close(self, scaler: Any, window: _Window, *, ended: bool) -> None:
+        """Write the rows of a window: the losses, whose last one carries the outcome, then the steps."""
+        rows = self._rows
+        losses, steps = window.losses, window.steps
+        window.losses, window.steps = [], []  # first: a row may end the script
+        numbers = [row["optimizer"] for row in steps]
+        names = {number: type(rows.optimizers[number]).__name__ for number in numbers if number not in window.named}
+        enabled = scaler.is_enabled()
+        if names:
+            window.named |= names.keys()
+            rows.add_initialize(type(scaler).__name__, names, [window.scale], [enabled])
+        skips = [row["optimizer"] for row in steps if not row["applied"]]
+        for index, loss in enumerate(losses, 1):
+            decides = index == len(losses) and bool(steps) and enabled
+            after = _scale_of(scaler) if decides and ended else window.scale
+            rows.add_backward(
+                loss,
+                window.loss_id,
+                (window.scale, after),
+                bool(skips) if decides else None,
+                numbers,
+                skips if decides else [],
+            )
+        for row in steps:
+            rows.recorder.add_row(row)
+
+
+def _scale_of(scaler: Any) -> Any:
+    """Return the loss scale without waiting for a device; None if the scaler is off."""
+    if not scaler.is_enabled():
+        return None
+    scale = getattr(scaler, "_scale", None)
+    return value_of(scaler.get_scale() if scale is None else scale)
+
+
+def _found_infs(scaler: Any, optimizer: Any) -> list[Any]:
+    """Return what a fused step skips by, which the host does not see; none if an arm decides on the host.
+
+    To read one waits for the device.
+    """
+    if not scaler.is_enabled():
+        return []
+    state = scaler._per_optimizer_states.get(id(optimizer), {})
+    return list(state.get("found_inf_per_device", {}).values())

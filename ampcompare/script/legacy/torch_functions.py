@@ -1,0 +1,467 @@
+"""Restore the former behavior of torch functions, each with one line on stderr when used.
+
+Libraries call these functions too. Where a library may rely on the new behavior, only calls from the script's own files
+are changed.
+"""
+
+from __future__ import annotations
+
+import argparse  # noqa: TID251 - the script's own parser is patched; ampcompare uses click
+import atexit
+import collections
+import collections.abc
+import fractions
+import functools
+import importlib
+import inspect
+import math
+import os
+import sys
+import sysconfig
+import time
+from collections.abc import Callable, Iterable, Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn import functional
+from torch.optim import lr_scheduler
+
+from ampcompare.script.legacy.stderr import note
+
+__all__ = ["gloo_for_nccl", "keep_for_jit", "patch_torch"]
+
+LIBRARIES = tuple(
+    {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    | {torch.__path__[0].rpartition("torch")[0].rstrip("/\\")}
+)
+SPELLINGS = ("--local_rank", "--local-rank")
+# Index of the mask among the positional arguments, `self` included.
+METHODS = {
+    "masked_fill": 1,
+    "masked_fill_": 1,
+    "masked_scatter": 1,
+    "masked_scatter_": 1,
+    "masked_select": 1,
+    "where": 1,
+}
+FUNCTIONS = {"masked_fill": 1, "masked_scatter": 1, "masked_select": 1, "where": 0}
+KEYWORDS = ("mask", "condition")
+ABSTRACT = [
+    "Callable",
+    "Container",
+    "Hashable",
+    "ItemsView",
+    "Iterable",
+    "Iterator",
+    "KeysView",
+    "Mapping",
+    "MappingView",
+    "MutableMapping",
+    "MutableSequence",
+    "MutableSet",
+    "Sequence",
+    "Set",
+    "Sized",
+    "ValuesView",
+]
+NUMPY = {
+    "float": (float, "float"),
+    "int": (int, "int"),
+    "long": (int, "int"),
+    "bool": (bool, "bool"),
+    "object": (object, "object"),
+    "str": (str, "str"),
+    "unicode": (str, "str"),
+    "complex": (complex, "complex"),
+    "Inf": (math.inf, "numpy.inf"),
+    "Infinity": (math.inf, "numpy.inf"),
+    "infty": (math.inf, "numpy.inf"),
+    "NaN": (math.nan, "numpy.nan"),
+    "NAN": (math.nan, "numpy.nan"),
+}
+NUMPY_RENAMED = {
+    "float_": "float64",
+    "complex_": "complex128",
+    "string_": "bytes_",
+    "unicode_": "str_",
+    "int0": "intp",
+    "product": "prod",
+    "cumproduct": "cumprod",
+    "sometrue": "any",
+    "alltrue": "all",
+}
+
+
+def _called_by_script() -> bool:
+    """Return whether the function that calls this, in place of another, was called from the script's own files."""
+    return not sys._getframe(2).f_code.co_filename.startswith(LIBRARIES)
+
+
+def patch_torch() -> None:
+    """Patch torch, and restore names that Python and numpy have removed, in this process."""
+    _patch_local_rank()
+    _patch_removed_names()
+    _patch_load()
+    _patch_full()
+    _patch_view()
+    _patch_masks()
+    _patch_schedulers()
+    _patch_loader_next()
+    if not torch.backends.cuda.is_built() or torch.cuda.device_count() == 0:
+        gloo_for_nccl()
+
+
+def _patch_load() -> None:
+    load = torch.load
+
+    @functools.wraps(load)
+    def load_anything(*args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("weights_only") is None:
+            kwargs["weights_only"] = False
+            note("torch.load runs with weights_only=False, as before torch 2.6: load only files that you trust")
+        return load(*args, **kwargs)
+
+    torch.load = load_anything
+
+
+def _patch_full() -> None:
+    full = torch.full
+
+    @functools.wraps(full)
+    def full_of_floats(*args: Any, **kwargs: Any) -> Any:
+        value = kwargs.get("fill_value", args[1] if len(args) > 1 else None)
+        plain = kwargs.get("dtype") is None and kwargs.get("out") is None
+        if plain and isinstance(value, int) and _called_by_script():
+            note("torch.full of an integer gives floats, as before torch 1.7")
+            kwargs["dtype"] = torch.get_default_dtype()
+        return full(*args, **kwargs)
+
+    torch.full = full_of_floats
+    keep_for_jit(full, full_of_floats)
+
+
+def _patch_view() -> None:
+    view = Tensor.view
+
+    @functools.wraps(view)
+    def view_or_reshape(self: Tensor, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return view(self, *args, **kwargs)
+        except RuntimeError:
+            # Flattening only: other views are written to, which a copy would lose.
+            if args not in ((-1,), ((-1,),), ([-1],)) or self.is_contiguous():
+                raise
+        note(".view(-1) of a tensor that is not contiguous copies it, as .reshape(-1) does")
+        return self.reshape(-1)
+
+    Tensor.view = view_or_reshape  # type: ignore[method-assign, assignment]
+
+
+def _patch_loader_next() -> None:
+    from torch.utils.data import dataloader
+
+    def next_batch(self: Any) -> Any:
+        note("the .next() of a DataLoader's iterator is next(iterator)")
+        return next(self)
+
+    dataloader._BaseDataLoaderIter.next = next_batch  # type: ignore[attr-defined]
+
+
+def _patch_local_rank() -> None:
+    """Pass the local rank to argparse, if the script's parser has such an option.
+
+    torchrun passes none; `torch.distributed.launch` has written it with a hyphen since torch 2.0.
+    """
+    parse = argparse.ArgumentParser.parse_known_args
+
+    @functools.wraps(parse)
+    def parse_known_args(self: Any, args: Sequence[str] | None = None, namespace: Any = None, **kwargs: Any) -> Any:
+        given = list(sys.argv[1:] if args is None else args)
+        return parse(self, _with_local_rank(self, given), namespace, **kwargs)
+
+    argparse.ArgumentParser.parse_known_args = parse_known_args  # type: ignore[method-assign, assignment]
+
+
+def _with_local_rank(parser: Any, given: list[str]) -> list[str]:
+    accepted = [spelling for spelling in SPELLINGS if spelling in parser._option_string_actions]
+    if not accepted:
+        return given
+    for index, argument in enumerate(given):
+        name, equals, value = argument.partition("=")
+        if name in accepted:
+            return given
+        if name in SPELLINGS:
+            note(f"{name} is passed to the script as {accepted[0]}")
+            return [*given[:index], accepted[0] + equals + value, *given[index + 1 :]]
+    rank = os.environ.get("LOCAL_RANK")
+    if rank is None:
+        return given
+    note(f"the script gets {accepted[0]} from LOCAL_RANK")
+    return [f"{accepted[0]}={rank}", *given]
+
+
+def _patch_masks() -> None:
+    """Let operations accept uint8 masks, and let masks act as bytes in subtraction, `~` and `^`."""
+    for name, index in METHODS.items():
+        setattr(Tensor, name, _accepting_uint8(getattr(Tensor, name), index))
+    for name, index in FUNCTIONS.items():
+        original = getattr(torch, name)
+        replacement = _accepting_uint8(original, index)
+        setattr(torch, name, replacement)
+        keep_for_jit(original, replacement)
+    _patch_indexing()
+    _patch_arithmetic()
+    _patch_attention()
+
+
+def _as_bool(mask: Any) -> Any:
+    if isinstance(mask, Tensor) and mask.dtype is torch.uint8:
+        note("a uint8 mask is used as a bool mask, as before torch 1.2")
+        return mask.bool()
+    return mask
+
+
+def _accepting_uint8(original: Callable[..., Any], mask_index: int) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def operation(*args: Any, **kwargs: Any) -> Any:
+        if len(args) > mask_index:
+            args = (*args[:mask_index], _as_bool(args[mask_index]), *args[mask_index + 1 :])
+        for name in KEYWORDS:
+            if name in kwargs:
+                kwargs[name] = _as_bool(kwargs[name])
+        return original(*args, **kwargs)
+
+    return operation
+
+
+def _as_bool_index(index: Any) -> Any:
+    if isinstance(index, (tuple, list)) and any(isinstance(entry, Tensor) for entry in index):
+        return type(index)(_as_bool(entry) for entry in index)
+    return _as_bool(index)
+
+
+def _patch_indexing() -> None:
+    get, put = Tensor.__getitem__, Tensor.__setitem__
+
+    @functools.wraps(get)
+    def get_item(self: Tensor, index: Any) -> Any:
+        return get(self, _as_bool_index(index))
+
+    @functools.wraps(put)
+    def set_item(self: Tensor, index: Any, value: Any) -> None:
+        put(self, _as_bool_index(index), value)
+
+    Tensor.__getitem__ = get_item  # type: ignore[method-assign, assignment]
+    Tensor.__setitem__ = set_item  # type: ignore[method-assign, assignment]
+    for name in ("index_put", "index_put_"):
+        _patch_index_put(name)
+
+
+def _patch_index_put(name: str) -> None:
+    original = getattr(Tensor, name)
+
+    @functools.wraps(original)
+    def index_put(self: Tensor, indices: Any, *args: Any, **kwargs: Any) -> Any:
+        return original(self, _as_bool_index(indices), *args, **kwargs)
+
+    setattr(Tensor, name, index_put)
+
+
+def _as_bytes(operand: Any, idiom: str) -> Any:
+    """Return the bytes of a bool tensor, and anything else as it is."""
+    if isinstance(operand, Tensor) and operand.dtype is torch.bool:
+        note(f"{idiom} counts a mask as bytes, as before torch 1.2")
+        return operand.to(torch.uint8)
+    return operand
+
+
+def _patch_arithmetic() -> None:
+    sub, rsub, invert, xor = Tensor.__sub__, Tensor.__rsub__, Tensor.__invert__, Tensor.__xor__
+
+    @functools.wraps(sub)
+    def subtract(self: Tensor, other: Any) -> Any:
+        return sub(_as_bytes(self, "mask - x"), _as_bytes(other, "x - mask"))
+
+    @functools.wraps(rsub)
+    def subtract_from(self: Tensor, other: Any) -> Any:
+        return rsub(_as_bytes(self, "1 - mask"), other)
+
+    @functools.wraps(invert)
+    def not_mask(self: Tensor) -> Any:
+        # Bytes with other values are not a mask: their bits are inverted, as in torch since 1.2.
+        if self.dtype is torch.uint8 and _called_by_script() and self.numel() and int(self.max()) <= 1:
+            note("~ of a uint8 mask is 1 - mask, as before torch 1.2")
+            return 1 - self
+        return invert(self)
+
+    @functools.wraps(xor)
+    def exclusive_or(self: Tensor, other: Any) -> Any:
+        if self.dtype is torch.bool and type(other) is int:
+            note("mask ^ 1 is a uint8 mask, as before torch 1.2")  # else an index of integers
+            return xor(self.to(torch.uint8), other)
+        return xor(self, other)
+
+    patches = {"__sub__": subtract, "__rsub__": subtract_from, "__invert__": not_mask, "__xor__": exclusive_or}
+    for name, patch in patches.items():
+        setattr(Tensor, name, patch)
+
+
+def _patch_attention() -> None:
+    """Let attention layers accept uint8 masks, as torch 1.x did."""
+    canonical = getattr(functional, "_canonical_mask", None)
+    if canonical is None:
+        return
+
+    @functools.wraps(canonical)
+    def canonical_mask(mask: Any, *args: Any, **kwargs: Any) -> Any:
+        return canonical(_as_bool(mask), *args, **kwargs)
+
+    functional._canonical_mask = canonical_mask
+
+
+def _patch_removed_names() -> None:
+    """Restore removed names of modules; existing names stay as they are."""
+    _add(fractions, {"gcd": (math.gcd, "math.gcd")})
+    _add(time, {"clock": (time.perf_counter, "time.perf_counter")})
+    _add(inspect, {"getargspec": (_getargspec, "inspect.getfullargspec")})
+    _add(collections, {name: (getattr(collections.abc, name), f"collections.abc.{name}") for name in ABSTRACT})
+    numpy = importlib.import_module("numpy")
+    renamed = {old: (getattr(numpy, new), f"numpy.{new}") for old, new in NUMPY_RENAMED.items()}
+    _add(numpy, {**NUMPY, **renamed})
+    sys.meta_path.insert(0, _Finder())
+
+
+def _getargspec(function: Any) -> tuple[Any, ...]:
+    full = inspect.getfullargspec(function)
+    return full.args, full.varargs, full.varkw, full.defaults
+
+
+def _add(module: ModuleType, names: dict[str, tuple[Any, str]]) -> None:
+    """Resolve removed names by the module's `__getattr__`, so that nothing is printed before one is used."""
+    before: Callable[[str], Any] | None = module.__dict__.get("__getattr__")
+
+    def lookup(name: str) -> Any:
+        if name in names:
+            value, replacement = names[name]
+            note(f"{module.__name__}.{name} was removed; {replacement} replaces it")
+            return value
+        if before is not None:
+            return before(name)
+        raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}")
+
+    module.__dict__["__getattr__"] = lookup
+
+
+class _Finder(MetaPathFinder):
+    """Provides `torch._six`."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname == "torch._six":
+            note("torch._six was removed; a module with its names replaces it")
+            return ModuleSpec(fullname, _Six())
+        return None
+
+
+class _Six(Loader):
+    """The names that scripts took from `torch._six`."""
+
+    def create_module(self, spec: ModuleSpec) -> None:
+        return None
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__dict__.update(
+            {
+                "PY3": True,
+                "PY37": True,
+                "container_abcs": collections.abc,
+                "inf": math.inf,
+                "int_classes": int,
+                "nan": math.nan,
+                "queue": importlib.import_module("queue"),
+                "string_classes": (str, bytes),
+            }
+        )
+
+
+def _patch_schedulers() -> None:
+    """Let torch's schedulers accept and ignore `verbose` if they no longer have it."""
+    for kind in _schedulers():
+        if "__init__" in vars(kind) and "verbose" not in inspect.signature(kind.__init__).parameters:
+            _accept_verbose(kind)
+
+
+def _schedulers() -> Iterable[type[Any]]:
+    kinds = [lr_scheduler.LRScheduler]
+    for kind in kinds:
+        kinds += kind.__subclasses__()
+    return dict.fromkeys(kinds)
+
+
+def _accept_verbose(kind: Any) -> None:
+    init = kind.__init__
+    count = len(inspect.signature(init).parameters)
+
+    @functools.wraps(init)
+    def init_without_verbose(self: Any, *args: Any, **kwargs: Any) -> None:
+        # It was the last positional parameter, after those that remain.
+        beyond = len(args) + 1 > count and isinstance(args[-1], (bool, str))
+        if beyond or "verbose" in kwargs:
+            args = args[:-1] if beyond else args
+            kwargs.pop("verbose", None)
+            note("verbose of a learning rate scheduler was removed and is ignored")
+        init(self, *args, **kwargs)
+
+    kind.__init__ = init_without_verbose
+
+
+def keep_for_jit(original: Any, replacement: Any) -> None:
+    """Let `torch.jit.script` compile a call of `replacement` as the operator that `original` is."""
+    from torch.jit import _builtins
+
+    operator = _builtins._find_builtin(original)
+    if operator is not None:
+        _builtins._register_builtin(replacement, operator)
+
+
+def gloo_for_nccl() -> None:
+    """Let `init_process_group` and `new_group` use gloo if the script asks for nccl, with one line on stderr."""
+    if not dist.is_available() or hasattr(dist.init_process_group, "_ampcompare_gloo"):
+        return
+    # Its functions have the group as a default argument: imported later, they would keep a destroyed group alive.
+    importlib.import_module("torch.distributed.nn.functional")
+    atexit.register(_destroy)
+    init, new = dist.init_process_group, dist.new_group
+
+    @functools.wraps(init)
+    def init_process_group(backend: Any = None, *args: Any, **kwargs: Any) -> Any:
+        kwargs.pop("device_id", None)
+        return init(_backend(backend), *args, **kwargs)
+
+    @functools.wraps(new)
+    def new_group(ranks: Any = None, timeout: Any = None, backend: Any = None, *args: Any, **kwargs: Any) -> Any:
+        return new(ranks, timeout, _backend(backend), *args, **kwargs)
+
+    init_process_group._ampcompare_gloo = True  # type: ignore[attr-defined]
+    for module in (dist, dist.distributed_c10d):
+        module.init_process_group = init_process_group  # type: ignore[attr-defined]
+        module.new_group = new_group  # type: ignore[attr-defined]
+
+
+def _backend(requested: Any) -> Any:
+    if isinstance(requested, str) and requested.lower() == "nccl":
+        note("process groups use gloo instead of nccl: there is no CUDA device")
+        return "gloo"
+    return requested
+
+
+def _destroy() -> None:
+    """Destroy the group that a script left open: a gloo thread that outlives the interpreter can abort the process."""
+    if dist.is_initialized():
+        dist.destroy_process_group()

@@ -1,1 +1,0 @@
-"""Rewrite training by `apex.fp16_utils` as `amp.initialize` at O2."""

@@ -1,0 +1,491 @@
+"""When a run stops early, goes back, or drops an update: one class for each policy, behind one protocol."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ampcompare.base.tensors.lists import by_type, copy_by_dtype
+from ampcompare.base.tensors.sharded import local
+from ampcompare.base.tensors.skippable_step import settle
+from ampcompare.runs.records.evaluation import EpochResult
+from ampcompare.runs.records.metric import Metric
+from ampcompare.runs.records.run import StepRecord
+from ampcompare.runs.settings.config import RunConfig
+from ampcompare.training.assemble import Assembly
+from ampcompare.training.ema import ModelEma
+from ampcompare.training.precision.base import FixedOutcome, Precision, PrecisionWrapper, StepOutcome, owned_params
+from ampcompare.training.state.schema import NO_VALUE
+
+__all__ = [
+    "DivergenceDetector",
+    "EarlyStop",
+    "Policy",
+    "Rollback",
+    "ScaleLimits",
+    "SkippingPrecision",
+    "Snapshot",
+    "make_policies",
+    "weights_finite",
+]
+
+
+class Policy:
+    """A rule of a run. The defaults do nothing; what a policy decides must be equal on all ranks.
+
+    Attributes:
+        name: key of its state in a checkpoint; None for a policy without state.
+        ended: why training ends before its last epoch in a good state; None while it continues.
+    """
+
+    name: ClassVar[str | None] = None
+    ended: str | None = None
+
+    def wrap(self, precision: Precision) -> Precision:
+        """Return the precision that the loop trains with."""
+        return precision
+
+    def begin(self, step: int) -> None:
+        """Start at `step` updates, before the first update of this process."""
+
+    def after_steps(self, step: int, records: Sequence[StepRecord]) -> bool:
+        """Apply the rule to a drained block of steps.
+
+        Args:
+            step: updates made so far.
+            records: of the block.
+
+        Returns:
+            Whether the policy changed weights and loss scales.
+        """
+        return False
+
+    def after_epoch(self, result: EpochResult) -> None:
+        """Apply the rule to the evaluation of an epoch."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return plain values that a resumed run continues from."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+
+
+def weights_finite(models: Sequence[nn.Module]) -> bool:
+    """Return whether every parameter, or this rank's part of it, is finite; waits for the device once.
+
+    The largest magnitude of each tensor is used, since a 2-norm in fp16 overflows on large finite weights.
+    """
+    params = [local(param.detach()) for model in models for param in model.parameters()]
+    params = [param for param in params if param.numel()]
+    if not params:
+        return True
+    norms = [norm for alike in by_type(params) for norm in torch._foreach_norm(alike, math.inf)]
+    largest = torch.stack([norm.float() for norm in norms])
+    return bool(largest.isfinite().all())
+
+
+class DivergenceDetector(Policy):
+    """Finds out whether a run has diverged, block by block.
+
+    A non-finite loss alone is not divergence: under dynamic scaling its step is skipped and the weights stay good.
+
+    Args:
+        patience: consecutive non-finite losses that count as divergence.
+        models: whose weights are checked after each block.
+        any_rank: returns whether a flag is set on any rank; all ranks must stop together.
+        stops: whether a run that has diverged ends.
+
+    Attributes:
+        first_nonfinite_loss_step: of the whole run.
+        diverged_step: the first bad step, once the run has diverged.
+        reason: why the run counts as diverged.
+        is_final: whether a limit was passed, from which a run does not recover.
+    """
+
+    name = "watch"
+
+    def __init__(
+        self,
+        patience: int,
+        models: Sequence[nn.Module],
+        any_rank: Callable[[bool], bool] = bool,
+        *,
+        stops: bool = True,
+    ) -> None:
+        self.patience = patience
+        self._models = models
+        self._any_rank = any_rank
+        self._stops = stops
+        self.is_final = False
+        self.first_nonfinite_loss_step: int | None = None
+        self.diverged_step: int | None = None
+        self.reason: str | None = None
+        self._run_start: int | None = None
+
+    @property
+    def ends_run(self) -> bool:
+        """Whether the run ends here as diverged."""
+        return self.is_final or (self._stops and self.diverged_step is not None)
+
+    def end(self, step: int, reason: str) -> None:
+        """Mark the run as diverged for another reason, and permanently."""
+        self.diverged_step, self.reason, self.is_final = step, reason, True
+
+    def recover(self) -> None:
+        """Record that the run is back in a good state; the first non-finite loss stays recorded."""
+        self.diverged_step = self.reason = self._run_start = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what was found: plain values."""
+        return {
+            "first_nonfinite_loss_step": self.first_nonfinite_loss_step,
+            "diverged_step": self.diverged_step,
+            "reason": self.reason,
+            "run_start": self._run_start,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.first_nonfinite_loss_step = state["first_nonfinite_loss_step"]
+        self.diverged_step = state["diverged_step"]
+        self.reason = state["reason"]
+        self._run_start = state["run_start"]
+
+    def after_steps(self, step: int, records: Sequence[StepRecord]) -> bool:
+        """Check the losses of a block and the weights after it; never changes them."""
+        if self.diverged_step is not None:
+            return False
+        bad_run_start: int | None = None
+        first_applied_bad: int | None = None
+        for record in records:
+            if math.isfinite(record.loss):
+                self._run_start = None
+                continue
+            if self.first_nonfinite_loss_step is None:
+                self.first_nonfinite_loss_step = record.step
+            if self._run_start is None:
+                self._run_start = record.step
+            if any(record.applied) and first_applied_bad is None:
+                first_applied_bad = record.step
+            if record.step - self._run_start + 1 >= self.patience and bad_run_start is None:
+                bad_run_start = self._run_start
+        if self._any_rank(not weights_finite(self._models)):
+            # The weights went bad at the first applied step with a bad loss; without one, by the end of the block.
+            start = self._run_start if self._run_start is not None else first_applied_bad
+            self.diverged_step = start if start is not None else records[-1].step
+            self.reason = "non-finite weights"
+        elif bad_run_start is not None:
+            self.diverged_step = bad_run_start
+            self.reason = f"{self.patience} non-finite losses in a row"
+        return False
+
+
+class EarlyStop(Policy):
+    """Decides after each evaluation whether training may end, by the metric of the weights (not of their EMA).
+
+    Args:
+        patience: consecutive epochs without a better value; None for any number.
+        target: value that is enough, as it is shown; None for none.
+        metric: of the task.
+    """
+
+    name = "early_stop"
+
+    def __init__(self, patience: int | None, target: float | None, metric: Metric) -> None:
+        self._patience = patience
+        self._target = target
+        self._metric = metric
+        self._best: float | None = None
+        self._waited = 0
+        self.ended: str | None = None
+
+    def after_epoch(self, result: EpochResult) -> None:
+        """Compare the value of an epoch with the target and with the best so far."""
+        metric, value = self._metric, result.value
+        improved = metric.is_better(value, self._best)
+        self._best, self._waited = (value, 0) if improved else (self._best, self._waited + 1)
+        if self._target is not None and not metric.is_better(self._target, metric.factor * value):
+            unit = f" {metric.unit}" if metric.unit else ""
+            self.ended = (
+                f"{metric.name} of {metric.shown(value)} reached {self._target:g}{unit} after epoch {result.epoch}"
+            )
+        elif self._patience is not None and self._waited >= self._patience:
+            self.ended = f"no better {metric.name} for {self._waited} epochs, after epoch {result.epoch}"
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the best value, and for how many epochs it has been the best."""
+        return {"best": self._best, "waited": self._waited, "reason": self.ended}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        best = state["best"]
+        self._best = None if best is None or best == NO_VALUE else float(best)
+        self._waited = int(state["waited"])
+        self.ended = state["reason"]
+
+
+class ScaleLimits(Policy):
+    """Ends a run as diverged if its loss scale collapses: each overflow lowers the scale, and no step is applied.
+
+    Args:
+        divergence: records the end and its reason.
+        stop_loss_scale: the run ends if a loss scale is below it; None for no floor.
+        max_skipped: the run ends after more consecutive skipped steps than this; None for no maximum.
+    """
+
+    name = "limits"
+
+    def __init__(
+        self, divergence: DivergenceDetector, stop_loss_scale: float | None = None, max_skipped: int | None = None
+    ) -> None:
+        self._divergence = divergence
+        self._stop_loss_scale = stop_loss_scale
+        self._max_skipped = max_skipped
+        self._skipped = 0
+
+    def after_steps(self, step: int, records: Sequence[StepRecord]) -> bool:
+        """Check each step of a block against the limits; never changes weights."""
+        for record in records:
+            reason = self._exceeded(record)
+            if reason is not None:
+                self._divergence.end(record.step, reason)
+                break
+        return False
+
+    def _exceeded(self, record: StepRecord) -> str | None:
+        self._skipped = 0 if all(record.applied) else self._skipped + 1
+        if self._max_skipped is not None and self._skipped > self._max_skipped:
+            return f"{self._skipped} skipped steps in a row, more than --max-consecutive-skips {self._max_skipped}"
+        lowest = min(record.loss_scales, default=None)
+        if lowest is not None and self._stop_loss_scale is not None and lowest < self._stop_loss_scale:
+            return f"loss scale {lowest:g} is below --fail-below-loss-scale {self._stop_loss_scale:g}"
+        return None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the number of consecutive skipped steps."""
+        return {"skipped": self._skipped}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._skipped = int(state["skipped"])
+
+
+class _SkipNonFinite(Policy):
+    """Lets a run train with a `SkippingPrecision`.
+
+    Args:
+        models: as `prepare` returned them.
+        any_rank: returns whether a flag is set on any rank.
+    """
+
+    def __init__(self, models: Sequence[nn.Module], any_rank: Callable[[bool], bool] = bool) -> None:
+        self._models = models
+        self._any_rank = any_rank
+
+    def wrap(self, precision: Precision) -> Precision:
+        """Return a precision that drops updates with a non-finite loss."""
+        return SkippingPrecision(precision, self._models, self._any_rank)
+
+
+class SkippingPrecision(PrecisionWrapper):
+    """A prepared precision that drops updates with a non-finite loss.
+
+    A scaler inside still sees the gradients of a dropped update, and lowers its scale. Buffers that the batch has
+    changed, such as running statistics, are restored. Each step waits for its losses.
+
+    Args:
+        inner: prepared.
+        models: as `prepare` returned them.
+        any_rank: returns whether a flag is set on any rank.
+    """
+
+    def __init__(self, inner: Precision, models: Sequence[nn.Module], any_rank: Callable[[bool], bool] = bool) -> None:
+        super().__init__(inner)
+        self._any_rank = any_rank
+        self._losses: list[Tensor] = []
+        self._buffers = [buffer for model in models for buffer in model.buffers()]
+        self._kept: list[Tensor] | None = None
+
+    def autocast(self) -> AbstractContextManager[None]:
+        if self._kept is None:  # not in the constructor: a checkpoint may still replace the buffers then
+            self._kept = [buffer.clone() for buffer in self._buffers]
+        return self.inner.autocast()
+
+    def scale_loss(
+        self, loss: Tensor, optimizers: Sequence[Optimizer], *, loss_id: int = 0, delay_unscale: bool = False
+    ) -> AbstractContextManager[Tensor]:
+        self._losses.append(loss.detach())
+        return super().scale_loss(loss, optimizers, loss_id=loss_id, delay_unscale=delay_unscale)
+
+    def backward(
+        self, loss: Tensor, optimizers: Sequence[Optimizer], *, loss_id: int = 0, delay_unscale: bool = False
+    ) -> None:
+        self._losses.append(loss.detach())
+        super().backward(loss, optimizers, loss_id=loss_id, delay_unscale=delay_unscale)
+
+    @torch.no_grad()
+    def step(self, *optimizers: Optimizer) -> StepOutcome:
+        finite = all(bool(loss.isfinite().all()) for loss in self._losses)
+        self._losses.clear()
+        kept = self._kept
+        if not self._any_rank(not finite):
+            if kept is not None:
+                copy_by_dtype(kept, self._buffers)
+            return self.inner.step(*optimizers)
+        if kept is not None:
+            copy_by_dtype(self._buffers, kept)
+        for optimizer in optimizers:
+            for param in self.inner.unscale(optimizer):
+                param.grad = None  # an optimizer skips parameters without a gradient
+        return FixedOutcome((False,) * len(optimizers), self.inner.step(*optimizers).loss_scales)
+
+
+class Snapshot:
+    """Copies of all that a step changes: weights, masters, buffers, optimizer state, loss scales, EMA.
+
+    State of an optimizer is kept by the index of its parameter, because Apex replaces parameters by masters in the
+    first backward pass only; a snapshot from before it fills the masters from the model's weights, as Apex does.
+    """
+
+    def __init__(
+        self,
+        models: Sequence[nn.Module],
+        optimizers: Sequence[Optimizer],
+        precision: Precision,
+        average: ModelEma | None = None,
+    ) -> None:
+        self._precision = precision
+        self._average = average
+        self._optimizers = list(optimizers)
+        self._tensors: list[Tensor] = [tensor for model in models for tensor in model.parameters()]
+        self._tensors += [tensor for model in models for tensor in model.buffers()]
+        self._values = [tensor.detach().clone() for tensor in self._tensors]
+        for optimizer in optimizers:
+            settle(optimizer)
+        self._owned = [[param.detach().clone() for param in owned_params(each)] for each in optimizers]
+        self._states = [[_copied(each.state.get(param, {})) for param in owned_params(each)] for each in optimizers]
+        self._scaling = copy.deepcopy(precision.state_dict())
+        self._averaged = None if average is None else copy.deepcopy(average.state_dict())
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Restore everything; the snapshot can be restored again."""
+        for tensor, value in zip(self._tensors, self._values, strict=True):
+            tensor.copy_(value)
+        for optimizer, values, states in zip(self._optimizers, self._owned, self._states, strict=True):
+            settle(optimizer)
+            for param, value, state in zip(owned_params(optimizer), values, states, strict=True):
+                param.copy_(value)
+                optimizer.state.pop(param, None)
+                if state:
+                    optimizer.state[param] = _copied(state)
+        self._precision.load_state_dict(copy.deepcopy(self._scaling))
+        self._precision.weights_replaced()
+        if self._average is not None and self._averaged is not None:
+            self._average.load_state_dict(self._averaged)
+
+
+def _copied(state: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        key: value.detach().clone() if isinstance(value, Tensor) else copy.copy(value) for key, value in state.items()
+    }
+
+
+class Rollback(Policy):
+    """Takes a snapshot every few good steps, and restores the last one after divergence, a limited number of times.
+
+    Args:
+        divergence: of the run; a rollback clears it, unless a limit has ended the run.
+        every: steps between two snapshots.
+        max_rollbacks: how often a run may go back.
+
+    Attributes:
+        steps: updates made at each rollback; the count of updates itself is not set back.
+    """
+
+    name = "rollback"
+
+    def __init__(
+        self,
+        models: Sequence[nn.Module],
+        optimizers: Sequence[Optimizer],
+        precision: Precision,
+        average: ModelEma | None = None,
+        *,
+        divergence: DivergenceDetector,
+        every: int,
+        max_rollbacks: int,
+    ) -> None:
+        self._training = models, optimizers, precision, average
+        self._divergence = divergence
+        self._every = every
+        self._max_rollbacks = max_rollbacks
+        self._snapshot_step = 0
+        self._snapshot: Snapshot | None = None
+        self.steps: list[int] = []
+
+    def begin(self, step: int) -> None:
+        """Take the first snapshot: the state that the run starts or resumes from."""
+        self._keep(step)
+
+    def after_steps(self, step: int, records: Sequence[StepRecord]) -> bool:
+        """Restore the last snapshot if the run has diverged, else take one when it is due."""
+        if self._divergence.is_final:
+            return False
+        if self._divergence.diverged_step is None:
+            # A non-finite last loss may come from weights that are about to go bad.
+            if math.isfinite(records[-1].loss):
+                self._keep(step)
+            return False
+        if self._snapshot is None or len(self.steps) >= self._max_rollbacks:
+            return False
+        self._snapshot.restore()
+        self.steps.append(step)
+        self._divergence.recover()
+        return True
+
+    def _keep(self, step: int) -> None:
+        if self._snapshot is None or step - self._snapshot_step >= self._every:
+            self._snapshot = Snapshot(*self._training)
+            self._snapshot_step = step
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the rollbacks so far; the last good state of a resumed run is its checkpoint."""
+        return {"steps": list(self.steps)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.steps = [int(step) for step in state["steps"]]
+
+
+def make_policies(config: RunConfig, assembly: Assembly, divergence: DivergenceDetector) -> list[Policy]:
+    """Return the policies that a configuration asks for; each applies its rule to what those before it left.
+
+    Args:
+        divergence: finds divergence first; a limit may add to it, and a rollback may clear it.
+    """
+    recipe = config.recipe
+    policies: list[Policy] = [divergence]
+    if recipe.early_stop is not None or recipe.target is not None:
+        policies.append(EarlyStop(recipe.early_stop, recipe.target, assembly.task.metrics[0]))
+    if config.stop_loss_scale is not None or config.max_skipped is not None:
+        policies.append(ScaleLimits(divergence, config.stop_loss_scale, config.max_skipped))
+    if config.on_nan == "rollback":
+        policies.append(
+            Rollback(
+                assembly.replicas,
+                assembly.optimizers,
+                assembly.precision,
+                assembly.average,
+                divergence=divergence,
+                every=config.rollback_every,
+                max_rollbacks=config.max_rollbacks,
+            )
+        )
+    if config.on_nan == "skip":
+        policies.append(_SkipNonFinite(assembly.replicas, assembly.ranks.any))
+    return policies

@@ -1,0 +1,59 @@
+"""Casts of autocast for CUDA, on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch.nn import functional
+
+from ampcompare.script.legacy.cpu_device import cast_as_for_cuda
+
+
+@pytest.fixture
+def casts() -> Iterator[None]:
+    """The casts, and autocast for CUDA that acts on the CPU, for one test."""
+    library = cast_as_for_cuda()
+    torch.set_autocast_enabled("cuda", True)
+    with torch.autocast("cpu", dtype=torch.float16):
+        yield
+    torch.set_autocast_enabled("cuda", False)
+    library._destroy()
+
+
+def test_functions_run_in_the_type_that_they_have_on_a_gpu(casts: None) -> None:
+    """Sums, softmax, norms, exponentials and powers in fp32, products in fp16; the rest as its inputs."""
+    half = torch.ones(4, 8, dtype=torch.float16)
+    for full in (half.sum(), half.softmax(-1), half.exp(), half.pow(2), half.norm(), functional.layer_norm(half, (8,))):
+        assert full.dtype is torch.float32
+    assert torch.mv(torch.ones(2, 3), torch.ones(3)).dtype is torch.float16
+    assert functional.gelu(half).dtype is half.mean().dtype is torch.float16
+    assert torch.logsumexp(half.double(), -1).dtype is torch.float64
+
+
+def test_tensors_of_both_types_become_fp32(casts: None) -> None:
+    """Where autocast for CUDA widens them: torch's spectral norm, and messages that a graph gathers."""
+    half, full, index = torch.ones(4, dtype=torch.float16), torch.ones(4), torch.arange(4)
+    assert torch.vdot(half, full).dtype is torch.dot(full, half).dtype is torch.float32
+    assert full.scatter_add(0, index, half).dtype is full.index_put((index,), half).dtype is torch.float32
+    assert torch.dot(half, half).dtype is torch.float16
+
+
+def test_a_type_that_is_asked_for_is_kept(casts: None) -> None:
+    """As torch does: no cast where `dtype` is given."""
+    assert torch.ones(4, dtype=torch.float16).sum(dtype=torch.float16).dtype is torch.float16
+
+
+def test_a_sum_beyond_fp16_and_its_gradient_are_finite(casts: None) -> None:
+    """The loss that the scale multiplies is in fp32, so its gradient of 65536 is no infinity."""
+    x = torch.full((100,), 1000.0, requires_grad=True)
+    total = x.half().sum()
+    (total * 65536 * 2**-20).backward()
+    assert total.item() == 100_000
+    assert x.grad.isfinite().all()
+
+
+def test_autocast_for_the_cpu_itself_is_left_alone(casts: None) -> None:
+    torch.set_autocast_enabled("cuda", False)
+    assert torch.ones(4, dtype=torch.float16).sum().dtype is torch.float16

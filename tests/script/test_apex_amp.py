@@ -1,0 +1,167 @@
+"""What each call of `apex.amp` does in a script that runs under another arm, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import clip_grad_norm_
+
+from ampcompare.base.errors import PreparationError, ScalingError
+from ampcompare.script.apex_amp import ScriptAmp
+from tests.script.small_script import ARMS, Make, batch, network, two_networks
+
+
+def loss_of(model: nn.Module) -> Tensor:
+    return model(batch(0)[0]).float().square().mean()
+
+
+def initialized(amp: ScriptAmp, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+    model = network()
+    return amp.initialize(model, torch.optim.SGD(model.parameters(), lr=0.1), *args, **kwargs)
+
+
+def backward(amp: ScriptAmp, model: Any, optimizer: Any) -> None:
+    with amp.scale_loss(loss_of(model), optimizer) as scaled:
+        scaled.backward()
+
+
+def test_casts_are_on_where_those_of_o1_would_be(script_amp: Make) -> None:
+    """They are on from `initialize` on, but not in `scale_loss`, `disable_casts` and `step`."""
+    amp = script_amp("bf16")
+    assert network()(batch(0)[0]).dtype is torch.float32
+    model, optimizer = initialized(amp)
+    x = batch(0)[0]
+    assert model(x).dtype is torch.bfloat16
+    with amp.disable_casts():
+        assert model(x).dtype is torch.float32
+    with torch.autocast("cpu", enabled=False), amp.scale_loss(model(x).sum(), optimizer) as scaled:
+        assert model(x).dtype is torch.float32
+        scaled.backward()
+    seen = []
+    optimizer.register_step_pre_hook(lambda *_: seen.append(torch.is_autocast_enabled("cpu")))
+    optimizer.step()
+    assert seen == [False]
+    assert model(x).dtype is torch.bfloat16
+
+
+def test_functions_are_cast_as_registered(script_amp: Make) -> None:
+    """`half_function` and its kin cast while casts are on, and only under an arm that casts functions."""
+
+    class Library:
+        same = staticmethod(lambda *tensors: tuple(tensor.dtype for tensor in tensors))
+
+    wide, narrow = torch.ones(2), torch.ones(2, dtype=torch.bfloat16)
+    amp = script_amp("bf16")
+    functions = amp.functions()
+    half, promote = functions["half_function"](Library.same), functions["promote_function"](Library.same)
+    functions["register_float_function"](Library, "same")
+    assert half(wide) == (torch.float32,)
+    initialized(amp)
+    assert half(wide) == (torch.bfloat16,)
+    assert promote(wide, narrow) == (torch.float32, torch.float32)
+    assert promote(narrow, narrow) == (torch.bfloat16, torch.bfloat16)
+    assert Library.same(narrow) == (torch.float32,)
+    with pytest.raises(ValueError, match="No function named absent"):
+        functions["register_half_function"](Library, "absent")
+    amp.end()
+    other = script_amp("fp32")
+    initialized(other)
+    assert other.functions()["half_function"](Library.same)(wide) == (torch.float32,)
+
+
+def test_a_second_initialize_has_its_own_precision(script_amp: Make) -> None:
+    """Models of a later call train by a loss scale of their own."""
+    amp = script_amp(ARMS["fp16"])
+    first, second = initialized(amp), initialized(amp)
+    for pair in (first, second, first):
+        backward(amp, *pair)
+        pair[1].step()
+    assert [precision.state_dict()["_growth_tracker"] for precision in amp.precisions] == [2, 1]
+    with pytest.raises(ScalingError, match="those of two calls"):
+        amp.scale_loss(loss_of(first[0]), [first[1], second[1]])
+    with pytest.raises(ScalingError, match="after several calls"):
+        amp.state_dict()
+
+
+def test_gradients_that_were_cleared_end_their_step(script_amp: Make) -> None:
+    """A script that drops gradients it does not like goes on with the next batch."""
+    amp = script_amp(ARMS["fp16"])
+    model, optimizer = initialized(amp)
+    before = [param.clone() for param in model.parameters()]
+    backward(amp, model, optimizer)
+    clip_grad_norm_(model.parameters(), 1.0)
+    model.zero_grad()
+    backward(amp, model, optimizer)
+    assert all(map(torch.equal, before, model.parameters()))
+    optimizer.step()
+    assert amp.state_dict()["_growth_tracker"] == 2
+
+
+@pytest.mark.parametrize("arm", ["native:fp16", "half:master_weights,loss_scale=dynamic"])
+def test_what_has_no_translation_is_refused_at_its_line(script_amp: Make, arm: str) -> None:
+    """Each refusal names file and line of the script, and the reason."""
+    amp = script_amp(arm)
+    with pytest.raises(ScalingError, match="before amp"):
+        amp.state_dict()
+    with pytest.raises(PreparationError, match=r"test_apex_amp\.py:\d+: amp.initialize has enabled=False"):
+        initialized(amp, enabled=False)
+    with pytest.raises(PreparationError, match=r"test_apex_amp\.py:\d+: amp.init has no models"):
+        amp.init()
+    model, optimizer = initialized(amp)
+    with pytest.raises(ScalingError, match=r"test_apex_amp\.py:\d+: optimizer.step is called with a closure"):
+        optimizer.step(lambda: loss_of(model))
+    backward(amp, model, optimizer)
+    clip_grad_norm_(amp.master_params(optimizer), 1.0)
+    with pytest.raises(ScalingError, match=r"apex_amp\.py:\d+: this scale_loss block adds to gradients that were read"):
+        backward(amp, model, optimizer)
+    optimizer.step()
+    with pytest.raises(ScalingError, match="has prepared"):
+        amp.scale_loss(loss_of(model), torch.optim.SGD(model.parameters(), lr=0.1))
+    with pytest.raises(ScalingError, match="the checkpoint is another arm's"):
+        amp.load_state_dict({"loss_scaler0": {"loss_scale": 1.0, "unskipped": 0}})
+
+
+def test_a_scale_that_one_optimizer_holds_back_is_refused(script_amp: Make) -> None:
+    """One optimizer cannot step twice on a scale that waits for another one."""
+    amp = script_amp("native:fp16")
+    nets, optimizers = two_networks()
+    amp.initialize(nets, optimizers)
+    x = batch(0)[0]
+    with amp.scale_loss(nets[1](nets[0](x)).float().mean(), optimizers) as scaled:
+        scaled.backward()
+    optimizers[0].step()
+    with amp.scale_loss(nets[0](x).float().mean(), optimizers[0]) as scaled:
+        scaled.backward()
+    with pytest.raises(ScalingError, match="while another one still holds gradients"):
+        optimizers[0].step()
+    optimizers[1].zero_grad()
+
+
+def test_a_step_without_a_block_is_the_optimizers_own(script_amp: Make) -> None:
+    """Before the first batch, or after a plain backward pass, nothing is scaled."""
+    amp = script_amp("native:fp16")
+    model, optimizer = initialized(amp)
+    optimizer.step()
+    loss_of(model).backward()
+    before = [(param.clone(), param.grad.clone()) for param in model.parameters()]
+    optimizer.step()
+    for param, (weight, grad) in zip(model.parameters(), before, strict=True):
+        torch.testing.assert_close(param, weight - 0.1 * grad)
+
+
+def test_a_disabled_script_and_a_closure_are_fp32(script_amp: Make) -> None:
+    """Under fp32 nothing is refused that plain training can do."""
+    amp = script_amp("fp32")
+    model, optimizer = initialized(amp, enabled=False)
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = loss_of(model)
+        with amp.scale_loss(loss, optimizer) as scaled:
+            scaled.backward()
+        return loss
+
+    assert optimizer.step(closure).item() > 0

@@ -1,0 +1,75 @@
+"""The clocks that time steps: on the host, on a GPU, on another accelerator."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+
+from ampcompare.training.meters import make_clock
+
+
+class Event:
+    """A CUDA event at a time that the test says."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def synchronize(self) -> None:
+        """Wait for nothing."""
+
+    def elapsed_time(self, end: Event) -> float:
+        return 1e3 * (end.seconds - self.seconds)
+
+
+def test_host_clock_measures_what_passes() -> None:
+    """The time between two marks covers what lies between them."""
+    clock = make_clock(torch.device("cpu"))
+    start = clock.mark()
+    time.sleep(0.02)
+    assert 0.02 <= clock.seconds(start, clock.mark()) < 5
+
+
+@pytest.mark.requires(cuda=1)
+def test_cuda_clock_measures_the_device() -> None:
+    """Events see the time of kernels that the host did not wait for."""
+    clock = make_clock(torch.device("cuda"))
+    x = torch.randn(2048, 2048, device="cuda")
+    start = clock.mark()
+    for _ in range(50):
+        x = x @ x / 2048
+    assert clock.seconds(start, clock.mark()) > 0
+
+
+def test_a_wait_behind_which_the_gpu_computes_is_none() -> None:
+    """On a GPU the wait for data is the time between two steps on the device; after a drain, that of the host."""
+    clock = make_clock(torch.device("cuda", 0))
+    assert clock.idle_seconds(5.0, Event(1.0), Event(1.25)) == pytest.approx(0.25)
+    assert clock.idle_seconds(5.0, None, Event(1.25)) == 5.0
+    assert make_clock(torch.device("cpu")).idle_seconds(5.0, 1.0, 1.25) == 5.0
+
+
+def test_an_accelerator_is_timed_by_its_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Marks are torch's events, read once the second is reached; their times are in milliseconds."""
+    now = iter((2.0, 5.0))
+
+    class Event:
+        def __init__(self, device: torch.device, enable_timing: bool) -> None:
+            assert (device.type, enable_timing) == ("xpu", True)
+
+        def record(self) -> None:
+            self.at = next(now)
+
+        def synchronize(self) -> None:
+            self.is_reached = True
+
+        def elapsed_time(self, other: Event) -> float:
+            assert other.is_reached
+            return other.at - self.at
+
+    monkeypatch.setattr(torch, "Event", Event)
+    clock = make_clock(torch.device("xpu", 0))
+    start, end = clock.mark(), clock.mark()
+    assert clock.seconds(start, end) == 0.003
+    assert (clock.idle_seconds(7.0, None, start), clock.idle_seconds(7.0, start, end)) == (7.0, 0.003)

@@ -1,0 +1,100 @@
+"""When a run counts as diverged."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from ampcompare.runs.records.run import StepRecord
+from ampcompare.training.policies import DivergenceDetector, weights_finite
+
+NAN, INF = math.nan, math.inf
+
+
+def steps(losses: list[float], applied: list[bool] | None = None, start: int = 0) -> list[StepRecord]:
+    """Records of consecutive steps."""
+    applied = applied or [True] * len(losses)
+    return [
+        StepRecord(start + place, 0, loss, (1.0,), (1.0,), (flag,), None, 0.1, 0.0)
+        for place, (loss, flag) in enumerate(zip(losses, applied, strict=True))
+    ]
+
+
+def model(value: float = 1.0) -> nn.Module:
+    """A layer whose first weight is `value`."""
+    layer = nn.Linear(2, 2)
+    with torch.no_grad():
+        layer.weight[0, 0] = value
+    return layer
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_large_finite_weights_are_finite(dtype: torch.dtype) -> None:
+    """A norm that would overflow in fp16 is not taken for an infinity, and real ones are found."""
+    layer = nn.Linear(64, 64).to(dtype)
+    nn.init.constant_(layer.weight, 60000.0)
+    assert weights_finite([layer])
+    for bad in (INF, -INF, NAN):
+        with torch.no_grad():
+            layer.weight[3, 5] = bad
+        assert not weights_finite([layer])
+
+
+def detect(patience: int, *blocks: list[StepRecord], weight: float = 1.0, stops: bool = True) -> DivergenceDetector:
+    """A detector that has seen some blocks, with a model of this weight."""
+    divergence = DivergenceDetector(patience, [model(weight)], stops=stops)
+    for block in blocks:
+        assert not divergence.after_steps(block[-1].step + 1, block)
+    return divergence
+
+
+def test_a_skipped_step_with_a_bad_loss_is_not_divergence() -> None:
+    """Under dynamic scaling such a step left the weights alone; only its first occurrence is recorded."""
+    divergence = detect(3, steps([1.0, INF, 0.9, NAN, NAN], [True, False, True, False, False]))
+    assert not divergence.ends_run
+    assert divergence.first_nonfinite_loss_step == 1
+    assert divergence.diverged_step is None
+
+
+def test_consecutive_bad_losses_diverge_at_the_first_of_them() -> None:
+    """They may cross a drain, and the recorded step is their first."""
+    blocks = steps([1.0, NAN, NAN]), steps([NAN, NAN, NAN], start=3)
+    assert not detect(4, blocks[0]).ends_run
+    divergence = detect(4, *blocks)
+    assert divergence.ends_run
+    assert (divergence.diverged_step, divergence.reason) == (1, "4 non-finite losses in a row")
+
+
+def test_bad_losses_that_end_inside_a_block_still_count() -> None:
+    """A finite loss after them does not undo divergence."""
+    assert detect(3, steps([1.0, NAN, NAN, NAN, 1.0])).diverged_step == 1
+
+
+def test_bad_weights_diverge_at_the_first_applied_bad_loss() -> None:
+    """If a loss went bad in the block, that step is recorded rather than the end of the block."""
+    divergence = detect(10, steps([1.0, 0.9, NAN, NAN]), weight=NAN)
+    assert (divergence.diverged_step, divergence.reason) == (2, "non-finite weights")
+
+
+def test_bad_weights_without_a_bad_loss_are_dated_to_the_last_step() -> None:
+    """The update of the last step made them bad before any loss could show it."""
+    assert detect(10, steps([1.0, 0.9, 0.8]), weight=INF).diverged_step == 2
+
+
+def test_later_blocks_do_not_move_divergence() -> None:
+    """Later blocks change neither step nor reason."""
+    divergence = detect(1, steps([NAN]), steps([1.0], start=1))
+    assert divergence.ends_run
+    assert divergence.diverged_step == 0
+
+
+def test_divergence_is_recorded_without_ending_the_run_if_it_continues() -> None:
+    """With `stops=False` divergence is recorded and the run goes on; a limit ends it all the same."""
+    divergence = detect(1, steps([NAN]), stops=False)
+    assert divergence.diverged_step == 0
+    assert not divergence.ends_run
+    divergence.end(3, "a limit")
+    assert divergence.ends_run

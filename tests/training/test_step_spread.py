@@ -1,0 +1,46 @@
+"""Outliers and halves of step times, by hand and for the shapes that machines have."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from ampcompare.training.run_summary import halves, outlier_share
+
+
+def test_outliers_by_hand() -> None:
+    """Of eleven times one lies beyond three scaled deviations of the median."""
+    assert outlier_share([10, 11, 9, 10, 12, 8, 10, 11, 9, 10, 50]) == pytest.approx(1 / 11)
+
+
+def test_what_is_near_the_median_is_no_outlier() -> None:
+    """However steady the other steps are, one within a hundredth of the median is none, and one beyond it is."""
+    assert outlier_share([1.0] * 9 + [1.009]) == 0
+    assert outlier_share([1.0] * 9 + [1.011]) == pytest.approx(0.1)
+    assert outlier_share([]) is None
+
+
+def test_halves_by_hand() -> None:
+    """Each half has its median, and the error is that of two medians by the deviations in each half."""
+    two = halves([1.0, 1.1, 0.9, 2.0, 2.2, 1.8])
+    assert two is not None
+    assert (two.first, two.second) == (1.0, 2.0)
+    one = math.sqrt(math.pi / 2) * 1.4826 * 0.1 / math.sqrt(3)
+    assert two.error == pytest.approx(math.hypot(one, one))
+
+
+@pytest.mark.parametrize("seconds", [[], [1.0], [0.0, 0.0, 1.0, 1.0]])
+def test_no_halves(seconds: list[float]) -> None:
+    """Fewer than two steps, or a median of zero, have no halves to compare."""
+    assert halves(seconds) is None
+
+
+def test_the_error_is_that_of_the_ratio() -> None:
+    """Over many normal runs the logarithm of the ratio spreads by about the error that each run states."""
+    generator = np.random.default_rng(0)
+    runs = [halves(list(generator.normal(1, 0.05, 200))) for _ in range(400)]
+    ratios = [math.log(two.second / two.first) for two in runs if two is not None]
+    errors = [two.error for two in runs if two is not None]
+    assert np.std(ratios) == pytest.approx(np.mean(errors), rel=0.15)
