@@ -84,6 +84,7 @@ def _others() -> dict[str, ModuleType]:
         if (first := name.partition(".")[0]) not in sys.stdlib_module_names
         and (spec := getattr(sys.modules.get(first), "__spec__", None)) is not None
         and spec.has_location
+        and spec.name == first  # no second name of a module, such as scipy gives one
     }
 
 

@@ -273,7 +273,7 @@ def test_without_the_option_nothing_is_mapped(write, legacy) -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="on CUDA the script does run")
-def test_the_cause_of_an_error_has_no_frames_of_ours(write, forked) -> None:
+def test_the_cause_of_an_error_has_no_frames_of_ours(write, python, forked) -> None:
     """Tracebacks of chained errors are those of plain Python, guards or not."""
     source = """
         import torch
@@ -284,7 +284,7 @@ def test_the_cause_of_an_error_has_no_frames_of_ours(write, forked) -> None:
             raise ValueError("no device") from error
     """
     write("train.py", source)
-    plain, ours = forked("train.py"), forked("-m", "ampcompare", "exec", "train.py")
+    plain, ours = python("train.py"), forked("-m", "ampcompare", "exec", "train.py")
     assert (ours.returncode, ours.stderr) == (plain.returncode, plain.stderr)
 
 
