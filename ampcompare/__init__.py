@@ -16,18 +16,12 @@ TYPE_CHECKING = False  # the name that type checkers know; importing `typing` wo
 if TYPE_CHECKING:
     from typing import Any
 
-    from ampcompare.api.checkpoint import convert_checkpoint
-    from ampcompare.api.claims import reproduce_claims
-    from ampcompare.api.comparison import compare
-    from ampcompare.api.diagnosis import diagnose
-    from ampcompare.api.explanation import explain_arm
+    from ampcompare.api.comparison import compare, load_comparison, reproduce_claims, run
+    from ampcompare.api.diagnosis import diagnose, explain_arm, profile
     from ampcompare.api.machine import examine_machine
+    from ampcompare.api.migration import convert_checkpoint, lint_paths, migrate_script
     from ampcompare.api.precision import Precision, StepOutcome, make_precision
-    from ampcompare.api.profiling import profile
     from ampcompare.api.results_table import judge_table
-    from ampcompare.api.source import lint_paths, migrate_script
-    from ampcompare.api.stored import load_comparison
-    from ampcompare.api.training import run
     from ampcompare.api.types import Arm, Callback, CellInfo, Recipe, RunConfig, RunRecord, StepRecord
     from ampcompare.base.metric_log import log_metric
 
@@ -69,20 +63,20 @@ _HOMES = {
     "StepOutcome": "ampcompare.api.precision",
     "StepRecord": "ampcompare.api.types",
     "compare": "ampcompare.api.comparison",
-    "convert_checkpoint": "ampcompare.api.checkpoint",
+    "convert_checkpoint": "ampcompare.api.migration",
     "diagnose": "ampcompare.api.diagnosis",
     "examine_machine": "ampcompare.api.machine",
-    "explain_arm": "ampcompare.api.explanation",
+    "explain_arm": "ampcompare.api.diagnosis",
     "judge_table": "ampcompare.api.results_table",
-    "lint_paths": "ampcompare.api.source",
-    "load_comparison": "ampcompare.api.stored",
+    "lint_paths": "ampcompare.api.migration",
+    "load_comparison": "ampcompare.api.comparison",
     "load_ipython_extension": "ampcompare.cli.cell_magic",  # for `%load_ext ampcompare`
     "log_metric": "ampcompare.base.metric_log",
     "make_precision": "ampcompare.api.precision",
-    "migrate_script": "ampcompare.api.source",
-    "profile": "ampcompare.api.profiling",
-    "reproduce_claims": "ampcompare.api.claims",
-    "run": "ampcompare.api.training",
+    "migrate_script": "ampcompare.api.migration",
+    "profile": "ampcompare.api.diagnosis",
+    "reproduce_claims": "ampcompare.api.comparison",
+    "run": "ampcompare.api.comparison",
 }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ampcompare.backends.arm import Arm
-from ampcompare.runs.records.callback import Callback, CellInfo
+from ampcompare.experiment.follow import Callback, CellInfo
 from ampcompare.runs.records.run import RunRecord
 from ampcompare.runs.records.step import StepRecord
 from ampcompare.runs.settings.config import RunConfig

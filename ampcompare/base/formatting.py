@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 __all__ = [
@@ -13,11 +14,14 @@ __all__ = [
     "format_mebibytes",
     "format_percent",
     "format_seconds",
+    "parse_duration",
     "printable",
 ]
 
 MIB = 2**20
 MOST_NAMES = 8
+UNITS = re.compile(r"(?:(\d+)h)?\s*(?:(\d+)m(?:in)?)?\s*(?:(\d+(?:\.\d+)?)s)?")
+CLOCK = re.compile(r"(?:(\d+):)?(\d+):(\d+(?:\.\d+)?)")
 
 
 def format_decimal(value: float, decimals: int, sign: str = "") -> str:
@@ -38,6 +42,16 @@ def format_duration(seconds: float) -> str:
     minutes, whole_seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}h{minutes:02d}m{whole_seconds:02d}s" if hours else f"{minutes}m{whole_seconds:02d}s"
+
+
+def parse_duration(text: str) -> float | None:
+    """Return the seconds of `8h26m45s`, `30m`, `8:26:45` or `7:48`; None for anything else, plain numbers included."""
+    for pattern in (UNITS, CLOCK):
+        match = pattern.fullmatch(text.strip())
+        if match and any(match.groups()):
+            hours, minutes, seconds = (float(part or 0) for part in match.groups())
+            return 3600 * hours + 60 * minutes + seconds
+    return None
 
 
 def format_seconds(seconds: float | None, sd: float | None = None) -> str:

@@ -61,7 +61,7 @@ def run_cell(line: str, cell: str, variables: Mapping[str, Any]) -> Any:
     from ampcompare.cli.compare_command import options_from
     from ampcompare.cli.comparison_output import show_plan
     from ampcompare.cli.group import cli
-    from ampcompare.cli.script_options import show_metrics
+    from ampcompare.cli.settings import show_metrics
     from ampcompare.experiment.compare import plan_comparison, run_comparison
     from ampcompare.experiment.notebook_progress import NotebookProgress
 

@@ -7,7 +7,6 @@ from typing import Any
 import click
 
 from ampcompare.backends.arm import Arm
-from ampcompare.cli.arm_options import arm_from_flags, arm_options
 from ampcompare.cli.comparison_output import details_option, show_checks, show_comparison, show_plan
 from ampcompare.cli.help import ARMS, COMPARISON, MACHINE, OUTPUT, option, options_of
 from ampcompare.cli.launching import (
@@ -17,9 +16,15 @@ from ampcompare.cli.launching import (
     pool_options,
     save_at_signals,
 )
-from ampcompare.cli.options import callback_option, margin_options, output_options, recipe_options
-from ampcompare.cli.script_options import ScriptCommand, script_options, show_metrics
-from ampcompare.cli.settings import request_from
+from ampcompare.cli.options import (
+    arm_from_flags,
+    arm_options,
+    callback_option,
+    margin_options,
+    output_options,
+    recipe_options,
+)
+from ampcompare.cli.settings import ScriptCommand, request_from, script_options, show_metrics
 from ampcompare.cli.values import ARM, ARM_LIST, FILE, FOLDER
 from ampcompare.experiment.options import CompareOptions, to_seconds
 from ampcompare.experiment.plan import parse_vary

@@ -30,9 +30,8 @@ details_option = option(
 
 def terminal_text(comparison: Comparison, *, details: bool = False) -> str:
     """Return the report for stdout, in the width and the colors that it has."""
-    from ampcompare.runs.report.color import has_color
     from ampcompare.runs.report.tables import room
-    from ampcompare.runs.report.terminal import Terminal
+    from ampcompare.runs.report.terminal import Terminal, has_color
 
     return Terminal(room(), color=has_color(sys.stdout), details=details).render(comparison)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ampcompare.api.checkpoint import convert_checkpoint
+from ampcompare.api.migration import convert_checkpoint
 from ampcompare.base.errors import ConfigError
 from ampcompare.cli.help import Command, option, options_of
 from ampcompare.cli.options import json_option

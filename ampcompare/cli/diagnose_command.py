@@ -13,8 +13,7 @@ from ampcompare.cli.help import ARMS, MACHINE, OUTPUT, SCRIPT, option, options_o
 from ampcompare.cli.launching import ended_by_signals
 from ampcompare.cli.options import json_option, recipe_options
 from ampcompare.cli.output import text_width
-from ampcompare.cli.script_options import ScriptCommand, watched_script_options
-from ampcompare.cli.settings import request_from
+from ampcompare.cli.settings import ScriptCommand, request_from, watched_script_options
 from ampcompare.cli.values import ARM, FOLDER
 from ampcompare.experiment.sources import collect_settings
 

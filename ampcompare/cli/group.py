@@ -12,8 +12,8 @@ import click
 from ampcompare.base.errors import AmpCompareError, close_matches
 from ampcompare.base.version import __version__
 from ampcompare.cli import COMMANDS, SUMMARY, overview
+from ampcompare.cli.help import OLD_NAMES, Option, variable_name
 from ampcompare.cli.output import describe_unforeseen, drop_output
-from ampcompare.cli.renamed import OLD_NAMES, RenamedOption, variable_name
 
 __all__ = ["cli", "run_group"]
 
@@ -41,7 +41,7 @@ class _LazyGroup(click.Group):
             if isinstance(parameter, click.Option):
                 flag = max(parameter.opts, key=len)
                 parameter.envvar = variable_name(cmd_name, flag)
-                if isinstance(parameter, RenamedOption) and flag in OLD_NAMES:
+                if isinstance(parameter, Option) and flag in OLD_NAMES:
                     parameter.old_envvar = variable_name(cmd_name, OLD_NAMES[flag])
         return command
 
@@ -87,7 +87,7 @@ class _LazyGroup(click.Group):
 def _note_unused_variables(name: str, command: click.Command) -> None:
     """Report variables that look like settings and are not: a mistyped one would silently change nothing."""
     known = [parameter.envvar for parameter in command.params if isinstance(parameter.envvar, str)]
-    renamed = [parameter.old_envvar for parameter in command.params if isinstance(parameter, RenamedOption)]
+    renamed = [parameter.old_envvar for parameter in command.params if isinstance(parameter, Option)]
     prefix = f"AMPCOMPARE_{name}_".replace("-", "_").upper()
     for variable in sorted(os.environ):
         word = variable.removeprefix("AMPCOMPARE_")

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import inspect
+import os
 import re
 import types
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import click
 
 from ampcompare.api.arguments import texts_of
-from ampcompare.cli.renamed import OLD_NAMES, RenamedOption
 from ampcompare.cli.values import Choice
+
+if TYPE_CHECKING:
+    from click.parser import _OptionParser
 
 __all__ = [
     "ARMS",
@@ -22,6 +25,7 @@ __all__ = [
     "DIVERGENCE",
     "GROUPS",
     "MACHINE",
+    "OLD_NAMES",
     "OPTIMIZER",
     "OTHER",
     "OUTPUT",
@@ -38,6 +42,7 @@ __all__ = [
     "option",
     "options_of",
     "value_type",
+    "variable_name",
 ]
 
 ARMS = "Arms"
@@ -79,18 +84,57 @@ DEFAULT = re.compile(r"\[default: [^\]]{1,30}\]")
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 OptionOf = Callable[..., Callable[[Any], Any]]  # of a parameter: what `options_of` returns
+# The old names of options keep working, on the command line and as variables.
+OLD_NAMES = {
+    "--convert-on-resume": "--resume-into-other-arm",
+    "--no-convert-on-resume": "--no-resume-into-other-arm",
+    "--fail-below-loss-scale": "--stop-loss-scale",
+    "--layerwise-lr": "--layer-lr",
+    "--log-interval": "--drain-every",
+    "--max-consecutive-skips": "--max-skipped",
+    "--objective": "--prefer",
+    "--progress-interval": "--notify-every",
+    "--save-apex-format": "--apex-layout",
+    "--no-save-apex-format": "--no-apex-layout",
+    "--size": "--scale",
+    "--sweep": "--vary",
+    "--target": "--target-top1",
+    "--unsafe-load": "--trust-checkpoint",
+}
 
 
-class Option(RenamedOption):
-    """An option in a group of the help.
+def variable_name(command: str, flag: str) -> str:
+    """Return the environment variable that sets an option of a command."""
+    return f"AMPCOMPARE_{command}_{flag.lstrip('-')}".replace("-", "_").upper()
+
+
+class Option(click.Option):
+    """An option in a group of the help, which also accepts the old names of its flags and its old variable.
 
     Attributes:
         group: one of `GROUPS`.
+        old_envvar: set by the group of commands, which knows the name of the command.
     """
+
+    old_envvar: str | None = None
 
     def __init__(self, *names: Any, group: str = OTHER, **settings: Any) -> None:
         super().__init__(*names, **settings)
         self.group = group
+
+    def add_to_parser(self, parser: _OptionParser, ctx: click.Context) -> None:
+        """Register the flags with their old names; only the parser sees the latter, so help does not list them."""
+        shown = self.opts, self.secondary_opts
+        self.opts, self.secondary_opts = map(_with_old_names, shown)
+        try:
+            super().add_to_parser(parser, ctx)
+        finally:
+            self.opts, self.secondary_opts = shown
+
+    def resolve_envvar_value(self, ctx: click.Context) -> str | None:
+        """Return the value of the variable, or else of the old one."""
+        value = super().resolve_envvar_value(ctx)
+        return value or (os.environ.get(self.old_envvar) if self.old_envvar else None) or None
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
         """Return flags and text; `--[no-]flag` where the option has both forms.
@@ -105,6 +149,10 @@ class Option(RenamedOption):
             first, *others = sorted(self.opts, key=len, reverse=True)
             flags = ", ".join([*others, f"--[no-]{first.removeprefix('--')}"])
         return flags, BOUND_ALONE.sub("", BOUND_BEHIND.sub("]", text))
+
+
+def _with_old_names(flags: list[str]) -> list[str]:
+    return [*flags, *(OLD_NAMES[flag] for flag in flags if flag in OLD_NAMES)]
 
 
 def option(*names: str, group: str = OTHER, **settings: Any) -> Callable[[Function], Function]:

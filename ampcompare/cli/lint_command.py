@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from ampcompare.api.source import lint_paths
+from ampcompare.api.migration import lint_paths
 from ampcompare.cli.help import Command, option, options_of
 from ampcompare.cli.values import FILE, Choice
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from ampcompare.api.source import migrate_script
+from ampcompare.api.migration import migrate_script
 from ampcompare.base.errors import ConfigError, EnvironmentUnfit
 from ampcompare.cli.help import Command, option, options_of
 from ampcompare.cli.values import FILE

@@ -6,12 +6,14 @@ import math
 import re
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
+from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import ConfigError
 from ampcompare.base.secrets import hide
 from ampcompare.cli.help import (
+    ARMS,
     CHECKPOINTS,
     COMPARISON,
     DATA,
@@ -29,11 +31,15 @@ from ampcompare.cli.help import (
 )
 from ampcompare.cli.values import (
     ARCH,
+    BACKEND,
     CHECKPOINT,
     DATA_SET,
     DEVICE,
     FILE,
+    FLAG,
     FOLDER,
+    HALF,
+    LEVEL,
     OPTIMIZER_NAME,
     RECIPE,
     TASK,
@@ -45,6 +51,8 @@ from ampcompare.runs.settings.config import RunConfig
 
 __all__ = [
     "RECIPE_OPTIONS",
+    "arm_from_flags",
+    "arm_options",
     "callback_option",
     "json_option",
     "margin_options",
@@ -151,6 +159,30 @@ TEXTS: dict[str, Name | Place] = {  # settings that are free text, with the name
 }
 METAVARS = {"stall_timeout": "SECONDS", "eval_precision": "PRECISIONS", int: "N", float: "NUMBER"}
 FOREVER = "forever"
+OUTPUT_DTYPE = Choice(("fp32", "fp16", "bf16"), {"float32": "fp32", "float": "fp32", **HALF.others})
+ARM_OPTIONS: dict[str, dict[str, Any]] = {  # of an arm, in the order of the help
+    "--opt-level": {"type": LEVEL, "help": "opt level of Apex; needs no --backend"},
+    "--engine": {
+        "type": Choice(("auto", "nvidia", "compat")),
+        "help": "Apex: the real one (nvidia), or ampcompare's own (compat)  [default: auto]",
+    },
+    "--dtype": {"type": HALF, "help": "native, half: 16-bit type  [default: fp16]"},
+    "--loss-scale": {"metavar": "dynamic|NUMBER", "help": "Apex, half: loss scale"},
+    "--keep-batchnorm-fp32": {"type": FLAG, "help": "Apex O2, O3: batch norm stays in fp32"},
+    "--keep-fp32": {"metavar": "PATTERNS", "help": "Apex, native, half: modules in fp32, by name or type, joined by |"},
+    "--master-weights": {"type": FLAG, "help": "Apex O2, O3, and half: fp32 copies of the weights"},
+    "--cast-model-outputs": {"type": OUTPUT_DTYPE, "help": "Apex: type of the model's outputs"},
+    "--min-loss-scale": {"metavar": "NUMBER", "help": "Apex: lower bound of a dynamic loss scale"},
+    "--max-loss-scale": {"metavar": "NUMBER", "help": "Apex: upper bound of a dynamic loss scale"},
+    "--bn-fp32/--no-bn-fp32": {"default": None, "help": "half: batch norm stays in fp32"},
+    "--init-scale": {"metavar": "NUMBER", "help": "native, half: first value of a dynamic loss scale"},
+    "--growth-factor": {"metavar": "NUMBER", "help": "native: factor when the loss scale grows"},
+    "--backoff-factor": {"metavar": "NUMBER", "help": "native: factor after an overflow"},
+    "--growth-interval": {"metavar": "STEPS", "help": "native, half: steps without overflow until it grows"},
+}
+ARM_FLAGS = {
+    flag.partition("/")[0].removeprefix("--").replace("-", "_"): flag.partition("/")[0] for flag in ARM_OPTIONS
+}
 
 
 def _field(path: str) -> Any:
@@ -314,7 +346,7 @@ def wait_seconds(wait: str | None) -> float:
     Raises:
         ConfigError: it is not a time.
     """
-    from ampcompare.runs.settings.durations import parse_duration
+    from ampcompare.base.formatting import parse_duration
 
     if wait is None:
         return 0.0
@@ -329,3 +361,32 @@ def wait_seconds(wait: str | None) -> float:
 def typed_command() -> str:
     """Return the command line of this process, as it would be typed, with placeholders for secrets."""
     return shlex.join(["ampcompare", *hide(sys.argv[1:])])
+
+
+def arm_options(function: Function) -> Function:
+    """Add `--backend` and the options of an arm."""
+    for flag, settings in reversed(ARM_OPTIONS.items()):
+        function = option(flag, group=ARMS, **settings)(function)
+    text = "fp32, apex, native, half or another of `list arms`; its options follow"
+    return option("--backend", type=BACKEND, group=ARMS, help=text)(function)
+
+
+def arm_from_flags(parameters: Mapping[str, Any], *, is_named: bool) -> str | None:
+    """Return the arm that `--backend` and its options name, in its canonical form; None if they name none.
+
+    Args:
+        is_named: whether `--arm` is given, which the flags cannot be combined with.
+
+    Raises:
+        ConfigError: both ways are used, options have no backend, or the arm cannot be used.
+    """
+    options = {name: parameters[name] for name in ARM_FLAGS if parameters[name] is not None}
+    backend = parameters["backend"]
+    flags = ", ".join([*(["--backend"] if backend else []), *map(ARM_FLAGS.__getitem__, options)])
+    if is_named and flags:
+        raise ConfigError(f"--arm cannot be combined with {flags}; use one or the other")
+    if backend is None and "opt_level" in options:
+        backend = "apex"
+    if backend is None and options:
+        raise ConfigError(f"{flags} belongs to a backend; name it with --backend")
+    return None if backend is None else str(Arm.make(backend, **options))

@@ -7,14 +7,13 @@ from typing import Any
 
 import click
 
-from ampcompare.api.profiling import profile as api_profile
+from ampcompare.api.diagnosis import profile as api_profile
 from ampcompare.backends.arm import Arm, parse_arms
 from ampcompare.cli.help import ARMS, OUTPUT, default_of, option, options_of
 from ampcompare.cli.launching import ended_by_signals
 from ampcompare.cli.options import json_option, recipe_options
 from ampcompare.cli.output import text_width
-from ampcompare.cli.script_options import ScriptCommand, watched_script_options
-from ampcompare.cli.settings import request_from
+from ampcompare.cli.settings import ScriptCommand, request_from, watched_script_options
 from ampcompare.cli.values import ARM, ARM_LIST, FOLDER
 from ampcompare.experiment.sources import collect_settings
 

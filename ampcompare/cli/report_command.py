@@ -21,8 +21,8 @@ from ampcompare.cli.help import ARMS, OUTPUT, Command, option
 from ampcompare.cli.output import say
 from ampcompare.cli.values import ARM, FILE, Choice, Place
 from ampcompare.runs.report.base import FORMATS, Reporter
-from ampcompare.runs.report.color import has_color
 from ampcompare.runs.report.tables import room
+from ampcompare.runs.report.terminal import has_color
 
 __all__ = ["command"]
 

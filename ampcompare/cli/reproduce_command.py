@@ -50,9 +50,7 @@ def command(study: str, names: tuple[str, ...], **parameters: Any) -> int:
     """
     from ampcompare.cli.progress_display import Display
     from ampcompare.experiment.claims.definition import load_study, study_name
-    from ampcompare.experiment.claims.report import claim_table, claims_document
-    from ampcompare.experiment.claims.reproduce import select_claims
-    from ampcompare.experiment.claims.study import run_study
+    from ampcompare.experiment.claims.reproduce import claim_table, claims_document, run_study, select_claims
     from ampcompare.runs.report.base import FORMATS
 
     claims = select_claims(load_study(study), names)

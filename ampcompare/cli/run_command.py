@@ -12,14 +12,12 @@ from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import Ended
 from ampcompare.base.files.run_files import CellFile
 from ampcompare.base.formatting import printable
-from ampcompare.cli.arm_options import arm_from_flags, arm_options
 from ampcompare.cli.comparison_output import details_option, terminal_text
 from ampcompare.cli.help import ARMS, CHECKPOINTS, DATA, option
 from ampcompare.cli.launching import count_processes, launch_options, options_by_name, save_at_signals
-from ampcompare.cli.options import callback_option, output_options, recipe_options
+from ampcompare.cli.options import arm_from_flags, arm_options, callback_option, output_options, recipe_options
 from ampcompare.cli.output import say
-from ampcompare.cli.script_options import ScriptCommand, script_options, show_metrics
-from ampcompare.cli.settings import request_from
+from ampcompare.cli.settings import ScriptCommand, request_from, script_options, show_metrics
 from ampcompare.cli.values import ARM
 from ampcompare.experiment.options import RunOptions
 from ampcompare.experiment.sources import SettingsSources, collect_settings, published_for_run

@@ -1,21 +1,33 @@
-"""The settings that the flags, variables and arguments of a command ask for."""
+"""The settings that flags, variables and arguments of a command ask for, and the script after `--` with its options."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 import click
 
+from ampcompare.base.errors import ConfigError
+from ampcompare.base.formatting import printable
+from ampcompare.cli.help import OUTPUT, SCRIPT, Command, add_options, option
 from ampcompare.cli.options import RECIPE_OPTIONS, parameter_of
-from ampcompare.cli.script_options import script_layer
 from ampcompare.experiment.sources import SettingsRequest
+from ampcompare.runs.settings.config import RunConfig
 from ampcompare.runs.settings.layers import Layer, parse_assignment, set_path
+from ampcompare.runs.settings.script import ScriptConfig, script_config
 
-__all__ = ["request_from"]
+__all__ = ["ScriptCommand", "request_from", "script_options", "show_metrics", "watched_script_options"]
 
+Function = TypeVar("Function", bound=Callable[..., Any])
 OTHER_PARAMETERS = {"guards": "guards", "processes": "processes", "seed": "recipe.seed", "arm_text": "arm"}
 DERIVED = {"processes": "number of requested processes", "arm_text": "flags of the arm"}
+# Settings of cells that hold for a script too; what the others say, the script decides.
+KEPT = frozenset({"device", "warmup_steps", "recipe.max_steps", "nan_patience", "threads"})
+OWN = ("metric", "list_metrics", "seed_arg", "compat_torch", "mask")
+NOT_FOR_SCRIPTS = (
+    *("sweep", "timing_rounds", "verify_resume", "recipe_name", "size", "config_file", "overrides", "model_args"),
+    *("nnodes", "node_rank", "rdzv_endpoint", "max_restarts", "slurm_options", "cells_per_job", "dist_url"),
+)
 
 
 def request_from(parameters: Mapping[str, Any]) -> SettingsRequest:
@@ -43,7 +55,7 @@ def request_from(parameters: Mapping[str, Any]) -> SettingsRequest:
         set_path(from_flags, f"recipe.model.args.{name}", value)
         origins[f"recipe.model.args.{name}"] = "flag --model-arg"
     layers += [Layer("environment", from_environment, origins), Layer("flag", from_flags, origins)]
-    if (script := script_layer(parameters)) is not None:
+    if (script := _script_layer(parameters)) is not None:
         layers.append(script)
     return SettingsRequest(
         parameters.get("recipe_name"), parameters.get("size"), parameters.get("config_file"), tuple(layers)
@@ -60,3 +72,147 @@ def _source(name: str) -> tuple[bool, str]:
     if source == click.core.ParameterSource.ENVIRONMENT:
         return True, f"environment {option.envvar}"
     return False, f"flag {max(option.opts, key=len)}" if isinstance(option, click.Option) else "argument"
+
+
+class ScriptCommand(Command):
+    """A command that leaves everything after `--` to a script."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        own, dashes, words = args, [], []
+        if "--" in args:
+            place = args.index("--")
+            own, dashes, words = args[:place], ["--"], args[place + 1 :]
+        rest = super().parse_args(ctx, list(own))
+        ctx.params["script"] = words if dashes else None
+        return rest
+
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        return [*super().collect_usage_pieces(ctx), "[-- SCRIPT [ARGS]...]"]
+
+
+def script_options(function: Function) -> Function:
+    """Add the options that only a script after `--` has."""
+    options = [
+        option(
+            "--metric",
+            multiple=True,
+            metavar="NAME[:WORD...][=REGEX]",
+            group=SCRIPT,
+            help="with -- SCRIPT: a number that it prints, as in 'top1:max=Acc@1 ([\\d.]+)', or logs; words are max, "
+            "min, last, best, first, and points (compare differences); verdicts use the first metric; repeatable "
+            " [default: its training loss]",
+        ),
+        option(
+            "--list-metrics",
+            is_flag=True,
+            group=SCRIPT,
+            help="with -- SCRIPT: run it briefly and list the metrics it shows",
+        ),
+        option("--seed-arg", metavar="FLAG", group=SCRIPT, help="with -- SCRIPT: pass the seed as FLAG SEED"),
+        option(
+            "--compat-torch",
+            is_flag=True,
+            group=SCRIPT,
+            help="with -- SCRIPT: restore removed and changed APIs of torch, numpy and Python",
+        ),
+        option(
+            "--mask",
+            multiple=True,
+            metavar="PATTERN",
+            group=SCRIPT,
+            help="with -- SCRIPT: keep the values of its arguments, and of environment variables, of such names out of "
+            "all files, as those of --token, --password, *_KEY and others are; repeatable",
+        ),
+    ]
+    return add_options(options, function)
+
+
+def watched_script_options(function: Function) -> Function:
+    """Add the seed, and the options of a script that is watched as it trains."""
+    options = [
+        option(
+            "--seed",
+            type=int,
+            metavar="N",
+            group=OUTPUT,
+            help="random seed of weights and batches; for a script, set before it starts",
+        ),
+        option("--seed-arg", metavar="FLAG", group=SCRIPT, help="with -- SCRIPT: pass the seed as FLAG SEED"),
+        option("--compat-torch", is_flag=True, group=SCRIPT, help="with -- SCRIPT: restore removed and changed APIs"),
+        option(
+            "--nproc-per-node",
+            type=click.IntRange(1),
+            metavar="N",
+            group=SCRIPT,
+            help="with -- SCRIPT: ranks of torchrun",
+        ),
+    ]
+    return add_options(options, function)
+
+
+def _script_layer(parameters: Mapping[str, Any]) -> Layer | None:
+    """Return the setting of the script after `--`; None without one.
+
+    Raises:
+        ConfigError: an option that only ampcompare's own loop has, or only a script, in the wrong place.
+    """
+    words = parameters.get("script")
+    if words is None:
+        for name in OWN:
+            if _was_given(name):
+                raise ConfigError(f"{_flag(name)} is for a script: ampcompare {_command()} [OPTIONS] -- SCRIPT ARGS...")
+        return None
+    paths = {parameter_of(path): path for _, path, _ in RECIPE_OPTIONS}
+    loops = [name for name, path in paths.items() if path not in KEPT]
+    for name in (*loops, *NOT_FOR_SCRIPTS):
+        if _was_given(name):
+            raise ConfigError(
+                f"{_flag(name)} is a setting of ampcompare's own training loop, but a script has its own loop; leave "
+                f"it out, or give the script's own option after --"
+            )
+    script: ScriptConfig = script_config(
+        words,
+        metrics=parameters["metric"],
+        seed_arg=parameters["seed_arg"],
+        max_steps=parameters[parameter_of("recipe.max_steps")],
+        compat_torch=parameters["compat_torch"],
+        mask=parameters.get("mask") or (),
+        torchrun=parameters["nproc_per_node"] is not None,
+    )
+    return Layer("script after --", {"script": script.model_dump()})
+
+
+def show_metrics(config: RunConfig) -> int:
+    """Print what metrics a script shows, each with the option to paste, and return the exit code."""
+    from tabulate import tabulate
+
+    from ampcompare.experiment.launch.script.listing import list_metrics, script_steps
+
+    seen, error = list_metrics(config)
+    rows = [[printable(one.name, 40), one.source, one.count, f"{one.last:g}", one.option] for one in seen]
+    if rows:
+        click.echo(tabulate(rows, headers=["metric", "from", "values", "last", "to take it"]))
+    else:
+        steps = script_steps(config)
+        click.echo(
+            f"the script showed no number that looks like a metric in {steps} steps; its training loss is always "
+            f"available. If it prints a metric only at the end of an epoch, let it run longer: --max-steps {10 * steps}"
+        )
+    if error is not None:
+        click.echo(f"ampcompare: {error}", err=True)
+    return 0 if error is None else 3
+
+
+def _was_given(name: str) -> bool:
+    source = click.get_current_context().get_parameter_source(name)
+    return source not in (None, click.core.ParameterSource.DEFAULT)
+
+
+def _flag(name: str) -> str:
+    command = click.get_current_context().command
+    found = next((one for one in command.params if one.name == name), None)
+    return max(found.opts, key=len) if found is not None else f"--{name.replace('_', '-')}"
+
+
+def _command() -> str:
+    return str(click.get_current_context().info_name)

@@ -196,7 +196,7 @@ def _optimizers() -> Iterable[str]:
 
 
 def _recipes() -> Iterable[str]:
-    from ampcompare.runs.settings.recipes.catalog import recipe_names
+    from ampcompare.runs.settings.file import recipe_names
 
     return recipe_names()
 

@@ -26,8 +26,7 @@ from ampcompare.runs.analysis.inference.looks import (
 from ampcompare.runs.analysis.runs.comparability import changed_settings
 from ampcompare.runs.analysis.runs.pairs import finished, pairs_by_seed
 from ampcompare.runs.analysis.runs.scores import metric_of
-from ampcompare.runs.records.comparison import Comparison
-from ampcompare.runs.records.look import Look
+from ampcompare.runs.records.comparison import Comparison, Look
 from ampcompare.runs.records.run import RunRecord, read_record
 
 __all__ = ["NO_PLAN", "Journal"]

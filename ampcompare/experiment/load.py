@@ -22,18 +22,17 @@ from ampcompare.experiment.journal import NO_PLAN, Journal
 from ampcompare.experiment.run_directory import RunDirectory, StoredPlan, labeled, row_of
 from ampcompare.runs.analysis.answer.headline import CORRECTED, headline
 from ampcompare.runs.analysis.answer.next_step import next_steps
-from ampcompare.runs.analysis.answer.phrases import quality_of
+from ampcompare.runs.analysis.answer.phrases import Quality
 from ampcompare.runs.analysis.inference.criteria import criteria_of
 from ampcompare.runs.analysis.inference.effect import ERROR_RATE
 from ampcompare.runs.analysis.inference.looks import Design, changes_sentence, error_rate_of_next
 from ampcompare.runs.analysis.runs.comparability import changed_settings, settings
 from ampcompare.runs.analysis.runs.record_checks import contradiction, implausible, read_checked
 from ampcompare.runs.analysis.summary import summarize
-from ampcompare.runs.records.comparison import Comparison, read_comparison
-from ampcompare.runs.records.look import Look
+from ampcompare.runs.records.comparison import Comparison, Look, read_comparison
 from ampcompare.runs.records.profile import Profile
 from ampcompare.runs.records.run import RunRecord
-from ampcompare.runs.settings.digest import settings_digest
+from ampcompare.runs.settings.config import settings_digest
 from ampcompare.runs.settings.validation import validated
 
 __all__ = ["reload_comparison", "reload_experiments", "with_profile"]
@@ -236,7 +235,7 @@ def _first_difference(stored: Comparison, again: Comparison) -> str:
                 return f"that {row.arm} is {one_word or 'without a verdict'}, not {other_word or 'without one'}"
         mean, own = row.metric_difference, other.metric_difference
         if mean is not None and own is not None and not isclose(mean, own, abs_tol=1e-9):
-            quality = quality_of(again)
+            quality = Quality(again.metric)
             return f"that {row.arm} differs by {quality.with_unit(mean)}, not {quality.signed(own)}"
     advice, own_advice = (
         {line.partition(":")[0] for line in each.headline if line.startswith("Use ")} for each in (stored, again)

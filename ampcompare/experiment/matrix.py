@@ -10,8 +10,7 @@ from typing import Any
 from ampcompare.backends.arm import Arm, parse_arms
 from ampcompare.base.errors import ConfigError, close_matches
 from ampcompare.runs.analysis.runs.comparability import settings
-from ampcompare.runs.settings.config import RunConfig
-from ampcompare.runs.settings.digest import NON_NUMERIC_SETTINGS
+from ampcompare.runs.settings.config import NON_NUMERIC_SETTINGS, RunConfig
 from ampcompare.runs.settings.file import Matrix
 from ampcompare.runs.settings.layers import MUTUALLY_EXCLUSIVE
 

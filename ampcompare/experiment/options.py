@@ -11,19 +11,17 @@ from typing import Any, Literal, TypeAlias
 from pydantic import BaseModel
 
 from ampcompare.base.errors import ConfigError
+from ampcompare.base.formatting import parse_duration
 from ampcompare.experiment.claims.definition import study_name
-from ampcompare.experiment.follow import load_callback
+from ampcompare.experiment.follow import Callback, load_callback
 from ampcompare.experiment.launch.base import Launcher
-from ampcompare.experiment.launch.dispatch import make_launcher
+from ampcompare.experiment.launch.dispatch import launcher_at, make_launcher
 from ampcompare.experiment.launch.places import Places
-from ampcompare.experiment.launch.pool import launcher_at
 from ampcompare.experiment.matrix import find_setting
 from ampcompare.experiment.observer import Observer
 from ampcompare.experiment.sources import SettingsRequest, collect_settings
 from ampcompare.runs.analysis.inference.criteria import Criteria, Preference
-from ampcompare.runs.records.callback import Callback
 from ampcompare.runs.settings.config import RunConfig
-from ampcompare.runs.settings.durations import parse_duration
 from ampcompare.runs.settings.layers import Layer
 from ampcompare.runs.settings.recipe import Recipe
 from ampcompare.runs.settings.script import SCRIPT_ARMS, script_config

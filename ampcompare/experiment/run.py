@@ -21,12 +21,11 @@ from ampcompare.base.files.write import write_atomically
 from ampcompare.experiment.journal import Journal
 from ampcompare.experiment.launch.base import Launcher, Progress
 from ampcompare.experiment.launch.cell_files import write_record
-from ampcompare.experiment.launch.pool import LauncherPool
+from ampcompare.experiment.launch.dispatch import LauncherPool
 from ampcompare.experiment.launch.stop_signal import raised_later
 from ampcompare.experiment.observer import Observer, Outline
-from ampcompare.experiment.plan import Plan
+from ampcompare.experiment.plan import Plan, device_of_cells
 from ampcompare.experiment.run_directory import Reuse, RunDirectory, StoredPlan, code_folder, labeled
-from ampcompare.experiment.run_order import device_of_cells
 from ampcompare.experiment.timing_rounds import run_timing_rounds
 from ampcompare.runs.analysis.inference.criteria import Criteria
 from ampcompare.runs.analysis.summary import summarize

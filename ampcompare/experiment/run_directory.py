@@ -33,9 +33,8 @@ from ampcompare.experiment.plan import Plan
 from ampcompare.runs.analysis.inference.criteria import Criteria
 from ampcompare.runs.analysis.runs.comparability import foreign_steps
 from ampcompare.runs.analysis.runs.record_checks import check_record, read_checked
+from ampcompare.runs.records.comparison import Look, Published
 from ampcompare.runs.records.document import read_with_source
-from ampcompare.runs.records.look import Look
-from ampcompare.runs.records.published import Published
 from ampcompare.runs.records.run import RunRecord, dump_json
 from ampcompare.runs.settings.config import LAUNCHERS, RunConfig
 from ampcompare.runs.settings.validation import validated

@@ -8,16 +8,23 @@ from typing import Any
 
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import ConfigError
+from ampcompare.base.formatting import parse_duration
 from ampcompare.experiment.matrix import Row, Vary, expand_matrix, find_setting, first_matching
 from ampcompare.experiment.plan import Plan, parse_seeds, plan_rows
 from ampcompare.runs.analysis.runs.comparability import changed_settings, settings
-from ampcompare.runs.records.published import Published, PublishedRow
+from ampcompare.runs.records.comparison import Published, PublishedRow
 from ampcompare.runs.settings.config import RunConfig
-from ampcompare.runs.settings.durations import parse_duration
-from ampcompare.runs.settings.file import Matrix, PublishedResult, Reference, SettingsFile, joined, read_settings_file
+from ampcompare.runs.settings.file import (
+    Matrix,
+    PublishedResult,
+    Reference,
+    SettingsFile,
+    joined,
+    load_recipe,
+    read_settings_file,
+)
 from ampcompare.runs.settings.layers import Layer, ResolvedSettings, resolve_settings, set_path
-from ampcompare.runs.settings.paths import flatten
-from ampcompare.runs.settings.recipes.catalog import load_recipe
+from ampcompare.runs.settings.validation import flatten
 
 __all__ = [
     "RecipeAtSize",

@@ -15,8 +15,7 @@ from ampcompare.base.errors import Ended
 from ampcompare.base.files.run_files import CellFile
 from ampcompare.experiment.launch.base import Launcher
 from ampcompare.experiment.launch.cell_files import write_record
-from ampcompare.experiment.plan import Plan
-from ampcompare.experiment.run_order import balanced_rows
+from ampcompare.experiment.plan import Plan, balanced_rows
 from ampcompare.runs.records.run import RunRecord, TimingRound
 from ampcompare.runs.settings.config import RunConfig, SavingConfig
 

@@ -15,8 +15,7 @@ import torch
 
 from ampcompare.runs.records.evaluation import EpochResult
 from ampcompare.runs.records.metric import TOP1, Metric
-from ampcompare.runs.records.run import RunSummary, StepRecord
-from ampcompare.runs.records.summary import Trace, loss_tail
+from ampcompare.runs.records.run import RunSummary, StepRecord, Trace, loss_tail
 from ampcompare.training.meters import PeakMemory
 
 if TYPE_CHECKING:

@@ -27,8 +27,7 @@ from ampcompare.runs.analysis.inference.criteria import Criteria
 from ampcompare.runs.analysis.inference.effect import ERROR_RATE
 from ampcompare.runs.analysis.inference.verdict import decide
 from ampcompare.runs.analysis.verdicts.loss_tail import tail_loss
-from ampcompare.runs.records.run import RunRecord
-from ampcompare.runs.records.summary import loss_tail
+from ampcompare.runs.records.run import RunRecord, loss_tail
 from ampcompare.runs.settings.config import RunConfig
 from benchmarks.rates.real_runs import RECIPES, Recipe, comparisons, judged, of_pair, own_seed
 from benchmarks.rates.study import KEEPS, WINNER, Row, Study, Table, called, counted, percent, total

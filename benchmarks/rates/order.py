@@ -20,7 +20,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ampcompare.experiment.run_order import balanced_rows
+from ampcompare.experiment.plan import balanced_rows
 from benchmarks.rates.arrays import Floats, is_winner
 from benchmarks.rates.study import Row, Study, Table
 

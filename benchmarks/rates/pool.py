@@ -19,7 +19,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from ampcompare.experiment.run_order import balanced_rows, device_of_cells
+from ampcompare.experiment.plan import balanced_rows, device_of_cells
 from benchmarks.rates.arrays import Floats, is_winner
 from benchmarks.rates.study import Row, Study, Table
 

@@ -33,12 +33,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ampcompare.experiment.compare import pilot_seeds
+from ampcompare.runs.analysis.inference.criteria import AccuracyMargin, margin_error, parse_margin, resolve_margin
 from ampcompare.runs.analysis.inference.effect import Effect, interval, min_resolvable_spread, paired, two_stage
 from ampcompare.runs.analysis.inference.looks import error_rate_of_next
-from ampcompare.runs.analysis.inference.margins import AccuracyMargin, margin_error, parse_margin, resolve_margin
 from ampcompare.runs.analysis.inference.sample_size import stein_pairs
 from ampcompare.runs.analysis.inference.verdict import Verdict, decide
-from ampcompare.runs.records.look import Look
+from ampcompare.runs.records.comparison import Look
 from benchmarks.rates import metrics, rounded
 from benchmarks.rates.study import KEEPS, WINNER, Row, Study, Table, called, percent, total
 

@@ -15,11 +15,11 @@ from ampcompare.base.environment.fingerprint import fingerprint
 from ampcompare.base.errors import ConfigError, GateFailed, RecordError
 from ampcompare.cli.compare_command import command, options_from
 from ampcompare.experiment.compare import ComparisonOutcome
+from ampcompare.experiment.follow import Callback
 from ampcompare.experiment.launch.base import Launcher
 from ampcompare.experiment.launch.cell_files import write_record
 from ampcompare.experiment.options import CompareOptions, LaunchOptions, RunOptions
 from ampcompare.experiment.single_run import RunOutcome
-from ampcompare.runs.records.callback import Callback
 from ampcompare.runs.records.evaluation import EpochResult
 from ampcompare.runs.records.run import RunRecord, RunSummary
 from ampcompare.runs.settings.config import RunConfig
@@ -158,7 +158,7 @@ def test_run_takes_a_config_or_its_parts(monkeypatch: pytest.MonkeyPatch) -> Non
         record = RunRecord(cell="x", arm="fp32", status="failed", config=options.config)
         return RunOutcome(record, options.folder)
 
-    monkeypatch.setattr("ampcompare.api.training.run_single", take)
+    monkeypatch.setattr("ampcompare.api.comparison.run_single", take)
     recipe = Recipe(optimizer=OptimizerConfig(lr_base=0.4), global_batch_size=128)
     ampcompare.run(RunConfig(recipe=recipe, arm="apex:O2"))
     ampcompare.run(recipe=recipe, arm="apex:O2")

@@ -25,8 +25,7 @@ from ampcompare.experiment.plan import make_plan
 from ampcompare.experiment.run import run_plan
 from ampcompare.experiment.run_directory import RunDirectory
 from ampcompare.runs.records.evaluation import EpochResult
-from ampcompare.runs.records.run import EngineInfo, RunRecord, RunSummary, StepRecord, dump_json
-from ampcompare.runs.records.summary import Trace
+from ampcompare.runs.records.run import EngineInfo, RunRecord, RunSummary, StepRecord, Trace, dump_json
 from ampcompare.runs.report.base import write_reports
 from ampcompare.runs.settings.config import RunConfig
 

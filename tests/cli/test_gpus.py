@@ -11,7 +11,7 @@ from ampcompare.base.environment.gpus import Gpu
 from ampcompare.base.errors import LaunchError
 from ampcompare.cli import main
 from ampcompare.experiment import diagnose
-from ampcompare.experiment.launch import places, pool
+from ampcompare.experiment.launch import dispatch, places
 from ampcompare.experiment.launch.base import Launcher
 from ampcompare.experiment.launch.places import ANYWHERE, Place
 from ampcompare.runs.records.run import RunRecord
@@ -41,7 +41,7 @@ def used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
         return Ends()
 
     monkeypatch.setattr(places, "visible_gpus", lambda: GPUS)
-    monkeypatch.setattr(pool, "make_launcher", make)
+    monkeypatch.setattr(dispatch, "make_launcher", make)
     (tmp_path / "train.py").write_text("import torch\n")
     monkeypatch.chdir(tmp_path)
     return seen

@@ -6,7 +6,7 @@ import click
 import pytest
 
 from ampcompare.cli import COMMANDS, cli
-from ampcompare.cli.renamed import OLD_NAMES, RenamedOption, variable_name
+from ampcompare.cli.help import OLD_NAMES, Option, variable_name
 
 VALUES = {
     "--fail-below-loss-scale": "2",
@@ -37,7 +37,7 @@ CASES = [
     (name, flag)
     for name in COMMANDS
     for param in _command(name).params
-    if isinstance(param, RenamedOption)
+    if isinstance(param, Option)
     for flag in (*param.opts, *param.secondary_opts)
     if flag in OLD_NAMES
 ]

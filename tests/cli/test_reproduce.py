@@ -50,7 +50,7 @@ TINY = Study.model_validate(
 def tiny_study(monkeypatch: pytest.MonkeyPatch) -> None:
     """A study of one claim that takes a second."""
     monkeypatch.setattr(claims, "load_study", lambda name: TINY)
-    monkeypatch.setattr("ampcompare.experiment.claims.study.load_study", lambda name: TINY)
+    monkeypatch.setattr("ampcompare.experiment.claims.reproduce.load_study", lambda name: TINY)
 
 
 @pytest.mark.slow
@@ -98,5 +98,5 @@ def test_a_gpu_is_asked_for_only_where_a_claim_needs_one(
     call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A claim that needs none starts no process that looks for one."""
-    monkeypatch.setattr("ampcompare.experiment.claims.study.sees_gpu", lambda: pytest.fail("it was asked for"))
+    monkeypatch.setattr("ampcompare.experiment.claims.reproduce.sees_gpu", lambda: pytest.fail("it was asked for"))
     assert call("reproduce", "articles", "-o", str(tmp_path)).code == 0

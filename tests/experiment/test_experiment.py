@@ -24,7 +24,7 @@ from ampcompare.base.errors import ConfigError, LaunchError
 from ampcompare.experiment.compare import run_auto, run_comparison, seeds_needed
 from ampcompare.experiment.launch.base import Launcher, Progress, failed_record
 from ampcompare.experiment.launch.cell_files import write_record
-from ampcompare.experiment.launch.pool import LauncherPool
+from ampcompare.experiment.launch.dispatch import LauncherPool
 from ampcompare.experiment.load import reload_comparison
 from ampcompare.experiment.observer import Observer
 from ampcompare.experiment.options import CompareOptions, LaunchOptions

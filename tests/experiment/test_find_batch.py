@@ -12,8 +12,8 @@ import pytest
 from ampcompare.base.errors import ConfigError, LaunchError
 from ampcompare.experiment.find_batch import GIB, STEPS, BatchSearch, configs_of, find_batches
 from ampcompare.experiment.launch.base import Launcher
-from ampcompare.experiment.launch.pool import LauncherPool
-from ampcompare.experiment.launch.worker.failure import failed_with
+from ampcompare.experiment.launch.dispatch import LauncherPool
+from ampcompare.experiment.launch.worker.cell import failed_with
 from ampcompare.runs.records.run import RunRecord, RunSummary
 from ampcompare.runs.settings.config import RunConfig
 from ampcompare.tasks.data import Data

@@ -12,7 +12,7 @@ import pytest
 
 import ampcompare
 from ampcompare.base.errors import ConfigError
-from ampcompare.experiment.follow import Follower, following, load_callback
+from ampcompare.experiment.follow import Callback, CellInfo, Follower, following, load_callback
 from ampcompare.experiment.launch.base import Launcher, Progress
 from ampcompare.experiment.launch.cell_files import make_cell_folder
 from ampcompare.experiment.launch.worker.cell import run_cell
@@ -20,7 +20,6 @@ from ampcompare.experiment.observer import Observer, Outline
 from ampcompare.experiment.plan import make_plan
 from ampcompare.experiment.run import run_plan
 from ampcompare.experiment.run_directory import RunDirectory
-from ampcompare.runs.records.callback import Callback, CellInfo
 from ampcompare.runs.records.evaluation import EpochResult
 from ampcompare.runs.records.run import RunRecord, StepRecord, dump_json
 from ampcompare.runs.records.step import iter_steps
@@ -102,7 +101,7 @@ def test_nothing_is_called_without_callbacks(tmp_path: Path) -> None:
     entered: list[str] = []
 
     def count(frame: FrameType, event: str, argument: object) -> None:
-        if event == "call" and frame.f_code.co_filename.endswith(("experiment/follow.py", "runs/records/callback.py")):
+        if event == "call" and frame.f_code.co_filename.endswith("experiment/follow.py"):
             entered.append(frame.f_code.co_qualname)
 
     sys.setprofile(count)
@@ -209,7 +208,7 @@ def test_python_takes_objects_and_factories(monkeypatch: pytest.MonkeyPatch, mak
     """`ampcompare.run` and `compare` hand both on."""
     seen: list[Any] = []
     monkeypatch.setattr(
-        "ampcompare.api.training.run_single", lambda options, observer: seen.append(options) or _Outcome()
+        "ampcompare.api.comparison.run_single", lambda options, observer: seen.append(options) or _Outcome()
     )
     heard = Heard()
     ampcompare.run(CONFIG, callbacks=[heard, "ampcompare:Callback"])

@@ -17,8 +17,7 @@ import pytest
 from ampcompare.base.errors import ConfigError
 from ampcompare.base.files.run_files import RunFile
 from ampcompare.experiment.launch.base import Launcher
-from ampcompare.experiment.launch.dispatch import DispatchingLauncher
-from ampcompare.experiment.launch.pool import LauncherPool
+from ampcompare.experiment.launch.dispatch import DispatchingLauncher, LauncherPool
 from ampcompare.experiment.run_directory import RunDirectory
 
 HOLDER = """

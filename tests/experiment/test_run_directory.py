@@ -15,8 +15,7 @@ from ampcompare.experiment.plan import Plan, make_plan
 from ampcompare.experiment.run import FinishedCell, RunningPlan, run_plan
 from ampcompare.experiment.run_directory import RunDirectory, StoredPlan
 from ampcompare.runs.analysis.inference.criteria import Criteria
-from ampcompare.runs.records.comparison import Comparison
-from ampcompare.runs.records.look import Look
+from ampcompare.runs.records.comparison import Comparison, Look
 from ampcompare.runs.records.run import RunRecord
 from ampcompare.runs.settings.config import RunConfig
 from tests.experiment.test_journal import Pretend

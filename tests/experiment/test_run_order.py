@@ -11,10 +11,9 @@ import pytest
 
 from ampcompare.experiment.compare import plan_comparison
 from ampcompare.experiment.options import CompareOptions, LaunchOptions
-from ampcompare.experiment.plan import Plan, make_plan
+from ampcompare.experiment.plan import Plan, balanced_rows, device_of_cells, make_plan, position_sums
 from ampcompare.experiment.run import order_as_run
 from ampcompare.experiment.run_directory import RunDirectory, StoredPlan
-from ampcompare.experiment.run_order import balanced_rows, device_of_cells, position_sums
 from ampcompare.runs.analysis.inference.criteria import Criteria
 from ampcompare.runs.settings.config import RunConfig
 

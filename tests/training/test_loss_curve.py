@@ -7,8 +7,7 @@ import math
 
 import pytest
 
-from ampcompare.runs.records.run import RunRecord, StepRecord, dump_json
-from ampcompare.runs.records.summary import Trace
+from ampcompare.runs.records.run import RunRecord, StepRecord, Trace, dump_json
 from ampcompare.training.run_summary import MAX_LENGTH, Tracer
 
 

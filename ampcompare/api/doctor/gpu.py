@@ -17,9 +17,10 @@ GIB = 2**30
 DEVICES = Path("/dev")
 WSL_DRIVER = Path("/usr/lib/wsl/lib/libcuda.so.1")
 DRIVER_FILE = Path("/proc/driver/nvidia/version")
+DRIVER_SECONDS = 20.0
 
 
-def driver_version(seconds: float = 20.0) -> tuple[str | None, str]:
+def driver_version() -> tuple[str | None, str]:
     """Return the version of NVIDIA's driver, and how it is known or why not; torch is not asked."""
     try:
         match = re.search(r"Kernel Module(?: for \S+)?\s+([\d.]+)", DRIVER_FILE.read_text(encoding="utf-8"))
@@ -36,7 +37,7 @@ def driver_version(seconds: float = 20.0) -> tuple[str | None, str]:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=seconds,
+            timeout=DRIVER_SECONDS,
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:

@@ -9,7 +9,7 @@ from typing import Any
 from ampcompare.experiment.claims.definition import Accuracy, Below, Claim, Diverges, Memory, Test, Time, Trains
 from ampcompare.runs.analysis.inference.criteria import Criteria
 from ampcompare.runs.analysis.inference.effect import wilson
-from ampcompare.runs.analysis.runs.identity import IDENTICAL
+from ampcompare.runs.analysis.runs.pairs import IDENTICAL
 from ampcompare.runs.analysis.runs.scores import metric_of
 from ampcompare.runs.analysis.summary import summarize
 from ampcompare.runs.records.comparison import ArmSummary

@@ -49,10 +49,9 @@ def rank_of(environment: Mapping[str, str] | None = None) -> int:
     return int(text) if text.isdecimal() else 0
 
 
-def is_rank(environment: Mapping[str, str] | None = None) -> bool:
+def is_rank() -> bool:
     """Return whether torchrun, srun or a script started this process as one of several ranks."""
-    environment = os.environ if environment is None else environment
-    return "RANK" in environment or _in_slurm(environment)
+    return "RANK" in os.environ or _in_slurm(os.environ)
 
 
 def world_of(environment: Mapping[str, str] | None = None, *, url: str | None = None) -> DistributedEnv | None:

@@ -17,7 +17,7 @@ import psutil
 from ampcompare.base.errors import UnsupportedCombination
 from ampcompare.base.files.run_files import CellFile
 from ampcompare.base.isolate.start import start_command
-from ampcompare.experiment.launch.base import Launcher, Progress, failed_record, interrupted_record
+from ampcompare.experiment.launch.base import Launcher, Progress, Stoppable, failed_record, interrupted_record
 from ampcompare.experiment.launch.cell_files import (
     last_lines,
     log_tail,
@@ -30,7 +30,6 @@ from ampcompare.experiment.launch.cell_files import (
 from ampcompare.experiment.launch.forked import worker_environment
 from ampcompare.experiment.launch.places import ANYWHERE, Place
 from ampcompare.experiment.launch.start_ranks import RANK_MODULE, Request
-from ampcompare.experiment.launch.stoppable import Stoppable
 from ampcompare.runs.records.run import RunRecord, read_record
 from ampcompare.runs.settings.config import RunConfig
 

@@ -17,6 +17,7 @@ from ampcompare.runs.settings.config import RunConfig
 __all__ = ["ANYWHERE", "VARIABLE", "Place", "Places", "find_places", "with_place"]
 
 VARIABLE = "AMPCOMPARE_PLACE"  # tells the process that writes a record what it belongs to
+CORES = Path("/sys/devices/system/cpu")
 
 
 @dataclass(frozen=True)
@@ -223,13 +224,13 @@ def _on_cores(jobs: int | str | None, processes: int, threads: int, devices: set
     return Places(tuple(Place(cores=tuple(cores[n * size : (n + 1) * size]), cells=count) for n in range(count)))
 
 
-def _available_cores(root: Path = Path("/sys/devices/system/cpu")) -> list[int]:
+def _available_cores() -> list[int]:
     """Return the cores that this process may use, sorted by socket and core: threads of one core are neighbors."""
     if not hasattr(os, "sched_getaffinity"):
         return []
 
     def position(core: int) -> tuple[int, int, int]:
-        folder = root / f"cpu{core}" / "topology"
+        folder = CORES / f"cpu{core}" / "topology"
         try:
             return int((folder / "physical_package_id").read_text()), int((folder / "core_id").read_text()), core
         except (OSError, ValueError):

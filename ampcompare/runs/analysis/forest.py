@@ -1,4 +1,4 @@
-"""Compute the effect of each arm over several experiments from their comparisons.
+"""Several experiments side by side: the effect of each arm in each of them, and over all of them.
 
 Experiments count alike (a random-effects model with equal weights). Weights by the inverse of each experiment's
 variance, as DerSimonian-Laird and Paule-Mandel use them, suppose that the variances are known. Here each comes from
@@ -17,6 +17,9 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
+
+from pydantic import Field
 
 from ampcompare.base.errors import ConfigError
 from ampcompare.runs.analysis.answer.headline import headline
@@ -27,13 +30,68 @@ from ampcompare.runs.analysis.runs.scores import has_score, metric_of, spread_fl
 from ampcompare.runs.analysis.verdicts.accuracy import accuracy_effect
 from ampcompare.runs.analysis.verdicts.step_time import TIME_FLOOR, ratio_of, step_times
 from ampcompare.runs.records.comparison import ArmSummary, Comparison
-from ampcompare.runs.records.forest import Experiment, ExperimentEffect, Forest, Measure, PooledEffect
-from ampcompare.runs.records.metric import Metric
+from ampcompare.runs.records.document import SCHEMA, FrozenRecord
+from ampcompare.runs.records.metric import TOP1, Metric
 
-__all__ = ["make_forest", "pool"]
+__all__ = ["Experiment", "ExperimentEffect", "Forest", "Measure", "PooledEffect", "make_forest", "pool"]
 
 MAX_NAMED = 3
+Measure = Literal["accuracy", "time"]
 Shown = Callable[[float], float]  # an effect as reports show it
+
+
+class Experiment(FrozenRecord):
+    """One run directory, or several of equal settings."""
+
+    name: str
+    model: str
+    data: str
+    seeds: list[int]
+
+
+class ExperimentEffect(FrozenRecord):
+    """An arm against the reference in one experiment: a difference of the metric, or a ratio of step times."""
+
+    arm: str
+    measure: Measure
+    experiment: str
+    pairs: int = 0
+    value: float | None = None
+    low: float | None = Field(None, description="of the interval of 95 % of this effect alone")
+    high: float | None = None
+    left_out: str = Field("", description="why the effect is not among the pooled ones; empty if it is")
+
+
+class PooledEffect(FrozenRecord):
+    """An arm against the reference over all experiments that could test it, each of equal weight."""
+
+    arm: str
+    measure: Measure
+    experiments: int
+    value: float
+    low: float | None = Field(None, description="of the interval of the test behind `verdict`")
+    high: float | None = None
+    confidence: float | None = Field(None, description="two-sided, of that interval")
+    prediction_low: float | None = Field(None, description="of what another experiment would measure, at 95 %")
+    prediction_high: float | None = None
+    tau: float = Field(description="standard deviation between experiments; of the logarithm for ratios of times")
+    i_squared: float = Field(description="share of the variance of the effects that is between experiments")
+    verdict: str = ""
+
+
+class Forest(FrozenRecord):
+    """All effects, and the terms that the verdicts go by."""
+
+    schema_number: int = Field(SCHEMA, alias="schema")
+    reference: str
+    metric: Metric = Field(TOP1, description="that the accuracy is measured by")
+    margin: float = Field(description="equivalence margin of the metric, in the unit of shown differences")
+    time_margin: float = Field(description="share of the step time that does not matter")
+    headline: list[str] = Field([], description="the answer, one sentence each, the most important first; plain text")
+    experiments: list[Experiment]
+    effects: list[ExperimentEffect]
+    pooled: list[PooledEffect]
+    notes: list[str] = Field([], description="what a reader should know of how they were pooled")
 
 
 @dataclass(frozen=True)

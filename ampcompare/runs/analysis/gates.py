@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from ampcompare.base.errors import ConfigError
 from ampcompare.runs.analysis.inference.criteria import criteria_of
 from ampcompare.runs.analysis.inference.looks import Design
+from ampcompare.runs.analysis.inference.verdict import verdicts_on
 from ampcompare.runs.analysis.runs.comparability import accuracy_reason, memory_reason, time_reason
 from ampcompare.runs.analysis.runs.learning import LEARNED_NOTHING, idle_verdict
-from ampcompare.runs.analysis.runs.pairs import conditional_on, counterparts, pairs_by_seed
+from ampcompare.runs.analysis.runs.pairs import conditional, conditional_on, counterparts, pairs_by_seed
 from ampcompare.runs.analysis.runs.scores import value_of
-from ampcompare.runs.analysis.runs.time_validity import invalid_reason
-from ampcompare.runs.analysis.summary import decided_rows, line_of
-from ampcompare.runs.analysis.verdicts.accuracy import accuracy_margin
+from ampcompare.runs.analysis.verdicts.accuracy import accuracy_evidence, accuracy_margin
+from ampcompare.runs.analysis.verdicts.loss_tail import loss_evidence
+from ampcompare.runs.analysis.verdicts.step_time import invalid_reason, time_evidence
 from ampcompare.runs.records.comparison import ArmSummary, Comparison
 from ampcompare.runs.records.metric import TOP1, TOP5, Metric
 from ampcompare.runs.records.run import RunRecord
@@ -209,7 +210,9 @@ def check_gates(
         raise ConfigError(
             f"the baseline has none of these arms; it has {', '.join(row.arm for row in baseline.arms[:10])}"
         )
-    judged = {row.arm: row for row in _rows(comparison, baseline)}
+    judged = {
+        gate.measure: _verdicts(gate.measure, comparison, baseline) for gate in gates if isinstance(gate, VerdictGate)
+    }
     checks = []
     known = {_run(record) for record in baseline.records} if baseline is not None else set()
     for row in comparison.arms:
@@ -224,7 +227,7 @@ def check_gates(
                 if baseline is not None:  # else the arm is the reference itself
                     checks.append(Check(row.arm, gate.text, skipped="the baseline has no such arm"))
             elif isinstance(gate, VerdictGate):
-                checks.append(_check_verdict(gate, row.arm, _verdict(gate, judged.get(row.arm))))
+                checks.append(_check_verdict(gate, row.arm, judged[gate.measure].get(row.arm, "")))
             else:
                 metric = None if gate.measure in (*RATIOS, *COUNTS) else _named(gate.measure, gate.text, metrics)
                 checks.append(_check_limit(gate, metric, row, runs, base or [], same_software=baseline is None))
@@ -246,27 +249,35 @@ def _base(arm: str, comparison: Comparison, baseline: Comparison | None) -> list
     return [record for record in baseline.records if record.arm == arm]
 
 
-def _verdict(gate: VerdictGate, row: ArmSummary | None) -> str:
-    if row is None:
-        return ""
-    return {"time": row.time_verdict, TAIL_LOSS: row.loss_verdict}.get(gate.measure, row.accuracy_verdict)
-
-
-def _rows(comparison: Comparison, baseline: Comparison | None) -> Sequence[ArmSummary]:
-    """Return the row of each arm with its verdicts: its own, or against its runs in a baseline."""
+def _verdicts(measure: str, comparison: Comparison, baseline: Comparison | None) -> dict[str, str]:
+    """Return the verdict of each arm on what a gate is about: its own, or against its runs in a baseline."""
     if baseline is None:
-        return comparison.arms
-    criteria, metric = criteria_of(comparison), comparison.metric
-    theirs = [run for run in baseline.records if run.arm == comparison.reference]
-    margin = accuracy_margin(theirs, comparison.reference, criteria, metric)
+        field = {"time": "time_verdict", TAIL_LOSS: "loss_verdict"}.get(measure, "accuracy_verdict")
+        return {row.arm: getattr(row, field) for row in comparison.arms}
+    criteria = criteria_of(comparison)
     design = Design(comparison.error_rate, comparison.error_rate)  # that of the look: a baseline is not a second chance
-    lines = [
-        line_of(row.arm, runs, base, margin, design, same_software=False)
+    sides = {
+        row.arm: ([record for record in comparison.records if record.arm == row.arm], base)
         for row in comparison.arms
         if (base := _base(row.arm, comparison, baseline)) is not None
-        for runs in [[record for record in comparison.records if record.arm == row.arm]]
-    ]
-    return decided_rows(lines, metric, margin, criteria, design)
+    }
+    pairs = {arm: pairs_by_seed(*side) for arm, side in sides.items()}
+    if measure == "time":
+        times = {arm: time_evidence(side[0], pairs[arm], same_software=False) for arm, side in sides.items()}
+        return {arm: verdict.word for arm, verdict in verdicts_on(times, criteria.time(), design).items()}
+    if measure == TAIL_LOSS:
+        margin = criteria.loss()
+        found = {arm: loss_evidence(side[0], pairs[arm], design, same_software=False) for arm, side in sides.items()}
+    else:
+        theirs = [run for run in baseline.records if run.arm == comparison.reference]
+        of_metric = accuracy_margin(theirs, comparison.reference, criteria, comparison.metric)
+        margin = of_metric.of_scores()
+        found = {
+            arm: accuracy_evidence(side[0], pairs[arm], of_metric, design, same_software=False)
+            for arm, side in sides.items()
+        }
+    verdicts = verdicts_on(found, margin, design)
+    return {arm: conditional(verdict, conditional_on(*sides[arm])).word for arm, verdict in verdicts.items()}
 
 
 def _check_verdict(gate: VerdictGate, arm: str, verdict: str) -> Check:

@@ -10,17 +10,23 @@ from typing import Any, TypeGuard
 
 from ampcompare.runs.analysis.answer.headline import details, headline
 from ampcompare.runs.analysis.answer.next_step import next_steps
-from ampcompare.runs.analysis.inference.criteria import Criteria
+from ampcompare.runs.analysis.answer.phrases import Quality
+from ampcompare.runs.analysis.inference.criteria import AccuracyMargin, Criteria
 from ampcompare.runs.analysis.inference.effect import MIN_PAIRS, wilson
 from ampcompare.runs.analysis.inference.looks import Design
-from ampcompare.runs.analysis.inference.margins import AccuracyMargin
 from ampcompare.runs.analysis.inference.verdict import NOTHING, Evidence, Verdict, verdicts_on
 from ampcompare.runs.analysis.runs.comparability import circumstances, foreign_steps, memory_reason, script_sentences
-from ampcompare.runs.analysis.runs.counterparts import find_twins, twin_sentence
-from ampcompare.runs.analysis.runs.pairs import Pair, conditional, conditional_on, counterparts, finished, pairs_by_seed
+from ampcompare.runs.analysis.runs.pairs import (
+    Pair,
+    conditional,
+    conditional_on,
+    counterparts,
+    equal_losses,
+    finished,
+    pairs_by_seed,
+)
 from ampcompare.runs.analysis.runs.record_checks import unique_runs
 from ampcompare.runs.analysis.runs.scores import metric_of, one_metric
-from ampcompare.runs.analysis.runs.time_validity import invalid_reason, invalid_reason_of_arm
 from ampcompare.runs.analysis.verdicts.accuracy import (
     accuracy_effect,
     accuracy_evidence,
@@ -30,13 +36,19 @@ from ampcompare.runs.analysis.verdicts.accuracy import (
 )
 from ampcompare.runs.analysis.verdicts.loss_tail import loss_evidence
 from ampcompare.runs.analysis.verdicts.samples import compare_samples, sample_sentences, samples_noun
-from ampcompare.runs.analysis.verdicts.step_time import ratio_of, rounds_sentence, step_times, time_evidence
-from ampcompare.runs.records.comparison import ArmSummary, Comparison, SampleComparison
+from ampcompare.runs.analysis.verdicts.step_time import (
+    invalid_reason,
+    invalid_reason_of_arm,
+    ratio_of,
+    rounds_sentence,
+    step_times,
+    time_evidence,
+)
+from ampcompare.runs.records.comparison import ArmSummary, Comparison, Published, SampleComparison, Twin
 from ampcompare.runs.records.metric import Metric
-from ampcompare.runs.records.published import Published
-from ampcompare.runs.records.run import RunRecord
+from ampcompare.runs.records.run import Effective, RunRecord
 
-__all__ = ["Line", "conclude", "decided_rows", "line_of", "summarize"]
+__all__ = ["Line", "conclude", "decided_rows", "summarize"]
 
 
 def summarize(
@@ -76,10 +88,7 @@ def summarize(
         by_arm.setdefault(record.arm, []).append(record)
     margin = accuracy_margin(by_arm.get(reference, []), reference, terms, metric)
     rows = _rows(by_arm, arms, reference, terms, design)
-    twins = find_twins(
-        {arm: by_arm[arm] for arm in arms},
-        lambda twin, its: rows if twin == reference else _rows(by_arm, [twin, *its], twin, terms, design),
-    )
+    twins = _twins(by_arm, rows, reference, terms, design)
     comparison = conclude(
         rows,
         metric=metric,
@@ -105,7 +114,7 @@ def summarize(
                 *(f"Not used: {text}." for text in excluded),
                 *details(comparison),
                 *sample_sentences(rows, margin.points, metric, samples_noun(records)),
-                *(twin_sentence(twin, metric) for twin in twins),
+                *(_twin_sentence(twin, metric) for twin in twins),
                 *script_sentences(records, reference),
                 *circumstances(records, reference),
                 *filter(None, [rounds_sentence(records)]),
@@ -227,7 +236,7 @@ def _rows(
     against = by_arm.get(reference, [])
     margin = accuracy_margin(against, reference, terms, metric)
     lines = [
-        _line_of_reference(arm, against) if arm == reference else line_of(arm, by_arm[arm], against, margin, design)
+        _line_of_reference(arm, against) if arm == reference else _line_of(arm, by_arm[arm], against, margin, design)
         for arm in arms
     ]
     return decided_rows(lines, metric, margin, terms, design)
@@ -243,22 +252,15 @@ def _line_of_reference(arm: str, records: Sequence[RunRecord]) -> Line:
     )
 
 
-def line_of(
-    arm: str,
-    records: Sequence[RunRecord],
-    against: Sequence[RunRecord],
-    margin: AccuracyMargin,
-    design: Design,
-    *,
-    same_software: bool = True,
+def _line_of(
+    arm: str, records: Sequence[RunRecord], against: Sequence[RunRecord], margin: AccuracyMargin, design: Design
 ) -> Line:
-    """Return what is known of an arm against other runs, which may be of other software."""
     pairs = pairs_by_seed(records, against)
     return Line(
         _row(arm, records, pairs).model_copy(update=_memory(records, against)),
-        accuracy_evidence(records, pairs, margin, design, same_software=same_software),
-        time_evidence(records, pairs, same_software=same_software),
-        loss_evidence(records, pairs, design, same_software=same_software),
+        accuracy_evidence(records, pairs, margin, design),
+        time_evidence(records, pairs),
+        loss_evidence(records, pairs, design),
         conditional_on(records, against),
         lambda verdict: compare_samples(pairs, accuracy_effect(pairs), verdict, margin.of_scores()),
     )
@@ -374,3 +376,57 @@ def _status(records: Sequence[RunRecord]) -> str:
     mixed = list(filter(None, map(foreign_steps, records)))
     words += [f"{text} {mixed.count(text)}/{len(records)}" for text in dict.fromkeys(mixed)]
     return "; ".join(words)
+
+
+def _twins(
+    by_arm: Mapping[str, list[RunRecord]], rows: Sequence[ArmSummary], reference: str, terms: Criteria, design: Design
+) -> list[Twin]:
+    """Compare each arm that another library ran with ampcompare's arm of the precision that really ran.
+
+    Args:
+        rows: of the table, against its reference.
+    """
+    ran = {row.arm: effective for row in rows if (effective := _effective(by_arm[row.arm])) is not None}
+    twins = {label: twin for label, other in ran.items() if (twin := _twin_label(label, by_arm[label], other)) != label}
+    results = []
+    for label, twin in twins.items():
+        bare = Twin(arm=label, twin=twin, library=f"{ran[label].library} {ran[label].version}")
+        if twin not in {row.arm for row in rows}:
+            results.append(bare)
+            continue
+        together = [other for other, its in twins.items() if its == twin]
+        against = rows if twin == reference else _rows(by_arm, [twin, *together], twin, terms, design)
+        row = next(row for row in against if row.arm == label)
+        results.append(
+            bare.model_copy(
+                update={
+                    "pairs": row.pairs,
+                    "metric_difference": row.metric_difference,
+                    "accuracy_verdict": row.accuracy_verdict,
+                    "time_ratio": row.time_ratio,
+                    "same_bits": equal_losses(pairs_by_seed(by_arm[label], by_arm[twin])),
+                }
+            )
+        )
+    return results
+
+
+def _twin_sentence(twin: Twin, metric: Metric) -> str:
+    """Return a verdict in words."""
+    who = f"{twin.arm} ({twin.library}) against {twin.twin}, the precision that it ran in"
+    if twin.pairs:
+        pairs = f"{twin.pairs} seed{'s' if twin.pairs > 1 else ''}"
+        if twin.same_bits:
+            return f"{who}: {twin.accuracy_verdict}, every loss the same to the last bit, {pairs}."
+        difference = "" if twin.metric_difference is None else f", {Quality(metric).with_unit(twin.metric_difference)}"
+        return f"{who}: {twin.accuracy_verdict}{difference}, {pairs}."
+    return f"{who}: {twin.accuracy_verdict or f'not known, add --arm {twin.twin}'}."
+
+
+def _effective(records: Sequence[RunRecord]) -> Effective | None:
+    return next((record.effective for record in records if record.effective is not None), None)
+
+
+def _twin_label(label: str, records: Sequence[RunRecord], ran: Effective) -> str:
+    """Return the row of the twin: its arm, and behind it what is varied in the matrix."""
+    return ran.arm + label.removeprefix(records[0].config.arm)

@@ -1,4 +1,4 @@
-"""A comparison of cells: its records, one row for each arm, and what they say, to and from strict JSON.
+"""A comparison of cells: its records, a row for each arm, looks and published figures, to and from strict JSON.
 
 Reading needs no torch.
 """
@@ -9,23 +9,24 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from pydantic import Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from ampcompare.base.shown import Shown
-from ampcompare.runs.records.document import SCHEMA, SchemaNumber, read_model
+from ampcompare.runs.records.document import SCHEMA, FrozenRecord, Number, SchemaNumber, read_model
 from ampcompare.runs.records.evaluation import PrecisionRow
-from ampcompare.runs.records.fields import FrozenRecord, Number
-from ampcompare.runs.records.look import LOSS_MARGIN, Look
 from ampcompare.runs.records.metric import MAX_NAME, TOP1, Metric
-from ampcompare.runs.records.published import Published
 from ampcompare.runs.records.run import RunRecord
 
 __all__ = [
+    "LOSS_MARGIN",
     "ArmSummary",
     "Comparison",
     "JudgedTable",
+    "Look",
     "ModelPair",
     "NextStep",
+    "Published",
+    "PublishedRow",
     "SampleComparison",
     "Twin",
     "read_comparison",
@@ -41,6 +42,60 @@ OLDER_FIELDS = {
 }
 
 INVALID = "invalid measurement ("
+LOSS_MARGIN = 0.01
+
+
+class Look(FrozenRecord):
+    """What was tested, on which runs, under which terms, and at which error rate."""
+
+    number: int = Field(ge=0, description="among the looks that tested something; 0 for one that could not")
+    error_rate: float = Field(ge=0, lt=1, description="that it spent, of each claim over all arms")
+    written: str = Field("", description="date and time")
+    reference: str
+    arms: list[str]
+    seeds: list[int]
+    pairs: dict[str, int] = Field({}, description="of each arm with the reference")
+    cells: dict[str, str] = Field(description="a hash of each record, under LABEL@SEED")
+    lost: list[str] = Field([], description="cells that failed, as LABEL@SEED")
+    margin: float | str = Field(description="of the metric, as it was asked for: a number, or a rule")
+    margin_unit: str = Field("pp", description="of a margin that is a number")
+    time_margin: float
+    loss_margin: float = LOSS_MARGIN
+    planned: int | None = Field(None, description="number of looks that was planned; None if it was left open")
+    pilot: list[int] = Field([], description="seeds whose spread has set the number of seeds; empty if it was given")
+    changes: list[str] = Field([], description="in what it differs from earlier looks, apart from more runs")
+    accuracy: dict[str, str] = Field({}, description="the verdict on each arm")
+    time: dict[str, str] = Field({}, description="the verdict on each arm")
+    loss: dict[str, str] = Field({}, description="the verdict on each arm's training loss at the end")
+
+
+class PublishedRow(BaseModel):
+    """One line of a published table. Shares are 0 to 1, times in seconds, sizes in bytes; None was not published."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    name: str = Field(description="the arm and what is varied, as published")
+    row: str | None = Field(None, description="the measured row that belongs to it, if any")
+    top1: float | None = Field(None, description="of the last epoch")
+    top1_best: float | None = None
+    seconds: float | None = Field(None, description="of the whole run")
+    epoch_seconds: float | None = None
+    peak_bytes: int | None = None
+    diverged: bool = False
+    remark: str = ""
+
+
+class Published(BaseModel):
+    """A published table, and how far the measurements here are comparable with it."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    source: str
+    machine: str = ""
+    recipe: str
+    scale: str | None = Field(None, description="smaller shape that was measured; None is the recipe as published")
+    differs: list[str] = Field([], description="settings in which what was measured departs from the recipe")
+    rows: list[PublishedRow]
 
 
 class _Row(FrozenRecord):

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from ampcompare.base.shown import Shown
-from ampcompare.runs.records.fields import FrozenRecord, Number
+from ampcompare.runs.records.document import FrozenRecord, Number
 
 __all__ = [
     "Audit",

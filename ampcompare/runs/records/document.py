@@ -1,4 +1,4 @@
-"""Records as files: strict JSON with a schema number and, for the record of a cell, a checksum.
+"""The fields of records, and records as files: strict JSON with a schema number and, for that of a cell, a checksum.
 
 Non-finite numbers are written as the strings "nan", "inf" and "-inf", since JSON has none.
 """
@@ -12,16 +12,52 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from ampcompare.base.errors import RecordError
 from ampcompare.base.files.read import FileFault, parse_json, read_text
-from ampcompare.runs.records.fields import FrozenRecord
-from ampcompare.runs.records.step import StepRecord
 
-__all__ = ["SCHEMA", "SchemaNumber", "dump_json", "read_model", "read_with_source", "record_checksum", "sealed_json"]
+__all__ = [
+    "SCHEMA",
+    "Count",
+    "Finite",
+    "FrozenRecord",
+    "Number",
+    "SchemaNumber",
+    "Share",
+    "dump_json",
+    "read_model",
+    "read_with_source",
+    "record_checksum",
+    "sealed_json",
+    "to_float",
+]
 
 SCHEMA = 2  # 1: results were top-1 and top-5, by these names
+NON_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+
+
+def _number(value: Any) -> Any:
+    return NON_FINITE.get(value, value) if isinstance(value, str) else value
+
+
+# A float that strict JSON may hold as a string.
+Number = Annotated[float, BeforeValidator(_number)]
+Count = Annotated[int, Field(ge=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Finite = Annotated[float, Field(ge=0, lt=1e12)]
+
+
+def to_float(value: Any) -> float:
+    """Return a number read from the output of `dump_json`."""
+    return float(_number(value))
+
+
+class FrozenRecord(BaseModel):
+    """Data of a record; unknown fields of a newer version are ignored."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", protected_namespaces=(), populate_by_name=True)
+
 
 Stored = TypeVar("Stored", bound=FrozenRecord)
 SchemaNumber = Annotated[int, AfterValidator(lambda read: SCHEMA)]  # what is read has the fields of this version
@@ -41,7 +77,7 @@ def dump_json(value: Any, *, indent: int | None = 1) -> str:
     """Return strict JSON of a record, a step or plain data."""
     if isinstance(value, BaseModel):
         value = value.model_dump(by_alias=True)
-    elif isinstance(value, StepRecord):
+    elif isinstance(value, tuple) and hasattr(value, "_asdict"):  # a step
         value = value._asdict()
     # Escapes beyond ASCII, so that a name in a record can neither steer a terminal nor fail to be written.
     return json.dumps(_strict(value), indent=indent, allow_nan=False)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field, model_validator
 
 from ampcompare.base.errors import RecordError
-from ampcompare.runs.records.fields import Count, Finite, FrozenRecord, Number, Share
+from ampcompare.runs.records.document import Count, Finite, FrozenRecord, Number, Share
 from ampcompare.runs.records.metric import TOP1, TOP5
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from ampcompare.base.formatting import format_decimal
-from ampcompare.runs.records.fields import FrozenRecord
+from ampcompare.runs.records.document import FrozenRecord
 from ampcompare.runs.settings.script import LOSS, ScriptConfig
 
 __all__ = ["MAX_NAME", "TOP1", "TOP5", "Metric", "metrics_of"]

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from ampcompare.runs.records.fields import Finite, FrozenRecord
+from ampcompare.runs.records.document import Finite, FrozenRecord
 
 __all__ = [
     "KINDS",

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from ampcompare.base.errors import RecordError
 from ampcompare.base.files.read import FileFault, parse_json, read_text
-from ampcompare.runs.records.fields import to_float
+from ampcompare.runs.records.document import to_float
 
 __all__ = ["StepRecord", "iter_steps", "parse_step"]
 

@@ -15,7 +15,7 @@ from ampcompare.runs.analysis.runs.scores import value_of
 from ampcompare.runs.records.comparison import ArmSummary, Comparison
 from ampcompare.runs.records.metric import TOP5, Metric
 from ampcompare.runs.records.run import RunRecord
-from ampcompare.runs.report.color import Tone
+from ampcompare.runs.report.document import Tone
 
 __all__ = [
     "COLUMNS",
@@ -89,14 +89,9 @@ class ArmColumn:
         return self.text(row, records)
 
 
-def of_arm(
-    text: Callable[[ArmSummary], str],
-    applies: Callable[[Comparison], bool] = _always,
-    *,
-    overview: bool = False,
-) -> ArmColumn:
+def of_arm(text: Callable[[ArmSummary], str], applies: Callable[[Comparison], bool] = _always) -> ArmColumn:
     """Return a column of what the summary of an arm holds."""
-    return ArmColumn(lambda row, records: text(row), applies, overview=overview)
+    return ArmColumn(lambda row, records: text(row), applies)
 
 
 def over_runs(

@@ -10,12 +10,11 @@ from ampcompare.base.formatting import format_duration, format_mebibytes, format
 from ampcompare.runs.analysis.answer.phrases import sentence_start
 from ampcompare.runs.analysis.inference.effect import MIN_PAIRS
 from ampcompare.runs.analysis.runs.comparability import are_pairs
-from ampcompare.runs.analysis.runs.time_validity import invalid_reason
 from ampcompare.runs.analysis.verdicts.samples import samples_noun, two_digits
-from ampcompare.runs.records.comparison import ArmSummary, Comparison, ModelPair, SampleComparison
+from ampcompare.runs.analysis.verdicts.step_time import invalid_reason
+from ampcompare.runs.records.comparison import ArmSummary, Comparison, ModelPair, PublishedRow, SampleComparison
 from ampcompare.runs.records.evaluation import PrecisionRow
 from ampcompare.runs.records.metric import Metric
-from ampcompare.runs.records.published import PublishedRow
 from ampcompare.runs.records.run import RunRecord
 from ampcompare.runs.report.base import MAX_LINE
 from ampcompare.runs.report.columns import (

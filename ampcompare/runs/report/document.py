@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
-from ampcompare.runs.report.color import Tone
 from ampcompare.runs.report.outlines import OUTLINES
 
 __all__ = [
@@ -23,7 +22,10 @@ __all__ = [
     "Step",
     "Table",
     "Text",
+    "Tone",
 ]
+
+Tone = Literal["", "good", "bad", "open", "muted", "strong"]
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from ampcompare.base.formatting import printable
 from ampcompare.runs.analysis.answer.phrases import sentence_start
-from ampcompare.runs.records.forest import ExperimentEffect, Forest, Measure, PooledEffect
+from ampcompare.runs.analysis.forest import ExperimentEffect, Forest, Measure, PooledEffect
 from ampcompare.runs.records.metric import Metric
 from ampcompare.runs.report.columns import format_interval, metric_interval
 from ampcompare.runs.report.document import Document, Figure, Section, Table, Text

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import re
 import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TextIO
 
 from ampcompare.base.formatting import few, printable
 from ampcompare.runs.report.base import MAX_LINE, Reporter
-from ampcompare.runs.report.color import Tone, paint
 from ampcompare.runs.report.document import (
     Block,
     Cell,
@@ -23,10 +24,11 @@ from ampcompare.runs.report.document import (
     Step,
     Table,
     Text,
+    Tone,
 )
 from ampcompare.runs.report.tables import grid
 
-__all__ = ["WIDTH", "Terminal", "fold", "paragraph"]
+__all__ = ["WIDTH", "Terminal", "fold", "has_color", "paint", "paragraph"]
 
 WIDTH = 100  # of text in a file, and at most of text on a terminal
 GAP = "  "
@@ -36,6 +38,7 @@ NOTES = "notes"
 MIN_NOTES = 14  # characters of the column of notes
 MAX_NOTE_LINES = 3  # of a row; longer notes stand below the table
 FOLDS = (None, 24, 16)
+CODES: dict[Tone, str] = {"good": "32", "bad": "31", "open": "33", "muted": "2", "strong": "1"}
 
 
 class Terminal(Reporter):
@@ -371,3 +374,22 @@ def _hidden(table: Table, choice: _Choice) -> list[str]:
     dropped = [column for column in table.columns if 0 < column.drop <= choice.step]
     shortened = [column for column in table.columns if 0 < column.shorten <= choice.step and column not in dropped]
     return [*(one.dropped for one in dropped), *(one.shortened for one in shortened if one.shortened)]
+
+
+def has_color(stream: TextIO) -> bool:
+    """Return whether text for a stream is colored: on a terminal, unless NO_COLOR or TERM=dumb say no.
+
+    FORCE_COLOR colors what goes elsewhere too. An empty variable says nothing.
+
+    Source: https://no-color.org, https://force-color.org.
+    """
+    if os.environ.get("NO_COLOR"):
+        return False
+    if os.environ.get("FORCE_COLOR"):
+        return True
+    return stream.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def paint(text: str, tone: Tone) -> str:
+    """Return text between the codes of a tone."""
+    return f"\x1b[{CODES[tone]}m{text}\x1b[0m" if tone and text.strip() else text

@@ -1,12 +1,13 @@
 """What a file of settings may hold: the settings of a run, the rows of a comparison, and figures that were published.
 
-Recipes of this package and files for `--config` have one form.
+The recipes that ship with this package and files for `--config` have one form.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,16 @@ __all__ = [
     "Reference",
     "SettingsFile",
     "joined",
+    "list_recipes",
+    "load_recipe",
     "read_settings",
     "read_settings_file",
+    "recipe_names",
     "schema",
 ]
+
+OLD_FOLDERS = {"seeds/": "articles/"}
+RECIPES = Path(__file__).resolve().parent / "recipes"
 
 
 class _Part(BaseModel):
@@ -178,3 +185,41 @@ def schema() -> dict[str, Any]:
         "properties": {**of_run["properties"], **of_many["properties"]},
         "$defs": {**of_run["$defs"], **of_many["$defs"]},
     }
+
+
+@cache
+def _recipes() -> dict[str, Path]:
+    """Return the file of each recipe, those of the top folder first."""
+    named = {path.relative_to(RECIPES).with_suffix("").as_posix(): path for path in RECIPES.rglob("*.yaml")}
+    return dict(sorted(named.items(), key=lambda item: (item[0].count("/"), item[0])))
+
+
+def load_recipe(name: str) -> SettingsFile:
+    """Read a recipe by its name, such as `articles/r50-imagenet-apex`; its old name is read too.
+
+    Raises:
+        ConfigError: there is none of that name; the nearest is named.
+    """
+    import yaml
+
+    known = _recipes()
+    for old, new in OLD_FOLDERS.items():
+        if name.startswith(old):
+            name = new + name.removeprefix(old)
+    if name not in known:
+        last = {full.rpartition("/")[2]: full for full in known}
+        close = close_matches(name, [*known, *last])
+        hint = f"did you mean {last.get(close[0], close[0])!r}?" if close else f"known are {', '.join(known)}"
+        raise ConfigError(f"there is no recipe {name!r}; {hint}")
+    values: dict[str, Any] = yaml.safe_load(known[name].read_text(encoding="utf-8"))
+    return read_settings(values, f"recipe {name}")
+
+
+def recipe_names() -> list[str]:
+    """Return the name of each recipe."""
+    return list(_recipes())
+
+
+def list_recipes() -> list[tuple[str, bool, str]]:
+    """Return (name, available, title) of each recipe."""
+    return [(name, True, load_recipe(name).matrix.title) for name in _recipes()]

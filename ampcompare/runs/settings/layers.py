@@ -9,8 +9,7 @@ from typing import Any
 from ampcompare.base.errors import ConfigError
 from ampcompare.base.files.read import FileFault, parse_yaml
 from ampcompare.runs.settings.config import RunConfig
-from ampcompare.runs.settings.paths import flatten
-from ampcompare.runs.settings.validation import validated
+from ampcompare.runs.settings.validation import flatten, validated
 
 __all__ = [
     "MUTUALLY_EXCLUSIVE",

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 
 from ampcompare.base.errors import ConfigError, close_matches
 
-__all__ = ["setting_paths", "suggest", "validated"]
+__all__ = ["flatten", "setting_paths", "suggest", "validated"]
 
 Model = TypeVar("Model", bound=BaseModel)
 MAX_FAULTS = 10
@@ -67,6 +67,15 @@ def setting_paths(model: type[BaseModel], above: str = "") -> Iterator[str]:
         for item in get_args(field.annotation):
             if isinstance(item, type) and issubclass(item, BaseModel):  # a list of groups: N stands for the index in it
                 yield from setting_paths(item, f"{above}{name}.N.")
+
+
+def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield each value with its path, such as `recipe.optimizer.lr`; an empty mapping is a value."""
+    for name, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from flatten(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
 
 
 def suggest(where: str, known: list[str]) -> str:

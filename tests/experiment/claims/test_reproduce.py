@@ -13,8 +13,7 @@ from ampcompare.base.environment.fingerprint import fingerprint
 from ampcompare.base.errors import ConfigError, LaunchError
 from ampcompare.experiment.claims import reproduce as module
 from ampcompare.experiment.claims.definition import Study
-from ampcompare.experiment.claims.report import claim_table, claims_document
-from ampcompare.experiment.claims.reproduce import reproduce, select_claims
+from ampcompare.experiment.claims.reproduce import claim_table, claims_document, reproduce, select_claims
 from ampcompare.experiment.launch.base import Launcher
 from ampcompare.experiment.launch.cell_files import write_record
 from ampcompare.runs.records.run import RunRecord, RunSummary, dump_json

@@ -17,9 +17,8 @@ import psutil
 import pytest
 
 from ampcompare.base.errors import EnvironmentUnfit, LaunchError
-from ampcompare.experiment.launch.base import Progress
+from ampcompare.experiment.launch.base import LauncherClosed, Progress
 from ampcompare.experiment.launch.forked import ForkedLauncher, worker_environment
-from ampcompare.experiment.launch.stoppable import LauncherClosed
 from ampcompare.runs.records.run import RunRecord, dump_json, read_record
 from ampcompare.runs.records.step import iter_steps
 from ampcompare.runs.settings.config import RunConfig

@@ -16,8 +16,7 @@ import pytest
 from ampcompare.base.errors import EnvironmentUnfit
 from ampcompare.experiment.launch.cell_files import remove_leftovers
 from ampcompare.experiment.launch.worker import cell
-from ampcompare.experiment.launch.worker.cell import LineFile
-from ampcompare.experiment.launch.worker.failure import failed_with
+from ampcompare.experiment.launch.worker.cell import LineFile, failed_with
 from ampcompare.runs.records.run import StepRecord
 from ampcompare.runs.settings.config import RunConfig
 

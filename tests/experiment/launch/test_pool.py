@@ -10,9 +10,9 @@ import pytest
 
 import ampcompare
 from ampcompare.experiment.launch.base import Launcher, failed_record
+from ampcompare.experiment.launch.dispatch import LauncherPool
 from ampcompare.experiment.launch.forked import worker_environment
 from ampcompare.experiment.launch.places import VARIABLE, Place, with_place
-from ampcompare.experiment.launch.pool import LauncherPool
 from ampcompare.runs.records.run import RunRecord
 from ampcompare.runs.settings.config import RunConfig
 

@@ -11,8 +11,8 @@ import pytest
 from numpy.typing import NDArray
 from scipy import stats
 
+from ampcompare.runs.analysis.inference.criteria import margin_error
 from ampcompare.runs.analysis.inference.effect import Effect, min_resolvable_spread, p_values, paired
-from ampcompare.runs.analysis.inference.margins import margin_error
 from ampcompare.runs.analysis.inference.verdict import Margin, decide
 from tests.covering import covering
 

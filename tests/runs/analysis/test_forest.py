@@ -11,10 +11,9 @@ from scipy import stats
 
 from ampcompare.base.errors import ConfigError
 from ampcompare.cli import main
-from ampcompare.runs.analysis.forest import make_forest
+from ampcompare.runs.analysis.forest import Forest, make_forest
 from ampcompare.runs.analysis.summary import summarize
 from ampcompare.runs.records.comparison import Comparison
-from ampcompare.runs.records.forest import Forest
 from ampcompare.runs.records.run import RunRecord, dump_json
 from ampcompare.runs.report.base import FORMATS
 from ampcompare.runs.settings.config import RunConfig

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from array import array
 
-from ampcompare.runs.records.summary import loss_tail
+from ampcompare.runs.records.run import loss_tail
 
 
 def test_the_tail_is_the_last_fifth() -> None:

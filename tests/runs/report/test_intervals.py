@@ -18,10 +18,9 @@ from ampcompare.runs.analysis.summary import summarize
 from ampcompare.runs.analysis.verdicts.step_time import ratio_of
 from ampcompare.runs.records.comparison import ArmSummary, Comparison
 from ampcompare.runs.records.run import RunRecord
-from ampcompare.runs.report.color import has_color, paint
 from ampcompare.runs.report.columns import format_interval
 from ampcompare.runs.report.markdown import Markdown
-from ampcompare.runs.report.terminal import Terminal
+from ampcompare.runs.report.terminal import Terminal, has_color, paint
 
 NUMBER = r"([+-]?[\d.]+)"
 INTERVAL = re.compile(rf"{NUMBER} +\[ *{NUMBER}, +{NUMBER}\]")

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from ampcompare.runs.records.comparison import Comparison
-from ampcompare.runs.records.published import Published, PublishedRow
+from ampcompare.runs.records.comparison import Comparison, Published, PublishedRow
 from ampcompare.runs.report.base import FORMATS
 from ampcompare.runs.report.comparison import published_legend, published_table
 

@@ -9,8 +9,7 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from ampcompare.base.errors import ConfigError
-from ampcompare.runs.settings.config import RunConfig
-from ampcompare.runs.settings.digest import NON_NUMERIC_SETTINGS
+from ampcompare.runs.settings.config import NON_NUMERIC_SETTINGS, RunConfig
 from ampcompare.runs.settings.recipe import OptimizerConfig, Recipe
 from ampcompare.runs.settings.validation import validated
 

@@ -28,7 +28,7 @@ from ampcompare.base.isolate.client import MAX_SERVERS, ProcessServer, ServerLos
 from ampcompare.base.isolate.start import start_command
 from ampcompare.base.rank_marks import CELL_FOLDER
 from ampcompare.base.secrets import MASK, learn_file, mask, mask_variable
-from ampcompare.experiment.launch.base import Launcher, Progress
+from ampcompare.experiment.launch.base import Launcher, Progress, Stoppable
 from ampcompare.experiment.launch.cell_files import last_lines, make_cell_folder, with_code, write_config, write_record
 from ampcompare.experiment.launch.places import ANYWHERE, Place
 from ampcompare.experiment.launch.script.output import OutputReader, Printed
@@ -40,12 +40,10 @@ from ampcompare.experiment.launch.script.rows import (
     training_children,
 )
 from ampcompare.experiment.launch.script.supervise import end_family
-from ampcompare.experiment.launch.stoppable import Stoppable
 from ampcompare.runs.records.evaluation import EpochResult
 from ampcompare.runs.records.metric import metrics_of
 from ampcompare.runs.records.opened_files import forget_reads, read_opened
-from ampcompare.runs.records.run import EngineInfo, RunRecord, RunSummary, StepRecord, dump_json
-from ampcompare.runs.records.summary import loss_tail
+from ampcompare.runs.records.run import EngineInfo, RunRecord, RunSummary, StepRecord, dump_json, loss_tail
 from ampcompare.runs.settings.config import RunConfig
 from ampcompare.runs.settings.script import LOSS, ScriptConfig, ScriptMetric
 from ampcompare.script.legacy.old_script import COMPAT_HINT, is_of_old_script

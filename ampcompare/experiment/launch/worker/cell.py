@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import statistics
 import sys
@@ -25,7 +26,7 @@ import torch.distributed as dist
 
 from ampcompare import guards
 from ampcompare.base.environment.fingerprint import fingerprint, host_name
-from ampcompare.base.errors import EnvironmentUnfit
+from ampcompare.base.errors import AmpCompareError, EnvironmentUnfit
 from ampcompare.base.files.loaded_code import end_watch, watch_code
 from ampcompare.base.files.run_files import CellFile
 from ampcompare.base.files.write import write_atomically
@@ -41,7 +42,6 @@ from ampcompare.experiment.launch.cell_files import (
 from ampcompare.experiment.launch.distributed_env import DistributedEnv
 from ampcompare.experiment.launch.places import with_place
 from ampcompare.experiment.launch.stop_signal import stopped_by_signal
-from ampcompare.experiment.launch.worker.failure import failed_with
 from ampcompare.experiment.launch.worker.monitor import SystemMonitor
 from ampcompare.runs.records.evaluation import EpochResult
 from ampcompare.runs.records.run import ProcessFacts, Resumption, RunRecord, RunSummary, StepRecord, dump_json
@@ -70,12 +70,15 @@ __all__ = [
     "build",
     "configure_process",
     "device_facts",
+    "failed_with",
     "gather_process_facts",
     "record",
     "run",
     "run_cell",
     "train_cell",
 ]
+
+ARM_FAILED = 3
 
 
 def run_cell(
@@ -610,3 +613,42 @@ def _prepare_files(folder: Path, point: _ResumePoint | None, attempt: int) -> No
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))
+
+
+def failed_with(config: RunConfig, error: Exception, process: str = "") -> RunRecord:
+    """Return the record of a cell that an exception ended, with the exit code of the command.
+
+    Args:
+        process: the one that raised it, if there are several.
+    """
+    exit_code = ARM_FAILED
+    if isinstance(error, AmpCompareError):  # these errors carry their own exit code
+        text, exit_code = str(error), error.exit_code
+    elif isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        file = "" if error.filename is None else f" for {error.filename}"
+        text = f"no space is left on the disk{file}; free some or choose another --output-dir"
+        exit_code = EnvironmentUnfit.exit_code
+    else:
+        kind = "out of memory" if _is_out_of_memory(error) else type(error).__name__
+        text = ": ".join(filter(None, [process, kind, _first_line(error)]))
+    environment = {**fingerprint(), "exit_code": exit_code}
+    return RunRecord(
+        cell=config.digest(),
+        arm=config.arm,
+        status="failed",
+        config=config,
+        host=host_name(),
+        environment=environment,
+        error=text,
+    )
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or ["no message"])[0]
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """Return whether memory ran out. torch raises its own class for GPUs, and a plain RuntimeError for CPUs."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and "DefaultCPUAllocator: can't allocate memory" in str(error)

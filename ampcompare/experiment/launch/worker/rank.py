@@ -38,8 +38,7 @@ from ampcompare.experiment.launch.cell_files import (
 from ampcompare.experiment.launch.distributed_env import DistributedEnv, loopback, world_of
 from ampcompare.experiment.launch.places import with_place
 from ampcompare.experiment.launch.stop_signal import stopped_by_signal
-from ampcompare.experiment.launch.worker.cell import train_cell
-from ampcompare.experiment.launch.worker.failure import failed_with
+from ampcompare.experiment.launch.worker.cell import failed_with, train_cell
 from ampcompare.experiment.launch.worker.stall import Roll, is_timeout, show_stack_on_signal
 from ampcompare.runs.records.run import RunRecord
 from ampcompare.runs.settings.config import RunConfig

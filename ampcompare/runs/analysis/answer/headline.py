@@ -11,16 +11,21 @@ from ampcompare.runs.analysis.answer.phrases import (
     count_of,
     label_of,
     names_of,
-    quality_of,
     sentence_start,
     with_verb,
 )
 from ampcompare.runs.analysis.inference.effect import MIN_PAIRS
 from ampcompare.runs.analysis.inference.looks import changes_sentence
-from ampcompare.runs.analysis.runs.divergence_cause import divergence_cause, first_divergence
-from ampcompare.runs.analysis.runs.identity import IDENTICAL, equal_losses, identical, other_weights
-from ampcompare.runs.analysis.runs.learning import LEARNED_NOTHING, idle_some, idle_verdict, still_improving, too_wide
-from ampcompare.runs.analysis.runs.pairs import pairs_by_seed
+from ampcompare.runs.analysis.runs.learning import (
+    LEARNED_NOTHING,
+    divergence_cause,
+    first_divergence,
+    idle_some,
+    idle_verdict,
+    still_improving,
+    too_wide,
+)
+from ampcompare.runs.analysis.runs.pairs import IDENTICAL, equal_losses, identical, other_weights, pairs_by_seed
 from ampcompare.runs.analysis.runs.record_checks import SEEDS_ITSELF
 from ampcompare.runs.analysis.verdicts.samples import samples_noun
 from ampcompare.runs.records.comparison import ArmSummary, Comparison
@@ -93,7 +98,7 @@ def _answer(comparison: Comparison, by_arm: Mapping[str, Sequence[RunRecord]]) -
         yield from outcomes
         yield from _speed_sentences(comparison, rows)
         return
-    quality = quality_of(comparison)
+    quality = Quality(comparison.metric)
     yield from idle_some(by_arm)
     if comparison.error_rate == 0 and comparison.look != 0:
         yield _untested(comparison)

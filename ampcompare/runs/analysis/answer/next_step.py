@@ -17,8 +17,7 @@ from ampcompare.base.files.run_files import CellFile, file_of_cell
 from ampcompare.runs.analysis.answer.headline import recommended
 from ampcompare.runs.analysis.answer.phrases import names_of
 from ampcompare.runs.analysis.inference.effect import MIN_PAIRS
-from ampcompare.runs.analysis.runs.divergence_cause import EPS, divergence_cause
-from ampcompare.runs.analysis.runs.learning import idle_verdict
+from ampcompare.runs.analysis.runs.learning import EPS, divergence_cause, idle_verdict
 from ampcompare.runs.analysis.runs.record_checks import SEEDS_ITSELF
 from ampcompare.runs.records.comparison import ArmSummary, Comparison, NextStep
 from ampcompare.runs.records.run import RunRecord

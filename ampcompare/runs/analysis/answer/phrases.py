@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from ampcompare.runs.records.comparison import ArmSummary, Comparison
+from ampcompare.runs.records.comparison import ArmSummary
 from ampcompare.runs.records.metric import Metric
 
-__all__ = ["Quality", "count_of", "label_of", "names_of", "quality_of", "sentence_start", "with_verb"]
+__all__ = ["Quality", "count_of", "label_of", "names_of", "sentence_start", "with_verb"]
 
 MAX_NAMED = 4
 MAX_LEFT = 2
@@ -39,11 +39,6 @@ class Quality:
     def with_unit(self, difference: float) -> str:
         """Return a difference with its unit, such as `+0.09 pp`."""
         return f"{self.signed(difference)}{self.unit}"
-
-
-def quality_of(comparison: Comparison) -> Quality:
-    """Return how a comparison of runs, or of a table of others, writes its differences."""
-    return Quality(comparison.metric)
 
 
 def names_of(arms: Sequence[str], everyone: Sequence[str] = (), said: Collection[str] = ()) -> str:

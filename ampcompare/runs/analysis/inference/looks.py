@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ampcompare.runs.analysis.inference.effect import ERROR_RATE
-from ampcompare.runs.records.look import Look
+from ampcompare.runs.records.comparison import Look
 
 __all__ = ["Design", "changed_terms", "changes_sentence", "error_rate_of_next", "look_sentences"]
 

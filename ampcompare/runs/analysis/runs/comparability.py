@@ -17,9 +17,8 @@ from ampcompare.base.files.loaded_code import differing
 from ampcompare.runs.analysis.runs.pairs import Pair, conditional_on, finished, pairs_by_seed
 from ampcompare.runs.analysis.runs.scores import other_metric
 from ampcompare.runs.records.run import RunRecord, RunSummary
-from ampcompare.runs.settings.config import RunConfig
-from ampcompare.runs.settings.digest import NON_NUMERIC_SETTINGS
-from ampcompare.runs.settings.paths import flatten
+from ampcompare.runs.settings.config import NON_NUMERIC_SETTINGS, RunConfig
+from ampcompare.runs.settings.validation import flatten
 
 __all__ = [
     "accuracy_incomparable_reason",

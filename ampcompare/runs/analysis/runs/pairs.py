@@ -1,16 +1,30 @@
-"""Pairs of completed runs of two arms with the same seed."""
+"""Pairs of completed runs of two arms with the same seed, and whether both computed the same, bit for bit."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 from ampcompare.runs.analysis.inference.verdict import Verdict
 from ampcompare.runs.records.run import RunRecord
 
-__all__ = ["Pair", "conditional", "conditional_on", "counterparts", "divergence_verdict", "finished", "pairs_by_seed"]
+__all__ = [
+    "IDENTICAL",
+    "Pair",
+    "conditional",
+    "conditional_on",
+    "counterparts",
+    "divergence_verdict",
+    "equal_losses",
+    "finished",
+    "identical",
+    "other_weights",
+    "pairs_by_seed",
+]
 
 Pair = tuple[RunRecord, RunRecord]  # of an arm, and of the reference
+IDENTICAL = "identical"
 
 
 def pairs_by_seed(arm: Sequence[RunRecord], reference: Sequence[RunRecord]) -> list[Pair]:
@@ -64,3 +78,50 @@ def divergence_verdict(records: Sequence[RunRecord]) -> str:
 def finished(records: Sequence[RunRecord]) -> list[RunRecord]:
     """Return the runs that ended by themselves, in a good state or not."""
     return [record for record in records if record.status in ("completed", "diverged")]
+
+
+def identical(pairs: Sequence[Pair]) -> bool:
+    """Return whether all pairs ended with the same weights after the same losses, training and validation.
+
+    It is an observation about these runs and needs no test. Records without a hash of the weights never show it.
+    """
+    return bool(pairs) and all(_same_losses(*pair) and _same_weights(*pair) for pair in pairs)
+
+
+def equal_losses(pairs: Sequence[Pair]) -> bool:
+    """Return whether all pairs had the same losses bit for bit, and skipped the same number of steps.
+
+    The final weights are then likely the same, and not known to be: a skipped step may leave every recorded loss as it
+    would have been.
+    """
+    return bool(pairs) and all(_same_losses(*pair) for pair in pairs)
+
+
+def other_weights(pairs: Sequence[Pair]) -> bool:
+    """Return whether a pair is known to have ended with different weights."""
+    return any(None not in (ours := {_weights(arm), _weights(other)}) and len(ours) > 1 for arm, other in pairs)
+
+
+def _same_losses(arm: RunRecord, reference: RunRecord) -> bool:
+    here, there = arm.summary, reference.summary
+    return (
+        here.losses_sha256 is not None
+        and here.losses_sha256 == there.losses_sha256
+        and here.skipped_steps == there.skipped_steps
+        and _evaluations(arm) == _evaluations(reference)
+    )
+
+
+def _evaluations(record: RunRecord) -> list[Any]:
+    return [(epoch.loss, epoch.values, epoch.counts) for epoch in record.summary.epochs]
+
+
+def _same_weights(arm: RunRecord, reference: RunRecord) -> bool:
+    return _weights(arm) is not None and _weights(arm) == _weights(reference)
+
+
+def _weights(record: RunRecord) -> str | None:
+    """Return the hash of the final weights; older records of several processes have one of another kind."""
+    if record.summary.weights_sha256 is not None:
+        return record.summary.weights_sha256
+    return record.processes.weights if record.processes else None

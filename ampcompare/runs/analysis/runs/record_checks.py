@@ -19,10 +19,9 @@ from ampcompare.base.files.run_files import CellFile, RunFile
 from ampcompare.runs.records.document import read_with_source, record_checksum
 from ampcompare.runs.records.evaluation import EpochResult, PrecisionResult
 from ampcompare.runs.records.metric import TOP1, TOP5, Metric
-from ampcompare.runs.records.run import RunRecord
+from ampcompare.runs.records.run import RunRecord, Trace, loss_tail
 from ampcompare.runs.records.step import iter_steps
-from ampcompare.runs.records.summary import Trace, loss_tail
-from ampcompare.runs.settings.digest import settings_digest
+from ampcompare.runs.settings.config import settings_digest
 
 __all__ = ["SEEDS_ITSELF", "check_record", "contradiction", "implausible", "read_checked", "unique_runs"]
 

@@ -23,12 +23,11 @@ from importlib.resources import files
 
 from ampcompare.base.errors import ConfigError
 from ampcompare.runs.analysis.answer.headline import not_recommended
-from ampcompare.runs.analysis.inference.criteria import Criteria
+from ampcompare.runs.analysis.inference.criteria import AccuracyMargin, Criteria, resolve_margin
 from ampcompare.runs.analysis.inference.effect import MIN_PAIRS, SPREAD_IS_KNOWN, Effect, paired, welch
-from ampcompare.runs.analysis.inference.granularity import grid_step, in_steps, rounding_spread
 from ampcompare.runs.analysis.inference.looks import Design
-from ampcompare.runs.analysis.inference.margins import AccuracyMargin, resolve_margin
 from ampcompare.runs.analysis.inference.verdict import Evidence
+from ampcompare.runs.analysis.runs.scores import grid_step, in_steps, rounding_spread
 from ampcompare.runs.analysis.summary import Line, conclude, decided_rows
 from ampcompare.runs.analysis.tables.csv_table import ResultsTable, Run, TableOptions, read_table, same_words
 from ampcompare.runs.analysis.tables.quantities import ACCURACY, Quantity

@@ -10,8 +10,8 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
+from ampcompare.base.formatting import parse_duration
 from ampcompare.runs.records.metric import TOP1, Metric
-from ampcompare.runs.settings.durations import parse_duration
 
 __all__ = [
     "ACCURACY",

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import sqrt
 
-from ampcompare.runs.analysis.inference.criteria import Criteria
+from ampcompare.runs.analysis.inference.criteria import AccuracyMargin, Criteria, margin_error, resolve_margin
 from ampcompare.runs.analysis.inference.effect import (
     ERROR_RATE,
     FLOAT32_STEP,
@@ -18,15 +18,12 @@ from ampcompare.runs.analysis.inference.effect import (
     two_stage,
     unpaired,
 )
-from ampcompare.runs.analysis.inference.granularity import in_steps
 from ampcompare.runs.analysis.inference.looks import Design
-from ampcompare.runs.analysis.inference.margins import AccuracyMargin, margin_error, resolve_margin
 from ampcompare.runs.analysis.inference.verdict import Evidence
 from ampcompare.runs.analysis.runs.comparability import accuracy_reason, began_apart
-from ampcompare.runs.analysis.runs.identity import IDENTICAL, identical
 from ampcompare.runs.analysis.runs.learning import NO_VERDICT, idle_pairs, idle_verdict, no_number, no_ratio
-from ampcompare.runs.analysis.runs.pairs import Pair, divergence_verdict, pairs_by_seed
-from ampcompare.runs.analysis.runs.scores import has_score, metric_of, spread_floor, step_of, step_of_scores
+from ampcompare.runs.analysis.runs.pairs import IDENTICAL, Pair, divergence_verdict, identical, pairs_by_seed
+from ampcompare.runs.analysis.runs.scores import has_score, in_steps, metric_of, spread_floor, step_of, step_of_scores
 from ampcompare.runs.records.evaluation import PrecisionResult, PrecisionRow
 from ampcompare.runs.records.metric import Metric
 from ampcompare.runs.records.run import RunRecord

@@ -15,9 +15,8 @@ from ampcompare.runs.analysis.inference.effect import float_spread, paired, two_
 from ampcompare.runs.analysis.inference.looks import Design
 from ampcompare.runs.analysis.inference.verdict import Evidence
 from ampcompare.runs.analysis.runs.comparability import accuracy_reason, began_apart
-from ampcompare.runs.analysis.runs.identity import IDENTICAL, equal_losses
 from ampcompare.runs.analysis.runs.learning import NO_VERDICT, idle_pairs, idle_verdict
-from ampcompare.runs.analysis.runs.pairs import Pair, divergence_verdict
+from ampcompare.runs.analysis.runs.pairs import IDENTICAL, Pair, divergence_verdict, equal_losses
 from ampcompare.runs.records.run import RunRecord
 
 __all__ = ["loss_evidence", "tail_loss"]

@@ -11,7 +11,7 @@ from ampcompare.runs.analysis.summary import summarize
 from ampcompare.runs.records.run import RunRecord
 from ampcompare.runs.report.base import FORMATS, document_of
 from ampcompare.runs.report.document import Code, Document, Figure, Section, Table
-from ampcompare.runs.report.html.assets import looks, style, template
+from ampcompare.runs.report.html.page import looks, packaged_text, template
 from ampcompare.runs.report.outlines import LEAD
 from ampcompare.runs.report.terminal import Terminal
 
@@ -40,7 +40,7 @@ SYSTEM = re.compile(r"^@media \(prefers-color-scheme: dark\) \{\n.*?^\}\n", re.D
 @cache
 def scoped_style() -> str:
     """Return the style of the page for what is inside of one element: nested rules, and colors on that element."""
-    whole = style("report.css")
+    whole = packaged_text("report.css")
     light, dark = VARIABLES.findall(whole)
     rest = VARIABLES.sub("", SYSTEM.sub("", whole)).replace("\nbody {", "\n& {").replace("\nhtml", "\n.html")
     here = ".ampcompare-view"
@@ -51,7 +51,7 @@ def scoped_style() -> str:
             f":is({', '.join(LIGHT)}) {here} {{ {light} }}",
             f":is({', '.join(DARK)}) {here} {{ {dark} }}",
             # Twice, to win against the rules that JupyterLab has for all tables of outputs.
-            f"{here}{here} {{\n{rest}\n{style('notebook.css')}\n}}",
+            f"{here}{here} {{\n{rest}\n{packaged_text('notebook.css')}\n}}",
         ]
     )
 

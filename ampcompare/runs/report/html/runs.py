@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ampcompare.base.formatting import printable
-from ampcompare.runs.analysis.runs.time_validity import invalid_reason
+from ampcompare.runs.analysis.verdicts.step_time import invalid_reason
 from ampcompare.runs.records.comparison import ArmSummary, Comparison
 from ampcompare.runs.records.run import RunRecord
 
@@ -27,6 +27,7 @@ __all__ = [
 
 VARIED = ("arm", "recipe.seed")  # by the matrix itself
 OF_A_FAILURE = ("exit_code",)
+MAX_NAMED = 12
 
 
 @dataclass(frozen=True)
@@ -194,8 +195,8 @@ def _shared(records: Sequence[RunRecord], facts: Sequence[Mapping[str, Any]]) ->
     return Shared(equal, differing)
 
 
-def listed(names: Iterable[str], most: int = 12) -> str:
+def listed(names: Iterable[str]) -> str:
     """Return names in a row; of very many, the first ones and how many more there are."""
     known = list(names)
-    shown = ", ".join(known[:most])
-    return shown if len(known) <= most else f"{shown} and {len(known) - most} more"
+    shown = ", ".join(known[:MAX_NAMED])
+    return shown if len(known) <= MAX_NAMED else f"{shown} and {len(known) - MAX_NAMED} more"

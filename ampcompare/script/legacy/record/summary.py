@@ -13,7 +13,7 @@ from typing import Any
 from ampcompare.base.errors import RecordError
 from ampcompare.base.files.read import FileFault, open_regular, parse_json, read_text
 from ampcompare.base.formatting import printable
-from ampcompare.runs.records.fields import to_float
+from ampcompare.runs.records.document import to_float
 from ampcompare.runs.report.base import MAX_LINE
 from ampcompare.runs.report.document import Document, Facts, Section, Step, Table, Text
 

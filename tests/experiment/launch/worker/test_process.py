@@ -13,8 +13,7 @@ import torch
 
 from ampcompare.base.errors import EnvironmentUnfit
 from ampcompare.experiment.launch.forked import ForkedLauncher
-from ampcompare.experiment.launch.worker.cell import device_facts
-from ampcompare.experiment.launch.worker.failure import failed_with
+from ampcompare.experiment.launch.worker.cell import device_facts, failed_with
 from ampcompare.runs.records.run import dump_json, read_record
 from ampcompare.runs.settings.config import RunConfig
 from ampcompare.training.device import resolve_device

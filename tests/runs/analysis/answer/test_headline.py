@@ -14,8 +14,7 @@ from ampcompare.runs.analysis.inference.looks import Design
 from ampcompare.runs.analysis.summary import summarize
 from ampcompare.runs.analysis.tables.csv_table import TableOptions, read_table
 from ampcompare.runs.analysis.tables.external import judge
-from ampcompare.runs.records.comparison import Comparison
-from ampcompare.runs.records.look import Look
+from ampcompare.runs.records.comparison import Comparison, Look
 from ampcompare.runs.records.run import EngineInfo, Resumption, RunRecord
 
 MakeRecord = Callable[..., RunRecord]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ampcompare.runs.analysis.inference.effect import Effect
-from ampcompare.runs.analysis.inference.granularity import (
+from ampcompare.runs.analysis.runs.scores import (
     are_multiples,
     digit_step,
     grid_step,

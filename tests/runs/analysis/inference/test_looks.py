@@ -9,7 +9,7 @@ import pytest
 from ampcompare.base.errors import ConfigError
 from ampcompare.runs.analysis.inference.criteria import Criteria
 from ampcompare.runs.analysis.inference.looks import changed_terms, error_rate_of_next, look_sentences
-from ampcompare.runs.records.look import Look
+from ampcompare.runs.records.comparison import Look
 
 
 def _look(number: int = 1, error_rate: float = 0.04, **fields: object) -> Look:

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from ampcompare.base.errors import ConfigError
-from ampcompare.runs.analysis.inference.criteria import Criteria
+from ampcompare.runs.analysis.inference.criteria import Criteria, MarginRule, margin_error, parse_margin, resolve_margin
 from ampcompare.runs.analysis.inference.effect import paired
-from ampcompare.runs.analysis.inference.margins import MarginRule, margin_error, parse_margin, resolve_margin
 from ampcompare.runs.analysis.inference.verdict import Margin, decide
 from ampcompare.runs.analysis.summary import summarize
 from ampcompare.runs.analysis.tables.csv_table import read_table

@@ -10,7 +10,7 @@ import pytest
 from ampcompare.runs.analysis.summary import summarize
 from ampcompare.runs.records.comparison import Comparison
 from ampcompare.runs.records.run import ProcessFacts, RunRecord
-from ampcompare.runs.report.html.assets import sense
+from ampcompare.runs.report.html.page import sense
 
 MakeRecord = Callable[..., RunRecord]
 TOP1 = [0.50, 0.52, 0.49, 0.51, 0.50]

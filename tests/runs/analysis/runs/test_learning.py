@@ -13,8 +13,7 @@ from ampcompare.runs.analysis.runs.learning import still_improving, why_idle
 from ampcompare.runs.analysis.summary import summarize
 from ampcompare.runs.records.comparison import Comparison
 from ampcompare.runs.records.evaluation import EpochResult
-from ampcompare.runs.records.run import RunRecord
-from ampcompare.runs.records.summary import Trace
+from ampcompare.runs.records.run import RunRecord, Trace
 
 MakeRecord = Callable[..., RunRecord]
 CHANCE = {"top1": 0.0528, "majority": 103}

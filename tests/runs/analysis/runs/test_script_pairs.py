@@ -17,8 +17,7 @@ from ampcompare.runs.analysis.runs.record_checks import unique_runs
 from ampcompare.runs.analysis.summary import summarize
 from ampcompare.runs.records.evaluation import EpochResult
 from ampcompare.runs.records.metric import metrics_of
-from ampcompare.runs.records.run import RunRecord, ScriptFacts
-from ampcompare.runs.records.summary import RunSummary
+from ampcompare.runs.records.run import RunRecord, RunSummary, ScriptFacts
 from ampcompare.runs.report.comparison import verdict_legend
 from ampcompare.runs.settings.config import RunConfig
 from ampcompare.runs.settings.recipe import Recipe

@@ -16,8 +16,7 @@ from ampcompare.runs.analysis.inference.looks import Design, changed_terms
 from ampcompare.runs.analysis.inference.verdict import verdicts_on
 from ampcompare.runs.analysis.summary import summarize
 from ampcompare.runs.analysis.verdicts.loss_tail import loss_evidence, tail_loss
-from ampcompare.runs.records.comparison import Comparison
-from ampcompare.runs.records.look import Look
+from ampcompare.runs.records.comparison import Comparison, Look
 from ampcompare.runs.records.run import RunRecord
 from ampcompare.runs.report.columns import columns, verdict_columns, verdict_rows
 from ampcompare.runs.report.overview import make_overview

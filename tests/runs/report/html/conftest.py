@@ -20,8 +20,7 @@ import pytest
 from ampcompare.runs.analysis.summary import summarize
 from ampcompare.runs.records.comparison import Comparison
 from ampcompare.runs.records.evaluation import EpochResult
-from ampcompare.runs.records.run import EngineInfo, RunRecord, RunSummary
-from ampcompare.runs.records.summary import Trace
+from ampcompare.runs.records.run import EngineInfo, RunRecord, RunSummary, Trace
 from ampcompare.runs.settings.config import RunConfig
 from ampcompare.runs.settings.recipe import Recipe
 

@@ -16,8 +16,8 @@ import pytest
 from ampcompare.base.errors import BackendUnavailable
 from ampcompare.runs.records.comparison import ArmSummary, Comparison, NextStep
 from ampcompare.runs.report.base import FORMATS, log_links, write_reports
-from ampcompare.runs.report.html.assets import template
 from ampcompare.runs.report.html.costs import step_time_plot
+from ampcompare.runs.report.html.page import template
 from ampcompare.runs.report.html.runs import arms_with_runs
 
 pytest.importorskip("jinja2", reason="the page needs the extra html")

@@ -9,9 +9,8 @@ from ampcompare.experiment.matrix import expand_matrix
 from ampcompare.experiment.plan import parse_seeds, plan_rows
 from ampcompare.experiment.sources import RecipeAtSize, published_beside
 from ampcompare.runs.settings.config import RunConfig
-from ampcompare.runs.settings.file import joined
+from ampcompare.runs.settings.file import joined, list_recipes, load_recipe
 from ampcompare.runs.settings.layers import Layer, resolve_settings
-from ampcompare.runs.settings.recipes.catalog import list_recipes, load_recipe
 
 NAMES = [
     "cifar10-r18",

@@ -1,1 +1,0 @@
-"""Complete, named configurations with the figures that others published for them."""
