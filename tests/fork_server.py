@@ -1,9 +1,10 @@
 """Stands for `python`: forks itself for each request, so that a script that uses torch starts in milliseconds.
 
-Torch and what it imports are loaded once, and hidden: a request finds them by a normal import, through its own
-`sys.path` and past the finders that it installs, but nothing is executed again. A request ends as an interpreter does:
-exit handlers run, threads are joined, an uncaught exception is printed, files are flushed. Only its modules are not
-cleared, since that takes longer than most requests: each memory page that it shares with the server would be copied.
+Torch, ampcompare and what they import are loaded once, and hidden: a request finds them by a normal import, through
+its own `sys.path` and past the finders that it installs, but nothing is executed again; a copy of ampcompare in another
+folder is another package. A request ends as an interpreter does: exit handlers run, threads are joined, an uncaught
+exception is printed, files are flushed. Only its modules are not cleared, since that takes longer than most requests:
+each memory page that it shares with the server would be copied.
 
 Requests come on a socket: JSON with `words` (the command line), `folder`, `environment`, `session` (whether to begin
 one) and `passed` (numbers of further files), and file descriptors: for standard input, output and error, for the files
@@ -14,13 +15,16 @@ itself, which starts its ranks and the like in the same way.
 from __future__ import annotations
 
 import atexit
+import builtins
 import contextlib
 import fcntl
 import gc
 import importlib
+import importlib.util
 import io
 import json
 import os
+import pkgutil
 import runpy
 import select
 import signal
@@ -36,6 +40,12 @@ from typing import Any
 from forked_process import fork_from
 
 MIN_FILE = 512  # above the numbers of files that a request passes on
+LEADERS = ("numpy", "torch", "torch._dynamo", "pydantic", "click", "rich.live", "yaml", "psutil", "scipy.stats")
+OWN = (
+    *("ampcompare.experiment.run", "ampcompare.script.prepare", "ampcompare.script.legacy.execute"),
+    *("ampcompare.script.legacy.replay", "ampcompare.base.isolate.server", "ampcompare.experiment.launch.worker.cell"),
+)
+EXECUTED = ("ampcompare.base.environment.first_path",)  # which looks at the command line
 exit_code: int | None = None  # of a request that ends
 
 
@@ -74,6 +84,7 @@ def _others() -> dict[str, ModuleType]:
         if (first := name.partition(".")[0]) not in sys.stdlib_module_names
         and (spec := getattr(sys.modules.get(first), "__spec__", None)) is not None
         and spec.has_location
+        and spec.name == first  # no second name of a module, such as scipy gives one
     }
 
 
@@ -87,7 +98,8 @@ class Group:
     def bring_back(self) -> None:
         """Put the modules into `sys.modules`; what they need is imported, as others may wait for that."""
         for name in self._needs:
-            importlib.import_module(name)
+            if name not in sys.modules:
+                importlib.import_module(name)
         for name, module in self.modules.items():
             sys.modules.setdefault(name, module)
 
@@ -119,8 +131,11 @@ class Loaded(Loader):
     def __init__(self, module: ModuleType, group: Group) -> None:
         self._module, self._spec, self._group = module, module.__spec__, group
 
+    def __getattr__(self, name: str) -> Any:
+        """Read code and files of the module by its own loader, as `runpy` does."""
+        return getattr(self._spec and self._spec.loader, name)
+
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        """Return the module."""
         return self._module
 
     def exec_module(self, module: ModuleType) -> None:
@@ -129,11 +144,61 @@ class Loaded(Loader):
         self._group.bring_back()
 
 
+def own_groups() -> list[Group]:
+    """Import what most commands need of ampcompare, and return a group for each module, and for each further package.
+
+    A module of ampcompare brings back what it has imported, and no other. None has a state yet, nor changes torch.
+    """
+    before = set(_others())
+    needs: dict[str, list[str]] = {}
+    plain_import, by_name = builtins.__import__, importlib.import_module
+
+    def noted(name: str, globals: Any = None, locals: Any = None, parts: Any = (), level: int = 0) -> ModuleType:
+        module: ModuleType = plain_import(name, globals, locals, parts, level)
+        full = importlib.util.resolve_name("." * level + name, globals["__package__"]) if level else name
+        found = needs.setdefault((globals or {}).get("__name__", ""), [])
+        found += [one for one in (full, *(f"{full}.{part}" for part in parts or ())) if one in sys.modules]
+        return module
+
+    def noted_by_name(name: str, package: str | None = None) -> ModuleType:
+        needs.setdefault(sys._getframe(1).f_globals["__name__"], []).append(name)
+        return by_name(name, package)
+
+    builtins.__import__, importlib.import_module = noted, noted_by_name  # type: ignore[assignment]
+    try:
+        package = importlib.import_module("ampcompare.cli")
+        for found in pkgutil.iter_modules(package.__path__, "ampcompare.cli."):
+            importlib.import_module(found.name)
+        for name in OWN:
+            importlib.import_module(name)
+    finally:
+        builtins.__import__, importlib.import_module = plain_import, by_name
+    loaded = {name: module for name, module in _others().items() if name not in before and name not in EXECUTED}
+    own = [name for name in loaded if name.partition(".")[0] == "ampcompare"]
+    # A request may wait for the import of a module of the engine, so what uses it is executed there.
+    apart = {name for name in own if name.startswith("ampcompare.apex")}
+    while more := [name for name in own if name not in apart and not apart.isdisjoint(needs.get(name, []))]:
+        apart.update(more)
+    modules = {name: loaded.pop(name) for name in own}
+    for name, module in modules.items():
+        parent, _, child = name.rpartition(".")
+        if parent and vars(modules[parent]).get(child) is module:
+            delattr(modules[parent], child)  # as if nobody had imported it
+    found = [Group({name: modules[name]}, needs.get(name, [])) for name in own if name not in apart]
+    return found + by_package(loaded)
+
+
+def by_package(modules: dict[str, ModuleType]) -> list[Group]:
+    """Return a group for each package."""
+    packages = {name.partition(".")[0] for name in modules}
+    return [Group({n: m for n, m in modules.items() if n.partition(".")[0] == one}, []) for one in sorted(packages)]
+
+
 def hide_torch() -> None:
     """Import what nearly every request needs, and hide it."""
-    own = set(_others())
+    kept = set(_others())
     groups: list[Group] = []
-    for leader in ("numpy", "torch", "torch._dynamo", "pydantic"):
+    for leader in LEADERS:
         before = set(_others())
         importlib.import_module(leader)
         if leader == "torch._dynamo":
@@ -143,10 +208,10 @@ def hide_torch() -> None:
         first = leader.partition(".")[0]
         packages = {name.partition(".")[0] for name in loaded} - {first}
         needs = sorted(packages | ({"numpy"} if first == "torch" else set()))
-        groups.append(Group({name: loaded[name] for name in loaded if name.partition(".")[0] == first}, needs))
-        for package in packages:
-            groups.append(Group({name: loaded[name] for name in loaded if name.partition(".")[0] == package}, []))
-    for name in set(_others()) - own:
+        own = {name: loaded.pop(name) for name in list(loaded) if name.partition(".")[0] == first}
+        groups += [Group(own, needs), *by_package(loaded)]
+    groups += own_groups()
+    for name in set(_others()) - kept:
         del sys.modules[name]
     sys.meta_path.insert(sys.meta_path.index(PathFinder), Hidden(groups))
 

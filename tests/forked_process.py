@@ -17,7 +17,7 @@ from typing import IO, Any, cast
 
 SERVER = Path(__file__).with_name("fork_server.py")
 MODULES = ("ampcompare.base.isolate.server", "ampcompare.script.examined")
-STARTERS = str(SERVER.parent.parent / "ampcompare" / "base" / "isolate") + os.sep
+STARTERS = os.path.join("ampcompare", "base", "isolate") + os.sep  # of this checkout, or of a copy
 
 
 def forkable(command: Any) -> bool:
@@ -28,7 +28,7 @@ def forkable(command: Any) -> bool:
     if not isinstance(command, (list, tuple)) or len(command) < 2 or command[0] != sys.executable:
         return False
     words = [str(word) for word in command[1:]]
-    return words[0] == "-u" or words[0].startswith(STARTERS) or not {*words}.isdisjoint(MODULES)
+    return words[0] == "-u" or STARTERS in words[0] or not {*words}.isdisjoint(MODULES)
 
 
 class ForkedProcess:
@@ -170,7 +170,6 @@ class ForkedPython:
             return subprocess.CompletedProcess(words, code, out.read(), err.read())
 
     def close(self) -> None:
-        """End the server."""
         if self._channel is not None:
             self._channel.close()
         if self._server is not None:

@@ -25,10 +25,9 @@ import pytest
 
 from ampcompare.cli import COMMANDS, main
 from ampcompare.experiment.launch.forked import ForkedLauncher
+from tests.modules import EXAMPLE, ROOT, with_example
 
-ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
-EXAMPLE = ROOT / "examples" / "ampcompare-bf16-params"
 PAGES = [README, *sorted((ROOT / "docs").rglob("*.md")), EXAMPLE / "README.md"]
 BLOCK = re.compile(r"(?:^<!-- ([^\n]*) -->\n)?^( *)```(\w*)\n(.*?)^\2```$", flags=re.DOTALL | re.MULTILINE)
 # Pages without a mark on every block: commands of exec.md run in tests/legacy, those of troubleshooting.md are parsed
@@ -36,6 +35,17 @@ BLOCK = re.compile(r"(?:^<!-- ([^\n]*) -->\n)?^( *)```(\w*)\n(.*?)^\2```$", flag
 UNMARKED = ("docs/exec.md", "docs/script.md", "docs/troubleshooting.md", "docs/benchmarks/")
 AS_PROCESSES = "docs/quickstart.md"
 NOT_COMMANDS = ("text", "yaml", "toml", "json")
+# What a page shows does the same with fewer seeds, epochs and samples.
+SMALL = "--train-size 256 --val-size 64"
+FEWER = {
+    "--seeds 0-5 --epochs 2 --margin 1": f"--seeds 0-1 --epochs 1 --margin 1 {SMALL}",
+    "--seeds 0-2 --epochs 2": f"--seeds 0-1 --epochs 1 {SMALL}",
+    "--seeds 0-2": "--seeds 0-1",
+    "--opt-level O2 --epochs 1": f"--opt-level O2 --epochs 1 {SMALL}",
+    "mynets:make_net --arm native:bf16 --epochs 1": f"mynets:make_net --arm native:bf16 --epochs 1 {SMALL}",
+    "Recipe(epochs=2)": 'Recipe(epochs=1, data={"train_size": 256, "val_size": 64})',
+    "epochs=3, model": "epochs=1, model",
+}
 GIVEN_FILES = {
     "train.py": """
 import torch
@@ -63,9 +73,17 @@ class Block(NamedTuple):
     text: str
 
     @property
+    def smaller(self) -> str:
+        """Its text, of which less is trained."""
+        text = self.text
+        for much, little in FEWER.items():
+            text = text.replace(much, little)
+        return text
+
+    @property
     def commands(self) -> list[str]:
         """Its lines, joined where a backslash ends one, without remarks."""
-        lines = self.text.replace("\\\n", " ").splitlines()
+        lines = re.sub(r"\\\n *", "", self.smaller).splitlines()
         return [line.partition("  #")[0].strip() for line in lines if line.strip()]
 
 
@@ -80,8 +98,17 @@ def name(page: Path) -> str:
     return page.relative_to(ROOT).as_posix()
 
 
+@pytest.fixture(scope="module")
+def launcher(forking: Any) -> Iterator[ForkedLauncher]:
+    """A launcher of cells, whose server all pages share: starting it takes longer than the commands of one."""
+    with ForkedLauncher() as launcher, pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ampcompare.base.isolate.client.subprocess", forking)
+        yield launcher
+
+
 @pytest.fixture
 def command(
+    launcher: ForkedLauncher,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
@@ -90,46 +117,30 @@ def command(
     forked_ranks: None,
     forked_runs: None,
     forked_servers: None,
-) -> Iterator[Callable[[list[str]], tuple[int, str, str]]]:
-    """Run a command in the folder of a page, in this process, and return exit code, stdout and stderr.
-
-    All commands of a page share the server that has torch imported: importing it takes longer than the commands.
-    """
+) -> Callable[[list[str]], tuple[int, str, str]]:
+    """Run a command in the folder of a page, in this process, and return exit code, stdout and stderr."""
     monkeypatch.chdir(tmp_path)
-    with ForkedLauncher() as launcher:
 
-        class Shared(ForkedLauncher):
-            launch = launcher.launch  # type: ignore[assignment]
+    class Shared(ForkedLauncher):
+        launch = launcher.launch  # type: ignore[assignment]
 
-        def invoke(words: list[str]) -> tuple[int, str, str]:
-            # `exec` changes the process, and cells in parallel need a server each.
-            if words[0] == "exec" or "--jobs" in words:
-                done = forked_python.run(["-m", "ampcompare", *words], tmp_path, dict(os.environ))
-                return done.returncode, done.stdout, done.stderr
-            capfd.readouterr()
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr("ampcompare.experiment.launch.forked.ForkedLauncher", Shared)
-                code = main(words)
-            return code, *capfd.readouterr()
+    def invoke(words: list[str]) -> tuple[int, str, str]:
+        # `exec` changes the process, and cells in parallel need a server each.
+        if words[0] == "exec" or "--jobs" in words:
+            done = forked_python.run(["-m", "ampcompare", *words], tmp_path, dict(os.environ))
+            return done.returncode, done.stdout, done.stderr
+        capfd.readouterr()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("ampcompare.experiment.launch.forked.ForkedLauncher", Shared)
+            code = main(words)
+        return code, *capfd.readouterr()
 
-        yield invoke
+    return invoke
 
 
 def runs(page: Path) -> bool:
     """Whether a page has commands to run."""
     return any(re.match(r"run(?! as python)", block.marker) for block in blocks(page))
-
-
-def with_plugin(folder: Path) -> list[str]:
-    """Register the example backend by the files that its installation would leave; return folders for the path."""
-    settings = (EXAMPLE / "pyproject.toml").read_text(encoding="utf-8")
-    points = re.search(r'\[project\.entry-points\."([^"]+)"\]\n((?:[\w-]+ = "[^"]+"\n)+)', settings)
-    assert points is not None
-    metadata = folder / "ampcompare_bf16_params-0.1.0.dist-info"
-    metadata.mkdir(exist_ok=True)
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: ampcompare-bf16-params\nVersion: 0.1.0\n")
-    (metadata / "entry_points.txt").write_text(f"[{points[1]}]\n{points[2].replace(chr(34), '')}")
-    return [str(EXAMPLE), str(folder)]
 
 
 @pytest.mark.slow
@@ -143,9 +154,11 @@ def test_commands_run(
 ) -> None:
     """Each command of a page ends with exit code 0 and prints something, in the order of the page.
 
-    Those of one page, and those with a package on the path, are processes of their own, as for a user.
+    Those of one page, and those with a package on the path, are processes of their own, as for a user. What the README
+    has runs there alone.
     """
-    plugin = with_plugin(tmp_path_factory.mktemp("plugin"))
+    known = {line for block in blocks(README) for line in block.commands if page not in (README, ROOT / AS_PROCESSES)}
+    plugin = with_example(tmp_path_factory.mktemp("plugin"))
     for block in blocks(page):
         kind, _, file = block.marker.partition(" in a folder with ")
         if block.marker.startswith("file "):
@@ -158,7 +171,7 @@ def test_commands_run(
             (tmp_path / file).write_text(GIVEN_FILES[file], encoding="utf-8")
         for line in block.commands:
             words = shlex.split(line)
-            if words[0] == "cd":  # into the folder whose file is here
+            if words[0] == "cd" or (line in known and not file):  # into the folder whose file is here
                 continue
             assert words[0] == "ampcompare", line
             if name(page) == AS_PROCESSES or "backend" in kind:
@@ -175,7 +188,7 @@ def test_commands_run(
 @pytest.mark.parametrize(
     "code",
     [
-        pytest.param(block.text, id=f"{name(page)}:{number}")
+        pytest.param(block.smaller, id=f"{name(page)}:{number}")
         for page in PAGES
         for number, block in enumerate(blocks(page))
         if block.marker == "run as python"
@@ -253,7 +266,6 @@ def test_links_lead_somewhere() -> None:
 
 @functools.cache
 def anchors(page: Path) -> set[str]:
-    """The anchors of all headings of a page."""
     return {slug(heading) for heading in re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)}
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import ast
 import importlib
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import grimp
 import pytest
 
 import ampcompare
@@ -72,7 +71,6 @@ def test_public_names_are_pinned() -> None:
 
 
 def test_unknown_name_is_an_attribute_error() -> None:
-    """A name that does not exist fails as on any module."""
     with pytest.raises(AttributeError, match="no attribute 'comparisons'"):
         _ = ampcompare.comparisons
 
@@ -106,15 +104,10 @@ def test_what_is_imported_is_required(metadata: Path) -> None:
     required = set(re.findall(r"^[\w-]+", text, flags=re.MULTILINE))
     modules = {"scikit-learn": "sklearn", "PyYAML": "yaml", "nvidia-ml-py": "pynvml", "mlflow-skinny": "mlflow"}
     known = {modules.get(name, name).replace("-", "_") for name in required} | {"PIL", "pydantic_core"}
-    imported: dict[str, Path] = {}
-    for path in (ROOT / "ampcompare").rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Import):
-                imported.update(dict.fromkeys((alias.name.partition(".")[0] for alias in node.names), path))
-            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-                imported[node.module.partition(".")[0]] = path
-    others = set(imported) - set(sys.stdlib_module_names) - {"ampcompare"}
-    assert not {name: imported[name] for name in others - known}
+    graph = grimp.build_graph("ampcompare", include_external_packages=True, cache_dir=None)
+    others = {name for name in graph.modules if name.partition(".")[0] != "ampcompare"} - sys.stdlib_module_names
+    assert {"torch", "click", "wandb"} <= others
+    assert not {name: graph.find_modules_that_directly_import(name) for name in others - known}
 
 
 def test_sources_are_packaged(metadata: Path) -> None:
@@ -153,19 +146,3 @@ def test_module_runs_as_a_command() -> None:
         [sys.executable, "-m", "ampcompare", "--version"], capture_output=True, text=True, check=True, cwd=ROOT
     )
     assert ampcompare.__version__ in done.stdout
-
-
-def test_requires_skips_with_its_reason(tmp_path: Path) -> None:
-    """The mark `requires` skips what the machine cannot run and says what is missing; zero requirements run."""
-    shutil.copy(ROOT / "tests" / "conftest.py", tmp_path)
-    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = requires\n", encoding="utf-8")
-    (tmp_path / "test_marks.py").write_text(
-        "import pytest\n"
-        "@pytest.mark.requires(cuda=99)\ndef test_many(): assert False\n"
-        "@pytest.mark.requires(cuda=0, apex=False)\ndef test_none(): assert True\n",
-        encoding="utf-8",
-    )
-    command = [sys.executable, "-m", "pytest", "-rs", "-p", "no:cacheprovider", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
-    assert "1 passed, 1 skipped" in done.stdout
-    assert "needs 99 CUDA device(s)" in done.stdout

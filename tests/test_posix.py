@@ -87,7 +87,6 @@ def test_a_group_ends_without_process_groups(monkeypatch: pytest.MonkeyPatch) ->
     with subprocess.Popen(
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as parent:
-        assert parent.stdout is not None
         child = psutil.Process(int(parent.stdout.readline()))
         kill_group(parent.pid)
         assert parent.wait(timeout=20) != 0

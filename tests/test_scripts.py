@@ -125,7 +125,6 @@ def test_second_call_installs_nothing(frame: Frame) -> None:
 
 
 def test_demo_and_test_share_an_environment(frame: Frame) -> None:
-    """What the tests installed serves the demo; after the demo the tests install only what is missing."""
     frame.run("scripts/demo")
     assert frame.installations() == 1
     frame.run("scripts/test")
@@ -210,7 +209,6 @@ def test_old_python_is_one_line(frame: Frame) -> None:
 
 
 def test_absent_python_is_one_line(frame: Frame) -> None:
-    """A PYTHON that cannot be run is named."""
     assert "/nowhere/python cannot be run" in frame.fails(PYTHON="/nowhere/python")
 
 
@@ -344,7 +342,6 @@ def test_demo_runs_the_comparison(frame: Frame) -> None:
 
 
 def test_ci_runs_check_and_tests(frame: Frame) -> None:
-    """CI runs check, docs, test and the images, whatever fails, and fails when only the check fails."""
     assert frame.run(".ci/run").returncode == 0
     calls = frame.calls()
     needs_packages = [calls.index(call) for call in calls if call == ".ci/containers" or " -m pytest " in call]
@@ -411,13 +408,11 @@ def test_a_gpu_check_without_torch_sets_up(frame: Frame) -> None:
 
 
 def test_a_failed_gpu_check_is_told(frame: Frame) -> None:
-    """The exit code of the check is that of the script."""
     frame.program("python3", PYTHON_STUB.replace("case", '[ "$2" != benchmarks.gpu ] || exit 3\ncase', 1))
     assert frame.run("scripts/gpu-check").returncode == 3
 
 
 def test_lint_mends_then_formats(frame: Frame) -> None:
-    """`lint` is ruff with permission to write."""
     assert frame.run("scripts/lint").returncode == 0
     assert [call for call in frame.calls() if call.startswith("python")] == [
         "python -m ruff check --fix . threads=",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import site
 import subprocess
 import sys
@@ -20,30 +21,27 @@ TINY += ["--batch-size", "16", "--arch", "mlp", "--device", "cpu", "--no-progres
 pytestmark = pytest.mark.slow
 
 
-def build(command: str, folder: Path) -> Path:
-    """Run a command of setup.py on the sources that git tracks, and return the one archive that it leaves."""
-    source = folder / "source"
-    source.mkdir()
-    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split(
-        "\n"
-    )
-    for name in filter(None, tracked):
+@pytest.fixture(scope="module")
+def archives(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder with the wheel and the source archive of the sources that git tracks."""
+    pytest.importorskip("setuptools")
+    source, made = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("dist")
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for name in tracked.splitlines():
         if (ROOT / name).is_file():
             (source / name).parent.mkdir(parents=True, exist_ok=True)
-            (source / name).write_bytes((ROOT / name).read_bytes())
-    archives = folder / "dist"
-    words = [sys.executable, "setup.py", "-q", command, "--dist-dir", str(archives)]
+            shutil.copy(ROOT / name, source / name)
+    to = ["--dist-dir", str(made)]
+    words = [sys.executable, "setup.py", "-q", "bdist_wheel", *to, "sdist", "--formats", "tar", *to]
     subprocess.run(words, cwd=source, capture_output=True, check=True)
-    (archive,) = archives.iterdir()
-    return archive
+    return made
 
 
 @pytest.fixture(scope="module")
-def ampcompare(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def ampcompare(archives: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The command of a new environment with the wheel; its requirements come from this one."""
-    pytest.importorskip("setuptools")
     folder = tmp_path_factory.mktemp("wheel")
-    wheel = build("bdist_wheel", folder)
+    (wheel,) = archives.glob("*.whl")
     venv.create(folder / "env", with_pip=False)
     (packages,) = (folder / "env").glob("lib/python*/site-packages")
     python = folder / "env" / "bin" / "python"
@@ -97,10 +95,10 @@ def test_the_wheel_trains_and_reports(ampcompare: Path) -> None:
     assert "/env/lib/" in package
 
 
-def test_the_source_archive_can_be_tested(tmp_path: Path) -> None:
+def test_the_source_archive_can_be_tested(archives: Path) -> None:
     """The source archive holds the tests with their data, the constraints and the scripts."""
-    pytest.importorskip("setuptools")
-    with tarfile.open(build("sdist", tmp_path)) as archive:
+    (path,) = archives.glob("*.tar")
+    with tarfile.open(path) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert {"setup.py", "constraints/cpu.txt", "scripts/test", "tests/conftest.py", "docs/index.md"} <= names
     assert any(name.startswith("tests/apex/golden/") for name in names)

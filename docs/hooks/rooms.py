@@ -7,6 +7,7 @@ mkdocs calls `on_page_markdown`. Nothing of the package is imported: everything 
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections.abc import Iterator
 from functools import cache
@@ -60,13 +61,21 @@ def room_imports(root: Path = ROOT) -> dict[str, set[str]]:
         place = path.relative_to(package)
         room = place.parts[0].removesuffix(".py")
         targets = found.setdefault(room, set())
-        for node in ast.walk(_tree(path)):
+        for node in _statements(ast.parse(path.read_text(encoding="utf-8")).body):
             for name in _imported(node, ("ampcompare", *place.parent.parts)):
                 head, _, rest = name.partition(".")
                 target = rest.partition(".")[0] if rest.partition(".")[0] in rooms else "__init__"
                 if head == "ampcompare" and target != room:
                     targets.add(target)
     return found
+
+
+def _statements(body: list[Any]) -> Iterator[ast.AST]:
+    """Yield the statements of a module, also of its functions; no expressions, which are most of its nodes."""
+    for node in body:
+        yield node
+        for field in ("body", "orelse", "finalbody", "handlers", "cases"):
+            yield from _statements(getattr(node, field, []))
 
 
 def _imported(node: ast.AST, package: tuple[str, ...]) -> Iterator[str]:
@@ -81,13 +90,8 @@ def _imported(node: ast.AST, package: tuple[str, ...]) -> Iterator[str]:
 
 def summary_of(path: Path) -> str:
     """Return the first line of a module's docstring."""
-    return (ast.get_docstring(_tree(path)) or "").partition("\n")[0]
-
-
-@cache
-def _tree(path: Path) -> ast.Module:
-    """Return a module as it is parsed, once for all tables."""
-    return ast.parse(path.read_text(encoding="utf-8"))
+    found = re.match(r'"""(.*?)(?:"""|\n)', path.read_text(encoding="utf-8"))
+    return found[1] if found else ""
 
 
 def rooms_table() -> str:

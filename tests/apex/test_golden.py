@@ -38,7 +38,6 @@ def _recorded(path: Path) -> dict[str, Any]:
 
 
 def test_there_are_98_scenarios() -> None:
-    """No recording was lost."""
     assert len(FILES) == 98
 
 

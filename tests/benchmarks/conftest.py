@@ -27,7 +27,6 @@ class Checked:
 
 @pytest.fixture(scope="module")
 def shared_launcher(forking: types.SimpleNamespace) -> Iterator[ForkedLauncher]:
-    """A launcher whose server is forked."""
     with ForkedLauncher() as launcher, pytest.MonkeyPatch.context() as patch:
         patch.setattr("ampcompare.base.isolate.client.subprocess", forking)
         launcher._ensure_server()

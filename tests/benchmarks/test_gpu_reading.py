@@ -93,7 +93,6 @@ def test_syncs_of_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_batch_that_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Out of memory is an answer, any other error is not."""
     calls = []
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+from tests.modules import module_at
 
 
 @pytest.fixture(autouse=True)
@@ -23,13 +20,5 @@ def _one_thread() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def planted() -> Iterator[ModuleType]:
-    """The module with the planted faults."""
-    specification = importlib.util.spec_from_file_location("faults", BENCHMARKS / "faults.py")
-    assert specification is not None
-    assert specification.loader is not None
-    module = importlib.util.module_from_spec(specification)
-    sys.modules["faults"] = module
-    specification.loader.exec_module(module)
-    yield module
-    del sys.modules["faults"]
+def planted() -> ModuleType:
+    return module_at("benchmarks/faults.py")

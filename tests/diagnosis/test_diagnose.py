@@ -12,8 +12,12 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import ampcompare
+from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import ConfigError
+from ampcompare.diagnosis.diagnose import audit, in_fp32, in_half
 from ampcompare.diagnosis.measure import Conditions, measure
+from ampcompare.diagnosis.observation import Observation
+from ampcompare.diagnosis.watch import Called
 from ampcompare.runs.records.diagnosis import Diagnosis
 
 PLANTED = (
@@ -36,7 +40,6 @@ def test_a_planted_fault_is_named_and_cured(name: str, planted: ModuleType) -> N
     found = ampcompare.diagnose(network.loop, arm=network.arm, device="cpu")
     assert planted.is_found(network, found)
     cure = found.cure
-    assert cure is not None
     assert (cure.keeps or [cure.option])[0] in found.verdict
     assert cure.code
 
@@ -95,7 +98,6 @@ def test_an_overflow_that_decides_an_index_is_named() -> None:
     assert (fault.place.module, fault.place.operation) == ("match", "rsub")
     assert "decides an index or a mask, by which match sqrt fails" in fault.text
     assert fault.reason == "1e+08 is beyond the largest number of fp16"
-    assert found.cure is not None
     assert found.cure.keeps == ["match"]
     assert ampcompare.diagnose(loop, arm="fp32", steps=3, device="cpu").faults == []
 
@@ -138,7 +140,6 @@ def test_errors_are_those_of_fp16(diagnosis: Diagnosis) -> None:
 def test_the_loss_scale_has_headroom(diagnosis: Diagnosis) -> None:
     """The own scale is known, gradients fit under a larger one, and shares fall as the scale grows."""
     room = diagnosis.headroom
-    assert room is not None
     assert room.own_scale == 8
     assert (room.largest_scale or 0) > 128
     assert room.lost["1"] >= room.lost["128"] >= room.lost["65536"]
@@ -200,13 +201,11 @@ def test_steps_to_watch_and_ranges_alone() -> None:
     ],
 )
 def test_what_cannot_be_diagnosed(options: dict[str, Any], message: str) -> None:
-    """Each is refused with what to do, before anything is trained."""
     with pytest.raises(ConfigError, match=message):
         ampcompare.diagnose(**options)
 
 
 def test_a_loop_without_steps() -> None:
-    """It is refused."""
     with pytest.raises(ConfigError, match="no step was watched"):
         ampcompare.diagnose(lambda precision: None, arm="half", device="cpu")
 
@@ -257,3 +256,51 @@ def test_checkpointed_and_recurrent_modules(arm: str) -> None:
     assert {("block.0", "forward"), ("block.0", "backward")} <= {
         (one.place.module, one.place.phase) for one in found.places
     }
+
+
+@pytest.mark.parametrize(
+    ("arm", "operation", "given", "module", "remark"),
+    [
+        ("apex:O1", "_softmax", "fp16", "head", "fp16 island: explain promises softmax in fp32, all but x.softmax()"),
+        ("apex:O1", "exp", "fp16", "head", "fp16 island: explain promises exp in fp32"),
+        ("apex:O1", "exp", "fp32", "head", ""),
+        ("native:fp16", "exp", "fp16", "head", ""),
+        ("apex:O2", "exp", "fp16", "head", ""),
+        ("apex:O2", "mm", "fp32", "head", "fp32 island: the model is fp16"),
+        ("apex:O2,keep_fp32=head", "mm", "fp32", "head.0", ""),
+        ("apex:O2,keep_fp32=head", "mm", "fp16", "head.0", "fp16 island: keep_fp32 promises"),
+        ("apex:O2,keep_fp32=Linear", "mm", "fp32", "head", ""),
+        ("apex:O2", "native_batch_norm", "fp16", "head", "fp16 batch norm"),
+        ("apex:O3", "native_batch_norm", "fp16", "head", ""),
+        ("fp32", "mm", "bf16", "head", "fp32 promises fp32"),
+        ("apex:O1", "exp", "fp16", "", ""),
+        ("fabric:32-true", "mm", "fp32", "head", ""),
+        ("fabric:16-true", "mm", "fp32", "head", "fp32 island: the model is fp16"),
+        ("actnn", "mm", "fp32", "head", ""),
+        ("actnn:over=apex:O2", "mm", "fp32", "head", "fp32 island: the model is fp16"),
+        ("fp8", "mm", "fp32", "head", ""),
+    ],
+)
+def test_a_remark_is_what_explain_does_not_say(arm: str, operation: str, given: str, module: str, remark: str) -> None:
+    """Only a type that the sentences of the arm exclude is remarked on."""
+    observation = Observation()
+    observation.modules = [module]
+    observation.types[Called(operation, (given,), (given,), module, "forward")] = 2
+    (row,) = audit(Arm.parse(arm), observation)
+    assert row.remark.startswith(remark)
+    assert bool(row.remark) == bool(remark)
+
+
+def test_products_are_in_half() -> None:
+    """Every kind of product of the table is found by what torch runs for it."""
+    assert {"mm", "addmm", "bmm", "convolution"} <= set(in_half("cpu"))
+
+
+def test_functions_in_fp32_are_those_of_the_arm() -> None:
+    """O1 casts exp and softmax to fp32, autocast on a CPU neither; operations of other functions are left out."""
+    of_o1, of_autocast = in_fp32("cpu", None), in_fp32("cpu", torch.bfloat16)
+    assert of_o1["_softmax"] == "softmax"
+    assert {"exp", "cumsum", "mse_loss"} <= set(of_o1)
+    assert "mse_loss" in of_autocast
+    assert not {"exp", "_softmax"} & set(of_autocast)
+    assert not {"mul", "pow"} & set(of_o1)

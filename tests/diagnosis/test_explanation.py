@@ -123,7 +123,6 @@ def test_words_follow_the_options() -> None:
 def test_bytes_per_parameter(arm: str, sgd: int, adam: int) -> None:
     """The sums are those of weights, gradients, masters, kept casts and state."""
     held = bytes_per_parameter(Arm.parse(arm))
-    assert held is not None
     assert (held.total(1), held.total(2)) == (sgd, adam)
 
 
@@ -152,7 +151,6 @@ def test_scripts_of_libraries_run(arm: str) -> None:
     """The lines shown for a library that is installed make a step that changes the weights."""
     backend = arm.partition(":")[0]
     library = BUILT_IN[backend].library
-    assert library is not None
     if library.missing():
         pytest.skip(library.missing())
     library.load(backend)  # whose imports may warn
@@ -191,7 +189,6 @@ def _step(script: str) -> bool:
 
 
 def test_backend_of_another_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a backend of another package only its name is known, and that is said."""
     monkeypatch.setattr("ampcompare.backends.catalog.third_party_backends", lambda: {"mine": "json:loads"})
     explanation = explain_arm(Arm.parse("mine:level=3"))
     assert explanation.memory is None

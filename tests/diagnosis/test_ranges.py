@@ -117,7 +117,6 @@ def _check(found: Range, tensor: torch.Tensor) -> None:
 
 
 def test_lost_counts_what_the_wide_tensor_has() -> None:
-    """A zero counts as lost only where the wide tensor is not zero."""
     wide = torch.tensor([[1e-9, 0.0], [1.0, 1e-30]])
     assert make_range(np.asarray(range_row(wide.half(), wide))).lost == 2
 
@@ -133,6 +132,5 @@ def test_a_tensor_without_elements(shape: tuple[int, ...]) -> None:
 
 
 def test_zeros_alone() -> None:
-    """All elements are zeros and there is no magnitude."""
     found = make_range(np.asarray(range_row(torch.zeros(5, dtype=torch.float16))))
     assert (found.elements, found.zeros, found.smallest, found.largest, found.exponents) == (5, 5, None, None, {})

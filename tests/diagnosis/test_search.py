@@ -36,7 +36,6 @@ def test_lines_that_help_only_together_are_found(needed: set[str], trials: int) 
         return Outcome([] if needed <= set(lines) else [FAULT])
 
     found = search(Arm.parse("apex:O2"), [FAULT], None, run, [])
-    assert found.change is not None
     assert set(found.change.lines) == needed
     assert len(found.trials) >= trials
 
@@ -49,7 +48,6 @@ def test_no_change_is_found_where_none_helps() -> None:
 
 
 def test_changes_are_added_without_repetition() -> None:
-    """A union has each part once."""
     both = Change(lines=("a:1",), options=(("loss_scale", 2.0),)) | Change(modules=("m",), lines=("a:1", "a:2"))
     assert (both.modules, both.lines) == (("m",), ("a:1", "a:2"))
     assert len(both.parts()) == 4

@@ -1,8 +1,10 @@
-"""Which gradients of a step count: those that its optimizers use."""
+"""Which gradients of a step count, those that its optimizers use, and lines that run in fp32."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,7 +12,8 @@ from torch import Tensor, nn
 
 from ampcompare.diagnosis.faults import find_faults
 from ampcompare.diagnosis.observation import Observation
-from ampcompare.diagnosis.step_watch import StepWatch
+from ampcompare.diagnosis.sites import HIDDEN, PACKAGE, calling_line
+from ampcompare.diagnosis.step_watch import StepWatch, lines_in_fp32
 
 
 @pytest.fixture
@@ -54,7 +57,6 @@ def end(watch: StepWatch, optimizer: torch.optim.Optimizer) -> list[str]:
 def test_a_gradient_that_is_stepped_counts(
     watch: StepWatch, model: nn.Module, optimizer: torch.optim.Optimizer
 ) -> None:
-    """It is not finite, and the weights are updated by it."""
     backward(watch, model, 6e4)
     with watch.operations.paused():
         optimizer.step()
@@ -75,7 +77,6 @@ def test_what_another_loss_adds_behind_the_step_does_not_count(
 def test_a_gradient_that_an_earlier_step_has_left_does_not_count(
     watch: StepWatch, model: nn.Module, optimizer: torch.optim.Optimizer
 ) -> None:
-    """No operation of this step has made it."""
     for param in model.parameters():
         param.grad = torch.full_like(param, torch.inf)
     watch.operations.drain()
@@ -85,3 +86,23 @@ def test_a_gradient_that_an_earlier_step_has_left_does_not_count(
     events = watch.operations.drain().events
     assert len(events) == 2
     assert all(event.constant for event in events)
+
+
+def test_a_kept_line_casts_nothing_to_16_bits() -> None:
+    x = torch.full((2,), 300.0)
+    called: set[str] = set()
+    file, _, number = calling_line(sys._getframe()).rpartition(":")
+    with lines_in_fp32([f"{file}:{int(number) + 2}"], called):
+        kept = x.half() * x.to(torch.float16)
+        cast = x.half() * x.to(torch.float16)
+    assert (kept.dtype, cast.dtype) == (torch.float32, torch.float16)
+    assert torch.isfinite(kept).all()
+    assert torch.isinf(cast).all()
+    assert called == {"torch.Tensor.mul"}
+
+
+def test_what_is_hidden_is_there() -> None:
+    """The rooms and files of the package whose lines are never shown exist under their names."""
+    own = [Path(path) for path in HIDDEN if path.startswith(PACKAGE)]
+    assert own
+    assert all(path.exists() for path in own)

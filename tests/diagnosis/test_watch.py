@@ -1,7 +1,8 @@
-"""Operations that must not be repeated."""
+"""Operations that must not be repeated, and the norms that errors are computed from."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import pytest
@@ -10,12 +11,11 @@ from torch import distributed
 
 from ampcompare.diagnosis.shadow import Shadows
 from ampcompare.diagnosis.sites import Sites
-from ampcompare.diagnosis.watch import Watch
+from ampcompare.diagnosis.watch import CHUNK, Watch, errors_of
 
 
 @pytest.fixture
 def group() -> Iterator[None]:
-    """A process group of one."""
     distributed.init_process_group("gloo", store=torch._C._distributed_c10d.HashStore(), rank=0, world_size=1)
     yield
     distributed.destroy_process_group()
@@ -40,3 +40,22 @@ def test_a_cast_of_integers_is_counted() -> None:
         torch.arange(4).half()
     (event,) = (one for one in watch.drain().events if one.key[1] == "_to_copy")
     assert event.row[:256].sum() == 4
+
+
+@pytest.mark.parametrize("size", [1.0, 1e25, 1e-25, 0.0])
+@pytest.mark.parametrize("count", [5, CHUNK + 7])
+def test_norms_are_those_of_float64(count: int, size: float) -> None:
+    """Also of more elements than one part, and where squares leave the range of fp32."""
+    generator = torch.Generator().manual_seed(2)
+    exact, own = (size * torch.randn(count, generator=generator) for _ in range(2))
+    result = exact.bfloat16()
+    wide = result.double()
+    expected = [torch.linalg.vector_norm(one) for one in (wide - exact.double(), exact.double(), wide - own, wide)]
+    assert errors_of(result, exact, own) == pytest.approx([float(one) for one in expected], rel=1e-5, abs=1e-44)
+
+
+def test_what_is_not_finite_has_no_norm() -> None:
+    """A result that overflowed has a difference that is not finite, and the wide one a norm."""
+    difference, wide, own, size = errors_of(torch.tensor([math.inf, 1.0]).half(), torch.tensor([7e4, 1.0]), None)
+    assert not math.isfinite(difference + size)
+    assert (wide, own) == (pytest.approx(7e4), 0.0)

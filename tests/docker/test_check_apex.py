@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import shutil
 import subprocess
@@ -10,6 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from tests.modules import module_at
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "docker" / "check_apex.py"
@@ -56,11 +57,7 @@ def test_apex_with_amp_passes(packages: Path) -> None:
 
 def test_standin_has_what_is_checked() -> None:
     """Each name of the stand-in is one that the check needs: losing any of them fails the build."""
-    spec = importlib.util.spec_from_file_location("check_apex", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
+    script = module_at("docker/check_apex.py")
     assert script.written_names(STANDIN / "apex") == {module: [] for module in script.SURFACE}
 
 
@@ -93,7 +90,6 @@ def test_clone_on_the_path(packages: Path) -> None:
 
 
 def test_nothing_installed(tmp_path: Path) -> None:
-    """No apex at all is said plainly."""
     assert "apex is not installed" in refusal(tmp_path)
 
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import copy
-import importlib.util
 import math
 import os
-import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -14,7 +12,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.modules import module_at
+
 GOOD: dict[str, Any] = {
     "dtypes": {"output": "torch.float32", "0.weight": "torch.float32", "0.bias": "torch.float32"},
     "loss_scales": [65536.0, 32768.0, 32768.0],
@@ -27,15 +26,8 @@ HALF = {"output": "torch.float16", "0.weight": "torch.float16", "1.weight": "tor
 
 
 @pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The script as a module."""
-    spec = importlib.util.spec_from_file_location("check_engines", ROOT / "docker" / "check_engines.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "check_engines", module)
-    spec.loader.exec_module(module)
-    return module
+def script() -> ModuleType:
+    return module_at("docker/check_engines.py")
 
 
 def measured(level: str) -> dict[str, Any]:

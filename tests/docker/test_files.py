@@ -55,14 +55,12 @@ def requirements() -> dict[str, list[str]]:
 def test_everything_installed_is_pinned(requirements: dict[str, list[str]], extra: str) -> None:
     """A requirement of setup.py that goes into the CPU image has one exact version there, which it permits."""
     base = re.search(r"python:(3\.\d+)-", (ROOT / "docker/Dockerfile.cpu").read_text(encoding="utf-8"))
-    assert base is not None
     for requirement in map(Requirement, requirements[extra]):
         if requirement.marker is None or requirement.marker.evaluate({"python_version": base[1]}):
             assert requirement.specifier.contains(pins()[canonical(requirement.name)]), requirement
 
 
 def test_the_torch_pair_is_that_of_the_constraints() -> None:
-    """The image has the pair that the tests run on."""
     constraints = (ROOT / "constraints/cpu.txt").read_text(encoding="utf-8")
     for name in ("torch", "torchvision"):
         assert f"\n{name}=={pins()[name]}" in constraints
@@ -95,7 +93,6 @@ def test_base_still_has_amp() -> None:
     base = re.fullmatch(
         r"ARG BASE_IMAGE=nvcr\.io/nvidia/pytorch:(\d+)\.(\d+)-py3", instructions("docker/Dockerfile")[0]
     )
-    assert base is not None
     assert (int(base[1]), int(base[2])) < (25, 5)
 
 
@@ -193,7 +190,6 @@ def test_the_apptainer_definition_copies_what_is_there() -> None:
         subprocess.run(["sh", "-n"], input=shell, text=True, check=True)
     assert "-c docker/pins-cpu.txt" in sections["post"]
     base = re.search(r"^ARG BASE_IMAGE=docker.io/library/(\S+)", (ROOT / IMAGES[1]).read_text(), flags=re.MULTILINE)
-    assert base is not None
     assert f"From: {base[1]}" in text
 
 

@@ -123,7 +123,6 @@ def test_summary_and_comment_hold_the_table(step: Step, tmp_path: Path) -> None:
 
 
 def test_the_exit_code_of_the_comparison_is_that_of_the_job(step: Step) -> None:
-    """The last step fails as the comparison did."""
     assert ACTION["inputs"]["fail-on"]["default"].split() == ["metric:worse", "diverged>0", "failed>0"]  # of any task
     assert [step("result", {"steps.compare.outputs.exit-code": code}).returncode for code in ("0", "1", "3")] == [
         0,

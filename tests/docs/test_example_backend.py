@@ -103,7 +103,6 @@ def test_delayed_micro_batches_stay_in_the_model_until_the_last() -> None:
     precision, model, optimizer = start()
     backward(precision, model, optimizer, batch(), delay_unscale=True)
     held = model.get_parameter("2.weight").grad
-    assert held is not None
     first = held.float().clone()
     assert precision.unscale(optimizer)[4].grad is None
     model[1].reset_running_stats()  # type: ignore[index,operator]
@@ -136,7 +135,6 @@ def test_a_group_added_later_gets_masters() -> None:
 
 
 def test_wrapped_models_are_refused() -> None:
-    """`prepare` comes before any wrapper."""
     model = net()
     with pytest.raises(PreparationError, match="already wrapped"):
         make_precision("bf16-params").prepare([nn.DataParallel(model)], [SGD(model.parameters(), lr=LR)])

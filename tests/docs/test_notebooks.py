@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+
+from tests.modules import module_at
 
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = sorted((ROOT / "examples" / "notebooks").glob("*.ipynb"))
@@ -18,13 +19,7 @@ FEWER = {"seeds=range(3)": "seeds=range(1)", "--seeds 0-2": "--seeds 0"}
 
 @pytest.fixture(scope="module")
 def hook() -> ModuleType:
-    """The hook of the site."""
-    specification = importlib.util.spec_from_file_location("notebooks", ROOT / "docs" / "hooks" / "notebooks.py")
-    assert specification is not None
-    assert specification.loader is not None
-    module = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(module)
-    return module
+    return module_at("docs/hooks/notebooks.py")
 
 
 def _kinds(notebook: dict[str, Any]) -> list[list[tuple[str, list[str]]]]:

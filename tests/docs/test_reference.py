@@ -20,6 +20,7 @@ import ampcompare
 from ampcompare.base import errors
 from ampcompare.cli import COMMANDS, EPILOG, cli
 from ampcompare.runs.settings.config import RunConfig
+from tests.modules import module_at
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 DOCS = ROOT / "docs"
@@ -29,12 +30,7 @@ PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md")), *sorted((ROOT / "examp
 @pytest.fixture(scope="module")
 def hooks() -> ModuleType:
     """The module that mkdocs calls."""
-    spec = importlib.util.spec_from_file_location("site_pages", DOCS / "hooks" / "pages.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return module_at("docs/hooks/pages.py")
 
 
 def command_of(name: str) -> click.Command:
@@ -45,7 +41,6 @@ def command_of(name: str) -> click.Command:
 
 
 def test_the_page_of_commands_has_every_option(hooks: ModuleType) -> None:
-    """A section for each command, and a row for each option with its variable."""
     reference = hooks.command_reference()
     for name, summary in COMMANDS.items():
         section = reference.partition(f"## ampcompare {name}\n")[2].partition("\n## ")[0]
@@ -265,7 +260,6 @@ def test_messages_of_the_troubleshooting_page_are_real(message: str) -> None:
 
 
 def test_the_overflow_line_is_spelled_as_it_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    """Both blanks of the line that an overflow prints are on the page."""
     from ampcompare.apex import amp
 
     model, optimizer = initialize()

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
 import re
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+from tests.modules import module_at
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PACKAGE = ROOT / "ampcompare"
@@ -25,12 +26,7 @@ ROWS = re.findall(
 @pytest.fixture(scope="module")
 def rooms() -> ModuleType:
     """The hook that draws tables from the source."""
-    spec = importlib.util.spec_from_file_location("site_rooms", ROOT / "docs" / "hooks" / "rooms.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return module_at("docs/hooks/rooms.py")
 
 
 def names_of(body: list[ast.stmt], above: str = "") -> set[str]:

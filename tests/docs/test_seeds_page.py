@@ -11,7 +11,6 @@ NAMED = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", PAGE)
 
 
 def test_many_tests_are_named() -> None:
-    """The page proves its rows by tests."""
     assert len(NAMED) > 25
 
 
@@ -22,7 +21,6 @@ def test_the_tests_that_it_names_exist() -> None:
 
 
 def test_every_row_says_how_and_what_was_seen() -> None:
-    """No row of the page has an empty cell."""
     rows = [line for line in PAGE.splitlines() if line.startswith("| ") and not line.startswith("| in the seeds")]
     assert len(rows) > 30
     for row in rows:

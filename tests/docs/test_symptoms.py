@@ -62,7 +62,6 @@ def test_the_search_finds_each_symptom(tmp_path: Path) -> None:
     (tmp_path / "docs" / "index.md").write_text(page, encoding="utf-8")
     settings = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     plugins = re.search(r"^plugins:\n((?:  - \w+.*\n)+?)(?=  - mkdocstrings)", settings, flags=re.MULTILINE)
-    assert plugins is not None
     (tmp_path / "mkdocs.yml").write_text(
         "site_name: x\nuse_directory_urls: false\ntheme: { name: material, font: false }\n"
         f"extra: {{ polyfills: [javascripts/iframe-worker.js] }}\nplugins:\n{plugins[1]}",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import sys
@@ -15,6 +14,7 @@ import pytest
 from ampcompare.cli import main
 from ampcompare.guards import GUARDS, checks, location
 from ampcompare.guards.detector import Detector, Guard
+from tests.modules import module_at
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "guards.md").read_text(encoding="utf-8")
@@ -73,12 +73,7 @@ def test_a_detector_needs_a_guard_of_its_own(body: dict[str, Guard], message: st
 
 def test_the_page_has_the_texts_of_the_catalog() -> None:
     """The table that the site puts into docs/guards.md has one row per guard, with its mistake and what that does."""
-    path = ROOT / "docs" / "hooks" / "pages.py"
-    spec = importlib.util.spec_from_file_location("site_pages", path)
-    assert spec is not None
-    assert spec.loader is not None
-    hooks = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(hooks)
+    hooks = module_at("docs/hooks/pages.py")
     rows = re.findall(r"^\| `([\w-]+)` \| (.+?) \| (.+?) \|$", hooks.guards_table(), re.MULTILINE)
     assert sorted(rows) == sorted((guard.name, guard.mistake, guard.matters) for guard in GUARDS.values())
     assert "<!-- guards -->" in PAGE

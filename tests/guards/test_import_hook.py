@@ -11,7 +11,6 @@ from ampcompare.guards.import_hook import ImportHook
 
 
 def test_two_hooks_await_one_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both are called, once, after the module has run."""
     (tmp_path / "awaited_twice.py").write_text("value = 1\n")
     monkeypatch.syspath_prepend(tmp_path)
     called: list[str] = []

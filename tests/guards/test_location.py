@@ -19,7 +19,6 @@ def place(source: str, file: str, **names: Any) -> str:
         exec(compile(source, file, "exec"), names)
     error = caught.value
     frames = error.__traceback__
-    assert frames is not None
     return str(raised_at(error.with_traceback(frames.tb_next)))  # this file is the user's too
 
 
@@ -33,7 +32,6 @@ def place(source: str, file: str, **names: Any) -> str:
     ],
 )
 def test_the_place_is_the_users_innermost_line(tmp_path: Path, source: str, line: int) -> None:
-    """Not one of torch or of generated code."""
     file = str(tmp_path / "train.py")
     assert place(source, file) == f"{file}:{line}"
 
@@ -47,7 +45,6 @@ def test_the_users_line_goes_before_that_of_a_package(tmp_path: Path) -> None:
 
 
 def test_the_traceback_of_another_process_counts() -> None:
-    """It is a part of the message."""
     folder = Path(torch.__file__).parent
     lines = [
         '  File "/a/train.py", line 7, in work',

@@ -6,6 +6,7 @@ import pytest
 
 from ampcompare.base.errors import GuardError
 from ampcompare.guards import GUARDS
+from ampcompare.training.precision.cpu_half import EmulatedHalf
 
 NATIVE_MISTAKES = {
     "autocast-elsewhere": """
@@ -348,8 +349,7 @@ APEX_MISTAKES = {
         """,
 }
 
-ALL = [(name, body, False) for name, body in NATIVE_MISTAKES.items()]
-ALL += [(name, body, True) for name, body in APEX_MISTAKES.items()]
+ALL = {**NATIVE_MISTAKES, **APEX_MISTAKES}
 
 
 def _guard(case: str) -> str:
@@ -357,28 +357,28 @@ def _guard(case: str) -> str:
 
 
 @pytest.mark.usefixtures("arithmetic")
-@pytest.mark.parametrize(("case", "body", "apex"), ALL, ids=[name for name, *_ in ALL])
-def test_mistake_is_found_at_its_line(case: str, body: str, apex: bool, script, guarded, marked) -> None:
+@pytest.mark.parametrize("case", ALL)
+def test_mistake_is_found_at_its_line(case: str, script, guarded, marked) -> None:
     """The script with the mistake gives one finding, of its guard, at the line that is at fault."""
-    path = script(body, apex=apex, keep="wrong")
+    path = script(ALL[case], apex=case in APEX_MISTAKES, keep="wrong")
     assert guarded(path) == [f"{_guard(case)} {marked(path)}"]
 
 
-@pytest.mark.usefixtures("arithmetic")
-@pytest.mark.parametrize(("case", "body", "apex"), ALL, ids=[name for name, *_ in ALL])
-def test_corrected_script_is_silent(case: str, body: str, apex: bool, script, guarded) -> None:
-    """The same script without the mistake gives no finding."""
-    assert guarded(script(body, apex=apex, keep="right")) == []
+@pytest.mark.parametrize("case", ALL)
+def test_corrected_script_is_silent(case: str, script, guarded) -> None:
+    """The same script without the mistake gives no finding, where all of its operations run in a dispatch mode."""
+    with EmulatedHalf():
+        assert guarded(script(ALL[case], apex=case in APEX_MISTAKES)) == []
 
 
-@pytest.mark.parametrize(("case", "body", "apex"), ALL, ids=[name for name, *_ in ALL])
-def test_strict_guards_raise(case: str, body: str, apex: bool, script, guarded, marked) -> None:
+@pytest.mark.parametrize("case", ALL)
+def test_strict_guards_raise(case: str, script, guarded, marked) -> None:
     """Strict guards end the script by an error that names guard, line and remedy."""
-    path = script(body, apex=apex, keep="wrong")
+    path = script(ALL[case], apex=case in APEX_MISTAKES, keep="wrong")
     with pytest.raises(GuardError) as caught:
         guarded(path, strict=True)
     assert str(caught.value).startswith(f"guard {_guard(case)}: train.py:{marked(path)}: ")
-    if not (apex and _guard(case) == "clip-scaled"):
+    if not (case in APEX_MISTAKES and _guard(case) == "clip-scaled"):
         assert str(caught.value).endswith(GUARDS[_guard(case)].remedy)
         return
     _, _, remedy = str(caught.value).partition("; ")
@@ -393,4 +393,4 @@ def test_every_guard_has_a_mistake() -> None:
     from ampcompare.guards.checks import DETECTORS
 
     assert set(DETECTORS) == set(GUARDS)
-    assert {_guard(name) for name, *_ in ALL} == set(GUARDS) - {"initialize-before-cuda"}
+    assert set(map(_guard, ALL)) == set(GUARDS) - {"initialize-before-cuda"}

@@ -16,7 +16,6 @@ from ampcompare.training.precision.keep_fp32 import without_autocast
 
 @pytest.fixture
 def events() -> Iterator[Subscriptions]:
-    """What an arm subscribes by."""
     events = Subscriptions(Layer.STAND_IN)
     yield events
     events.end()

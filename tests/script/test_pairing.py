@@ -36,7 +36,6 @@ def test_the_input_of_a_trace_is_no_batch() -> None:
 
 
 def test_equal_seeds_give_equal_draws() -> None:
-    """Python and torch are seeded."""
     draws = []
     for _ in range(2):
         seed_all(3)
@@ -45,7 +44,6 @@ def test_equal_seeds_give_equal_draws() -> None:
 
 
 def test_weights_have_one_hash_whatever_holds_them() -> None:
-    """The hash is of the bits of all parameters."""
     model = nn.Linear(2, 2)
     before = weights_of([model])
     assert before == weights_of([model])

@@ -72,7 +72,6 @@ for step in range(2):
 
 @pytest.mark.parametrize("arm", ["native:fp16", "O1"])
 def test_casts_for_cuda_act_on_the_cpu_in_its_place(forked_python: Any, tmp_path: Path, arm: str) -> None:
-    """Under `--device cpu` CUDA is available, and its tensors are on the CPU."""
     done = run(forked_python, tmp_path, TORCH_AMP, "--arm", arm, "--device", "cpu")
     assert done.returncode == 0, done.stderr
     assert read_rows(tmp_path / "r.jsonl").steps[0].loss_scales_before == (65536.0,)

@@ -236,7 +236,6 @@ def test_a_script_with_torch_amp_off_is_a_plain_one(behind: Any, arm: str, autoc
 
 
 def test_a_script_with_torch_amp_off_is_fp32(behind: Any) -> None:
-    """That is what the arm asks for."""
     stand_in = behind("fp32")
     assert switchable(autocast=False, scaler=False) == (torch.float32, 1.0)
     assert stand_in.acted()
@@ -266,7 +265,6 @@ def test_a_script_without_a_scaler_is_recorded(behind: Any) -> None:
 
 
 def test_a_script_that_reaches_no_arm_is_noticed(behind: Any) -> None:
-    """A script that trains nothing reaches none."""
     stand_in = behind("native:fp16")
     nn.Linear(6, 3)(torch.ones(1, 6))
     assert not stand_in.acted()
@@ -368,7 +366,6 @@ def test_losses_without_a_scale_are_recorded(behind: Any) -> None:
 
 
 def test_one_scale_for_several_losses_is_noted(behind: Any) -> None:
-    """The report says so."""
     rows = Rows()
     behind("native:fp16", rows)
     from ampcompare.apex import amp

@@ -1,15 +1,18 @@
-"""A document that is written back without a change is the same file to the byte."""
+"""A document, a notebook too, that is written back without a change is the same file to the byte."""
 
 from __future__ import annotations
 
+import ast
+import json
 import os
 import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ampcompare.base.files.read import FileFault
-from ampcompare.source.document import parse_document, read_document, write_document
+from ampcompare.source.document import Document, Place, parse_document, read_document, write_document
 
 CONTENTS = {
     "utf-8": "x = 'é'\n".encode(),
@@ -74,7 +77,6 @@ def test_writing_keeps_mode_and_link(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("modes_count")
 def test_writing_without_permission(tmp_path: Path) -> None:
-    """A file that is read-only is not replaced by one that is not."""
     script = tmp_path / "train.py"
     script.write_bytes(b"x = 1\n")
     script.chmod(0o444)
@@ -82,3 +84,91 @@ def test_writing_without_permission(tmp_path: Path) -> None:
     with pytest.raises(FileFault, match="Permission denied"):
         write_document(read_document(script), "x = 2\n")
     assert script.read_bytes() == b"x = 1\n"
+
+
+CELLS: list[str | list[str]] = [
+    ["%matplotlib inline\n", "import torch\n", "!pip install apex"],
+    "for i in range(3):\n    !echo $i\n    x = (i\n         % 2)\n",
+    ["%%bash\n", "echo 'no python'\n", "  ls | wc"],
+    ["%%time\n", "y = 1"],
+    "files = !ls\ntorch.nn?\n",
+    [],
+]
+
+
+def notebook(cells: list[Any], **options: Any) -> bytes:
+    content: list[dict[str, Any]] = [{"cell_type": "markdown", "source": ["# Title"]}]
+    content += [{"cell_type": "code", "source": cell, "outputs": [], "metadata": {}} for cell in cells]
+    return (json.dumps({"cells": content, "metadata": {}, "nbformat": 4}, **{"indent": 1, **options}) + "\n").encode()
+
+
+def document(content: bytes) -> Document:
+    return parse_document(Path("a.ipynb"), content)
+
+
+@pytest.mark.parametrize("options", [{}, {"indent": None}, {"indent": 4}, {"indent": "\t"}, {"ensure_ascii": False}])
+def test_unchanged_cells_come_back(options: dict[str, Any]) -> None:
+    """A text that was not rewritten gives the bytes of the file, magic commands and indent included."""
+    content = notebook([*CELLS, "# é"], **options)
+
+    read = document(content)
+
+    ast.parse(read.text)
+    assert read.encode(read.text) == content
+
+
+def test_magic_commands_are_hidden() -> None:
+    """What only IPython understands is no Python statement, and `%` in an expression is."""
+    text = document(notebook(CELLS)).text
+
+    assert "\n    pass  # IPython: !echo $i\n" in text
+    assert "\n         % 2)\n" in text
+    assert "\npass  # IPython: echo 'no python'\n" in text
+    assert "\ny = 1\n" in text
+
+
+def test_lines_belong_to_cells() -> None:
+    """A line of the text has the number of the code cell and of the line in it."""
+    read = document(notebook(CELLS))
+    lines = read.text.split("\n")
+
+    assert read.place(lines.index("import torch") + 1) == Place(2, 1, cell=1)
+    assert read.place(lines.index("y = 1") + 1, 4) == Place(2, 5, cell=4)
+    assert str(read.place(lines.index("y = 1") + 1, 4)) == "cell 4:2:5"
+
+
+def test_a_rewritten_cell() -> None:
+    """Only the cell of the change is rewritten; lines added above everything go to the first cell."""
+    content = notebook(CELLS)
+    read = document(content)
+
+    written = json.loads(read.encode("import math\n" + read.text.replace("y = 1", "y = 2\nz = 3")))
+
+    sources = ["".join(cell["source"]) for cell in written["cells"][1:]]
+    assert sources[0].startswith("import math\n%matplotlib inline\n")
+    assert sources[3] == "%%time\ny = 2\nz = 3"
+    assert written["cells"][4]["source"] == ["%%time\n", "y = 2\n", "z = 3"]
+    assert [sources[index] for index in (1, 2, 4, 5)] == ["".join(CELLS[index]) for index in (1, 2, 4, 5)]
+
+
+def test_cells_that_cannot_be_told_apart() -> None:
+    """A text that lost the line of a cell is not written."""
+    read = document(notebook(CELLS))
+
+    with pytest.raises(FileFault, match="cells cannot be separated"):
+        read.encode(read.text.replace('"ampcompare: code cell 2"\n', ""))
+
+
+def test_other_languages_have_nothing_to_read() -> None:
+    """The cells of an R notebook are kept and not read."""
+    data = json.loads(notebook(["x <- 1"]))
+    data["metadata"] = {"kernelspec": {"language": "R"}}
+
+    assert "<-" not in document(json.dumps(data).encode()).text
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"{}", b'{"cells": 3}', b'{"cells": [1]}', b"\xff", b"[" * 100_000])
+def test_what_is_no_notebook(content: bytes) -> None:
+    """Anything else is a fault in one line."""
+    with pytest.raises(FileFault, match="it is not a notebook"):
+        document(content)

@@ -65,7 +65,6 @@ def test_exclude(tmp_path: Path, pattern: str) -> None:
 
 @pytest.mark.usefixtures("modes_count")
 def test_a_folder_that_cannot_be_read(tmp_path: Path) -> None:
-    """It is reported, and the others are read."""
     write(tmp_path, "a/x.py", "b/y.py")
     (tmp_path / "a").chmod(0)
     notes: list[tuple[Path, str]] = []

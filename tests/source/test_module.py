@@ -10,7 +10,7 @@ import pytest
 from ampcompare.source.branches import is_exclusive
 from ampcompare.source.edits import Edits
 from ampcompare.source.follow import Follower, Frame
-from ampcompare.source.module import Module
+from ampcompare.source.module import Module, Text
 from ampcompare.source.syntax import arguments
 
 
@@ -96,7 +96,6 @@ def test_calls_are_followed_in_the_order_in_which_they_run() -> None:
 
 
 def test_arguments_that_have_no_name_here_are_known_as_such() -> None:
-    """What a star hides is no argument of the name at its place."""
     call = Module("f(1, *rest, key=2, **more)").calls[0]
     assert {name: ast.unparse(value) for name, value in arguments(call, ("a", "b", "c")).items()} == {
         "a": "1",
@@ -107,8 +106,26 @@ def test_arguments_that_have_no_name_here_are_known_as_such() -> None:
 
 
 def test_a_line_goes_above_the_decorators_of_a_function() -> None:
-    """Decorators are a part of what they decorate."""
     module = Module("x = 1\n@cached\ndef f():\n    pass\n")
     edits = Edits(module)
     edits.before(module.tree.body[1], ["y = 2"])
     assert edits.result() == "x = 1\ny = 2\n@cached\ndef f():\n    pass\n"
+
+
+@pytest.mark.parametrize("newline", ["\n", "\r\n", "\r"])
+@pytest.mark.parametrize("word", ["plain", "höher", "日本語", "😀"])
+def test_positions_of_nodes(newline: str, word: str) -> None:
+    """A node lies where `ast` says that it does, in bytes, on every line."""
+    text = newline.join([f"first = '{word}'; second = 1", "", f"third = ['{word}', fourth]", ""])
+    lines = Text(text)
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Name):
+            start = lines.offset(node.lineno, node.col_offset)
+            assert text[start : start + len(node.id)] == node.id
+
+
+def test_lines_and_their_starts() -> None:
+    """Each line has its end; behind the last line there is nothing."""
+    lines = Text("a\r\nb\n\rc")
+    assert [lines.line_text(number) for number in range(1, 6)] == ["a\r\n", "b\n", "\r", "c", ""]
+    assert [lines.line_start(number) for number in (1, 2, 4, 9)] == [0, 3, 6, 7]

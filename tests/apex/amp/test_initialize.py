@@ -35,7 +35,6 @@ def start(level: str = "O2", **options: Any) -> tuple[nn.Module, torch.optim.Opt
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_return_shapes_and_identity(level: str) -> None:
-    """What comes in comes out, in the same shape and as the same objects."""
     options: dict[str, Any] = {"opt_level": level, "verbosity": 0}
     model, _ = make()
     assert amp.initialize(model, **options) is model
@@ -125,7 +124,6 @@ def test_override_legality(level: str, override: dict[str, Any], refused: set[st
 
 
 def test_hard_override_prints(capsys: pytest.CaptureFixture[str]) -> None:
-    """With `hard_override` the refusal is printed as a warning."""
     amp._amp_state.hard_override = True
     model, optimizer = make()
     amp.initialize(model, optimizer, opt_level="O1", keep_batchnorm_fp32=True)

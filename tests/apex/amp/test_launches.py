@@ -103,7 +103,6 @@ def test_zero_grad_keeps_zeros() -> None:
         optimizer.zero_grad()
     assert ledger.names == ["_foreach_zero_", "_foreach_zero_"]
     for param in model.parameters():
-        assert param.grad is not None
         assert param.grad.count_nonzero() == 0
 
 

@@ -163,7 +163,6 @@ def test_bce_is_banned_on_half(handle: Any) -> None:
 
 
 def test_bce_with_allow_banned() -> None:
-    """With allow_banned the loss runs in float."""
     amp.init(allow_banned=True)
     assert F.binary_cross_entropy(torch.rand(4).half(), torch.ones(4).half()).dtype == FLOAT
 

@@ -76,7 +76,6 @@ def initialize_o1(strict: bool = False) -> None:
 
 
 def test_there_are_98_rows() -> None:
-    """No recording was lost."""
     assert len(ROWS) == 98
 
 

@@ -51,7 +51,6 @@ def test_recurrent_modules(handle: Any, kind: Any, layers: int, bidirectional: b
 
 @pytest.mark.parametrize("kind", [nn.RNN, nn.GRU, nn.LSTM])
 def test_packed_sequences(handle: Any, kind: Any) -> None:
-    """A packed sequence comes out half."""
     module = kind(4, 6, num_layers=2)
     packed = pack_padded_sequence(torch.randn(5, 3, 4), torch.tensor([5, 3, 2]))
     out, _ = module(packed)

@@ -94,7 +94,6 @@ def test_a_registered_function_that_is_also_listed() -> None:
 
 
 def test_a_registered_class_stays_a_class() -> None:
-    """Registering a class keeps it usable with isinstance."""
     amp.register_float_function(nn, "MaxPool2d")
     amp.init()
     assert isinstance(nn.MaxPool2d(2), nn.MaxPool2d)

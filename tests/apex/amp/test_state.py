@@ -75,7 +75,6 @@ def test_loading_bad_states() -> None:
 
 
 def test_state_before_initialize() -> None:
-    """Before initialize the state functions raise AttributeError."""
     with pytest.raises(AttributeError, match=r"amp\.initialize"):
         amp.state_dict()
     with pytest.raises(AttributeError):

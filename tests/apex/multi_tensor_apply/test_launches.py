@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,19 +10,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ampcompare.apex.multi_tensor_apply import arithmetic
 from ampcompare.apex.parallel.LARC import LARC
-
-PROGRAM = Path(__file__).resolve().parents[3] / "benchmarks" / "launches.py"
+from tests.modules import module_at
 
 
 @pytest.fixture(scope="module")
 def launches() -> Any:
-    """The program as a module."""
-    spec = importlib.util.spec_from_file_location("benchmark_launches", PROGRAM)
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return module_at("benchmarks/launches.py")
 
 
 @pytest.mark.parametrize(
@@ -83,18 +73,18 @@ def test_adam_reads_late_once_a_step(launches: Any) -> None:
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize(("shared", "limit"), [(True, 80), (False, 350)])
-def test_larc_launches(launches: Any, monkeypatch: pytest.MonkeyPatch, shared: bool, limit: int) -> None:
+def test_larc_launches(launches: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """LARC adapts the 161 gradients of ResNet-50 with at most this many kernels besides the norms, and no wait."""
-    monkeypatch.setattr(arithmetic, "_DEVICE_TYPES", frozenset({"cpu"} if shared else ()))
     with FakeTensorMode():
         params = list(launches.build_model("resnet50", num_classes=1000, sample_shape=(3, 64, 64)).parameters())
-        for param in params:
-            param.grad = torch.empty_like(param)
-        larc = LARC(torch.optim.SGD(params, lr=0.1))
-        with launches._Ledger(launches.LIMITS[4096]) as ledger, torch.no_grad():
-            larc.adapt(larc.param_groups[0], 1e-4)
-    assert ledger.counts.waits == 0
-    # The norms are chunked on a CPU only.
-    count = ledger.counts.total - ledger.counts.launches["_foreach_norm"]
-    assert 0.9 * limit < count <= limit, ledger.counts.launches
+        for devices, limit in ({"cpu"}, 80), ((), 350):
+            monkeypatch.setattr(arithmetic, "_DEVICE_TYPES", frozenset(devices))
+            for param in params:
+                param.grad = torch.empty_like(param)
+            larc = LARC(torch.optim.SGD(params, lr=0.1))
+            with launches._Ledger(launches.LIMITS[4096]) as ledger, torch.no_grad():
+                larc.adapt(larc.param_groups[0], 1e-4)
+            assert ledger.counts.waits == 0
+            # The norms are chunked on a CPU only.
+            count = ledger.counts.total - ledger.counts.launches["_foreach_norm"]
+            assert 0.9 * limit < count <= limit, ledger.counts.launches

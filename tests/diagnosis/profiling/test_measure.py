@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import ampcompare
 from ampcompare.base.errors import ConfigError
-from ampcompare.diagnosis.profiling.measure import build_profile, measure_loop
+from ampcompare.diagnosis.profiling.measure import _rows, build_profile, known_peak, measure_loop, measured_peak
 from ampcompare.diagnosis.profiling.step_profiler import Steps
 from ampcompare.runs.records.profile import ArmProfile
 
@@ -57,7 +57,6 @@ def test_the_parts_add_up(arm: str) -> None:
     phases = {part.phase for part in found.parts}
     assert {"forward", "backward", "optimizer"} <= phases
     memory = found.memory
-    assert memory is not None
     assert abs(memory.rest_bytes) <= 0.05 * memory.measured_bytes
     kinds = {held.kind for held in memory.held}
     assert {"weights", "optimizer state", "activations"} <= kinds
@@ -68,7 +67,6 @@ def test_the_parts_add_up(arm: str) -> None:
 def test_what_is_held_has_its_size() -> None:
     """Weights and the state of Adam have the bytes of the parameters, and the widest layer keeps most."""
     memory = _profile("fp32").memory
-    assert memory is not None
     sizes: Counter[str] = Counter()
     for held in memory.held:
         sizes[held.kind] += held.bytes
@@ -85,7 +83,6 @@ def test_flops_are_those_of_torch() -> None:
     net = _net()
     with FlopCounterMode(display=False) as counter:
         F.cross_entropy(net(torch.randn(256, 64)), torch.randint(10, (256,))).backward()
-    assert found.limits is not None
     assert found.limits.flops == counter.get_total_flops()
     assert set(found.limits.flops_by_dtype) == {"bf16"}
 
@@ -150,7 +147,6 @@ def test_repeated_casts_and_copies_are_counted() -> None:
     found = _profile("fp32", lambda precision: loop(precision, model=Twice))
     (repeated,) = [one for one in found.repeated if "test_measure" in one.where]
     assert repeated.casts == 3
-    assert found.memory is not None
     assert found.memory.kept_twice_bytes >= 256 * 64 * 2
 
 
@@ -181,9 +177,54 @@ def test_a_loop_that_ends_early_is_refused() -> None:
 
 @pytest.mark.integration
 def test_two_arms_of_a_loop() -> None:
-    """The first arm is the reference, and each has a sentence."""
     found = ampcompare.profile(loop, arms=["fp32,O2"], steps=2, profiled_steps=1, device="cpu")
     assert [arm.arm for arm in found.arms] == ["fp32", "apex:O2"]
     assert found.headline[0].startswith("fp32 takes ")
     assert found.headline[1].startswith("apex:O2 is emulated on this CPU")
     assert found.arms[1].reasons[-1].kind == "emulation"
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "tflops", "gigabytes"),
+    [
+        ("NVIDIA H100 PCIe", "bf16", 756.5, 2000),
+        ("NVIDIA H100 80GB HBM3", "fp32", 66.9, 3350),
+        ("NVIDIA A100-SXM4-40GB", "tf32", 156, 1555),
+        ("NVIDIA L40S", "fp16", 362.05, 864),
+        ("NVIDIA L4", "fp16", 121, 300),
+        ("Tesla P100-PCIE-16GB", "fp16", 18.7, 720),
+        ("AMD Instinct MI250X", "bf16", 191.5, 1638),  # one die of two
+    ],
+)
+def test_a_device_has_the_peak_of_its_data_sheet(device: str, dtype: str, tflops: float, gigabytes: float) -> None:
+    """The most exact name counts, and "L4" is not found in "L40S"."""
+    peak = known_peak(device, dtype)
+    assert (peak.flops, peak.bytes) == pytest.approx((1e12 * tflops, 1e9 * gigabytes))
+    assert "datasheet" in peak.source
+
+
+def test_what_is_not_in_the_table_is_unknown() -> None:
+    """Neither a type that a device lacks nor a device of another name, nor a part of one, has a peak."""
+    assert known_peak("Tesla T4", "bf16") is None
+    assert known_peak("NVIDIA A10G", "bf16") is None
+    for name in ("H100 NVL", "H200 NVL", "A100-SXM4-80GB MIG 1g.10gb", "GeForce RTX 4090 Laptop GPU"):
+        assert known_peak(f"NVIDIA {name}", "fp16") is None
+    assert known_peak("NVIDIA GeForce GTX 1080", "fp32") is None
+
+
+def test_each_peak_has_an_address() -> None:
+    """A row has all figures with a source and the page on which they were checked, or is a name alone."""
+    rows = _rows()
+    assert len({(row["name"], row["dtype"]) for row in rows}) == len(rows)
+    for row in rows:
+        cells = [row[name] for name in ("tflops", "gigabytes_per_second", "source", "address")]
+        assert all(cells) if row["dtype"] else not any(cells), row
+        assert row["address"].startswith("https://") or not row["dtype"], row
+
+
+def test_a_peak_is_measured() -> None:
+    """A CPU without an entry has the speed of a product, and says so."""
+    peak = measured_peak(CPU, "fp32")
+    assert peak.flops is not None
+    assert peak.flops > 1e8
+    assert peak.source.startswith("measured here: fp32 products")

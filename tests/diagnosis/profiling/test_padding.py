@@ -38,7 +38,6 @@ def _shape(
 def test_all_sizes_but_the_rows_are_padded(shape: ProductShape, left: tuple[int, ...], right: tuple[int, ...]) -> None:
     """Both products run, and the batch and the channels of an image keep their sizes."""
     wide = padded(shape)
-    assert wide is not None
     assert (wide.left, wide.right) == (left, right)
     assert time_product(shape, CPU) > 0
     assert time_product(wide, CPU) > 0

@@ -46,93 +46,69 @@ def _operation(name: str, seconds: float, kind: str = "normalization") -> Operat
     return Operation(name=name, phase="forward", kind=kind, dtype="fp32", calls=1, seconds=seconds)  # type: ignore[arg-type]
 
 
-CASES: list[tuple[str, ArmProfile, dict[str, Any], str]] = [
-    ("data", _arm(data_host=0.3), {}, "30 % of the step waits for the next batch"),
-    (
-        "data",
-        _arm("fp32", data_host=0.2, data_emulation=0.4),
-        {},
-        "33 % of the step waits for the next batch",
-    ),
-    ("host", _arm(forward_host=0.4), {}, "40 % of the step the host runs code outside of any operation"),
-    ("host", _arm(forward_host=0.4), {"device": "NVIDIA A100"}, "the device waits for the host"),
-    (
-        "small batch",
-        _arm(),
-        {"trials": [Trial(change="--batch-size 8", before_seconds=1, seconds=0.4)], "batch_size": 2},
-        "with --batch-size 8 a sample takes 60 % less time",
-    ),
-    (
-        "synchronization",
-        _arm(),
-        {"syncs": [Sync(where="a.py:3", what="item", calls=9, seconds=0.2)]},
-        "9 times, at a.py:3",
-    ),
-    ("synchronization", _arm(), {"syncs": [Sync(where="a.py:3", what="item", calls=1)]}, "1 value of tensors"),
-    (
-        "dimensions",
-        _arm(),
-        {"products": [Product(module="head", operation="addmm", dtype="bf16", sizes=["out 30"], share=0.4)]},
-        "head (out 30)",
-    ),
-    ("fp32 operations", _arm(), {"fp32_seconds": 0.5}, "50 % of the step computes in fp32"),
-    ("casts", _arm(forward_cast=0.2), {}, "casts take 20 % of the step"),
+def _tried(change: str, seconds: float) -> list[Trial]:
+    return [Trial(change=change, before_seconds=1, seconds=seconds)]
+
+
+HEAD = Product(module="head", operation="addmm", dtype="bf16", sizes=["out 30"], share=0.4)
+TWICE = Memory(
+    measured_bytes=1000,
+    held=[],
+    rest_bytes=0,
+    kept_twice_bytes=200,
+    kept_twice=[Held(kind="mid", dtype="bf16", bytes=200)],
+)
+FP32 = {"arm": "fp32", "half_dtype": ""}
+CHANNELS = {"formats": {"NCHW": 4}, "trials": _tried("--channels-last", 0.8)}
+SMALL = {"trials": _tried("--batch-size 8", 0.4), "batch_size": 2}
+CASES: list[tuple[str, dict[str, float], dict[str, Any], str]] = [
+    ("data", {"data_host": 0.3}, {}, "30 % of the step waits for the next batch"),
+    ("data", {"data_host": 0.2, "data_emulation": 0.4}, FP32, "33 % of the step waits for the next batch"),
+    ("host", {"forward_host": 0.4}, {}, "40 % of the step the host runs code outside of any operation"),
+    ("host", {"forward_host": 0.4}, {"device": "NVIDIA A100"}, "the device waits for the host"),
+    ("small batch", {}, SMALL, "with --batch-size 8 a sample takes 60 % less time"),
+    ("synchronization", {}, {"syncs": [Sync(where="a.py:3", what="item", calls=9, seconds=0.2)]}, "9 times, at a.py:3"),
+    ("synchronization", {}, {"syncs": [Sync(where="a.py:3", what="item", calls=1)]}, "1 value of tensors"),
+    ("dimensions", {}, {"products": [HEAD]}, "head (out 30)"),
+    ("fp32 operations", {}, {"fp32_seconds": 0.5}, "50 % of the step computes in fp32"),
+    ("casts", {"forward_cast": 0.2}, {}, "casts take 20 % of the step"),
     (
         "casts",
-        _arm(),
+        {},
         {"repeated": [Repeated(where="a.py:7", module="", casts=24, bytes=500_000)]},
         "casts the same tensor again, 24 times at a.py:7",
     ),
-    ("optimizer", _arm(optimizer_pointwise=0.3), {}, "Adam (for-loop) takes 30 % of the step"),
+    ("optimizer", {"optimizer_pointwise": 0.3}, {}, "Adam (for-loop) takes 30 % of the step"),
     (
         "optimizer",
-        _arm(optimizer_pointwise=0.15),
-        {"trials": [Trial(change="--optimizer-implementation fused", before_seconds=1, seconds=0.88)]},
+        {"optimizer_pointwise": 0.15},
+        {"trials": _tried("--optimizer-implementation fused", 0.88)},
         "takes 15 %",
     ),
-    ("batch norm", _arm(), {"operations": [_operation("aten::native_batch_norm", 0.2)]}, "20 % of the step"),
-    (
-        "channels_last",
-        _arm(),
-        {"formats": {"NCHW": 4}, "trials": [Trial(change="--channels-last", before_seconds=1, seconds=0.8)]},
-        "4 convolutions of a step read images in the format NCHW",
-    ),
-    ("memory-bound", _arm(forward_pointwise=0.7), {}, "moves 100 % of the reference's bytes"),
-    (
-        "kept twice",
-        _arm(),
-        {
-            "memory": Memory(
-                measured_bytes=1000,
-                held=[],
-                rest_bytes=0,
-                kept_twice_bytes=200,
-                kept_twice=[Held(kind="mid", dtype="bf16", bytes=200)],
-            )
-        },
-        "20 % of the peak of memory, are kept in two types: mid",
-    ),
+    ("batch norm", {}, {"operations": [_operation("aten::native_batch_norm", 0.2)]}, "20 % of the step"),
+    ("channels_last", {}, CHANNELS, "4 convolutions of a step read images in the format NCHW"),
+    ("memory-bound", {"forward_pointwise": 0.7}, {}, "moves 100 % of the reference's bytes"),
+    ("kept twice", {}, {"memory": TWICE}, "20 % of the peak of memory, are kept in two types: mid"),
     (
         "communication",
-        _arm(),
+        {},
         {"communication": Communication(seconds=0.4, exposed_seconds=0.3)},
         "30 % of the step waits for other ranks; 25 %",
     ),
-    ("graph breaks", _arm(), {"graph_breaks": {"item": 2}}, "breaks the graph 2 times (0 in the reference): item"),
+    ("graph breaks", {}, {"graph_breaks": {"item": 2}}, "breaks the graph 2 times (0 in the reference): item"),
     (
         "algorithms",
-        _arm(),
-        {"trials": [Trial(change="--cudnn-benchmark", before_seconds=1, seconds=0.9)], "conv_kernels": ["winograd"]},
+        {},
+        {"trials": _tried("--cudnn-benchmark", 0.9), "conv_kernels": ["winograd"]},
         "1 kernels for convolutions",
     ),
-    ("emulation", _arm(), {"half": "bf16 emulated"}, "no instructions for bf16"),
+    ("emulation", {}, {"half": "bf16 emulated"}, "no instructions for bf16"),
 ]
 
 
-@pytest.mark.parametrize(("kind", "arm", "facts", "words"), CASES)
-def test_a_cause_is_named_alone(kind: str, arm: ArmProfile, facts: dict[str, Any], words: str) -> None:
-    """Each cause gives its reason with its figures, and no other one."""
-    (reason,) = find_reasons(arm.model_copy(update=facts), _arm("fp32"))
+@pytest.mark.parametrize(("kind", "parts", "facts", "words"), CASES)
+def test_a_cause_is_named_alone(kind: str, parts: dict[str, float], facts: dict[str, Any], words: str) -> None:
+    (reason,) = find_reasons(_arm(**parts).model_copy(update=facts), _arm("fp32"))
     assert reason.kind == kind
     assert words in reason.text
 

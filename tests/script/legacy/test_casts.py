@@ -51,11 +51,9 @@ def test_a_sum_beyond_fp16_and_its_gradient_are_finite(casts: None) -> None:
     total = x.half().sum()
     (total * 65536 * 2**-20).backward()
     assert total.item() == 100_000
-    assert x.grad is not None
     assert x.grad.isfinite().all()
 
 
 def test_autocast_for_the_cpu_itself_is_left_alone(casts: None) -> None:
-    """Only autocast for CUDA has these lists."""
     torch.set_autocast_enabled("cuda", False)
     assert torch.ones(4, dtype=torch.float16).sum().dtype is torch.float16

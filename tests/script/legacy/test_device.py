@@ -323,7 +323,7 @@ CHILDREN = """
 
 
 @pytest.mark.slow
-def test_processes_of_the_script(write, legacy, python, tmp_path) -> None:
+def test_processes_of_the_script(write, legacy, tmp_path) -> None:
     """Spawned loader workers and trainers, and forked ones, have the stand-in, the device, the level and a record."""
     write("train.py", CHILDREN)
     done = legacy("--device", "cpu", "--opt-level", "O2", "--record", "steps.jsonl", "train.py")

@@ -98,32 +98,32 @@ def test_interrupt_is_a_death_by_signal(write, python) -> None:
         (["--record", "train.py/x.jsonl", "train.py"], 4, "cannot write the record"),
     ],
 )
-def test_what_cannot_run_is_one_line(command: list[str], code: int, said: str, write, python) -> None:
+def test_what_cannot_run_is_one_line(command: list[str], code: int, said: str, write, forked) -> None:
     """What is our fault or the caller's, before the script starts, is one line and a documented exit code."""
     write("train.py", "print('started')")
     write("folder/data.txt", "")
     write("here/__init__.py", "")
     write("apex/setup.py", "")
-    done = python("-m", "ampcompare", "exec", *command)
+    done = forked("-m", "ampcompare", "exec", *command)
     assert (done.returncode, done.stdout) == (code, "")
     assert said in done.stderr
     assert done.stderr.count("\n") == 1
 
 
-def test_error_in_the_parent_package_is_the_scripts_own(write, python) -> None:
+def test_error_in_the_parent_package_is_the_scripts_own(write, forked) -> None:
     """A package that fails to import, and is not simply absent, shows its own traceback and no frame of ours."""
     write("pack/__init__.py", "import absent_dependency")
     write("pack/train.py", "")
-    done = python("-m", "ampcompare", "exec", "-m", "pack.train")
+    done = forked("-m", "ampcompare", "exec", "-m", "pack.train")
     assert done.returncode == 1
     assert "No module named 'absent_dependency'" in done.stderr
     assert "ampcompare" not in done.stderr
 
 
-def test_options_after_the_script_are_its_own(write, python) -> None:
+def test_options_after_the_script_are_its_own(write, forked) -> None:
     """Ours come before SCRIPT; an unknown one there is a usage error, after it nothing is looked at."""
     write("train.py", "import sys; print(sys.argv[1:])")
-    done = python("-m", "ampcompare", "exec", "train.py", "--opt-level", "O9", "--opt_level=O2")
+    done = forked("-m", "ampcompare", "exec", "train.py", "--opt-level", "O9", "--opt_level=O2")
     assert done.stdout == "['--opt-level', 'O9', '--opt_level=O2']\n"
-    assert python("-m", "ampcompare", "exec", "--opt-level", "O9", "train.py").returncode == 2
-    assert python("-m", "ampcompare", "exec").returncode == 2
+    assert forked("-m", "ampcompare", "exec", "--opt-level", "O9", "train.py").returncode == 2
+    assert forked("-m", "ampcompare", "exec").returncode == 2

@@ -70,7 +70,6 @@ def test_the_environment_decides_too(write, legacy) -> None:
 
 
 def test_scripts_without_torch_stay_without(write, legacy) -> None:
-    """The guards import nothing that the script does not."""
     write("train.py", "import sys; print('torch' in sys.modules, 'ampcompare.guards.hooks' in sys.modules)")
     done = legacy("train.py")
     assert (done.stdout, done.stderr) == ("False False\n", "")

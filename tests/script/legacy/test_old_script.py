@@ -30,14 +30,12 @@ def _full_of_integers() -> object:
 )
 @pytest.mark.filterwarnings("ignore")
 def test_what_the_libraries_say_now(old: Callable[[], object]) -> None:
-    """Each message is that of the installed version."""
     with pytest.raises(Exception) as caught:
         old()
     assert is_of_old_script(f"{type(caught.value).__name__}: {caught.value}"), caught.value
 
 
 def test_other_errors_are_left_alone() -> None:
-    """An error of any script."""
     assert not is_of_old_script("RuntimeError: size mismatch")
     assert not is_of_old_script(None)
 

@@ -82,18 +82,15 @@ def test_it_equals_plain_python(tmp_path: Path, forked_python: Any, name: str) -
 
 
 def test_it_is_the_reference() -> None:
-    """Before fp32, which is it without a script."""
     for arms, expected in (
         (["bf16", "fp32", "script"], "script"),
         (["bf16", "fp32"], "fp32"),
         (["bf16"], "native:bf16"),
     ):
         row = find_reference(crossed(arms, []), None)
-        assert row is not None
         assert row.arm == expected
 
 
 def test_it_needs_a_script() -> None:
-    """A task has nothing that is written."""
     with pytest.raises(UnsupportedCombination, match="put -- SCRIPT ARGS at the end"):
         check_cells([RunConfig(arm="script")])

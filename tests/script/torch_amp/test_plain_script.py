@@ -6,7 +6,7 @@ import copy
 import itertools
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,8 +18,9 @@ from torch.utils.checkpoint import checkpoint
 
 from ampcompare.base.errors import PreparationError, ScalingError, UnsupportedCombination
 from ampcompare.training.precision.base import owned_params
-from tests.script.small_script import batch, gan_loss, network, two_networks
+from tests.script.small_script import batch, network, two_networks
 from tests.script.test_stand_in import Rows
+from tests.script.trainings import Apex, Gan, Plain, Program, TorchAmp, assert_equal, has_bits, train, train_gan
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step:UserWarning"),
@@ -28,222 +29,60 @@ pytestmark = [
 DTYPES = {"native:fp16": torch.float16, "native:bf16": torch.bfloat16}
 
 
-@dataclass(frozen=True)
-class Program:
-    """A training.
-
-    Attributes:
-        micro: batches that are accumulated.
-        overflow_at: step whose first loss is infinite.
-        closure: the optimizer calls forward and backward pass.
-    """
-
-    micro: int = 1
-    clip: bool = False
-    overflow_at: int = -1
-    adam: bool = False
-    evaluate: bool = False
-    schedule: bool = False
-    closure: bool = False
-    steps: int = 5
-
-    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        if self.adam:
-            first, *rest = model.children()
-            groups = [{"params": first.parameters(), "lr": 0.02}, {"params": nn.Sequential(*rest).parameters()}]
-            return torch.optim.AdamW(groups, lr=0.01)
-        return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-
-    def loss(self, model: Callable[[Tensor], Tensor], step: int, micro: int) -> Tensor:
-        x, y = batch(step, micro)
-        loss = nn.functional.cross_entropy(model(x), y) / self.micro
-        return loss * float("inf") if (step, micro) == (self.overflow_at, 0) else loss
-
-
 PROGRAMS = [
-    Program(),
-    Program(micro=3, clip=True),
-    Program(adam=True, clip=True, overflow_at=1, schedule=True),
-    Program(micro=2, overflow_at=0, evaluate=True),
-    Program(closure=True, overflow_at=2),
+    Program(early=True),
+    Program(early=True, micro=3, delay=True, clip="master"),
+    Program(early=True, optimizer="groups", clip="master", overflow_at=1, schedule=True),
+    Program(early=True, micro=2, delay=True, overflow_at=0, evaluate=True),
+    Program(early=True, closure=True, overflow_at=2),
 ]
 
 
-def plain(program: Program) -> list[list[Tensor]]:
-    """Return weights and buffers after each step of a script that knows no mixed precision."""
-    model = network()
-    optimizer = program.optimizer(model)
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.5) if program.schedule else None
-    after = []
-    for step in range(program.steps):
-
-        def backward(step: int = step) -> Tensor:
-            optimizer.zero_grad()
-            total = torch.zeros(())
-            for micro in range(program.micro):
-                loss = program.loss(model, step, micro)
-                loss.backward()
-                total += loss.detach()
-            if program.clip:
-                strict = program.overflow_at >= 0  # as Fabric clips
-                nn.utils.clip_grad_norm_(model.parameters(), 0.1, error_if_nonfinite=strict)
-            return total
-
-        if program.closure:
-            optimizer.step(backward)
-        else:
-            backward()
-            optimizer.step()
-        if scheduler is not None:
-            scheduler.step()
-        if program.evaluate:
-            with torch.no_grad():
-                model.eval()(batch(step, 99)[0])
-            model.train()
-        after.append([value.detach().clone() for value in model.state_dict().values()])
-    return after
+def nothing(side: Any) -> None:
+    """See nothing: a plain script has no scale."""
 
 
-def by_hand(program: Program, dtype: torch.dtype | None) -> list[list[Tensor]]:
-    """Return the same of the script with autocast around the model, and a GradScaler in fp16."""
-    model = network()
-    optimizer = program.optimizer(model)
-    scaler = torch.amp.GradScaler("cpu", enabled=dtype is torch.float16)
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.5) if program.schedule else None
-
-    def cast(x: Tensor) -> Tensor:
-        with nullcontext() if dtype is None else torch.autocast("cpu", dtype=dtype):
-            out: Tensor = model(x)
-        return out.float()
-
-    after = []
-    for step in range(program.steps):
-        optimizer.zero_grad()
-        for micro in range(program.micro):
-            scaler.scale(program.loss(cast, step, micro)).backward()
-        if program.clip:
-            scaler.unscale_(optimizer)
-            clip_grad_norm_(model.parameters(), 0.1)
-        scaler.step(optimizer)
-        scaler.update()
-        if scheduler is not None:
-            scheduler.step()
-        if program.evaluate:
-            model.eval()
-            with torch.no_grad():
-                cast(batch(step, 99)[0])
-            model.train()
-        after.append([value.detach().clone() for value in model.state_dict().values()])
-    return after
-
-
-def with_apex(program: Program, level: str) -> list[list[Tensor]]:
-    """Return the same of the script with `amp.initialize`, on ampcompare's engine."""
-    from ampcompare.apex import amp
-
-    model = network()
-    optimizer = program.optimizer(model)
-    model, optimizer = amp.initialize(model, optimizer, opt_level=level, verbosity=0)
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.5) if program.schedule else None
-    after = []
-    for step in range(program.steps):
-        optimizer.zero_grad()
-        for micro in range(program.micro):
-            last = micro == program.micro - 1
-            with amp.scale_loss(program.loss(model, step, micro), optimizer, delay_unscale=not last) as scaled:
-                scaled.backward()
-        if program.clip:
-            clip_grad_norm_(amp.master_params(optimizer), 0.1)
-        optimizer.step()
-        if scheduler is not None:
-            scheduler.step()
-        if program.evaluate:
-            model.eval()
-            with torch.no_grad():
-                model(batch(step, 99)[0])
-            model.train()
-        after.append([value.detach().clone() for value in model.state_dict().values()])
-    amp._amp_state.close()
-    return after
-
-
-def assert_equal(one: list[list[Tensor]], other: list[list[Tensor]]) -> None:
-    for step, (ours, theirs) in enumerate(zip(one, other, strict=True)):
-        for a, b in zip(ours, theirs, strict=True):
-            torch.testing.assert_close(a.float(), b.float(), rtol=0, atol=0, equal_nan=True, msg=f"after step {step}")
+def loss_of(model: Callable[[Tensor], Tensor]) -> Tensor:
+    x, y = batch(0)
+    return nn.functional.cross_entropy(model(x), y)
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=str)
 @pytest.mark.parametrize("arm", ["fp32", "native:fp16", "native:bf16"])
 def test_a_plain_script_trains_as_with_torch_amp_by_hand(behind: Any, arm: str, program: Program) -> None:
-    """Under `fp32` as written."""
-    if arm != "native:fp16" and program.overflow_at >= 0:
-        program = Program(**{**vars(program), "overflow_at": -1})
-    expected = by_hand(program, DTYPES.get(arm))
+    if arm != "native:fp16":
+        program = replace(program, overflow_at=-1)
+    expected = train(program, lambda: TorchAmp(DTYPES.get(arm), whole=False), nothing)
     behind(arm)
-    assert_equal(plain(program), expected)
+    assert_equal(train(program, Plain, nothing), expected)
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=str)
 @pytest.mark.parametrize("level", ["O1", "O2", "O3", "O4", "O5"])
 def test_a_plain_script_trains_as_with_apex_by_hand(behind: Any, level: str, program: Program) -> None:
     """Casts, loss scale, skipped steps and master weights are those of the engine."""
-    if level not in ("O1", "O2") and program.overflow_at >= 0:
-        program = Program(**{**vars(program), "overflow_at": -1})
-    expected = with_apex(program, level)
+    from ampcompare.apex import amp
+
+    if level not in ("O1", "O2"):
+        program = replace(program, overflow_at=-1)
+    expected = train(program, lambda: Apex(amp, level), nothing)
     behind(level)
-    assert_equal(plain(program), expected)
-
-
-def gan(steps: int, scaler: Any, dtype: torch.dtype | None) -> list[list[Tensor]]:
-    """Return the weights of two networks after each step; with a scaler, written for `torch.amp` by hand."""
-    (maker, judge), (for_maker, for_judge) = two_networks()
-
-    def cast(net: nn.Module) -> Any:
-        def call(x: Tensor) -> Tensor:
-            if dtype is None:
-                return net(x)  # type: ignore[no-any-return]
-            with torch.autocast("cpu", dtype=dtype):
-                out: Tensor = net(x)
-            return out.float()
-
-        return call
-
-    def update(optimizer: Any) -> None:
-        if scaler is None:
-            optimizer.step()
-            return
-        scaler.step(optimizer)
-        scaler.update()
-
-    def backward(loss: Tensor) -> None:
-        (loss if scaler is None else scaler.scale(loss)).backward()
-
-    after = []
-    for step in range(steps):
-        for_judge.zero_grad()
-        for number in range(2):
-            backward(gan_loss(step, "judge", number, cast(maker), cast(judge), (1, "judge")))
-        update(for_judge)
-        for_maker.zero_grad()
-        backward(gan_loss(step, "maker", 0, cast(maker), cast(judge), (2, "maker")))
-        update(for_maker)
-        after.append([value.detach().clone() for net in (maker, judge) for value in net.state_dict().values()])
-    return after
+    assert_equal(train(program, Plain, nothing), expected)
 
 
 def test_an_overflow_that_no_scale_skips_is_an_error_of_clipping(behind: Any) -> None:
     """As the script asks for; a dynamic scale skips the step."""
     behind("apex:O2,loss_scale=128")
     with pytest.raises(RuntimeError, match="non-finite"):
-        plain(Program(clip=True, overflow_at=1))
+        train(Program(early=True, clip="master", overflow_at=1), Plain, nothing)
 
 
 def test_two_optimizers_take_turns(behind: Any) -> None:
     """One scale moves after each step, as by hand; the judge's gradients of the maker's loss are cleared unseen."""
-    expected = gan(5, torch.amp.GradScaler("cpu"), torch.float16)
+    program = Gan((False,) * 5, losses=2, overflows=((1, "judge"), (2, "maker")))
+    expected = train_gan(program, TorchAmp(torch.float16, whole=False), nothing)
     behind("native:fp16")
-    assert_equal(gan(5, None, None), expected)
+    assert_equal(train_gan(program, Plain(), nothing), expected)
 
 
 ARMS = ["native:fp16", "native:bf16", "O1", "O2", "O3", "O5", "half", "half:master_weights,loss_scale=dynamic"]
@@ -268,7 +107,6 @@ def test_everyday_scripts_train(behind: Any, arm: str) -> None:
         optimizer.zero_grad()
         first.backward(retain_graph=True)
         (second * 0.01).backward()
-        assert x.grad is not None
         assert 0 < x.grad.float().norm() < 10, f"{step}: the gradient of an input is a true one"
         assert 0 < sum(float(p.grad.float().norm()) for p in model.parameters() if p.grad is not None) < 100
         optimizer.step()
@@ -313,7 +151,7 @@ def test_lbfgs_runs_where_nothing_is_scaled(behind: Any, arm: str) -> None:
 
         def closure() -> Tensor:
             optimizer.zero_grad()
-            loss = Program().loss(model, 0, 0)
+            loss = loss_of(model)
             loss.backward()
             return loss
 
@@ -324,12 +162,11 @@ def test_lbfgs_runs_where_nothing_is_scaled(behind: Any, arm: str) -> None:
 
 
 def test_lbfgs_is_refused_where_steps_may_be_skipped(behind: Any) -> None:
-    """By name, with the line."""
     behind("native:fp16")
     model = network()
     optimizer = torch.optim.LBFGS(model.parameters())
     with pytest.raises(ScalingError, match=r"test_plain_script\.py:\d+: LBFGS runs its closure several times"):
-        optimizer.step(lambda: Program().loss(model, 0, 0))
+        optimizer.step(lambda: loss_of(model))
 
 
 @pytest.mark.parametrize("arm", ["fp32", "native:bf16", "native:fp16", "O1"])
@@ -345,7 +182,7 @@ def test_first_weights_of_a_step_with_a_closure(arm: str, behind: Any) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
     def closure() -> Tensor:
-        loss = Program().loss(model, 0, 0)
+        loss = loss_of(model)
         loss.backward()
         return loss
 
@@ -383,7 +220,6 @@ def test_an_arm_without_effect_ends_at_the_first_step(behind: Any, arm: str) -> 
     ("arm", "runs"), [("script", True), ("half:bf16", True), ("half", False), ("fp32", False), ("O1", False)]
 )
 def test_weights_that_the_script_holds_in_16_bits(behind: Any, arm: str, runs: bool) -> None:
-    """Only the arm that equals them runs."""
     behind(arm)
     model = nn.Linear(6, 3).to(torch.bfloat16)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -415,7 +251,7 @@ def test_gradients_that_the_script_sets_itself(behind: Any) -> None:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         before = [param.detach().clone() for param in model.parameters()]
         params = list(model.parameters())
-        grads = torch.autograd.grad(Program().loss(model, 0, 0), params)
+        grads = torch.autograd.grad(loss_of(model), params)
         for param, grad in zip(params, grads, strict=True):
             param.grad = grad
         if arm == "O2":
@@ -431,7 +267,6 @@ def test_gradients_that_the_script_sets_itself(behind: Any) -> None:
 
 @pytest.mark.parametrize("arm", ["fp32", "native:fp16", "native:bf16", "O1", "O4"])
 def test_losses_with_a_gradient_of_their_own(behind: Any, arm: str) -> None:
-    """`losses.backward(gradient)` is that of their weighted sum."""
     behind(arm)
     weights = []
     for is_sum in (True, False):
@@ -445,7 +280,7 @@ def test_losses_with_a_gradient_of_their_own(behind: Any, arm: str) -> None:
             losses.backward(torch.full_like(losses, 0.25))
         optimizer.step()
         weights.append([param.detach().clone() for param in model.parameters()])
-    assert_equal([weights[0]], [weights[1]])
+    assert all(map(has_bits, *weights))
 
 
 def test_two_optimizers_of_one_weight(behind: Any) -> None:
@@ -669,7 +504,6 @@ def test_o1_has_no_effect_on_torchscript(behind: Any) -> None:
 
 @JIT
 def test_torchscript_says_the_reason_last(behind: Any) -> None:
-    """The first line of its errors is the same for all."""
     stand_in = behind("apex:O2")
     with pytest.raises(RuntimeError) as raised:
         torchscript_step(wide=True)
@@ -698,7 +532,6 @@ def test_bound_methods_clear_and_step(behind: Any, arm: str) -> None:
 
 
 def test_a_closure_steps_after_an_evaluation_has_prepared_the_model(behind: Any) -> None:
-    """Lightning evaluates before it trains, and steps with a closure."""
     behind("apex:O2")
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

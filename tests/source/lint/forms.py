@@ -16,18 +16,10 @@ def codes_of(text: str) -> list[str]:
     return [code for code in found if code != "AMP301"]
 
 
-def codes_of_pair(script: str, good: str, bad: str) -> tuple[list[str], list[str]]:
-    """Return the codes of a script with the mistake, and with its correction.
-
-    Args:
-        script: with the places `{good}`, `{good_too}`, `{good_else}` and `{bad}`.
-        good: what stands in its place where the script is right.
-        bad: what stands in its place where it is wrong.
-    """
-    empty = {"good": "", "bad": "", "good_too": "", "good_else": ""}
-    corrected = {
-        "good": good,
-        "good_too": "part.load_state_dict(state[name])",
-        "good_else": "DDP = torch.nn.parallel.DistributedDataParallel",
-    }
-    return codes_of(script.format(**{**empty, "bad": bad})), codes_of(script.format(**{**empty, **corrected}))
+def codes_of_pair(script: str) -> tuple[list[str], list[str]]:
+    """Return the codes of a script with the mistake, in lines marked `# wrong`, and with those marked `# right`."""
+    wrong, right = (
+        "\n".join(line.removesuffix(f"  # {kept}") for line in script.splitlines() if not line.endswith(f"# {left}"))
+        for kept, left in (("wrong", "right"), ("right", "wrong"))
+    )
+    return codes_of(wrong), codes_of(right)

@@ -47,7 +47,6 @@ def test_codes_and_names_are_unique() -> None:
 
 
 def test_guards_are_in_the_catalog() -> None:
-    """The texts of each guard are those of the catalog, and names of guards in the catalog exist."""
     for guard in GUARDS.values():
         mistake = BY_NAME[guard.name]
         assert (guard.mistake, guard.matters, guard.remedy) == (mistake.mistake, mistake.matters, mistake.remedy)
@@ -84,7 +83,6 @@ def test_the_list_is_that_of_the_catalog(hook: ModuleType) -> None:
 
 
 def test_the_readme_counts_the_codes() -> None:
-    """The number of mistakes in the README is that of the catalog."""
     counted = COUNTED.findall((ROOT / "README.md").read_text(encoding="utf-8"))
 
     assert counted == [str(len(CODES))]

@@ -6,7 +6,7 @@ from textwrap import dedent
 
 import pytest
 
-from tests.source.lint.forms import codes_of
+from tests.source.lint.forms import codes_of, codes_of_pair
 
 O2 = """
 from apex import amp
@@ -98,25 +98,19 @@ def test_another_flag_hides_nothing(clip: str) -> None:
     assert "AMP104" in codes_of(O2.format(clip=clip))
 
 
-def test_the_flag_of_initialize_itself() -> None:
-    """`enabled=` guards as an `if` does."""
-    script = """
+FLAGS = {
+    "AMP104: `enabled=` of initialize, which guards as an `if` does": """
         from apex import amp
         from torch.nn.utils import clip_grad_norm_
         model, optimizer = amp.initialize(model, optimizer, opt_level="O2", enabled=use_amp)
         with amp.scale_loss(loss, optimizer) as scaled_loss:
             scaled_loss.backward()
-        if {flag}:
+        if use_amp:  # wrong
+        if not use_amp:  # right
             clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-    """
-    assert "AMP104" not in codes_of(script.format(flag="not use_amp"))
-    assert "AMP104" in codes_of(script.format(flag="use_amp"))
-
-
-def test_a_flag_that_a_class_keeps() -> None:
-    """It has another name in each method, and the scaled pass is in a third."""
-    script = """
+    """,
+    "AMP104: a flag that a class keeps, of another name in each method": """
         from apex import amp
         from torch.nn.utils import clip_grad_norm_
         class Trainer:
@@ -132,17 +126,12 @@ def test_a_flag_that_a_class_keeps() -> None:
                 else:
                     loss.backward()
             def step(self):
-                if {flag}:
+                if self.use_fp16:  # wrong
+                if not self.use_fp16:  # right
                     clip_grad_norm_(self.model.parameters(), 1.0)
                 self.optimizer.step()
-    """
-    assert "AMP104" not in codes_of(script.format(flag="not self.use_fp16"))
-    assert "AMP104" in codes_of(script.format(flag="self.use_fp16"))
-
-
-def test_a_flag_that_a_function_gets() -> None:
-    """It is compared as the flag of the caller."""
-    script = """
+    """,
+    "AMP104: a flag that a function gets, compared as that of the caller": """
         from apex import amp
         from torch.nn.utils import clip_grad_norm_
         def clip(model, optimizer, half):
@@ -155,28 +144,30 @@ def test_a_flag_that_a_function_gets() -> None:
                 model, optimizer = amp.initialize(model, optimizer, opt_level="O2")
             with amp.scale_loss(loss, optimizer) as scaled_loss:
                 scaled_loss.backward()
-            clip(model, optimizer, {flag})
-    """
-    assert "AMP104" not in codes_of(script.format(flag="args.fp16"))
-    assert "AMP104" in codes_of(script.format(flag="args.clip"))
-
-
-def test_gradients_that_are_changed_in_fp32() -> None:
-    """The same holds for gradients that are changed by hand."""
-    script = """
+            clip(model, optimizer, args.clip)  # wrong
+            clip(model, optimizer, args.fp16)  # right
+    """,
+    "AMP117: gradients that are changed by hand": """
         from apex import amp
         def train(args, model, optimizer, loss):
             if args.fp16:
                 model, optimizer = amp.initialize(model, optimizer, opt_level="O2")
                 with amp.scale_loss(loss, optimizer) as scaled_loss:
                     scaled_loss.backward()
-            if {flag}:
+            if args.fp16:  # wrong
+            if not args.fp16:  # right
                 for parameter in model.parameters():
                     parameter.grad = parameter.grad * 0.5
             optimizer.step()
-    """
-    assert "AMP117" not in codes_of(script.format(flag="not args.fp16"))
-    assert "AMP117" in codes_of(script.format(flag="args.fp16"))
+    """,
+}
+
+
+@pytest.mark.parametrize("name", FLAGS)
+def test_other_forms_of_the_flag(name: str) -> None:
+    """What is right in fp32 is reported where the flag of the wrap is on, and not where it is off."""
+    wrong, right = codes_of_pair(FLAGS[name])
+    assert [name[:6] in codes for codes in (wrong, right)] == [True, False]
 
 
 HELD = """

@@ -38,7 +38,6 @@ def test_text() -> None:
 
 
 def test_json() -> None:
-    """One document, with the texts of the catalog."""
     data = json.loads(rendered("json"))
 
     assert [(one["path"], one["cell"], one["line"], one["column"], one["code"]) for one in data["findings"]] == [

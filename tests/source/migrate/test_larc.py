@@ -64,7 +64,6 @@ def test_gradients_are_unscaled_when_the_hooks_run() -> None:
     ],
 )
 def test_what_cannot_become_the_function_stays(line: str, message: str) -> None:
-    """With a comment that says why."""
     before = f"import torch\nfrom apex.parallel import LARC\n{line}\n"
     migration = migrate_text(before)
     assert message in migration.findings[0].message

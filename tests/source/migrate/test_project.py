@@ -21,7 +21,6 @@ RESULT = "import torch\nmodel = torch.nn.SyncBatchNorm.convert_sync_batchnorm(mo
     ("head", "encoding"), [("", "utf-8"), ("", "utf-8-sig"), ("# -*- coding: latin-1 -*-\n", "latin-1")]
 )
 def test_a_written_file_keeps_encoding_and_mode(tmp_path: Path, head: str, encoding: str) -> None:
-    """And the mark of its encoding."""
     path = tmp_path / "train.py"
     path.write_bytes((head + SCRIPT).encode(encoding))
     path.chmod(0o750)
@@ -32,7 +31,6 @@ def test_a_written_file_keeps_encoding_and_mode(tmp_path: Path, head: str, encod
 
 
 def test_a_notebook_is_rewritten_cell_by_cell(tmp_path: Path) -> None:
-    """Outputs and other cells stay."""
     path = tmp_path / "train.ipynb"
     cells = [
         {"cell_type": "markdown", "metadata": {}, "source": ["from apex import amp"]},
@@ -61,7 +59,6 @@ def test_a_notebook_is_rewritten_cell_by_cell(tmp_path: Path) -> None:
     ],
 )
 def test_a_file_that_cannot_be_read_is_reported(tmp_path: Path, content: bytes, words: str) -> None:
-    """In one line, without an exception."""
     path = tmp_path / "train.py"
     path.write_bytes(content)
     result = migrate_file(path)
@@ -71,7 +68,6 @@ def test_a_file_that_cannot_be_read_is_reported(tmp_path: Path, content: bytes, 
 
 
 def test_a_patch_can_be_applied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where the file does not end with a newline."""
     monkeypatch.chdir(tmp_path)
     path = Path("train.py")
     path.write_text(SCRIPT.rstrip("\n"), encoding="utf-8")
@@ -81,7 +77,6 @@ def test_a_patch_can_be_applied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_files_below_a_folder_are_found_once(tmp_path: Path) -> None:
-    """Links do not lead in circles."""
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "train.py").write_text(SCRIPT, encoding="utf-8")
     (tmp_path / "a" / "loop").symlink_to(tmp_path)
@@ -89,7 +84,6 @@ def test_files_below_a_folder_are_found_once(tmp_path: Path) -> None:
 
 
 def test_a_result_that_is_not_python_is_not_offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The file stays, with a line."""
     path = tmp_path / "train.py"
     path.write_text(SCRIPT, encoding="utf-8")
     monkeypatch.setattr(project, "migrate_text", lambda *_: Migration("import torch\nreturn\n", []))
@@ -115,7 +109,6 @@ for x in data:
 
 
 def test_a_mistake_of_the_script_stays_with_a_note(tmp_path: Path) -> None:
-    """It is not one of the rewrite."""
     path = tmp_path / "train.py"
     path.write_text(LOOP.format(first="scheduler.step()", second="optimizer.step()"), encoding="utf-8")
     result = migrate_file(path, examine=find_mistakes)
@@ -165,10 +158,8 @@ def test_a_name_of_apex_that_another_file_passes_on_is_found(tmp_path: Path) -> 
         text = f"{line}  # apex\n\n\ndef train(loss, optimizer, xs):\n    for x in xs:\n        {loop}"
         path.write_text(text.replace("NAME", name))
         result = migrate_file(path)
-        assert result.migration is not None
         assert "optimizer.grad_scaler.step(optimizer)" in result.migration.text
         assert [each.message for each in result.migration.findings if "no file that initializes" in each.message]
     (tmp_path / "main.py").write_text("from train0 import train\nmodel, optimizer = amp.initialize(model, optimizer)\n")
     given = migrate_file(tmp_path / "train0.py").migration
-    assert given is not None
     assert not [each for each in given.findings if "no file that initializes" in each.message]

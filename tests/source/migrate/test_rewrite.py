@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,9 @@ REPOSITORY = Path(__file__).resolve().parents[3]
 CORE = re.compile(r"amp\.(initialize|scale_loss|master_params)\b")
 
 
+migrated = cache(migrate_text)  # of whole scripts, by several tests
+
+
 def _parts(path: Path) -> tuple[str, str, str]:
     before, _, rest = path.read_text(encoding="utf-8").partition(">>>> after\n")
     after, _, findings = rest.partition(">>>> findings\n")
@@ -27,9 +31,8 @@ def _parts(path: Path) -> tuple[str, str, str]:
 
 @pytest.mark.parametrize("path", [*CASES, *PRECISION_CASES], ids=lambda path: path.stem)
 def test_a_script_becomes_what_its_case_says(path: Path) -> None:
-    """The result and the findings are those of the case."""
     before, after, findings = _parts(path)
-    migration = migrate_text(before, "torch" if path in CASES else "precision")
+    migration = migrated(before, "torch" if path in CASES else "precision")
     assert migration.text == after
     assert "".join(f"{each.line}: {each.kind}: {each.message}\n" for each in migration.findings) == findings
 
@@ -37,8 +40,7 @@ def test_a_script_becomes_what_its_case_says(path: Path) -> None:
 @pytest.mark.parametrize("target", ["torch", "precision"])
 @pytest.mark.parametrize("path", CASES, ids=[path.stem for path in CASES])
 def test_a_result_parses_and_a_second_run_changes_nothing(path: Path, target: str) -> None:
-    """For both targets."""
-    result = migrate_text(_parts(path)[0], target).text
+    result = migrated(_parts(path)[0], target).text
     ast.parse(result)
     assert migrate_text(result, target).text == result
 
@@ -47,7 +49,7 @@ def test_a_result_parses_and_a_second_run_changes_nothing(path: Path, target: st
 def test_a_core_is_rewritten_as_a_whole_or_not_at_all(path: Path) -> None:
     """Half of a core would not run: what is left has a comment and a finding."""
     before = _parts(path)[0]
-    migration = migrate_text(before)
+    migration = migrated(before, "torch")
     code = "".join(line for line in migration.text.splitlines(keepends=True) if MARK not in line)
     kept, had = len(CORE.findall(code)), len(CORE.findall(before))
     assert kept in (0, had)
@@ -133,7 +135,6 @@ LINES = st.one_of(
 @settings(max_examples=200, deadline=None)
 @given(st.lists(LINES, max_size=8), st.sampled_from(["\n", "\r\n"]), st.booleans())
 def test_a_module_that_does_not_import_apex_is_the_same_to_the_byte(lines: list[str], newline: str, end: bool) -> None:
-    """Whatever else it names apex."""
     text = "\n".join(lines).replace("\n", newline) + newline * end
     for target in ("torch", "precision"):
         migration = migrate_text(text, target)
@@ -152,7 +153,6 @@ def test_other_lines_around_a_script_do_not_break_it(lines: list[str], path: Pat
 
 
 def test_the_files_of_this_package_are_the_same_to_the_byte() -> None:
-    """They do not use Apex."""
     for path in sorted((REPOSITORY / "ampcompare").rglob("*.py"))[::7]:
         text = path.read_bytes().decode("utf-8")
         assert migrate_text(text).text == text, path

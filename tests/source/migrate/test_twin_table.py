@@ -13,7 +13,6 @@ PAGE = Path(__file__).resolve().parents[3] / "docs" / "migrating.md"
 
 
 def test_the_page_shows_the_table() -> None:
-    """Word for word."""
     assert markdown_table() in PAGE.read_text(encoding="utf-8")
 
 
@@ -37,7 +36,6 @@ def test_a_fused_optimizer_becomes_its_twin(name: str) -> None:
 
 
 def test_every_row_says_what_migrate_does() -> None:
-    """In one of four ways."""
     ways = {"rewrites", "rewrites, with a note", "leaves"}
     assert {row.migrate for row in TABLE} <= ways
     assert len({row.apex for row in TABLE}) == len(TABLE)

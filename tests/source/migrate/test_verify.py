@@ -69,7 +69,6 @@ for step in range(12):
 
 
 def test_equal_runs_are_equal_to_the_last_bit() -> None:
-    """NaN is equal to NaN here."""
     assert compare_runs(RUN, RUN).verdict == EQUAL
     strange = dataclasses.replace(RUN, losses=[1.0, float("nan")])
     assert compare_runs(strange, strange).verdict == EQUAL
@@ -116,7 +115,6 @@ def test_weights_are_compared_by_length_where_losses_agree(
     ],
 )
 def test_another_loss_or_skipped_step_is_different(change: dict[str, object]) -> None:
-    """Beyond what rounding does in some steps."""
     assert compare_runs(RUN, dataclasses.replace(RUN, **change)).verdict == DIFFERENT  # type: ignore[arg-type]
 
 
@@ -395,7 +393,6 @@ def test_a_chosen_optimizer_and_clipping_in_every_micro_batch_train_the_same(
 
 @pytest.mark.integration
 def test_a_script_that_fails_is_said_in_one_line(tmp_path: Path) -> None:
-    """The last line of its traceback is passed on."""
     script = tmp_path / "train.py"
     script.write_text("from apex import amp\nraise RuntimeError('no data')\n", encoding="utf-8")
     with pytest.raises(LaunchError, match="RuntimeError: no data"):

@@ -30,7 +30,6 @@ WORDS = {2: torch.int16, 4: torch.int32}
 
 @pytest.fixture(scope="module")
 def kernels() -> Any:
-    """The kernels, interpreted where there is no GPU."""
     pytest.importorskip("triton")
     with pytest.MonkeyPatch.context() as patches:
         if not torch.cuda.is_available():
@@ -44,7 +43,6 @@ def kernels() -> Any:
 
 @pytest.fixture
 def device() -> torch.device:
-    """Where kernels run."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
@@ -215,7 +213,6 @@ def trajectory(name: str, device: torch.device, **options: Any) -> list[Any]:
 def test_o2_takes_the_kernels(
     kernels: Any, device: torch.device, session: None, monkeypatch: pytest.MonkeyPatch, loss_scale: Any
 ) -> None:
-    """A training under O2 has the same bits with these kernels, which do all of its copies."""
     calls: list[str] = []
     for name in ("unscale_into", "round_into"):
         original = getattr(kernels, name)

@@ -32,6 +32,7 @@ class Recorder:
 @pytest.mark.parametrize("arm", ["native:fp16", "O1", "O2"])
 def test_skipped_steps_of_a_fused_optimizer(behind: Any, arm: str) -> None:
     """The host skips them under arms of Apex, and the optimizer itself under `torch.amp`."""
+    torch.manual_seed(0)
     recorder, events = Recorder(), Subscriptions(Layer.RECORD)
     rows: Any = Rows(recorder)  # type: ignore[arg-type]
     behind(arm, rows)

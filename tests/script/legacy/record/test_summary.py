@@ -28,7 +28,6 @@ ROWS = [
 
 @pytest.fixture
 def record(tmp_path: Path) -> Path:
-    """A small record with one overflow."""
     path = tmp_path / "steps.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
     return path
@@ -98,7 +97,6 @@ def test_told_from_other_files(record: Path, tmp_path: Path) -> None:
 
 
 def test_needs_no_torch(record: Path, python) -> None:
-    """The report of a record loads no torch."""
     code = (
         "import sys; from ampcompare.cli import main; "
         f"assert main(['report', {str(record)!r}]) == 0; assert 'torch' not in sys.modules"

@@ -41,12 +41,10 @@ def _files(folder: Path, **texts: str) -> None:
 
 def _migrated(path: Path) -> str:
     migration = migrate_file(path).migration
-    assert migration is not None
     return migration.text
 
 
 def test_a_script_alone_has_a_global_scaler(tmp_path: Path) -> None:
-    """No other file needs it."""
     _files(tmp_path, one=HEAD + TRAIN + MAIN, other="import one\n")
     assert "global scaler" in _migrated(tmp_path / "one.py")
 
@@ -69,7 +67,6 @@ def test_a_function_that_another_script_imports_takes_the_scaler_of_its_optimize
 
 
 def test_it_does_not_matter_which_file_is_written_first(tmp_path: Path) -> None:
-    """A migrated file says the same as one before."""
     _files(tmp_path, one=HEAD + TRAIN + MAIN, other=f"{HEAD}from one import train\n{MAIN}")
     expected = [_migrated(tmp_path / name) for name in ("one.py", "other.py")]
     migrate_file(tmp_path / "other.py").write()
@@ -80,7 +77,6 @@ def test_it_does_not_matter_which_file_is_written_first(tmp_path: Path) -> None:
 
 
 def test_a_module_of_a_package_is_found(tmp_path: Path) -> None:
-    """From the folder above."""
     _files(tmp_path, main=f"{HEAD}from core.engine import train\n{MAIN}", core__engine=HEAD + TRAIN)
     path = tmp_path / "main.py"
     assert look_around(path, path.read_text(encoding="utf-8")).across
@@ -89,7 +85,6 @@ def test_a_module_of_a_package_is_found(tmp_path: Path) -> None:
 
 
 def test_a_script_with_blocks_of_its_own_carries_its_scaler_too(tmp_path: Path) -> None:
-    """To the functions that it imports."""
     block = TRAIN.replace("def train(", "def warm_up(")
     _files(tmp_path, one=HEAD + TRAIN, other=f"{HEAD}from one import train\n{block}{MAIN}")
     text = _migrated(tmp_path / "other.py")
@@ -194,7 +189,6 @@ def test_a_helper_next_to_a_block_of_the_caller(tmp_path: Path, line: str, call:
 
 
 def test_a_forward_pass_in_the_call_of_a_helper(tmp_path: Path) -> None:
-    """It gets a name, under autocast."""
     caller = TWO_PASSES.replace("        loss = criterion(output, y)\n", "")
     caller = caller.replace("{call}", "backward(criterion(output, model(y)), opt, args.half_prec)")
     _files(tmp_path, steps=HEAD + SCALE, train=f"{HEAD}from steps import backward\n{caller}")
@@ -215,7 +209,6 @@ def test_an_object_of_another_file_that_gets_the_loss_stays(tmp_path: Path) -> N
 
 
 def test_a_function_that_may_scale_the_loss_gets_a_note(tmp_path: Path) -> None:
-    """It is in another file, which is not found."""
     _files(tmp_path, one=f"{HEAD}from far import run\n" + TWO_PASSES.replace("{call}", "run(loss, opt)"))
     assert "run gets the loss and the optimizer, and is no function of this file" in "\n".join(
         migrate_file(tmp_path / "one.py").lines()

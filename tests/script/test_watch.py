@@ -1,10 +1,12 @@
-"""Files that a script writes are seen, however it writes them."""
+"""Files that a script writes are seen, however it writes them, and scalars that it logs."""
 
 from __future__ import annotations
 
+import importlib
 import io
 import json
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,10 +16,11 @@ import pytest
 import torch
 from torch.jit._script import RecursiveScriptModule
 
+from ampcompare.base import metric_log
 from ampcompare.base.files.run_files import CellFile
 from ampcompare.runs.records.opened_files import forget_reads, read_opened
 from ampcompare.script import watch
-from ampcompare.script.watch import WrittenFiles
+from ampcompare.script.watch import LIBRARIES, WrittenFiles, catch_scalars
 
 TENSORS = {"a": torch.ones(2)}
 ORIGINALS = (torch.save, torch.serialization.save, RecursiveScriptModule.save)
@@ -25,7 +28,6 @@ ORIGINALS = (torch.save, torch.serialization.save, RecursiveScriptModule.save)
 
 @pytest.fixture
 def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WrittenFiles]:
-    """Watch a folder that is no private one."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(watch.tempfile, "gettempdir", lambda: "/elsewhere")  # type: ignore[attr-defined]
     watched = WrittenFiles()
@@ -76,7 +78,6 @@ def test_reading_and_buffers_are_no_files(watched: WrittenFiles, tmp_path: Path)
 
 @pytest.mark.parametrize("name", ["safetensors.torch", "safetensors.numpy"])
 def test_safetensors_are_seen(watched: WrittenFiles, name: str) -> None:
-    """Also where the script imports them late."""
     module = pytest.importorskip(name)
     tensors = {"a": np.ones(2) if name.endswith("numpy") else torch.ones(2)}
     module.save_file(tensors, filename="result")
@@ -86,7 +87,6 @@ def test_safetensors_are_seen(watched: WrittenFiles, name: str) -> None:
 
 
 def test_folders_of_one_cell_do_not_count(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Those of the cell and of temporary files."""
     monkeypatch.setenv("AMPCOMPARE_CELL_DIR", str(tmp_path))
     watched = WrittenFiles()
     torch.save(TENSORS, tmp_path / "model.pt")
@@ -205,3 +205,46 @@ def test_what_a_cell_makes_of_another_ones_results_is_no_data(cells: Path, monke
     np.load("copy.npy")
     watched.end()
     assert [os.path.basename(one) for one in read_opened(cells / "other").inherited] == ["copy.npy"]
+
+
+@pytest.fixture
+def logged() -> Iterator[list[tuple[str, float, str]]]:
+    """What was logged while scalars are caught."""
+    seen: list[tuple[str, float, str]] = []
+    kept = {name: sys.modules.pop(name) for name in LIBRARIES if name in sys.modules}
+    ends = [metric_log.listen(lambda *values: seen.append(values)), catch_scalars()]
+    yield seen
+    for end in ends:
+        end()
+    for name in LIBRARIES:
+        sys.modules.pop(name, None)
+    sys.modules.update(kept)
+
+
+def test_wandb_and_mlflow_are_caught_where_absent(logged: list[tuple[str, float, str]]) -> None:
+    """Numbers of `wandb.log`, also nested and of a run, and of mlflow; texts and images are no metrics."""
+    wandb, mlflow = importlib.import_module("wandb"), importlib.import_module("mlflow")
+    with wandb.init(project="x") as run:
+        run.log({"a": 1})
+    wandb.log({"b": {"c": torch.tensor(2.0)}, "name": "x", "image": torch.ones(2, 2)}, step=3)
+    wandb.config.update({"lr": 1})
+    mlflow.set_experiment("x")
+    mlflow.log_metric("d", 3.0, step=1)
+    mlflow.log_metrics({"e": 4})
+    wandb.finish()
+    assert [(name, value) for name, value, _ in logged] == [("a", 1), ("b/c", 2), ("d", 3), ("e", 4)]
+    assert logged[0][2] == "wandb.log"
+
+
+def test_a_summary_writer_is_caught_where_absent(logged: list[tuple[str, float, str]]) -> None:
+    """tensorboardX stands for the writers; what else it writes is ignored."""
+    writer = importlib.import_module("tensorboardX").SummaryWriter("folder")
+    writer.add_scalar("val/acc", torch.tensor([0.5]), 3)
+    writer.add_histogram("weights", [1, 2])
+    writer.close()
+    assert logged == [("val/acc", 0.5, "SummaryWriter.add_scalar")]
+
+
+def test_log_metric_without_a_listener_does_nothing() -> None:
+    """A script may call it under plain Python."""
+    metric_log.log_metric("top1", 93.2)
