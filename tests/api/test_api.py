@@ -134,7 +134,7 @@ class Instant(Launcher):
 
 def test_a_comparison_writes_its_reports_and_checks_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`compare` leaves the files of the command, and raises with the results when an arm exceeds a limit."""
-    monkeypatch.setattr("ampcompare.experiment.options.make_launcher", lambda config, **options: Instant())
+    monkeypatch.setattr("ampcompare.experiment.launch.dispatch.make_launcher", lambda config, **options: Instant())
     folder = tmp_path / "out"
     comparison = ampcompare.compare("fp32", seeds=[1], sweep={"workers": [0]}, output_dir=folder, tag="t", **TINY)
     assert comparison.seeds == [1]

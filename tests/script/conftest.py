@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -23,6 +24,13 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def settled_heap() -> None:
+    """Let arms, which look for models among all objects, not look at those of other tests: it is most of their time."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture
