@@ -15,6 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from ampcompare.base.errors import CheckpointError
 from ampcompare.base.tensors.tree import first_difference
@@ -322,3 +323,23 @@ def one_shard_overflows() -> tuple[list[Any], list[Any]]:
 def test_an_overflow_in_one_shard_skips_the_step_on_all(ranks: Run) -> None:
     """The overflow flag of the loss scale is shared: a rank that saw none skips too, and halves its scale."""
     assert ranks(2, one_shard_overflows) == [([(False,), (True,)], [(4.0,), (4.0,)])] * 2
+
+
+def gathered_weights() -> list[list[float]]:
+    """Return all weights and buffers of a model that each rank has initialized otherwise, sharded."""
+    torch.manual_seed(dist.get_rank())
+    model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+    for tensor in model.state_dict().values():
+        tensor.add_(dist.get_rank())
+    precision = make_precision("fsdp:param=bf16", device="cpu")
+    (model,), _ = precision.prepare([model], [torch.optim.SGD(model.parameters(), lr=0.1)])  # type: ignore[assignment]
+    values = model.state_dict().values()
+    return [(each.full_tensor() if isinstance(each, DTensor) else each).flatten().tolist() for each in values]
+
+
+def test_all_ranks_begin_with_the_weights_of_the_first(ranks: Run) -> None:
+    first, second = ranks(2, gathered_weights)
+    torch.manual_seed(0)
+    assert first == second
+    assert first[0] == nn.Linear(3, 2).weight.flatten().tolist()
+    assert first[-1] == [0]
