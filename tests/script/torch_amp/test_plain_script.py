@@ -85,6 +85,32 @@ def test_two_optimizers_take_turns(behind: Any) -> None:
     assert_equal(train_gan(program, Plain(), nothing), expected)
 
 
+SMALL = 2.0**-8  # no other gradient overflows
+
+
+@pytest.mark.parametrize("arm", ["native:fp16", "O1", "O2"])
+def test_gradients_that_wait_for_a_step_follow_the_scale(behind: Any, arm: str) -> None:
+    """One network accumulates two batches, between which an overflow of the other halves the scale: no bit differs."""
+
+    def trained(loss_factor: float) -> list[Tensor]:
+        behind(arm)
+        (one, other), (for_one, for_other) = two_networks()
+        for step in range(2):
+            x = batch(step)[0]
+            (one(x).float().square().mean() * SMALL).backward()
+            for_other.zero_grad()
+            (other(x).float().square().mean() * SMALL * (1.0 if step else loss_factor)).backward()
+            for_other.step()
+        before = [weight.detach().clone() for weight in one.parameters()]
+        for_one.step()
+        after = [weight.detach().clone() for weight in one.parameters()]
+        assert not any(map(torch.equal, before, after))
+        behind.end()
+        return after
+
+    assert all(map(torch.equal, trained(1.0), trained(float("inf"))))
+
+
 ARMS = ["native:fp16", "native:bf16", "O1", "O2", "O3", "O5", "half", "half:master_weights,loss_scale=dynamic"]
 
 
