@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,7 @@ __all__ = [
     "BytesPerParameter",
     "EffectiveArm",
     "apex_script",
+    "grad_scaler",
     "half_script",
     "kept_modules",
     "native_script",
@@ -125,6 +127,12 @@ def apex_script(options: dict[str, Any]) -> tuple[str, ...]:
     )
 
 
+def grad_scaler(options: Mapping[str, Any]) -> str:
+    """Return the line of a script that makes the GradScaler of an arm."""
+    words = "".join(f", {name}={value:g}" for name, value in options.items() if name in SCALER)
+    return f'scaler = torch.amp.GradScaler("cuda"{words})'
+
+
 def native_script(dtype: str, options: dict[str, Any]) -> tuple[str, ...]:
     """Return what a script with `torch.amp` says; only fp16 needs a scaler."""
     forward = (
@@ -133,9 +141,8 @@ def native_script(dtype: str, options: dict[str, Any]) -> tuple[str, ...]:
     )
     if dtype != "float16":
         return (*forward, *PLAIN_STEP[1:])
-    words = "".join(f", {name}={value:g}" for name, value in options.items() if name in SCALER)
     return (
-        f'scaler = torch.amp.GradScaler("cuda"{words})',
+        grad_scaler(options),
         *forward,
         "scaler.scale(loss).backward()",
         "scaler.unscale_(optimizer)  # before clipping",

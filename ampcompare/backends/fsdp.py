@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ampcompare.backends.apex_levels import FIRST_SCALE, GROWTH_INTERVAL
-from ampcompare.backends.explanation import PLAIN_STEP, SCALER, ArmExplanation, BytesPerParameter, apex_script
+from ampcompare.backends.explanation import PLAIN_STEP, ArmExplanation, BytesPerParameter, apex_script, grad_scaler
 from ampcompare.backends.options import DTYPE_NAMES, count, float_dtype, half_dtype, module_patterns, positive
 from ampcompare.backends.spec import BackendSpec, CheckpointState, ContractArm, Options
 
@@ -85,10 +85,9 @@ def _script(types: dict[str, str], options: Options) -> tuple[str, ...]:
     )
     if not _is_fp16(options):
         return (*start, *PLAIN_STEP)
-    scaler = "".join(f", {name}={value:g}" for name, value in options.items() if name in SCALER)
     return (
         *start,
-        f'scaler = torch.amp.GradScaler("cuda"{scaler})  # its overflow flag is shared by all ranks',
+        f"{grad_scaler(options)}  # its overflow flag is shared by all ranks",
         "scaler.scale(criterion(model(x), y)).backward()",
         "scaler.unscale_(optimizer)",
         "clip_grad_norm_(model.parameters(), 1.0)",

@@ -90,6 +90,9 @@ class ScriptCommand(Command):
         return [*super().collect_usage_pieces(ctx), "[-- SCRIPT [ARGS]...]"]
 
 
+SEED_ARG = option("--seed-arg", metavar="FLAG", group=SCRIPT, help="with -- SCRIPT: pass the seed as FLAG SEED")
+
+
 def script_options(function: Function) -> Function:
     """Add the options that only a script after `--` has."""
     options = [
@@ -108,7 +111,7 @@ def script_options(function: Function) -> Function:
             group=SCRIPT,
             help="with -- SCRIPT: run it briefly and list the metrics it shows",
         ),
-        option("--seed-arg", metavar="FLAG", group=SCRIPT, help="with -- SCRIPT: pass the seed as FLAG SEED"),
+        SEED_ARG,
         option(
             "--compat-torch",
             is_flag=True,
@@ -137,7 +140,7 @@ def watched_script_options(function: Function) -> Function:
             group=OUTPUT,
             help="random seed of weights and batches; for a script, set before it starts",
         ),
-        option("--seed-arg", metavar="FLAG", group=SCRIPT, help="with -- SCRIPT: pass the seed as FLAG SEED"),
+        SEED_ARG,
         option("--compat-torch", is_flag=True, group=SCRIPT, help="with -- SCRIPT: restore removed and changed APIs"),
         option(
             "--nproc-per-node",
