@@ -90,7 +90,8 @@ def printable(text: str, longest: int = 120, *, keep_end: int = 0, keep_spaces: 
         keep_spaces: leave runs of spaces as they are, as in a line of a table.
     """
     line = text if keep_spaces else " ".join(text.split())
-    line = "".join(char if char.isprintable() else " " for char in line)
+    if not line.isprintable():
+        line = "".join(char if char.isprintable() else " " for char in line)
     if len(line) <= longest:
         return line
     return line[: longest - 1 - keep_end] + "…" + (line[-keep_end:] if keep_end else "")

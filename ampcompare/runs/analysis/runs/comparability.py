@@ -75,7 +75,9 @@ def settings(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 def changed_settings(one: RunConfig, other: RunConfig) -> list[str]:
     """Return the settings in which two configurations differ, except arm, seed, and how they were saved."""
     first, second = _settings_of(one), _settings_of(other)
-    return [path for path in {**first, **second} if first.get(path) != second.get(path) and path not in APART_BY_DESIGN]
+    if first == second:
+        return []
+    return [path for path in {**first, **second} if first.get(path) != second.get(path)]
 
 
 def accuracy_reason(pairs: Sequence[Pair], *, same_software: bool = True) -> str:
@@ -327,11 +329,14 @@ def _confounded_hosts(pairs: Sequence[Pair]) -> str:
 
 
 def _settings_of(config: RunConfig) -> Mapping[str, Any]:
-    """Return the settings that can change a number; kept while `config` lives, as each is compared with many."""
+    """Return the settings that can change a number, but arm and seed; kept while `config` lives, as each is compared
+    with many.
+    """
     key = id(config)
     known = _known.get(key)
     if known is None or known[0]() is not config:
-        values = dict(settings(config.model_dump(exclude=set(NON_NUMERIC_SETTINGS))))
+        given = settings(config.model_dump(exclude=set(NON_NUMERIC_SETTINGS)))
+        values = {path: value for path, value in given if path not in APART_BY_DESIGN}
         known = _known[key] = (weakref.ref(config, lambda _: _known.pop(key, None)), values)
     return known[1]
 

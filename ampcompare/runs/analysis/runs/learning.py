@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from ampcompare.runs.analysis.inference.effect import ERROR_RATE, Effect, p_values, paired
@@ -234,11 +235,8 @@ def _rank_deviate(early: Sequence[float], late: Sequence[float]) -> float:
 
     Ranks, because one spike of a loss would hide a fall from a test of means.
     """
-    above = sum(
-        1.0 if one > other else 0.5 if one == other else 0.0
-        for one in map(_ordered, early)
-        for other in map(_ordered, late)
-    )
+    ranked = sorted(map(_ordered, late))
+    above = sum((bisect_left(ranked, one) + bisect_right(ranked, one)) / 2 for one in map(_ordered, early))
     product = len(early) * len(late)
     return (above - product / 2) / math.sqrt(product * (len(early) + len(late) + 1) / 12)
 

@@ -226,16 +226,16 @@ def make_curve(points: Iterable[tuple[float, float | None]]) -> Curve:
 
 def differences(curve: Curve, reference: Curve) -> Curve:
     """Return a curve minus another, at its own positions inside the other."""
-    pairs = ((x, y, reference.at(x, hold=False)) for x, y in zip(curve.x, curve.y, strict=True))
-    return make_curve((x, None if other is None else y - other) for x, y, other in pairs)
+    others = reference.y if curve.x == reference.x else [reference.at(x, hold=False) for x in curve.x]
+    points = zip(curve.x, curve.y, others, strict=True)
+    return make_curve((x, None if other is None else y - other) for x, y, other in points)
 
 
-def _thinned(positions: Sequence[float], most: int) -> list[float]:
-    """Return at most `most` positions, evenly chosen, with the first and the last."""
-    if len(positions) <= most:
-        return list(positions)
-    last = len(positions) - 1
-    return [positions[round(number * last / (most - 1))] for number in range(most)]
+def _thinned(count: int, most: int) -> Sequence[int]:
+    """Return the indices of at most `most` of so many points, evenly chosen, with the first and the last."""
+    if count <= most:
+        return range(count)
+    return [round(number * (count - 1) / (most - 1)) for number in range(most)]
 
 
 def over_seeds(
@@ -254,8 +254,13 @@ def over_seeds(
     """
     known = [curve for curve in curves if curve.x]
     furthest = max(known, key=lambda curve: (curve.x[-1], len(curve.x)), default=Curve([], []))
-    positions = _thinned(furthest.x, most)
-    values = [[y for curve in known if (y := curve.at(x, hold=hold)) is not None] for x in positions]
+    places = _thinned(len(furthest.x), most)
+    positions = [furthest.x[place] for place in places]
+    columns: list[list[float | None]] = [
+        [curve.y[place] for place in places] if curve.x == furthest.x else [curve.at(x, hold=hold) for x in positions]
+        for curve in known
+    ]
+    values = [[y for y in ys if y is not None] for ys in zip(*columns, strict=True)]
     return Band(positions, [mean(ys) for ys in values], [min(ys) for ys in values], [max(ys) for ys in values])
 
 
