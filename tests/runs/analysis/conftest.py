@@ -7,6 +7,7 @@ import json
 import math
 import struct
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 from ampcompare.experiment.launch.cell_files import write_record
 from ampcompare.experiment.plan import make_plan
 from ampcompare.experiment.run_directory import RunDirectory
+from ampcompare.runs.analysis.inference.effect import bounds, margin_bounds, p_values
 from ampcompare.runs.records.evaluation import EpochResult
 from ampcompare.runs.records.run import RunRecord, RunSummary, StepRecord, dump_json
 from ampcompare.runs.settings.config import RunConfig
@@ -26,20 +28,22 @@ TOP1 = {"fp32": [500, 520, 490, 510, 505], "half": [501, 519, 491, 509, 506]}  #
 
 @pytest.fixture
 def quick_verdicts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave out how many seeds an open verdict lacks, which a simulation does not read, and round a standard deviation
-    as floats do: `statistics` computes with fractions, for half of the time of a verdict.
+    """Leave out how many seeds an open verdict lacks, which a simulation does not read, compute once what equal counts
+    have in common, and round deviations as floats do: `statistics` has fractions, for half of the time of a verdict.
     """
 
-    def deviation(values: Sequence[float]) -> float:
+    def variance(values: Sequence[float]) -> float:
+        if min(values) == max(values):
+            return 0.0
         mean = math.fsum(values) / len(values)
-        return (
-            0.0
-            if min(values) == max(values)
-            else math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
-        )
+        return math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
 
-    monkeypatch.setattr("ampcompare.runs.analysis.inference.verdict.pairs_to_settle", lambda *_, **__: None)
-    monkeypatch.setattr("statistics.stdev", deviation)
+    verdict = "ampcompare.runs.analysis.inference.verdict"
+    monkeypatch.setattr(f"{verdict}.pairs_to_settle", lambda *_, **__: None)
+    for test in (p_values, bounds, margin_bounds):
+        monkeypatch.setattr(f"{verdict}.{test.__name__}", cache(test))
+    monkeypatch.setattr("statistics.variance", variance)
+    monkeypatch.setattr("statistics.stdev", lambda values: math.sqrt(variance(values)))
 
 
 @pytest.fixture(scope="session")

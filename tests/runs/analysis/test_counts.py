@@ -51,6 +51,7 @@ def test_the_interval_of_equal_counts_is_that_of_no_event() -> None:
     assert (verdict.low, verdict.high) == (pytest.approx(-bound), pytest.approx(bound))
 
 
+@pytest.mark.usefixtures("quick_verdicts")
 def test_an_open_interval_suggests_no_word() -> None:
     """What cannot be told reaches beyond the margin and 0 is in it, although the Poisson test widens one side alone."""
     generator = np.random.default_rng(0)

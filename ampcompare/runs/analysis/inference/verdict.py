@@ -113,7 +113,10 @@ def decide(
     """
     tested = [effect for effect in effects if effect is not None and effect.testable and alpha > 0]
     later = (alpha if next_alpha is None else next_alpha) / max(1, len(tested))
-    different, non_inferior, equivalent = (_holm(tested, claim, margin.size, alpha) for claim in CLAIMS)
+    found = [p_values(effect, margin.size) for effect in tested]
+    different, non_inferior, equivalent = (
+        _holm(tested, list(map(claim.p, found)), claim, margin.size, alpha) for claim in CLAIMS
+    )
     verdicts = (
         _verdict(*each, margin, later) for each in zip(tested, different, non_inferior, equivalent, strict=True)
     )
@@ -160,13 +163,14 @@ EQUIVALENT = _Claim(lambda p: p.equivalent, 1, lambda low, high, margin: low > -
 CLAIMS = (DIFFERENT, NON_INFERIOR, EQUIVALENT)
 
 
-def _holm(effects: Sequence[Effect], claim: _Claim, margin: float, alpha: float) -> list[_Step]:
+def _holm(effects: Sequence[Effect], p: Sequence[float], claim: _Claim, margin: float, alpha: float) -> list[_Step]:
     """Test one claim for all effects by Holm's step-down method.
 
-    From the smallest p value on, the level is alpha divided by the number of effects that are left, until the claim
-    fails; all that are left then fail at that level. A test is made by its interval, so the two cannot disagree.
+    From the smallest value of `p`, one for each effect, on, the level is alpha divided by the number of effects that
+    are left, until the claim fails; all that are left then fail at that level. A test is made by its interval, so the
+    two cannot disagree.
     """
-    order = sorted(range(len(effects)), key=lambda number: claim.p(p_values(effects[number], margin)))
+    order = sorted(range(len(effects)), key=p.__getitem__)
     steps: dict[int, _Step] = {}
     level, holding = alpha, True
     for rank, number in enumerate(order):

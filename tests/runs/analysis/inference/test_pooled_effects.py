@@ -55,6 +55,7 @@ def test_effects_that_agree_to_the_last_digit_keep_the_floor() -> None:
     assert pool([_effect(1.0, 0.5)] * 4, 0.2).effect.error == pytest.approx(0.1)
 
 
+@pytest.mark.usefixtures("quick_verdicts")
 @covering({"between": [0.0, 1.0], "ratio": [1, 4], "experiments": [3, 6]})
 def test_coverage(experiments: int, ratio: int, between: float) -> None:
     """Of three seeds each, some four times as noisy, the mean and one more measurement are covered in 95 % and more."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from scipy import stats
@@ -60,6 +62,7 @@ def test_the_level_of_the_next_look_counts() -> None:
     assert never == "inconclusive"
 
 
+@pytest.mark.usefixtures("quick_verdicts")
 @pytest.mark.parametrize(("truth", "sd"), [(0.0, 0.5), (-0.25, 0.5), (-0.5, 1.0), (0.0, 1.0)])
 def test_the_promise_comes_true(truth: float, sd: float) -> None:
     """Of comparisons that inconclusive after five pairs, at least 77 % are settled by the promised pairs."""
@@ -80,18 +83,20 @@ def test_the_promise_comes_true(truth: float, sd: float) -> None:
     assert settled / open_ > 0.77
 
 
-@pytest.mark.integration
+@pytest.mark.usefixtures("quick_verdicts")
 @pytest.mark.parametrize("arms", [1, 4])
 def test_steins_number_keeps_level_and_power(arms: int) -> None:
     """After a pilot of five, non-inferior is found in 80 % at equality and in at most 5 % at the margin."""
     generator = np.random.default_rng(arms)
-    alpha = 0.05 / arms
-    for truth, low, high in ((0.0, 0.77, 0.9), (-0.5, 0.03 / arms, 0.062 / arms)):
-        right, runs, quantile = 0, 3000, float(stats.t.ppf(1 - alpha, 4))
-        for _ in range(runs):
-            pilot = generator.normal(truth, 0.8, 5)
-            count = max(5, stein_pairs(float(pilot.std(ddof=1)), 4, 0.5, alpha))
-            whole = [*pilot, *generator.normal(truth, 0.8, count - 5)]
+    alpha, runs = 0.05 / arms, 3000
+    chance = 3 * (alpha * (1 - alpha) / runs) ** 0.5
+    for truth, low, high in ((0.0, 0.77, 0.9), (-0.5, 0.6 * alpha, alpha + chance)):
+        right, quantile = 0, float(stats.t.ppf(1 - alpha, 4))
+        pilots = generator.normal(truth, 0.8, (runs, 5))
+        counts = [max(5, stein_pairs(spread, 4, 0.5, alpha)) for spread in pilots.std(axis=1, ddof=1).tolist()]
+        others = iter(generator.normal(truth, 0.8, sum(counts)).tolist())
+        for pilot, count in zip(pilots.tolist(), counts, strict=True):
+            whole = [*pilot, *itertools.islice(others, count - 5)]
             effect = two_stage(whole, [0.0] * count, [True] * 5 + [False] * (count - 5), 1e-9)
             right += effect.mean - quantile * effect.error > -0.5
         assert low < right / runs < high

@@ -155,6 +155,7 @@ def test_word_and_interval_agree(arms: list[tuple[float, float, int]], practical
         _check_agreement(effect, verdict, 0.5, practical)
 
 
+@pytest.mark.usefixtures("quick_verdicts")
 @pytest.mark.parametrize("arms", range(1, 10))
 def test_word_and_interval_agree_in_counts(arms: int) -> None:
     """So they do for counts of 360 images, where many differences are equal, and every word occurs."""
@@ -250,6 +251,7 @@ def test_pairs_needed_end_somewhere() -> None:
     assert pairs_needed(1e-9, 1.0, 0.05) == 2
 
 
+@pytest.mark.usefixtures("quick_verdicts")
 @pytest.mark.parametrize("arms", [1, 4])
 def test_equal_arms_win_at_most_one_time_in_twenty(arms: int) -> None:
     """Over simulated comparisons of equal arms, any arm is called better or worse in at most 5 % of them."""
