@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import shutil
 import struct
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -78,13 +79,16 @@ def run_of() -> Callable[..., tuple[RunRecord, list[StepRecord]]]:
     return build
 
 
-@pytest.fixture
-def run_folder(tmp_path: Path, run_of: Callable[..., Any]) -> Callable[..., Path]:
-    """Write a run directory of fp32 and half with all that `compare` writes, without training."""
+@pytest.fixture(scope="session")
+def honest_folder(tmp_path_factory: pytest.TempPathFactory, run_of: Callable[..., Any]) -> Callable[..., Path]:
+    """Write a run directory of fp32 and half with all that `compare` writes, without training; once for all who read
+    it, and nobody changes it.
+    """
 
-    def write(seeds: Sequence[int] = range(5), *, with_plan: bool = True, name: str = "run") -> Path:
+    @cache
+    def write(seeds: Sequence[int] = range(5), *, with_plan: bool = True) -> Path:
         plan = make_plan(RunConfig.model_validate({"device": "cpu", "recipe": {"epochs": 1}}), ["fp32", "half"], seeds)
-        folder = tmp_path / name
+        folder = tmp_path_factory.mktemp("run")
         for config in plan.cells:
             record, steps = run_of(config, TOP1[config.arm][config.recipe.seed])
             cell = RunDirectory(folder).cell(config)
@@ -98,6 +102,16 @@ def run_folder(tmp_path: Path, run_of: Callable[..., Any]) -> Callable[..., Path
         return folder
 
     return write
+
+
+@pytest.fixture
+def run_folder(tmp_path: Path, honest_folder: Callable[..., Path]) -> Callable[..., Path]:
+    """Return a copy of such a run directory, to change it."""
+
+    def copied(seeds: Sequence[int] = range(5), *, with_plan: bool = True) -> Path:
+        return Path(shutil.copytree(honest_folder(seeds, with_plan=with_plan), tmp_path / "run"))
+
+    return copied
 
 
 @pytest.fixture

@@ -42,11 +42,26 @@ def _summary(**values: Any) -> Callable[[dict[str, Any]], object]:
     return lambda data: data["summary"].update(values)
 
 
-def test_an_honest_folder_has_nothing_to_hide(run_folder: MakeFolder) -> None:
-    """Records as runs write them are all used, with their pairs and verdicts: no attack is seen where there is none."""
-    comparison = reload_comparison(run_folder())
-    assert comparison.excluded == []
-    assert (_row(comparison).pairs, _row(comparison).accuracy_verdict) == (5, "equivalent (±0.5)")
+@pytest.fixture(scope="module")
+def honest(honest_folder: MakeFolder) -> Comparison:
+    """What records as runs write them give."""
+    return reload_comparison(honest_folder(range(5)))
+
+
+@pytest.fixture
+def stored(honest: Comparison, tmp_path: Path) -> tuple[dict[str, Any], Path]:
+    """The report.json of these records, as data and as a file."""
+    text = dump_json(honest)
+    path = tmp_path / "report.json"
+    path.write_text(text)
+    return json.loads(text), path
+
+
+def test_honest_records_have_nothing_to_hide(honest: Comparison, stored: tuple[dict[str, Any], Path]) -> None:
+    """All are used, with their pairs and verdicts, from a folder and from a report: no attack is seen where none is."""
+    assert honest.excluded == []
+    assert (_row(honest).pairs, _row(honest).accuracy_verdict) == (5, "equivalent (±0.5)")
+    assert reload_comparison(stored[1]) == honest
 
 
 ATTACKS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
@@ -115,16 +130,27 @@ ATTACKS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
 
 
 @pytest.mark.parametrize("attack", [name for name in ATTACKS if name != "no checksum"])
-def test_an_edited_record_is_named_and_not_used(attack: str, run_folder: MakeFolder, record_path: FindRecord) -> None:
-    """A record with a changed value is left out of the report, which names file and value, and the rest is shown."""
+def test_an_edited_record_is_not_read(attack: str, run_folder: MakeFolder, record_path: FindRecord) -> None:
+    """A record with a changed value is refused, with the name of the file and the value."""
     change, words = ATTACKS[attack]
+    path = record_path(run_folder(range(1)), "half", 0)
+    _edit(path, change)
+    with pytest.raises(RecordError) as caught:
+        read_checked(path)
+    assert str(path) in str(caught.value)
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("attack", ["top-1 above its counts", "negative time", "other losses"])
+def test_an_edited_record_is_named_and_not_used(attack: str, run_folder: MakeFolder, record_path: FindRecord) -> None:
+    """A record that contradicts itself, its form or its steps is left out of the report; the rest is shown."""
     folder = run_folder()
     path = record_path(folder, "half", 0)
-    _edit(path, change)
+    _edit(path, ATTACKS[attack][0])
     comparison = reload_comparison(folder)
     (excluded,) = comparison.excluded
     assert str(path) in excluded
-    assert words in excluded
+    assert ATTACKS[attack][1] in excluded
     assert (_row(comparison).pairs, _row(comparison, "fp32").completed) == (4, 5)
     assert comparison.reading[0] == f"Not used: {excluded}."
 
@@ -299,14 +325,12 @@ REPORT_ATTACKS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
 
 
 @pytest.mark.parametrize("attack", REPORT_ATTACKS)
-def test_a_report_that_contradicts_its_records(run_folder: MakeFolder, tmp_path: Path, attack: str) -> None:
+def test_a_report_that_contradicts_its_records(
+    attack: str, honest: Comparison, stored: tuple[dict[str, Any], Path]
+) -> None:
     """An edited row, term or line of a report.json is named first, and what the records give is shown."""
     change, words = REPORT_ATTACKS[attack]
-    honest = reload_comparison(run_folder())
-    data = json.loads(dump_json(honest))
-    path = tmp_path / "report.json"
-    path.write_text(json.dumps(data))
-    assert reload_comparison(path) == honest
+    data, path = stored
     change(data)
     path.write_text(json.dumps(data))
     comparison = reload_comparison(path)
@@ -315,35 +339,31 @@ def test_a_report_that_contradicts_its_records(run_folder: MakeFolder, tmp_path:
     assert (comparison.headline[1:], comparison.reading) == (honest.headline, honest.reading)
 
 
-def test_a_headline_is_never_read_from_a_file(run_folder: MakeFolder, tmp_path: Path) -> None:
+def test_a_headline_is_never_read_from_a_file(honest: Comparison, stored: tuple[dict[str, Any], Path]) -> None:
     """Sentences that somebody wrote into a report.json, or that an older one lacks, are those that its rows give."""
-    honest = reload_comparison(run_folder())
-    data = json.loads(dump_json(honest))
-    path = tmp_path / "report.json"
+    data, path = stored
     for other in (["half is more accurate than fp32."], []):
         path.write_text(json.dumps({**data, "headline": other, "next_steps": []}))
         assert reload_comparison(path) == honest
 
 
-def test_a_report_with_records_under_other_seeds(run_folder: MakeFolder, tmp_path: Path) -> None:
+def test_a_report_with_records_under_other_seeds(stored: tuple[dict[str, Any], Path]) -> None:
     """A record of a report.json that was given another seed is not that of the cell that it names."""
-    data = json.loads(dump_json(reload_comparison(run_folder())))
+    data, path = stored
     for record in data["records"]:
         record["config"]["recipe"]["seed"] += 10
-    path = tmp_path / "report.json"
     path.write_text(json.dumps(data))
     comparison = reload_comparison(path)
     assert len(comparison.excluded) == 10
     assert "but its settings are those of cell" in comparison.excluded[0]
 
 
-def test_a_stored_report_is_checked_too(run_folder: MakeFolder, tmp_path: Path) -> None:
+def test_a_stored_report_is_checked_too(stored: tuple[dict[str, Any], Path]) -> None:
     """An edited record inside a report.json is left out, and the rows are computed again without it."""
-    data = json.loads(dump_json(reload_comparison(run_folder())))
+    data, path = stored
     for record in data["records"]:
         if record["arm"] == "half":
             record["summary"]["metric_final"] += 0.02
-    path = tmp_path / "report.json"
     path.write_text(json.dumps(data))
     comparison = reload_comparison(path)
     assert len(comparison.excluded) == 5
@@ -352,7 +372,7 @@ def test_a_stored_report_is_checked_too(run_folder: MakeFolder, tmp_path: Path) 
 
 def test_nothing_that_can_be_used(run_folder: MakeFolder, record_path: FindRecord) -> None:
     """Where no record is left there is an error that says why, not an empty table."""
-    folder = run_folder([0])
+    folder = run_folder(range(1))
     for arm in ("fp32", "half"):
         _edit(record_path(folder, arm, 0), _summary(metric_final=0.9))
     with pytest.raises(RecordError, match=r"holds no usable record: .*its counts"):
@@ -362,7 +382,7 @@ def test_nothing_that_can_be_used(run_folder: MakeFolder, record_path: FindRecor
 @pytest.mark.parametrize("attack", ["top-1 above its counts", "other losses", "another arm", "time of zero"])
 def test_compare_runs_such_a_cell_again(attack: str, run_folder: MakeFolder, record_path: FindRecord) -> None:
     """An edited record is not taken for a finished cell; it stays under another name, and the reason is told."""
-    folder = run_folder([0])
+    folder = run_folder(range(1))
     path = record_path(folder, "half", 0)
     config = read_record(path).config
     _edit(path, lambda data: data.update(environment={**data["environment"], **fingerprint()}))
@@ -378,7 +398,7 @@ def test_compare_runs_such_a_cell_again(attack: str, run_folder: MakeFolder, rec
 
 def test_compare_takes_no_record_of_another_cell(run_folder: MakeFolder, record_path: FindRecord) -> None:
     """Seed 0's record in the folder of seed 1 is not the result of seed 1."""
-    folder = run_folder([0, 1])
+    folder = run_folder(range(2))
     source, target = record_path(folder, "half", 0), record_path(folder, "half", 1)
     config = read_record(target).config
     _edit(source, lambda data: data.update(environment={**data["environment"], **fingerprint()}))
@@ -390,7 +410,7 @@ def test_compare_takes_no_record_of_another_cell(run_folder: MakeFolder, record_
 
 def test_steps_that_are_not_at_hand_prove_nothing(run_folder: MakeFolder, record_path: FindRecord) -> None:
     """A record whose steps were deleted, or begin later, stands for itself."""
-    path = record_path(run_folder([0]), "half", 0)
+    path = record_path(run_folder(range(1)), "half", 0)
     steps = path.with_name("steps.jsonl")
     lines = steps.read_text().splitlines(keepends=True)
     steps.write_text("".join(lines[10:]))
