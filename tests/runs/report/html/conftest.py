@@ -21,6 +21,7 @@ from ampcompare.runs.analysis.summary import summarize
 from ampcompare.runs.records.comparison import Comparison
 from ampcompare.runs.records.evaluation import EpochResult
 from ampcompare.runs.records.run import EngineInfo, RunRecord, RunSummary, Trace
+from ampcompare.runs.report.base import FORMATS
 from ampcompare.runs.settings.config import RunConfig
 from ampcompare.runs.settings.recipe import Recipe
 
@@ -91,6 +92,12 @@ def make_rich() -> MakeRich:
         return summarize(records, arms=arms, reference=arms[0], command="ampcompare compare --seeds 0-2")
 
     return make
+
+
+@pytest.fixture(scope="session")
+def hundred_arms(make_rich: MakeRich) -> str:
+    """The page of 100 arms with two seeds and more epochs than a curve has points."""
+    return FORMATS["html"].reporter().render(make_rich([f"half:loss_scale={number}" for number in range(100)], 2, 30))
 
 
 @pytest.fixture(scope="session")
