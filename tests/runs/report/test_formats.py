@@ -234,7 +234,7 @@ HOSTILE = {
 }
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def hostile(make_comparison: MakeComparison, request: pytest.FixtureRequest) -> Comparison:
     """A comparison with one hostile text wherever a text can stand."""
     text: str = request.param

@@ -51,7 +51,9 @@ def comparison() -> Comparison:
     return read_comparison(STORED)
 
 
-def _results(comparison: Comparison) -> dict[str, Shown]:
+@pytest.fixture(scope="module")
+def results(comparison: Comparison) -> dict[str, Shown]:
+    """One result of each kind."""
     place = Place(module="cube", operation="pow", where="net.py:3", phase="forward")
     fault = Fault(kind="overflow", place=place, step=0, text="cube pow is <not> finite")
     script = Path(__file__).parents[4] / "examples" / "apex_digits" / "train.py"
@@ -65,9 +67,9 @@ def _results(comparison: Comparison) -> dict[str, Shown]:
     }
 
 
-def test_every_result_shows_itself(comparison: Comparison) -> None:
+def test_every_result_shows_itself(results: dict[str, Shown]) -> None:
     """Each result is text and self-contained HTML: well formed, no script, no event, nothing loaded."""
-    for name, result in _results(comparison).items():
+    for name, result in results.items():
         bundle = result._repr_mimebundle_()
         assert set(bundle) == {"text/plain", "text/html"}, name
         html = bundle["text/html"]
@@ -121,10 +123,10 @@ class _Sanitized(HTMLParser):
             self.text += data
 
 
-def test_an_output_that_is_not_trusted_stays_readable(comparison: Comparison) -> None:
+def test_an_output_that_is_not_trusted_stays_readable(results: dict[str, Shown], comparison: Comparison) -> None:
     """Without style and SVG no labels of figures are left behind, words stay apart, and a line says what is missing."""
     shown = {}
-    for name, result in _results(comparison).items():
+    for name, result in results.items():
         parser = _Sanitized()
         parser.feed(result._repr_html_() or "")
         shown[name] = parser.text
