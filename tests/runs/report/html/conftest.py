@@ -244,9 +244,6 @@ class Chromium:
         self.call("Input.dispatchKeyEvent", type="keyDown", text=text, **facts)
         self.call("Input.dispatchKeyEvent", type="keyUp", **facts)
 
-    def screenshot(self, path: Path, *, whole: bool = True) -> bytes:
-        """Write the page, or the part on the screen, as a PNG and return its bytes."""
-        shot = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
-        data = base64.b64decode(shot["data"])
-        path.write_bytes(data)
-        return data
+    def screenshot(self) -> bytes:
+        """Return what is on the screen as a PNG."""
+        return base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"])
