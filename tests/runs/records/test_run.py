@@ -85,7 +85,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("records")
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
 @given(record=RECORDS)
 @pytest.mark.integration
 def test_record_round_trip(folder: Path, record: RunRecord) -> None:
@@ -96,7 +96,7 @@ def test_record_round_trip(folder: Path, record: RunRecord) -> None:
     assert same(read_record(path), record)
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
 @given(steps=st.lists(STEPS, max_size=4))
 @pytest.mark.integration
 def test_steps_round_trip(folder: Path, steps: list[StepRecord]) -> None:
