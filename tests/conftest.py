@@ -96,13 +96,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     busy machine can stop any of the processes that it waits for; the summary names it under RERUN.
     """
     left_out = () if config.getoption("--extended") else ("extended",)
-    if config.getoption("--unit"):
+    if unit := config.getoption("--unit"):
         left_out += ("slow", "integration")
     reruns = config.pluginmanager.hasplugin("rerunfailures")
     kept, deselected = [], []
     for item in items:
         marks = {mark.name for mark in item.iter_markers()}
-        if not marks.isdisjoint(left_out):
+        # A property of hypothesis is looked at a hundred times.
+        if not marks.isdisjoint(left_out) or (unit and hasattr(getattr(item, "obj", None), "is_hypothesis_test")):
             deselected.append(item)
             continue
         kept.append(item)
@@ -126,8 +127,8 @@ PROCESS_ROOMS = (
     *("benchmarks", "cli", "distributed", "docker", "docs", "integrations"),
     *("api/doctor", "experiment/launch", "script/legacy"),
 )
-# Files whose tests train, simulate experiments or draw pages at length: a quarter of a second for all tests of the file
-# or more, and more for each than others take. They start no process, and are no unit tests.
+# A unit test starts no process, trains a few steps at most, and simulates no experiments. These files start none, but
+# take half a second or more, and longer for each test than others do.
 LONG = {
     "apex": "amp/_engine/device_skip_trajectories multi_tensor_apply/launches",
     "base": "files/run_files",

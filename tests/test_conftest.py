@@ -84,6 +84,37 @@ def test_what_is_no_unit_test_exists(conftest: Any) -> None:
     assert [path for path in (*rooms, *conftest.long_files()) if not path.exists()] == []
 
 
+@pytest.mark.parametrize(
+    ("option", "names"),
+    [
+        (None, ["plain", "integration", "slow", "property"]),
+        ("--unit", ["plain"]),
+        ("--extended", ["plain", "integration", "slow", "extended", "property"]),
+    ],
+)
+def test_what_is_selected(conftest: Any, option: str | None, names: list[str]) -> None:
+    """Without options all but the tests marked `extended`; under `--unit` no mark and no property of hypothesis."""
+    marks = {"plain": [], "integration": ["integration"], "slow": ["slow"], "extended": ["slow", "extended"]}
+    found: list[Any] = []
+    hook = SimpleNamespace(pytest_deselected=lambda items: found.extend(items))
+    config: Any = SimpleNamespace(
+        getoption=lambda name: name == option, pluginmanager=SimpleNamespace(hasplugin=lambda _: False), hook=hook
+    )
+    items: list[Any] = [
+        SimpleNamespace(name=name, nodeid="", iter_markers=lambda marks=marks: [SimpleNamespace(name=m) for m in marks])
+        for name, marks in marks.items()
+    ]
+    items.append(
+        SimpleNamespace(
+            name="property", nodeid="", iter_markers=lambda: [], obj=SimpleNamespace(is_hypothesis_test=True)
+        )
+    )
+    every = {*map(id, items)}
+    conftest.pytest_collection_modifyitems(config, items)
+    assert [item.name for item in items] == names
+    assert {*map(id, items), *map(id, found)} == every
+
+
 def test_a_hidden_gpu_is_seen_by_nobody(conftest: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither this process nor one that it starts has a GPU, until the patch is undone."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
