@@ -67,6 +67,7 @@ def test_changes_are_trained(monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = {
         "task": "lm",
         "batch_size": 32,
+        "optimizer": {"name": "sgd", "lr": 0.1},
         "epochs": 1,
         "model": {"args": {"width": 32, "depth": 2, "heads": 2}},
         "data": {"sequence_length": 32, "train_size": 64, "val_size": 8},
