@@ -63,9 +63,7 @@ def _end(process: Process) -> None:
     process.wait()
 
 
-def test_the_second_is_refused_until_the_first_is_gone(
-    other: Process, launcher: Launcher, tmp_path: Path
-) -> None:
+def test_the_second_is_refused_until_the_first_is_gone(other: Process, launcher: Launcher, tmp_path: Path) -> None:
     """A second owner is refused with who holds the folder; one that was killed holds nothing."""
     out = tmp_path / "out"
     try:
@@ -101,9 +99,7 @@ def test_waiting(other: Process, launcher: Launcher, tmp_path: Path) -> None:
         _end(other)
 
 
-def test_what_a_dead_owner_wrote_is_not_believed(
-    other: Process, launcher: Launcher, tmp_path: Path
-) -> None:
+def test_what_a_dead_owner_wrote_is_not_believed(other: Process, launcher: Launcher, tmp_path: Path) -> None:
     """While the owner has not said who it is, nobody else's name is given."""
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
