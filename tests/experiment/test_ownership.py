@@ -103,7 +103,8 @@ def test_what_a_dead_owner_wrote_is_not_believed(other: Process, launcher: Launc
     """While the owner has not said who it is, nobody else's name is given."""
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
-    for text in (json.dumps({"pid": gone.pid, "host": socket.gethostname()}), "[" * 5000, '{"pid": 1e999}', "{}"):
+    owner = {"pid": gone.pid, "host": socket.gethostname(), "since": "2026-01-05", "command": "ampcompare compare"}
+    for text in (json.dumps(owner), "[" * 5000, '{"pid": 1e999}', "{}"):
         (tmp_path / "out" / RunFile.OWNER).write_text(text)
         with (
             pytest.raises(ConfigError, match="by another command that left no details"),
