@@ -7,6 +7,7 @@ credentials. Its value stays in the memory of this process; what is written has 
 from __future__ import annotations
 
 import fnmatch
+import functools
 import html
 import json
 import os
@@ -109,9 +110,17 @@ def mask_variable() -> str:
 
 def is_secret_name(name: str) -> bool:
     """Return whether the name of an argument or variable, such as `--hf-token` or `WANDB_API_KEY`, is of a secret."""
-    plain = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name.lstrip("-+")).lower().replace("-", "_")
-    if _is_named(plain):
-        return True
+    plain = _plain(name)
+    return _is_named(plain) or _is_usual(plain)
+
+
+@functools.lru_cache(maxsize=4096)
+def _plain(name: str) -> str:
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name.lstrip("-+")).lower().replace("-", "_")
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_usual(plain: str) -> bool:
     words = [word for word in re.split(r"[^a-z0-9]+", plain) if word]
     if not words or words[-1] in NOT_THE_SECRET:
         return False

@@ -226,7 +226,7 @@ class RunningPlan:
         self._starts[cell.index] = record.started or cell.started  # it may have ended before it recorded its start
         self._replace({cell.index: record})
         if self.plan.timing_rounds or self.missing(range(len(self.records))):
-            self.save()
+            self.save_on_the_way()
         self.observer.end(record, reused=False)
         if record.status in ("completed", "diverged"):
             self._code.add(record, self._name(cell.index))
@@ -246,7 +246,7 @@ class RunningPlan:
         timed = run_timing_rounds(self.plan, block, self.records, folders, self.launcher, self.observer.note)
         self._replace(timed)
         if timed and self.missing(range(len(self.records))):
-            self.save()
+            self.save_on_the_way()
 
     @raised_later()
     def save(self, *, test: bool = False) -> Comparison:
@@ -259,12 +259,9 @@ class RunningPlan:
         if self._saved is not None and not test:
             return self._saved
         done, plan = self.done(), self.plan
-        order = order_as_run(plan, self._starts)
-        if order != self._stored.order:
-            self._stored = self._stored.model_copy(update={"order": order})
-            self.run.write_plan(self._stored)
+        self._write_order()
         comparison = summarize(
-            done, arms=plan.arms, reference=plan.reference, command=self._stored.command, order=order,
+            done, arms=plan.arms, reference=plan.reference, command=self._stored.command, order=self._stored.order,
             terms=self._stored.terms, published=plan.published,
             design=self._journal.design(done) if test else self._journal.untested(),
         )  # fmt: skip
@@ -274,6 +271,20 @@ class RunningPlan:
             self._write(comparison, self.run.path)
         self._saved = comparison
         return comparison
+
+    @raised_later()
+    def save_on_the_way(self) -> None:
+        """Write the order in which the cells have run, and the report, if there is one."""
+        if self._write is None:
+            self._write_order()
+        else:
+            self.save()
+
+    def _write_order(self) -> None:
+        order = order_as_run(self.plan, self._starts)
+        if order != self._stored.order:
+            self._stored = self._stored.model_copy(update={"order": order})
+            self.run.write_plan(self._stored)
 
     def _replace(self, records: dict[int, RunRecord]) -> None:
         for index, record in records.items():

@@ -200,7 +200,8 @@ def pristine(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def make_run(folder: Path) -> None:
     """Fill a folder with every kind of file that is damaged here."""
     plan = make_plan(RunConfig(), ARMS, [0, 1, 2])
-    comparison = run_plan(plan, folder / "out", Instant(), command="ampcompare compare", save=write_reports)
+    comparison = run_plan(plan, folder / "out", Instant(), command="ampcompare compare")
+    write_reports(comparison, folder / "out")
     assert len(comparison.records) == len(plan.cells)
     assert not reload_comparison(folder / "out").excluded
     (folder / "settings.yaml").write_text(SETTINGS)

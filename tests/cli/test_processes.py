@@ -53,16 +53,25 @@ LOOKING_AROUND = [["run", "--help"], ["run", "-h"], ["compare", "--help"], ["lis
 READING = [["report", "out"], ["judge", "--example"], ["lint", "."]]
 
 
-def test_what_trains_nothing_imports_little(ran: tuple[subprocess.CompletedProcess[str], Path]) -> None:
-    """The first page loads not even click, typing or tempfile; help and lists neither torch, numpy, scipy nor what
-    draws progress; reading results and scripts no torch."""
-    command = [sys.executable, "-c", IMPORTED, repr([FIRST_PAGE, LOOKING_AROUND, READING])]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ran[1], check=False)
+def _imported(done: subprocess.CompletedProcess[str]) -> list[set[str]]:
     assert done.returncode == 0, done.stderr
-    first, around, reading = (set(line.split()) for line in done.stderr.splitlines() if line.startswith("imported: "))
+    return [set(line.split()) for line in done.stderr.splitlines() if line.startswith("imported: ")]
+
+
+def test_the_first_page_imports_little(tmp_path: Path) -> None:
+    """It loads not even click, typing or tempfile; help and lists neither torch, numpy, scipy nor what draws
+    progress."""
+    command = [sys.executable, "-c", IMPORTED, repr([FIRST_PAGE, LOOKING_AROUND])]
+    first, around = _imported(subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False))
     assert not first & {"click", "pydantic", "typing", "tempfile", "traceback"}
     assert "click" in around
     assert not around & {"torch", "torchvision", "numpy", "scipy", "sklearn", "rich"}
+
+
+def test_reading_imports_no_torch(ran: tuple[subprocess.CompletedProcess[str], Path], forked_python: Any) -> None:
+    """Neither for results nor for scripts."""
+    (reading,) = _imported(forked_python.run(["imported.py", repr([READING])], ran[1], os.environ))
+    assert "scipy" in reading
     assert not reading & {"torch", "torchvision"}
 
 
@@ -101,17 +110,21 @@ def test_a_full_disk_behind_stdout() -> None:
     assert done.stderr == "ampcompare: cannot write the output: No space left on device\n"
 
 
-def test_a_reader_that_has_gone(ran: tuple[subprocess.CompletedProcess[str], Path]) -> None:
+def test_a_reader_that_has_gone(ran: tuple[subprocess.CompletedProcess[str], Path], forked_python: Any) -> None:
     """A closed pipe on stdout is no failure, and a limit that was not kept is one all the same."""
-    for command, code in ((["list"], 0), ([*COMPARE, "--fail-on", "accuracy<100"], 1)):
+    options: dict[str, Any] = {"stderr": subprocess.PIPE, "text": True, "cwd": ran[1]}
+    for start, command, code in (
+        (subprocess.Popen, ["list"], 0),
+        (forked_python.popen, [*COMPARE, "--fail-on", "accuracy<100"], 1),
+    ):
         there, here = os.pipe()
         os.close(there)
         with open(here, "w") as closed:
-            done = subprocess.run(
-                [*COMMAND, *command], stdout=closed, stderr=subprocess.PIPE, text=True, cwd=ran[1], check=False
-            )
-        assert done.returncode == code, done.stderr
-        assert "Broken" not in done.stderr
+            process = start([*COMMAND, *command], stdout=closed, **options)
+        with process.stderr as said:
+            text = said.read()
+        assert process.wait() == code, text
+        assert "Broken" not in text
 
 
 def test_the_report_holds_the_command(ran: tuple[subprocess.CompletedProcess[str], Path]) -> None:
@@ -120,26 +133,26 @@ def test_the_report_holds_the_command(ran: tuple[subprocess.CompletedProcess[str
 
 
 def test_ctrl_c_leaves_a_report_and_no_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], forked_python: Any
 ) -> None:
     """SIGINT ends with 130; what was done is in the report, and server and cell are gone."""
     words = ["compare", *SMALL, "--epochs", "15", "--arm", "fp32", "--seeds", "0-99"]
-    process = subprocess.Popen(
+    forked_python.run([os.devnull], tmp_path, dict(os.environ))  # the fork server is none of the family
+    before = {*psutil.Process().children(recursive=True)}
+    process = forked_python.popen(
         [*COMMAND, *words, "-o", "out"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path
     )
-    with process:
-        assert process.stderr is not None
-        assert process.stdout is not None
-        assert process.stderr.readline().startswith("100 cells: 1 arm (fp32) x 100 seeds (0-99); on cpu, 1 thread")
-        assert process.stderr.readline().startswith("[1/100] fp32, seed 0: top-1")
-        family = psutil.Process(process.pid).children(recursive=True)
+    with process.stderr as said, process.stdout as out:
+        assert said.readline().startswith("100 cells: 1 arm (fp32) x 100 seeds (0-99); on cpu, 1 thread")
+        assert said.readline().startswith("[1/100] fp32, seed 0: top-1")
+        family = {*psutil.Process().children(recursive=True)} - before - {psutil.Process(process.pid)}
         assert family
         process.send_signal(signal.SIGINT)
-        rest = process.stderr.read()
+        rest = said.read()
         assert process.wait(timeout=20) == 130
         _, alive = psutil.wait_procs(family, timeout=20)
         assert not alive
-        assert process.stdout.read() == ""
+        assert out.read() == ""
     assert "Traceback" not in rest
     last = "ampcompare: interrupted; the same command starts with the first cell that has no record"
     assert rest.splitlines()[-1] == last

@@ -33,6 +33,7 @@ from ampcompare.experiment.run import run_plan
 from ampcompare.experiment.time_left import estimate
 from ampcompare.runs.analysis.inference.criteria import Criteria
 from ampcompare.runs.analysis.summary import summarize
+from ampcompare.runs.records.comparison import Comparison
 from ampcompare.runs.records.evaluation import EpochResult
 from ampcompare.runs.records.profile import ArmProfile, Part, Profile, Reason
 from ampcompare.runs.records.run import Placement, RunRecord, RunSummary, SystemReadings
@@ -96,6 +97,18 @@ class Notes(Observer):
 
 def _make(seeds: Sequence[int]) -> Plan:
     return make_plan(RunConfig(), ARMS, seeds)
+
+
+def test_a_report_follows_each_cell(tmp_path: Path) -> None:
+    """What has run so far is in it, and it has been tested only where it holds all."""
+    seen: list[tuple[int, int | None]] = []
+
+    def save(comparison: Comparison, folder: Path) -> None:
+        seen.append((len(comparison.records), comparison.look))
+
+    run_plan(_make(range(3)), tmp_path, Pretend(), save=save)
+    assert [count for count, _ in seen] == [1, 2, 3, 4, 5, 6]
+    assert [bool(look) for _, look in seen] == [False] * 5 + [True]
 
 
 def test_varied_settings_are_rows() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +22,7 @@ from ampcompare.experiment.plan import make_plan
 from ampcompare.experiment.run import run_plan
 from ampcompare.experiment.run_directory import RunDirectory
 from ampcompare.runs.records.evaluation import EpochResult
-from ampcompare.runs.records.run import RunRecord, StepRecord, dump_json
+from ampcompare.runs.records.run import RunRecord, StepRecord, dump_json, read_record
 from ampcompare.runs.records.step import iter_steps
 from ampcompare.runs.settings.config import RunConfig
 
@@ -58,22 +59,40 @@ class Heard(Callback):
         self.events.append((cell.label, "end", record))
 
 
-def _run(folder: Path, observer: Observer, config: RunConfig = CONFIG) -> InThisProcess:
-    launcher = InThisProcess()
-    run_plan(make_plan(config, ["fp32", "native:bf16"], [3]), folder, launcher, observer=observer)
-    return launcher
+class Recorded(InThisProcess):
+    """Leaves what cells of another folder have left."""
+
+    def __init__(self, source: Path) -> None:
+        super().__init__()
+        self.source = source
+
+    def launch(self, config: RunConfig, folder: Path, on_progress: Any = None) -> RunRecord:
+        self.reports.append(on_progress)
+        shutil.copytree(RunDirectory(self.source).cell(config), folder, dirs_exist_ok=True)
+        return read_record(folder / "record.json")
 
 
-def test_each_event_comes_once_and_in_order(tmp_path: Path) -> None:
+def _run(folder: Path, observer: Observer, launcher: Launcher) -> None:
+    run_plan(make_plan(CONFIG, ["fp32", "native:bf16"], [3]), folder, launcher, observer=observer)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Heard]:
+    """The folder of two cells that were trained, and what was heard of them."""
+    folder, heard = tmp_path_factory.mktemp("trained"), Heard()
+    _run(folder, following(Observer(), [heard]), InThisProcess())
+    return folder, heard
+
+
+def test_each_event_comes_once_and_in_order(trained: tuple[Path, Heard]) -> None:
     """Of real runs: every step with its loss and learning rate, each epoch after its steps, and the record last."""
-    heard = Heard()
-    _run(tmp_path, following(Observer(), [heard]))
+    folder, heard = trained
     for label in ("fp32", "native:bf16"):
         events = [(kind, event) for name, kind, event in heard.events if name == label]
         assert [kind for kind, _ in events] == [*["step"] * 4, "epoch", *["step"] * 4, "epoch", "end"]
         record = events[-1][1]
         steps = [event for kind, event in events if kind == "step"]
-        assert steps == list(iter_steps(tmp_path / "cells" / record.cell / "steps.jsonl"))
+        assert steps == list(iter_steps(folder / "cells" / record.cell / "steps.jsonl"))
         assert [event.values for kind, event in events if kind == "epoch"] == [
             epoch.values for epoch in record.summary.epochs
         ]
@@ -83,18 +102,17 @@ def test_each_event_comes_once_and_in_order(tmp_path: Path) -> None:
         assert rates[-1] < rates[4]
 
 
-def test_what_callbacks_receive_cannot_be_changed(tmp_path: Path) -> None:
+def test_what_callbacks_receive_cannot_be_changed(trained: tuple[Path, Heard], tmp_path: Path) -> None:
     """Steps, evaluations, records and cells are frozen."""
-    heard = Heard()
-    _run(tmp_path, following(Observer(), [heard]))
-    for _, _, event in heard.events:
+    assert trained[1].events
+    for _, _, event in trained[1].events:
         with pytest.raises((AttributeError, ValueError), match=r"can't set|frozen"):
             event.epoch = event.status = 1
     with pytest.raises(AttributeError, match="cannot assign"):
         CellInfo("fp32", CONFIG, tmp_path).label = "other"  # type: ignore[misc]
 
 
-def test_nothing_is_called_without_callbacks(tmp_path: Path) -> None:
+def test_nothing_is_called_without_callbacks(trained: tuple[Path, Heard], tmp_path: Path) -> None:
     """The observer is the same object, the launcher reports to it directly, and no line of the follower runs."""
     observer = Observer()
     assert following(observer, ()) is observer
@@ -104,9 +122,10 @@ def test_nothing_is_called_without_callbacks(tmp_path: Path) -> None:
         if event == "call" and frame.f_code.co_filename.endswith("experiment/follow.py"):
             entered.append(frame.f_code.co_qualname)
 
+    launcher = Recorded(trained[0])
     sys.setprofile(count)
     try:
-        launcher = _run(tmp_path, following(observer, ()))
+        _run(tmp_path, following(observer, ()), launcher)
     finally:
         sys.setprofile(None)
     assert entered == ["following"]
@@ -120,12 +139,11 @@ def test_training_knows_no_callback() -> None:
     assert not [name for name in trains for value in vars(sys.modules[name]).values() if id(value) in known]
 
 
-def test_a_cell_that_has_a_record_is_silent(tmp_path: Path) -> None:
+def test_a_cell_that_has_a_record_is_silent(trained: tuple[Path, Heard]) -> None:
     """The second call of a command trains nothing, so callbacks hear nothing."""
-    _run(tmp_path, Observer())
-    heard = Heard()
-    _run(tmp_path, following(Observer(), [heard]))
-    assert heard.events == []
+    heard, launcher = Heard(), InThisProcess()
+    _run(trained[0], following(Observer(), [heard]), launcher)
+    assert heard.events == launcher.reports == []
 
 
 def test_a_resumed_cell_is_heard_from_its_first_step(tmp_path: Path) -> None:
@@ -171,7 +189,7 @@ def test_half_a_line_waits_and_a_new_file_is_read_again(tmp_path: Path) -> None:
     assert [event.step for _, _, event in heard.events] == [0, 1, 2]
 
 
-def test_a_callback_that_raises_ends_the_command(tmp_path: Path) -> None:
+def test_a_callback_that_raises_ends_the_command(trained: tuple[Path, Heard], tmp_path: Path) -> None:
     """The error names the class, the method and the cause."""
 
     class Broken(Callback):
@@ -179,7 +197,7 @@ def test_a_callback_that_raises_ends_the_command(tmp_path: Path) -> None:
             raise KeyError("top-9")
 
     with pytest.raises(ConfigError, match=r"callback Broken: on_end raised KeyError: 'top-9'; fix it"):
-        _run(tmp_path, following(Observer(), [Broken()]))
+        _run(tmp_path, following(Observer(), [Broken()]), Recorded(trained[0]))
 
 
 @pytest.mark.parametrize(

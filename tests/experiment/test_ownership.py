@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, TypeAlias
 
 import pytest
 
@@ -20,6 +21,7 @@ from ampcompare.experiment.launch.base import Launcher
 from ampcompare.experiment.launch.dispatch import DispatchingLauncher, LauncherPool
 from ampcompare.experiment.run_directory import RunDirectory
 
+Process: TypeAlias = Any  # forked, with the methods of a `subprocess.Popen`
 HOLDER = """
 import sys, time
 from pathlib import Path
@@ -37,25 +39,31 @@ def launcher() -> Launcher:
     return DispatchingLauncher()
 
 
+@pytest.fixture(autouse=True)
+def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ask often for the folder, and not for long for the name of its owner."""
+    monkeypatch.setattr("ampcompare.experiment.run_directory.POLL_SECONDS", 0.02)
+    monkeypatch.setattr("ampcompare.experiment.run_directory.NAMING_SECONDS", 0.1)
+
+
 @pytest.fixture
-def other(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+def other(tmp_path: Path, forked_python: Any) -> Iterator[Process]:
     """Another process, which holds the folder `out`."""
-    process = subprocess.Popen([sys.executable, "-c", HOLDER, str(tmp_path / "out")], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
+    (tmp_path / "holder.py").write_text(HOLDER)
+    command = [sys.executable, str(tmp_path / "holder.py"), str(tmp_path / "out")]
+    process = forked_python.popen(command, stdout=subprocess.PIPE, text=True)
     with process.stdout as said:
         assert said.readline() == "held\n"
         yield process
     _end(process)
 
 
-def _end(process: subprocess.Popen[str]) -> None:
+def _end(process: Process) -> None:
     process.kill()
     process.wait()
 
 
-def test_the_second_is_refused_until_the_first_is_gone(
-    other: subprocess.Popen[str], launcher: Launcher, tmp_path: Path
-) -> None:
+def test_the_second_is_refused_until_the_first_is_gone(other: Process, launcher: Launcher, tmp_path: Path) -> None:
     """A second owner is refused with who holds the folder; one that was killed holds nothing."""
     out = tmp_path / "out"
     try:
@@ -72,7 +80,7 @@ def test_the_second_is_refused_until_the_first_is_gone(
     assert not (out / RunFile.OWNER).exists()
 
 
-def test_waiting(other: subprocess.Popen[str], launcher: Launcher, tmp_path: Path) -> None:
+def test_waiting(other: Process, launcher: Launcher, tmp_path: Path) -> None:
     """One that waits says for whom, gives up after its time, and goes on as soon as the other ends."""
     notes: list[str] = []
     try:
@@ -91,13 +99,12 @@ def test_waiting(other: subprocess.Popen[str], launcher: Launcher, tmp_path: Pat
         _end(other)
 
 
-def test_what_a_dead_owner_wrote_is_not_believed(
-    other: subprocess.Popen[str], launcher: Launcher, tmp_path: Path
-) -> None:
+def test_what_a_dead_owner_wrote_is_not_believed(other: Process, launcher: Launcher, tmp_path: Path) -> None:
     """While the owner has not said who it is, nobody else's name is given."""
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
-    for text in (json.dumps({"pid": gone.pid, "host": socket.gethostname()}), "[" * 5000, '{"pid": 1e999}', "{}"):
+    owner = {"pid": gone.pid, "host": socket.gethostname(), "since": "2026-01-05", "command": "ampcompare compare"}
+    for text in (json.dumps(owner), "[" * 5000, '{"pid": 1e999}', "{}"):
         (tmp_path / "out" / RunFile.OWNER).write_text(text)
         with (
             pytest.raises(ConfigError, match="by another command that left no details"),
@@ -107,7 +114,7 @@ def test_what_a_dead_owner_wrote_is_not_believed(
     _end(other)
 
 
-def test_only_the_main_process_locks(other: subprocess.Popen[str], tmp_path: Path) -> None:
+def test_only_the_main_process_locks(other: Process, tmp_path: Path) -> None:
     """Ranks and machines that take part in the command of another process do not ask for its folder."""
     silent = DispatchingLauncher(nnodes=2, node_rank=1)
     for launcher in (silent, LauncherPool([silent])):

@@ -39,26 +39,24 @@ def _least_range(arms: int, blocks: int) -> int:
     return 0 if blocks % 2 == 0 or arms % 2 == 1 else 1
 
 
-@pytest.mark.parametrize("arms", range(1, 13))
-@pytest.mark.parametrize("blocks", range(1, 12))
-def test_mean_positions_are_as_equal_as_possible(arms: int, blocks: int) -> None:
+@pytest.mark.parametrize("arms", [*range(1, 9), 12])
+def test_mean_positions_are_as_equal_as_possible(arms: int) -> None:
     """For any numbers of arms and seeds the sums of positions differ by the least that whole numbers allow."""
     names = _names(arms)
-    for seed in range(2):
-        rows = balanced_rows(names, [], blocks, seed)
+    for blocks in (*range(1, 7), 11):
+        rows = balanced_rows(names, [], blocks, seed=blocks)
         assert [sorted(row) for row in rows] == [sorted(names)] * blocks
-        assert _range(names, rows) == _least_range(arms, blocks)
+        assert _range(names, rows) == _least_range(arms, blocks), blocks
 
 
 @pytest.mark.parametrize("arms", [2, 3, 4, 5, 9])
-@pytest.mark.parametrize("recorded", [1, 2, 3, 4, 5])
-def test_further_blocks_restore_the_balance(arms: int, recorded: int) -> None:
+def test_further_blocks_restore_the_balance(arms: int) -> None:
     """Blocks that are added are chosen for the balance of all, so that two or more equalize what was recorded."""
     names = _names(arms)
-    for seed in range(5):
-        before = balanced_rows(names, [], recorded, seed)
+    for recorded in range(1, 6):
+        before = balanced_rows(names, [], recorded, seed=recorded)
         for count in (2, 3, 4):
-            rows = [*before, *balanced_rows(names, before, count, seed)]
+            rows = [*before, *balanced_rows(names, before, count, seed=recorded)]
             assert _range(names, rows) <= 1, (arms, recorded, count)
 
 
@@ -80,9 +78,9 @@ def test_neighbors_are_spread() -> None:
 
 def test_each_plan_draws_its_order() -> None:
     """Plans of the same arms and seeds have orders of their own, which do not follow from the list of arms."""
-    plans = [make_plan(RunConfig(), ARMS, range(3)) for _ in range(20)]
-    assert len({tuple(plan.order) for plan in plans}) > 15
-    assert len({plan.order_seed for plan in plans}) == 20
+    plans = [make_plan(RunConfig(), ARMS, range(3)) for _ in range(8)]
+    assert len({tuple(plan.order) for plan in plans}) > 5
+    assert len({plan.order_seed for plan in plans}) == 8
     assert len({plan.labels[0] for plan in plans}) > 1
     assert len({plan.digest() for plan in plans}) == 1
 

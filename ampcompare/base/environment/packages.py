@@ -23,7 +23,12 @@ ANY_MODULE = re.compile(r"__path__|sys\.modules|meta_path")
 
 
 def installed_version(distribution: str) -> str | None:
-    """Return the version of an installed distribution, or None."""
+    """Return the version of an installed distribution, or None; read again where a folder of `sys.path` has changed."""
+    return _read_version(distribution, tuple(map(_version, sys.path)))
+
+
+@functools.lru_cache
+def _read_version(distribution: str, _path: tuple[Any, ...]) -> str | None:
     try:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
@@ -32,11 +37,17 @@ def installed_version(distribution: str) -> str | None:
 
 def entry_points(group: str) -> list[metadata.EntryPoint]:
     """Return the entry points of a group; metadata is read again only where a folder of `sys.path` has changed."""
-    return list(_read(tuple(map(_version, sys.path))).select(group=group))
+    return list(_of_group(tuple(map(_version, sys.path)), group))
+
+
+@functools.lru_cache(maxsize=16)
+def _of_group(path: tuple[Any, ...], group: str) -> list[metadata.EntryPoint]:
+    """Return the entry points of a group, which are few among hundreds, and asked for with each precision."""
+    return list(_read_entry_points(path).select(group=group))
 
 
 @functools.lru_cache(maxsize=1)
-def _read(_path: tuple[Any, ...]) -> Any:
+def _read_entry_points(_path: tuple[Any, ...]) -> Any:
     return metadata.entry_points()
 
 

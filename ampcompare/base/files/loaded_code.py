@@ -193,7 +193,7 @@ class CodeWatch:
         """Add the modules that are loaded, some by ways that no hook sees, and the versions of packages."""
         for module in list(sys.modules.values()):
             file = getattr(module, "__file__", None)
-            if isinstance(file, str):
+            if isinstance(file, str) and (".." in file or is_users_code(file)):
                 self._note(file)
         thread = threading.get_ident()
         self._busy.add(thread)  # metadata of packages is read, which may lie next to the script
@@ -272,12 +272,19 @@ class CodeWatch:
         tops: set[str] = set()
         for name, module in list(sys.modules.items()):
             top = name.partition(".")[0]
+            if top in self._at_start or top in tops:
+                continue
             file = getattr(module, "__file__", None)
-            if top not in self._at_start and isinstance(file, str) and any(part in file for part in INSTALLED):
+            if isinstance(file, str) and any(part in file for part in INSTALLED):
                 tops.add(top)
+        late = tops.intersection(LATE_PACKAGES)  # whose distributions have their names
+        for name in sorted(late):
+            if (version := installed_version(name)) is not None:
+                tops.discard(name)
+                yield name, version
         if not tops:
             return
-        others = _needed_anyway()
+        others = _needed_anyway() | late
         for distribution in sorted(distributions_of(tops)):
             if _plain(distribution) not in others and (version := installed_version(distribution)) is not None:
                 yield distribution, version

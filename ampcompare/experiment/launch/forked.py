@@ -26,6 +26,7 @@ from ampcompare.tasks.catalog import TASKS, TORCHVISION_FILES
 __all__ = ["ForkedLauncher", "worker_environment"]
 
 CELL = "ampcompare.experiment.launch.worker.cell"
+LOADED = (CELL, "ampcompare.guards.hooks", "ampcompare.backends.catalog:third_party_backends")  # by every cell
 
 
 def worker_environment(place: Place = ANYWHERE) -> dict[str, str]:
@@ -156,7 +157,7 @@ class ForkedLauncher(Launcher):
     def _ensure_server(self) -> ProcessServer:
         with self._place.pinned():
             return self._server.process or self._server.start(
-                lambda: ProcessServer([CELL], worker_environment(self._place))
+                lambda: ProcessServer(LOADED, worker_environment(self._place))
             )
 
     def close(self) -> None:
@@ -167,7 +168,9 @@ class ForkedLauncher(Launcher):
 def _libraries(recipe: Recipe) -> list[str]:
     """Return what a cell needs and later cells share."""
     data, arch = recipe.data.name, recipe.model.arch
-    names = ["sklearn.datasets"] if data == "digits" else []
+    names = [TASKS[recipe.task].implementation.partition(":")[0]] if recipe.task in TASKS else []
+    if data == "digits":
+        names.append("sklearn.datasets")
     is_of_torchvision = ":" not in arch and not any(arch in spec.models for spec in TASKS.values())
     if data.startswith("imagefolder:") or data in TORCHVISION_FILES or is_of_torchvision:
         names.append("ampcompare.tasks.torchvision_loader:load_torchvision")

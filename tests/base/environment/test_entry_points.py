@@ -1,4 +1,4 @@
-"""Entry points are read once, and again where a package has come."""
+"""Entry points and versions are read once, and again where a package has come."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ampcompare.base.environment.packages import entry_points
+from ampcompare.base.environment.packages import entry_points, installed_version
 
 
 def install(folder: Path, name: str) -> None:
@@ -22,7 +22,9 @@ def test_what_is_installed_later_is_found(tmp_path: Path, monkeypatch: pytest.Mo
     """In a folder that joins the path, and in one that is there already."""
     monkeypatch.syspath_prepend(tmp_path)
     assert entry_points("some.group") == []
+    assert installed_version("one") is None
     install(tmp_path, "one")
+    assert installed_version("one") == "1"
     assert [entry.value for entry in entry_points("some.group")] == ["one:made"]
     (tmp_path / "more").mkdir()
     install(tmp_path / "more", "two")
@@ -33,5 +35,8 @@ def test_what_is_installed_later_is_found(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_metadata_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     entry_points("some.group")
+    assert installed_version("pytest") == pytest.__version__
     monkeypatch.delattr(importlib.metadata, "entry_points")
+    monkeypatch.delattr(importlib.metadata, "version")
+    assert installed_version("pytest") == pytest.__version__
     assert entry_points("another.group") == []

@@ -124,6 +124,28 @@ def test_a_module_leads_to_the_distribution_that_installed_it(tmp_path: Path, mo
     assert distributions_of(["fast", "fas"]) == {"a", "b"}
 
 
+def test_the_end_adds_modules_that_are_there_and_versions(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files of the user that were loaded before, numpy which is, and packages that the run has loaded."""
+    import numpy
+
+    importlib.import_module("late")
+    installed = project / "site-packages"
+    (installed / "quick-3.dist-info").mkdir(parents=True)
+    (installed / "quick-3.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: quick\nVersion: 3\n")
+    (installed / "quick-3.dist-info" / "RECORD").write_text("fast.py,,\n")
+    (installed / "fast.py").write_text("")
+    monkeypatch.syspath_prepend(installed)
+    cell = _cell(tmp_path)
+    watch = watch_code(cell, project)
+    importlib.import_module("fast")
+    watch.end()
+    found = read_loaded(cell)
+    assert "late.py" in found.files
+    assert (found.packages["numpy"], found.packages["quick"]) == (numpy.__version__, "3")
+
+
 def test_metadata_that_is_read_at_the_end_is_no_data(project: Path, tmp_path: Path) -> None:
     """A package that was installed from the folder of the script has its metadata there; the run did not read it."""
     info = project / "mine.egg-info"

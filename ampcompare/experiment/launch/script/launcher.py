@@ -146,11 +146,12 @@ class ScriptLauncher(Launcher):
         stopped = StoppedProcesses("all processes of the script", lambda: _training_processes(process.pid), seconds)
         try:
             counter = _StepCounter(folder / CellFile.SCRIPT, script.max_steps or 0)
-            while process.poll() is None:
-                time.sleep(POLL_SECONDS)
+            runs = True
+            while runs:
+                runs = process.poll(POLL_SECONDS) is None
                 if on_progress is not None and (progress := counter.read()) is not None:
                     on_progress(progress)
-                if stopped.too_long():
+                if runs and stopped.too_long():
                     self._stood_still = stopped.kill()
             pump.join(timeout=PIPE_SECONDS)  # a process that the script has left behind may hold the pipe open
         finally:
@@ -558,8 +559,8 @@ class _CellProcess(Protocol):
     stdout: BinaryIO
     returncode: int | None
 
-    def poll(self) -> int | None:
-        """Return the exit code, or None while it runs."""
+    def poll(self, seconds: float = 0.0) -> int | None:
+        """Return the exit code, or None if the process has not ended in some seconds."""
 
     def wait(self) -> int:
         """Return the exit code when it ends."""
@@ -567,6 +568,12 @@ class _CellProcess(Protocol):
 
 class _Supervised(subprocess.Popen[bytes]):
     """A command that ends with this process, which holds its standard input open."""
+
+    def poll(self, seconds: float = 0.0) -> int | None:
+        if seconds > 0:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                return self.wait(seconds)
+        return super().poll()
 
     def wait(self, timeout: float | None = None) -> int:
         code = super().wait(timeout)

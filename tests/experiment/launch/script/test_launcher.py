@@ -92,7 +92,6 @@ def test_a_script_lies_next_to_a_file_ampcompare(launcher: ScriptLauncher, tmp_p
         ("print('no data\\n====='); sys.exit(1)", "failed", "the script ended with exit code 1: no data"),
         ("import collections; collections.Mapping", "failed", "attribute 'Mapping' (train.py:13). The script may be"),
         ("step()\n{}['x']", "failed", "KeyError: 'x' (train.py:14)"),
-        ("step()\ntorch.ones(4).view(3)", "failed", "is invalid for input of size 4 (train.py:14)"),
         ("step()\nassert step is None", "failed", "AssertionError (train.py:14)"),
         pytest.param(
             "step()\ntorch.ones(1).cuda()",
@@ -103,8 +102,7 @@ def test_a_script_lies_next_to_a_file_ampcompare(launcher: ScriptLauncher, tmp_p
         ("sys.exit(0)", "failed", "the script ended with exit code 0, but made no optimizer step"),
         ("os.kill(os.getpid(), 9)", "failed", "the script was killed by SIGKILL"),
         ("optimizer.step(lambda: 0)", "failed", "optimizer.step is called with a closure"),
-        ("step(); os._exit(0)", "completed", None),
-        ("step(); assert os.environ['PYTHONHASHSEED']", "completed", None),
+        ("step(); assert os.environ['PYTHONHASHSEED']; os._exit(0)", "completed", None),
         (FORK, "completed", None),
     ],
 )
@@ -226,9 +224,8 @@ def test_an_error_of_ampcompare_has_the_scripts_line(
 
 def test_the_exit_code_of_a_script_is_not_ours(launcher: ScriptLauncher, tmp_path: Path) -> None:
     """Whatever it passes to `sys.exit`, the cell has failed; where ampcompare refuses it, the code says why."""
-    for code in (2, 4):
-        record = launcher.launch(cell(tmp_path, f"step(); sys.exit({code})"), tmp_path / "cell")
-        assert (record.environment["exit_code"], record.error) == (3, f"the script ended with exit code {code}")
+    record = launcher.launch(cell(tmp_path, "step(); sys.exit(4)"), tmp_path / "cell")
+    assert (record.environment["exit_code"], record.error) == (3, "the script ended with exit code 4")
     refused = launcher.launch(cell(tmp_path, "step()", "bf16,keep_fp32=nothing"), tmp_path / "cell")
     assert refused.environment["exit_code"] == 2
 

@@ -88,7 +88,6 @@ def test_what_torch_cannot_tell_ends_no_run(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize(
     ("options", "exit_code"),
     [
-        ({"arch": "launched:nothing_here"}, 2),
         ({"recipe": {"data": {"name": "imagefolder:/nonexistent"}}}, 2),
         ({"arm": "apex:O1,engine=nvidia"}, 4),
         ({"arch": "launched:raises_in_forward"}, 3),

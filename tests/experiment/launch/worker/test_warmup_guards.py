@@ -20,8 +20,8 @@ from ampcompare.training.precision.base import StepOutcome
 from ampcompare.training.precision.native import Native
 
 RECIPE = {
-    "data": {"name": "synthetic", "train_size": 64, "val_size": 16}, "model": {"arch": "mlp"}, "epochs": 2,
-    "batch_size": 16, "grad_accum_steps": 2, "clip_grad": 1.0,
+    "data": {"name": "synthetic", "train_size": 64, "val_size": 16, "image_size": 8}, "model": {"arch": "mlp"},
+    "epochs": 2, "batch_size": 16, "grad_accum_steps": 2, "clip_grad": 1.0,
 }  # fmt: skip
 
 
