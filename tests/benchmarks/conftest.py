@@ -6,6 +6,7 @@ import json
 import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from multiprocessing.context import ForkContext
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,13 @@ class Checked:
     parts: dict[str, Any]
 
 
+class Forks(ForkContext):
+    """Forks children from this process, which has torch loaded, instead of a server."""
+
+    def set_forkserver_preload(self, module_names: list[str]) -> None:
+        """There is no server to preload."""
+
+
 @pytest.fixture(scope="module")
 def shared_launcher(forking: types.SimpleNamespace) -> Iterator[ForkedLauncher]:
     with ForkedLauncher() as launcher, pytest.MonkeyPatch.context() as patch:
@@ -35,6 +43,7 @@ def shared_launcher(forking: types.SimpleNamespace) -> Iterator[ForkedLauncher]:
 
 @pytest.fixture
 def rehearse(
+    request: pytest.FixtureRequest,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     shared_launcher: ForkedLauncher,
@@ -48,6 +57,9 @@ def rehearse(
         launch = shared_launcher.launch  # type: ignore[assignment]
 
     monkeypatch.setattr("ampcompare.experiment.launch.forked.ForkedLauncher", Shared)
+    if request.node.get_closest_marker("extended") is None:  # a server of its own imports torch once more
+        forks = types.SimpleNamespace(get_context=lambda method: Forks())
+        monkeypatch.setattr("benchmarks.gpu.context.multiprocessing", forks)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
 
     def call(part: str, *words: str) -> Checked:
