@@ -12,6 +12,7 @@ import json
 import os
 import textwrap
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -37,12 +38,15 @@ def load(name: str) -> ModuleType:
 
 def own_attributes(cls: type) -> set[str]:
     """Return the names that a class and its bases assign on `self`, or have."""
-    names = set(dir(cls))
-    for base in inspect.getmro(cls):
-        names |= inspect.get_annotations(base).keys()
-        if base.__module__.startswith("ampcompare."):
-            tree = ast.parse(textwrap.dedent(inspect.getsource(base)))
-            names |= {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    return set(dir(cls)).union(*map(_assigned, inspect.getmro(cls)))
+
+
+@cache
+def _assigned(cls: type) -> set[str]:
+    names = set(inspect.get_annotations(cls))
+    if cls.__module__.startswith("ampcompare."):
+        tree = ast.parse(textwrap.dedent(inspect.getsource(cls)))
+        names |= {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
     return names
 
 
