@@ -117,12 +117,12 @@ def test_every_name_and_signature_is_here_or_listed() -> None:
     assert sorted(listed - current.keys()) == [], "listed, but no longer different"
 
 
-@pytest.mark.parametrize("name", ABSENT)
-def test_what_is_left_out_cannot_be_imported(name: str) -> None:
+def test_what_is_left_out_cannot_be_imported() -> None:
     """A module that is listed as omitted cannot be found, so that scripts that import it get an error."""
-    assert name in SURFACE
-    with pytest.raises(ImportError):
-        load(name)
+    assert set(ABSENT) <= set(SURFACE)
+    for name in ABSENT:
+        with pytest.raises(ImportError):
+            load(name)
 
 
 def test_every_omission_has_its_reason_once() -> None:
