@@ -128,7 +128,7 @@ LINES = st.one_of(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.lists(LINES, max_size=8), st.sampled_from(["\n", "\r\n"]), st.booleans())
 def test_a_module_that_does_not_import_apex_is_the_same_to_the_byte(lines: list[str], newline: str, end: bool) -> None:
     text = "\n".join(lines).replace("\n", newline) + newline * end
@@ -138,7 +138,7 @@ def test_a_module_that_does_not_import_apex_is_the_same_to_the_byte(lines: list[
         assert migration.findings == []
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.lists(LINES, max_size=5), st.sampled_from(CASES))
 def test_other_lines_around_a_script_do_not_break_it(lines: list[str], path: Path) -> None:
     """Names that mean something else in another place lead to a comment at most."""
