@@ -1,10 +1,12 @@
-"""Modules by the paths of their files, and the example backend as an installed package would be."""
+"""Modules by the paths of their files, trees of sources, and the example backend as an installed package would be."""
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import re
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,12 @@ def module_at(path: str) -> Any:
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@cache
+def parsed(text: str) -> ast.Module:
+    """Return the tree of a source text; it is the same object at each call, for tests that read the whole package."""
+    return ast.parse(text)
 
 
 def with_example(folder: Path) -> list[str]:

@@ -19,6 +19,8 @@ from typing import Any
 import grimp
 import pytest
 
+from tests.modules import parsed
+
 if sys.version_info >= (3, 11):
     import tomllib
 else:
@@ -47,9 +49,8 @@ def _name(path: Path) -> str:
 MODULES = {_name(path): path for path in sorted(PACKAGE.rglob("*.py"))}
 
 
-@cache
 def _tree(module: str) -> ast.Module:
-    return ast.parse(MODULES[module].read_text(encoding="utf-8"))
+    return parsed(MODULES[module].read_text(encoding="utf-8"))
 
 
 def _with(pattern: str, modules: Iterable[str]) -> list[str]:

@@ -43,7 +43,9 @@ FEWER = {
     "--seeds 0-2": "--seeds 0-1",
     "--opt-level O2 --epochs 1": f"--opt-level O2 --epochs 1 {SMALL}",
     "mynets:make_net --arm native:bf16 --epochs 1": f"mynets:make_net --arm native:bf16 --epochs 1 {SMALL}",
-    "Recipe(epochs=2)": 'Recipe(epochs=1, data={"train_size": 256, "val_size": 64})',
+    "Recipe(epochs=2)": 'Recipe(epochs=1, model={"arch": "mlp"}, data={"train_size": 64, "val_size": 32})',
+    "seeds=range(2)": "seeds=range(1)",
+    '"train_size": 512, "val_size": 256': '"train_size": 64, "val_size": 32',
     "epochs=3, model": "epochs=1, model",
 }
 GIVEN_FILES = {

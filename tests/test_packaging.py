@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import grimp
 import pytest
@@ -14,11 +16,6 @@ import pytest
 import ampcompare
 
 ROOT = Path(__file__).resolve().parent.parent
-
-
-def _python(code: str) -> str:
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
-    return done.stdout.strip()
 
 
 @pytest.fixture(scope="module")
@@ -75,10 +72,12 @@ def test_unknown_name_is_an_attribute_error() -> None:
         _ = ampcompare.comparisons
 
 
-def test_compare_is_a_plain_function() -> None:
+def test_compare_is_a_plain_function(tmp_path: Path, forked_python: Any) -> None:
     """`ampcompare.compare` is the function itself, also after a submodule was imported."""
-    code = "import ampcompare.experiment.plan, ampcompare as a; print(type(a.compare).__name__, type(a).__name__)"
-    assert _python(code) == "function module"
+    script = tmp_path / "script.py"
+    script.write_text("import ampcompare.experiment.plan, ampcompare as a; print(type(a.compare), type(a))")
+    done = forked_python.run([str(script)], tmp_path, os.environ)
+    assert done.stdout == "<class 'function'> <class 'module'>\n", done.stderr
 
 
 def test_version_has_one_source(metadata: Path) -> None:

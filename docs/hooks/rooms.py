@@ -60,9 +60,9 @@ def room_imports(root: Path = ROOT) -> dict[str, set[str]]:
     for path in sorted(package.rglob("*.py")):
         place = path.relative_to(package)
         room = place.parts[0].removesuffix(".py")
-        targets = found.setdefault(room, set())
+        targets, above = found.setdefault(room, set()), ("ampcompare", *place.parent.parts)
         for node in _statements(ast.parse(path.read_text(encoding="utf-8")).body):
-            for name in _imported(node, ("ampcompare", *place.parent.parts)):
+            for name in _imported(node, above):
                 head, _, rest = name.partition(".")
                 target = rest.partition(".")[0] if rest.partition(".")[0] in rooms else "__init__"
                 if head == "ampcompare" and target != room:

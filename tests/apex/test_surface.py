@@ -9,10 +9,10 @@ import ast
 import importlib
 import inspect
 import json
-import subprocess
-import sys
+import os
 import textwrap
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -38,12 +38,15 @@ def load(name: str) -> ModuleType:
 
 def own_attributes(cls: type) -> set[str]:
     """Return the names that a class and its bases assign on `self`, or have."""
-    names = set(dir(cls))
-    for base in inspect.getmro(cls):
-        names |= inspect.get_annotations(base).keys()
-        if base.__module__.startswith("ampcompare."):
-            tree = ast.parse(textwrap.dedent(inspect.getsource(base)))
-            names |= {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    return set(dir(cls)).union(*map(_assigned, inspect.getmro(cls)))
+
+
+@cache
+def _assigned(cls: type) -> set[str]:
+    names = set(inspect.get_annotations(cls))
+    if cls.__module__.startswith("ampcompare."):
+        tree = ast.parse(textwrap.dedent(inspect.getsource(cls)))
+        names |= {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
     return names
 
 
@@ -114,12 +117,12 @@ def test_every_name_and_signature_is_here_or_listed() -> None:
     assert sorted(listed - current.keys()) == [], "listed, but no longer different"
 
 
-@pytest.mark.parametrize("name", ABSENT)
-def test_what_is_left_out_cannot_be_imported(name: str) -> None:
+def test_what_is_left_out_cannot_be_imported() -> None:
     """A module that is listed as omitted cannot be found, so that scripts that import it get an error."""
-    assert name in SURFACE
-    with pytest.raises(ImportError):
-        load(name)
+    assert set(ABSENT) <= set(SURFACE)
+    for name in ABSENT:
+        with pytest.raises(ImportError):
+            load(name)
 
 
 def test_every_omission_has_its_reason_once() -> None:
@@ -133,7 +136,7 @@ def test_every_omission_has_its_reason_once() -> None:
 LOADED_WITH_APEX = ("amp", "contrib.optimizers", "fp16_utils", "multi_tensor_apply", "normalization", "optimizers")
 
 
-def test_what_import_apex_makes_reachable() -> None:
+def test_what_import_apex_makes_reachable(forked_python: Any, tmp_path: Path) -> None:
     """After `import apex` alone, the submodules that Apex loads with it are found as attributes, and by alias."""
     names = [
         name
@@ -155,5 +158,7 @@ import apex_C, fused_layer_norm_cuda, amp_C
 from apex.optimizers import FP16_Optimizer
 from apex.amp._initialize import applier
 """
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True)
+    main = tmp_path / "main.py"
+    main.write_text(code, encoding="utf-8")
+    done = forked_python.run(["-W", "ignore", str(main)], tmp_path, os.environ)
     assert done.returncode == 0, done.stderr

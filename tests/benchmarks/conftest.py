@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from multiprocessing.context import ForkContext
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,15 @@ class Checked:
     parts: dict[str, Any]
 
 
+class Forks(ForkContext):
+    """Forks children from this process, which has torch loaded, instead of a server."""
+
+    def set_forkserver_preload(self, module_names: list[str]) -> None:
+        """Load here what the server would, for all children."""
+        for name in module_names:
+            importlib.import_module(name)
+
+
 @pytest.fixture(scope="module")
 def shared_launcher(forking: types.SimpleNamespace) -> Iterator[ForkedLauncher]:
     with ForkedLauncher() as launcher, pytest.MonkeyPatch.context() as patch:
@@ -35,6 +46,7 @@ def shared_launcher(forking: types.SimpleNamespace) -> Iterator[ForkedLauncher]:
 
 @pytest.fixture
 def rehearse(
+    request: pytest.FixtureRequest,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     shared_launcher: ForkedLauncher,
@@ -48,6 +60,9 @@ def rehearse(
         launch = shared_launcher.launch  # type: ignore[assignment]
 
     monkeypatch.setattr("ampcompare.experiment.launch.forked.ForkedLauncher", Shared)
+    if request.node.get_closest_marker("extended") is None:  # a server of its own imports torch once more
+        forks = types.SimpleNamespace(get_context=lambda method: Forks())
+        monkeypatch.setattr("benchmarks.gpu.context.multiprocessing", forks)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
 
     def call(part: str, *words: str) -> Checked:

@@ -5,13 +5,34 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-TINY = ["--train-size", "32", "--val-size", "16", "--max-steps", "2", "--batch-size", "16", "--device", "cpu"]
+COMPARE = (
+    "compare --arm fp32 --arm dummy --seeds 0 --arch narrow --data stripes "
+    "--train-size 32 --val-size 16 --max-steps 2 --batch-size 16 --device cpu -o out"
+)
+COMMANDS = (
+    *("run --help", "config show --origin --loss-tail 2.5", "config schema", "config show --set recipe.loss_tail=0"),
+    *("list models", "list data", "list arms", "list tasks", "explain dummy", "doctor --json"),
+    *("lint script.py", "lint --format sarif script.py", COMPARE, "run --task halving --device cpu -o halved"),
+)
+SESSION = """
+import contextlib, io, json, sys
+from ampcompare.cli import main
+
+answers = []
+for command in sys.argv[1:]:
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        code = main(command.split())
+    answers.append((code, said.getvalue()))
+json.dump(answers, sys.stdout)
+"""
 
 
 class Checkout:
@@ -35,12 +56,19 @@ class Checkout:
         assert found, f"{file} has no {before!r}: the page that names it may need another word too"
         path.write_text(head + text + found + tail, encoding="utf-8")
 
-    def run(self, *words: str, code: int = 0) -> str:
-        """Run a command of the changed package, and return what it prints."""
+    def run(self, commands: Sequence[str]) -> None:
+        """Run commands of the changed package, all in one process, and keep what they print."""
+        (self.folder / "session.py").write_text(SESSION, encoding="utf-8")
         environment = {**os.environ, "PYTHONPATH": str(self.folder)}
-        done = self._python.run(["-m", "ampcompare", *words], self.folder, environment, timeout=240)
-        assert done.returncode == code, done.stderr
-        return str(done.stdout + done.stderr)
+        done = self._python.run(["session.py", *commands], self.folder, environment, timeout=240)
+        assert done.returncode == 0, done.stderr
+        self._said = dict(zip(commands, json.loads(done.stdout), strict=True))
+
+    def said(self, command: str, code: int = 0) -> str:
+        """Return what a command has printed, which ended with this exit code."""
+        ended, text = self._said[command]
+        assert ended == code, text
+        return str(text)
 
     def records(self, folder: str) -> list[dict[str, Any]]:
         """Return the records of a run directory, by the names of their files."""
@@ -57,35 +85,36 @@ def checkout(tmp_path_factory: pytest.TempPathFactory, forked_python: Any) -> Ch
     for file, text in FILES.items():
         with (made.package / file).open("a", encoding="utf-8") as new:
             new.write(text)
+    (made.folder / "script.py").write_text("from torch import amp\n\namp_dummy()\n", encoding="utf-8")
+    made.run(COMMANDS)
     return made
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def trained(checkout: Checkout) -> list[dict[str, Any]]:
     """The records of two arms, one a dummy, on the new network and the new data set."""
-    words = ["--arm", "fp32", "--arm", "dummy", "--seeds", "0", "--arch", "narrow", "--data", "stripes"]
-    checkout.run("compare", *words, *TINY, "-o", "out")
+    checkout.said(COMPARE)
     return checkout.records("out")
 
 
 def test_a_new_option_is_a_flag_a_setting_and_in_the_schema(checkout: Checkout) -> None:
     """A field with one line in `RECIPE_OPTIONS` has help, a flag, a setting path, bounds and a place in the schema."""
-    assert "--loss-tail" in checkout.run("run", "--help")
-    assert "loss_tail: 2.5  # " in checkout.run("config", "show", "--origin", "--loss-tail", "2.5")
-    assert json.loads(checkout.run("config", "schema"))["$defs"]["Recipe"]["properties"]["loss_tail"] == {
+    assert "--loss-tail" in checkout.said("run --help")
+    assert "loss_tail: 2.5  # " in checkout.said("config show --origin --loss-tail 2.5")
+    assert json.loads(checkout.said("config schema"))["$defs"]["Recipe"]["properties"]["loss_tail"] == {
         "default": 1.0,
         "description": "weight of the tail of the loss",
         "exclusiveMinimum": 0,
         "title": "Loss Tail",
         "type": "number",
     }
-    assert "loss_tail" in checkout.run("config", "show", "--set", "recipe.loss_tail=0", code=2)
+    assert "loss_tail" in checkout.said("config show --set recipe.loss_tail=0", code=2)
 
 
 def test_a_new_model_and_data_set_are_listed_and_trained(checkout: Checkout, trained: list[dict[str, Any]]) -> None:
     """A network and a data set with the lines that the page names are in `list`, and a run takes them by name."""
-    assert "one linear layer" in checkout.run("list", "models")
-    assert "patterns, generated" in checkout.run("list", "data")
+    assert "one linear layer" in checkout.said("list models")
+    assert "patterns, generated" in checkout.said("list data")
     for record in trained:
         recipe = record["config"]["recipe"]
         assert (record["status"], recipe["data"]["name"], recipe["model"]["arch"]) == ("completed", "stripes", "narrow")
@@ -93,32 +122,30 @@ def test_a_new_model_and_data_set_are_listed_and_trained(checkout: Checkout, tra
 
 def test_a_new_probe_is_asked_in_a_child_and_its_crash_is_an_answer(checkout: Checkout) -> None:
     """A probe with its `Check` is a line of `doctor`, and one that aborts does not end `doctor`."""
-    shown = {check["name"]: check["value"] for check in json.loads(checkout.run("doctor", "--json"))["findings"]}
+    shown = {check["name"]: check["value"] for check in json.loads(checkout.said("doctor --json"))["findings"]}
     assert shown["dummy"] == "forty-two"
     assert "SIGABRT" in shown["dummy that crashes"]
 
 
 def test_a_new_backend_is_listed_explained_and_trained(checkout: Checkout, trained: list[dict[str, Any]]) -> None:
     """Two files, an import and a line in `BUILT_IN` make an arm that `list` and `explain` know and that trains."""
-    assert "fp32 by another name" in checkout.run("list", "arms")
-    assert "equal to the last bit" in checkout.run("explain", "dummy")
+    assert "fp32 by another name" in checkout.said("list arms")
+    assert "equal to the last bit" in checkout.said("explain dummy")
     assert sorted(record["arm"] for record in trained) == ["dummy", "fp32"]
     assert len({record["summary"]["losses_sha256"] for record in trained}) == 1
 
 
 def test_a_new_rule_of_lint_is_listed_and_reports(checkout: Checkout) -> None:
     """A function under `@rule` with its mistake is a line of `lint`, and a rule of SARIF with a remedy."""
-    script = checkout.folder / "script.py"
-    script.write_text("from torch import amp\n\namp_dummy()\n", encoding="utf-8")
-    assert "script.py:3:1: AMP299" in checkout.run("lint", str(script), code=1)
-    assert "remove the call" in checkout.run("lint", "--format", "sarif", str(script), code=1)
+    assert "script.py:3:1: AMP299" in checkout.said("lint script.py", code=1)
+    assert "remove the call" in checkout.said("lint --format sarif script.py", code=1)
 
 
 def test_a_new_task_is_listed_and_trained(checkout: Checkout) -> None:
     """A file, an entry of `TASKS` and one of the defaults make a task that trains by its name."""
-    assert "half of a number; RMSE" in checkout.run("list", "tasks")
-    assert "numbers from 0 to 1; --task halving" in checkout.run("list", "data")
-    checkout.run("run", "--task", "halving", "--device", "cpu", "-o", "halved")
+    assert "half of a number; RMSE" in checkout.said("list tasks")
+    assert "numbers from 0 to 1; --task halving" in checkout.said("list data")
+    checkout.said("run --task halving --device cpu -o halved")
     (record,) = checkout.records("halved")
     assert (record["status"], record["metrics"][0]["name"]) == ("completed", "RMSE")
     assert record["config"]["recipe"]["batch_size"] == 16

@@ -29,7 +29,8 @@ def hook() -> ModuleType:
 def _validator(path: Path) -> Any:
     validator = pytest.importorskip("jsonschema").Draft202012Validator
     schema = json.loads(path.read_text(encoding="utf-8"))
-    validator.check_schema(schema)
+    if path.name in (f"report-{SCHEMA}.json", f"step-{SCHEMA}.json"):  # it takes longer than all else; others are older
+        validator.check_schema(schema)
     return validator(schema)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
+import os
 import sys
 import warnings
 from pathlib import Path
@@ -114,14 +114,15 @@ def test_lines_of_installed_packages_name_their_caller(tmp_path: Path, monkeypat
 
 
 @pytest.mark.parametrize("early", [True, False])
-def test_torch_may_come_later(early: bool, script, marked) -> None:
+def test_torch_may_come_later(early: bool, script, marked, forked_python, tmp_path: Path) -> None:
     """Installing imports no torch; the guards begin when the script imports it, or at once where it is there."""
     path = script(TWICE)
     install = "import sys, ampcompare.guards; ampcompare.guards.install(); assert 'torch' not in sys.modules"
     if not early:
         install = "import torch, ampcompare.guards; ampcompare.guards.install()"
-    code = f"{install}\nimport runpy; runpy.run_path({str(path)!r})"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    main = tmp_path / "main.py"
+    main.write_text(f"{install}\nimport runpy; runpy.run_path({str(path)!r})", encoding="utf-8")
+    done = forked_python.run([str(main)], tmp_path, os.environ)
     assert done.returncode == 0, done.stderr
     assert f"train.py:{marked(path)}: GuardWarning: step-twice" in done.stderr
 

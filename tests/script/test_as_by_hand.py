@@ -26,18 +26,18 @@ PROGRAMS = st.builds(
     Program,
     optimizer=st.sampled_from(["sgd", "adam", "fused"]),
     losses=st.integers(1, 2),
-    micro=st.integers(1, 3),
+    micro=st.sampled_from([1, 3]),
     delay=st.booleans(),
     clip=st.sampled_from(["", "master", "model", "hand"]),
-    overflow_at=st.integers(-1, 4),
-    resume_at=st.integers(-1, 4),
+    overflow_at=st.sampled_from([-1, 0, 2, 4]),
+    resume_at=st.sampled_from([-1, 0, 2]),
     evaluate=st.booleans(),
     schedule=st.booleans(),
 )
 
 
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step:UserWarning")  # a first step that is skipped
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=24, deadline=None)
 @given(PROGRAMS, st.sampled_from(sorted(ARMS)))
 def test_a_script_for_apex_trains_as_written_by_hand(program: Program, arm: str) -> None:
     """One optimizer, accumulated and clipped in any way, with overflows, an evaluation, a schedule and a resumption."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from ampcompare.apex._install import ApexFinder
 
 IMPORTS = """
@@ -51,25 +49,26 @@ def test_two_lines_at_the_top(write, forked) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "guarded\n", "")
 
 
-@pytest.mark.parametrize(
-    "statement, name",
-    [
-        ("import apex.contrib.fmha.fmha", "apex.contrib.fmha"),
-        ("from apex import RNN", "apex.RNN"),
-        ("from apex.optimizers import FusedMagic", "apex.optimizers.FusedMagic"),
-        ("from apex.amp.scaler import Magic", "apex.amp.scaler.Magic"),
-        ("import xentropy_cuda", "xentropy_cuda"),
-    ],
-)
-def test_what_is_lacking_is_named(statement: str, name: str, write, legacy) -> None:
-    """An import that the engine cannot answer is the script's own ImportError, and one line of ours names it."""
-    write("train.py", f"try:\n    {statement}\nexcept ImportError:\n    raise ImportError('Please install apex')\n")
+LACKING = {
+    "import apex.contrib.fmha.fmha": "apex.contrib.fmha",
+    "from apex import RNN": "apex.RNN",
+    "from apex.optimizers import FusedMagic": "apex.optimizers.FusedMagic",
+    "from apex.amp.scaler import Magic": "apex.amp.scaler.Magic",
+    "import xentropy_cuda": "xentropy_cuda",
+}
+
+
+def test_what_is_lacking_is_named(write, legacy) -> None:
+    """Imports that the engine cannot answer are the script's own ImportErrors, and one line of ours names them."""
+    attempts = [f"try:\n    {statement}\nexcept ImportError:\n    " for statement in LACKING]
+    write("train.py", "pass\n".join(attempts) + "raise ImportError('Please install apex')\n")
     done = legacy("train.py")
     assert done.returncode == 1
     assert done.stderr.startswith("Traceback (most recent call last):\n")
     lines = done.stderr.splitlines()
     assert lines[-2] == "ImportError: Please install apex"
-    assert lines[-1].startswith(f"ampcompare: the script asked for {name}, which the compat engine does not have")
+    names = ", ".join(LACKING.values())
+    assert lines[-1].startswith(f"ampcompare: the script asked for {names}, which the compat engine does not have")
 
 
 # The extensions that `setup.py` of Apex 25.05 builds, all options on.
@@ -112,12 +111,10 @@ EXTENSIONS = [
 ]
 
 
-@pytest.mark.parametrize("name", EXTENSIONS)
-def test_every_extension_of_apex_is_provided_or_named(name: str) -> None:
-    """A compiled module of Apex either resolves to a module of the engine, or is recorded as asked for in vain."""
+def test_every_extension_of_apex_is_provided_or_named() -> None:
+    """A compiled module of Apex either resolves to a module of the engine, or is recorded as missing."""
     finder = ApexFinder()
-    provided = finder.find_spec(name, None) is not None
-    assert finder.missing == ([] if provided else [name])
+    assert [name for name in EXTENSIONS if finder.find_spec(name, None) is None] == finder.missing
 
 
 MAGIC = ("Magic", "magic")

@@ -60,7 +60,7 @@ PROGRAMS = st.builds(
 
 @pytest.mark.integration
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step:UserWarning")  # a first step that is skipped
-@settings(CHECKS, max_examples=24)
+@settings(CHECKS, max_examples=16)
 @given(program=PROGRAMS, arm=st.sampled_from(ARMS))
 def test_a_script_trains_as_in_our_loop(behind: Any, program: Program, arm: str) -> None:
     """One optimizer, accumulated and clipped in any way, with overflows, an evaluation, a schedule and a resumption."""
@@ -126,6 +126,22 @@ def test_gradients_of_the_model_are_those_of_its_masters(behind: Any, arm: str) 
     model.zero_grad()
     assert weight.grad is None
     assert master.grad is None
+
+
+@pytest.mark.parametrize("arm", SCALED)
+def test_gradients_become_zeros_where_the_script_asks(behind: Any, arm: str) -> None:
+    """With `set_to_none=False`, except where there is none, as of a frozen weight; and none is left without it."""
+    behind(arm)
+    model, optimizer, scaler = parts()
+    model[0].bias.requires_grad = False
+    step_of(model, optimizer, scaler, step=False)
+    weights = list(model.parameters())
+    assert [param is model[0].bias for param in weights] == [param.grad is None for param in weights]
+    optimizer.zero_grad(set_to_none=False)
+    assert [param is model[0].bias for param in weights] == [param.grad is None for param in weights]
+    assert not any(param.grad.any() for param in weights if param.grad is not None)
+    optimizer.zero_grad()
+    assert all(param.grad is None for param in weights)
 
 
 def test_a_copy_is_an_ordinary_model(behind: Any) -> None:

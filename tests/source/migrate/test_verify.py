@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from pathlib import Path
 from typing import Any
 
@@ -243,35 +244,6 @@ def test_where_moved_weights_skip_other_steps_all_run_at_a_lower_scale(
         assert [how.get("loss_scale") for how in asked] == [None] * 4 + [4096.0] * 3
 
 
-CHAOTIC = """
-import torch
-from apex import amp
-
-model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
-model = model.cuda()
-optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
-model, optimizer = amp.initialize(model, optimizer, opt_level="O2", keep_batchnorm_fp32=True)
-for step in range(8):
-    x, y = torch.randn(4, 4).cuda(), torch.randint(2, (4,)).cuda()
-    loss = torch.nn.functional.cross_entropy(model(x), y)
-    optimizer.zero_grad()
-    with amp.scale_loss(loss, optimizer) as scaled_loss:
-        scaled_loss.backward()
-    optimizer.step()
-"""
-
-
-@pytest.mark.usefixtures("forked_runs")
-@pytest.mark.integration
-def test_o2_with_small_batches_is_compared_with_o1(tmp_path: Path) -> None:
-    """Batch norm over four samples and Adam make a percent of a rounding in eight steps."""
-    script = tmp_path / "train.py"
-    script.write_text(CHAOTIC, encoding="utf-8")
-    said: list[str] = []
-    assert verify_script(str(script), [], steps=8, target="torch", say=said.append) == 0
-    assert said[-1].endswith("of O1; O2 has no equivalent in torch.amp")
-
-
 PARTS = """
 import torch
 from apex import amp
@@ -314,7 +286,7 @@ WRONG = {
 @pytest.mark.usefixtures("forked_runs")
 @pytest.mark.integration
 def test_wrong_migrations_of_o2_are_different(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The right one is not, whether or not roundings hide the fault."""
+    """The right one is not, whether or not roundings hide the fault: batch norm of four samples amplifies them."""
     script, other = tmp_path / "train.py", tmp_path / "rewritten.py"
     script.write_text(PARTS, encoding="utf-8")
     migration = migrate_file(script, "torch").migration
@@ -335,6 +307,7 @@ def test_wrong_migrations_of_o2_are_different(tmp_path: Path, monkeypatch: pytes
         said: list[str] = []
         code = verify_script(str(script), [], steps=6, target="torch", say=said.append)
         assert code == (0 if fault == "none" else 1), (fault, said)
+        assert fault != "none" or said[-1].endswith("of O1; O2 has no equivalent in torch.amp")
 
 
 @pytest.mark.usefixtures("forked_runs")
@@ -355,7 +328,6 @@ def test_a_lower_loss_scale_is_kept_by_all(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("level", "factor", "target", "verdict", "skipped"),
     [
-        ("O1", "1", "torch", EQUAL, 0),
         ("O1", "1e4", "torch", EQUAL, 1),
         ("O2", "1", "torch", WITHIN, 0),
         ("O2", "1", "precision", EQUAL, 0),
@@ -368,16 +340,16 @@ def test_a_rewritten_script_trains_the_same(
     script = tmp_path / "train.py"
     script.write_text(SCRIPT, encoding="utf-8")
     said: list[str] = []
-    assert verify_script(str(script), [level, factor], steps=10, target=target, say=said.append) == 0
+    assert verify_script(str(script), [level, factor], steps=6, target=target, say=said.append) == 0
     assert said[-1] == f"verdict: {verdict}"
-    assert f"10 steps, {skipped} skipped" in said[0]
-    assert f"10 steps, {skipped} skipped" in said[1]
+    assert f"6 steps, {skipped} skipped" in said[0]
+    assert f"6 steps, {skipped} skipped" in said[1]
     assert script.read_text(encoding="utf-8") == SCRIPT
 
 
 @pytest.mark.usefixtures("forked_runs")
 @pytest.mark.integration
-@pytest.mark.parametrize(("optimizer", "factor", "skipped"), [("adam", "1", 0), ("sgd", "1", 0), ("sgd", "1e4", 1)])
+@pytest.mark.parametrize(("optimizer", "factor", "skipped"), [("adam", "1", 0), ("sgd", "1e4", 1)])
 def test_a_chosen_optimizer_and_clipping_in_every_micro_batch_train_the_same(
     tmp_path: Path, optimizer: str, factor: str, skipped: int
 ) -> None:
@@ -391,12 +363,23 @@ def test_a_chosen_optimizer_and_clipping_in_every_micro_batch_train_the_same(
     assert f"6 steps, {skipped} skipped" in said[1]
 
 
+@pytest.mark.usefixtures("forked_runs")
 @pytest.mark.integration
 def test_a_script_that_fails_is_said_in_one_line(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("from apex import amp\nraise RuntimeError('no data')\n", encoding="utf-8")
     with pytest.raises(LaunchError, match="RuntimeError: no data"):
         verify_script(str(script), [], steps=2, target="torch", say=lambda line: None)
+
+
+@pytest.mark.integration
+def test_a_run_is_a_process_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A real one, which finds a torch that says so; the others are forked."""
+    (tmp_path / "torch.py").write_text("raise RuntimeError('this process has no torch')\n", encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    (tmp_path / "train.py").touch()
+    with pytest.raises(LaunchError, match="unchanged script ended with exit code 1: RuntimeError: this process has no"):
+        run_script(tmp_path / "train.py", [], steps=2)
 
 
 def test_what_is_left_by_hand_cannot_be_verified(tmp_path: Path) -> None:

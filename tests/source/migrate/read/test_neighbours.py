@@ -33,6 +33,7 @@ def main(args, model, optimizer, loader):
 
 
 def _files(folder: Path, **texts: str) -> None:
+    (folder / "README.md").touch()  # the topmost folder: above it lie those of all other tests, which would be searched
     for name, text in texts.items():
         path = folder / f"{name.replace('__', '/')}.py"
         path.parent.mkdir(exist_ok=True)
