@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import pytest
@@ -93,38 +94,41 @@ def test_every_arm_trains(ranks: Run, arm: str, kind: str) -> None:
         assert not all(all(applied) for applied in one["applied"])
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_two_halves_are_a_whole(ranks: Run, kind: str) -> None:
-    """After ten updates in fp32, two ranks with half the batch have the weights of one process with all of it."""
-    alone = outcome(make_session(configuration(), SingleProcess()))
-    both = ranks(2, train, arm="fp32", kind=kind)[0]
-    assert len(both["losses"]) == 10
-    assert distance(both["weights"], alone["weights"]) <= 1e-6
-    assert both["losses"] == pytest.approx(alone["losses"], rel=1e-5)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_synchronized_batch_norm_is_batch_norm_of_the_whole(ranks: Run, kind: str) -> None:
-    alone = outcome(make_session(configuration(arch="convnet"), SingleProcess()))
-    synchronized = ranks(2, train, arm="fp32", kind=kind, arch="convnet", parallel={"sync_bn": "apex"})[0]
-    plain = ranks(2, train, arm="fp32", kind=kind, arch="convnet")[0]
-    assert distance(synchronized["weights"], alone["weights"]) <= 1e-5
-    assert distance(plain["weights"], alone["weights"]) > 1e-3
-    assert synchronized["epochs"][0].counts["top-1"] == alone["epochs"][0].counts["top-1"]
-
-
-@pytest.mark.parametrize("options", [{"bucket_cap_mb": 0.001}, {"delay_allreduce": True}])
-def test_buckets_change_nothing(ranks: Run, options: dict[str, Any]) -> None:
-    """Small buckets, or one reduction at the end, give the weights of the defaults."""
-    default = ranks(2, train, arm="fp32", kind="apex-ddp")[0]
-    other = ranks(2, train, arm="fp32", kind="apex-ddp", parallel=options)[0]
-    assert distance(other["weights"], default["weights"]) < 1e-6
+@pytest.fixture(scope="module")
+def whole() -> Callable[[str], dict[str, Any]]:
+    """What one process makes of all batches in fp32 with a model of some architecture."""
+    return cache(lambda arch: outcome(make_session(configuration(arch=arch), SingleProcess())))
 
 
 @pytest.mark.parametrize(
-    ("arm", "kind"),
-    [("fp32", "ddp"), ("fp32", "apex-ddp"), ("apex:O2,loss_scale=128", "apex-ddp"), ("native:bf16", "ddp")],
+    ("kind", "parallel"),
+    [("ddp", {}), ("apex-ddp", {}), ("apex-ddp", {"bucket_cap_mb": 0.001}), ("apex-ddp", {"delay_allreduce": True})],
 )
+def test_two_halves_are_a_whole(ranks: Run, whole: Any, kind: str, parallel: dict[str, Any]) -> None:
+    """After ten updates in fp32, two ranks with half the batch have the weights of one process with all of it.
+
+    Small buckets, or one reduction at the end, change nothing.
+    """
+    both = ranks(2, train, arm="fp32", kind=kind, parallel=parallel)[0]
+    assert len(both["losses"]) == 10
+    assert distance(both["weights"], whole("mlp")["weights"]) <= 1e-6
+    assert both["losses"] == pytest.approx(whole("mlp")["losses"], rel=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_synchronized_batch_norm_is_batch_norm_of_the_whole(ranks: Run, whole: Any, kind: str) -> None:
+    alone = whole("convnet")
+    synchronized = ranks(2, train, arm="fp32", kind=kind, arch="convnet", parallel={"sync_bn": "apex"})[0]
+    assert distance(synchronized["weights"], alone["weights"]) <= 1e-5
+    assert synchronized["epochs"][0].counts["top-1"] == alone["epochs"][0].counts["top-1"]
+
+
+def test_batch_norm_of_halves_is_not_that_of_the_whole(ranks: Run, whole: Any) -> None:
+    plain = ranks(2, train, arm="fp32", kind="ddp", arch="convnet")[0]
+    assert distance(plain["weights"], whole("convnet")["weights"]) > 1e-3
+
+
+@pytest.mark.parametrize(("arm", "kind"), [("fp32", "ddp"), ("apex:O2,loss_scale=128", "apex-ddp")])
 def test_accumulation_is_no_accumulation(ranks: Run, arm: str, kind: str) -> None:
     """Two micro-batches, of which the first is not reduced, make the update of one batch; ranks stay equal."""
     whole = ranks(2, train, arm=arm, kind=kind)[0]
@@ -170,10 +174,9 @@ def evaluated(kind: str) -> tuple[Any, Any]:
     return together, evaluate(assembly.task, assembly.replicas, assembly.precision, batches, CPU, indices=range(33))
 
 
-@pytest.mark.parametrize("world_size", [2, 3, 4])
-def test_evaluation_counts_each_sample_once(ranks: Run, world_size: int) -> None:
-    """Whatever the number of ranks, their counts sum to those of one process over all samples."""
-    for together, alone in ranks(world_size, evaluated, kind="ddp"):
+def test_evaluation_counts_each_sample_once(ranks: Run) -> None:
+    """The counts of ranks of which one has a sample more sum to those of one process over all samples."""
+    for together, alone in ranks(4, evaluated, kind="ddp"):
         assert (together.samples, alone.samples) == (33, 33)
         assert together.counts == alone.counts
         assert together.loss == pytest.approx(alone.loss, rel=1e-6)
