@@ -19,15 +19,13 @@ from ampcompare.runs.records.run import StepRecord
 from ampcompare.runs.settings.config import RunConfig
 from ampcompare.tasks.classification import Classification
 from ampcompare.tasks.in_memory import memory_data
-from ampcompare.tasks.task import make_task
-from ampcompare.training.assemble import assemble, make_parallel
 from ampcompare.training.evaluate import evaluate
-from ampcompare.training.parallel.ranks import Communicator, ProcessGroup, SingleProcess, weights_digest
+from ampcompare.training.parallel.ranks import ProcessGroup, weights_digest
 from ampcompare.training.precision.base import make_precision
 from ampcompare.training.precision.cpu_half import cpu_half
 from ampcompare.training.session import Session
+from tests.distributed.sessions import CPU, make_session
 
-CPU = torch.device("cpu")
 KINDS = ("ddp", "apex-ddp")
 OVERFLOWING = [("native:fp16,init_scale=1e10", kind) for kind in KINDS]
 Run = Callable[..., list[Any]]
@@ -44,12 +42,6 @@ def configuration(arm: str = "fp32", *, processes: int = 1, total: int = 16, **o
         "grad_accum_steps": options.pop("accumulation", 1),
     }
     return RunConfig.model_validate({"recipe": recipe, "arm": arm, "processes": processes, "drain_every": 4, **options})
-
-
-def make_session(config: RunConfig, ranks: Communicator) -> Session:
-    precision = make_precision(config.arm, device="cpu")
-    parallel = make_parallel(config.parallel, CPU, precision.engine.name if precision.engine else None)
-    return Session(config, assemble(config.recipe, make_task(config.recipe), precision, parallel, CPU, ranks=ranks))
 
 
 def outcome(session: Session) -> dict[str, Any]:
@@ -77,8 +69,7 @@ def distance(one: Tensor, other: Tensor) -> float:
 
 def train(arm: str, kind: str, **options: Any) -> dict[str, Any]:
     options = {**options, "parallel": {"kind": kind, **options.get("parallel", {})}}
-    ranks = ProcessGroup(CPU)
-    return outcome(make_session(configuration(arm, processes=ranks.size, **options), ranks))
+    return outcome(make_session(configuration(arm, processes=dist.get_world_size(), **options)))
 
 
 @pytest.mark.parametrize(("arm", "kind"), [*zip(DEFAULT_ARMS, KINDS * 9, strict=False), *OVERFLOWING])
@@ -97,7 +88,7 @@ def test_every_arm_trains(ranks: Run, arm: str, kind: str) -> None:
 @pytest.fixture(scope="module")
 def whole() -> Callable[[str], dict[str, Any]]:
     """What one process makes of all batches in fp32 with a model of some architecture."""
-    return cache(lambda arch: outcome(make_session(configuration(arch=arch), SingleProcess())))
+    return cache(lambda arch: outcome(make_session(configuration(arch=arch))))
 
 
 @pytest.mark.parametrize(
@@ -139,7 +130,7 @@ def test_accumulation_is_no_accumulation(ranks: Run, arm: str, kind: str) -> Non
 
 def equal_gradients(kind: str) -> list[bool]:
     """Return after which of four micro-batches with other samples on each rank the gradients are equal."""
-    session = make_session(configuration(processes=2, accumulation=4, parallel={"kind": kind}), ProcessGroup(CPU))
+    session = make_session(configuration(processes=2, accumulation=4, parallel={"kind": kind}))
     loop, params = session.loop, list(session.assembly.replicas[0].parameters())
     images = torch.zeros(8, *session.assembly.task.data.sample_shape)
     labels = torch.zeros(8, dtype=torch.int64)
@@ -165,9 +156,8 @@ def test_only_the_last_micro_batch_is_reduced(ranks: Run, kind: str) -> None:
 
 def evaluated(kind: str) -> tuple[Any, Any]:
     """Return the evaluation by all ranks, and by this one alone, of the same weights."""
-    group = ProcessGroup(CPU)
-    config = configuration(processes=group.size, total=8 * group.size, arch="convnet", parallel={"kind": kind})
-    session = make_session(config, group)
+    size = dist.get_world_size()
+    session = make_session(configuration(processes=size, total=8 * size, arch="convnet", parallel={"kind": kind}))
     together = [event for event in session.events() if isinstance(event, EpochResult)][-1]
     assembly = session.assembly
     batches = assembly.task.data.val_batches(8, device=CPU)
@@ -206,9 +196,8 @@ def test_padded_evaluation_has_no_images(ranks: Run) -> None:
 
 def drift(what: str) -> str:
     """Change something on rank 1 behind the others' backs, and return the error."""
-    group = ProcessGroup(CPU)
     arm = "apex:O2" if what == "scale" else "fp32"
-    session = make_session(configuration(arm, processes=2, parallel={"kind": "apex-ddp"}), group)
+    session = make_session(configuration(arm, processes=2, parallel={"kind": "apex-ddp"}))
     events = session.events()
     next(events)
     if dist.get_rank() == 1 and what == "weights":
@@ -243,7 +232,7 @@ def another_model() -> str:
         values["recipe"]["model"]["arch"] = "convnet"
         config = RunConfig.model_validate(values)
     try:
-        make_session(config, ProcessGroup(CPU))
+        make_session(config)
     except RanksDiffer as error:
         return str(error)
     return "no error"
@@ -257,7 +246,7 @@ def test_a_rank_with_another_model(ranks: Run) -> None:
 
 def one_bad_rank(on_nan: str) -> tuple[int | None, int, int]:
     """Break the weights of rank 1 only; return where each rank saw divergence and how many steps and epochs it made."""
-    session = make_session(configuration(processes=2, on_nan=on_nan, parallel={"kind": "ddp"}), ProcessGroup(CPU))
+    session = make_session(configuration(processes=2, on_nan=on_nan, parallel={"kind": "ddp"}))
     steps, epochs = list[StepRecord](), 0
     for number, event in enumerate(session.events()):
         if isinstance(event, EpochResult):
