@@ -92,9 +92,9 @@ def test_a_bad_batch_on_one_rank(ranks: Run, on_nan: str, skipped: list[int], re
     assert one[4].isfinite().all()
 
 
-def compiled_on_ranks(arm: str, kind: str, backend: str) -> tuple[list[float], Tensor]:
+def compiled_on_ranks(arm: str, kind: str, arch: str, backend: str) -> tuple[list[float], Tensor]:
     """Train with two micro-batches in a compiled model with channels last."""
-    recipe = {"compile": backend, "channels_last": True, "grad_accum_steps": 2, "model": {"arch": "convnet"}}
+    recipe = {"compile": backend, "channels_last": True, "grad_accum_steps": 2, "model": {"arch": arch}}
     recipe["data"] = {**FOUR_UPDATES, "train_size": 32}
     config = configuration(arm, processes=2, parallel={"kind": kind}, recipe=recipe)
     session = make_session(config)
@@ -102,11 +102,12 @@ def compiled_on_ranks(arm: str, kind: str, backend: str) -> tuple[list[float], T
     return losses, torch.cat([param.detach().float().flatten() for param in session.assembly.replicas[0].parameters()])
 
 
-@pytest.mark.parametrize(("arm", "kind"), [("native:bf16", "ddp"), ("apex:O1", "apex-ddp")])
-def test_a_compiled_model_on_two_ranks(ranks: Run, arm: str, kind: str) -> None:
-    (losses, weights), (other_losses, other_weights) = ranks(2, compiled_on_ranks, arm=arm, kind=kind, backend="eager")
+@pytest.mark.parametrize(("arm", "kind", "arch"), [("native:bf16", "ddp", "convnet"), ("apex:O1", "apex-ddp", "mlp")])
+def test_a_compiled_model_on_two_ranks(ranks: Run, arm: str, kind: str, arch: str) -> None:
+    options = {"arm": arm, "kind": kind, "arch": arch}
+    (losses, weights), (other_losses, other_weights) = ranks(2, compiled_on_ranks, backend="eager", **options)
     assert losses == other_losses
     assert torch.equal(weights, other_weights)
-    plain, expected = ranks(2, compiled_on_ranks, arm=arm, kind=kind, backend="none")[0]
+    plain, expected = ranks(2, compiled_on_ranks, backend="none", **options)[0]
     assert losses == pytest.approx(plain, rel=1e-3)
     torch.testing.assert_close(weights, expected, rtol=1e-2, atol=1e-3)
