@@ -91,21 +91,24 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     Before the hook of pytest-xdist, which reads the groups. What is no unit test runs once more if it fails, since a
     busy machine can stop any of the processes that it waits for; the summary names it under RERUN.
     """
-    if not config.getoption("--extended"):
-        extended = [item for item in items if item.get_closest_marker("extended")]
-        items[:] = [item for item in items if item not in set(extended)]
-        config.hook.pytest_deselected(items=extended)
-    others = [item for item in items if any(map(item.get_closest_marker, ("slow", "integration")))]
-    waiting = {*others, *(item for item in items if _starts_processes(item.path))}
+    left_out = () if config.getoption("--extended") else ("extended",)
+    if unit := config.getoption("--unit"):
+        left_out += ("slow", "integration")
     reruns = config.pluginmanager.hasplugin("rerunfailures")
+    kept, deselected = [], []
     for item in items:
-        if item.get_closest_marker("xdist_group") is None and (group := _group(item)):
+        marks = {mark.name for mark in item.iter_markers()}
+        # A property of hypothesis is looked at a hundred times.
+        if not marks.isdisjoint(left_out) or (unit and hasattr(getattr(item, "obj", None), "is_hypothesis_test")):
+            deselected.append(item)
+            continue
+        kept.append(item)
+        if "xdist_group" not in marks and (group := _group(item)):
             item.add_marker(pytest.mark.xdist_group(group))
-        if reruns and item in waiting:
+        if reruns and ("slow" in marks or "integration" in marks or _starts_processes(item.path)):
             item.add_marker(pytest.mark.flaky(reruns=1))
-    if config.getoption("--unit"):
-        items[:] = [item for item in items if item not in set(others)]
-        config.hook.pytest_deselected(items=others)
+    items[:] = kept
+    config.hook.pytest_deselected(items=deselected)
 
 
 def pytest_collection_finish() -> None:
@@ -117,24 +120,52 @@ def pytest_collection_finish() -> None:
 
 # Rooms whose tests are about processes, and the words of a file that starts one. Whatever they miss fails under --unit.
 PROCESS_ROOMS = (
-    *("benchmarks", "cli", "distributed", "docker", "docs"),
+    *("benchmarks", "cli", "distributed", "docker", "docs", "integrations"),
     *("api/doctor", "experiment/launch", "script/legacy"),
 )
+# A unit test starts no process, trains a few steps at most, and simulates no experiments. These files start none, but
+# take half a second or more, and longer for each test than others do.
+LONG = {
+    "apex": "amp/_engine/device_skip_trajectories multi_tensor_apply/launches",
+    "base": "files/run_files",
+    "diagnosis": "diagnose holds observation ranges",
+    "experiment": "claims/programs/double_step experiment follow journal reference_look run_order",
+    "guards": "events mistakes no_false_alarms",
+    "runs/analysis": "answer/headline counts forest record_attacks same_work survivors tables/copies",
+    "runs/analysis/inference": "granularity pooled_effects sample_size verdict",
+    "runs/analysis/runs": "learning",
+    "runs/analysis/verdicts": "loss_tail samples step_time",
+    "runs/records": "metric",
+    "runs/report": "formats html/html metric_screens",
+    "script": "stand_in torch_amp/plain_script torch_amp/whole_model trainers/follow",
+    "source": "migrate/read/neighbours",
+    "tasks": "dataloader detection models",
+    "training": "cuda_graph ema memory optimizers other_precisions rollback session skip_nonfinite without_float64",
+    "training/checkpoint": "convert/converted_training reader/budget real",
+    "training/precision": "apex_steps base contract keep_fp32",
+    "training/state": "check_checkpoint probe",
+}
 STARTS_PROCESSES = re.compile(r"\bsubprocess\b|\bmultiprocessing\b|\bos\.fork\b|\breplayed\b")
 STARTS = ("subprocess.Popen", "os.fork", "os.posix_spawn", "os.system")
 _unit_test: list[str] = []  # the test that runs
 
 
+def long_files() -> set[Path]:
+    """Return the files of `LONG`."""
+    named = [Path(room, name) for room, names in LONG.items() for name in names.split()]
+    return {TESTS / path.with_name(f"test_{path.name}.py") for path in named}
+
+
 @functools.cache
 def _starts_processes(path: Path) -> bool:
     """Return whether the tests of a file are about processes, by its room or its words."""
-    in_room = any(path.is_relative_to(TESTS / room) for room in PROCESS_ROOMS)
+    in_room = f"{path}/".startswith(tuple(f"{TESTS}/{room}/" for room in PROCESS_ROOMS))
     return in_room or STARTS_PROCESSES.search(path.read_text(encoding="utf-8")) is not None
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add `--unit`, which `scripts/test unit` gives, and `--extended`."""
-    parser.addoption("--unit", action="store_true", help="only tests that are not slow and start no process")
+    parser.addoption("--unit", action="store_true", help="only tests that start no process, nor train for long")
     parser.addoption("--extended", action="store_true", help="also tests that repeat at length what others cover")
 
 
@@ -150,13 +181,18 @@ def _refuse_processes(event: str, _arguments: tuple[Any, ...]) -> None:
         pytest.fail("this is not a unit test, it starts a process: mark it `integration`", pytrace=False)
 
 
+_unit_left_out = functools.cache(lambda: {*long_files(), *(TESTS / room for room in PROCESS_ROOMS)})
+
+
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Under `--unit`, leave out files that start processes before anything of them is imported."""
+    """Under `--unit`, leave out what starts processes or takes long before anything of it is imported."""
     if not config.getoption("--unit"):
         return None
-    if collection_path.is_dir():
-        return True if collection_path in {TESTS / room for room in PROCESS_ROOMS} else None
-    return True if collection_path.suffix == ".py" and _starts_processes(collection_path) else None
+    left_out = collection_path in _unit_left_out()
+    return True if left_out or (collection_path.suffix == ".py" and _starts_processes(collection_path)) else None
+
+
+_has_gpu = functools.cache(has_nvidia_gpu)
 
 
 def may_use_gpu(item: pytest.Item) -> bool:
@@ -180,7 +216,7 @@ def hide_gpus(patch: pytest.MonkeyPatch) -> None:
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, bool, bool]:
     """Run on the CPU what is not for a GPU, whatever the machine has; fixtures of any scope with it."""
     with pytest.MonkeyPatch.context() as patch:
-        if has_nvidia_gpu() and not may_use_gpu(item):
+        if _has_gpu() and not may_use_gpu(item):
             hide_gpus(patch)
         _unit_test.append(item.nodeid)
         newest, path = next(reversed(sys.modules)), list(sys.path)
@@ -208,21 +244,24 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             pytest.skip(reason)
 
 
-@pytest.fixture(autouse=True)
-def fresh_accelerator() -> Iterator[None]:
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown() -> Generator[None]:
     """Let each test make an `Accelerator` of a precision of its own, as each run does in its own process."""
-    yield
-    if (state := sys.modules.get("accelerate.state")) is not None:
-        state.AcceleratorState._reset_state(reset_partial_state=True)
-        state.GradientState._reset_state()
+    try:
+        yield
+    finally:
+        if (state := sys.modules.get("accelerate.state")) is not None:
+            state.AcceleratorState._reset_state(reset_partial_state=True)
+            state.GradientState._reset_state()
 
 
 @pytest.fixture(scope="session")
-def forked_python() -> Iterator[Any]:
-    """Python with torch loaded, forked for each command line: a `ForkedPython`."""
+def forked_python(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """Python with torch loaded, forked for each command line: a `ForkedPython`; one for all processes of pytest."""
     from tests.forked_process import ForkedPython
 
-    python = ForkedPython()
+    folder = tmp_path_factory.getbasetemp()
+    python = ForkedPython(folder.parent if hasattr(request.config, "workerinput") else folder)
     yield python
     python.close()
 

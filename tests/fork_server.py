@@ -1,51 +1,38 @@
 """Stands for `python`: forks itself for each request, so that a script that uses torch starts in milliseconds.
 
-Torch, ampcompare and what they import are loaded once, and hidden: a request finds them by a normal import, through
-its own `sys.path` and past the finders that it installs, but nothing is executed again; a copy of ampcompare in another
-folder is another package. A request ends as an interpreter does: exit handlers run, threads are joined, an uncaught
-exception is printed, files are flushed. Only its modules are not cleared, since that takes longer than most requests:
-each memory page that it shares with the server would be copied.
+One process for a run of the tests loads torch and ampcompare once, and hides them (`hidden_modules.py`). It forks a
+server for each process of pytest that connects, and ends with the last of them. A server forks a process for each
+request of its pytest, and of these processes, and ends when its pytest does.
 
-Requests come on a socket: JSON with `words` (the command line), `folder`, `environment`, `session` (whether to begin
-one) and `passed` (numbers of further files), and file descriptors: for standard input, output and error, for the files
-that are passed, for the answer, which is the process id, then the exit code, and for the requests of the process
-itself, which starts its ranks and the like in the same way.
+A request ends as an interpreter does: exit handlers run, threads are joined, an uncaught exception is printed, files
+are flushed. Only its modules are not cleared, since that takes longer than most requests: each memory page that it
+shares with the server would be copied.
+
+A request is JSON with `words` (the command line), `folder`, `environment`, `session` (whether to begin one) and
+`passed` (numbers of further files), and file descriptors: for standard input, output and error, for the files that are
+passed, and for the answer, which is the process id, then the exit code.
 """
 
 from __future__ import annotations
 
 import atexit
-import builtins
 import contextlib
 import fcntl
 import gc
-import importlib
-import importlib.util
 import io
 import json
 import os
-import pkgutil
 import runpy
 import select
-import signal
 import socket
 import sys
 import warnings
-from collections.abc import Sequence
-from importlib.abc import Loader
-from importlib.machinery import ModuleSpec, PathFinder
-from types import ModuleType
 from typing import Any
 
 from forked_process import fork_from
+from hidden_modules import hide_torch
 
 MIN_FILE = 512  # above the numbers of files that a request passes on
-LEADERS = ("numpy", "torch", "torch._dynamo", "pydantic", "click", "rich.live", "yaml", "psutil", "scipy.stats")
-OWN = (
-    *("ampcompare.experiment.run", "ampcompare.script.prepare", "ampcompare.script.legacy.execute"),
-    *("ampcompare.script.legacy.replay", "ampcompare.base.isolate.server", "ampcompare.experiment.launch.worker.cell"),
-)
-EXECUTED = ("ampcompare.base.environment.first_path",)  # which looks at the command line
 exit_code: int | None = None  # of a request that ends
 
 
@@ -76,190 +63,73 @@ def run(name: str, *, is_module: bool) -> None:
         raise
 
 
-def _others() -> dict[str, ModuleType]:
-    """Return the modules of packages that come from files and are not of the standard library."""
-    return {
-        name: module
-        for name, module in sys.modules.items()
-        if (first := name.partition(".")[0]) not in sys.stdlib_module_names
-        and (spec := getattr(sys.modules.get(first), "__spec__", None)) is not None
-        and spec.has_location
-        and spec.name == first  # no second name of a module, such as scipy gives one
-    }
-
-
-class Group:
-    """Modules of one package that one import loaded, and the packages that it loaded before them."""
-
-    def __init__(self, modules: dict[str, ModuleType], needs: Sequence[str]) -> None:
-        self.modules = modules
-        self._needs = needs
-
-    def bring_back(self) -> None:
-        """Put the modules into `sys.modules`; what they need is imported, as others may wait for that."""
-        for name in self._needs:
-            if name not in sys.modules:
-                importlib.import_module(name)
-        for name, module in self.modules.items():
-            sys.modules.setdefault(name, module)
-
-
-class Hidden:
-    """Finds modules that are loaded but not in `sys.modules`, where `sys.path` leads to the same file."""
-
-    def __init__(self, groups: Sequence[Group]) -> None:
-        self._groups = {name: group for group in groups for name in group.modules}
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        """Return what the path leads to, with a loader that brings back the module instead of executing it."""
-        group = self._groups.get(fullname)
-        spec = group and PathFinder.find_spec(fullname, path)
-        if not group or not spec:
-            return None
-        module = group.modules[fullname]
-        if module.__spec__ is None or module.__spec__.origin != spec.origin:
-            return None
-        spec.loader = Loaded(module, group)
-        return spec
-
-
-class Loaded(Loader):
-    """A loader of a module that is loaded."""
-
-    def __init__(self, module: ModuleType, group: Group) -> None:
-        self._module, self._spec, self._group = module, module.__spec__, group
-
-    def __getattr__(self, name: str) -> Any:
-        """Read code and files of the module by its own loader, as `runpy` does."""
-        return getattr(self._spec and self._spec.loader, name)
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType:
-        return self._module
-
-    def exec_module(self, module: ModuleType) -> None:
-        """Bring back the other modules of its group."""
-        module.__spec__ = self._spec
-        self._group.bring_back()
-
-
-def own_groups() -> list[Group]:
-    """Import what most commands need of ampcompare, and return a group for each module, and for each further package.
-
-    A module of ampcompare brings back what it has imported, and no other. None has a state yet, nor changes torch.
-    """
-    before = set(_others())
-    needs: dict[str, list[str]] = {}
-    plain_import, by_name = builtins.__import__, importlib.import_module
-
-    def noted(name: str, globals: Any = None, locals: Any = None, parts: Any = (), level: int = 0) -> ModuleType:
-        module: ModuleType = plain_import(name, globals, locals, parts, level)
-        full = importlib.util.resolve_name("." * level + name, globals["__package__"]) if level else name
-        found = needs.setdefault((globals or {}).get("__name__", ""), [])
-        found += [one for one in (full, *(f"{full}.{part}" for part in parts or ())) if one in sys.modules]
-        return module
-
-    def noted_by_name(name: str, package: str | None = None) -> ModuleType:
-        needs.setdefault(sys._getframe(1).f_globals["__name__"], []).append(name)
-        return by_name(name, package)
-
-    builtins.__import__, importlib.import_module = noted, noted_by_name  # type: ignore[assignment]
-    try:
-        package = importlib.import_module("ampcompare.cli")
-        for found in pkgutil.iter_modules(package.__path__, "ampcompare.cli."):
-            importlib.import_module(found.name)
-        for name in OWN:
-            importlib.import_module(name)
-    finally:
-        builtins.__import__, importlib.import_module = plain_import, by_name
-    loaded = {name: module for name, module in _others().items() if name not in before and name not in EXECUTED}
-    own = [name for name in loaded if name.partition(".")[0] == "ampcompare"]
-    # A request may wait for the import of a module of the engine, so what uses it is executed there.
-    apart = {name for name in own if name.startswith("ampcompare.apex")}
-    while more := [name for name in own if name not in apart and not apart.isdisjoint(needs.get(name, []))]:
-        apart.update(more)
-    modules = {name: loaded.pop(name) for name in own}
-    for name, module in modules.items():
-        parent, _, child = name.rpartition(".")
-        if parent and vars(modules[parent]).get(child) is module:
-            delattr(modules[parent], child)  # as if nobody had imported it
-    found = [Group({name: modules[name]}, needs.get(name, [])) for name in own if name not in apart]
-    return found + by_package(loaded)
-
-
-def by_package(modules: dict[str, ModuleType]) -> list[Group]:
-    """Return a group for each package."""
-    packages = {name.partition(".")[0] for name in modules}
-    return [Group({n: m for n, m in modules.items() if n.partition(".")[0] == one}, []) for one in sorted(packages)]
-
-
-def hide_torch() -> None:
-    """Import what nearly every request needs, and hide it."""
-    kept = set(_others())
-    groups: list[Group] = []
-    for leader in LEADERS:
-        before = set(_others())
-        importlib.import_module(leader)
-        if leader == "torch._dynamo":
-            torch: Any = sys.modules["torch"]
-            torch.optim.SGD([torch.zeros(1)], lr=1.0)  # imports more
-        loaded = {name: module for name, module in _others().items() if name not in before}
-        first = leader.partition(".")[0]
-        packages = {name.partition(".")[0] for name in loaded} - {first}
-        needs = sorted(packages | ({"numpy"} if first == "torch" else set()))
-        own = {name: loaded.pop(name) for name in list(loaded) if name.partition(".")[0] == first}
-        groups += [Group(own, needs), *by_package(loaded)]
-    groups += own_groups()
-    for name in set(_others()) - kept:
-        del sys.modules[name]
-    sys.meta_path.insert(sys.meta_path.index(PathFinder), Hidden(groups))
-
-
-def wait_for_request(channel: socket.socket) -> dict[str, Any]:
-    """Return a request in the process that is forked for it; in the server, never return."""
+def serve(listening: socket.socket) -> socket.socket:
+    """Fork a server for each process of pytest, and return the connection there; end with the last of them."""
     gc.collect()
     gc.freeze()
-    answers: dict[int, int] = {}
-    woken, wakes = os.pipe()
-    os.set_blocking(wakes, False)
-    signal.set_wakeup_fd(wakes)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
+    servers: set[int] = set()
     while True:
-        readable, _, _ = select.select([channel, woken], [], [])
-        if woken in readable:
-            os.read(woken, 4096)
-        for child in list(answers):
-            ended, status = os.waitpid(child, os.WNOHANG)
-            if ended:
-                with contextlib.suppress(BrokenPipeError):
-                    os.write(answers[child], f"{os.waitstatus_to_exitcode(status)}\n".encode())
-                os.close(answers.pop(child))
-        if channel not in readable:
-            continue
-        line, (*files, answer, requests), _, _ = receive(channel)
-        child = os.fork()
-        if child == 0:
-            signal.set_wakeup_fd(-1)
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            channel.close()
-            for number in (woken, wakes, *answers.values()):
-                os.close(number)
-            request: dict[str, Any] = json.loads(line)
-            # Out of the way of the numbers that the files shall have.
-            answer, requests, *files = (move_up(file) for file in (answer, requests, *files))
-            for number, file in zip((0, 1, 2, *request["passed"]), files, strict=True):
-                os.dup2(file, number)
-                os.close(file)
-            if request["session"]:
+        ready, _, _ = select.select([listening, *servers], [], [])
+        for server in servers.intersection(ready):
+            os.waitid(os.P_PIDFD, server, os.WEXITED)
+            os.close(server)
+            servers.remove(server)
+        if listening in ready:
+            connection, _ = listening.accept()
+            child = os.fork()
+            if child == 0:
+                listening.close()
+                for server in servers:
+                    os.close(server)
                 os.setsid()
-            os.write(answer, f"{os.getpid()}\n".encode())
-            os.close(answer)
-            fork_from(socket.socket(fileno=requests))
-            return request
-        for file in (*files, requests):
-            os.close(file)
-        answers[child] = answer
+                return connection
+            connection.close()
+            servers.add(os.pidfd_open(child))
+        elif not servers:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(listening.getsockname())
+            if not select.select([listening], [], [], 0)[0]:  # nobody has connected meanwhile
+                os._exit(0)
+
+
+def wait_for_request(connection: socket.socket) -> dict[str, Any]:
+    """Return a request in the process that is forked for it; in the server, never return."""
+    inner, outer = socket.socketpair(type=socket.SOCK_SEQPACKET)
+    outer = socket.socket(fileno=move_up(outer.detach()))
+    answers: dict[int, int] = {}
+    connection.send(str(os.getpid()).encode())
+    while True:
+        ready, _, _ = select.select([connection, inner, *answers], [], [])
+        for child in answers.keys() & set(ready):
+            ended = os.waitid(os.P_PIDFD, child, os.WEXITED)
+            code = ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+            with contextlib.suppress(BrokenPipeError):
+                os.write(answers[child], f"{code}\n".encode())
+            os.close(answers.pop(child))
+            os.close(child)
+        for channel in {connection, inner}.intersection(ready):
+            line, (*files, answer), _, _ = receive(channel)
+            pid = os.fork()
+            if pid == 0:
+                connection.close()
+                inner.close()
+                for number in (*answers, *answers.values()):
+                    os.close(number)
+                request: dict[str, Any] = json.loads(line)
+                # Out of the way of the numbers that the files shall have.
+                answer, *files = (move_up(file) for file in (answer, *files))
+                for number, file in zip((0, 1, 2, *request["passed"]), files, strict=True):
+                    os.dup2(file, number)
+                    os.close(file)
+                if request["session"]:
+                    os.setsid()
+                os.write(answer, f"{os.getpid()}\n".encode())
+                os.close(answer)
+                fork_from(outer)
+                return request
+            for file in files:
+                os.close(file)
+            answers[os.pidfd_open(pid)] = answer
 
 
 def move_up(file: int) -> int:
@@ -270,7 +140,7 @@ def move_up(file: int) -> int:
 
 
 def receive(channel: socket.socket) -> tuple[bytes, list[int], int, Any]:
-    """Return a request; end the server where the other end is closed."""
+    """Return a request; end the server where pytest has ended."""
     line, files, flags, address = socket.recv_fds(channel, 1 << 20, 8)
     if not line:
         os._exit(0)
@@ -312,7 +182,8 @@ def enter(request: dict[str, Any]) -> tuple[bool, str]:
 if __name__ == "__main__":
     os.fsync = lambda descriptor: None  # type: ignore[assignment]  # as in the process of the tests
     atexit.register(end_quickly)  # before any other handler, as they run from the last to the first
-    hide_torch()
-    del __file__, sys.modules["forked_process"]  # no code of a request
-    module_asked, asked = enter(wait_for_request(socket.socket(fileno=int(sys.argv[1]))))
+    if sys.argv[2:] != ["bare"]:
+        hide_torch()
+    del __file__, hide_torch, sys.modules["hidden_modules"], sys.modules["forked_process"]  # no code of a request
+    module_asked, asked = enter(wait_for_request(serve(socket.socket(fileno=int(sys.argv[1])))))
     run(asked, is_module=module_asked)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import select
@@ -13,7 +14,10 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, TYPE_CHECKING, Any, cast
+
+if TYPE_CHECKING:
+    import psutil
 
 SERVER = Path(__file__).with_name("fork_server.py")
 MODULES = ("ampcompare.base.isolate.server", "ampcompare.script.examined")
@@ -29,6 +33,10 @@ def forkable(command: Any) -> bool:
         return False
     words = [str(word) for word in command[1:]]
     return words[0] == "-u" or STARTERS in words[0] or not {*words}.isdisjoint(MODULES)
+
+
+class ServerEndedError(Exception):
+    """The fork server has ended; what it has printed before stands in the output of the test that started it."""
 
 
 class ForkedProcess:
@@ -85,11 +93,15 @@ class ForkedProcess:
                 else:
                     file = stream if isinstance(stream, int) else stream.fileno()
                 files.append(file)
-            files += [*pass_fds, theirs.fileno(), channel.fileno()]
+            files += [*pass_fds, theirs.fileno()]
             socket.send_fds(channel, [json.dumps(request).encode()], files)
         self._answer = mine.makefile()
         mine.close()
-        self.pid = int(self._answer.readline())
+        line = self._answer.readline()
+        if not line:
+            self._answer.close()
+            raise ServerEndedError
+        self.pid = int(line)
         self.returncode: int | None = None
 
     def poll(self) -> int | None:
@@ -130,16 +142,57 @@ class ForkedPython:
     Use it where a script imports torch and where the start of the interpreter is not what is tested.
     """
 
-    def __init__(self) -> None:
-        self._server: subprocess.Popen[bytes] | None = None
-        self._channel: socket.socket | None = None
+    def __init__(self, folder: Path, *options: str) -> None:
+        """Start nothing yet.
 
-    def _start(self) -> socket.socket:
-        self._channel, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
-        command = [sys.executable, str(SERVER), str(theirs.fileno())]
-        self._server = subprocess.Popen(command, pass_fds=[theirs.fileno()], start_new_session=True)
-        theirs.close()
-        return self._channel
+        Args:
+            folder: where all processes of pytest that share a server find its socket.
+            options: of the server, if this is the first that needs it: `bare` loads nothing.
+        """
+        self._socket, self._options = folder / "fork-server", options
+        self._loader: subprocess.Popen[bytes] | None = None  # which forks the servers, if started here
+        self._connection: socket.socket | None = None
+        self._replaced = False
+        self.server: int | None = None  # its process id
+
+    def _connect(self) -> socket.socket:
+        """Connect with the server, which the first process that needs it starts."""
+        self._connection = connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with self._socket.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            try:
+                connection.connect(str(self._socket))
+            except (FileNotFoundError, ConnectionRefusedError):
+                self._socket.unlink(missing_ok=True)
+                self._start()
+                connection.connect(str(self._socket))
+        self.server = int(connection.recv(64) or 0)
+        if not self.server:
+            raise ServerEndedError
+        return connection
+
+    def _start(self) -> None:
+        if self._loader is not None:
+            self._loader.wait()  # its socket has gone: it ends
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
+            listening.bind(str(self._socket))
+            listening.listen()
+            file = listening.fileno()
+            command = [sys.executable, str(SERVER), str(file), *self._options]
+            null = subprocess.DEVNULL
+            self._loader = subprocess.Popen(command, stdin=null, stdout=null, pass_fds=[file], start_new_session=True)
+
+    def descendants(self) -> set[psutil.Process]:
+        """Return the processes that this one has started, by its server too; no server is one of them."""
+        import psutil
+
+        def below(pid: int | None) -> set[psutil.Process]:
+            return set(psutil.Process(pid).children(recursive=True))
+
+        found = below(None)
+        if self._loader is not None and self._loader.poll() is None:
+            found -= {psutil.Process(self._loader.pid)} | below(self._loader.pid)
+        return found | below(self.server) if self.server else found
 
     def popen(self, args: Sequence[str], **options: Any) -> ForkedProcess:
         """Start a command line as `subprocess.Popen` does; options of Python itself can only be `-W`, `-u` and `-m`.
@@ -147,8 +200,16 @@ class ForkedPython:
         Args:
             args: the interpreter, and what follows it.
             options: of `ForkedProcess`.
+
+        Raises:
+            ServerEndedError: it has ended again, after it was replaced.
         """
-        return ForkedProcess(args, channel=self._channel or self._start(), **options)
+        if self._connection is not None and select.select([self._connection], [], [], 0)[0]:  # its end
+            if self._replaced:
+                raise ServerEndedError
+            self._replaced = True
+            self._disconnect()
+        return ForkedProcess(args, channel=self._connection or self._connect(), **options)
 
     def run(
         self, words: list[str], folder: Path, environment: Mapping[str, str], timeout: float = 120
@@ -170,10 +231,15 @@ class ForkedPython:
             return subprocess.CompletedProcess(words, code, out.read(), err.read())
 
     def close(self) -> None:
-        if self._channel is not None:
-            self._channel.close()
-        if self._server is not None:
-            self._server.wait()
+        """Let the server end; what was started here to fork servers ends when no other process of pytest needs one."""
+        self._disconnect()
+        if self._loader is not None:
+            self._loader.wait()
+
+    def _disconnect(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+        self._connection = self.server = None
 
 
 def fork_from(channel: socket.socket) -> None:

@@ -12,26 +12,31 @@ from typing import Any
 import pytest
 import torch
 
-SHARED = """
+TESTS = """
 import os
+import time
 from pathlib import Path
 import pytest
+
+@pytest.fixture(autouse=True)
+def both():
+    "Wait until each of the two processes has a test."
+    Path(f"ran-{os.getpid()}").touch()
+    deadline = time.monotonic() + 60
+    while len(list(Path.cwd().glob("ran-*"))) < 2 and time.monotonic() < deadline:
+        time.sleep(0.01)
 
 @pytest.fixture(scope="module")
 def costly():
     Path(f"made-{os.getpid()}").touch()
 
-@pytest.mark.parametrize("number", range(12))
+@pytest.mark.parametrize("number", range(4))
 def test_with(number, costly):
-    Path(f"ran-{os.getpid()}").touch()
+    pass
 
-@pytest.mark.parametrize("number", range(12))
+@pytest.mark.parametrize("number", range(4))
 def test_without(number):
-    Path(f"ran-{os.getpid()}").touch()
-"""
-FAILING = """
-from pathlib import Path
-import pytest
+    pass
 
 def fails_at_first(name):
     path = Path(name)
@@ -62,16 +67,52 @@ def conftest(request: pytest.FixtureRequest) -> Any:
 def test_groups_and_reruns(tmp_path: Path) -> None:
     """A fixture of a module is made in one process; what waits for others runs once more where it fails."""
     shutil.copy(Path(__file__).with_name("conftest.py"), tmp_path)
-    (tmp_path / "test_shared.py").write_text(SHARED)
-    (tmp_path / "test_failing.py").write_text(FAILING)
+    (tmp_path / "test_both.py").write_text(TESTS)
     command = [sys.executable, "-m", "pytest", "-q", "-raR", "-n", "2", "--dist", "loadgroup"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert len(list(tmp_path.glob("made-*"))) == 1
     assert len(list(tmp_path.glob("ran-*"))) == 2
-    assert "RERUN test_failing.py::test_waits" in done.stdout
-    assert "2 failed, 25 passed" in done.stdout
+    assert "RERUN test_both.py::test_waits" in done.stdout
+    assert "2 failed, 9 passed" in done.stdout
     assert "2 rerun" in done.stdout
     assert done.returncode == 1
+
+
+def test_what_is_no_unit_test_exists(conftest: Any) -> None:
+    """The rooms and files that `--unit` leaves out are there: none was renamed, and would come back unnoticed."""
+    rooms = [conftest.TESTS / room for room in conftest.PROCESS_ROOMS]
+    assert [path for path in (*rooms, *conftest.long_files()) if not path.exists()] == []
+
+
+@pytest.mark.parametrize(
+    ("option", "names"),
+    [
+        (None, ["plain", "integration", "slow", "property"]),
+        ("--unit", ["plain"]),
+        ("--extended", ["plain", "integration", "slow", "extended", "property"]),
+    ],
+)
+def test_what_is_selected(conftest: Any, option: str | None, names: list[str]) -> None:
+    """Without options all but the tests marked `extended`; under `--unit` no mark and no property of hypothesis."""
+    marks = {"plain": [], "integration": ["integration"], "slow": ["slow"], "extended": ["slow", "extended"]}
+    found: list[Any] = []
+    hook = SimpleNamespace(pytest_deselected=lambda items: found.extend(items))
+    config: Any = SimpleNamespace(
+        getoption=lambda name: name == option, pluginmanager=SimpleNamespace(hasplugin=lambda _: False), hook=hook
+    )
+    items: list[Any] = [
+        SimpleNamespace(name=name, nodeid="", iter_markers=lambda marks=marks: [SimpleNamespace(name=m) for m in marks])
+        for name, marks in marks.items()
+    ]
+    items.append(
+        SimpleNamespace(
+            name="property", nodeid="", iter_markers=lambda: [], obj=SimpleNamespace(is_hypothesis_test=True)
+        )
+    )
+    every = {*map(id, items)}
+    conftest.pytest_collection_modifyitems(config, items)
+    assert [item.name for item in items] == names
+    assert {*map(id, items), *map(id, found)} == every
 
 
 def test_a_hidden_gpu_is_seen_by_nobody(conftest: Any, monkeypatch: pytest.MonkeyPatch) -> None:

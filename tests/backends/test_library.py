@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import os
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -54,9 +54,10 @@ def test_warnings_of_an_import_are_not_ours(monkeypatch: pytest.MonkeyPatch, tmp
         assert library.load("fabric")[0].__name__ == "warning_library"
 
 
-def test_nothing_is_imported_before_it_is_chosen() -> None:
+@pytest.mark.integration
+def test_nothing_is_imported_before_it_is_chosen(forked_python: Any, tmp_path: Path) -> None:
     """`list`, `explain` of such an arm, and another arm's backend import none of the libraries."""
-    code = (
+    (tmp_path / "code.py").write_text(
         "import sys\n"
         "from ampcompare.cli import main\n"
         "main(['list', 'arms']); main(['explain', 'accelerate:bf16'])\n"
@@ -64,7 +65,8 @@ def test_nothing_is_imported_before_it_is_chosen() -> None:
         "from ampcompare.training.precision.base import make_precision\n"
         "make_precision('native:bf16')\n"
         "names = {'accelerate', 'lightning_fabric', 'lightning', 'mmengine', 'horovod'}\n"
+        "assert 'torch' in sys.modules\n"
         "print('loaded:', *sorted((names & set(sys.modules)) | ({'torch'} & early)))\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
-    assert done.stdout.splitlines()[-1].strip() == "loaded:"
+    done = forked_python.run([str(tmp_path / "code.py")], tmp_path, os.environ)
+    assert done.stdout.splitlines()[-1:] == ["loaded:"], done.stderr

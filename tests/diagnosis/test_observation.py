@@ -194,6 +194,7 @@ def test_errors_of_users(arm: str, arch: str, exit_code: int, text: str, monkeyp
     assert caught.value.exit_code == exit_code
 
 
+@pytest.mark.usefixtures("forked_children")
 @pytest.mark.integration
 def test_a_model_that_crashes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A model that ends the process is told with how it ended."""

@@ -16,7 +16,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.tensor import DTensor
 
 from ampcompare.backends import fp8
 from ampcompare.base.errors import AmpCompareError
@@ -390,6 +389,8 @@ def gathered_weights() -> list[list[float]]:
     precision = make_precision("fsdp:param=bf16", device="cpu")
     (model,), _ = precision.prepare([model], [torch.optim.SGD(model.parameters(), lr=0.1)])  # type: ignore[assignment]
     values = model.state_dict().values()
+    from torch.distributed.tensor import DTensor  # a second of CPU time, in every process of the tests
+
     return [(each.full_tensor() if isinstance(each, DTensor) else each).flatten().tolist() for each in values]
 
 

@@ -66,25 +66,20 @@ def train(data: Data, model: nn.Module, optimizer: torch.optim.Optimizer, epochs
     return int(torch.stack(hits).sum()) / data.num_val
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
 @pytest.mark.integration
-def test_convnet_learns_digits(seed: int) -> None:
-    """Six epochs of SGD with momentum bring the default model above 97 % of the validation digits."""
-    torch.manual_seed(seed)
-    data = load_data("digits", seed=seed)
-    model = build_model("convnet", num_classes=10, sample_shape=data.sample_shape)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-4)
-    assert train(data, model, optimizer, epochs=6) >= 0.97
-
-
-@pytest.mark.integration
-def test_mlp_and_transformer_learn_digits() -> None:
+def test_models_learn_digits() -> None:
+    """An epoch of the convnet, and a few of the others, tell most validation digits apart: chance is 10 %."""
     data = load_data("digits", seed=0)
-    torch.manual_seed(0)
-    mlp = build_model("mlp", num_classes=10, sample_shape=data.sample_shape)
-    assert train(data, mlp, torch.optim.SGD(mlp.parameters(), lr=0.05, momentum=0.9), epochs=6) > 0.94
-    transformer = build_model("transformer", num_classes=10, sample_shape=data.sample_shape)
-    assert train(data, transformer, torch.optim.AdamW(transformer.parameters(), lr=3e-3), epochs=5) > 0.9
+
+    def accuracy(arch: str, epochs: int, **options: float) -> float:
+        torch.manual_seed(0)
+        model = build_model(arch, num_classes=10, sample_shape=data.sample_shape)
+        make = torch.optim.SGD if "momentum" in options else torch.optim.AdamW
+        return train(data, model, make(model.parameters(), **options), epochs)
+
+    assert accuracy("convnet", 1, lr=0.05, momentum=0.9, weight_decay=1e-4) > 0.7
+    assert accuracy("mlp", 2, lr=0.05, momentum=0.9) > 0.8
+    assert accuracy("transformer", 2, lr=3e-3) > 0.7
 
 
 @pytest.mark.integration

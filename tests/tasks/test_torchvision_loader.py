@@ -1,9 +1,15 @@
-"""Importing torchvision beside whatever torch there is. Child processes: an import happens once in a process."""
+"""Importing torchvision beside whatever torch there is. Processes of their own, as an import happens once in each."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.integration
 
 # Runs before ours: a torchvision that works, or fails, in a way that the machine at hand may not.
 FAKE = """
@@ -19,13 +25,20 @@ importlib.import_module = fake
 """
 
 
-def run(code: str) -> str:
-    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+@pytest.fixture
+def run(forked_python: Any, tmp_path: Path) -> Callable[[str], str]:
+    """Run code with torch at hand and no torchvision loaded, and return what it prints."""
+
+    def run_code(code: str) -> str:
+        (tmp_path / "code.py").write_text(code)
+        done = forked_python.run(["-W", "error", str(tmp_path / "code.py")], tmp_path, os.environ)
+        assert done.returncode == 0, done.stderr
+        return str(done.stdout).strip()
+
+    return run_code
 
 
-def test_torchvision_works_after_loading() -> None:
+def test_torchvision_works_after_loading(run: Callable[[str], str]) -> None:
     """Models, transforms and data sets can be used, and a second call returns the same module."""
     assert (
         run(
@@ -41,7 +54,7 @@ def test_torchvision_works_after_loading() -> None:
     )
 
 
-def test_a_working_torchvision_is_left_alone() -> None:
+def test_a_working_torchvision_is_left_alone(run: Callable[[str], str]) -> None:
     """Where the plain import works nothing is purged or defined."""
     assert (
         run(
@@ -55,7 +68,7 @@ def test_a_working_torchvision_is_left_alone() -> None:
     )
 
 
-def test_missing_operators_are_defined_and_the_import_repeated() -> None:
+def test_missing_operators_are_defined_and_the_import_repeated(run: Callable[[str], str]) -> None:
     """After the failure that a CPU torch causes, left-over modules are gone and both operators are declared."""
     assert (
         run(
@@ -73,7 +86,7 @@ def test_missing_operators_are_defined_and_the_import_repeated() -> None:
     )
 
 
-def test_other_failures_say_what_to_install() -> None:
+def test_other_failures_say_what_to_install(run: Callable[[str], str]) -> None:
     """A torchvision that is missing, or broken in another way, is an unusable environment with a remedy."""
     lines = run(
         FAKE + "from ampcompare.base.errors import BackendUnavailable\n"

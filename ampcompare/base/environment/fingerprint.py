@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import platform
 from pathlib import Path
@@ -24,13 +25,17 @@ THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"
 
 def fingerprint() -> dict[str, Any]:
     """Return what the result of a cell depends on outside its configuration: versions, processor and switches."""
+    return {"ampcompare": __version__, **_fixed(), **_switches()}
+
+
+@functools.cache
+def _fixed() -> dict[str, str | None]:
+    """Return what no run changes, read once: every checkpoint has it, and torch's metadata is long."""
     return {
-        "ampcompare": __version__,
         "torch": installed_version("torch"),
         "python": platform.python_version(),
         "machine": platform.machine(),
         "processor": _processor(),
-        **_switches(),
     }
 
 

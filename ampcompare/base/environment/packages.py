@@ -32,7 +32,13 @@ def installed_version(distribution: str) -> str | None:
 
 def entry_points(group: str) -> list[metadata.EntryPoint]:
     """Return the entry points of a group; metadata is read again only where a folder of `sys.path` has changed."""
-    return list(_read(tuple(map(_version, sys.path))).select(group=group))
+    return list(_of_group(tuple(map(_version, sys.path)), group))
+
+
+@functools.lru_cache(maxsize=16)
+def _of_group(path: tuple[Any, ...], group: str) -> list[metadata.EntryPoint]:
+    """Return the entry points of a group, which are few among hundreds, and asked for with each precision."""
+    return list(_read(path).select(group=group))
 
 
 @functools.lru_cache(maxsize=1)

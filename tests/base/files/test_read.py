@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from ampcompare.base.errors import ConfigError
+from ampcompare.base.files import read
 from ampcompare.base.files.read import FileFault, check_plain, parse_json, parse_yaml, read_json, read_text
 from ampcompare.runs.settings.config import RunConfig
 from ampcompare.runs.settings.validation import validated
@@ -72,18 +73,22 @@ def test_json_that_is_refused(text: str, fault: str) -> None:
         parse_json(text)
 
 
-@pytest.mark.integration
-def test_memory_of_json(tmp_path: Path) -> None:
-    """Many tiny values take at most 200 MB, or are refused beforehand where their file is small for so many."""
+def test_memory_of_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many tiny values take at most twice what is free, or are refused where their text is small for so many."""
     path = tmp_path / "many.json"
-    for count, fits in ((300_000, True), (2_000_000, False)):
-        path.write_text("[" + "{}," * count + "1]")
+    path.write_text("[" + "{}," * 2_000_000 + "1]")
+    with pytest.raises(FileFault, match="more values than are read"):
+        read_json(path)
+    assert len(parse_json("[" + "{}," * 300_000 + "1]")) == 300_001
+    monkeypatch.setattr(read, "FREE_MEMORY", read.FREE_MEMORY // 20)
+    for count, fits in ((15_000, True), (100_000, False)):
+        text = "[" + "{}," * count + "1]"
         tracemalloc.start()
         with contextlib.nullcontext() if fits else pytest.raises(FileFault, match="more values than are read"):
-            assert len(read_json(path)) == count + 1
+            assert len(parse_json(text)) == count + 1
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
-        assert peak < 200e6
+        assert peak < 2 * read.FREE_MEMORY
 
 
 @pytest.mark.parametrize(

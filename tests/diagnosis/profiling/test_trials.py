@@ -67,9 +67,10 @@ def test_changes_are_trained(monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = {
         "task": "lm",
         "batch_size": 32,
+        "optimizer": {"name": "sgd", "lr": 0.1},
         "epochs": 1,
         "model": {"args": {"width": 32, "depth": 2, "heads": 2}},
-        "data": {"sequence_length": 32, "train_size": 1024, "val_size": 64},
+        "data": {"sequence_length": 32, "train_size": 64, "val_size": 8},
     }
     config = validated(RunConfig, {"arm": "fp32", "device": "cpu", "recipe": recipe})
     found, _ = profile_config(config, Steps(warmup=1, timed=1, profiled=1), trials=True)

@@ -254,13 +254,12 @@ def test_nothing_is_left_when_the_parent_ends(
     script = tmp_path / "endless.py"
     script.write_text(ENDLESS)
     start = forked_python.popen if forked else subprocess.Popen
-    forked_python.run([os.devnull], tmp_path, dict(os.environ))  # the fork server is none of the family
-    before = {*psutil.Process().children(recursive=True)}
+    before = forked_python.descendants()
     command = [sys.executable, str(script), str(tmp_path)]
     parent = start(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     try:
         assert parent.stdout.readline() == "going\n"
-        family = {*psutil.Process().children(recursive=True)} - before - {psutil.Process(parent.pid)}
+        family = forked_python.descendants() - before - {psutil.Process(parent.pid)}
         assert len(family) == 2
         if orphaned:
             server = min(family, key=lambda process: process.create_time())
@@ -283,8 +282,7 @@ def test_another_thread_stops_a_cell(
 ) -> None:
     """Whether its server starts or it trains, the cell ends at once, interrupted or without a record; nothing is
     left."""
-    forked_python.run([os.devnull], tmp_path, dict(os.environ))  # the fork server stays
-    before = set(psutil.Process().children(recursive=True))
+    before = forked_python.descendants()
     ended: list[Any] = []
     trains = threading.Event()
 
@@ -312,19 +310,18 @@ def test_another_thread_stops_a_cell(
             assert launcher.terminate()
         thread.join(30)
         assert ended == [LauncherClosed if act == "close" else "interrupted"]
-    assert not set(psutil.Process().children(recursive=True)) - before
+    assert not forked_python.descendants() - before
 
 
 @pytest.mark.usefixtures("forked_servers")
-def test_closing_ends_the_server(forked_python: Any, tmp_path: Path) -> None:
+def test_closing_ends_the_server(forked_python: Any) -> None:
     """After the context no process is left, and closing again does nothing."""
-    forked_python.run([os.devnull], tmp_path, dict(os.environ))  # the fork server stays
-    before = set(psutil.Process().children(recursive=True))
+    before = forked_python.descendants()
     with ForkedLauncher() as launcher:
         launcher._ensure_server()
-        server = set(psutil.Process().children(recursive=True)) - before
+        server = forked_python.descendants() - before
         assert len(server) == 1
     begin = time.monotonic()
     launcher.close()
     assert time.monotonic() - begin < 20  # no wait for a limit of time
-    assert not set(psutil.Process().children(recursive=True)) - before
+    assert not forked_python.descendants() - before

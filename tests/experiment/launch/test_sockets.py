@@ -48,13 +48,12 @@ def test_a_run_listens_at_the_loopback_only(
     if others:
         monkeypatch.setenv("GLOO_SOCKET_IFNAME", others[0])
     seen: dict[str, list[tuple[str, int]]] = {}
-    forked_python.run([os.devnull], tmp_path, dict(os.environ))
-    before = set(psutil.Process().children(recursive=True))  # the fork server, and pools of other tests
+    before = forked_python.descendants()  # pools of other tests
     with MultiProcessLauncher(launcher) as started:
 
         def look(progress: Progress) -> None:
             if progress.steps and not seen:
-                for process in set(psutil.Process().children(recursive=True)) - before:
+                for process in forked_python.descendants() - before:
                     seen.setdefault(log_of(process), []).extend(listening(process))
                 modes = {path.stat().st_mode & 0o777 for path in tmp_path.glob(".rendezvous.*")}
                 assert modes == {0o700}

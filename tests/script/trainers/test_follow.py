@@ -161,6 +161,7 @@ print("ran", __name__, sys.argv[1:], os.environ["ACCELERATE_MIXED_PRECISION"])
 """
 
 
+@pytest.mark.integration  # the launcher starts a Python that does nothing
 def test_a_launcher_runs_the_script_in_this_process(
     behind: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
