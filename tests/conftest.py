@@ -70,9 +70,8 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 
 # Fixtures of what exists once on a machine, or takes seconds to make: tests that use one run in one process, one after
-# the other. So do tests of a file that use a fixture of the module, or processes that import what the file needs.
-SHARED = ("slurm", "hosts", "replayed", "chromium")
-SHARED_IN_A_FILE = ("ranks",)
+# the other. So do tests of a file that use a fixture of the module.
+SHARED = ("slurm", "hosts", "replayed", "chromium", "forks")
 
 
 def _group(item: pytest.Item) -> str | None:
@@ -80,12 +79,9 @@ def _group(item: pytest.Item) -> str | None:
     shared = sorted(set(SHARED) & set(getattr(item, "fixturenames", ())))
     if shared:
         return shared[0]
-    file = item.nodeid.partition("::")[0]
-    if not {*SHARED_IN_A_FILE}.isdisjoint(getattr(item, "fixturenames", ())):
-        return file
     info = getattr(item, "_fixtureinfo", None)
     made = info.name2fixturedefs.values() if info is not None else ()
-    return file if any(fixture[-1].scope == "module" for fixture in made) else None
+    return item.nodeid.partition("::")[0] if any(fixture[-1].scope == "module" for fixture in made) else None
 
 
 @pytest.hookimpl(tryfirst=True)

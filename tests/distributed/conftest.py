@@ -30,6 +30,35 @@ class Process(NamedTuple):
     log: Path
 
 
+class Forks:
+    """The process from which ranks are forked; it starts with the first of them."""
+
+    def __init__(self, python: Any) -> None:
+        self._python = python
+        self._requests: socket.socket | None = None
+
+    def start(self, log: Path) -> Process:
+        if self._requests is None:
+            self._requests, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
+            environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+            number = theirs.fileno()
+            self._python.popen([sys.executable, str(SCRIPT), str(number)], env=environment, pass_fds=[number])
+            theirs.close()
+        jobs, theirs = socket.socketpair()
+        with theirs, log.open("w") as stream:
+            socket.send_fds(self._requests, [b"fork"], [theirs.fileno(), stream.fileno()])
+            return Process(int(self._requests.recv(64)), jobs, log)
+
+    def exit_code(self, process: Process) -> int:
+        assert self._requests is not None
+        self._requests.send(str(process.pid).encode())
+        return int(self._requests.recv(64))
+
+    def end(self) -> None:
+        if self._requests is not None:
+            self._requests.close()
+
+
 class Ranks:
     """Call a function of a test module on `world_size` ranks and return what each rank returned, in order.
 
@@ -38,17 +67,16 @@ class Ranks:
     from one process that has imported what they need.
     """
 
-    def __init__(self, folder: Path, python: Any) -> None:
+    def __init__(self, folder: Path, forks: Forks) -> None:
         self._folder = folder
-        self._python = python
-        self._forks: socket.socket | None = None
+        self._forks = forks
         self._processes: list[Process] = []
         self._jobs = 0
         self._reconnected = 0
 
     def __call__(self, world_size: int, function: Callable[..., Any], **arguments: Any) -> list[Any]:
         while len(self._processes) < world_size:
-            self._processes.append(self._start())
+            self._processes.append(self._forks.start(self._folder / f"rank{len(self._processes)}.log"))
         self._jobs += 1
         results = [self._folder / f"{self._jobs}-{rank}.pt" for rank in range(world_size)]
         for rank, result in enumerate(results):
@@ -72,24 +100,6 @@ class Ranks:
                 return self(world_size, function, **arguments)
             raise
 
-    def _start(self) -> Process:
-        if self._forks is None:
-            self._forks, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
-            environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-            number = theirs.fileno()
-            self._python.popen([sys.executable, str(SCRIPT), str(number)], env=environment, pass_fds=[number])
-            theirs.close()
-        jobs, theirs = socket.socketpair()
-        log = self._folder / f"rank{len(self._processes)}.log"
-        with theirs, log.open("w") as stream:
-            socket.send_fds(self._forks, [b"fork"], [theirs.fileno(), stream.fileno()])
-            return Process(int(self._forks.recv(64)), jobs, log)
-
-    def _exit_code(self, process: Process) -> int:
-        assert self._forks is not None
-        self._forks.send(str(process.pid).encode())
-        return int(self._forks.recv(64))
-
     def _collect(self, results: list[Path]) -> list[Any]:
         deadline = time.monotonic() + SECONDS
         outcomes: dict[int, Any] = {}
@@ -105,7 +115,7 @@ class Ranks:
                     process = self._processes[rank]
                     self._processes[rank] = process._replace(pid=0)
                     log = process.log.read_text()[-3000:]
-                    problems[rank] = f"ended with exit code {self._exit_code(process)}\n{log}"
+                    problems[rank] = f"ended with exit code {self._forks.exit_code(process)}\n{log}"
             if problems:
                 # The others wait for the rank that failed; what they raise by themselves is shown too.
                 deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
@@ -119,20 +129,30 @@ class Ranks:
         for process in self._processes:
             if process.pid:
                 os.kill(process.pid, signal.SIGKILL)
-                self._exit_code(process)
+                self._forks.exit_code(process)
             process.jobs.close()
         self._processes = []
 
-    def end(self) -> None:
-        """End the ranks and the process from which they are forked."""
-        self.close()
-        if self._forks is not None:
-            self._forks.close()
+
+@pytest.fixture(scope="session")
+def forks(forked_python: Any) -> Iterator[Forks]:
+    """The process from which all ranks are forked."""
+    forks = Forks(forked_python)
+    yield forks
+    forks.end()
 
 
 @pytest.fixture(scope="session")
-def ranks(tmp_path_factory: pytest.TempPathFactory, forked_python: Any) -> Iterator[Ranks]:
+def ranks(tmp_path_factory: pytest.TempPathFactory, forks: Forks) -> Iterator[Ranks]:
     """A pool of rank processes: `ranks(2, function, **arguments)` returns both ranks' values."""
-    pool = Ranks(tmp_path_factory.mktemp("ranks"), forked_python)
+    pool = Ranks(tmp_path_factory.mktemp("ranks"), forks)
     yield pool
-    pool.end()
+    pool.close()
+
+
+@pytest.fixture
+def own_ranks(tmp_path_factory: pytest.TempPathFactory, forks: Forks) -> Iterator[Ranks]:
+    """A pool for a test whose ranks end or make groups of their own, of which gloo may still close connections."""
+    pool = Ranks(tmp_path_factory.mktemp("ranks"), forks)
+    yield pool
+    pool.close()

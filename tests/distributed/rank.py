@@ -25,14 +25,15 @@ import torch.distributed as dist
 
 from ampcompare.apex import DeprecatedFeatureWarning
 from ampcompare.apex.amp import _amp_state
+from ampcompare.training.precision.base import make_precision
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))  # as in pytest, for what test modules share
 SECONDS = 50
-# What most ranks import, here once for all of them.
+# What ranks import, here once for all of them.
 WARM = (
-    *("pytest", "torch._dynamo", "torch.distributed.checkpoint", "torch.distributed.fsdp"),
-    *("ampcompare.cli.run_command", "ampcompare.experiment.launch.worker.rank", "ampcompare.training.session"),
-    *("ampcompare.tasks.classification", "ampcompare.tasks.lm", "ampcompare.training.precision.native"),
+    *("pytest", "torch._dynamo.repro.after_dynamo", "torch.distributed.checkpoint", "torch.distributed.fsdp"),
+    *("torchao.optim", "torchao.float8", "ampcompare.cli.run_command", "ampcompare.experiment.launch.worker.rank"),
+    *("ampcompare.training.session", "ampcompare.training.precision.fsdp", "ampcompare.tasks.lm"),
 )
 
 
@@ -86,6 +87,8 @@ def main(requests: socket.socket) -> None:
         with contextlib.suppress(ImportError):  # only saves time
             importlib.import_module(name)
     torch.set_num_threads(1)
+    make_precision("fp32", device="cpu")  # reads what other packages register
+    torch.optim.SGD([torch.zeros(1)], lr=1.0)  # imports more
     while True:
         request, files, _, _ = socket.recv_fds(requests, 64, 2)
         if not request:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import os
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,11 +23,11 @@ def test_arguments_are_taken_apart() -> None:
         split_arguments(["--world-size", "two"])
 
 
-def test_ranks_write_to_console_and_logs(tmp_path: Path) -> None:
+def test_ranks_write_to_console_and_logs(tmp_path: Path, forked_python: Any) -> None:
     """Rank 0 prints to the console, rank 1 to its file; both see their arguments."""
     (tmp_path / "train.py").write_text("import sys; print('saw', sys.argv[1:])")
-    command = [sys.executable, "-m", MODULE, "train.py", "--x", "--world-size", "2"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True)
+    done = forked_python.run(["-m", MODULE, "train.py", "--x", "--world-size", "2"], tmp_path, os.environ)
+    assert done.returncode == 0, done.stderr
     assert done.stdout == "saw ['--x', '--world-size', '2', '--rank', '0']\n"
     assert (tmp_path / "GPU_1.log").read_text() == "saw ['--x', '--world-size', '2', '--rank', '1']\n"
 

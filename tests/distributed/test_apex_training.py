@@ -14,6 +14,7 @@ from ampcompare.apex import amp
 from ampcompare.apex.parallel import DistributedDataParallel, Reducer, convert_syncbn_model
 from ampcompare.apex.parallel.distributed import flat_dist_call
 from ampcompare.base.errors import PreparationError
+from tests.covering import covering
 
 WRAPPERS: dict[str, Any] = {"apex": DistributedDataParallel, "torch": nn.parallel.DistributedDataParallel}
 
@@ -168,7 +169,7 @@ def averages_different_batches() -> None:
 
 def races() -> None:
     """Reduce two large parameters in three streams with the smallest buckets; sums must be exact each time."""
-    size = 1 << 20
+    size = 1 << 18
 
     class Pair(nn.Module):
         def __init__(self) -> None:
@@ -190,8 +191,8 @@ def races() -> None:
         mean = step + 0.5
         assert module.a.grad is not None
         assert module.b.grad is not None
-        assert module.a.grad.unique().tolist() == [2.0 * mean]
-        assert module.b.grad.unique().tolist() == [mean]
+        assert bool((module.a.grad == 2.0 * mean).all())
+        assert bool((module.b.grad == mean).all())
 
 
 def keeps_master_params_equal() -> None:
@@ -235,13 +236,11 @@ def reduces_on_demand() -> None:
     flat_dist_call([tensors[0]], dist.broadcast, (0,))
 
 
-@pytest.mark.parametrize("wrapper", ["apex", "torch"])
-@pytest.mark.parametrize("level", ["O0", "O1", "O2", "O3"])
-def test_every_level_trains_under_both_wrappers(ranks: Any, level: str, wrapper: str) -> None:
+@covering({"level": ["O0", "O1", "O2", "O3"], "wrapper": ["apex", "torch"], "sync": [False, True]})
+def test_every_level_trains_under_both_wrappers(ranks: Any, level: str, wrapper: str, sync: bool) -> None:
     """Losses fall, and weights, masters and loss scales are equal on all ranks at the end."""
-    for sync in (False, True):
-        for losses in ranks(2, trains, level=level, wrapper=wrapper, sync=sync):
-            assert losses[-1] < losses[0]
+    for losses in ranks(2, trains, level=level, wrapper=wrapper, sync=sync):
+        assert losses[-1] < losses[0]
 
 
 @pytest.mark.parametrize("level", ["O1", "O2", "O3"])

@@ -7,16 +7,18 @@ import math
 import shutil
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+from unittest import mock
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from ampcompare.base.errors import CheckpointError
+from ampcompare.backends import fp8
+from ampcompare.base.errors import AmpCompareError
 from ampcompare.base.tensors.tree import first_difference
 from ampcompare.runs.records.evaluation import EpochResult
 from ampcompare.runs.records.run import StepRecord
@@ -27,7 +29,6 @@ from ampcompare.training.checkpoint.convert.between_arms import into_arm
 from ampcompare.training.checkpoint.store.file import read_checkpoint, write_checkpoint
 from ampcompare.training.hashes import weights_sha256
 from ampcompare.training.other_precisions import evaluate_in_others
-from ampcompare.training.own_group import group_of_one
 from ampcompare.training.parallel.ranks import ProcessGroup, SingleProcess
 from ampcompare.training.precision.base import make_precision
 from ampcompare.training.precision.cpu_half import cpu_half
@@ -39,6 +40,7 @@ from ampcompare.training.stop_request import StopRequest
 
 CPU = torch.device("cpu")
 APART = ("train_seconds", "eval_seconds", "resumed")
+BF16 = "fsdp:param=bf16"
 FP16 = "fsdp:param=fp16,init_scale=1048576,growth_interval=2"
 Run = Callable[..., list[Any]]
 
@@ -93,9 +95,10 @@ def trained(config: RunConfig, folder: str | None = None, stop: int | None = Non
     saver = None if folder is None else Saver(Path(folder), config.saving, ranks=ranks)
     session = Session(config, assembly, saver=saver, stop=StopRequest(stop))
     session.stateful["tally"] = tally = RunMetrics(config.warmup_steps, config.recipe.batch_size * ranks.size)
+    loaded = None
     if found is not None:
         session.load_state_dict(*validate_resume(found, config, ranks.size))
-    loaded = copy.deepcopy(session.state_dict())
+        loaded = copy.deepcopy(session.state_dict())
     steps: list[StepRecord] = []
     epochs: list[EpochResult] = []
     with cpu_half(config.cpu_half, precision.half_dtype, CPU)[1]:
@@ -114,7 +117,7 @@ def trained(config: RunConfig, folder: str | None = None, stop: int | None = Non
         "applied": [step.applied for step in steps],
         "scales": [step.loss_scales for step in steps],
         "others": [other.model_dump() for other in others],
-        "values": epochs[-1].values if epochs else {},
+        "loss": epochs[-1].loss if epochs else None,
         "counts": [epoch.counts for epoch in epochs],
         "per_sample": [epoch.per_sample for epoch in epochs],
         "state": session.state_dict(),
@@ -129,13 +132,13 @@ def trained(config: RunConfig, folder: str | None = None, stop: int | None = Non
 
 def on_ranks(arm: str, kind: str | None = None, folder: str | None = None, **options: Any) -> dict[str, Any]:
     stop = options.pop("stop", None)
-    with torch.compiler.set_stance("force_eager"):  # torchao compiles its step
+    with mock.patch.object(torch, "compile", lambda function, **_: function):  # torchao compiles its step
         return trained(configuration(arm, kind, dist.get_world_size(), **options), folder, stop)
 
 
-def alone(arm: str, kind: str | None = None, folder: str | None = None, **options: Any) -> dict[str, Any]:
-    with group_of_one("gloo", CPU):
-        return on_ranks(arm, kind, folder, **options)
+def alone(ranks: Run, **options: Any) -> dict[str, Any]:
+    """Train on one rank."""
+    return ranks(1, on_ranks, **options)[0]  # type: ignore[no-any-return]
 
 
 def flat(result: dict[str, Any]) -> torch.Tensor:
@@ -153,23 +156,53 @@ def distance(one: dict[str, Any], other: dict[str, Any]) -> float:
 TOLERANCE = {
     "fp32": 2.0**-22,
     "native:bf16": 2.0**-12,
-    "fsdp:param=bf16": 2.0**-12,
+    BF16: 2.0**-12,
     FP16: 2.0**-15,
     "half:bf16": 2.0**-9,
 }
 
 
+SIX_UPDATES = {"optimizer": "sgd", "size": 48}
+
+
+class Unbroken(NamedTuple):
+    """What each of two ranks returned of six updates in shards, and the folder of their checkpoints."""
+
+    ranks: list[dict[str, Any]]
+    folder: Path
+
+    def copied(self, folder: Path) -> str:
+        """Return another folder that holds the checkpoint of the fourth update, to resume from it."""
+        folder.mkdir()
+        shutil.copy(self.folder / "step-00000004.pt", folder)
+        return str(folder)
+
+
+@pytest.fixture(scope="module")
+def unbroken(ranks: Run, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Unbroken]:
+    """The run of an arm on two ranks, made once, which ends with an evaluation in fp32 and bf16."""
+
+    @cache
+    def of_arm(arm: str) -> Unbroken:
+        folder = tmp_path_factory.mktemp("unbroken")
+        saved = {"folder": str(folder), "saving": {"every_steps": 4, "keep_last": 9}}
+        options = {"arm": arm, "kind": "fsdp", "evaluated_in": "fp32,bf16", **saved, **SIX_UPDATES}
+        return Unbroken(ranks(2, on_ranks, **options), folder)
+
+    return of_arm
+
+
 @pytest.mark.parametrize("arm", TOLERANCE)
-def test_two_ranks_are_one_rank(ranks: Run, arm: str) -> None:
+def test_two_ranks_are_one_rank(ranks: Run, unbroken: Callable[[str], Unbroken], arm: str) -> None:
     """Weights of two ranks are those of one to rounding; each holds half of them and sees the same numbers."""
-    one, other = ranks(2, on_ranks, arm=arm, kind="fsdp", optimizer="sgd", size=48)
-    single = alone(arm, "fsdp", optimizer="sgd", size=48)
+    one, other = unbroken(arm).ranks
+    single = alone(ranks, arm=arm, kind="fsdp", **SIX_UPDATES)
     assert distance(one, single) <= TOLERANCE[arm]
     assert one["losses"] == pytest.approx(single["losses"], rel=10 * TOLERANCE[arm])
     # Of an overflow the norm is inf or NaN, as the sums of the ranks meet.
     norms = [[norm for norm in each["norms"] if math.isfinite(norm)] for each in (one, single)]
     assert norms[0] == pytest.approx(norms[1], rel=10 * TOLERANCE[arm])
-    for name in ("losses", "norms", "applied", "scales", "counts", "hash"):
+    for name in ("losses", "norms", "applied", "scales", "counts", "hash", "others"):
         assert repr(one[name]) == repr(other[name]), name  # the norm of an overflow is no number
     assert one["held"] + other["held"] == single["held"] == single["size"]
     assert abs(one["held"] - other["held"]) < 0.1 * single["size"]
@@ -178,27 +211,51 @@ def test_two_ranks_are_one_rank(ranks: Run, arm: str) -> None:
     assert one["applied"].count((False,)) == single["applied"].count((False,)) == (3 if arm == FP16 else 0)
 
 
-def test_fp32_in_shards_is_fp32(ranks: Run) -> None:
+@pytest.mark.parametrize("arm", TOLERANCE)
+def test_two_ranks_resume_to_the_last_bit(
+    ranks: Run, unbroken: Callable[[str], Unbroken], arm: str, tmp_path: Path
+) -> None:
+    """A run from a checkpoint in its second epoch ends as the unbroken one, on both ranks."""
+    whole = unbroken(arm)
+    second = ranks(2, on_ranks, arm=arm, kind="fsdp", folder=whole.copied(tmp_path / "rest"), **SIX_UPDATES)
+    for rank in range(2):
+        assert len(second[rank]["losses"]) == 2
+        assert second[rank]["losses"] == whole.ranks[rank]["losses"][4:]
+    assert first_difference(whole.ranks[0]["state"], second[0]["state"], apart=APART) == ""
+
+
+@pytest.mark.parametrize("arm", TOLERANCE)
+def test_whole_weights_are_evaluated_in_other_precisions(unbroken: Callable[[str], Unbroken], arm: str) -> None:
+    """The precision that an arm has itself gives its own loss."""
+    found = unbroken(arm).ranks[0]
+    others = {other["precision"]: other for other in found["others"]}
+    assert list(others) == ["fp32", "bf16"]
+    assert not [other["error"] for other in others.values() if other["error"]]
+    same = {FP16: None, "fp32": "fp32"}.get(arm, "bf16")
+    for name, other in others.items():
+        assert (other["loss"] == found["loss"]) is (name == same), name
+        assert other["loss"] == pytest.approx(found["loss"], rel=0.02)
+
+
+def test_fp32_in_shards_is_fp32(ranks: Run, unbroken: Callable[[str], Unbroken]) -> None:
     """Sharding itself changes no bit on one rank, and on two nothing but the order of sums; evaluation is exact."""
-    plain, sharded = alone("fp32", "none", arch="convnet"), alone("fp32", "fsdp", arch="convnet")
+    plain, sharded = (alone(ranks, arm="fp32", kind=kind, arch="convnet") for kind in ("none", "fsdp"))
     assert sharded["hash"] == plain["hash"]
     assert sharded["losses"] == plain["losses"]
     assert first_difference(sharded["state"]["optimizer"], plain["state"]["optimizer"], apart=()) == ""
-    two = ranks(2, on_ranks, arm="fp32", kind="fsdp")[0]
-    ddp = ranks(2, on_ranks, arm="fp32", kind="ddp")[0]
+    two = unbroken("fp32").ranks[0]
+    ddp = ranks(2, on_ranks, arm="fp32", kind="ddp", **SIX_UPDATES)[0]
     assert distance(two, ddp) <= 1e-6
     assert two["counts"] == ddp["counts"]
     assert two["per_sample"] == ddp["per_sample"]
     assert None not in two["per_sample"]
 
 
-def whole_and_rest(train: Callable[..., Any], folder: Path, step: int, **options: Any) -> tuple[Any, Any]:
-    """Train a run that saves after some updates, and once more what comes after the checkpoint of that step."""
-    saving = {"every_steps": step, "keep_last": 9}
-    evaluated_in = options.pop("evaluated_in", "")
-    whole = train(folder=str(folder / "whole"), saving=saving, evaluated_in=evaluated_in, **options)
+def whole_and_rest(train: Callable[..., Any], folder: Path, **options: Any) -> tuple[Any, Any]:
+    """Train four updates and save after the third, and once more what comes after it."""
+    whole = train(folder=str(folder / "whole"), saving={"every_steps": 3, "keep_last": 9}, **options)
     (folder / "rest").mkdir()
-    shutil.copy(folder / "whole" / f"step-{step:08}.pt", folder / "rest")
+    shutil.copy(folder / "whole" / "step-00000003.pt", folder / "rest")
     return whole, train(folder=str(folder / "rest"), **options)
 
 
@@ -209,55 +266,53 @@ def assert_resumed(whole: dict[str, Any], second: dict[str, Any]) -> None:
     assert first_difference(whole["state"], second["state"], apart=APART) == ""
 
 
-@pytest.mark.parametrize("arm", ["fp32", "fsdp:param=bf16", FP16, "half:bf16"])
-def test_two_ranks_resume_to_the_last_bit_and_are_evaluated(ranks: Run, arm: str, tmp_path: Path) -> None:
-    """A run from a checkpoint in its second epoch ends as the unbroken one; ranks evaluate whole weights alike.
-
-    The precision that an arm has itself gives its own values.
-    """
-    options = {"arm": arm, "kind": "fsdp", "task": "lm", "arch": "gpt"}
-    found, second = whole_and_rest(partial(ranks, 2, on_ranks), tmp_path, 3, evaluated_in="fp32,bf16", **options)
-    assert second[1]["losses"] == found[1]["losses"][3:]
-    assert_resumed(found[0], second[0])
-    assert found[0]["others"] == found[1]["others"]
-    others = {other["precision"]: other for other in found[0]["others"]}
-    assert list(others) == ["fp32", "bf16"]
-    assert not [other["error"] for other in others.values() if other["error"]]
-    same = {"fp32": "fp32", "half:bf16": "bf16", "fsdp:param=bf16": "bf16"}.get(arm)
-    for name, other in others.items():
-        assert (other["values"] == found[0]["values"]) is (name == same), name
-        assert other["values"] == pytest.approx(found[0]["values"], rel=0.02)
+def test_one_rank_resumes_to_the_last_bit(ranks: Run, tmp_path: Path) -> None:
+    """Statistics of batch norm, which are not in shards, are saved with the weights."""
+    assert_resumed(*whole_and_rest(partial(alone, ranks), tmp_path, arm=FP16, kind="fsdp", arch="convnet"))
 
 
-@pytest.mark.parametrize("arm", ["native:bf16", FP16, "half:bf16"])
-def test_one_rank_resumes_to_the_last_bit(arm: str, tmp_path: Path) -> None:
-    assert_resumed(*whole_and_rest(alone, tmp_path, 3, arm=arm, kind="fsdp", arch="convnet"))
-
-
+LACKS = fp8.LIBRARY.missing()
+needs_torchao = pytest.mark.skipif(bool(LACKS), reason=LACKS or "-")
 EIGHT_BITS = {"optimizer": "torchao.optim:AdamW8bit", "kind": "fsdp", "width": 64}
 
 
+def refused(**options: Any) -> str:
+    """Return why a run could not be resumed or saved, as this rank says it."""
+    try:
+        on_ranks(**options)
+    except AmpCompareError as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+@needs_torchao
 def test_shards_with_moments_in_8_bits_resume_to_the_last_bit(ranks: Run, tmp_path: Path) -> None:
-    """Each rank has blocks of its own shard, and gets these back; one rank, whose blocks are others, is refused."""
-    pytest.importorskip("torchao")
-    options = {"arm": "fsdp:param=bf16", **EIGHT_BITS}
-    whole, second = whole_and_rest(partial(ranks, 2, on_ranks), tmp_path, 3, **options)
+    """Each rank has blocks of its own shard, and gets these back; one rank, whose blocks are others, is refused.
+
+    So is a save in shards, which may be those of other ranks: one line on every rank says what to do.
+    """
+    options = {"arm": BF16, **EIGHT_BITS}
+    whole, second = whole_and_rest(partial(ranks, 2, on_ranks), tmp_path, **options)
     moments = whole[0]["state"]["optimizer"]["state"][0]
     assert [part["tensor_class"] for part in moments["exp_avg"]["tensor_shards"]] == [
         "torchao.optim.subclass_8bit.OptimState8bit"
     ] * 2
     assert_resumed(whole[0], second[0])
-    with pytest.raises(CheckpointError, match="is in shards of 2 ranks there and of class OptimState8bit here"):
-        alone(folder=str(tmp_path / "rest"), **options)
+    (error,) = ranks(1, refused, folder=str(tmp_path / "rest"), **options)
+    assert error.startswith("CheckpointError: ")
+    assert "is in shards of 2 ranks there and of class OptimState8bit here" in error
+    one, other = ranks(2, refused, folder=str(tmp_path / "new"), stop=2, saving={"format": "sharded"}, **options)
+    assert one == other
+    assert one.endswith("save with --checkpoint-format file")
 
 
-def test_one_rank_with_moments_in_8_bits_resumes_to_the_last_bit(tmp_path: Path) -> None:
+@needs_torchao
+def test_one_rank_with_moments_in_8_bits_resumes_to_the_last_bit(ranks: Run, tmp_path: Path) -> None:
     """One shard is the whole: the checkpoint is that of a process without shards."""
-    pytest.importorskip("torchao")
     options = {"arm": "fp32", **EIGHT_BITS}
-    whole, second = whole_and_rest(alone, tmp_path, 3, **options)
+    whole, second = whole_and_rest(partial(alone, ranks), tmp_path, **options)
     assert_resumed(whole, second)
-    plain = alone(**{**options, "kind": "none"})
+    plain = alone(ranks, **{**options, "kind": "none"})
     assert first_difference(whole["state"]["optimizer"], plain["state"]["optimizer"], apart=()) == ""
 
 
@@ -266,41 +321,42 @@ def test_another_number_of_ranks_resumes(ranks: Run, two_first: bool, tmp_path: 
     """One rank resumes from two, and two from one, with equal weights and state, and goes on as they would have."""
 
     def train(folder: str, **options: Any) -> dict[str, Any]:
-        if two_first is folder.endswith("whole"):
-            return ranks(2, on_ranks, folder=folder, **options)[0]  # type: ignore[no-any-return]
-        return alone(folder=folder, **options)
+        on_two = two_first is folder.endswith("whole")
+        return ranks(2 if on_two else 1, on_ranks, folder=folder, **options)[0]  # type: ignore[no-any-return]
 
-    whole, second = whole_and_rest(train, tmp_path, 2, arm="fsdp:param=bf16")
-    saved = read_checkpoint(tmp_path / "rest" / "step-00000002.pt")
+    whole, second = whole_and_rest(train, tmp_path, arm=BF16)
+    saved = read_checkpoint(tmp_path / "rest" / "step-00000003.pt")
     for part in ("model", "optimizer", "scaler"):
         assert first_difference({part: saved[part]}, {part: second["loaded"][part]}, apart=()) == ""
-    assert second["losses"] == pytest.approx(whole["losses"][2:], rel=1e-2)
+    assert second["losses"] == pytest.approx(whole["losses"][3:], rel=1e-2)
 
 
 @pytest.mark.parametrize(
     ("arm", "other", "kind"),
     [
         (FP16, "apex:O2,engine=compat", "none"),
-        ("fsdp:param=bf16", "half:bf16,masters=fp32", "none"),
+        (BF16, "half:bf16,masters=fp32", "none"),
         ("half:bf16", "native:bf16", "none"),
-        ("apex:O5,engine=compat", "fsdp:param=bf16", "fsdp"),
+        ("apex:O5,engine=compat", BF16, "fsdp"),
         ("native:fp16", FP16, "fsdp"),
     ],
 )
-def test_converted_checkpoints_train_on(ranks: Run, arm: str, other: str, kind: str, tmp_path: Path) -> None:
+def test_converted_checkpoints_train_on(
+    ranks: Run, unbroken: Callable[[str], Unbroken], arm: str, other: str, kind: str, tmp_path: Path
+) -> None:
     """What two ranks hold in shards becomes a whole checkpoint of another arm, and the reverse."""
-
-    def train(arm: str, in_shards: bool, folder: str, **options: Any) -> dict[str, Any]:
-        options |= {"arm": arm, "folder": str(tmp_path / folder), "optimizer": "sgd"}
-        if in_shards:
-            return ranks(2, on_ranks, kind="fsdp", **options)[0]  # type: ignore[no-any-return]
-        return alone(kind="none", **options)
-
-    whole = train(arm, kind == "none", "a", saving={"every_steps": 2, "keep_last": 9})
-    conversion = into_arm({"schema": 1, **read_checkpoint(tmp_path / "a" / "step-00000002.pt")}, other)
-    write_checkpoint(tmp_path / "b" / "step-00000002.pt", conversion.state)
-    second = train(other, kind == "fsdp", "b")
-    assert second["losses"] == pytest.approx(whole["losses"][2:], rel=1e-2)
+    if kind == "none":
+        (whole, _), folder = unbroken(arm)
+    else:
+        saving = {"every_steps": 4, "keep_last": 9}
+        whole = alone(ranks, arm=arm, kind="none", folder=str(tmp_path), saving=saving, **SIX_UPDATES)
+        folder = tmp_path
+    conversion = into_arm({"schema": 1, **read_checkpoint(folder / "step-00000004.pt")}, other)
+    write_checkpoint(tmp_path / "b" / "step-00000004.pt", conversion.state)
+    converted = {"arm": other, "kind": kind, "folder": str(tmp_path / "b"), **SIX_UPDATES}
+    second = ranks(1 if kind == "none" else 2, on_ranks, **converted)[0]
+    assert len(second["losses"]) == 2
+    assert second["losses"] == pytest.approx(whole["losses"][4:], rel=1e-2)
 
 
 def one_shard_overflows() -> tuple[list[Any], list[Any]]:

@@ -7,22 +7,18 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from ampcompare.base.tensors.sharded import whole
 from ampcompare.runs.records.evaluation import EpochResult
 from ampcompare.runs.settings.config import RunConfig
-from ampcompare.tasks.task import make_task
-from ampcompare.training.assemble import assemble, make_parallel
-from ampcompare.training.parallel.ranks import Communicator, ProcessGroup, SingleProcess
-from ampcompare.training.precision.base import make_precision
 from ampcompare.training.precision.cpu_half import cpu_half
-from ampcompare.training.session import Session
+from tests.distributed.sessions import CPU, make_session
 
-CPU = torch.device("cpu")
 Run = Callable[..., list[Any]]
 
 
-def configuration(arm: str, processes: int = 1, **options: Any) -> RunConfig:
+def configuration(arm: str, processes: int = 1, kind: str = "none", **options: Any) -> RunConfig:
     """Three updates of twelve sentences, of which two ranks have unequal numbers of bytes."""
     recipe = {
         "task": "lm",
@@ -33,15 +29,14 @@ def configuration(arm: str, processes: int = 1, **options: Any) -> RunConfig:
         "global_batch_size": 12,
         **options,
     }
-    return RunConfig.model_validate({"recipe": recipe, "arm": arm, "processes": processes})
+    values = {"recipe": recipe, "arm": arm, "processes": processes, "parallel": {"kind": kind}}
+    return RunConfig.model_validate(values)
 
 
-def outcome(config: RunConfig, ranks: Communicator) -> dict[str, Any]:
+def outcome(config: RunConfig) -> dict[str, Any]:
     """Train to the end, and return what can be compared."""
-    precision = make_precision(config.arm, device="cpu")
-    parallel = make_parallel(config.parallel, CPU, precision.engine.name if precision.engine else None)
-    session = Session(config, assemble(config.recipe, make_task(config.recipe), precision, parallel, CPU, ranks=ranks))
-    _, arithmetic = cpu_half(config.cpu_half, precision.half_dtype, CPU)
+    session = make_session(config)
+    _, arithmetic = cpu_half(config.cpu_half, session.precision.half_dtype, CPU)
     with arithmetic:
         events = list(session.events())
     weights = [whole(parameter.detach()).flatten() for parameter in session.assembly.replicas[0].parameters()]
@@ -53,16 +48,13 @@ def outcome(config: RunConfig, ranks: Communicator) -> dict[str, Any]:
 
 
 def train(arm: str, kind: str, **options: Any) -> dict[str, Any]:
-    ranks = ProcessGroup(CPU)
-    config = configuration(arm, ranks.size, **options)
-    parallel = config.parallel.model_copy(update={"kind": kind})
-    return outcome(config.model_copy(update={"parallel": parallel}), ranks)
+    return outcome(configuration(arm, dist.get_world_size(), kind=kind, **options))
 
 
 @pytest.mark.parametrize("kind", ["ddp", "apex-ddp", "fsdp"])
 def test_lines_on_ranks_are_those_of_one_process(ranks: Run, kind: str) -> None:
     """Two ranks, each in micro-batches, end with the weights and the metric of one process with the whole batch."""
-    alone = outcome(configuration("fp32"), SingleProcess())
+    alone = outcome(configuration("fp32"))
     both = ranks(2, train, arm="fp32", kind=kind, grad_accum_steps=3)
     assert len(alone["losses"]) == 3
     assert torch.equal(both[0]["weights"], both[1]["weights"])

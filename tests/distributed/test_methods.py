@@ -12,13 +12,9 @@ from torch import Tensor
 
 from ampcompare.runs.records.evaluation import EpochResult
 from ampcompare.runs.settings.config import RunConfig
-from ampcompare.tasks.task import make_task
-from ampcompare.training.assemble import assemble, make_parallel
-from ampcompare.training.parallel.ranks import Communicator, ProcessGroup, SingleProcess
-from ampcompare.training.precision.base import make_precision
 from ampcompare.training.session import Session
+from tests.distributed.sessions import make_session
 
-CPU = torch.device("cpu")
 Run = Callable[..., list[Any]]
 FOUR_UPDATES = {"name": "synthetic", "train_size": 64, "val_size": 33, "image_size": 8}
 
@@ -35,12 +31,6 @@ def configuration(arm: str, *, processes: int = 1, recipe: dict[str, Any] | None
     return RunConfig.model_validate({"recipe": values, "arm": arm, "processes": processes, "drain_every": 2, **options})
 
 
-def make_session(config: RunConfig, ranks: Communicator) -> Session:
-    precision = make_precision(config.arm, device="cpu")
-    parallel = make_parallel(config.parallel, CPU, precision.engine.name if precision.engine else None)
-    return Session(config, assemble(config.recipe, make_task(config.recipe), precision, parallel, CPU, ranks=ranks))
-
-
 def averaged(session: Session) -> tuple[list[EpochResult], Tensor]:
     """Train to the end; return the results and all averaged tensors."""
     epochs = [event for event in session.events() if isinstance(event, EpochResult)]
@@ -51,9 +41,7 @@ def averaged(session: Session) -> tuple[list[EpochResult], Tensor]:
 
 def average_on_ranks(arm: str, kind: str, arch: str) -> tuple[list[EpochResult], Tensor]:
     recipe = {"ema_decay": 0.7, "model": {"arch": arch, "args": {"width": 8}}, "data": FOUR_UPDATES}
-    return averaged(
-        make_session(configuration(arm, processes=2, parallel={"kind": kind}, recipe=recipe), ProcessGroup(CPU))
-    )
+    return averaged(make_session(configuration(arm, processes=2, parallel={"kind": kind}, recipe=recipe)))
 
 
 @pytest.mark.parametrize(("arm", "kind"), [("fp32", "ddp"), ("apex:O2", "apex-ddp"), ("native:bf16", "ddp")])
@@ -67,7 +55,7 @@ def test_the_average_is_one_over_all_ranks(ranks: Run, arm: str, kind: str) -> N
 
 def test_the_average_of_two_halves_is_that_of_the_whole(ranks: Run) -> None:
     recipe = {"ema_decay": 0.7, "model": {"arch": "mlp", "args": {"width": 8}}, "data": FOUR_UPDATES}
-    epochs, mean = averaged(make_session(configuration("fp32", recipe=recipe), SingleProcess()))
+    epochs, mean = averaged(make_session(configuration("fp32", recipe=recipe)))
     both, theirs = ranks(2, average_on_ranks, arm="fp32", kind="ddp", arch="mlp")[0]
     torch.testing.assert_close(theirs, mean, rtol=1e-5, atol=1e-6)
     assert both[0].ema_counts == epochs[0].ema_counts
@@ -76,7 +64,7 @@ def test_the_average_of_two_halves_is_that_of_the_whole(ranks: Run) -> None:
 def broken_on_one(on_nan: str) -> tuple[Any, ...]:
     """Give rank 1 alone a bad batch, or bad weights; return what each rank saw and where it ended."""
     session = make_session(
-        configuration("fp32", processes=2, on_nan=on_nan, rollback_every=2, parallel={"kind": "ddp"}), ProcessGroup(CPU)
+        configuration("fp32", processes=2, on_nan=on_nan, rollback_every=2, parallel={"kind": "ddp"})
     )
     data = session.assembly.task.data
     whole = data.train_batches
@@ -104,21 +92,22 @@ def test_a_bad_batch_on_one_rank(ranks: Run, on_nan: str, skipped: list[int], re
     assert one[4].isfinite().all()
 
 
-def compiled_on_ranks(arm: str, kind: str, backend: str) -> tuple[list[float], Tensor]:
+def compiled_on_ranks(arm: str, kind: str, arch: str, backend: str) -> tuple[list[float], Tensor]:
     """Train with two micro-batches in a compiled model with channels last."""
-    recipe = {"compile": backend, "channels_last": True, "grad_accum_steps": 2, "model": {"arch": "convnet"}}
+    recipe = {"compile": backend, "channels_last": True, "grad_accum_steps": 2, "model": {"arch": arch}}
     recipe["data"] = {**FOUR_UPDATES, "train_size": 32}
     config = configuration(arm, processes=2, parallel={"kind": kind}, recipe=recipe)
-    session = make_session(config, ProcessGroup(CPU))
+    session = make_session(config)
     losses = [step.loss for event in session.events() if not isinstance(event, EpochResult) for step in event]
     return losses, torch.cat([param.detach().float().flatten() for param in session.assembly.replicas[0].parameters()])
 
 
-@pytest.mark.parametrize(("arm", "kind"), [("native:bf16", "ddp"), ("apex:O1", "apex-ddp")])
-def test_a_compiled_model_on_two_ranks(ranks: Run, arm: str, kind: str) -> None:
-    (losses, weights), (other_losses, other_weights) = ranks(2, compiled_on_ranks, arm=arm, kind=kind, backend="eager")
+@pytest.mark.parametrize(("arm", "kind", "arch"), [("native:bf16", "ddp", "convnet"), ("apex:O1", "apex-ddp", "mlp")])
+def test_a_compiled_model_on_two_ranks(ranks: Run, arm: str, kind: str, arch: str) -> None:
+    options = {"arm": arm, "kind": kind, "arch": arch}
+    (losses, weights), (other_losses, other_weights) = ranks(2, compiled_on_ranks, backend="eager", **options)
     assert losses == other_losses
     assert torch.equal(weights, other_weights)
-    plain, expected = ranks(2, compiled_on_ranks, arm=arm, kind=kind, backend="none")[0]
+    plain, expected = ranks(2, compiled_on_ranks, backend="none", **options)[0]
     assert losses == pytest.approx(plain, rel=1e-3)
     torch.testing.assert_close(weights, expected, rtol=1e-2, atol=1e-3)

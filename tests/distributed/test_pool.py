@@ -31,13 +31,10 @@ def test_values_come_back_in_order(ranks: Any) -> None:
     assert ranks(2, total, start=3) == [(0, 7.0), (1, 7.0)]
 
 
-def test_an_exception_shows_its_rank_and_traceback(ranks: Any) -> None:
+def test_failures_name_their_rank(own_ranks: Any) -> None:
+    """An exception is shown with its traceback and a death with its exit code, at once; the next call works again."""
     with pytest.raises(AssertionError, match=r"(?s)rank 1: Traceback.*raise_on_last.*the last rank is unwell"):
-        ranks(2, raise_on_last)
-
-
-def test_a_dead_rank_shows_its_exit_code(ranks: Any) -> None:
-    """A rank that dies fails the test at once, and the next call works again."""
+        own_ranks(2, raise_on_last)
     with pytest.raises(AssertionError, match="rank 0: ended with exit code 7"):
-        ranks(2, die_on_first)
-    assert ranks(2, total, start=0) == [(0, 1.0), (1, 1.0)]
+        own_ranks(2, die_on_first)
+    assert own_ranks(2, total, start=0) == [(0, 1.0), (1, 1.0)]

@@ -6,7 +6,7 @@ import contextlib
 import io
 import os
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -51,13 +51,6 @@ def other_on_rank_1(num_classes, sample_shape):
 def all_raise(num_classes, sample_shape):
     raise ValueError("nobody can build this")
 """
-
-
-@pytest.fixture
-def own_ranks(ranks: Any) -> Iterator[Run]:
-    """The pool, ended afterwards: gloo may still close connections of a cell's own group when the next one is made."""
-    yield ranks
-    ranks.close()
 
 
 @pytest.fixture

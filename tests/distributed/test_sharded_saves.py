@@ -5,16 +5,16 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from pydantic import ValidationError
 
-from ampcompare.base.errors import AmpCompareError, CheckpointError
+from ampcompare.base.errors import CheckpointError
 from ampcompare.base.tensors.tree import first_difference
 from ampcompare.training.checkpoint.convert.load import load_any
 from ampcompare.training.checkpoint.store import folder as folder_module
@@ -22,22 +22,19 @@ from ampcompare.training.checkpoint.store.file import read_checkpoint, write_che
 from ampcompare.training.checkpoint.store.sharded import FILES, read_saved
 from ampcompare.training.own_group import group_of_one
 from ampcompare.training.state.resume import find_checkpoint
-from tests.distributed import test_fsdp
-from tests.distributed.test_fsdp import APART, CPU, EIGHT_BITS, FP16, Run, configuration, on_ranks
+from tests.distributed.test_fsdp import APART, BF16, CPU, FP16, Run, alone, configuration, on_ranks, refused
 
 SHARDED = {"format": "sharded"}
 EVERY = {**SHARDED, "every_steps": 2, "keep_last": 3}
-ARM = "fsdp:param=bf16"
-SIX_UPDATES = {"size": 48}
-alone = partial(test_fsdp.alone, **SIX_UPDATES)
+SIX_UPDATES = {"arm": BF16, "kind": "fsdp", "size": 48}
 
 
 @pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
+def saved(ranks: Run, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
     """An unbroken run of one rank, and a folder with what another one saved until its fourth update."""
     folder = tmp_path_factory.mktemp("saved")
-    whole = alone(ARM, "fsdp", str(folder / "whole"))
-    alone(ARM, "fsdp", str(folder / "stopped"), stop=4, saving=EVERY)
+    whole = alone(ranks, folder=str(folder / "whole"), **SIX_UPDATES)
+    alone(ranks, folder=str(folder / "stopped"), stop=4, saving=EVERY, **SIX_UPDATES)
     return whole, folder / "stopped"
 
 
@@ -46,16 +43,20 @@ def files_of(folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("arm", "task"),
+    ("arm", "model"),
     [
-        (ARM, "lm"),
-        pytest.param(FP16, "classification", marks=pytest.mark.extended),
-        pytest.param("half:bf16", "classification", marks=pytest.mark.extended),
+        (BF16, {"width": 33}),
+        pytest.param(BF16, {"task": "lm", "arch": "gpt"}, marks=pytest.mark.extended),
+        pytest.param(FP16, {"arch": "convnet"}, marks=pytest.mark.extended),
+        pytest.param("half:bf16", {"arch": "convnet"}, marks=pytest.mark.extended),
     ],
 )
-def test_two_ranks_resume_to_the_last_bit(ranks: Run, arm: str, task: str, tmp_path: Path) -> None:
-    """A stopped run that is resumed from shards ends as one that was neither stopped nor saved in shards."""
-    options = {"arm": arm, "kind": "fsdp", "task": task, "arch": "gpt" if task == "lm" else "convnet"}
+def test_two_ranks_resume_to_the_last_bit(ranks: Run, arm: str, model: dict[str, Any], tmp_path: Path) -> None:
+    """A stopped run that is resumed from shards ends as one that was neither stopped nor saved in shards.
+
+    An odd width leaves the ranks shards of different sizes.
+    """
+    options = {"arm": arm, "kind": "fsdp", **model}
     folder = tmp_path / "b"
     whole = ranks(2, on_ranks, folder=str(tmp_path / "a"), **options)
     first = ranks(2, on_ranks, folder=str(folder), stop=2, saving=SHARDED, **options)
@@ -72,7 +73,7 @@ def test_two_ranks_resume_to_the_last_bit(ranks: Run, arm: str, task: str, tmp_p
 def test_no_rank_writes_the_shards_of_another(ranks: Run, tmp_path: Path) -> None:
     """Both files hold about half of the weights and moments, and the file of rank 0 none; torch reads the folder."""
     saved = tmp_path / "step-00000002.dcp"
-    state = ranks(2, on_ranks, arm=ARM, width=512, kind="fsdp", folder=str(tmp_path), stop=2, saving=SHARDED)[0][
+    state = ranks(2, on_ranks, arm=BF16, width=512, kind="fsdp", folder=str(tmp_path), stop=2, saving=SHARDED)[0][
         "state"
     ]
     size = 3 * sum(value.nbytes for value in state["model"].values())
@@ -92,9 +93,8 @@ def test_another_number_of_ranks_resumes(ranks: Run, two_first: bool, tmp_path: 
     """One rank resumes from the shards of two, and two from that of one, with equal weights and state."""
 
     def train(on_two: bool, **options: Any) -> dict[str, Any]:
-        options |= {"arm": ARM, "kind": "fsdp", "folder": str(tmp_path), "saving": SHARDED, **SIX_UPDATES}
-        result: dict[str, Any] = ranks(2, on_ranks, **options)[0] if on_two else alone(**options)
-        return result
+        options |= {"folder": str(tmp_path), "saving": SHARDED, **SIX_UPDATES}
+        return ranks(2 if on_two else 1, on_ranks, **options)[0]  # type: ignore[no-any-return]
 
     first = train(two_first, stop=3)
     second = train(not two_first)
@@ -103,13 +103,13 @@ def test_another_number_of_ranks_resumes(ranks: Run, two_first: bool, tmp_path: 
     assert (len(first["losses"]), len(second["losses"])) == (3, 3)
 
 
-def test_files_and_shards_lie_in_one_folder(tmp_path: Path, saved: tuple[dict[str, Any], Path]) -> None:
+def test_files_and_shards_lie_in_one_folder(ranks: Run, tmp_path: Path, saved: tuple[dict[str, Any], Path]) -> None:
     """A run may change the form from one resume to the next; older ones are deleted, whatever their form."""
-    options = {"arm": ARM, "kind": "fsdp", "folder": str(tmp_path)}
-    alone(**options, stop=2, saving={"every_steps": 1, "keep_last": 2})
-    alone(**options, stop=4, saving={**SHARDED, "every_steps": 1, "keep_last": 2})
+    options = {"folder": str(tmp_path), **SIX_UPDATES}
+    alone(ranks, **options, stop=2, saving={"every_steps": 1, "keep_last": 2})
+    alone(ranks, **options, stop=4, saving={**SHARDED, "every_steps": 1, "keep_last": 2})
     assert files_of(tmp_path) == ["best.dcp", "step-00000003.dcp", "step-00000004.dcp"]
-    last = alone(**options, saving={"every_steps": 1, "keep_last": 2})
+    last = alone(ranks, **options, saving={"every_steps": 1, "keep_last": 2})
     assert {name for name in files_of(tmp_path) if name.startswith("step")} == {"step-00000005.pt", "step-00000006.pt"}
     assert first_difference(saved[0]["state"], last["state"], apart=APART) == ""
 
@@ -180,14 +180,8 @@ class Killed(BaseException):
     """Stands for SIGKILL: nothing of the package catches it."""
 
 
-@pytest.mark.parametrize(("place", "left"), [("state", 1), ("rename", 1), ("rename", 2), ("rename", 3), ("link", 1)])
-def test_a_killed_save_loses_nothing(
-    place: str, left: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, saved: tuple[dict[str, Any], Path]
-) -> None:
-    """Wherever a save ends, the newest complete checkpoint is found, and the resumed run is the unbroken one."""
-    saving = {**EVERY, "every_epochs": 1, "keep_last": 1}
-    tmp_path = shutil.copytree(saved[1], tmp_path / "copy")
-    shutil.rmtree(tmp_path / "step-00000004.dcp")
+def ended_save(place: str, left: int, **options: Any) -> None:
+    """Train until a save is at one of its calls for the time that is left."""
     owner, name = {
         "state": (folder_module, "write_checkpoint"),
         "rename": (Path, "replace"),
@@ -201,42 +195,34 @@ def test_a_killed_save_loses_nothing(
             raise Killed
         return real(*args)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(owner, name, killed)
-        with pytest.raises(Killed):
-            alone(ARM, "fsdp", str(tmp_path), saving=saving)
-    found = find_checkpoint("auto", tmp_path)
+    with mock.patch.object(owner, name, killed), pytest.raises(Killed):
+        on_ranks(**options)
+
+
+@pytest.mark.parametrize(("place", "left"), [("state", 1), ("rename", 1), ("rename", 2), ("rename", 3), ("link", 1)])
+def test_a_killed_save_loses_nothing(
+    ranks: Run, place: str, left: int, tmp_path: Path, saved: tuple[dict[str, Any], Path]
+) -> None:
+    """Wherever a save ends, the newest complete checkpoint is found, and the resumed run is the unbroken one."""
+    folder = shutil.copytree(saved[1], tmp_path / "copy")
+    shutil.rmtree(folder / "step-00000004.dcp")
+    options = {"folder": str(folder), "saving": {**EVERY, "every_epochs": 1, "keep_last": 1}, **SIX_UPDATES}
+    ranks(1, ended_save, place=place, left=left, **options)
+    found = find_checkpoint("auto", folder)
     assert found is not None
     assert found.state["progress"]["step"] >= 3
     assert not found.notes
-    last = alone(ARM, "fsdp", str(tmp_path), saving=saving)
+    last = alone(ranks, **options)
     assert first_difference(saved[0]["state"], last["state"], apart=APART) == ""
-    assert files_of(tmp_path) == ["best.dcp", "step-00000006.dcp"]
-
-
-def refused(**options: Any) -> str:
-    """Return why a run could not be saved, as this rank says it."""
-    try:
-        on_ranks(**options)
-    except AmpCompareError as error:
-        return f"{type(error).__name__}: {error}"
-    return ""
+    assert files_of(folder) == ["best.dcp", "step-00000006.dcp"]
 
 
 def test_a_folder_that_cannot_be_made_is_one_line_on_every_rank(ranks: Run, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    one, other = ranks(2, refused, arm=ARM, kind="fsdp", folder=str(tmp_path / "file"), stop=2, saving=SHARDED)
+    one, other = ranks(2, refused, arm=BF16, kind="fsdp", folder=str(tmp_path / "file"), stop=2, saving=SHARDED)
     assert one == other
     assert one.startswith("EnvironmentUnfit: cannot make ")
     assert one.endswith("Not a directory; free some space or choose another --output-dir")
-
-
-def test_moments_in_8_bits_are_refused(ranks: Run, tmp_path: Path) -> None:
-    """Their blocks are those of a rank's shards: one line on every rank says what to do."""
-    pytest.importorskip("torchao")
-    one, other = ranks(2, refused, arm="fp32", **EIGHT_BITS, folder=str(tmp_path), stop=2, saving=SHARDED)
-    assert one == other
-    assert one.endswith("save with --checkpoint-format file")
 
 
 @pytest.mark.parametrize(

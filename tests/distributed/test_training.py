@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import pytest
@@ -18,15 +19,13 @@ from ampcompare.runs.records.run import StepRecord
 from ampcompare.runs.settings.config import RunConfig
 from ampcompare.tasks.classification import Classification
 from ampcompare.tasks.in_memory import memory_data
-from ampcompare.tasks.task import make_task
-from ampcompare.training.assemble import assemble, make_parallel
 from ampcompare.training.evaluate import evaluate
-from ampcompare.training.parallel.ranks import Communicator, ProcessGroup, SingleProcess, weights_digest
+from ampcompare.training.parallel.ranks import ProcessGroup, weights_digest
 from ampcompare.training.precision.base import make_precision
 from ampcompare.training.precision.cpu_half import cpu_half
 from ampcompare.training.session import Session
+from tests.distributed.sessions import CPU, make_session
 
-CPU = torch.device("cpu")
 KINDS = ("ddp", "apex-ddp")
 OVERFLOWING = [("native:fp16,init_scale=1e10", kind) for kind in KINDS]
 Run = Callable[..., list[Any]]
@@ -43,12 +42,6 @@ def configuration(arm: str = "fp32", *, processes: int = 1, total: int = 16, **o
         "grad_accum_steps": options.pop("accumulation", 1),
     }
     return RunConfig.model_validate({"recipe": recipe, "arm": arm, "processes": processes, "drain_every": 4, **options})
-
-
-def make_session(config: RunConfig, ranks: Communicator) -> Session:
-    precision = make_precision(config.arm, device="cpu")
-    parallel = make_parallel(config.parallel, CPU, precision.engine.name if precision.engine else None)
-    return Session(config, assemble(config.recipe, make_task(config.recipe), precision, parallel, CPU, ranks=ranks))
 
 
 def outcome(session: Session) -> dict[str, Any]:
@@ -76,8 +69,7 @@ def distance(one: Tensor, other: Tensor) -> float:
 
 def train(arm: str, kind: str, **options: Any) -> dict[str, Any]:
     options = {**options, "parallel": {"kind": kind, **options.get("parallel", {})}}
-    ranks = ProcessGroup(CPU)
-    return outcome(make_session(configuration(arm, processes=ranks.size, **options), ranks))
+    return outcome(make_session(configuration(arm, processes=dist.get_world_size(), **options)))
 
 
 @pytest.mark.parametrize(("arm", "kind"), [*zip(DEFAULT_ARMS, KINDS * 9, strict=False), *OVERFLOWING])
@@ -93,38 +85,41 @@ def test_every_arm_trains(ranks: Run, arm: str, kind: str) -> None:
         assert not all(all(applied) for applied in one["applied"])
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_two_halves_are_a_whole(ranks: Run, kind: str) -> None:
-    """After ten updates in fp32, two ranks with half the batch have the weights of one process with all of it."""
-    alone = outcome(make_session(configuration(), SingleProcess()))
-    both = ranks(2, train, arm="fp32", kind=kind)[0]
-    assert len(both["losses"]) == 10
-    assert distance(both["weights"], alone["weights"]) <= 1e-6
-    assert both["losses"] == pytest.approx(alone["losses"], rel=1e-5)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_synchronized_batch_norm_is_batch_norm_of_the_whole(ranks: Run, kind: str) -> None:
-    alone = outcome(make_session(configuration(arch="convnet"), SingleProcess()))
-    synchronized = ranks(2, train, arm="fp32", kind=kind, arch="convnet", parallel={"sync_bn": "apex"})[0]
-    plain = ranks(2, train, arm="fp32", kind=kind, arch="convnet")[0]
-    assert distance(synchronized["weights"], alone["weights"]) <= 1e-5
-    assert distance(plain["weights"], alone["weights"]) > 1e-3
-    assert synchronized["epochs"][0].counts["top-1"] == alone["epochs"][0].counts["top-1"]
-
-
-@pytest.mark.parametrize("options", [{"bucket_cap_mb": 0.001}, {"delay_allreduce": True}])
-def test_buckets_change_nothing(ranks: Run, options: dict[str, Any]) -> None:
-    """Small buckets, or one reduction at the end, give the weights of the defaults."""
-    default = ranks(2, train, arm="fp32", kind="apex-ddp")[0]
-    other = ranks(2, train, arm="fp32", kind="apex-ddp", parallel=options)[0]
-    assert distance(other["weights"], default["weights"]) < 1e-6
+@pytest.fixture(scope="module")
+def whole() -> Callable[[str], dict[str, Any]]:
+    """What one process makes of all batches in fp32 with a model of some architecture."""
+    return cache(lambda arch: outcome(make_session(configuration(arch=arch))))
 
 
 @pytest.mark.parametrize(
-    ("arm", "kind"),
-    [("fp32", "ddp"), ("fp32", "apex-ddp"), ("apex:O2,loss_scale=128", "apex-ddp"), ("native:bf16", "ddp")],
+    ("kind", "parallel"),
+    [("ddp", {}), ("apex-ddp", {}), ("apex-ddp", {"bucket_cap_mb": 0.001}), ("apex-ddp", {"delay_allreduce": True})],
 )
+def test_two_halves_are_a_whole(ranks: Run, whole: Any, kind: str, parallel: dict[str, Any]) -> None:
+    """After ten updates in fp32, two ranks with half the batch have the weights of one process with all of it.
+
+    Small buckets, or one reduction at the end, change nothing.
+    """
+    both = ranks(2, train, arm="fp32", kind=kind, parallel=parallel)[0]
+    assert len(both["losses"]) == 10
+    assert distance(both["weights"], whole("mlp")["weights"]) <= 1e-6
+    assert both["losses"] == pytest.approx(whole("mlp")["losses"], rel=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_synchronized_batch_norm_is_batch_norm_of_the_whole(ranks: Run, whole: Any, kind: str) -> None:
+    alone = whole("convnet")
+    synchronized = ranks(2, train, arm="fp32", kind=kind, arch="convnet", parallel={"sync_bn": "apex"})[0]
+    assert distance(synchronized["weights"], alone["weights"]) <= 1e-5
+    assert synchronized["epochs"][0].counts["top-1"] == alone["epochs"][0].counts["top-1"]
+
+
+def test_batch_norm_of_halves_is_not_that_of_the_whole(ranks: Run, whole: Any) -> None:
+    plain = ranks(2, train, arm="fp32", kind="ddp", arch="convnet")[0]
+    assert distance(plain["weights"], whole("convnet")["weights"]) > 1e-3
+
+
+@pytest.mark.parametrize(("arm", "kind"), [("fp32", "ddp"), ("apex:O2,loss_scale=128", "apex-ddp")])
 def test_accumulation_is_no_accumulation(ranks: Run, arm: str, kind: str) -> None:
     """Two micro-batches, of which the first is not reduced, make the update of one batch; ranks stay equal."""
     whole = ranks(2, train, arm=arm, kind=kind)[0]
@@ -135,7 +130,7 @@ def test_accumulation_is_no_accumulation(ranks: Run, arm: str, kind: str) -> Non
 
 def equal_gradients(kind: str) -> list[bool]:
     """Return after which of four micro-batches with other samples on each rank the gradients are equal."""
-    session = make_session(configuration(processes=2, accumulation=4, parallel={"kind": kind}), ProcessGroup(CPU))
+    session = make_session(configuration(processes=2, accumulation=4, parallel={"kind": kind}))
     loop, params = session.loop, list(session.assembly.replicas[0].parameters())
     images = torch.zeros(8, *session.assembly.task.data.sample_shape)
     labels = torch.zeros(8, dtype=torch.int64)
@@ -161,19 +156,17 @@ def test_only_the_last_micro_batch_is_reduced(ranks: Run, kind: str) -> None:
 
 def evaluated(kind: str) -> tuple[Any, Any]:
     """Return the evaluation by all ranks, and by this one alone, of the same weights."""
-    group = ProcessGroup(CPU)
-    config = configuration(processes=group.size, total=8 * group.size, arch="convnet", parallel={"kind": kind})
-    session = make_session(config, group)
+    size = dist.get_world_size()
+    session = make_session(configuration(processes=size, total=8 * size, arch="convnet", parallel={"kind": kind}))
     together = [event for event in session.events() if isinstance(event, EpochResult)][-1]
     assembly = session.assembly
     batches = assembly.task.data.val_batches(8, device=CPU)
     return together, evaluate(assembly.task, assembly.replicas, assembly.precision, batches, CPU, indices=range(33))
 
 
-@pytest.mark.parametrize("world_size", [2, 3, 4])
-def test_evaluation_counts_each_sample_once(ranks: Run, world_size: int) -> None:
-    """Whatever the number of ranks, their counts sum to those of one process over all samples."""
-    for together, alone in ranks(world_size, evaluated, kind="ddp"):
+def test_evaluation_counts_each_sample_once(ranks: Run) -> None:
+    """The counts of ranks of which one has a sample more sum to those of one process over all samples."""
+    for together, alone in ranks(4, evaluated, kind="ddp"):
         assert (together.samples, alone.samples) == (33, 33)
         assert together.counts == alone.counts
         assert together.loss == pytest.approx(alone.loss, rel=1e-6)
@@ -203,9 +196,8 @@ def test_padded_evaluation_has_no_images(ranks: Run) -> None:
 
 def drift(what: str) -> str:
     """Change something on rank 1 behind the others' backs, and return the error."""
-    group = ProcessGroup(CPU)
     arm = "apex:O2" if what == "scale" else "fp32"
-    session = make_session(configuration(arm, processes=2, parallel={"kind": "apex-ddp"}), group)
+    session = make_session(configuration(arm, processes=2, parallel={"kind": "apex-ddp"}))
     events = session.events()
     next(events)
     if dist.get_rank() == 1 and what == "weights":
@@ -240,7 +232,7 @@ def another_model() -> str:
         values["recipe"]["model"]["arch"] = "convnet"
         config = RunConfig.model_validate(values)
     try:
-        make_session(config, ProcessGroup(CPU))
+        make_session(config)
     except RanksDiffer as error:
         return str(error)
     return "no error"
@@ -254,7 +246,7 @@ def test_a_rank_with_another_model(ranks: Run) -> None:
 
 def one_bad_rank(on_nan: str) -> tuple[int | None, int, int]:
     """Break the weights of rank 1 only; return where each rank saw divergence and how many steps and epochs it made."""
-    session = make_session(configuration(processes=2, on_nan=on_nan, parallel={"kind": "ddp"}), ProcessGroup(CPU))
+    session = make_session(configuration(processes=2, on_nan=on_nan, parallel={"kind": "ddp"}))
     steps, epochs = list[StepRecord](), 0
     for number, event in enumerate(session.events()):
         if isinstance(event, EpochResult):
