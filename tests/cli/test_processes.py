@@ -137,15 +137,14 @@ def test_ctrl_c_leaves_a_report_and_no_process(
 ) -> None:
     """SIGINT ends with 130; what was done is in the report, and server and cell are gone."""
     words = ["compare", *SMALL, "--epochs", "15", "--arm", "fp32", "--seeds", "0-99"]
-    forked_python.run([os.devnull], tmp_path, dict(os.environ))  # the fork server is none of the family
-    before = {*psutil.Process().children(recursive=True)}
+    before = forked_python.descendants()
     process = forked_python.popen(
         [*COMMAND, *words, "-o", "out"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path
     )
     with process.stderr as said, process.stdout as out:
         assert said.readline().startswith("100 cells: 1 arm (fp32) x 100 seeds (0-99); on cpu, 1 thread")
         assert said.readline().startswith("[1/100] fp32, seed 0: top-1")
-        family = {*psutil.Process().children(recursive=True)} - before - {psutil.Process(process.pid)}
+        family = forked_python.descendants() - before - {psutil.Process(process.pid)}
         assert family
         process.send_signal(signal.SIGINT)
         rest = said.read()
