@@ -134,7 +134,7 @@ LONG = {
     "runs/analysis": "answer/headline counts forest record_attacks same_work survivors tables/copies",
     "runs/analysis/inference": "granularity pooled_effects sample_size verdict",
     "runs/analysis/runs": "learning",
-    "runs/analysis/verdicts": "loss_tail samples step_time",
+    "runs/analysis/evidence": "loss_tail samples step_time",
     "runs/records": "metric",
     "runs/report": "formats html/html metric_screens",
     "script": "stand_in torch_amp/plain_script torch_amp/whole_model trainers/follow",
@@ -280,13 +280,13 @@ def forking(forked_python: Any) -> types.SimpleNamespace:
 @pytest.fixture
 def forked_children(forking: types.SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let `call_in_child` fork its children from a process that has torch loaded."""
-    monkeypatch.setattr("ampcompare.base.isolate.call.subprocess", forking)
+    monkeypatch.setattr("ampcompare.base.processes.call.subprocess", forking)
 
 
 @pytest.fixture
 def forked_servers(forking: types.SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let process servers, those of scripts too, start in milliseconds, from a process that has torch loaded."""
-    monkeypatch.setattr("ampcompare.base.isolate.client.subprocess", forking)
+    monkeypatch.setattr("ampcompare.base.processes.client.subprocess", forking)
     monkeypatch.setattr("ampcompare.experiment.launch.script.launcher.subprocess", forking)
 
 

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     import psutil
 
 SERVER = Path(__file__).with_name("fork_server.py")
-MODULES = ("ampcompare.base.isolate.server", "ampcompare.script.examined")
-STARTERS = os.path.join("ampcompare", "base", "isolate") + os.sep  # of this checkout, or of a copy
+MODULES = ("ampcompare.base.processes.server", "ampcompare.script.examination")
+STARTERS = os.path.join("ampcompare", "base", "processes") + os.sep  # of this checkout, or of a copy
 
 
 def forkable(command: Any) -> bool:

@@ -104,7 +104,7 @@ def name(page: Path) -> str:
 def launcher(forking: Any) -> Iterator[ForkedLauncher]:
     """A launcher of cells, whose server all pages share: starting it takes longer than the commands of one."""
     with ForkedLauncher() as launcher, pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ampcompare.base.isolate.client.subprocess", forking)
+        patch.setattr("ampcompare.base.processes.client.subprocess", forking)
         yield launcher
 
 

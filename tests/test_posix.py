@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from ampcompare.base.errors import EnvironmentUnfit
-from ampcompare.base.isolate.start import kill_group
+from ampcompare.base.processes.start import kill_group
 from ampcompare.experiment.preflight import check_cells
 from ampcompare.runs.settings.config import RunConfig
 
@@ -54,7 +54,7 @@ for found in pkgutil.walk_packages(ampcompare.__path__, "ampcompare."):
     count += 1
 print(count)
 """
-SKIPPED = ("ampcompare.base.isolate.child",)
+SKIPPED = ("ampcompare.base.processes.child",)
 EXTRAS = ("accelerate", "jinja2", "lightning_fabric", "mlflow", "mmengine", "pynvml", "ray", "submitit", "tensorboard",
           "timm", "torchao", "transformers", "triton", "wandb")  # fmt: skip
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ampcompare.api.doctor.examine import Examination, examine
 from ampcompare.backends.arm import Arm, parse_arms
-from ampcompare.base.isolate.call import TIME_LIMIT
+from ampcompare.base.processes.call import TIME_LIMIT
 
 __all__ = ["examine_machine"]
 

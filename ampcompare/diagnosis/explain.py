@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 from ampcompare.backends.arm import Arm
 from ampcompare.backends.explanation import ArmExplanation, BytesPerParameter
 from ampcompare.base.errors import AmpCompareError, ConfigError, EnvironmentUnfit, LaunchError
-from ampcompare.base.isolate.call import call_in_child
-from ampcompare.base.shown import Shown
+from ampcompare.base.notebook_display import Shown
+from ampcompare.base.processes.call import call_in_child
 from ampcompare.runs.report.document import Block, Code, Document, Facts, Items, Section, Text
 from ampcompare.runs.settings.config import RunConfig
 

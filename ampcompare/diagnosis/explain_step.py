@@ -19,9 +19,9 @@ from ampcompare.tasks.data import tensors_of
 from ampcompare.tasks.task import make_task
 from ampcompare.training.assemble import Assembly, assemble_single
 from ampcompare.training.device import resolve_device
-from ampcompare.training.own_group import own_group
 from ampcompare.training.precision.base import NO_CONTEXT, make_precision, owned_params
 from ampcompare.training.precision.cpu_half import cpu_half
+from ampcompare.training.process_group import own_group
 
 __all__ = ["observe"]
 

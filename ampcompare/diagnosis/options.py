@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ampcompare.base.errors import AmpCompareError, ConfigError, EnvironmentUnfit, LaunchError
-from ampcompare.base.isolate.call import call_in_child
+from ampcompare.base.processes.call import call_in_child
 from ampcompare.runs.records.diagnosis import Diagnosis
 from ampcompare.runs.settings.config import RunConfig
 

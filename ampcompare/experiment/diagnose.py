@@ -18,7 +18,7 @@ from ampcompare.backends.arm import Arm
 from ampcompare.base.environment.fingerprint import THREAD_VARIABLES
 from ampcompare.base.errors import AmpCompareError, ConfigError, EnvironmentUnfit, LaunchError
 from ampcompare.base.files.run_files import CellFile
-from ampcompare.base.isolate.start import start_command
+from ampcompare.base.processes.start import start_command
 from ampcompare.diagnosis.cures import Tested, verdict_of, with_cure
 from ampcompare.diagnosis.options import DiagnoseOptions, Request, diagnose_in_child
 from ampcompare.experiment.launch.cell_files import log_tail
@@ -212,7 +212,7 @@ def run_examined(config: RunConfig, folder: Path, kind: str, environment: Mappin
 
     Args:
         folder: of the run, with `request.json`.
-        kind: of `ampcompare.script.examined`, which runs once or on each rank.
+        kind: of `ampcompare.script.examination`, which runs once or on each rank.
         environment: added to that of this process.
 
     Raises:
@@ -228,7 +228,7 @@ def run_examined(config: RunConfig, folder: Path, kind: str, environment: Mappin
         "PYTHONWARNINGS": "ignore",
         "TORCHDYNAMO_DISABLE": "1",
     }
-    start += ["-m", "ampcompare.script.examined", kind, str(folder / "request.json")]
+    start += ["-m", "ampcompare.script.examination", kind, str(folder / "request.json")]
     command = start_command("ampcompare.experiment.launch.script.supervise", *start)
     with (folder / CellFile.LOG).open("wb") as log:
         process = subprocess.Popen(

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ampcompare.base.errors import AmpCompareError, CheckpointError, ConfigError, EnvironmentUnfit, LaunchError
-from ampcompare.base.isolate.call import call_in_child
+from ampcompare.base.processes.call import call_in_child
 from ampcompare.runs.settings.config import RunConfig
 from ampcompare.runs.settings.validation import validated
 

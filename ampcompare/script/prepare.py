@@ -16,7 +16,7 @@ from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import AmpCompareError
 from ampcompare.base.files.loaded_code import watch_code
 from ampcompare.base.rank_marks import CELL_FOLDER, mark_output
-from ampcompare.script.acted import Acted
+from ampcompare.script.arm_share import Acted
 from ampcompare.script.legacy import child_processes
 from ampcompare.script.legacy.execute import execute
 from ampcompare.script.legacy.prepare import Prepared, prepare_process

@@ -21,8 +21,8 @@ from ampcompare.backends.arm import Arm
 from ampcompare.backends.catalog import SCRIPT_BACKENDS
 from ampcompare.base.errors import UnsupportedCombination
 from ampcompare.guards.events import Layer, Points, Subscriptions
-from ampcompare.script.acted import Acted
 from ampcompare.script.apex_amp import Given, ScriptAmp
+from ampcompare.script.arm_share import Acted
 from ampcompare.script.keep_fp32 import KeptAtFirstCall
 from ampcompare.script.legacy.prepare import override_opt_level
 from ampcompare.script.legacy.record.recorder import Rows, value_of

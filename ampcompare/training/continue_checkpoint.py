@@ -17,9 +17,9 @@ from ampcompare.training.assemble import assemble_single
 from ampcompare.training.build_loop import build_loop
 from ampcompare.training.checkpoint.convert.load import load_ours
 from ampcompare.training.device import resolve_device
-from ampcompare.training.own_group import own_group
 from ampcompare.training.precision.base import make_precision
 from ampcompare.training.precision.cpu_half import cpu_half
+from ampcompare.training.process_group import own_group
 
 __all__ = ["continue_checkpoint"]
 

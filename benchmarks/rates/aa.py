@@ -24,11 +24,11 @@ import numpy as np
 from scipy.stats import binomtest, ttest_1samp
 
 from ampcompare.experiment.launch.forked import ForkedLauncher
+from ampcompare.runs.analysis.evidence.step_time import TIME_FLOOR, invalid_reason
 from ampcompare.runs.analysis.inference.criteria import Criteria
 from ampcompare.runs.analysis.inference.effect import Effect, min_resolvable_spread, p_values, paired
 from ampcompare.runs.analysis.inference.sample_size import pairs_needed
 from ampcompare.runs.analysis.inference.verdict import Margin, decide
-from ampcompare.runs.analysis.verdicts.step_time import TIME_FLOOR, invalid_reason
 from ampcompare.runs.records.run import RunRecord
 from benchmarks.rates.real_runs import NAMES, comparisons, config_of, judged, named, own_seed
 from benchmarks.rates.study import Measured, Row, Study, Table, counted

@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import stdtr
 
+from ampcompare.runs.analysis.evidence.step_time import TIME_FLOOR
 from ampcompare.runs.analysis.inference.criteria import Criteria
 from ampcompare.runs.analysis.inference.effect import ERROR_RATE
-from ampcompare.runs.analysis.verdicts.step_time import TIME_FLOOR
 
 __all__ = ["Claims", "Floats", "claims", "is_winner"]
 

@@ -23,10 +23,10 @@ from numpy.typing import NDArray
 from scipy.signal import lfilter
 from scipy.stats import ttest_1samp
 
+from ampcompare.runs.analysis.evidence.loss_tail import tail_loss
 from ampcompare.runs.analysis.inference.criteria import Criteria
 from ampcompare.runs.analysis.inference.effect import ERROR_RATE
 from ampcompare.runs.analysis.inference.verdict import decide
-from ampcompare.runs.analysis.verdicts.loss_tail import tail_loss
 from ampcompare.runs.records.run import RunRecord, loss_tail
 from ampcompare.runs.settings.config import RunConfig
 from benchmarks.rates.real_runs import RECIPES, Recipe, comparisons, judged, of_pair, own_seed

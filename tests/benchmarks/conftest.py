@@ -39,7 +39,7 @@ class Forks(ForkContext):
 @pytest.fixture(scope="module")
 def shared_launcher(forking: types.SimpleNamespace) -> Iterator[ForkedLauncher]:
     with ForkedLauncher() as launcher, pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ampcompare.base.isolate.client.subprocess", forking)
+        patch.setattr("ampcompare.base.processes.client.subprocess", forking)
         launcher._ensure_server()
         yield launcher
 

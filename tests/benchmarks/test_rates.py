@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ampcompare.runs.analysis.evidence.step_time import TIME_FLOOR
 from ampcompare.runs.analysis.inference.criteria import Criteria
 from ampcompare.runs.analysis.inference.effect import paired
 from ampcompare.runs.analysis.inference.verdict import Margin, decide
-from ampcompare.runs.analysis.verdicts.step_time import TIME_FLOOR
 from benchmarks.rates import gates
 from benchmarks.rates.__main__ import STUDIES
 from benchmarks.rates.arrays import is_winner

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ampcompare.base.isolate.client import ProcessServer
+from ampcompare.base.processes.client import ProcessServer
 from ampcompare.cli import main
 from ampcompare.experiment.launch.forked import ForkedLauncher
 from ampcompare.experiment.launch.script import launcher as script_launcher
@@ -75,7 +75,7 @@ def shared_launcher(
     try:
         with ForkedLauncher() as launcher:
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr("ampcompare.base.isolate.client.subprocess", forking)
+                patch.setattr("ampcompare.base.processes.client.subprocess", forking)
                 launcher._ensure_server()
             os.chdir(before)
             yield launcher, folder
@@ -87,7 +87,7 @@ def shared_launcher(
 def script_server(forking: types.SimpleNamespace) -> Iterator[ProcessServer]:
     """A process server for cells of scripts, which forks one after the other."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ampcompare.base.isolate.client.subprocess", forking)
+        patch.setattr("ampcompare.base.processes.client.subprocess", forking)
         server = ProcessServer(script_launcher.LOADED, {"PYTHONHASHSEED": "0", **os.environ}, script_launcher.OPTIONS)
     yield server
     server.close()

@@ -11,7 +11,7 @@ import torch
 import yaml
 
 from ampcompare.base.errors import CheckpointError, LaunchError
-from ampcompare.base.isolate.call import Answer
+from ampcompare.base.processes.call import Answer
 from ampcompare.cli import main
 from ampcompare.experiment import verify_conversion as module
 from ampcompare.experiment.verify_conversion import Continued, verify_conversion

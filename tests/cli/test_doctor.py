@@ -34,7 +34,7 @@ def test_doctor_on_this_machine(call: Call, tmp_path: Path, monkeypatch: pytest.
 
 def test_doctor_where_torch_is_broken(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     """With every import failing the report is still whole; without --for the exit code is 0."""
-    from ampcompare.base.isolate.call import Answer
+    from ampcompare.base.processes.call import Answer
 
     def ask(probe: str, **options: Any) -> Answer:
         return Answer({}, "died", "the process was killed by SIGSEGV")
@@ -49,7 +49,7 @@ def test_doctor_where_torch_is_broken(call: Call, monkeypatch: pytest.MonkeyPatc
 
 
 def test_doctor_without_colors(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ampcompare.base.isolate.call import Answer
+    from ampcompare.base.processes.call import Answer
 
     monkeypatch.setattr("ampcompare.api.doctor.examine.ask", lambda probe, **options: Answer({}, "died", "killed"))
     monkeypatch.setattr("click.style", lambda word, color: f"<{color}>{word}")

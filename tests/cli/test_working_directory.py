@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ampcompare.base.isolate.start import isolated_environment, start_command
+from ampcompare.base.processes.start import isolated_environment, start_command
 
 NAMES = (
     *("json", "typing", "dataclasses", "logging", "random", "queue", "socket", "statistics", "tempfile", "uuid"),

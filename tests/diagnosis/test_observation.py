@@ -11,7 +11,7 @@ import torch
 from ampcompare.backends.arm import Arm
 from ampcompare.base.environment.apex import ApexInstall
 from ampcompare.base.errors import AmpCompareError, LaunchError
-from ampcompare.base.isolate.call import Answer
+from ampcompare.base.processes.call import Answer
 from ampcompare.diagnosis.explain import bytes_per_parameter, observe_in_child, render_observation
 from ampcompare.diagnosis.explain_step import observe
 from ampcompare.runs.settings.config import RunConfig

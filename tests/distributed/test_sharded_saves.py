@@ -20,7 +20,7 @@ from ampcompare.training.checkpoint.convert.load import load_any
 from ampcompare.training.checkpoint.store import folder as folder_module
 from ampcompare.training.checkpoint.store.file import read_checkpoint, write_checkpoint
 from ampcompare.training.checkpoint.store.sharded import FILES, read_saved
-from ampcompare.training.own_group import group_of_one
+from ampcompare.training.process_group import group_of_one
 from ampcompare.training.state.resume import find_checkpoint
 from tests.distributed.test_fsdp import APART, BF16, CPU, FP16, Run, alone, configuration, on_ranks, refused
 

@@ -99,7 +99,7 @@ def launcher(tmp_path_factory: pytest.TempPathFactory, forking: types.SimpleName
     try:
         with ForkedLauncher() as launcher:
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr("ampcompare.base.isolate.client.subprocess", forking)
+                patch.setattr("ampcompare.base.processes.client.subprocess", forking)
                 launcher._ensure_server()
             yield launcher
     finally:

@@ -11,7 +11,7 @@ from typing import Literal
 from ampcompare.api.doctor.ask import ask
 from ampcompare.api.doctor.finding import Check
 from ampcompare.base.environment.apex import ApexInstall, probe_apex
-from ampcompare.base.isolate.call import Answer, search_path
+from ampcompare.base.processes.call import Answer, search_path
 
 __all__ = ["INSTALL", "State", "examine_apex"]
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ampcompare.base.isolate.call import TIME_LIMIT, Answer, call_in_child
+from ampcompare.base.processes.call import TIME_LIMIT, Answer, call_in_child
 
 __all__ = ["ask"]
 

@@ -31,7 +31,7 @@ from ampcompare.backends.arm import Arm
 from ampcompare.backends.catalog import BUILT_IN
 from ampcompare.base.environment.gpus import ACCELERATORS, accelerator_of, why_no_accelerator
 from ampcompare.base.environment.packages import installed_version
-from ampcompare.base.isolate.call import TIME_LIMIT, Answer
+from ampcompare.base.processes.call import TIME_LIMIT, Answer
 from ampcompare.base.version import __version__
 
 __all__ = [

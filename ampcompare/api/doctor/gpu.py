@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ampcompare.api.doctor.finding import Check, Verdict
-from ampcompare.base.isolate.call import Answer
+from ampcompare.base.processes.call import Answer
 
 __all__ = ["driver_version", "examine_gpus", "gains", "has_nvidia_gpu"]
 

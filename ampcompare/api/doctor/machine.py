@@ -14,7 +14,7 @@ from typing import Any
 
 from ampcompare.api.doctor.finding import Check, Verdict
 from ampcompare.base.environment.fingerprint import THREAD_VARIABLES, fingerprint
-from ampcompare.base.isolate.call import Answer
+from ampcompare.base.processes.call import Answer
 from ampcompare.base.version import __version__
 
 __all__ = [

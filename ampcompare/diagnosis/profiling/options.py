@@ -9,7 +9,7 @@ from typing import Any
 
 from ampcompare.base.errors import AmpCompareError, ConfigError, EnvironmentUnfit, LaunchError
 from ampcompare.base.files.run_files import RunFile
-from ampcompare.base.isolate.call import call_in_child
+from ampcompare.base.processes.call import call_in_child
 from ampcompare.runs.records.profile import ArmProfile
 from ampcompare.runs.settings.config import RunConfig
 

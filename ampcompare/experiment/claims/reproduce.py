@@ -17,8 +17,8 @@ from ampcompare.base.environment.gpus import why_no_cuda
 from ampcompare.base.errors import ConfigError, LaunchError, did_you_mean
 from ampcompare.base.files.write import write_atomically
 from ampcompare.base.formatting import printable
-from ampcompare.base.isolate.call import call_in_child
-from ampcompare.base.isolate.start import isolated_environment, start_command
+from ampcompare.base.processes.call import call_in_child
+from ampcompare.base.processes.start import isolated_environment, start_command
 from ampcompare.experiment.claims.definition import Claim, ExperimentSpec, Study, load_study
 from ampcompare.experiment.claims.evaluate import ClaimResult, judge_claim
 from ampcompare.experiment.launch.base import Launcher

@@ -13,8 +13,8 @@ import psutil
 
 from ampcompare.base.environment.fingerprint import THREAD_VARIABLES
 from ampcompare.base.files.run_files import CellFile
-from ampcompare.base.isolate.client import MAX_SERVERS, Fork, ProcessServer, ServerLost, can_fork
-from ampcompare.base.isolate.start import isolated_environment, start_command
+from ampcompare.base.processes.client import MAX_SERVERS, Fork, ProcessServer, ServerLost, can_fork
+from ampcompare.base.processes.start import isolated_environment, start_command
 from ampcompare.experiment.launch.base import Launcher, Progress, Stoppable, failed_record, interrupted_record
 from ampcompare.experiment.launch.cell_files import log_tail, make_cell_folder, write_config, write_record
 from ampcompare.experiment.launch.places import ANYWHERE, VARIABLE, Place

@@ -16,7 +16,7 @@ import psutil
 
 from ampcompare.base.errors import UnsupportedCombination
 from ampcompare.base.files.run_files import CellFile
-from ampcompare.base.isolate.start import start_command
+from ampcompare.base.processes.start import start_command
 from ampcompare.experiment.launch.base import Launcher, Progress, Stoppable, failed_record, interrupted_record
 from ampcompare.experiment.launch.cell_files import (
     last_lines,

@@ -32,7 +32,7 @@ from ampcompare.base.errors import (
 )
 from ampcompare.base.files.run_files import CellFile
 from ampcompare.base.files.write import write_atomically
-from ampcompare.base.isolate.start import __file__ as START
+from ampcompare.base.processes.start import __file__ as START
 from ampcompare.experiment.launch.base import Progress, QueueLauncher, failed_record
 from ampcompare.experiment.launch.cell_files import (
     log_tail,

@@ -22,8 +22,8 @@ from typing import NoReturn
 
 from ampcompare.base.files.run_files import CellFile
 from ampcompare.base.files.write import write_atomically
-from ampcompare.base.isolate.start import __file__ as START
-from ampcompare.base.isolate.start import start_command
+from ampcompare.base.processes.start import __file__ as START
+from ampcompare.base.processes.start import start_command
 from ampcompare.experiment.launch.cell_files import private_folder
 from ampcompare.experiment.launch.distributed_env import loopback
 from ampcompare.experiment.launch.stop_signal import end_signals

@@ -23,12 +23,12 @@ from pydantic import Field
 
 from ampcompare.base.errors import ConfigError
 from ampcompare.runs.analysis.answer.headline import headline
+from ampcompare.runs.analysis.evidence.accuracy import accuracy_effect
+from ampcompare.runs.analysis.evidence.step_time import TIME_FLOOR, ratio_of, step_times
 from ampcompare.runs.analysis.inference.effect import ERROR_RATE, MIN_PAIRS, Effect, interval, paired
 from ampcompare.runs.analysis.inference.verdict import Margin, decide
 from ampcompare.runs.analysis.runs.pairs import Pair, pairs_by_seed
 from ampcompare.runs.analysis.runs.scores import has_score, metric_of, spread_floor, step_of, step_of_scores
-from ampcompare.runs.analysis.verdicts.accuracy import accuracy_effect
-from ampcompare.runs.analysis.verdicts.step_time import TIME_FLOOR, ratio_of, step_times
 from ampcompare.runs.records.comparison import ArmSummary, Comparison
 from ampcompare.runs.records.document import SCHEMA, FrozenRecord
 from ampcompare.runs.records.metric import TOP1, Metric

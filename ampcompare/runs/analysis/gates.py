@@ -9,6 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ampcompare.base.errors import ConfigError
+from ampcompare.runs.analysis.evidence.accuracy import accuracy_evidence, accuracy_margin
+from ampcompare.runs.analysis.evidence.loss_tail import loss_evidence
+from ampcompare.runs.analysis.evidence.step_time import invalid_reason, time_evidence
 from ampcompare.runs.analysis.inference.criteria import criteria_of
 from ampcompare.runs.analysis.inference.looks import Design
 from ampcompare.runs.analysis.inference.verdict import verdicts_on
@@ -16,9 +19,6 @@ from ampcompare.runs.analysis.runs.comparability import accuracy_reason, memory_
 from ampcompare.runs.analysis.runs.learning import LEARNED_NOTHING, idle_verdict
 from ampcompare.runs.analysis.runs.pairs import conditional, conditional_on, counterparts, pairs_by_seed
 from ampcompare.runs.analysis.runs.scores import value_of
-from ampcompare.runs.analysis.verdicts.accuracy import accuracy_evidence, accuracy_margin
-from ampcompare.runs.analysis.verdicts.loss_tail import loss_evidence
-from ampcompare.runs.analysis.verdicts.step_time import invalid_reason, time_evidence
 from ampcompare.runs.records.comparison import ArmSummary, Comparison
 from ampcompare.runs.records.metric import TOP1, TOP5, Metric
 from ampcompare.runs.records.run import RunRecord

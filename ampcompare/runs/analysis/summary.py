@@ -11,6 +11,23 @@ from typing import Any, TypeGuard
 from ampcompare.runs.analysis.answer.headline import details, headline
 from ampcompare.runs.analysis.answer.next_step import next_steps
 from ampcompare.runs.analysis.answer.phrases import Quality
+from ampcompare.runs.analysis.evidence.accuracy import (
+    accuracy_effect,
+    accuracy_evidence,
+    accuracy_margin,
+    failure_verdict,
+    precision_rows,
+)
+from ampcompare.runs.analysis.evidence.loss_tail import loss_evidence
+from ampcompare.runs.analysis.evidence.samples import compare_samples, sample_sentences, samples_noun
+from ampcompare.runs.analysis.evidence.step_time import (
+    invalid_reason,
+    invalid_reason_of_arm,
+    ratio_of,
+    rounds_sentence,
+    step_times,
+    time_evidence,
+)
 from ampcompare.runs.analysis.inference.criteria import AccuracyMargin, Criteria
 from ampcompare.runs.analysis.inference.effect import MIN_PAIRS, wilson
 from ampcompare.runs.analysis.inference.looks import Design
@@ -27,23 +44,6 @@ from ampcompare.runs.analysis.runs.pairs import (
 )
 from ampcompare.runs.analysis.runs.record_checks import unique_runs
 from ampcompare.runs.analysis.runs.scores import metric_of, one_metric
-from ampcompare.runs.analysis.verdicts.accuracy import (
-    accuracy_effect,
-    accuracy_evidence,
-    accuracy_margin,
-    failure_verdict,
-    precision_rows,
-)
-from ampcompare.runs.analysis.verdicts.loss_tail import loss_evidence
-from ampcompare.runs.analysis.verdicts.samples import compare_samples, sample_sentences, samples_noun
-from ampcompare.runs.analysis.verdicts.step_time import (
-    invalid_reason,
-    invalid_reason_of_arm,
-    ratio_of,
-    rounds_sentence,
-    step_times,
-    time_evidence,
-)
 from ampcompare.runs.records.comparison import ArmSummary, Comparison, Published, SampleComparison, Twin
 from ampcompare.runs.records.metric import Metric
 from ampcompare.runs.records.run import Effective, RunRecord

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from ampcompare.base.shown import Shown
+from ampcompare.base.notebook_display import Shown
 from ampcompare.runs.records.document import SCHEMA, FrozenRecord, Number, SchemaNumber, read_model
 from ampcompare.runs.records.evaluation import PrecisionRow
 from ampcompare.runs.records.metric import MAX_NAME, TOP1, Metric

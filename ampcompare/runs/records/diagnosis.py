@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from ampcompare.base.shown import Shown
+from ampcompare.base.notebook_display import Shown
 from ampcompare.runs.records.document import FrozenRecord, Number
 
 __all__ = [

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from ampcompare.base.shown import Shown
+from ampcompare.base.notebook_display import Shown
 from ampcompare.runs.records.document import (
     SCHEMA,
     Count,

@@ -8,10 +8,10 @@ from dataclasses import replace
 
 from ampcompare.base.formatting import format_duration, format_mebibytes, format_percent, printable
 from ampcompare.runs.analysis.answer.phrases import sentence_start
+from ampcompare.runs.analysis.evidence.samples import samples_noun, two_digits
+from ampcompare.runs.analysis.evidence.step_time import invalid_reason
 from ampcompare.runs.analysis.inference.effect import MIN_PAIRS
 from ampcompare.runs.analysis.runs.comparability import are_pairs
-from ampcompare.runs.analysis.verdicts.samples import samples_noun, two_digits
-from ampcompare.runs.analysis.verdicts.step_time import invalid_reason
 from ampcompare.runs.records.comparison import ArmSummary, Comparison, ModelPair, PublishedRow, SampleComparison
 from ampcompare.runs.records.evaluation import PrecisionRow
 from ampcompare.runs.records.metric import Metric

@@ -35,7 +35,7 @@ from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import ScalingError, UnsupportedCombination
 from ampcompare.guards.events import GRADIENT_READS, Points, Subscriptions
 from ampcompare.guards.location import here
-from ampcompare.script.acted import Acted
+from ampcompare.script.arm_share import Acted
 from ampcompare.script.legacy.record.recorder import Rows, value_of
 from ampcompare.script.torch_amp.autocast_and_scaler import HALF, TorchNames
 from ampcompare.training.precision.base import owned_params

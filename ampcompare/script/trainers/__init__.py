@@ -15,7 +15,7 @@ from ampcompare.guards.events import Subscriptions
 from ampcompare.guards.import_hook import ImportHook
 from ampcompare.script.legacy.record.recorder import Rows
 from ampcompare.script.trainers import accelerate, lightning, mmengine
-from ampcompare.script.trainers.told import Through, Told
+from ampcompare.script.trainers.arm import Through, Told
 
 __all__ = ["Trainers"]
 

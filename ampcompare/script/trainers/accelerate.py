@@ -13,7 +13,7 @@ from typing import Any
 
 from ampcompare.guards.events import Subscriptions
 from ampcompare.script.legacy.target import Target
-from ampcompare.script.trainers.told import Follow, Told, log_numbers
+from ampcompare.script.trainers.arm import Follow, Told, log_numbers
 
 __all__ = ["MODULES"]
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from ampcompare.guards.events import Subscriptions
-from ampcompare.script.trainers.told import Follow, Told, log_numbers
+from ampcompare.script.trainers.arm import Follow, Told, log_numbers
 
 __all__ = ["MODULES"]
 

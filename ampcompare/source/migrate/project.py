@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import ClassVar, TypeAlias
 
 from ampcompare.base.files.read import FileFault
-from ampcompare.base.shown import Shown
+from ampcompare.base.notebook_display import Shown
 from ampcompare.source.document import Document, parse_document, read_bytes, write_document
 from ampcompare.source.find import find_sources
 from ampcompare.source.migrate.finding import BY_HAND, NOTE, Finding

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ampcompare.base.errors import ConfigError, LaunchError
-from ampcompare.base.isolate.start import start_command
+from ampcompare.base.processes.start import start_command
 from ampcompare.source.migrate.finding import NOTE
 from ampcompare.source.migrate.project import migrate_file
 

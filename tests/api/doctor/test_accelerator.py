@@ -9,7 +9,7 @@ import torch
 
 from ampcompare.api.doctor.examine import examine_accelerators
 from ampcompare.api.doctor.probes import accelerators
-from ampcompare.base.isolate.call import Answer
+from ampcompare.base.processes.call import Answer
 
 
 def test_each_accelerator_is_named_with_the_arms_that_train_on_it() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from ampcompare.api.doctor import gpu
 from ampcompare.api.doctor.gpu import driver_version, examine_gpus, gains, has_nvidia_gpu
-from ampcompare.base.isolate.call import Answer
+from ampcompare.base.processes.call import Answer
 
 DRIVER = ("580.65.06", "from somewhere")
 NO_DRIVER = (None, "there is no nvidia-smi and no loaded driver")

@@ -9,7 +9,7 @@ import pytest
 
 from ampcompare.api.doctor.ask import ask
 from ampcompare.api.doctor.machine import examine_collectives, examine_python, examine_torch
-from ampcompare.base.isolate.call import Answer
+from ampcompare.base.processes.call import Answer
 
 BUILD = {"version": "2.13.0", "cuda": "13.0", "hip": None, "cudnn": 91301, "distributed": True}
 BUILD |= {"nccl": True, "gloo": True, "mpi": False}

@@ -8,7 +8,7 @@ import pytest
 
 from ampcompare.api.doctor.ask import ask
 from ampcompare.api.doctor.machine import examine_vision, fitting_torchvision
-from ampcompare.base.isolate.call import Answer
+from ampcompare.base.processes.call import Answer
 
 
 @pytest.mark.parametrize(

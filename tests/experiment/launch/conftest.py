@@ -167,7 +167,7 @@ def shared_launcher(forking: types.SimpleNamespace) -> Iterator[ForkedLauncher]:
     """A launcher with a server."""
     with ForkedLauncher() as launcher:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("ampcompare.base.isolate.client.subprocess", forking)
+            patch.setattr("ampcompare.base.processes.client.subprocess", forking)
             launcher._ensure_server()
         yield launcher
 

@@ -16,7 +16,7 @@ from ampcompare.experiment.launch.multi_process import MultiProcessLauncher
 from ampcompare.experiment.launch.worker import cell as worker
 from ampcompare.experiment.launch.worker.rank import local_device, open_store, process_group
 from ampcompare.runs.settings.config import RunConfig
-from ampcompare.training.own_group import choose_backend
+from ampcompare.training.process_group import choose_backend
 
 TORCHRUN = {
     **{"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"},

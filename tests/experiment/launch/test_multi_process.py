@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from ampcompare.base.errors import UnsupportedCombination
-from ampcompare.base.isolate.start import start_command
+from ampcompare.base.processes.start import start_command
 from ampcompare.experiment.launch import multi_process
 from ampcompare.experiment.launch.base import Progress
 from ampcompare.experiment.launch.multi_process import MultiProcessLauncher, StoppedProcesses, _ranks_of

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from ampcompare.runs.analysis.evidence.step_time import ratio_of
 from ampcompare.runs.analysis.inference.effect import Effect
 from ampcompare.runs.analysis.inference.verdict import Margin, Verdict, decide
 from ampcompare.runs.analysis.summary import summarize
-from ampcompare.runs.analysis.verdicts.step_time import ratio_of
 from ampcompare.runs.records.comparison import ArmSummary, Comparison
 from ampcompare.runs.records.run import RunRecord
 from ampcompare.runs.report.columns import format_interval

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ampcompare.base.errors import UnsupportedCombination
 from ampcompare.base.metric_log import listen
-from ampcompare.script.trainers.told import log_numbers
+from ampcompare.script.trainers.arm import log_numbers
 from tests.script.small_script import batch, network
 from tests.script.test_stand_in import Rows
 

@@ -11,8 +11,8 @@ from torch import nn
 from ampcompare.base.errors import PreparationError
 from ampcompare.base.tensors.sharded import is_sharded, whole
 from ampcompare.base.tensors.skippable_step import skip_on_device
-from ampcompare.training.own_group import group_of_one
 from ampcompare.training.parallel.sharding import ShardTypes, is_sharded_model, shard, units
+from ampcompare.training.process_group import group_of_one
 
 CPU = torch.device("cpu")
 

@@ -18,8 +18,8 @@ from ampcompare.backends.spec import BackendSpec, ContractArm
 from ampcompare.base.errors import PreparationError, UnsupportedCombination
 from ampcompare.base.tensors.sharded import whole
 from ampcompare.base.tensors.skippable_step import skip_on_device
-from ampcompare.training.own_group import choose_backend, group_of_one
 from ampcompare.training.precision.base import Precision, make_precision
+from ampcompare.training.process_group import choose_backend, group_of_one
 
 LR = 0.5
 

@@ -26,8 +26,8 @@ from ampcompare.base.environment.fingerprint import THREAD_VARIABLES, fingerprin
 from ampcompare.base.errors import EnvironmentUnfit, LaunchError
 from ampcompare.base.files.loaded_code import Names
 from ampcompare.base.files.run_files import CellFile
-from ampcompare.base.isolate.client import MAX_SERVERS, ProcessServer, ServerLost, can_fork
-from ampcompare.base.isolate.start import start_command
+from ampcompare.base.processes.client import MAX_SERVERS, ProcessServer, ServerLost, can_fork
+from ampcompare.base.processes.start import start_command
 from ampcompare.base.rank_marks import CELL_FOLDER
 from ampcompare.base.secrets import MASK, learn_file, mask, mask_variable
 from ampcompare.experiment.launch.base import Launcher, Progress, Stoppable

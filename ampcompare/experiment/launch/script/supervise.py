@@ -15,7 +15,7 @@ import threading
 
 import psutil
 
-from ampcompare.base.isolate.start import kill_group
+from ampcompare.base.processes.start import kill_group
 
 __all__ = ["end_family"]
 

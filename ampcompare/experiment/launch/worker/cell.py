@@ -53,11 +53,11 @@ from ampcompare.training.hashes import parameters_sha256, weights_sha256
 from ampcompare.training.loop import allreduce_share
 from ampcompare.training.meters import MemoryMeter, make_memory_meter
 from ampcompare.training.other_precisions import evaluate_in_others
-from ampcompare.training.own_group import own_group
 from ampcompare.training.parallel.ranks import Communicator, SingleProcess, weights_digest
 from ampcompare.training.precision.base import Precision, make_precision
 from ampcompare.training.precision.cpu_half import cpu_half
 from ampcompare.training.precision.fp32 import require_tf32, set_tf32
+from ampcompare.training.process_group import own_group
 from ampcompare.training.run_summary import RunMetrics
 from ampcompare.training.session import Session
 from ampcompare.training.state.resume import AUTO, find_checkpoint, validate_resume

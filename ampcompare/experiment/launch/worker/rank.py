@@ -42,8 +42,8 @@ from ampcompare.experiment.launch.worker.cell import failed_with, train_cell
 from ampcompare.experiment.launch.worker.stall import Roll, is_timeout, show_stack_on_signal
 from ampcompare.runs.records.run import RunRecord
 from ampcompare.runs.settings.config import RunConfig
-from ampcompare.training.own_group import bound_to, choose_backend
 from ampcompare.training.parallel.ranks import ProcessGroup, require_equal
+from ampcompare.training.process_group import bound_to, choose_backend
 from ampcompare.training.stop_request import StopRequest
 
 if TYPE_CHECKING:

@@ -14,6 +14,7 @@ from ampcompare.runs.analysis.answer.phrases import (
     sentence_start,
     with_verb,
 )
+from ampcompare.runs.analysis.evidence.samples import samples_noun
 from ampcompare.runs.analysis.inference.effect import MIN_PAIRS
 from ampcompare.runs.analysis.inference.looks import changes_sentence
 from ampcompare.runs.analysis.runs.learning import (
@@ -27,7 +28,6 @@ from ampcompare.runs.analysis.runs.learning import (
 )
 from ampcompare.runs.analysis.runs.pairs import IDENTICAL, equal_losses, identical, other_weights, pairs_by_seed
 from ampcompare.runs.analysis.runs.record_checks import SEEDS_ITSELF
-from ampcompare.runs.analysis.verdicts.samples import samples_noun
 from ampcompare.runs.records.comparison import ArmSummary, Comparison
 from ampcompare.runs.records.metric import Metric
 from ampcompare.runs.records.run import RunRecord

@@ -23,6 +23,7 @@ from importlib.resources import files
 
 from ampcompare.base.errors import ConfigError
 from ampcompare.runs.analysis.answer.headline import not_recommended
+from ampcompare.runs.analysis.evidence.step_time import TIME_FLOOR
 from ampcompare.runs.analysis.inference.criteria import AccuracyMargin, Criteria, resolve_margin
 from ampcompare.runs.analysis.inference.effect import MIN_PAIRS, SPREAD_IS_KNOWN, Effect, paired, welch
 from ampcompare.runs.analysis.inference.looks import Design
@@ -31,7 +32,6 @@ from ampcompare.runs.analysis.runs.scores import grid_step, in_steps, rounding_s
 from ampcompare.runs.analysis.summary import Line, conclude, decided_rows
 from ampcompare.runs.analysis.tables.csv_table import ResultsTable, Run, TableOptions, read_table, same_words
 from ampcompare.runs.analysis.tables.quantities import ACCURACY, Quantity
-from ampcompare.runs.analysis.verdicts.step_time import TIME_FLOOR
 from ampcompare.runs.records.comparison import ArmSummary, Comparison, JudgedTable
 from ampcompare.runs.records.metric import Metric
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ampcompare.base.formatting import printable
-from ampcompare.runs.analysis.verdicts.step_time import invalid_reason
+from ampcompare.runs.analysis.evidence.step_time import invalid_reason
 from ampcompare.runs.records.comparison import ArmSummary, Comparison
 from ampcompare.runs.records.run import RunRecord
 

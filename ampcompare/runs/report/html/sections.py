@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from ampcompare.base.formatting import printable
 from ampcompare.runs.analysis.answer.headline import warnings_and_answer
-from ampcompare.runs.analysis.verdicts.step_time import invalid_reason
+from ampcompare.runs.analysis.evidence.step_time import invalid_reason
 from ampcompare.runs.records.comparison import Comparison
 from ampcompare.runs.records.metric import Metric
 from ampcompare.runs.records.run import RunRecord

@@ -65,7 +65,7 @@ def launcher(tmp_path_factory: pytest.TempPathFactory, forking: types.SimpleName
     (folder / "ampcompare.py").write_text("raise SystemExit(99)")
     with pytest.MonkeyPatch.context() as patch, ScriptLauncher() as one:
         patch.chdir(folder)
-        patch.setattr("ampcompare.base.isolate.client.subprocess", forking)
+        patch.setattr("ampcompare.base.processes.client.subprocess", forking)
         patch.setattr("ampcompare.experiment.launch.script.launcher.POLL_SECONDS", 0.02)
         yield one
 

@@ -7,8 +7,8 @@ import pytest
 from scipy.special import stdtrit
 from scipy.stats import ttest_1samp
 
+from ampcompare.runs.analysis.evidence.samples import MeanSquares, mean_squares, new_samples_error, samples_needed
 from ampcompare.runs.analysis.inference.effect import min_resolvable_spread
-from ampcompare.runs.analysis.verdicts.samples import MeanSquares, mean_squares, new_samples_error, samples_needed
 
 
 def draws(seeds: int = 4, images: int = 200, rate: float = 0.3) -> np.ndarray:

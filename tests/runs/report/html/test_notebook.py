@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import ampcompare
-from ampcompare.base.shown import Shown
+from ampcompare.base.notebook_display import Shown
 from ampcompare.runs.records.comparison import Comparison, read_comparison
 from ampcompare.runs.records.diagnosis import Diagnosis, Fault, Place
 from ampcompare.runs.report.base import Format

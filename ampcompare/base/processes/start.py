@@ -1,6 +1,6 @@
 """Start a module in a separate process whose import path lacks the working directory.
 
-`python PACKAGE/isolate/start.py -m MODULE ARGUMENTS` is `python -P -m MODULE ARGUMENTS`, which Python 3.10 lacks: a
+`python PACKAGE/processes/start.py -m MODULE ARGUMENTS` is `python -P -m MODULE ARGUMENTS`, which Python 3.10 lacks: a
 file of the working directory with the name of a library, such as `json.py`, is never imported. The package is also
 found in a checkout, whose folder comes last.
 """

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from ampcompare.base.isolate.start import isolated_environment, kill_group
+from ampcompare.base.processes.start import isolated_environment, kill_group
 
 __all__ = ["TIME_LIMIT", "Answer", "call_in_child", "search_path"]
 

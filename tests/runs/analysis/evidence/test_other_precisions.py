@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from scipy.stats import ttest_1samp
 
+from ampcompare.runs.analysis.evidence.accuracy import precision_rows
 from ampcompare.runs.analysis.summary import summarize
-from ampcompare.runs.analysis.verdicts.accuracy import precision_rows
 from ampcompare.runs.records.comparison import Comparison
 from ampcompare.runs.records.evaluation import PrecisionResult
 from ampcompare.runs.records.run import RunRecord, dump_json

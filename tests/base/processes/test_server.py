@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from ampcompare.base.errors import LaunchError
-from ampcompare.base.isolate.client import ProcessServer, ServerLost
+from ampcompare.base.processes.client import ProcessServer, ServerLost
 
 pytestmark = pytest.mark.integration
 MODULE = """
@@ -44,7 +44,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 @pytest.fixture
 def server(environment: dict[str, str], forking: types.SimpleNamespace) -> Iterator[ProcessServer]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ampcompare.base.isolate.client.subprocess", forking)
+        patch.setattr("ampcompare.base.processes.client.subprocess", forking)
         one = ProcessServer(["functions"], environment)
     try:
         assert one.wait_until_ready(lambda: False)
@@ -108,7 +108,7 @@ def test_a_fork_whose_server_is_killed(server: ProcessServer, tmp_path: Path, at
 
 def test_a_server_that_cannot_load(environment: dict[str, str], forking: types.SimpleNamespace) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ampcompare.base.isolate.client.subprocess", forking)
+        patch.setattr("ampcompare.base.processes.client.subprocess", forking)
         broken = ProcessServer(["functions:nothing"], environment)
     with pytest.raises(LaunchError, match=r"exit code 1: AttributeError: .*nothing"):
         broken.wait_until_ready(lambda: False)

@@ -10,9 +10,9 @@ import pytest
 from scipy.special import stdtrit
 from scipy.stats import binom
 
+from ampcompare.runs.analysis.evidence.samples import mcnemar, mean_squares, new_samples_error, two_digits
 from ampcompare.runs.analysis.inference.criteria import Criteria
 from ampcompare.runs.analysis.summary import summarize
-from ampcompare.runs.analysis.verdicts.samples import mcnemar, mean_squares, new_samples_error, two_digits
 from ampcompare.runs.records.comparison import ArmSummary, Comparison
 from ampcompare.runs.records.evaluation import pack_right
 from ampcompare.runs.records.run import RunRecord

@@ -1,6 +1,6 @@
 """A process that has torch loaded and forks another one for each request, which so starts in milliseconds.
 
-`python start.py -m ampcompare.base.isolate.server CHANNEL LOAD...`, with the number of a socket to `client.py`: a
+`python start.py -m ampcompare.base.processes.server CHANNEL LOAD...`, with the number of a socket to `client.py`: a
 program of its own, so that a user's unguarded script or notebook is never imported again. It loads what is named,
 `module` or `module:function` to call. It starts no thread, and does not touch CUDA. The end of the channel ends it.
 
@@ -34,8 +34,8 @@ import warnings
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from ampcompare.base.isolate.child import ended_by_hangup
-from ampcompare.base.isolate.start import kill_group
+from ampcompare.base.processes.child import ended_by_hangup
+from ampcompare.base.processes.start import kill_group
 
 __all__ = ["main"]
 

@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 import psutil
 
 from ampcompare.base.errors import LaunchError
-from ampcompare.base.isolate.start import kill_group, start_command
+from ampcompare.base.processes.start import kill_group, start_command
 
 __all__ = ["MAX_SERVERS", "Fork", "ProcessServer", "ServerLost", "can_fork"]
 
@@ -62,7 +62,7 @@ class ProcessServer:
         self._reading = threading.Lock()  # the channel is not closed while another thread reads it
         self._channel, theirs = socket.socketpair()
         with theirs:
-            python, *start = start_command("ampcompare.base.isolate.server", str(theirs.fileno()), *names)
+            python, *start = start_command("ampcompare.base.processes.server", str(theirs.fileno()), *names)
             try:
                 # In a new session, Ctrl-C in the terminal reaches only this process, which then ends the fork.
                 self._process = subprocess.Popen(

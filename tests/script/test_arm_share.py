@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.optim.optimizer import _global_optimizer_pre_hooks
 
-from ampcompare.script.acted import Acted
+from ampcompare.script.arm_share import Acted
 
 
 class Rows:

@@ -1,4 +1,4 @@
-"""One run of a user's own script under examination: `python -m ampcompare.script.examined KIND REQUEST`.
+"""One run of a user's own script under examination: `python -m ampcompare.script.examination KIND REQUEST`.
 
 | KIND | the run is | REQUEST is the file of a | what is written |
 |---|---|---|---|

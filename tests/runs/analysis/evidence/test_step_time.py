@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ampcompare.runs.analysis.evidence.step_time import ratio_of, rounds_sentence, step_times, time_evidence
 from ampcompare.runs.analysis.inference.criteria import Criteria
 from ampcompare.runs.analysis.inference.looks import Design
 from ampcompare.runs.analysis.inference.verdict import Evidence, verdicts_on
 from ampcompare.runs.analysis.summary import summarize
-from ampcompare.runs.analysis.verdicts.step_time import ratio_of, rounds_sentence, step_times, time_evidence
 from ampcompare.runs.records.comparison import ArmSummary, Comparison
 from ampcompare.runs.records.run import RunRecord, SystemReadings, TimingRound
 from ampcompare.runs.report.base import FORMATS

@@ -14,7 +14,7 @@ import pytest
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "O_ASYNC"), reason="only POSIX has it")
 BUSY = """
-from ampcompare.base.isolate.child import ended_by_hangup
+from ampcompare.base.processes.child import ended_by_hangup
 with ended_by_hangup(0):
     pass
 print("ready", flush=True)
@@ -46,7 +46,7 @@ def test_a_call_in_a_child_ends_with_its_caller(tmp_path: Path) -> None:
     """SIGKILL to the caller leaves no child, though it holds the interpreter; its standard input is empty."""
     program, pid = tmp_path / "busy.py", tmp_path / "pid"
     program.write_text(CHILD)
-    call = "import sys; from pathlib import Path; from ampcompare.base.isolate.call import call_in_child\n"
+    call = "import sys; from pathlib import Path; from ampcompare.base.processes.call import call_in_child\n"
     call += "call_in_child(Path(sys.argv[1]), options={'file': sys.argv[2]})"
     caller = subprocess.Popen([sys.executable, "-c", call, str(program), str(pid)])
     deadline = time.monotonic() + 20

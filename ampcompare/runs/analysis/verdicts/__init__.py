@@ -1,1 +1,0 @@
-"""The verdicts on each quantity: accuracy, training loss, step time, single samples, other precisions."""
