@@ -368,4 +368,6 @@ def test_internals_that_scripts_touch() -> None:
     assert utils.collect_fp_tensor_types([torch.ones(1), [torch.ones(1).half()]], {}) == {"FloatTensor", "HalfTensor"}
     weight, known = nn.Parameter(torch.ones(2)), {}
     assert utils.cached_cast(Tensor.half, weight, known) is utils.cached_cast(Tensor.half, weight, known)
+    nested = utils.cached_cast(Tensor.half, (weight, [weight]), known)
+    assert nested == (known[weight], [known[weight]])
     assert compat.filter_attrs(torch, ["ones", "no_such_name"]) == ["ones"]

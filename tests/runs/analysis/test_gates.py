@@ -191,6 +191,20 @@ def test_verdicts_against_a_baseline(make_record: MakeRecord) -> None:
     assert checks["fp32", "time:better"].startswith("time equivalent")
 
 
+def test_the_margin_of_a_baseline_is_that_of_its_reference(make_record: MakeRecord) -> None:
+    """The rule `auto` takes the errors of the reference: of an arm with more of them it would allow a larger loss."""
+    sides = [
+        summarize(
+            [make_record(arm, seed, top1=top1) for arm, top1 in (("fp32", 0.99), ("half", half)) for seed in range(3)],
+            arms=["fp32", "half"],
+            reference="fp32",
+        )
+        for half in (0.5, 0.497)
+    ]
+    failed = dict(_failed(check_gates([parse_gate("accuracy:non-inferior")], sides[1], sides[0])))
+    assert failed["half"].startswith("accuracy worse")
+
+
 def _changed(comparison: Comparison, seeds: set[int], **updates: Any) -> Comparison:
     records = [
         record.model_copy(update=updates) if record.config.recipe.seed in seeds else record
