@@ -173,9 +173,22 @@ def _loop(precision: Any) -> None:
         optimizer.zero_grad()
 
 
-def test_training_steps_hold() -> None:
+def _loop_with_a_block(precision: Any) -> None:
+    model = nn.Sequential(OrderedDict(body=nn.Linear(16, 16), head=nn.Linear(16, 4)))
+    (model,), (optimizer,) = precision.prepare([model], [torch.optim.SGD(model.parameters(), lr=0.1)])
+    while True:
+        with precision.autocast():
+            loss = F.cross_entropy(model(X), torch.arange(8) % 4)
+        with precision.scale_loss(loss, [optimizer]) as scaled:
+            scaled.backward()
+        precision.step(optimizer)
+        optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("loop", [_loop, _loop_with_a_block])
+def test_training_steps_hold(loop: Callable[[Any], None]) -> None:
     """A training loop is compared in loss, outputs and gradients of its first update."""
-    (held,) = holds(_loop, "O2", steps=2)
+    (held,) = holds(loop, "O2", steps=2)
     names = ["output", "loss", "gradient of body.weight", "gradient of body.bias"]
     assert [figure.name for figure in held.figures][:4] == names
     assert not any(math.isinf(figure.error) for figure in held.figures)

@@ -22,7 +22,7 @@ from ampcompare.base.processes.start import start_command
 from ampcompare.experiment.launch import multi_process
 from ampcompare.experiment.launch.base import Progress
 from ampcompare.experiment.launch.multi_process import MultiProcessLauncher, StoppedProcesses, _ranks_of
-from ampcompare.experiment.launch.start_ranks import RANK_MODULE
+from ampcompare.experiment.launch.start_ranks import RANK_MODULE, _end
 from ampcompare.runs.records.run import RunRecord, read_record
 from ampcompare.runs.records.step import iter_steps
 from ampcompare.runs.settings.config import RunConfig
@@ -370,3 +370,11 @@ def _within(seconds: float, condition: Callable[[], bool]) -> bool:
             return True
         time.sleep(0.06)
     return False
+
+
+def test_ranks_are_asked_to_end_before_they_are_killed() -> None:
+    """SIGTERM gives a rank the time to save; one that has ended is left alone."""
+    ranks = [subprocess.Popen([name, "60"]) for name in ("sleep", "true")]
+    ranks[1].wait(10)
+    _end(ranks, 20)
+    assert [rank.returncode for rank in ranks] == [-signal.SIGTERM, 0]

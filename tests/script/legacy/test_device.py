@@ -358,7 +358,7 @@ def test_no_thread_of_a_group_outlives_the_script(write, forked, end) -> None:
         atexit.register(tell)  # runs after what run_on_cpu registers
         run_on_cpu()
         store = torch.distributed.HashStore()
-        torch.distributed.init_process_group("nccl", store=store, rank=0, world_size=1)
+        torch.distributed.init_process_group("nccl", store=store, rank=0, world_size=1, device_id=torch.device("cuda"))
         torch.distributed.all_reduce(torch.ones(1).cuda())
         {end}
         """,
