@@ -6,11 +6,13 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from ampcompare.cli import main
+from ampcompare.cli.comparison_output import show_checks
 from ampcompare.runs.report.base import write_reports
 from tests.experiment.test_journal import _compare
 
@@ -141,3 +143,15 @@ def test_records_of_exec_side_by_side(call: Any, tmp_path: Path) -> None:
     (tmp_path / "other.json").write_text("{}")
     assert "report them separately" in call("report", "a.jsonl", "other.json")[2]
     assert "optimizer 0 (SGD) & 1 & 0" in call("report", "a.jsonl", "--format", "latex")[1]
+
+
+@pytest.mark.parametrize(("exit_code", "told"), [(0, True), (1, True), (3, False)])
+def test_limits_are_told_unless_arms_failed(exit_code: int, told: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where arms have failed, that is the answer, and limits would hide it."""
+    checks = [
+        SimpleNamespace(arm="half", gate="time>1.1x", skipped="", failure="time 1.2x"),
+        SimpleNamespace(arm="fp32", gate="time>1.1x", skipped="no time", failure=""),
+    ]
+    show_checks(SimpleNamespace(exit_code=exit_code, checks=checks), quiet=False)  # type: ignore[arg-type]
+    lines = ["note: fp32: time>1.1x is not checked: no time", "failed: half: time 1.2x"]
+    assert capsys.readouterr().err.splitlines() == lines * told

@@ -233,7 +233,9 @@ def reduces_on_demand() -> None:
     Reducer(tensors).reduce()
     assert tensors[0].tolist() == [0.5, 0.5]  # type: ignore[attr-defined]
     assert tensors[1][0].tolist() == [2.0] * 3
-    flat_dist_call([tensors[0]], dist.broadcast, (0,))
+    for call, arguments in ((dist.broadcast, (0,)), (dist.all_reduce, ())):
+        flat_dist_call([tensors[0]], call, arguments)
+        assert tensors[0].tolist() == [0.5, 0.5]  # type: ignore[attr-defined]
 
 
 @covering({"level": ["O0", "O1", "O2", "O3"], "wrapper": ["apex", "torch"], "sync": [False, True]})

@@ -238,7 +238,8 @@ def test_missing_cells(runs: Any) -> None:
     )
     assert comparison.headline[0] == "No verdicts yet: 2 of 10 runs are missing."
     assert not any("Use" in line or "keep" in line or "accurate" in line for line in comparison.headline)
-    assert [step.command for step in comparison.next_steps] == [COMMAND]
+    (step,) = comparison.next_steps
+    assert (step.command, step.why) == (COMMAND, "finish the 2 missing runs; the others are kept")
 
 
 def test_steps_of_another_arm(runs: Any) -> None:
