@@ -126,26 +126,26 @@ PROCESS_ROOMS = (
 # A unit test starts no process, trains a few steps at most, and simulates no experiments. These files start none, but
 # take half a second or more, and longer for each test than others do.
 LONG = {
-    "apex": "amp/_engine/device_skip_trajectories multi_tensor_apply/launches",
-    "base": "files/run_files",
+    "apex": "amp/_engine/device_skip_trajectories multi_tensor_apply/launches optimizers/against_torch optimizers/math",
+    "base": "files/read files/run_files",
     "diagnosis": "diagnose holds observation ranges",
     "experiment": "claims/programs/double_step experiment follow journal reference_look run_order",
     "guards": "events mistakes no_false_alarms",
     "runs/analysis": "answer/headline counts forest record_attacks same_work survivors tables/copies",
     "runs/analysis/inference": "granularity pooled_effects sample_size verdict",
-    "runs/analysis/runs": "learning",
+    "runs/analysis/runs": "learning scores",
     "runs/analysis/evidence": "loss_tail samples step_time",
     "runs/records": "metric",
     "runs/report": "formats html/html metric_screens",
     "script": "stand_in torch_amp/plain_script torch_amp/whole_model trainers/follow",
-    "source": "migrate/read/neighbours",
-    "tasks": "dataloader detection models",
+    "source": "migrate/read/neighbours migrate/rewrite",
+    "tasks": "boxes dataloader detection imagefolder lm models",
     "training": "cuda_graph ema memory optimizers other_precisions rollback session skip_nonfinite without_float64",
-    "training/checkpoint": "convert/converted_training reader/budget real",
-    "training/precision": "apex_steps base contract keep_fp32",
+    "training/checkpoint": "convert/converted_training reader/budget real store/file",
+    "training/precision": "actnn apex_steps base contract fabric fp8 keep_fp32 quantized",
     "training/state": "check_checkpoint probe",
 }
-STARTS_PROCESSES = re.compile(r"\bsubprocess\b|\bmultiprocessing\b|\bos\.fork\b|\breplayed\b")
+STARTS_PROCESSES = re.compile(r"\bsubprocess\b|\bmultiprocessing\b|\bos\.fork\b|\breplayed\b|\bfork(ed_\w+|ing)\b")
 STARTS = ("subprocess.Popen", "os.fork", "os.posix_spawn", "os.system")
 _unit_test: list[str] = []  # the test that runs
 
