@@ -19,12 +19,12 @@ from typing import Any
 
 LEADERS = ("numpy", "torch", "torch._dynamo", "pydantic", "click", "rich.live", "yaml", "psutil", "scipy.stats")
 OWN = (
-    *("ampcompare.experiment.run", "ampcompare.script.prepare", "ampcompare.script.legacy.execute"),
-    *(
-        "ampcompare.script.legacy.replay",
-        "ampcompare.base.processes.server",
-        "ampcompare.experiment.launch.worker.cell",
-    ),
+    "ampcompare.experiment.run",
+    "ampcompare.script.prepare",
+    "ampcompare.script.legacy.execute",
+    "ampcompare.script.legacy.replay",
+    "ampcompare.base.processes.server",
+    "ampcompare.experiment.launch.worker.cell",
 )
 EXECUTED = ("ampcompare.base.environment.first_path",)  # which looks at the command line
 

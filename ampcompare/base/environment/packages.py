@@ -24,7 +24,7 @@ ANY_MODULE = re.compile(r"__path__|sys\.modules|meta_path")
 
 def installed_version(distribution: str) -> str | None:
     """Return the version of an installed distribution, or None; read again where a folder of `sys.path` has changed."""
-    return _read_version(distribution, tuple(map(_version, sys.path)))
+    return _read_version(distribution, _search_path())
 
 
 @functools.lru_cache
@@ -37,7 +37,7 @@ def _read_version(distribution: str, _path: tuple[Any, ...]) -> str | None:
 
 def entry_points(group: str) -> list[metadata.EntryPoint]:
     """Return the entry points of a group; metadata is read again only where a folder of `sys.path` has changed."""
-    return list(_of_group(tuple(map(_version, sys.path)), group))
+    return list(_of_group(_search_path(), group))
 
 
 @functools.lru_cache(maxsize=16)
@@ -51,7 +51,12 @@ def _read_entry_points(_path: tuple[Any, ...]) -> Any:
     return metadata.entry_points()
 
 
-def _version(folder: str) -> tuple[str, int, int]:
+def _search_path() -> tuple[tuple[str, int, int], ...]:
+    """Return the folders of `sys.path`, each with what changes where packages are installed into it."""
+    return tuple(map(_state, sys.path))
+
+
+def _state(folder: str) -> tuple[str, int, int]:
     """Return what changes where packages are installed into a folder, or another one has its name."""
     try:
         found = os.stat(folder or ".")
