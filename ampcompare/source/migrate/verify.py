@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import os
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ampcompare.base.errors import ConfigError, LaunchError
+from ampcompare.base.processes.sandbox import sandboxed
 from ampcompare.base.processes.start import start_command
 from ampcompare.source.migrate.finding import NOTE
 from ampcompare.source.migrate.project import migrate_file
@@ -39,6 +41,7 @@ AMPLIFIED, TOO_MUCH = 3.0, 0.25
 LOWER, LOWEST = 16.0, 16.0
 # Taken steps without which moved weights say too little: the first two measure what each of them amplifies.
 MIN_TAKEN = 3
+MAX_NAMES = 3  # of files, in a line
 # The factor between the norms of gradients that steps use: one that was not unscaled is a loss scale apart. Smaller
 # norms than the last are roundings of what cancels out.
 OF_NORM, MIN_NORM = 2.0, 1e-6
@@ -65,6 +68,7 @@ class Run:
         norms: of the gradients that each step was given, by optimizer; None where it was skipped.
         rounded: for each parameter whether it had numbers of fp16 only before the last step, by optimizer.
         passes: for each call of `backward`, how many operations of each kind gave 16-bit and wider results.
+        written: files that the script wrote, in copies that are gone: the user's are as they were.
     """
 
     losses: list[float | None]
@@ -77,6 +81,7 @@ class Run:
     norms: dict[str, list[float | None]] = field(default_factory=dict)
     rounded: dict[str, list[bool]] = field(default_factory=dict)
     passes: list[dict[str, tuple[int, int]]] = field(default_factory=list)
+    written: list[str] = field(default_factory=list)
 
     def sums(self) -> str:
         """Return the counts in words."""
@@ -123,6 +128,10 @@ def verify_script(path: str, arguments: list[str], *, steps: int, target: str, s
         )
     original = run_script(script, arguments, steps=steps)
     say(f"unchanged, on ampcompare's engine: {original.sums()}")
+    if original.written:
+        names = ", ".join(os.path.relpath(path) for path in original.written[:MAX_NAMES])
+        more = f" and {len(original.written) - MAX_NAMES} more" * (len(original.written) > MAX_NAMES)
+        say(f"the script writes {names}{more}: here into a copy that is gone afterwards; your files stay as they are")
     rewritten = run_script(script, arguments, steps=steps, rewrite_for=target)
     say(f"rewritten, on {target}: {rewritten.sums()}")
     comparison = compare_runs(original, rewritten)
@@ -231,7 +240,7 @@ def run_script(
     Raises:
         LaunchError: it failed, or no step went through the loss scaler.
     """
-    with tempfile.TemporaryDirectory(prefix="ampcompare-verify-") as folder:
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as store:
         request = {
             "script": str(script),
             "arguments": arguments,
@@ -242,14 +251,15 @@ def run_script(
             "loss_scale": loss_scale,
             "folder": folder,
         }
-        process = subprocess.run(
-            start_command("ampcompare.script.legacy.replay", json.dumps(request)),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            env={**os.environ, "PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1"},
-            check=False,
-        )
+        with sandboxed(Path(store, "store"), shared=[Path(folder)], roots=[script.parent]) as sandbox:
+            process = subprocess.run(
+                start_command("ampcompare.script.legacy.replay", json.dumps(request)),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                env={**os.environ, "PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1", **sandbox.environment},
+                check=False,
+            )
         which = "the rewritten script" if rewrite_for else f"the unchanged script{f' at {opt_level}' * bool(opt_level)}"
         last = [line for line in process.stderr.decode("utf-8", "replace").splitlines() if line.strip()]
         errors = [line for line in last if not line.startswith("ampcompare:")] or last
@@ -258,7 +268,7 @@ def run_script(
         run = _read(Path(folder))
         if not run.applied:
             raise LaunchError(f"{which} took no step that a loss scaler or apex.amp saw; there is nothing to compare")
-        return run
+        return dataclasses.replace(run, written=[one.path for one in sandbox.written])
 
 
 def _read(folder: Path) -> Run:
