@@ -199,6 +199,8 @@ def script_target(name: str, arguments: list[str]) -> Target:
     path = Path(name)
     if not path.exists():
         raise ConfigError(f"there is no script {name}; give its path, or -m and the name of a module")
+    if path.is_dir() and not (path / "__main__.py").is_file():
+        raise ConfigError(f"{name} is a folder without a __main__.py; name the script inside it")
     if not os.access(path, os.R_OK):
         raise ConfigError(f"the script {name} cannot be read; check its permissions")
     return Target(name, arguments, is_module=False)
