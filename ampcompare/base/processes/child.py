@@ -58,7 +58,7 @@ def answer(program: Path, request: dict[str, Any]) -> dict[str, Any]:
     """
     sys.path[:] = request["path"]
     if "AMPCOMPARE_SANDBOX" in os.environ:
-        importlib.import_module("ampcompare.base.processes.sandbox").enter_if_asked()
+        importlib.import_module("ampcompare.base.processes.overlay").enter_if_asked()
     spec = importlib.util.spec_from_file_location(program.stem, program)
     assert spec is not None
     assert spec.loader is not None

@@ -35,7 +35,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from ampcompare.base.processes.child import ended_by_hangup
-from ampcompare.base.processes.sandbox import enter_if_asked
+from ampcompare.base.processes.overlay import enter_if_asked
 from ampcompare.base.processes.start import kill_group
 
 __all__ = ["main"]

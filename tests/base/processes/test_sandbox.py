@@ -13,7 +13,7 @@ import pytest
 
 from ampcompare.base.processes.sandbox import Sandbox, Written, can_sandbox, sandboxed
 
-ENTER = "from ampcompare.base.processes.sandbox import enter_if_asked; enter_if_asked()\n"
+ENTER = "from ampcompare.base.processes.overlay import enter_if_asked; enter_if_asked()\n"
 
 
 @pytest.fixture(autouse=True)
