@@ -1,11 +1,11 @@
 """Lay an overlay of the kernel over all that a process can write: what `sandbox.py` asks of a process that it starts.
 
-In a mount namespace of its own, overlayfs (Linux 5.11 or later) lies on every file system that can be written. Each path
-keeps its name, and a process reads the user's files until it changes one; what it changes lies in a *store*.
+In a mount namespace of its own, overlayfs (Linux 5.11 or later) lies on every file system that can be written. Each
+path keeps its name, and a process reads the user's files until it changes one; what it changes lies in a *store*.
 
-Root needs the capability SYS_ADMIN, other users need user namespaces; containers often have neither. In a user namespace
-the kernel cannot copy a folder of another owner: there, writes succeed below the working directory, the home, the
-folders of temporary files, and those that are named.
+Root needs the capability SYS_ADMIN, other users need user namespaces; containers often have neither. In a user
+namespace the kernel cannot copy a folder of another owner: there, writes succeed below the working directory, the home,
+the folders of temporary files, and those that are named.
 """
 
 from __future__ import annotations

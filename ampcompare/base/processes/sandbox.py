@@ -113,14 +113,13 @@ def _collect(store: str, target: str | None, base: str) -> list[Written]:
     """Move what was written out of a store, and remove the store."""
     layers = Path(store, LAYERS)
     found: list[Written] = []
-    left_behind = tuple(os.path.join(tempfile.gettempdir(), start) for start in OF_TEMPFILE)
     for root, upper in (json.loads(layers.read_text()) if layers.exists() else {}).items():
         for folder, folders, names in os.walk(upper):
             folders[:] = [name for name in folders if name not in LEFT_OUT]
             for name in names:
                 place = os.path.join(folder, name)
                 path = os.path.normpath(os.path.join(root, os.path.relpath(place, upper)))
-                how = None if path.startswith(left_behind) else _how_written(place, path)
+                how = None if _is_temporary(path) else _how_written(place, path)
                 if how is None or (upper.endswith(NAMES) and how != "new"):
                     continue
                 there = "" if target is None or how == "removed" else _place_for(path, target, base)
@@ -130,6 +129,13 @@ def _collect(store: str, target: str | None, base: str) -> list[Written]:
                 found.append(Written(path, how, there))
     _remove_tree(store)
     return sorted(found, key=lambda one: one.path)
+
+
+def _is_temporary(path: str) -> bool:
+    """Return whether a path is one that a process has got from `tempfile`, or lies in such a folder."""
+    folder = os.path.join(tempfile.gettempdir(), "")
+    name = path.removeprefix(folder).partition(os.sep)[0]
+    return path.startswith(folder) and name.startswith(OF_TEMPFILE) and not os.path.lexists(folder + name)
 
 
 def _how_written(place: str, path: str) -> Literal["new", "changed", "removed"] | None:
