@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import sys
 
+from ampcompare.base.environment.ranks import rank_of
 from ampcompare.guards import Violation
 from ampcompare.script.legacy.settings import ExecSettings
 
@@ -27,5 +27,5 @@ def print_violation(violation: Violation) -> None:
 
 def point_at_migrate(settings: ExecSettings) -> None:
     """Print where the way out of Apex is, on the first rank; nothing for a module, or without Apex."""
-    if "apex" in sys.modules and settings.name.endswith(".py") and os.environ.get("RANK", "0") == "0":
+    if "apex" in sys.modules and settings.name.endswith(".py") and rank_of() == 0:
         note(f"to move this script to torch.amp, and check that it trains the same: ampcompare migrate {settings.name}")
