@@ -305,7 +305,7 @@ def _traps(parts: CheckpointContents, level: str | None) -> Iterator[str]:
 
 
 def broken_values(parts: CheckpointContents) -> Iterator[str]:
-    """Report weights, moments and loss scales that no training goes on from."""
+    """Report weights, moments and loss scales that no training resumes from."""
     entries = [
         *parts.models.items(),
         *parts.averages.items(),
@@ -318,7 +318,7 @@ def broken_values(parts: CheckpointContents) -> Iterator[str]:
             more = f" and {len(bad) - MAX_BROKEN} more" if len(bad) > MAX_BROKEN else ""
             yield (
                 f"{'.'.join(place) or 'the file'} holds {sum(bad.values())} values that are NaN or infinite "
-                f"({names}{more}): training cannot go on from it; take a checkpoint from before"
+                f"({names}{more}): no training resumes from it; take a checkpoint from before"
             )
     for scale in _scales(parts):
         value = scale["scale"]

@@ -43,7 +43,7 @@ class Conversion:
         arm: of the result, if it is an ampcompare checkpoint.
         changed: a line for each entry that is written in another form with the same meaning.
         lost: a line for each thing that is lost.
-        notes: a line for each thing in the source that training cannot go on from.
+        notes: a line for each thing in the source that no training resumes from.
     """
 
     state: dict[str, Any]
