@@ -150,5 +150,5 @@ def _fail(message: str, code: int) -> int:
         if code == 2:
             return code
         message = f"rank {rank}: {message}"
-    click.echo(f"ampcompare: {printable(message, 2000)}", err=True)
+    click.echo(f"ampcompare: {printable(message, 2000, keep_end=600)}", err=True)
     return code

@@ -611,10 +611,6 @@ def _prepare_files(folder: Path, point: _ResumePoint | None, attempt: int) -> No
         point.resumption.notes.append(f"{CellFile.STEPS} begins with step {step}")
 
 
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
-
-
 def failed_with(config: RunConfig, error: Exception, process: str = "") -> RunRecord:
     """Return the record of a cell that an exception ended, with the exit code of the command.
 
@@ -652,3 +648,7 @@ def _is_out_of_memory(error: Exception) -> bool:
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(error, RuntimeError) and "DefaultCPUAllocator: can't allocate memory" in str(error)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

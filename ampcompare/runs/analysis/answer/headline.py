@@ -6,6 +6,7 @@ import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 
+from ampcompare.base.formatting import printable
 from ampcompare.runs.analysis.answer.phrases import (
     Quality,
     count_of,
@@ -44,8 +45,7 @@ HALF_ON_CPU = {
 }
 FP16_ON_CPU = "{how} on this CPU: accuracy, divergence and loss scales carry over to a GPU, 16-bit step times do not."
 TOO_FEW = f"inconclusive (fewer than {MIN_PAIRS} seeds)"
-MAX_ERROR = 90  # characters of an error message
-LOCATION = re.compile(r" \([^()\n]+:\d+\)$")
+MAX_ERROR, END_OF_ERROR = 300, 200  # characters; the end has the line of the script and the remedy
 MAX_DIFFERENCES = 3
 KEPT = ("equivalent", "non-inferior")
 _MIN_SAVING = 0.05  # of memory: less than that is the noise of an allocator
@@ -494,22 +494,12 @@ def _outcome_sentences(comparison: Comparison, by_arm: Mapping[str, Sequence[Run
             if ended:
                 share = f"{len(ended)} of {len(records)} seed{'s' if len(records) > 1 else ''}"
                 how = "failed" if status == "failed" else "was interrupted"
-                error = _short(ended[0].error) if status == "failed" else ""
+                error = (ended[0].error or "") if status == "failed" else ""
+                error = printable(error, MAX_ERROR, keep_end=END_OF_ERROR).rstrip(".")
                 failed.setdefault((f"{how} in {share}", error), []).append(row.arm)
     for (what, error), arms in failed.items():
         said = what if len(arms) == 1 else what.replace("was ", "were ")
-        stop = "" if error.endswith("...") else "."
-        yield f"{with_verb(arms, everyone, said, said)}{f': {error}' if error else ''}{stop}"
-
-
-def _short(error: str | None) -> str:
-    """Return the first line of an error, cut at a word, with the location that ends it."""
-    text = (error or "").strip()
-    location = LOCATION.search(text)
-    line = " ".join((text[: location.start() if location else None].splitlines() or [""])[0].split()).rstrip(".")
-    if len(line) > MAX_ERROR:
-        line = f"{line[:MAX_ERROR].rpartition(' ')[0] or line[:MAX_ERROR]} ..."
-    return line + (location[0] if location else "")
+        yield f"{with_verb(arms, everyone, said, said)}{f': {error}' if error else ''}."
 
 
 def _on_device(comparison: Comparison) -> str:
