@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["DECORATORS", "IMPORTED", "OPTIMIZERS", "STAYS", "TABLE", "Optimizer", "Row", "markdown_table"]
+__all__ = [
+    "DECORATORS",
+    "IMPORTED",
+    "LAYERS",
+    "OPTIMIZERS",
+    "REMOVED",
+    "STAYS",
+    "TABLE",
+    "Optimizer",
+    "Row",
+    "markdown_table",
+]
 
 
 @dataclass(frozen=True)
@@ -55,6 +66,11 @@ IMPORTED = {
     "apex.normalization.fused_layer_norm.FusedLayerNorm": "torch.nn.LayerNorm",
     "apex.normalization.MixedFusedLayerNorm": "torch.nn.LayerNorm",
 }
+
+# Of these, what has the same arguments in torch, so that callers in other files need not change.
+LAYERS = frozenset(name for name in IMPORTED if name.endswith(("LayerNorm", "SyncBatchNorm")))
+# What Apex no longer has since May 2025.
+REMOVED = ("apex.amp", "apex.parallel", "apex.fp16_utils", "apex.RNN", "apex.reparameterization")
 
 ADAM = ("params", "lr", "bias_correction", "betas", "eps", "adam_w_mode", "weight_decay", "amsgrad", "set_grad_none")
 OPTIMIZERS = {

@@ -29,6 +29,7 @@ class Names:
         uses: expressions that mean something of Apex, each the widest attribute chain, with its full name.
         parameters: of functions of a script that only ever get `apex.amp` itself, each with the arguments for it.
         passed: these arguments, by `id`.
+        passed_on: names of Apex that come from other files, with what they mean.
         modules: names of imported modules that are neither Apex nor torch.
         helpers: functions of other files that scale a loss, by what this file calls them.
     """
@@ -44,6 +45,7 @@ class Names:
         self.imports: list[tuple[ast.Import | ast.ImportFrom, ast.alias]] = [
             (node, alias) for node, alias, full in module.imports if full.split(".")[0] in APEX
         ]
+        self.passed_on = passed_on
         for name, meaning in passed_on.items():
             module.top.bind(name, meaning)
         bound = [pair for scope in module.scopes for pair in scope.imports.items()]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import ast
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import islice
 from pathlib import Path
 
@@ -85,6 +85,23 @@ class Around:
         found: dict[str, Helper] = {}
         for node, alias, _ in module.imports if self.path is not None else ():
             found |= _helpers_of(Path(str(self.path)), node, alias)
+        return found
+
+    def importers(self, names: Collection[str], *, star: bool) -> dict[str, Path]:
+        """Return which of the names of a module another one has from it, with the first of these.
+
+        Args:
+            star: whether one that imports all of the module counts, where it has the name.
+        """
+        found: dict[str, Path] = {}
+        if self.path is None or not names:
+            return found
+        own = {self.path.stem, self.path.parent.name}
+        for other in _around(self.path):
+            status = other.stat()
+            if own & _imported_words(other, status.st_mtime_ns, status.st_size):
+                for name in _taken(self.path, other, names, star=star):
+                    found.setdefault(name, other)
         return found
 
     def passed_on(self, module: Module) -> dict[str, str]:
@@ -191,21 +208,55 @@ def _trains_elsewhere(path: Path, text: str) -> bool:
 
 def _is_stepped(path: Path) -> bool:
     """Return whether modules that import one step optimizers, and all that do are migrated too."""
-    top = path.parent
-    while (top / "__init__.py").is_file():
-        top = top.parent
-    if top == path.parent and not any((top / name).exists() for name in TOP):
-        top = top.parent
     found = False
-    near, wide = find_sources([str(path.parent)]), find_sources([str(top)])
-    for other in dict.fromkeys([*islice(near, WIDTH), *islice(wide, WIDTH)]):
-        if other == path or path.stem not in (content := _text(other)) or STEPS.search(content) is None:
+    for other in _around(path):
+        if path.stem not in (content := _text(other)) or STEPS.search(content) is None:
             continue
         if path in _imported(other, content):
             if INITIALIZES.search(content) is None and SCALES.search(content) is None:
                 return False
             found = True
     return found
+
+
+def _around(path: Path) -> list[Path]:
+    """Return the other files of the project of a module, those next to it first."""
+    top = path.parent
+    while (top / "__init__.py").is_file():
+        top = top.parent
+    if top == path.parent and not any((top / name).exists() for name in TOP):
+        top = top.parent
+    near, wide = find_sources([str(path.parent)]), find_sources([str(top)])
+    return [each for each in dict.fromkeys([*islice(near, WIDTH), *islice(wide, WIDTH)]) if each != path]
+
+
+@lru_cache(maxsize=2 * WIDTH)
+def _imported_words(path: Path, modified: int, size: int) -> frozenset[str]:
+    """Return the parts of names in the imports of a file, as it is at a time."""
+    return frozenset(word for match in IMPORT.finditer(_text(path)) for word in re.findall(r"\w+", match.group()))
+
+
+def _taken(path: Path, other: Path, names: Collection[str], *, star: bool) -> Iterator[str]:
+    """Yield the names of a module that another one imports from it, or reads from it as attributes."""
+    content = _text(other)
+    for match in IMPORT.finditer(content):
+        if path not in _imported(other, match.group()) and not _is_package(path, other, match.group(1)):
+            continue
+        imported = re.findall(r"\w+|\*", match.group(2) or "")
+        for name in names:
+            by_star = star and "*" in imported and re.search(rf"\b{name}\b", content) is not None
+            imported += re.findall(rf"\b{path.stem}[ \t]+as[ \t]+(\w+)", content)
+            module = rf"\b(?:{path.stem}|{'|'.join(imported) or path.stem})\.{name}\b".replace("*", r"\*")
+            if name in imported or by_star or re.search(module, content) is not None:
+                yield name
+
+
+def _is_package(path: Path, other: Path, name: str | None) -> bool:
+    """Return whether a name in `from NAME import` means the package whose `__init__.py` a module is."""
+    if path.name != "__init__.py" or not name:
+        return False
+    last = name.rpartition(".")[2]
+    return last == path.parent.name or (not last and other.parent == path.parent)
 
 
 def _imported(path: Path, text: str) -> Iterator[Path]:
