@@ -13,6 +13,7 @@ from ampcompare.source.edits import Edits
 from ampcompare.source.migrate.core.core import rewrite_core
 from ampcompare.source.migrate.finding import BY_HAND, MARK, NOTE, Finding
 from ampcompare.source.migrate.fp16_optimizer import at_level_2
+from ampcompare.source.migrate.optimizer_internals import INTERNALS, drop_internals
 from ampcompare.source.migrate.read.names import Names
 from ampcompare.source.migrate.read.neighbours import ALONE, Around
 from ampcompare.source.migrate.read.sites import Unsure
@@ -73,7 +74,7 @@ class Migration:
 
 def may_use_apex(text: str) -> bool:
     """Return whether a text is worth parsing."""
-    return WORD.search(text) is not None
+    return WORD.search(text) is not None or INTERNALS.search(text) is not None
 
 
 def migrate_text(text: str, target: str = "torch", around: Around = ALONE) -> Migration:
@@ -91,9 +92,13 @@ def migrate_text(text: str, target: str = "torch", around: Around = ALONE) -> Mi
         return Migration(text, [])
     module = Module(text)
     names = Names(module, around.helpers(module), around.passed_on(module))
-    if not names.imports and not names.uses:
-        return Migration(text, [])
     edits, findings, unsure = Edits(module), [], None
+    if not names.imports and not names.uses:
+        if any(full.partition(".")[0] == "ampcompare" for _, _, full in module.imports):
+            return Migration(text, [])
+        findings = drop_internals(module, edits, rewritten=False)
+        _mark(module, edits, findings)
+        return Migration(edits.result() if edits else text, findings)
     torch, above = _torch_name(module, names, edits)
     if (earlier := _without_fp16_optimizer(module, names, torch, target)) is not None:
         return earlier
@@ -124,6 +129,7 @@ def migrate_text(text: str, target: str = "torch", around: Around = ALONE) -> Mi
     _rewrite_imports(module, names, edits, needed, twins.imports)
     findings += _probes(module, names, edits)
     if unsure is None:
+        findings += drop_internals(module, edits, rewritten=True)
         _rewrite_texts(module, edits, names)
         findings += _cast_notes(module, names)
     findings = sorted(set(findings))

@@ -11,7 +11,8 @@ from ampcompare.source.migrate.core.scalers import plan_scalers
 from ampcompare.source.migrate.finding import NOTE, Finding
 from ampcompare.source.migrate.read.names import Names
 from ampcompare.source.migrate.read.options import as_bool
-from ampcompare.source.migrate.read.sites import Unsure, collect_sites
+from ampcompare.source.migrate.read.order import find_order
+from ampcompare.source.migrate.read.sites import Read, Unsure, collect_sites
 from ampcompare.source.migrate.twin_table import DECORATORS, IMPORTED, OPTIMIZERS, STAYS, Optimizer
 from ampcompare.source.module import Module
 from ampcompare.source.syntax import HIDDEN, arguments, dotted, is_literal
@@ -74,6 +75,10 @@ DDP_ARGUMENTS = (
 BUFFERS = (
     "torch's DistributedDataParallel sends the buffers of rank 0 before each forward pass, Apex's does not; "
     "broadcast_buffers=False keeps them apart"
+)
+POKED = (
+    "the loss scale is set while gradients are scaled by the one before: GradScaler would divide them by the new one; "
+    "set it below the step"
 )
 SHARDS = (
     "each rank holds all weights in fp32 now, which takes more memory than O2; if that is too much, "
@@ -396,6 +401,10 @@ class Twins:
                     return True
                 statement = module.statement(node)
                 if isinstance(statement, ast.Assign) and statement.targets == [attribute]:
+                    sites = collect_sites(module, self._names)
+                    sites.reads.append(Read(attribute, statement, module.function(node), ()))
+                    if id(attribute) in find_order(module, sites, scalers.name).pending:
+                        raise Unsure(node, POKED)
                     value = module.source(statement.value)
                     self._edits.replace_statement(
                         statement, [f'{scaler}.load_state_dict({{**{scaler}.state_dict(), "scale": {value}}})']
