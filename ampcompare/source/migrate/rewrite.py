@@ -91,7 +91,7 @@ def migrate_text(text: str, target: str = "torch", around: Around = ALONE) -> Mi
     if not may_use_apex(text):
         return Migration(text, [])
     module = Module(text)
-    names = Names(module, around.helpers(module), around.passed_on(module))
+    names = Names(module, around.helpers(module), around.passed_on(module), around.running(module))
     edits, findings, unsure = Edits(module), [], None
     if not names.imports and not names.uses:
         if any(full.partition(".")[0] == "ampcompare" for _, _, full in module.imports):
@@ -135,7 +135,7 @@ def migrate_text(text: str, target: str = "torch", around: Around = ALONE) -> Mi
     findings = sorted(set(findings))
     if edits and above is not None and _needs_torch(edits, torch):
         edits.before(above, [f"import {torch}"])
-    if edits and "functools.partial(" in edits.inserted():
+    if edits and "functools." in edits.inserted():
         _import_functools(module, edits)
     _mark(module, edits, findings)
     result = _join_branches(edits.result()) if edits else text

@@ -265,3 +265,25 @@ def test_amp_from_another_file_is_no_longer_imported_from_there(tmp_path: Path) 
     (tmp_path / "main.py").write_text(text := _migrated(tmp_path / "main.py"), encoding="utf-8")
     assert "from base import os\n" in text
     assert _migrated(tmp_path / "base.py") == "import os\n"
+
+
+ATTACKS = """def attack(model, x, y):
+    loss = model(x).mean()
+    loss.backward()
+    return x.grad.sign()
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "name"), [("from attacks import attack", "attack"), ("import attacks as a", "a.attack")]
+)
+def test_a_function_of_another_file_that_runs_a_backward_pass_is_not_under_autocast(
+    tmp_path: Path, line: str, name: str
+) -> None:
+    text = (
+        HEAD + line + TRAIN.replace("loss = model(x)", f"x = x + {name}(model, x, 1)\n        loss = model(x)") + MAIN
+    )
+    _files(tmp_path, attacks=ATTACKS, one=text)
+    assert f"        x = x + {name}(model, x, 1)\n        with torch.autocast(" in _migrated(tmp_path / "one.py")
+    _files(tmp_path, attacks=ATTACKS.replace("    loss.backward()\n", ""))
+    assert f"            x = x + {name}(model, x, 1)\n            loss = model(x)" in _migrated(tmp_path / "one.py")
