@@ -166,6 +166,9 @@ class SystemReadings(FrozenRecord):
         None, description="energy of the GPU over timed steps for each image, token, ..., by NVML's counter; of rank 0"
     )
     other_processes: int | None = Field(None, description="largest number of other compute processes on the GPU")
+    device_bytes: Count | None = Field(
+        None, description="most memory of the GPU in use by all its processes, contexts and libraries included, by NVML"
+    )
 
 
 class TimingRound(FrozenRecord):

@@ -50,6 +50,7 @@ SUMMARY_FIELDS = (
     "skipped_steps",
     "step_seconds_median",
     "step_seconds_iqr",
+    "data_seconds_median",
     "samples_per_second",
     "epoch_seconds",
     "peak_bytes",
@@ -62,6 +63,7 @@ SUMMARY_FIELDS = (
 )
 TIMES = ("step_seconds_median", "step_seconds_iqr", "samples_per_second", "epoch_seconds", "step_seconds_slowest")
 PROCESS_FIELDS = ("world_size", "nodes", "global_batch_size", "allreduce_share", "step_seconds_slowest")
+READING_FIELDS = ("device_bytes",)
 HEAD = ("arm", "seed", "status", "engine", "engine_version", "half", "lr", "metric")
 PUBLISHED = ("top1", "top1_best", "seconds", "epoch_seconds", "peak_bytes", "diverged")
 VERDICTS = ("accuracy_verdict", "time_verdict", "loss_verdict")
@@ -427,8 +429,16 @@ def _values(comparison: Comparison) -> Table:
             *(of_run(record) for of_run in of_runs.values()),
             *map(its_weights.get, of_weights),
         ])  # fmt: skip
-    heads = [*HEAD, *METRIC_FIELDS, *(f"{tag}_final" for tag in others), *SUMMARY_FIELDS, *PROCESS_FIELDS, *VERDICTS]
-    heads += ["invalid_time", "error", *(f"published_{name}" for name in of_publication), *of_runs, *of_weights]
+    heads = [*HEAD, *METRIC_FIELDS, *(f"{tag}_final" for tag in others), *SUMMARY_FIELDS, *PROCESS_FIELDS]
+    heads += [
+        *READING_FIELDS,
+        *VERDICTS,
+        "invalid_time",
+        "error",
+        *(f"published_{name}" for name in of_publication),
+        *of_runs,
+        *of_weights,
+    ]
     return Table.of_values(heads, rows)
 
 
@@ -442,4 +452,5 @@ def _run(record: RunRecord, others: Sequence[str]) -> list[object]:
     hidden = TIMES if invalid_reason(record) else ()
     values += [None if name in hidden else getattr(record.summary, name) for name in SUMMARY_FIELDS]
     values += [None if name in hidden else getattr(record.processes, name, None) for name in PROCESS_FIELDS]
+    values += [getattr(record.readings, name, None) for name in READING_FIELDS]
     return [*head, record.metric.name, *values]

@@ -26,6 +26,7 @@ import torch.distributed as dist
 
 from ampcompare import guards
 from ampcompare.base.environment.fingerprint import fingerprint, host_name
+from ampcompare.base.environment.ranks import DistributedEnv
 from ampcompare.base.errors import AmpCompareError, EnvironmentUnfit
 from ampcompare.base.files.loaded_code import end_watch, watch_code
 from ampcompare.base.files.run_files import CellFile
@@ -39,7 +40,6 @@ from ampcompare.experiment.launch.cell_files import (
     write_config,
     write_record,
 )
-from ampcompare.experiment.launch.distributed_env import DistributedEnv
 from ampcompare.experiment.launch.places import with_place
 from ampcompare.experiment.launch.stop_signal import stopped_by_signal
 from ampcompare.experiment.launch.worker.monitor import SystemMonitor
