@@ -46,7 +46,7 @@ def show_comparison(outcome: ComparisonOutcome, *, as_json: bool, quiet: bool, d
     elif failure is None:
         say(terminal_text(outcome.comparison, details=details), nl=False)
     if failure is not None:
-        click.echo(f"ampcompare: every cell failed: {printable(failure.error or '', 2000)}", err=True)
+        click.echo(f"ampcompare: every cell failed: {printable(failure.error or '', 2000, keep_end=600)}", err=True)
     elif not quiet:
         if sys.stdout.isatty() and sys.stderr.isatty():
             click.echo(err=True)

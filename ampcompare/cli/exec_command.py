@@ -15,6 +15,7 @@ from ampcompare.script.legacy.settings import ExecSettings
 __all__ = ["command"]
 
 exec_option = options_of(ExecSettings)
+USAGE = 2  # the exit code of argparse and click for an argument that they do not know
 
 
 @click.command(
@@ -66,7 +67,21 @@ def command(module: bool, script: str, arguments: tuple[str, ...], **options: An
     options["guards"] = options["guards"] or ExecSettings.guards
     settings = ExecSettings(**options, name=script, arguments=arguments)
     if arm is None:
-        return execute(target, settings)
-    from ampcompare.script.prepare import run_script
+        status = execute(target, settings)
+    else:
+        from ampcompare.script.prepare import run_script
 
-    return run_script(target, settings)
+        status = run_script(target, settings)
+    if status == USAGE and (stray := _own_option(arguments)) is not None:
+        click.echo(
+            f"ampcompare: {stray} comes after the script, so it was passed to the script; an option of ampcompare "
+            f"comes before it: ampcompare exec {stray} ... {script}",
+            err=True,
+        )
+    return status
+
+
+def _own_option(arguments: tuple[str, ...]) -> str | None:
+    """Return the first argument of a script that has the name of an option of this command."""
+    own = {flag for param in click.get_current_context().command.params for flag in param.opts if flag[:2] == "--"}
+    return next((word for word in arguments if word.partition("=")[0].replace("_", "-") in own), None)

@@ -152,7 +152,7 @@ class Display(Observer):
     def note(self, text: str) -> None:
         if not self.quiet:
             with self._lock:
-                self._print(f"note: {printable(text, 500)}")
+                self._print(f"note: {printable(text, 500, keep_end=300)}")
 
     @_unless_closed
     def close(self) -> None:
@@ -269,4 +269,4 @@ def _outcome(record: RunRecord) -> str:
         return "; ".join([*reached, *([f"ended early: {summary.ended}"] if summary.ended else [])])
     if record.status == "diverged":
         return f"diverged at step {summary.diverged_step} ({summary.divergence})"
-    return printable(f"{record.status}: {record.error}", 300) if record.error else record.status
+    return printable(f"{record.status}: {record.error}", 500, keep_end=300) if record.error else record.status

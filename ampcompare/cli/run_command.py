@@ -126,7 +126,7 @@ def _show_run(outcome: RunOutcome, sources: SettingsSources, *, as_json: bool, q
     if as_json:
         say(dump_json(record))
     if record.status == "failed":
-        error = printable(record.error or "", 2000)
+        error = printable(record.error or "", 2000, keep_end=600)
         click.echo(f"ampcompare: {record.arm} failed: {error} (log: {outcome.log})", err=True)
     elif record.status == "interrupted":
         raise Ended(f"{record.arm} was {record.error}; --resume auto continues from its newest checkpoint")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
@@ -82,9 +84,26 @@ class ScriptCommand(Command):
         if "--" in args:
             place = args.index("--")
             own, dashes, words = args[:place], ["--"], args[place + 1 :]
-        rest = super().parse_args(ctx, list(own))
+        try:
+            rest = super().parse_args(ctx, list(own))
+        except click.UsageError:
+            if (script := None if dashes else self._script_among(own, ctx)) is not None:
+                place = own.index(script)
+                line = shlex.join(["ampcompare", str(ctx.info_name), *own[:place], "--", *own[place:]])
+                raise ConfigError(f"a script comes after --, with its own arguments: {line}") from None
+            raise
         ctx.params["script"] = words if dashes else None
         return rest
+
+    def _script_among(self, words: list[str], ctx: click.Context) -> str | None:
+        """Return the first word that no option takes, if it may begin a script: a file, or the option -m."""
+        parser = self.make_parser(ctx)
+        parser.ignore_unknown_options = True
+        try:
+            rest = parser.parse_args(list(words))[1]
+        except click.UsageError:
+            return None
+        return next((word for word in rest if word == "-m" or word.endswith(".py") or Path(word).exists()), None)
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
         return [*super().collect_usage_pieces(ctx), "[-- SCRIPT [ARGS]...]"]

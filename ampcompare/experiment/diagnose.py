@@ -18,6 +18,7 @@ from ampcompare.backends.arm import Arm
 from ampcompare.base.environment.fingerprint import THREAD_VARIABLES
 from ampcompare.base.errors import AmpCompareError, ConfigError, EnvironmentUnfit, LaunchError
 from ampcompare.base.files.run_files import CellFile
+from ampcompare.base.formatting import printable
 from ampcompare.base.processes.start import start_command
 from ampcompare.diagnosis.cures import Tested, verdict_of, with_cure
 from ampcompare.diagnosis.options import DiagnoseOptions, Request, diagnose_in_child
@@ -289,7 +290,8 @@ def _last_note(log: Path) -> str:
 def error_of(code: int, folder: Path) -> str:
     """Return why a script ended with an exit code other than 0."""
     error = (read_rows(folder / CellFile.SCRIPT).ended or {}).get("error")
-    text = str(error or _last_note(folder / CellFile.LOG) or log_tail(folder) or f"exit code {code}")[:1000]
+    text = str(error or _last_note(folder / CellFile.LOG) or log_tail(folder) or f"exit code {code}")
+    text = printable(text, 1000, keep_end=600)
     return f"{text}; {BEYOND_FP16}" if "c10::Half without overflow" in text else text
 
 

@@ -86,12 +86,12 @@ class NotebookProgress(Observer):
         reached = record.summary.metric_final
         metric = record.metric
         what = f"{metric.name} {metric.shown(reached)}" if record.status == "completed" and reached is not None else ""
-        what = what or printable(": ".join(filter(None, [record.status, record.error])), 300)
+        what = what or printable(": ".join(filter(None, [record.status, record.error])), 500, keep_end=300)
         self._ended.append(f"{name}: {what}{' (cached)' if reused else ''}")
         self._show()
 
     def note(self, text: str) -> None:
-        self._notes.append(f"note: {printable(text, 500)}")
+        self._notes.append(f"note: {printable(text, 500, keep_end=300)}")
         self._show()
 
     def _expect(self, outline: Outline) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import platform
 from collections.abc import Iterable, Mapping
@@ -12,8 +13,8 @@ from ampcompare.backends.arm import Arm
 from ampcompare.backends.catalog import BUILT_IN, SCRIPT_BACKENDS
 from ampcompare.base.environment.gpus import ACCELERATORS, accelerator_of, why_no_accelerator, why_no_cuda
 from ampcompare.base.environment.packages import find_module
-from ampcompare.base.errors import BackendUnavailable, EnvironmentUnfit, UnsupportedCombination
-from ampcompare.experiment.launch.distributed_env import is_rank
+from ampcompare.base.environment.ranks import is_rank
+from ampcompare.base.errors import BackendUnavailable, ConfigError, EnvironmentUnfit, UnsupportedCombination
 from ampcompare.experiment.launch.script.refusals import why_refused
 from ampcompare.experiment.launch.slurm import require_slurm
 from ampcompare.runs.settings.config import RunConfig
@@ -74,9 +75,20 @@ def check_cells(cells: Iterable[RunConfig]) -> None:
         if cell.parallel.backend == "nccl" and on_cpu and not is_rank():  # ranks report it once, when they meet
             why = no_cuda or f"the device is {cell.device}"
             raise EnvironmentUnfit(f"nccl works between GPUs only, but {why}; use --dist-backend gloo")
+    _check_distinct(cells)
     refused = refused_arms(cells)
     if refused and len(refused) == len({cell.arm for cell in cells}):
         raise UnsupportedCombination("; ".join(grouped_refusals(refused)))
+
+
+def _check_distinct(cells: Iterable[RunConfig]) -> None:
+    """Check that no two arms are one under two names: every difference between them would be chance."""
+    for one, other in itertools.combinations({cell.arm: cell.parsed_arm for cell in cells}.values(), 2):
+        if one.declares_the_same(other):
+            raise ConfigError(
+                f"{one} and {other} hold and compute every part of a step in the same types, so they are one arm; "
+                "leave one out (ampcompare explain shows what an option changes)"
+            )
 
 
 def refused_arms(cells: Iterable[RunConfig]) -> dict[str, str]:

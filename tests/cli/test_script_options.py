@@ -68,6 +68,47 @@ def test_options_of_scripts_need_one(call: Any) -> None:
     assert "no script after --" in call("compare", "--").err
 
 
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["compare", "train.py"], "ampcompare compare -- train.py"),
+        (["compare", "--arm", "bf16", "-q", "train.py", "--data-path", "x"], "--arm bf16 -q -- train.py --data-path x"),
+        (["run", "-m", "pkg.train"], "ampcompare run -- -m pkg.train"),
+        (["diagnose", "train.py", "--epochs", "1"], "ampcompare diagnose -- train.py --epochs 1"),
+    ],
+)
+def test_forgotten_dashes_are_recognized(call: Any, words: list[str], line: str) -> None:
+    """The command that was meant is proposed in one line."""
+    done = call(*words)
+    assert (done.code, len(done.lines)) == (2, 1)
+    assert line in done.err
+
+
+def test_a_word_that_is_no_script_is_a_usage_error(call: Any) -> None:
+    """A mistyped option is named as before, and so is a word too many."""
+    assert "No such option" in call("compare", "--sedes", "3").err
+    assert "unexpected extra argument (nosuch)" in call("compare", "nosuch").err
+
+
+@pytest.mark.parametrize("words", [["compare", "--"], ["run", "--"], ["exec"], ["diagnose", "--"]], ids=" ".join)
+def test_a_folder_is_no_script(call: Any, words: list[str], tmp_path: Path) -> None:
+    """It is refused at once, unless it can be run as Python runs a folder."""
+    done = call(*words, str(tmp_path))
+    assert (done.code, len(done.lines)) == (2, 1)
+    assert "is a folder without a __main__.py; name the script inside it" in done.err
+
+
+def test_options_of_exec_come_before_the_script(call: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A script that does not know them refuses them, and then ampcompare says where they belong."""
+    monkeypatch.setattr("sys.argv", ["ampcompare"])
+    path = tmp_path / "train.py"
+    path.write_text("import argparse\nargparse.ArgumentParser().parse_args()\n")
+    done = call("exec", str(path), "--device", "cpu")
+    assert done.code == 2
+    assert "--device comes after the script" in done.lines[-1]
+    assert f"ampcompare exec --device ... {path}" in done.lines[-1]
+
+
 def test_two_arms_of_a_script_are_compared(call: Any, script: str, tmp_path: Path) -> None:
     """The table has the script's metric; a cell that has a record does not run again."""
     command = ["compare", "--arm", "fp32,bf16", "--seeds", "0-1", "--warmup-steps", "1", "--device", "cpu"]

@@ -165,6 +165,8 @@ def script_config(
     path = Path(rest[0])
     if not is_module and not path.exists():
         raise ConfigError(f"there is no script {rest[0]}; give its path, or -m and the name of a module")
+    if not is_module and path.is_dir() and not (path / "__main__.py").is_file():
+        raise ConfigError(f"{rest[0]} is a folder without a __main__.py; name the script inside it")
     digest = _sha256(_file_of_module(rest[0]) if is_module else path)
     return ScriptConfig(
         name=rest[0], is_module=is_module, arguments=tuple(hide(rest[1:])), sha256=digest, metrics=read,

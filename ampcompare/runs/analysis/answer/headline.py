@@ -6,6 +6,7 @@ import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 
+from ampcompare.base.formatting import printable
 from ampcompare.runs.analysis.answer.phrases import (
     Quality,
     count_of,
@@ -17,6 +18,7 @@ from ampcompare.runs.analysis.answer.phrases import (
 from ampcompare.runs.analysis.evidence.samples import samples_noun
 from ampcompare.runs.analysis.inference.effect import MIN_PAIRS
 from ampcompare.runs.analysis.inference.looks import changes_sentence
+from ampcompare.runs.analysis.runs.declared import not_as_declared
 from ampcompare.runs.analysis.runs.learning import (
     LEARNED_NOTHING,
     divergence_cause,
@@ -44,8 +46,7 @@ HALF_ON_CPU = {
 }
 FP16_ON_CPU = "{how} on this CPU: accuracy, divergence and loss scales carry over to a GPU, 16-bit step times do not."
 TOO_FEW = f"inconclusive (fewer than {MIN_PAIRS} seeds)"
-MAX_ERROR = 90  # characters of an error message
-LOCATION = re.compile(r" \([^()\n]+:\d+\)$")
+MAX_ERROR, END_OF_ERROR = 300, 200  # characters; the end has the line of the script and the remedy
 MAX_DIFFERENCES = 3
 KEPT = ("equivalent", "non-inferior")
 _MIN_SAVING = 0.05  # of memory: less than that is the noise of an allocator
@@ -123,6 +124,8 @@ def _nothing_to_compare(comparison: Comparison, by_arm: Mapping[str, Sequence[Ru
     """Return why there is nothing to compare; "" if there is."""
     reference = comparison.reference
     records = by_arm.get(reference, [])
+    if other := not_as_declared(records):
+        return f"Nothing to compare: {reference} is {other}."
     if idle := idle_verdict(records):
         return f"Nothing to compare: {reference} {idle}."
     if not any(row.completed for row in comparison.arms):
@@ -364,6 +367,9 @@ def _accuracy_sentences(comparison: Comparison, rows: Sequence[ArmSummary], qual
         )
         said.add(row.arm)
     yield from _not_compared(those("not comparable"), everyone, said, reference)
+    for row in those("not as declared"):
+        yield f"No verdict on {label_of(row)}: it is {row.accuracy_verdict}."
+        said.add(row.arm)
     idle: dict[str, list[str]] = {}
     for row in those(LEARNED_NOTHING):
         idle.setdefault(row.accuracy_verdict, []).append(row.arm)
@@ -494,22 +500,12 @@ def _outcome_sentences(comparison: Comparison, by_arm: Mapping[str, Sequence[Run
             if ended:
                 share = f"{len(ended)} of {len(records)} seed{'s' if len(records) > 1 else ''}"
                 how = "failed" if status == "failed" else "was interrupted"
-                error = _short(ended[0].error) if status == "failed" else ""
+                error = (ended[0].error or "") if status == "failed" else ""
+                error = printable(error, MAX_ERROR, keep_end=END_OF_ERROR).rstrip(".")
                 failed.setdefault((f"{how} in {share}", error), []).append(row.arm)
     for (what, error), arms in failed.items():
         said = what if len(arms) == 1 else what.replace("was ", "were ")
-        stop = "" if error.endswith("...") else "."
-        yield f"{with_verb(arms, everyone, said, said)}{f': {error}' if error else ''}{stop}"
-
-
-def _short(error: str | None) -> str:
-    """Return the first line of an error, cut at a word, with the location that ends it."""
-    text = (error or "").strip()
-    location = LOCATION.search(text)
-    line = " ".join((text[: location.start() if location else None].splitlines() or [""])[0].split()).rstrip(".")
-    if len(line) > MAX_ERROR:
-        line = f"{line[:MAX_ERROR].rpartition(' ')[0] or line[:MAX_ERROR]} ..."
-    return line + (location[0] if location else "")
+        yield f"{with_verb(arms, everyone, said, said)}{f': {error}' if error else ''}."
 
 
 def _on_device(comparison: Comparison) -> str:

@@ -29,6 +29,18 @@ def test_a_cell_can_be_run_from_its_folder(make_config: MakeConfig, tmp_path: Pa
     assert read_record(tmp_path / "record.json").status == "completed"
 
 
+def test_a_cell_that_fails_by_hand_leaves_its_record(
+    make_config: MakeConfig, tmp_path: Path, forked_python: Any
+) -> None:
+    """What `python -m` runs is the whole module, so that an error of the user's code ends in a record too."""
+    (tmp_path / "broken.py").write_text("def net(num_classes):\n    raise RuntimeError('no weights')\n")
+    (tmp_path / "config.json").write_text(dump_json(make_config("broken:net")))
+    done = forked_python.run(["-m", "ampcompare.experiment.launch.worker.cell", str(tmp_path)], tmp_path, os.environ)
+    assert done.returncode == 0, done.stderr
+    record = read_record(tmp_path / "record.json")
+    assert (record.status, "no weights" in (record.error or "")) == ("failed", True)
+
+
 def test_cuda_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """CUDA asked for on a machine without it is a fault of the environment, with the reason and both remedies."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
