@@ -12,7 +12,13 @@ from ampcompare.source.migrate.core.context import Core
 from ampcompare.source.migrate.core.initialize import create_scalers
 from ampcompare.source.migrate.core.scalers import plan_scalers
 from ampcompare.source.migrate.core.state_dict import optimizer_of_state, rewrite_state
-from ampcompare.source.migrate.core.steps import note_steps_apart, place_unscale, refuse_half_leaves, rewrite_steps
+from ampcompare.source.migrate.core.steps import (
+    note_joint_steps,
+    note_steps_apart,
+    place_unscale,
+    refuse_half_leaves,
+    rewrite_steps,
+)
 from ampcompare.source.migrate.core.timm_scaler import rewrite_timm, uses_timm_scaler
 from ampcompare.source.migrate.finding import Finding, Unsure
 from ampcompare.source.migrate.read.forward import find_forward, model_keys
@@ -75,6 +81,7 @@ def rewrite_core(module: Module, names: Names, edits: Edits, torch: str, target:
     _rewrite_backwards(core)
     rewrite_steps(core)
     note_steps_apart(core)
+    note_joint_steps(core)
     refuse_half_leaves(core)
     rewrite_state(core)
     drop_passed(module, edits, names.parameters)

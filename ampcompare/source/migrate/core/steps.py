@@ -13,12 +13,17 @@ from ampcompare.source.module import Function, Module
 from ampcompare.source.roles import Roles
 from ampcompare.source.syntax import HIDDEN, arguments, dotted, last_name, passed
 
-__all__ = ["note_steps_apart", "place_unscale", "refuse_half_leaves", "rewrite_steps"]
+__all__ = ["note_joint_steps", "note_steps_apart", "place_unscale", "refuse_half_leaves", "rewrite_steps"]
 
 MASTERS = "apex.amp.master_params"
 PACE = (
     "gradients are clipped or read more often than the optimizer steps, while they are scaled: the limit, or the "
     "gradients, are scaled to match; GradScaler is designed for clipping once per step"
+)
+TOGETHER = "after an overflow Apex skips {0}; GradScaler skips each by its own gradients, so one may step alone"
+JOINED = (
+    "the gradients of both losses add up in weights that both reach, so they share a scaler; Apex unscales those of "
+    "the optimizer that a scale_loss names, and leaves what the loss adds to others scaled"
 )
 HALF_LEAF = "{0} is fp16 in the optimizer, and GradScaler refuses fp16 gradients: keep it in fp32, autocast casts it"
 APART = (
@@ -370,6 +375,18 @@ def _stepped_apart(core: Core, function: Function | None) -> list[tuple[ast.Call
             if any(each.lineno < node.lineno and not is_exclusive(module, each, node) for each in passes):
                 found.append((node, key))
     return found
+
+
+def note_joint_steps(core: Core) -> None:
+    """Note optimizers that skip together in Apex after an overflow, because they share a loss or add up two."""
+    for each in core.sites.backwards:
+        if each.block and len(each.optimizers) > 1:
+            core.note(each.statement, TOGETHER.format(" and ".join(each.optimizers)))
+            return
+    for first, second in core.scalers.joined:
+        if len({*first.optimizers, *second.optimizers}) > 1:
+            core.note(first.statement, JOINED)
+            return
 
 
 def refuse_half_leaves(core: Core) -> None:
