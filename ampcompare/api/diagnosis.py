@@ -65,8 +65,8 @@ def diagnose(
         LaunchError: the model of a recipe raised, or no step of a script was watched.
     """
     from ampcompare.experiment.diagnose import diagnose as _diagnose
+    from ampcompare.experiment.option_checks import check_cells
     from ampcompare.experiment.options import settings_request, with_script
-    from ampcompare.experiment.preflight import check_cells
 
     if loop is not None and script is not None:
         raise ConfigError("diagnose takes either a loop or a script, but both were given; leave one out")
@@ -115,8 +115,8 @@ def profile(
         EnvironmentUnfit: this machine lacks something that was requested.
         LaunchError: the reference could not be trained.
     """
+    from ampcompare.experiment.option_checks import check_cells
     from ampcompare.experiment.options import settings_request, with_script
-    from ampcompare.experiment.preflight import check_cells
     from ampcompare.experiment.profile import profile as _profile
     from ampcompare.experiment.profile import require_arms
 

@@ -53,7 +53,7 @@ def command(**parameters: Any) -> int:
     remove a fault. A script after -- is started again for each test. Exits with 0 whether or not there is a fault.
     """
     from ampcompare.experiment.diagnose import DiagnoseOptions, diagnose
-    from ampcompare.experiment.preflight import check_cells
+    from ampcompare.experiment.option_checks import check_cells
     from ampcompare.runs.records.run import dump_json
     from ampcompare.runs.report.terminal import Terminal
 

@@ -57,7 +57,7 @@ def command(**parameters: Any) -> int:
     Trains each arm for some steps: timed, then under torch.profiler, then one step that counts memory and FLOPs. Shows
     one step and its peak of memory side by side, and the reasons that were measured. Exits with 0 whatever it finds.
     """
-    from ampcompare.experiment.preflight import check_cells
+    from ampcompare.experiment.option_checks import check_cells
     from ampcompare.experiment.profile import ProfileOptions, profile
     from ampcompare.runs.records.run import dump_json
     from ampcompare.runs.report.terminal import Terminal

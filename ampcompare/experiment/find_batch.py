@@ -12,7 +12,7 @@ from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import ConfigError, LaunchError
 from ampcompare.experiment.launch.base import Launcher
 from ampcompare.experiment.launch.places import Places, find_places
-from ampcompare.experiment.preflight import check_cells
+from ampcompare.experiment.option_checks import check_cells
 from ampcompare.runs.records.run import RunRecord
 from ampcompare.runs.settings.config import RunConfig
 from ampcompare.runs.settings.validation import validated

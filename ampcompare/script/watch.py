@@ -84,17 +84,18 @@ class HashedWeights:
     """The parameters of an optimizer, with their hash at the time that this is made.
 
     Attributes:
+        optimizer: that they belong to.
         sha256: the hash.
     """
 
     def __init__(self, optimizer: Any) -> None:
-        self._optimizer = optimizer
+        self.optimizer = optimizer
         models: list[Any] = [self]
         self.sha256 = parameters_sha256(models)
 
     def parameters(self) -> list[Any]:
         """Return the present parameters."""
-        return owned_params(self._optimizer)
+        return owned_params(self.optimizer)
 
 
 def weights_of(models: Sequence[Any]) -> str:
@@ -173,7 +174,8 @@ class Watch:
         held = [model for model in models if hasattr(model, "parameters")] or [
             one if isinstance(one, HashedWeights) else HashedWeights(one) for one in optimizers
         ]
-        self._recorder.add_row({"kind": "weights", "sha256": weights_of(held)})
+        names = [type(one.optimizer if isinstance(one, HashedWeights) else one).__name__ for one in optimizers]
+        self._recorder.add_row({"kind": "weights", "sha256": weights_of(held), "optimizers": names})
         if self._memory is None:
             device = next((param.device for model in held for param in model.parameters()), torch.device("cpu"))
             self._recorder.add_row({"kind": "setup", "half": self._half, "device": _device_facts(device)})

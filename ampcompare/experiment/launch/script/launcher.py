@@ -59,7 +59,8 @@ PIPE_SECONDS = 2.0
 SETTINGS = (".yaml", ".yml", ".json", ".toml", ".ini", ".cfg", ".env", ".conf")
 # Exit codes of `ampcompare exec` for errors of ampcompare itself.
 OUR_ERRORS = (2, 3, 4)
-MAX_LAST_LINES = 5
+MAX_LAST_LINES = 40
+USAGE = 2  # the exit code of argparse, whose usage comes before its error
 WORD = re.compile(r"[^\W_]")
 NO_REASON = re.compile(r"ampcompare: (\d+ steps?, \d+ skipped|the record has no step|--device cpu: )")
 TAIL_SHARE = 10  # the default metric is over the last tenth of the losses
@@ -323,7 +324,9 @@ def _last_words(code: int, folder: Path) -> str:
     last = lines[-1] if lines else ""
     if last.startswith("ampcompare: "):
         return last.removeprefix("ampcompare: ")
-    return f"the script ended with exit code {code}" + (f": {last}" if last else "")
+    usage = [at for at, line in enumerate(lines) if line.lower().startswith("usage:")]
+    said = f"{last} ({' '.join(' '.join(lines[usage[-1] : -1]).split())})" if code == USAGE and usage else last
+    return f"the script ended with exit code {code}" + (f": {said}" if said else "")
 
 
 class _StepCounter:

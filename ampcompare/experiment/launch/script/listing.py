@@ -16,7 +16,7 @@ from ampcompare.experiment.launch.script.output import COLOR
 from ampcompare.experiment.launch.script.rows import read_rows
 from ampcompare.runs.settings.config import RunConfig
 
-__all__ = ["SeenMetric", "list_metrics", "script_steps"]
+__all__ = ["MAX_LINES", "SeenMetric", "list_metrics", "printed_metrics", "script_steps"]
 
 BRIEFLY = 20
 MAX_LINES = 2000
@@ -65,7 +65,7 @@ def list_metrics(config: RunConfig) -> tuple[list[SeenMetric], str | None]:
             SeenMetric(metric, rows.sources[metric], len(values), values[-1], _option(metric))
             for metric, values in rows.scalars.items()
         ]
-        seen += _printed(last_lines(folder / CellFile.LOG, MAX_LINES))
+        seen += printed_metrics(last_lines(folder / CellFile.LOG, MAX_LINES))
     return seen, record.error
 
 
@@ -75,7 +75,8 @@ def script_steps(config: RunConfig) -> int:
     return config.script.max_steps or BRIEFLY
 
 
-def _printed(lines: list[str]) -> Iterator[SeenMetric]:
+def printed_metrics(lines: list[str]) -> Iterator[SeenMetric]:
+    """Yield the numbers that lines of output show with a name before them."""
     found: dict[tuple[str, str], list[float]] = {}
     for line in (COLOR.sub("", line) for line in lines):
         if line.startswith("ampcompare"):

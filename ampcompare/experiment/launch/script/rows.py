@@ -23,6 +23,7 @@ class ScriptRows:
     Attributes:
         steps: an update is one step of each optimizer that takes turns; its time is from the end of the last one.
         weights: hash at each `initialize`.
+        optimizers: the names of their classes, likewise.
         batches: hashes of the first ones.
         notes: in what the arm departs from what the script asks for.
         scalars: values by name, with the function that logged them.
@@ -35,6 +36,7 @@ class ScriptRows:
     header: dict[str, Any] = field(default_factory=dict)
     steps: list[StepRecord] = field(default_factory=list)
     weights: list[str] = field(default_factory=list)
+    optimizers: list[str] = field(default_factory=list)
     batches: list[str] = field(default_factory=list)
     scalars: dict[str, list[float]] = field(default_factory=dict)
     sources: dict[str, str] = field(default_factory=dict)
@@ -86,6 +88,7 @@ def _add(rows: ScriptRows, row: dict[str, Any]) -> None:
     kind = row.get("kind")
     if kind == "weights":
         rows.weights.append(row["sha256"])
+        rows.optimizers += row["optimizers"]
     elif kind == "batches":
         rows.batches = row["sha256"]
     elif kind == "metric":
