@@ -18,19 +18,25 @@ from ampcompare.backends.apex_levels import (
     apex_level,
 )
 from ampcompare.backends.explanation import (
-    FP32_BYTES,
-    HALF_BYTES,
-    MASTER_WEIGHT_BYTES,
     PLAIN_STEP,
     ArmExplanation,
-    BytesPerParameter,
     apex_script,
     half_script,
-    kept_modules,
     native_script,
+    role_rows,
 )
-from ampcompare.backends.options import DTYPE_NAMES, choice, flag, float_dtype, loss_scale, module_patterns, positive
-from ampcompare.backends.spec import BackendSpec, CheckpointState, ContractArm, Options
+from ampcompare.backends.options import (
+    DTYPE_NAMES,
+    choice,
+    flag,
+    float_dtype,
+    loss_scale,
+    module_patterns,
+    positive,
+    with_types,
+)
+from ampcompare.backends.roles import BATCH_NORM, LossScale, Roles
+from ampcompare.backends.spec import BackendSpec, ContractArm, Options
 
 __all__ = ["SPEC"]
 
@@ -39,6 +45,25 @@ NOT_COMPARED = (
     "the options of this level and the resulting types follow ROCm's Apex; its numbers were never recorded, and "
     "nothing here was compared with it"
 )
+
+
+def _roles(options: Options) -> Roles:
+    level = apex_level(options)
+    scale: LossScale | None = None
+    if level.loss_scale == "dynamic":
+        low, high = level.min_loss_scale, level.max_loss_scale
+        scale = LossScale(min(FIRST_SCALE, high), GROWTH_INTERVAL, lowest=low, highest=high)
+    elif level.loss_scale != 1.0:
+        scale = LossScale(float(level.loss_scale))
+    base = Roles(
+        weights=level.half_name if level.is_half else "fp32",
+        products=level.half_name if level.patch_torch_functions else "",
+        lists="O1" if level.patch_torch_functions else "",
+        masters="fp32" if level.is_half and level.master_weights else "",
+        loss_scale=scale,
+        kept=(BATCH_NORM,) if level.is_half and level.keep_batchnorm_fp32 else (),
+    )
+    return with_types(base, options)
 
 
 def _explain(options: Options) -> ArmExplanation:
@@ -50,16 +75,12 @@ def _explain(options: Options) -> ArmExplanation:
         twin += f"{',' if ':' in twin else ':'}keep_fp32={keep}"
     return ArmExplanation(
         summary=_summary(level),
-        does=(
-            ("weights", _weights(level)),
-            *_casts(level),
-            *kept_modules(keep, rounds_to=level.half_name if level.is_half else None),
-            ("inputs, outputs", _borders(level)),
-            ("batch norm", _batch_norm(level)),
-            ("master weights", _masters(level)),
-            ("optimizer", _optimizer(level)),
-            ("loss scale", _loss_scale(level)),
-            ("checkpoint", _checkpoint(level)),
+        does=role_rows(
+            _roles(options),
+            casts=_casts(level),
+            borders=_borders(level),
+            norm=_norm(level),
+            checkpoint=_checkpoint(level),
         ),
         twin=twin,
         twin_is=twin_is,
@@ -80,16 +101,9 @@ def _summary(level: Level) -> str:
     return f"{article} model{norm}{masters}"
 
 
-def _weights(level: Level) -> str:
-    if not level.is_half:
-        return "stay fp32"
-    but = " but those of batch norm" if level.keep_batchnorm_fp32 else ""
-    return f"become {level.half_name} at amp.initialize, all{but}; buffers of floating point too"
-
-
 def _casts(level: Level) -> tuple[tuple[str, str], ...]:
     if not level.patch_torch_functions:
-        return (("casts", "none inside the model: an operation runs in the type of its inputs"),)
+        return ()
     half = level.half_name
     return (
         (f"cast to {half}", f"{_listed(O1_TO_FP16)}; {half} copies of weights are kept until scale_loss ends"),
@@ -122,51 +136,15 @@ def _borders(level: Level) -> str:
     return f"floating inputs of model.forward become {kind}, its outputs {outputs or 'fp32'}{outside}"
 
 
-def _batch_norm(level: Level) -> str:
+def _norm(level: Level) -> str:
     if not level.is_half:
-        return "fp32 weights and statistics" + (
-            "; runs in the type of its input" if level.patch_torch_functions else ""
-        )
+        return "; runs in the type of its input" if level.patch_torch_functions else ""
     if level.keep_batchnorm_fp32:
         return (
-            f"fp32 weights and statistics, {level.half_name} in and out; layer, group and instance norms become "
-            f"{level.half_name}, and so does a batch norm with affine=False"
+            f", {level.half_name} in and out; layer, group and instance norms become {level.half_name}, and so does a "
+            "batch norm with affine=False"
         )
-    return f"{level.half_name} weights and statistics"
-
-
-def _masters(level: Level) -> str:
-    if not level.is_half:
-        return "none needed: the weights are fp32"
-    if level.master_weights:
-        return (
-            f"an fp32 copy of each {level.half_name} weight, made from the rounded weights at the first backward pass, "
-            "never saved"
-        )
-    return f"none: an update below half a unit in the last place of a {level.half_name} weight is lost"
-
-
-def _optimizer(level: Level) -> str:
-    if not level.is_half:
-        return "steps the fp32 weights"
-    if level.master_weights:
-        return "steps the masters with fp32 gradients and state, then copies them to the model"
-    half = level.half_name
-    return f"steps {half} weights with {half} gradients and state" + (
-        "; Adam's eps of 1e-8 is 0 there" if half == "fp16" else ""
-    )
-
-
-def _loss_scale(level: Level) -> str:
-    if level.loss_scale == "dynamic":
-        floor = f", never below {level.min_loss_scale:g}" if level.min_loss_scale else ""
-        return (
-            f"dynamic: begins at {FIRST_SCALE:.0f}, halves and skips the step at an overflow{floor}, doubles after "
-            f"{GROWTH_INTERVAL} steps without one, up to {level.max_loss_scale:.0f}"
-        )
-    if level.loss_scale == 1.0:
-        return "1: none, and overflows are not checked"
-    return f"static at {level.loss_scale:g}: overflows are not checked, and infinities reach the weights"
+    return ""
 
 
 def _checkpoint(level: Level) -> str:
@@ -268,23 +246,6 @@ def _opt_level(text: str) -> str:
     raise ValueError(f"expected one of {', '.join(LEVELS)}")
 
 
-def _memory(options: Options) -> BytesPerParameter:
-    level = apex_level(options)
-    if level.is_half:
-        return MASTER_WEIGHT_BYTES if level.master_weights else HALF_BYTES
-    return BytesPerParameter(4, 4, 0, 0, 2, 4) if level.patch_torch_functions else FP32_BYTES
-
-
-def _master_weights(options: Options) -> bool:
-    level = apex_level(options)
-    return bool(level.master_weights) and level.is_half
-
-
-def _half(options: Options) -> str:
-    level = apex_level(options)
-    return level.half_name if level.is_half or level.patch_torch_functions else ""
-
-
 def _check(options: Options) -> str:
     if options.get("opt_level") in ROCM_LEVELS and options.get("engine") == "nvidia":
         return f"{options['opt_level']} is a level of ROCm's Apex, which NVIDIA's does not have; use engine=compat"
@@ -302,7 +263,7 @@ SPEC = BackendSpec(
     summary="apex.amp at an opt level: O0 to O3, and O4 and O5 of ROCm's Apex, in bf16",
     implementation="ampcompare.training.precision.apex:make_apex",
     explain=_explain,
-    memory=_memory,
+    roles=_roles,
     parsers={
         "opt_level": _opt_level,
         "loss_scale": loss_scale,
@@ -316,11 +277,10 @@ SPEC = BackendSpec(
     },
     positional="opt_level",
     default="O1",
+    aliases={"masters=fp32": "master_weights=true", "masters=none": "master_weights=false"},
     shorthands={level.lower(): f"apex:{level}" for level in LEVELS},
     implied={"engine": "auto"},
     check=_check,
-    half=_half,
-    checkpoint=CheckpointState(master_weights=_master_weights),
     contract=(
         ContractArm("apex:O0,engine=compat"),
         ContractArm("apex:O1,engine=compat", skips_steps=True),

@@ -14,6 +14,7 @@ from typing import Any
 from ampcompare.backends.catalog import BUILT_IN, described_backends, find_spec, third_party_backends
 from ampcompare.backends.explanation import EffectiveArm
 from ampcompare.backends.options import DTYPE_NAMES, INNER_ARM, flag
+from ampcompare.backends.roles import Roles
 from ampcompare.backends.spec import BackendSpec
 from ampcompare.base.errors import ConfigError, close_matches
 
@@ -21,6 +22,7 @@ __all__ = ["SHORTHANDS", "Arm", "full_name", "parse_arms", "same_arm"]
 
 SHORTHANDS = {word: arm for spec in BUILT_IN.values() for word, arm in spec.shorthands.items()}
 LEVEL = re.compile(r"[Oo0][0-9]")  # also 02 and O4, so that the message is about the level
+UNTYPED = ("engine", "cast_model_outputs", "output", "bits", "group", "scaling", "align", "passes")  # not in `Roles`
 HEAD_END = re.compile("[:,]")
 
 
@@ -183,6 +185,27 @@ class Arm:
     def effective(self, device: str) -> EffectiveArm | None:
         """Return what runs on "cpu" or "cuda"; None if the backend always runs what it is asked."""
         return self.spec.effective(self.options, device) if self.spec.effective is not None else None
+
+    @property
+    def roles(self) -> Roles | None:
+        """In which type each part of a step is held or computed, as the arm declares it; None if that is not known.
+
+        An arm that another library runs declares what it asks of it, whatever that does on a device.
+        """
+        own = self.spec.roles(self.options)
+        runs = self.effective("cuda")
+        if own is not None or runs is None or runs.arm is None:
+            return own
+        inner = Arm.parse(runs.arm).roles
+        return None if inner is None else self.spec.wraps(inner)
+
+    def declares_the_same(self, other: Arm) -> bool:
+        """Return whether another arm of the backend holds and computes every part of a step in the same types."""
+
+        def rest(arm: Arm) -> dict[str, Any]:
+            return {name: value for name, value in arm.options.items() if name in UNTYPED}
+
+        return self.backend == other.backend and self.roles == other.roles is not None and rest(self) == rest(other)
 
     @property
     def inner(self) -> Arm | None:

@@ -1,24 +1,22 @@
-"""What a backend states about one of its arms: an explanation, lines of a script, bytes per parameter."""
+"""What a backend states about one of its arms: an explanation, and lines of a script."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ampcompare.backends.roles import BATCH_NORM, Roles
+
 __all__ = [
-    "FP32_BYTES",
-    "HALF_BYTES",
-    "MASTER_WEIGHT_BYTES",
     "PLAIN_STEP",
     "ArmExplanation",
-    "BytesPerParameter",
     "EffectiveArm",
     "apex_script",
     "grad_scaler",
     "half_script",
-    "kept_modules",
     "native_script",
+    "role_rows",
 ]
 
 SCALER = ("init_scale", "growth_factor", "backoff_factor", "growth_interval")
@@ -66,50 +64,85 @@ class EffectiveArm:
     reason: str = ""
 
 
-@dataclass(frozen=True)
-class BytesPerParameter:
-    """Bytes for one parameter outside batch norm, by what they hold.
-
-    Attributes:
-        cast: 16-bit copies of weights, kept from the forward pass to the end of the backward pass.
-        state: one optimizer tensor of the parameter's size.
-        compensation: what the rounding of a weight has cut off.
-    """
-
-    weight: int
-    gradient: int
-    master: int
-    master_gradient: int
-    cast: int
-    state: int
-    compensation: int = 0
-
-    def total(self, tensors: int) -> int:
-        """Return the sum, for an optimizer that keeps this many tensors per parameter."""
-        held = self.weight + self.gradient + self.master + self.master_gradient + self.cast + self.compensation
-        return held + tensors * self.state
-
-
-def kept_modules(patterns: str, *, rounds_to: str | None) -> tuple[tuple[str, str], ...]:
-    """Return what an explanation says of `keep_fp32`; nothing if no patterns are given.
+def role_rows(
+    roles: Roles, *, casts: Sequence[tuple[str, str]] = (), borders: str = "", norm: str = "", checkpoint: str = ""
+) -> tuple[tuple[str, str], ...]:
+    """Return what an explanation says of each role, as (what, how) pairs.
 
     Args:
-        rounds_to: the 16-bit type of the model around; None where outputs stay in fp32.
+        casts: how the arm brings operands to their type.
+        borders: what happens to inputs and outputs.
+        norm: of batch norm, in addition to its type.
+        checkpoint: what is saved.
     """
-    if not patterns:
-        return ()
-    named = ", ".join(patterns.split("|"))
-    outputs = (
-        "outputs stay in fp32"
-        if rounds_to is None
-        else f"outputs become {rounds_to} again, unless they are those of the model"
+    held, narrow = roles.weights, roles.weights != "fp32"
+    keeps_norm = BATCH_NORM in roles.kept
+    users = [pattern for pattern in roles.kept if pattern != BATCH_NORM]
+    rows = [("weights", f"become {held}, all{' but those of batch norm' if keeps_norm else ''}" if narrow else "fp32")]
+    rows += casts or [("casts", "none inside the model: an operation runs in the type of its inputs")]
+    if users:
+        outputs = f"outputs become {held} again, unless they are those of the model"
+        if roles.lists or not narrow:
+            outputs = "outputs stay in fp32"
+        named = ", ".join(users)
+        rows.append(("kept in fp32", f"modules of name or type {named}: weights and arithmetic in fp32; {outputs}"))
+    if borders:
+        rows.append(("inputs, outputs", borders))
+    wide_norm = f"fp32 weights and statistics{f', {roles.half} in and out' if narrow and not norm else ''}"
+    rows.append(("batch norm", f"{wide_norm if keeps_norm or not narrow else f'{held} weights and statistics'}{norm}"))
+    rows += [("master weights", _masters(roles)), ("optimizer", _optimizer(roles))]
+    if roles.gradients != held:
+        rows.append(("gradients", f"of micro-batches are accumulated in {roles.gradients}, in those of the masters"))
+    if roles.reduction != held:
+        rows.append(
+            ("reduction", f"gradients are averaged over ranks in {roles.reduction}; with one process there is none")
+        )
+    if roles.state != roles.step:
+        small = "; second moments below 2**-25 become 0 there" if roles.state == "fp16" else ""
+        widened = f"held in {roles.state} between steps, and widened to {roles.step} for a step{small}"
+        rows.append(("optimizer state", widened))
+    rows.append(("loss scale", _loss_scale(roles)))
+    return (*rows, *([("checkpoint", checkpoint)] if checkpoint else []))
+
+
+def _masters(roles: Roles) -> str:
+    held = roles.weights
+    if roles.masters:
+        return f"an {roles.masters} copy of each {held} weight, which the optimizer steps"
+    if held == "fp32":
+        return "none needed: the weights are fp32"
+    if roles.update == "kahan":
+        return f"none: the rounding error is kept in {held} and added before the next step (Kahan summation)"
+    if roles.update == "stochastic":
+        return f"none: updated weights are rounded to {held} stochastically, so that small updates are kept on average"
+    return f"none: an update below half a unit in the last place of a {held} weight is lost"
+
+
+def _optimizer(roles: Roles) -> str:
+    if roles.masters:
+        return f"steps the masters with {roles.masters} gradients, then rounds them into the model"
+    if roles.step != roles.weights:
+        return f"steps {roles.step} copies of weights and gradients, which last for the step: 8 bytes a parameter"
+    eps = "; Adam's eps of 1e-8 is 0 there" if roles.step == "fp16" else ""
+    return f"steps {roles.weights} weights with {roles.weights} gradients{eps}"
+
+
+def _loss_scale(roles: Roles) -> str:
+    scale = roles.loss_scale
+    if scale is None:
+        if "fp16" in (roles.weights, roles.products):
+            return "none: gradients below 2**-25 become 0"
+        return "none: bf16 has the range of fp32" if roles.half else "none needed"
+    if scale.interval is None:
+        return f"static at {scale.first:g}: overflows are not checked, and infinities reach the weights"
+    falls = "halves it" if scale.backoff == 0.5 else f"multiplies it by {scale.backoff:g}"
+    grows = "double it" if scale.growth == 2 else f"multiply it by {scale.growth:g}"
+    lowest = f", never below {scale.lowest:g}" if scale.lowest is not None else ""
+    highest = f", up to {scale.highest:.0f}" if scale.highest is not None else ""
+    return (
+        f"dynamic: begins at {scale.first:.0f}; an overflow skips the step and {falls}{lowest}; {scale.interval} steps "
+        f"without one {grows}{highest}"
     )
-    return (("kept in fp32", f"modules of name or type {named}: weights and arithmetic in fp32; {outputs}"),)
-
-
-FP32_BYTES = BytesPerParameter(4, 4, 0, 0, 0, 4)
-HALF_BYTES = BytesPerParameter(2, 2, 0, 0, 0, 2)
-MASTER_WEIGHT_BYTES = BytesPerParameter(2, 2, 4, 4, 0, 4)
 
 
 def apex_script(options: dict[str, Any]) -> tuple[str, ...]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from ampcompare.backends.explanation import FP32_BYTES, PLAIN_STEP, ArmExplanation, apex_script
+from ampcompare.backends.explanation import PLAIN_STEP, ArmExplanation, apex_script, role_rows
 from ampcompare.backends.options import flag
+from ampcompare.backends.roles import Roles
 from ampcompare.backends.spec import BackendSpec, ContractArm, Options
 
 __all__ = ["SPEC"]
@@ -11,16 +12,16 @@ __all__ = ["SPEC"]
 TF32_SCRIPT = ("torch.backends.cuda.matmul.allow_tf32 = True", "torch.backends.cudnn.allow_tf32 = True")
 
 
+def _roles(options: Options) -> Roles:
+    return Roles(products="tf32" if options.get("tf32") else "")
+
+
 def _explain(options: Options) -> ArmExplanation:
     tf32 = bool(options.get("tf32"))
     return ArmExplanation(
         summary="fp32 with products and convolutions in TF32" if tf32 else "plain single precision: the reference",
         does=(
-            ("weights", "fp32"),
-            ("casts", "none"),
-            ("batch norm", "fp32"),
-            ("loss scale", "none needed"),
-            ("optimizer", "steps the fp32 weights"),
+            *role_rows(_roles(options), casts=[("casts", "none")]),
             (
                 "TF32",
                 "10 bits of mantissa in matrix products and convolutions, in the whole process; on a GPU of capability "
@@ -43,7 +44,7 @@ SPEC = BackendSpec(
     summary="plain single precision: the reference; optionally TF32 on a GPU that has it",
     implementation="ampcompare.training.precision.fp32:FP32",
     explain=_explain,
-    memory=lambda options: FP32_BYTES,
+    roles=_roles,
     parsers={"tf32": flag},
     shorthands={"float32": "fp32"},
     implied={"tf32": False},

@@ -5,6 +5,8 @@ Source: torchao 0.18, `torchao.float8`; tests compare its emulation with the for
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ampcompare.backends.explanation import ArmExplanation, EffectiveArm, half_script, native_script
 from ampcompare.backends.library import Library
 from ampcompare.backends.options import INNER_ARM, count
@@ -140,6 +142,7 @@ SPEC = BackendSpec(
     library=LIBRARY,
     effective=_effective,
     inner=_inner,
+    wraps=lambda inner: replace(inner, products="fp8"),
     contract=(
         ContractArm("fp8:tensorwise,align=1"),
         ContractArm("fp8:rowwise,align=1"),

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from ampcompare.backends.apex_levels import FIRST_SCALE, GROWTH_INTERVAL
-from ampcompare.backends.explanation import PLAIN_STEP, ArmExplanation, BytesPerParameter, apex_script, grad_scaler
+from ampcompare.backends.explanation import PLAIN_STEP, ArmExplanation, apex_script, grad_scaler
 from ampcompare.backends.options import DTYPE_NAMES, count, float_dtype, half_dtype, module_patterns, positive
+from ampcompare.backends.roles import BATCH_NORM, LossScale, Roles
 from ampcompare.backends.spec import BackendSpec, CheckpointState, ContractArm, Options
 
 __all__ = ["SPEC"]
@@ -14,6 +15,16 @@ __all__ = ["SPEC"]
 
 def _is_fp16(options: Options) -> bool:
     return options.get("param") == "float16"
+
+
+def _roles(options: Options) -> Roles:
+    first, interval = options.get("init_scale", FIRST_SCALE), options.get("growth_interval", GROWTH_INTERVAL)
+    return Roles(
+        products=DTYPE_NAMES[_types(options)["param_dtype"]],
+        reduction=DTYPE_NAMES[_types(options)["reduce_dtype"]],
+        loss_scale=LossScale(float(first), int(interval)) if _is_fp16(options) else None,
+        kept=(BATCH_NORM, *filter(None, str(options.get("keep_fp32", "")).split("|"))),
+    )
 
 
 def _explain(options: Options) -> ArmExplanation:
@@ -107,7 +118,7 @@ SPEC = BackendSpec(
     summary="FSDP2: fp32 weights in shards over ranks, gathered in bf16 or fp16; the successor of O2",
     implementation="ampcompare.training.precision.fsdp:FullyShard",
     explain=_explain,
-    memory=lambda options: BytesPerParameter(4, 4, 0, 0, 2, 4),
+    roles=_roles,
     parsers={
         "param": half_dtype,
         "reduce": float_dtype,
@@ -122,7 +133,6 @@ SPEC = BackendSpec(
     check=_check,
     unsharded=lambda options: "",
     parallel="fsdp",
-    half=lambda options: "fp16" if _is_fp16(options) else "bf16",
     checkpoint=CheckpointState(grad_scaler=_is_fp16),
     contract=(
         ContractArm("fsdp:param=bf16"),

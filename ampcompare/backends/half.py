@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from ampcompare.backends.apex_levels import FIRST_SCALE
-from ampcompare.backends.explanation import (
-    HALF_BYTES,
-    MASTER_WEIGHT_BYTES,
-    ArmExplanation,
-    BytesPerParameter,
-    apex_script,
-    half_script,
-    kept_modules,
-)
+from ampcompare.backends.explanation import ArmExplanation, apex_script, half_script, role_rows
 from ampcompare.backends.options import (
     DTYPE_NAMES,
     choice,
+    conflict,
     count,
     flag,
     float_dtype,
@@ -26,14 +18,28 @@ from ampcompare.backends.options import (
     loss_scale,
     module_patterns,
     positive,
-    type_rows,
-    with_state,
+    with_types,
 )
-from ampcompare.backends.spec import BackendSpec, CheckpointState, ContractArm, Options
+from ampcompare.backends.roles import BATCH_NORM, LossScale, Roles
+from ampcompare.backends.spec import BackendSpec, ContractArm, Options
 
 __all__ = ["SPEC"]
 
 GROWTH_INTERVAL = 1000  # of fp16_utils and DeepSpeed
+
+
+def _roles(options: Options) -> Roles:
+    scale = options.get("loss_scale")
+    dynamic = LossScale(
+        float(options.get("init_scale", FIRST_SCALE)), int(options.get("growth_interval", GROWTH_INTERVAL)), lowest=1.0
+    )
+    base = Roles(
+        weights=DTYPE_NAMES[str(options.get("dtype", "float16"))],
+        masters="fp32" if options.get("master_weights") else "",
+        loss_scale=dynamic if scale == "dynamic" else LossScale(float(scale)) if scale not in (None, 1) else None,
+        kept=(BATCH_NORM,) if options.get("bn_fp32") else (),
+    )
+    return with_types(base, options)
 
 
 def _explain(options: Options) -> ArmExplanation:
@@ -57,20 +63,10 @@ def _explain(options: Options) -> ArmExplanation:
         summary=f"the whole model in {name}, as scripts do it by hand"
         + (", batch norm in fp32" if bn_fp32 else "")
         + (f", with {' and '.join(added)} as in fp16 optimizers" if added else ""),
-        does=(
-            ("weights", f"become {name}, all" + (" but those of batch norm" if bn_fp32 else "")),
-            *kept_modules(keep, rounds_to=name),
-            ("casts", "none inside the model: an operation runs in the type of its inputs"),
-            ("inputs, outputs", f"floating inputs become {name}, outputs fp32, so losses outside are in fp32"),
-            (
-                "batch norm",
-                f"fp32 weights and statistics, {name} in and out" if bn_fp32 else f"{name} weights and statistics",
-            ),
-            ("master weights", _masters(options, name)),
-            ("optimizer", _optimizer(options, name)),
-            *type_rows(options),
-            ("loss scale", _loss_scale(options, name)),
-            ("checkpoint", f"model.state_dict() holds {name} weights" + (", masters are not in it" if masters else "")),
+        does=role_rows(
+            _roles(options),
+            borders=f"floating inputs become {name}, outputs fp32, so losses outside are in fp32",
+            checkpoint=f"model.state_dict() holds {name} weights" + (", masters are not in it" if masters else ""),
         ),
         twin="apex:" + ",".join(f"{key}={value}" for key, value in twin.items()) if twin else None,
         twin_is="the same numbers, through Apex"
@@ -86,62 +82,12 @@ def _explain(options: Options) -> ArmExplanation:
     )
 
 
-def _is_wide(options: Options) -> bool:
-    """Return whether steps run on temporary fp32 copies."""
-    given = options.get("kahan") or "rounding" in options or "state" in options
-    return bool(given) and not options.get("master_weights")
-
-
-def _masters(options: Options, name: str) -> str:
-    if options.get("master_weights"):
-        return f"an fp32 copy of each {name} weight, in its place in the optimizer"
-    if options.get("kahan"):
-        return f"none: the rounding error is kept in {name} and added before the next step (Kahan summation)"
-    if "rounding" in options:
-        return f"none: updated weights are rounded to {name} stochastically, so that small updates are kept on average"
-    return "none: an update below half a unit in the last place of a weight is lost"
-
-
-def _optimizer(options: Options, name: str) -> str:
-    if options.get("master_weights"):
-        return "steps the masters with widened gradients and fp32 state, then rounds them into the model"
-    if _is_wide(options):
-        held = "" if "state" in options else f", and its state is held in {name}"
-        return f"steps fp32 copies of weights and gradients, which last for the step: 8 bytes a parameter{held}"
-    eps = "; Adam's eps of 1e-8 is 0 there" if name == "fp16" else ""
-    return f"steps {name} weights with {name} gradients and state{eps}"
-
-
-def _loss_scale(options: Options, name: str) -> str:
-    scale = options.get("loss_scale")
-    if scale is None:
-        return "none: gradients below 2**-25 become 0" if name == "fp16" else "none"
-    if scale == "dynamic":
-        first = options.get("init_scale", FIRST_SCALE)
-        interval = options.get("growth_interval", GROWTH_INTERVAL)
-        return (
-            f"dynamic: begins at {first:.0f}; an overflow skips the step and halves it, down to 1; "
-            f"{interval} steps without one double it"
-        )
-    return f"static at {scale:g}: divided out once per step, overflows are not checked"
-
-
 def _check(options: Options) -> str:
     if options.get("loss_scale") != "dynamic":
         for name in ("init_scale", "growth_interval"):
             if name in options:
                 return f"{name} belongs to a dynamic loss scale; add dynamic, or leave it out"
-    if options.get("master_weights"):
-        for name in ("rounding", "kahan"):
-            if options.get(name):
-                return f"{name} keeps updates that 16-bit weights lose, but masters lose none; leave one of them out"
-    elif "grads" in options:
-        return "grads=fp32 accumulates gradients in those of the masters; add masters=fp32"
-    if "rounding" in options and options.get("kahan"):
-        return "rounding=stochastic and kahan both keep small updates; leave one of them out"
-    if "rounding" in options and options.get("dtype", "float16") != "bfloat16":
-        return "rounding=stochastic is for bf16; write half:bf16,rounding=stochastic"
-    return ""
+    return conflict(_roles(options), options)
 
 
 def _unsharded(options: Options) -> str:
@@ -153,16 +99,11 @@ def _unsharded(options: Options) -> str:
     return ""
 
 
-def _memory(options: Options) -> BytesPerParameter:
-    held = with_state(MASTER_WEIGHT_BYTES if options.get("master_weights") else HALF_BYTES, options)
-    return replace(held, compensation=2) if options.get("kahan") else held
-
-
 SPEC = BackendSpec(
     summary="manual .half(): 16-bit weights; masters, a loss scale, other types and roundings as options",
     implementation="ampcompare.training.precision.half:make_half",
     explain=_explain,
-    memory=_memory,
+    roles=_roles,
     parsers={
         "dtype": half_dtype,
         "bn_fp32": flag,
@@ -196,8 +137,6 @@ SPEC = BackendSpec(
     check=_check,
     unsharded=_unsharded,
     elsewhere=lambda options: "",
-    half=lambda options: DTYPE_NAMES[str(options.get("dtype", "float16"))],
-    checkpoint=CheckpointState(master_weights=lambda options: bool(options.get("master_weights"))),
     contract=(
         ContractArm("half"),
         ContractArm("half:bn_fp32"),

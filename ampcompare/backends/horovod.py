@@ -5,6 +5,7 @@ from __future__ import annotations
 from ampcompare.backends.explanation import PLAIN_STEP, ArmExplanation, EffectiveArm
 from ampcompare.backends.library import Library, explain_library
 from ampcompare.backends.options import choice, count
+from ampcompare.backends.roles import Roles
 from ampcompare.backends.spec import BackendSpec, Options
 
 __all__ = ["SPEC"]
@@ -52,6 +53,7 @@ SPEC = BackendSpec(
     explain=_explain,
     parsers={"compression": choice("none", "fp16"), "passes": count},
     implied={"compression": "none", "passes": 1},
+    roles=lambda options: Roles(reduction="fp16" if options.get("compression") == "fp16" else "fp32"),
     library=LIBRARY,
     effective=_effective,
     # No contract arms: it cannot be built for this torch; tests/training/precision/test_horovod.py uses a stub.

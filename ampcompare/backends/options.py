@@ -1,4 +1,7 @@
-"""Read the values of an arm's options from text. Each function raises `ValueError` with what it expected."""
+"""Read the values of an arm's options from text, and what those for types mean in every backend.
+
+Each reader raises `ValueError` with what it expected.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 
-from ampcompare.backends.explanation import BytesPerParameter
+from ampcompare.backends.roles import Roles
 from ampcompare.backends.spec import Options
 
 __all__ = [
@@ -16,6 +19,7 @@ __all__ = [
     "above_one",
     "below_one",
     "choice",
+    "conflict",
     "count",
     "flag",
     "float_dtype",
@@ -25,8 +29,7 @@ __all__ = [
     "loss_scale",
     "module_patterns",
     "positive",
-    "type_rows",
-    "with_state",
+    "with_types",
 ]
 
 DTYPES = {
@@ -40,7 +43,6 @@ FULL = ("float32", "fp32", "float")
 WHOLE = re.compile("[0-9]{1,99}")
 PATTERN = re.compile(r"[\w.*?\[\]!-]+")
 DTYPE_NAMES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
-_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
 def choice(*allowed: str) -> Callable[[str], str]:
@@ -149,26 +151,40 @@ def INNER_ARM(text: str) -> str:
     return text
 
 
-def type_rows(options: Options) -> tuple[tuple[str, str], ...]:
-    """Return what an explanation says of `state`, `grads` and `reduce`; nothing of those that are not given."""
-    rows = []
-    if "grads" in options:
-        rows.append(
-            (
-                "gradients",
-                "gradients of a step's micro-batches are accumulated in fp32, in the gradients of the masters",
-            )
-        )
-    if "reduce" in options:
-        name = DTYPE_NAMES[str(options["reduce"])]
-        rows.append(("reduction", f"gradients are averaged over ranks in {name}; with one process there is none"))
-    if "state" in options:
-        name = DTYPE_NAMES[str(options["state"])]
-        small = "; second moments below 2**-25 become 0 there" if name == "fp16" else ""
-        rows.append(("optimizer state", f"held in {name} between steps, and widened to fp32 for a step{small}"))
-    return tuple(rows)
+def with_types(base: Roles, options: Options) -> Roles:
+    """Return `base`, which has weights, products, masters and loss scale, with what the options for types set.
+
+    `state`, `grads`, `reduce`, `rounding`, `kahan` and `keep_fp32` mean the same in each backend.
+    """
+    types = {name: DTYPE_NAMES[str(options[name])] for name in ("state", "grads", "reduce") if name in options}
+    update = "kahan" if options.get("kahan") else str(options.get("rounding", "nearest"))
+    patterns = tuple(filter(None, str(options.get("keep_fp32", "")).split("|")))
+    on_copies = base.masters or "state" in types or update != "nearest"
+    return replace(
+        base,
+        gradients=types.get("grads", base.weights),
+        step="fp32" if on_copies else base.weights,
+        state=types.get("state", "fp32" if base.masters else base.weights),
+        reduction=types.get("reduce", base.weights),
+        update=update,
+        kept=(*base.kept, *patterns),
+    )
 
 
-def with_state(held: BytesPerParameter, options: Options) -> BytesPerParameter:
-    """Return `held` with the bytes of optimizer state that an arm chooses."""
-    return replace(held, state=_BYTES[str(options["state"])]) if "state" in options else held
+def conflict(roles: Roles, options: Options) -> str:
+    """Return which of the options for types change nothing, or exclude each other; "" if none do."""
+    given = [name for name in ("masters", "grads", "rounding", "kahan") if options.get(name)]
+    if roles.weights == "fp32" and given:
+        value = options[given[0]]
+        written = given[0] if value is True else f"{given[0]}={DTYPE_NAMES.get(value, value)}"
+        return f"the weights are fp32, so {written} changes nothing; add weights=bf16, or leave it out"
+    if "grads" in given and not roles.masters:
+        return "grads=fp32 accumulates gradients in those of the masters; add masters=fp32"
+    for name in ("rounding", "kahan"):
+        if name in given and roles.masters:
+            return f"{name} keeps updates that 16-bit weights lose, but masters lose none; leave one of them out"
+    if "rounding" in given and "kahan" in given:
+        return "rounding=stochastic and kahan both keep small updates; leave one of them out"
+    if roles.update == "stochastic" and roles.weights != "bf16":
+        return "rounding=stochastic is for bf16; write half:bf16,rounding=stochastic"
+    return ""

@@ -10,8 +10,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ampcompare.backends.explanation import ArmExplanation, BytesPerParameter, EffectiveArm
+from ampcompare.backends.explanation import ArmExplanation, EffectiveArm
 from ampcompare.backends.library import Library
+from ampcompare.backends.roles import Roles
 
 __all__ = ["BackendSpec", "CheckpointState", "ContractArm", "Options"]
 
@@ -39,11 +40,9 @@ class CheckpointState:
 
     Attributes:
         grad_scaler: options -> whether the arm has a `torch.amp.GradScaler`; None if no arm of the backend has one.
-        master_weights: options -> whether the arm trains fp32 master weights.
     """
 
     grad_scaler: Callable[[Options], bool] | None = None
-    master_weights: Callable[[Options], bool] = lambda options: False
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,8 @@ class BackendSpec:
         summary: one line for `ampcompare list`.
         implementation: `module:attribute` of its `Precision`, called as `factory(device=..., **options)`.
         explain: options -> explanation of the arm.
-        memory: options -> bytes per parameter; None for the bytes of the arm that `effective` names.
+        roles: options -> in which type each part of a step is held or computed; None if that is not known.
+        wraps: roles of the arm that this one runs on -> its own.
         parsers: option name -> function that reads its text and raises `ValueError` with what was expected; None if the
             options are not known here.
         positional: the option that may be written without its name, such as the opt level in `apex:O2`.
@@ -71,7 +71,6 @@ class BackendSpec:
         unsharded: options -> why the arm does not run on weights that are sharded over ranks; "" if it does.
         elsewhere: options -> why the arm does not run on an accelerator besides CUDA, such as mps; "" if it may.
         parallel: the kind of parallelism that the backend consists in; "" if it goes with several.
-        half: options -> the 16-bit type of the arm's products, "fp16" or "bf16"; "" if it has none, or it is not known.
         checkpoint: what it keeps in a checkpoint.
         contract: arms for the contract tests.
     """
@@ -79,7 +78,8 @@ class BackendSpec:
     summary: str
     implementation: str
     explain: Callable[[Options], ArmExplanation]
-    memory: Callable[[Options], BytesPerParameter] | None = None
+    roles: Callable[[Options], Roles | None] = lambda options: None
+    wraps: Callable[[Roles], Roles] = lambda inner: inner
     parsers: Mapping[str, Callable[[str], Any]] | None = field(default_factory=dict)
     positional: str | None = None
     default: str | None = None
@@ -94,6 +94,5 @@ class BackendSpec:
     unsharded: Callable[[Options], str] = lambda options: "its backend does not support sharded weights"
     elsewhere: Callable[[Options], str] = lambda options: "its backend supports CPUs and CUDA GPUs only"
     parallel: str = ""
-    half: Callable[[Options], str] = lambda options: ""
     checkpoint: CheckpointState = CheckpointState()
     contract: tuple[ContractArm, ...] = ()

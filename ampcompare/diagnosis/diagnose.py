@@ -21,7 +21,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampcompare.backends.apex_levels import O1_TO_FP16, O1_TO_FP32, OTHERWISE_IN_AUTOCAST, apex_level
 from ampcompare.backends.arm import Arm
-from ampcompare.backends.options import DTYPE_NAMES
 from ampcompare.base.errors import ConfigError
 from ampcompare.diagnosis.cures import Tested, verdict_of, with_cure
 from ampcompare.diagnosis.faults import find_faults
@@ -121,8 +120,8 @@ def _remarks(arm: Arm, observation: Observation) -> Callable[[Called], str]:
     effective = arm.effective(observation.device_type)
     if effective is not None and effective.arm is not None:
         arm = Arm.parse(effective.arm)
-    half = _half_type(arm)
-    if half is None:
+    half = arm.roles.half if arm.roles is not None else ""
+    if not half:
         return lambda called: f"{arm} promises fp32" if {"fp16", "bf16"} & set(called.inputs) else ""
     device = observation.device_type
     casts = arm.backend == "native" or arm.options.get("opt_level") in ("O1", "O4")
@@ -163,15 +162,6 @@ def _is_in(module: str, patterns: list[str]) -> bool:
     parts = name.split(".")
     names = [".".join(parts[: count + 1]) for count in range(len(parts))]
     return any(fnmatchcase(one, pattern) for one in names for pattern in patterns)
-
-
-def _half_type(arm: Arm) -> str | None:
-    """Return the 16-bit type that an arm promises, as it is shown."""
-    if arm.backend == "fp32" or arm.options.get("opt_level") == "O0":
-        return None
-    if arm.options.get("opt_level") in ("O4", "O5"):
-        return "bf16"
-    return DTYPE_NAMES.get(str(arm.options.get("dtype", "float16")), "fp16")
 
 
 def diagnose_given(loop: Loop, options: DiagnoseOptions, *, subject: str = "") -> Diagnosis:

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ampcompare.backends.arm import Arm
-from ampcompare.backends.explanation import ArmExplanation, BytesPerParameter
+from ampcompare.backends.explanation import ArmExplanation
+from ampcompare.backends.roles import BytesPerParameter, Roles
 from ampcompare.base.errors import AmpCompareError, ConfigError, EnvironmentUnfit, LaunchError
 from ampcompare.base.notebook_display import Shown
 from ampcompare.base.processes.call import call_in_child
@@ -56,11 +57,13 @@ class Explanation(Shown):
 
     Attributes:
         parts: what its backend states.
+        roles: in which type each part of a step is held or computed; None if the backend does not state it.
         memory: bytes per parameter; None if the backend does not state them.
     """
 
     arm: str
     parts: ArmExplanation
+    roles: Roles | None
     memory: BytesPerParameter | None
 
     _view: ClassVar[str] = "ampcompare.runs.report.html.notebook:result_view"
@@ -74,7 +77,8 @@ class Explanation(Shown):
         if self.memory is not None:
             totals = {name: self.memory.total(tensors) for name, tensors in OPTIMIZER_TENSORS.items()}
             held = {**asdict(self.memory), "total": totals}
-        return {"arm": self.arm, **asdict(self.parts), "bytes_per_parameter": held}
+        roles = None if self.roles is None else asdict(self.roles)
+        return {"arm": self.arm, **asdict(self.parts), "roles": roles, "bytes_per_parameter": held}
 
 
 def explain_arm(arm: Arm) -> Explanation:
@@ -86,15 +90,14 @@ def explain_arm(arm: Arm) -> Explanation:
     if missing and parts.script:
         note = f'# all but {", ".join(missing)}, which ampcompare.make_precision("{arm}") does'
         parts = replace(parts, script=(note, *parts.script))
-    return Explanation(str(arm), parts, bytes_per_parameter(arm))
+    return Explanation(str(arm), parts, arm.roles, bytes_per_parameter(arm))
 
 
 def bytes_per_parameter(arm: Arm) -> BytesPerParameter | None:
     """Return what `arm` holds per parameter on a GPU; None if its backend does not state it."""
-    if arm.spec.memory is not None:
-        return arm.spec.memory(arm.options)
-    runs = arm.effective("cuda")
-    return bytes_per_parameter(Arm.parse(runs.arm)) if runs is not None and runs.arm is not None else None
+    if arm.inner is not None:  # what it changes does not outlive an operation, or is an activation
+        return bytes_per_parameter(arm.inner)
+    return None if arm.roles is None else arm.roles.bytes_per_parameter
 
 
 def explanation_document(explanation: Explanation) -> Document:

@@ -6,6 +6,7 @@ import os
 import shutil
 from importlib.util import find_spec
 
+from ampcompare.backends.arm import Arm
 from ampcompare.backends.catalog import BUILT_IN, described_backends, third_party_backends
 from ampcompare.backends.spec import BackendSpec
 from ampcompare.base.environment.apex import probe_apex
@@ -65,7 +66,8 @@ def data_names() -> list[str]:
 def _arm(backend: str, spec: BackendSpec) -> Choice:
     """Return the row of a backend; the library that it may need is searched, but not imported."""
     if spec.library is None:
-        return backend, True, spec.summary
+        roles = Arm.make(backend).roles if spec.parsers else None
+        return backend, True, spec.summary + (f"; by default {roles}" if roles is not None else "")
     installed = spec.library.found()
     if installed is None:
         return backend, False, spec.library.missing()

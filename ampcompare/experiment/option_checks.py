@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import platform
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 
 from ampcompare.backends.apex_levels import require_real_apex
@@ -12,16 +13,15 @@ from ampcompare.backends.arm import Arm
 from ampcompare.backends.catalog import BUILT_IN, SCRIPT_BACKENDS
 from ampcompare.base.environment.gpus import ACCELERATORS, accelerator_of, why_no_accelerator, why_no_cuda
 from ampcompare.base.environment.packages import find_module
-from ampcompare.base.errors import BackendUnavailable, EnvironmentUnfit, UnsupportedCombination
+from ampcompare.base.errors import BackendUnavailable, ConfigError, EnvironmentUnfit, UnsupportedCombination
 from ampcompare.experiment.launch.distributed_env import is_rank
-from ampcompare.experiment.launch.script.refusals import why_refused
 from ampcompare.experiment.launch.slurm import require_slurm
 from ampcompare.runs.settings.config import RunConfig
 from ampcompare.runs.settings.optimizers import require_optimizer
 from ampcompare.tasks.catalog import check_task
 from ampcompare.training.checkpoint.store.frame import require_checkpoint
 
-__all__ = ["check_cells", "grouped_refusals", "refused_arms"]
+__all__ = ["check_cells"]
 
 REMOTE = ("slurm", "ray")  # whose jobs may see other devices and disks than the machine that submits them
 
@@ -74,24 +74,17 @@ def check_cells(cells: Iterable[RunConfig]) -> None:
         if cell.parallel.backend == "nccl" and on_cpu and not is_rank():  # ranks report it once, when they meet
             why = no_cuda or f"the device is {cell.device}"
             raise EnvironmentUnfit(f"nccl works between GPUs only, but {why}; use --dist-backend gloo")
-    refused = refused_arms(cells)
-    if refused and len(refused) == len({cell.arm for cell in cells}):
-        raise UnsupportedCombination("; ".join(grouped_refusals(refused)))
+    _check_distinct(cells)
 
 
-def refused_arms(cells: Iterable[RunConfig]) -> dict[str, str]:
-    """Return the arms that certainly cannot train the script of their cells, with the reason."""
-    arms = {cell.arm: cell for cell in cells if cell.script is not None}
-    reasons = {arm: why_refused(cell.script, cell.parsed_arm) for arm, cell in arms.items() if cell.script is not None}
-    return {arm: reason for arm, reason in reasons.items() if reason}
-
-
-def grouped_refusals(refused: Mapping[str, str]) -> list[str]:
-    """Return one sentence for each reason, which begins with its arms."""
-    arms: dict[str, list[str]] = {}
-    for arm in sorted(refused):
-        arms.setdefault(refused[arm], []).append(arm)
-    return [f"{', '.join(names)} cannot train this script: {reason}" for reason, names in arms.items()]
+def _check_distinct(cells: Iterable[RunConfig]) -> None:
+    """Check that no two arms are one under two names: every difference between them would be chance."""
+    for one, other in itertools.combinations({cell.arm: cell.parsed_arm for cell in cells}.values(), 2):
+        if one.declares_the_same(other):
+            raise ConfigError(
+                f"{one} and {other} hold and compute every part of a step in the same types, so they are one arm; "
+                "leave one out (ampcompare explain shows what an option changes)"
+            )
 
 
 def _check_script(arm: Arm) -> None:

@@ -42,6 +42,7 @@ TYPES = re.compile(
     rf"{BANNED.pattern}|dtype|scalar type|[^a-z](Half|BFloat16)\b|should be the same|unscale.*Complex", re.IGNORECASE
 )
 NO_KERNEL = re.compile(r"not implemented for|Unsupported dtype")
+HALF = {"": None, "fp16": torch.float16, "bf16": torch.bfloat16}
 TORCHSCRIPT = "The following operation failed in the TorchScript interpreter"
 
 
@@ -60,12 +61,7 @@ def check_arm(arm: Arm) -> None:
 
 def half_dtype(arm: Arm) -> torch.dtype | None:
     """Return the 16-bit type that an arm computes in; None if it has none."""
-    if arm.backend == "apex":
-        level = LEVELS[arm.options["opt_level"]]
-        return None if arm.options["opt_level"] == "O0" else getattr(torch, level.half_dtype)
-    if arm.backend in ("fp32", "script"):
-        return None
-    return torch.bfloat16 if arm.options.get("dtype") == "bfloat16" else torch.float16
+    return None if arm.roles is None else HALF[arm.roles.half]
 
 
 class StandIn:

@@ -31,6 +31,10 @@ BOOSTS = (
     ("commands.md", 0.5),
     ("settings.md", 0.5),
 )
+DECLARING = (
+    *("fp32", "apex:O1", "apex:O2", "apex:O3", "apex:O4", "apex:O5", "native:fp16", "native:bf16", "half", "half:bf16"),
+    *("half:bf16,masters=fp32", "half:bf16,kahan", "native:bf16,weights=bf16,state=fp32", "fsdp:param=bf16"),
+)
 log = logging.getLogger("mkdocs.hooks.pages")
 
 
@@ -61,7 +65,12 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
         if page.file.src_uri.startswith(prefix):
             page.meta["search"] = {"boost": boost}
             break
-    for marker, make in (("commands", command_reference), ("settings", settings_reference), ("guards", guards_table)):
+    for marker, make in (
+        ("commands", command_reference),
+        ("settings", settings_reference),
+        ("guards", guards_table),
+        ("roles", roles_table),
+    ):
         comment = f"<!-- {marker} -->"
         if comment in markdown:
             markdown = markdown.replace(comment, make())
@@ -104,6 +113,15 @@ def stay_inside(markdown: str, source: Path) -> str:
         return f"`{path}`" if text in (path.strip("/"), target.name, path) else f"{match[1]} (`{path}`)"
 
     return LINK.sub(replace, markdown)
+
+
+def roles_table() -> str:
+    """Return what some arms declare to hold and compute in which type."""
+    from ampcompare.backends.arm import Arm
+
+    rows = ["| arm | declares |", "|---|---|"]
+    rows += [f"| `{text}` | {Arm.parse(text).roles} |" for text in DECLARING]
+    return "\n".join(rows)
 
 
 def command_reference() -> str:

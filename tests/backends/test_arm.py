@@ -44,6 +44,8 @@ VALUES: dict[str, dict[str, st.SearchStrategy[Any]]] = {
         "state": FLOAT,
         "grads": st.just("fp32"),
         "reduce": FLOAT,
+        "rounding": st.sampled_from(["nearest", "stochastic"]),
+        "kahan": FLAG,
     },
     "half": {
         "dtype": DTYPE,
@@ -108,9 +110,15 @@ def _make_fit(backend: str, options: dict[str, Any]) -> None:
         if options.get("weights") == "bf16":
             options["dtype"] = "bf16"
         else:
-            options.pop("masters", None)
+            for name in ("masters", "rounding", "kahan"):
+                options.pop(name, None)
         if options.get("masters") != "fp32":
             options.pop("grads", None)
+        else:
+            options.pop("rounding", None)
+            options.pop("kahan", None)
+        if options.get("kahan"):
+            options.pop("rounding", None)
         if options.get("dtype") in ("bf16", "bfloat16"):
             for name in ("init_scale", "growth_factor", "backoff_factor", "growth_interval"):
                 options.pop(name, None)

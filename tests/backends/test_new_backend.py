@@ -14,8 +14,9 @@ from ampcompare.backends.catalog import BUILT_IN
 
 ROOT = Path(__file__).resolve().parents[2]
 SPEC = """
-from ampcompare.backends.explanation import ArmExplanation, FP32_BYTES
+from ampcompare.backends.explanation import ArmExplanation
 from ampcompare.backends.options import positive
+from ampcompare.backends.roles import Roles
 from ampcompare.backends.spec import BackendSpec, ContractArm
 
 SPEC = BackendSpec(
@@ -24,7 +25,7 @@ SPEC = BackendSpec(
     explain=lambda options: ArmExplanation(
         "fp32 with a factor", (("weights", "stay fp32"),), "fp32", "equal at factor 1", (), (), ()
     ),
-    memory=lambda options: FP32_BYTES,
+    roles=lambda options: Roles(),
     parsers={"factor": positive},
     positional="factor",
     default="1",

@@ -89,7 +89,7 @@ def test_words_follow_the_options() -> None:
     assert "begins at 1024" in _does("native:fp16,init_scale=1024")["loss scale"]
     assert "outputs fp16" in _does("apex:O2,cast_model_outputs=fp16")["inputs, outputs"]
     assert "1e-8" not in _does("half:dtype=bf16")["optimizer"]
-    assert "in its place in the optimizer" in _does("half:master_weights")["master weights"]
+    assert "which the optimizer steps" in _does("half:master_weights")["master weights"]
     assert "begins at 8;" in _does("half:dynamic,init_scale=8")["loss scale"]
     assert "by default" not in _does("fp32:tf32")["TF32"]
     assert "Kahan" in _does("half:bf16,kahan")["master weights"]

@@ -179,7 +179,8 @@ STRIPES = """    if name == "stripes":
         return _synthetic
 """
 BACKEND = """
-from ampcompare.backends.explanation import FP32_BYTES, ArmExplanation
+from ampcompare.backends.explanation import ArmExplanation
+from ampcompare.backends.roles import Roles
 from ampcompare.backends.spec import BackendSpec, ContractArm
 
 SPEC = BackendSpec(
@@ -188,7 +189,7 @@ SPEC = BackendSpec(
     explain=lambda options: ArmExplanation(
         "fp32 by another name", (("weights", "stay fp32"),), "fp32", "equal to the last bit", (), (), ()
     ),
-    memory=lambda options: FP32_BYTES,
+    roles=lambda options: Roles(),
     contract=(ContractArm("dummy"),),
 )
 """

@@ -78,8 +78,8 @@ def examine_arm(arm: Arm, facts: MachineFacts) -> ArmNeeds:
         answer = ask("entry_point", options={"value": arm.spec.implementation})
         if not answer.done:
             missing.append(f"its package cannot be imported: {answer.failure}")
-    computes = arm if runs is None or runs.arm is None else Arm.parse(runs.arm)
-    half = computes.spec.half(computes.options)
+    computes = (arm if runs is None or runs.arm is None else Arm.parse(runs.arm)).roles
+    half = "" if computes is None else computes.half
     if device == "cpu":
         if half == "fp16" or (half == "bf16" and facts.fast_bf16 is False):
             notes.append(f"{half} is emulated on this CPU")

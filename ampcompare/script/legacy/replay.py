@@ -10,6 +10,7 @@ import importlib.abc
 import importlib.machinery
 import importlib.util
 import json
+import os
 import random
 import sys
 from collections import Counter
@@ -31,6 +32,8 @@ def main() -> int:
     from ampcompare.script.legacy.execute import execute
     from ampcompare.script.legacy.settings import ExecSettings
 
+    if not getattr(sys.flags, "safe_path", False):
+        sys.path.insert(0, os.getcwd())  # as `python -m` does; the folder of the script takes its place
     folder = Path(request["folder"])
     trace = _Trace(request["steps"], move=request["move"])
     trace.begin()
@@ -47,7 +50,7 @@ def main() -> int:
         arguments=tuple(request["arguments"]),
     )
     status = execute(target, settings)
-    trace.write(folder, status)
+    trace.write(folder, status, request["script"])
     return status
 
 
@@ -167,6 +170,7 @@ class _Trace:
         self._rounded: dict[int, list[bool]] = {}
         self._passes: list[dict[str, tuple[int, int]]] = []
         self._rows: Any = None
+        self._is_cut = False
         self._scalers: list[Any] = []
 
     def begin(self) -> None:
@@ -177,6 +181,7 @@ class _Trace:
 
         def step_row(rows: Any, number: int, applied: bool) -> dict[str, Any]:
             if len(self._digests.get(number, ())) >= self._steps:
+                self._is_cut = True
                 raise _Enough(0)
             row = original(rows, number, applied)
             self._rows = rows
@@ -249,9 +254,11 @@ class _Trace:
             for index, each in enumerate(_parameters(rows, number))
         }
 
-    def write(self, folder: Path, status: int) -> None:
-        """Write digests of every step, and the last weights."""
+    def write(self, folder: Path, status: int, script: str) -> None:
+        """Write digests of every step, the last weights, and which files of the script use Apex."""
         import numpy
+
+        from ampcompare.script.legacy.target import files_with_apex
 
         names: dict[str, str] = {}
         if self._rows is not None:
@@ -262,6 +269,8 @@ class _Trace:
         shapes = {key: list(value.shape) for key, value in getattr(self, "_final", {}).items()}
         content = {
             "status": status,
+            "is_cut": self._is_cut,
+            "files": files_with_apex(script),
             "digests": self._digests,
             "names": names,
             "shapes": shapes,

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 
 from ampcompare.guards import Violation
 from ampcompare.script.legacy.settings import ExecSettings
+from ampcompare.script.legacy.target import files_with_apex
 
 __all__ = ["note", "point_at_migrate", "print_violation"]
 
@@ -27,5 +29,18 @@ def print_violation(violation: Violation) -> None:
 
 def point_at_migrate(settings: ExecSettings) -> None:
     """Print where the way out of Apex is, on the first rank; nothing for a module, or without Apex."""
-    if "apex" in sys.modules and settings.name.endswith(".py") and os.environ.get("RANK", "0") == "0":
-        note(f"to move this script to torch.amp, and check that it trains the same: ampcompare migrate {settings.name}")
+    if "apex" not in sys.modules or not settings.name.endswith(".py") or os.environ.get("RANK", "0") != "0":
+        return
+    folder = os.path.dirname(settings.name)
+    files = [os.path.join(folder, each) for each in files_with_apex(settings.name)]
+    command = [
+        "ampcompare",
+        "migrate",
+        "--verify",
+        settings.name,
+        *(["--", *settings.arguments] * bool(settings.arguments)),
+    ]
+    note(
+        f"to move {', '.join(files) or settings.name} to torch.amp, and check that it trains the same: "
+        f"{shlex.join(command)}"
+    )

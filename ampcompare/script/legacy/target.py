@@ -11,6 +11,7 @@ import importlib
 import importlib.util
 import io
 import os
+import re
 import sys
 from collections.abc import Iterable
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader, SourcelessFileLoader
@@ -20,7 +21,7 @@ from typing import Any
 
 from ampcompare.base.errors import ConfigError
 
-__all__ = ["NEEDED_LATER", "Target", "import_without_first_entry", "script_target"]
+__all__ = ["NEEDED_LATER", "Target", "files_with_apex", "import_without_first_entry", "script_target"]
 
 NEEDED_LATER = ("torch", "torch._dynamo", "torch.utils.checkpoint", "torch.utils.data", "torch.distributed", "numpy")
 # Plain Python has imported these before a script starts, or they cannot be imported twice in a process.
@@ -49,6 +50,29 @@ KEPT = frozenset(
         "zipimport",
     }
 )
+
+CALLS_APEX = re.compile(rb"^[ \t]*(?:from|import)[ \t]+(?:apex|amp_C|apex_C)\b|\bamp\.scale_loss\(", re.MULTILINE)
+
+
+def files_with_apex(script: str) -> list[str]:
+    """Return a script and the modules next to it that this process has imported, as far as they use Apex.
+
+    Returns:
+        Paths from the folder of the script.
+    """
+    path = Path(script).resolve()
+    loaded = [path, *(Path(file).resolve() for each in list(sys.modules.values()) if (file := _source_of(each)))]
+    found = [each for each in dict.fromkeys(loaded) if each.is_relative_to(path.parent) and each.is_file()]
+    return [
+        str(each.relative_to(path.parent))
+        for each in found
+        if "site-packages" not in each.parts and CALLS_APEX.search(each.read_bytes())
+    ]
+
+
+def _source_of(module: ModuleType) -> str | None:
+    file = getattr(module, "__file__", None)
+    return file if isinstance(file, str) and file.endswith(".py") and module.__name__ != "__main__" else None
 
 
 def import_without_first_entry(names: Iterable[str]) -> None:

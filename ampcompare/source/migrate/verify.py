@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import shlex
 import subprocess
 import tempfile
 from collections.abc import Callable
@@ -12,10 +13,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ampcompare.base.environment.gpus import visible_gpus
 from ampcompare.base.errors import ConfigError, LaunchError
 from ampcompare.base.processes.start import start_command
 from ampcompare.source.migrate.finding import NOTE
-from ampcompare.source.migrate.project import migrate_file
+from ampcompare.source.migrate.project import FileMigration, migrate_file
 
 __all__ = ["Comparison", "Run", "compare_runs", "verify_script"]
 
@@ -26,10 +28,12 @@ ROUNDING = 0.01
 # compared by their lengths.
 CLOSE = 0.004
 OF_LENGTH, SMALL, OF_SMALL = 0.1, 0.1, 0.5
-EQUAL, WITHIN, DIFFERENT = "equal to the last bit", "within rounding", "different"
+EQUAL, WITHIN, DIFFERENT, UNDECIDED = "equal to the last bit", "within rounding", "different", "undecided"
+EXIT_CODES = {DIFFERENT: 1, UNDECIDED: LaunchError.exit_code}
 # O2 and O3 have no equivalent, so what they train is apart from autocast by more than a rounding where training
 # amplifies it. O1 is what they are rewritten to: it shows whether the rewrite is at fault, or the level.
 WITHOUT_EQUIVALENT = {"O2", "O3"}
+NO_EQUIVALENT = "has no equivalent in torch.amp"
 # Some training amplifies a rounding within a few steps: small batches through batch norm, Adam on gradients near 0. How
 # much is measured by moving weights by one rounding of fp16 after the first step; above the last, nothing can be told.
 AMPLIFIED, TOO_MUCH = 3.0, 0.25
@@ -65,6 +69,7 @@ class Run:
         norms: of the gradients that each step was given, by optimizer; None where it was skipped.
         rounded: for each parameter whether it had numbers of fp16 only before the last step, by optimizer.
         passes: for each call of `backward`, how many operations of each kind gave 16-bit and wider results.
+        files: of the script that use Apex, from its folder.
     """
 
     losses: list[float | None]
@@ -77,6 +82,7 @@ class Run:
     norms: dict[str, list[float | None]] = field(default_factory=dict)
     rounded: dict[str, list[bool]] = field(default_factory=dict)
     passes: list[dict[str, tuple[int, int]]] = field(default_factory=list)
+    files: tuple[str, ...] = ()
 
     def sums(self) -> str:
         """Return the counts in words."""
@@ -113,7 +119,36 @@ def verify_script(path: str, arguments: list[str], *, steps: int, target: str, s
     script = Path(path)
     if not script.is_file():
         raise ConfigError(f"there is no script {path}")
-    result = migrate_file(script, target)
+    _migrated(script, target)
+    original = run_script(script, arguments, steps=steps)
+    migrations = [_migrated(script.parent / each, target) for each in original.files]
+    say(f"unchanged, on ampcompare's engine: {original.sums()}")
+    rewritten = run_script(script, arguments, steps=steps, rewrite_for=target)
+    say(f"rewritten, on {target}: {rewritten.sums()}")
+    comparison = compare_runs(original, rewritten)
+    for line in comparison.lines:
+        say(line)
+    verdict, remark = comparison.verdict, ""
+    if verdict == DIFFERENT and target == "torch":
+        verdict, remark = _without_the_level(script, arguments, steps, original, rewritten, say)
+    for result in migrations if verdict != EQUAL or remark else []:
+        for each in result.migration.findings if result.migration is not None else []:
+            if each.kind == NOTE:
+                say(f"known difference, {result.path}:{each.line}: {each.message}")
+    write = ["ampcompare", "migrate", "--write", *(["--to", target] * (target != "torch"))]
+    write += [str(each.path) for each in migrations if each.changed]
+    for line in _conclusion(verdict, remark, original.levels, [path, *arguments], write):
+        say(line)
+    return EXIT_CODES.get(verdict, 0)
+
+
+def _migrated(path: Path, target: str) -> FileMigration:
+    """Return what becomes of a file.
+
+    Raises:
+        ConfigError: it cannot be rewritten, or not as a whole.
+    """
+    result = migrate_file(path, target)
     if result.fault is not None:
         raise ConfigError(result.lines()[0])
     if result.by_hand:
@@ -121,55 +156,69 @@ def verify_script(path: str, arguments: list[str], *, steps: int, target: str, s
             f"{result.by_hand} line{'s' * (result.by_hand != 1)} of {path} must be rewritten by hand first; "
             f"see them with: ampcompare migrate {path}"
         )
-    original = run_script(script, arguments, steps=steps)
-    say(f"unchanged, on ampcompare's engine: {original.sums()}")
-    rewritten = run_script(script, arguments, steps=steps, rewrite_for=target)
-    say(f"rewritten, on {target}: {rewritten.sums()}")
-    comparison = compare_runs(original, rewritten)
-    for line in comparison.lines:
-        say(line)
-    verdict = comparison.verdict
-    if verdict == DIFFERENT and target == "torch":
-        verdict = _without_the_level(script, arguments, steps, original, rewritten, say)
-    if verdict != EQUAL and result.migration is not None:
-        for each in result.migration.findings:
-            if each.kind == NOTE:
-                say(f"known difference, line {each.line}: {each.message}")
-    say(f"verdict: {verdict}")
-    return 1 if verdict == DIFFERENT else 0
+    return result
+
+
+def _conclusion(verdict: str, remark: str, levels: tuple[str, ...], script: list[str], write: list[str]) -> list[str]:
+    """Return the verdict as a sentence that says whether to go on, and the commands for that.
+
+    Args:
+        remark: what qualifies the verdict.
+        levels: of the unchanged script.
+        script: with its arguments.
+        write: the command that changes the files.
+    """
+    if verdict == DIFFERENT:
+        return [f"verdict: {verdict}; keep the original until the first difference above is explained"]
+    if verdict == UNDECIDED:
+        return [f"verdict: {verdict}, because {remark}; the files may be right, and no command can tell so far"]
+    if NO_EQUIVALENT not in remark:
+        return [f"verdict: {verdict}{remark}; you can go on with the rewritten files:", f"  {shlex.join(write)}"]
+    device = [] if visible_gpus() else ["--device", "cpu"]
+    arms = ["ampcompare", "compare", "--reference", max(levels), "--arm", "fp16", *device, "--", *script]
+    return [
+        f"verdict: {verdict}{remark}; you can go on once torch.amp is accurate enough for you:",
+        f"  {shlex.join(arms)}",
+        f"  {shlex.join(write)}",
+    ]
 
 
 def _without_the_level(
     script: Path, arguments: list[str], steps: int, original: Run, rewritten: Run, say: Callable[[str], None]
-) -> str:
-    """Return the verdict on a difference, after what O1 trains and how much the training amplifies a rounding."""
+) -> tuple[str, str]:
+    """Return the verdict on a difference, after what O1 trains and how much the training amplifies a rounding.
+
+    With it comes what qualifies it, or the reason why nothing can be told.
+    """
     levels, level, as_level = sorted(WITHOUT_EQUIVALENT.intersection(original.levels)), None, ""
     if levels:
-        level, as_level = "O1", f" of O1; {' and '.join(levels)} has no equivalent in torch.amp"
+        level, as_level = "O1", f" of O1; {' and '.join(levels)} {NO_EQUIVALENT}"
         original = run_script(script, arguments, steps=steps, opt_level=level)
         say(f"unchanged, at O1: {original.sums()}")
         comparison = compare_runs(original, rewritten)
         for line in comparison.lines:
             say(f"against O1: {line}")
         if comparison.verdict != DIFFERENT:
-            return f"{comparison.verdict}{as_level}"
+            return comparison.verdict, as_level
     same = _compare_scales(original, rewritten)[0] != DIFFERENT and _compare_steps(original, rewritten)[0] != DIFFERENT
     if not same or _beyond_roundings(original, rewritten):
-        return DIFFERENT
+        return DIFFERENT, ""
     moved = run_script(script, arguments, steps=steps, opt_level=level, move=True)
     where = ""
     if (apart := _first_step_apart(original, moved)) is not None:
         say(f"the unchanged script with weights moved by one rounding of fp16 skips other steps from step {apart} on")
         runs = _at_a_lower_scale(script, arguments, steps, level, original, rewritten, say)
-        if runs is None:
-            return DIFFERENT
+        if isinstance(runs, str):
+            return UNDECIDED, runs
         original, rewritten, moved = runs
         where = " at a lower loss scale"
         if _beyond_roundings(original, rewritten):
-            return DIFFERENT
+            return DIFFERENT, ""
     verdict, line = compare_amplified(original, moved, rewritten)
+    if verdict == UNDECIDED:
+        return verdict, line
     say(line)
-    return DIFFERENT if verdict == DIFFERENT else f"{verdict}{where}{as_level}"
+    return verdict, f"{where}{as_level}"
 
 
 def _at_a_lower_scale(
@@ -180,22 +229,20 @@ def _at_a_lower_scale(
     original: Run,
     rewritten: Run,
     say: Callable[[str], None],
-) -> tuple[Run, Run, Run] | None:
+) -> tuple[Run, Run, Run] | str:
     """Return the original, the rewritten script and the original with moved weights, at a scale without overflows.
 
-    None where that shows nothing.
+    Where that shows nothing, return why.
 
     Args:
         original: at the script's own scales.
         rewritten: likewise.
     """
     if _compare_scales(original, rewritten)[0] != EQUAL:
-        say("its loss scales differ from those of the rewritten script, so nothing can be told")
-        return None
+        return "its loss scales differ from those of the rewritten script"
     scale = min((each for each in original.scales if each is not None), default=1.0) / LOWER
     if scale < LOWEST:
-        say(f"a loss scale of {scale:g}, at which none might overflow, shows too little; nothing can be told")
-        return None
+        return f"a loss scale of {scale:g}, at which no step might overflow, shows too little"
     say(f"so all three run again at a loss scale of {scale:g}; at the script's own only scales and skipped steps count")
     again = run_script(script, arguments, steps=steps, opt_level=level, loss_scale=scale)
     say(f"unchanged{f', at {level}' * bool(level)}, at loss scale {scale:g}: {again.sums()}")
@@ -205,8 +252,7 @@ def _at_a_lower_scale(
         say(f"at loss scale {scale:g}: {line}")
     moved = run_script(script, arguments, steps=steps, opt_level=level, loss_scale=scale, move=True)
     if not all(taken for run in (again, new, moved) for _, taken in run.applied):
-        say(f"steps are skipped at loss scale {scale:g} too, so nothing can be told: use fewer --steps")
-        return None
+        return f"steps are skipped at loss scale {scale:g} too; use fewer --steps"
     return again, new, moved
 
 
@@ -267,8 +313,9 @@ def _read(folder: Path) -> Run:
     count = max((len(each) for each in trace["digests"].values()), default=0)
     stepped = [number for number, row in enumerate(rows) if row.get("kind") == "step" and row["step"] < count]
     steps = [rows[number] for number in stepped]
-    # A run ends at the step after the last one, so backward passes for that step are there or not by chance.
-    backwards = [row for row in rows[: stepped[-1] if stepped else 0] if row.get("kind") == "backward"]
+    # A run that is cut ends at the step after the last one, whose backward passes are there or not by chance.
+    end = len(rows) if not trace["is_cut"] else stepped[-1] if stepped else 0
+    backwards = [row for row in rows[:end] if row.get("kind") == "backward"]
     weights: dict[str, Any] = {}
     if (folder / "weights.npz").exists():
         import numpy
@@ -286,6 +333,7 @@ def _read(folder: Path) -> Run:
         trace["norms"],
         trace["rounded"],
         [{name: (half, wide) for name, (half, wide) in each.items()} for each in trace["passes"]],
+        tuple(trace["files"]),
     )
 
 
@@ -326,11 +374,11 @@ def compare_amplified(original: Run, moved: Run, rewritten: Run) -> tuple[str, s
         f"those of the rewritten one by {max(apart, default=0.0):.2g}"
     )
     if (apart_at := _first_step_apart(original, moved)) is not None:
-        return DIFFERENT, f"{words}; moved, it skips other steps from step {apart_at} on, so nothing can be told"
+        return UNDECIDED, f"{words}; moved, it skips other steps from step {apart_at} on"
     if sum(taken for _, taken in original.applied) < MIN_TAKEN:
-        return DIFFERENT, f"{words}; fewer than {MIN_TAKEN} steps were taken, so nothing can be told: use more --steps"
+        return UNDECIDED, f"{words}; fewer than {MIN_TAKEN} steps were taken: use more --steps"
     if not noise <= TOO_MUCH:
-        return DIFFERENT, f"{words}: the training amplifies roundings too much to be compared; use fewer --steps"
+        return UNDECIDED, f"{words}: the training amplifies roundings too much to be compared; use fewer --steps"
     for key in original.weights:
         if key not in rewritten.weights or original.weights[key].shape != rewritten.weights[key].shape:
             return DIFFERENT, f"{words}; {_name(original, key)} has another shape"
@@ -442,8 +490,9 @@ def _other_precision(original: Run, rewritten: Run) -> str:
             (half, wide), (new_half, new_wide) = first[name], second[name]
             kind = name.rstrip("0123456789").removesuffix("Backward")
             where = f"precision: {DIFFERENT}; in backward pass {number}, {new_half} of {kind} are in 16 bits"
-            if kind in PRODUCTS and new_half < half and new_wide > wide:
-                return f"{where}, {half} in the unchanged script: is a forward pass outside of autocast?"
+            if kind in PRODUCTS and (new_half - half) * (new_wide - wide) < 0:
+                place = "outside of autocast" if new_half < half else "under autocast that had its casts off"
+                return f"{where}, {half} in the unchanged script: is a forward pass {place}?"
             if kind in IN_FP32 and not half and new_half:
                 return f"{where}, none in the unchanged script: is a loss outside of autocast?"
     return ""

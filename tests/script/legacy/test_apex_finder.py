@@ -168,5 +168,6 @@ def test_installed_apex_is_left_alone_on_request(write, legacy) -> None:
     assert level == "O2"
     assert done.stderr.splitlines() == [
         "ampcompare: --opt-level O2 instead of the script's O1",
-        "ampcompare: to move this script to torch.amp, and check that it trains the same: ampcompare migrate train.py",
+        "ampcompare: to move train.py to torch.amp, and check that it trains the same: "
+        "ampcompare migrate --verify train.py",
     ]

@@ -16,6 +16,7 @@ from ampcompare.source.migrate.project import migrate_file
 from ampcompare.source.migrate.verify import (
     DIFFERENT,
     EQUAL,
+    UNDECIDED,
     WITHIN,
     Run,
     compare_amplified,
@@ -131,7 +132,7 @@ def grown(factor: float, *, bias: float = 0.0) -> Run:
     [
         (0.003, 0.005, {}, WITHIN),
         (0.003, 0.02, {}, DIFFERENT),
-        (0.1, 0.1, {}, DIFFERENT),  # nothing can be told
+        (0.1, 0.1, {}, UNDECIDED),
         (0.003, float("nan"), {}, DIFFERENT),
         (0.003, 0.005, {"digests": {"0": [["a", "b"], ["c", "b"]]}}, DIFFERENT),  # one parameter is never stepped
         (0.003, 0.005, {"weights": {"0.0": np.array([1.0, 0.5]), "0.1": np.array([0.02, -0.01])}}, DIFFERENT),
@@ -155,8 +156,8 @@ def test_a_rewrite_that_trains_as_o1_is_right_where_o2_trains_otherwise(
     at_o2 = dataclasses.replace(grown(0.04), levels=("O2",))
     skipping = dataclasses.replace(grown(0.04), applied=[(0, False)] * 5)
     for at_o1, moved, expected, code, count in (
-        (grown(0), None, "equal to the last bit of O1; O2 has no equivalent in torch.amp", 0, 3),
-        (grown(0.005), grown(0.008), "within rounding of O1; O2 has no equivalent in torch.amp", 0, 4),
+        (grown(0), None, "equal to the last bit of O1; O2 has no equivalent in torch.amp; you can go on once", 0, 3),
+        (grown(0.005), grown(0.008), "within rounding of O1; O2 has no equivalent in torch.amp; you can", 0, 4),
         (grown(0.02), grown(0.021), DIFFERENT, 1, 4),
         (skipping, None, DIFFERENT, 1, 3),
     ):
@@ -171,7 +172,7 @@ def test_a_rewrite_that_trains_as_o1_is_right_where_o2_trains_otherwise(
         monkeypatch.setattr(verify, "run_script", run)
         said: list[str] = []
         assert verify_script(str(script), [], steps=5, target="torch", say=said.append) == code
-        assert said[-1] == f"verdict: {expected}"
+        assert next(line for line in said if line.startswith(f"verdict: {expected}"))
         assert [(how.get("opt_level"), how.get("move", False)) for how in asked[2:]] == [("O1", False), ("O1", True)][
             : count - 2
         ]
@@ -184,6 +185,7 @@ def test_a_rewrite_that_trains_as_o1_is_right_where_o2_trains_otherwise(
         ({"norms": {"0": [1.0, float("nan")]}}, "gradients: different; first at step 2"),
         ({"passes": [{"AddmmBackward0": (0, 2), "NllLossBackward0": (0, 1)}]}, "outside of autocast"),
         ({"passes": [{"AddmmBackward0": (2, 0), "NllLossBackward0": (1, 0)}]}, "is a loss outside of autocast"),
+        ({"passes": [{"AddmmBackward0": (3, -1), "NllLossBackward0": (0, 1)}]}, "autocast that had its casts off"),
         ({"rounded": {"0": [True, True]}}, "those of parameter 2 of optimizer 1 have lost their fp32 values"),
         ({"scales": [1024.0, 1024.0]}, "different from the start: 65536 against 1024"),
     ],
@@ -211,9 +213,13 @@ def skipped_at(run: Run, *steps: int, scale: float = 65536.0) -> Run:
     ("changes", "words", "code"),
     [
         ({}, "verdict: within rounding at a lower loss scale of O1", 0),
-        ({"rewritten": dataclasses.replace(grown(0.02), scales=[65536.0, *[1024.0] * 4])}, "loss scales differ", 1),
-        ({"first": skipped_at(grown(0), 1, scale=64.0)}, "a loss scale of 4", 1),
-        ({"again": skipped_at(grown(0), 0)}, "skipped at loss scale 4096 too", 1),
+        (
+            {"rewritten": dataclasses.replace(grown(0.02), scales=[65536.0, *[1024.0] * 4])},
+            "undecided, because its loss scales",
+            3,
+        ),
+        ({"first": skipped_at(grown(0), 1, scale=64.0)}, "undecided, because a loss scale of 4", 3),
+        ({"again": skipped_at(grown(0), 0)}, "skipped at loss scale 4096 too", 3),
         ({"new": skipped_at(grown(0.1))}, "verdict: different", 1),
         ({"new": dataclasses.replace(grown(0.02), norms={"0": [9.0] * 5})}, "gradients: different", 1),
     ],
@@ -307,7 +313,7 @@ def test_wrong_migrations_of_o2_are_different(tmp_path: Path, monkeypatch: pytes
         said: list[str] = []
         code = verify_script(str(script), [], steps=6, target="torch", say=said.append)
         assert code == (0 if fault == "none" else 1), (fault, said)
-        assert fault != "none" or said[-1].endswith("of O1; O2 has no equivalent in torch.amp")
+        assert fault != "none" or any("of O1; O2 has no equivalent in torch.amp" in line for line in said)
 
 
 @pytest.mark.usefixtures("forked_runs")
@@ -341,7 +347,8 @@ def test_a_rewritten_script_trains_the_same(
     script.write_text(SCRIPT, encoding="utf-8")
     said: list[str] = []
     assert verify_script(str(script), [level, factor], steps=6, target=target, say=said.append) == 0
-    assert said[-1] == f"verdict: {verdict}"
+    assert said[-2] == f"verdict: {verdict}; you can go on with the rewritten files:"
+    assert said[-1].split() == f"ampcompare migrate --write {'--to precision ' * (target != 'torch')}{script}".split()
     assert f"6 steps, {skipped} skipped" in said[0]
     assert f"6 steps, {skipped} skipped" in said[1]
     assert script.read_text(encoding="utf-8") == SCRIPT
@@ -358,9 +365,76 @@ def test_a_chosen_optimizer_and_clipping_in_every_micro_batch_train_the_same(
     script.write_text(CHOSEN, encoding="utf-8")
     said: list[str] = []
     assert verify_script(str(script), [optimizer, factor], steps=6, target="torch", say=said.append) == 0
-    assert said[-1] == f"verdict: {WITHIN}"
+    assert said[-2].startswith(f"verdict: {WITHIN}; you can go on")
     assert f"6 steps, {skipped} skipped" in said[0]
     assert f"6 steps, {skipped} skipped" in said[1]
+
+
+HELPED = """
+import torch
+import values
+from apex import amp
+
+model = torch.nn.Linear(4, 4).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model, optimizer = amp.initialize(model, optimizer, opt_level="O1")
+for step in range(2 * values.VALUE):
+    loss = model(torch.randn(8, 4).cuda()).float().square().mean()
+    with amp.scale_loss(loss, optimizer) as scaled_loss:
+        scaled_loss.backward()
+    if step % 2:
+        optimizer.step()
+        optimizer.zero_grad()
+loss = model(torch.randn(8, 4).cuda()).float().square().mean()
+with amp.scale_loss(loss, optimizer) as scaled_loss:
+    scaled_loss.backward()
+"""
+
+
+@pytest.mark.usefixtures("forked_runs")
+@pytest.mark.integration
+@pytest.mark.parametrize("is_main", [True, False])
+def test_calls_of_apex_in_another_file_and_a_folder_of_PYTHONPATH_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_main: bool
+) -> None:
+    """The last command names the file with the calls; of a script that ends by itself all passes are counted."""
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "values.py").write_text("VALUE = 3\n", encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "lib"))
+    script, loop = tmp_path / "train.py", tmp_path / ("train.py" if is_main else "loop.py")
+    script.write_text("import loop\n", encoding="utf-8")
+    loop.write_text(HELPED, encoding="utf-8")
+    said: list[str] = []
+    assert verify_script(str(script), ["--epochs", "1"], steps=6, target="torch", say=said.append) == 0
+    assert said[1] == "rewritten, on torch: 3 steps, 0 skipped, 7 backward passes"
+    assert said[-1].endswith(f"migrate --write {loop}")
+
+
+CASTS_OFF = """
+import torch
+from apex import amp
+
+model = torch.nn.Linear(4, 4).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model, optimizer = amp.initialize(model, optimizer, opt_level="O1")
+for _ in range(3):
+    with amp.disable_casts():
+        optimizer.zero_grad()
+        loss = model(torch.randn(8, 4).cuda()).float().square().mean()
+        with amp.scale_loss(loss, optimizer) as scaled_loss:
+            scaled_loss.backward()
+        optimizer.step()
+"""
+
+
+@pytest.mark.usefixtures("forked_runs")
+@pytest.mark.integration
+def test_casts_stay_off_where_a_forward_pass_is_in_a_block_without_them(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(CASTS_OFF, encoding="utf-8")
+    said: list[str] = []
+    assert verify_script(str(script), [], steps=6, target="torch", say=said.append) == 0
+    assert said[-2].startswith(f"verdict: {EQUAL}")
 
 
 @pytest.mark.usefixtures("forked_runs")

@@ -144,7 +144,8 @@ def test_the_description_names_the_type_that_computes(arm: str, device: torch.de
     """`doctor` says of an arm's 16-bit products what the arm does, without building it."""
     parsed = Arm.parse(arm)
     dtype = make_precision(arm, device=str(device)).half_dtype
-    assert parsed.spec.half(parsed.options) == {torch.float16: "fp16", torch.bfloat16: "bf16", None: ""}[dtype]
+    assert parsed.roles is not None
+    assert parsed.roles.half == {torch.float16: "fp16", torch.bfloat16: "bf16", None: ""}[dtype]
 
 
 @pytest.mark.parametrize("arm", ALL)

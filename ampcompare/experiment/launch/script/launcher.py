@@ -35,7 +35,6 @@ from ampcompare.experiment.launch.cell_files import last_lines, make_cell_folder
 from ampcompare.experiment.launch.multi_process import StoppedProcesses
 from ampcompare.experiment.launch.places import ANYWHERE, Place
 from ampcompare.experiment.launch.script.output import OutputReader, Printed
-from ampcompare.experiment.launch.script.refusals import why_refused
 from ampcompare.experiment.launch.script.rows import (
     ScriptRows,
     error_of_children,
@@ -96,10 +95,6 @@ class ScriptLauncher(Launcher):
             old.unlink()
         (folder / CellFile.OPENED).unlink(missing_ok=True)
         write_config(config, folder)
-        if reason := why_refused(config.script, config.parsed_arm):
-            refused = failed_script(config, reason, exit_code=2)
-            write_record(refused, folder)
-            return refused
         for word in config.script.arguments:
             if (path := word.rpartition("=")[2]).endswith(SETTINGS):
                 learn_file(Path(path))

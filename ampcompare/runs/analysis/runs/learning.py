@@ -295,9 +295,5 @@ def _cause(record: RunRecord) -> str:
 
 def _trains_fp16_weights(record: RunRecord) -> bool:
     """Return whether the optimizer of a run steps fp16 weights, without an fp32 copy."""
-    arm = record.config.parsed_arm
-    memory = arm.spec.memory
-    if memory is None or str(arm.options.get("dtype", "float16")) != "float16":
-        return False
-    held = memory(arm.options)
-    return held.weight == 2 and not held.master
+    roles = record.config.parsed_arm.roles
+    return roles is not None and roles.weights == "fp16" and not roles.masters

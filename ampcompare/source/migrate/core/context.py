@@ -83,6 +83,19 @@ class Core:
                 node, "the scaler is made in another file, and no optimizer that carries it is in scope"
             ) from None
 
+    def is_without_casts(self, node: ast.AST) -> bool:
+        """Return whether a place is in a block of `amp.disable_casts`, in which autocast stays off."""
+        contexts = (
+            item.context_expr
+            for each in self.module.ancestors(node)
+            if isinstance(each, ast.With)
+            for item in each.items
+        )
+        return any(
+            isinstance(each, ast.Call) and self.names.meaning(each.func) == "apex.amp.disable_casts"
+            for each in contexts
+        )
+
     def autocast(self, node: ast.AST, optimizer: str | None) -> str:
         """Return the `with` line for a forward pass."""
         if self.target == "precision":

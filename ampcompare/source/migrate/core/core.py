@@ -123,6 +123,8 @@ def _cast_evaluation(core: Core) -> None:
             continue
         if any(outer in wrapped for outer in core.module.ancestors(node)) or not _reaches(core, node):
             continue
+        if core.is_without_casts(node):
+            continue
         wrapped.add(node)
         header = core.autocast(node, None).removeprefix("with ").removesuffix(":")
         _, end = core.module.span(node.items[-1].optional_vars or node.items[-1].context_expr)
@@ -406,7 +408,7 @@ def _backward(core: Core, backward: Backward) -> None:
         return
     loss = module.source(backward.loss)
     inline: list[str] = []
-    if backward in core.forward.inline:
+    if backward in core.forward.inline and not core.is_without_casts(statement):
         inline = [core.autocast(statement, _optimizer_of(core, backward)), f"{module.unit}loss = {loss}"]
         loss = "loss"
     if backward.call is not None:  # the other file scales
@@ -565,6 +567,8 @@ def note_handed_on(core: Core) -> None:
 def wrap_forward(core: Core) -> None:
     """Put the forward passes that were found under autocast."""
     for first, last in core.forward.regions:
+        if core.is_without_casts(first):
+            continue
         core.edits.wrap(first, last, core.autocast(first, optimizer_near(core, first)))
 
 

@@ -98,7 +98,7 @@ def has_masters(arm: str) -> bool:
         arm: its text.
     """
     target = _inner(arm)
-    return target.spec.checkpoint.master_weights(target.options)
+    return target.roles is not None and bool(target.roles.masters)
 
 
 def _inner(text: str) -> Arm:
