@@ -1,4 +1,7 @@
-"""Refuse what certainly cannot run before torch is imported, a process is started or a folder is made."""
+"""Refuse words of options that mean nothing, before torch is imported, a process is started or a folder is made.
+
+What depends on files, devices and the user's code is refused where it is used, in the cell.
+"""
 
 from __future__ import annotations
 
@@ -6,32 +9,27 @@ import itertools
 import os
 import platform
 from collections.abc import Iterable
-from pathlib import Path
 
-from ampcompare.backends.apex_levels import require_real_apex
 from ampcompare.backends.arm import Arm
-from ampcompare.backends.catalog import BUILT_IN, SCRIPT_BACKENDS
-from ampcompare.base.environment.gpus import ACCELERATORS, accelerator_of, why_no_accelerator, why_no_cuda
-from ampcompare.base.environment.packages import find_module
+from ampcompare.backends.catalog import SCRIPT_BACKENDS
 from ampcompare.base.errors import BackendUnavailable, ConfigError, EnvironmentUnfit, UnsupportedCombination
 from ampcompare.experiment.launch.distributed_env import is_rank
 from ampcompare.experiment.launch.slurm import require_slurm
 from ampcompare.runs.settings.config import RunConfig
 from ampcompare.runs.settings.optimizers import require_optimizer
 from ampcompare.tasks.catalog import check_task
-from ampcompare.training.checkpoint.store.frame import require_checkpoint
 
 __all__ = ["check_cells"]
 
-REMOTE = ("slurm", "ray")  # whose jobs may see other devices and disks than the machine that submits them
+REMOTE = ("slurm", "ray")  # whose jobs do not run on the machine that submits them
 
 
 def check_cells(cells: Iterable[RunConfig]) -> None:
-    """Check that the names, files and libraries of cells exist, as far as that can be known without torch.
+    """Check that cells name arms, tasks, models, data sets, optimizers and launchers that there are.
 
     Raises:
-        ConfigError: a name or a file does not exist.
-        EnvironmentUnfit: this machine lacks a GPU, a library or Slurm.
+        ConfigError: a name does not exist, or two arms are one.
+        EnvironmentUnfit: this machine lacks a library of an arm, Slurm, or processes that fork.
     """
     cells = list(cells)
     if not hasattr(os, "fork") and not is_rank() and any(cell.launcher not in REMOTE for cell in cells):
@@ -39,41 +37,15 @@ def check_cells(cells: Iterable[RunConfig]) -> None:
             f"training starts processes by os.fork, which {platform.system() or 'this system'} lacks; use Linux, "
             "macOS, WSL 2 or a container (lint, migrate, explain, report, judge, convert and exec work here)"
         )
-    seen: set[tuple[object, ...]] = set()
+    if any(cell.launcher in REMOTE for cell in cells):
+        require_slurm()
     for cell in cells:
-        recipe = cell.recipe
-        here = cell.launcher not in REMOTE
-        names = (recipe.task, recipe.model.arch, recipe.optimizer.name)
-        key = (cell.arm, cell.device, here, names, recipe.data, cell.saving.resume, cell.parallel.backend)
-        if key in seen:
-            continue
-        seen.add(key)
-        if not here:
-            require_slurm()
-        no_cuda = why_no_cuda(here=here)
-        kind = accelerator_of(cell.device)
-        if kind and (missing := why_no_accelerator(kind, here=here)):
-            title, remedy = ACCELERATORS[kind].title, ACCELERATORS[kind].remedy
-            raise EnvironmentUnfit(
-                f"device {cell.device} was requested ({title}), but {missing}; use --device cpu ({remedy})"
-            )
-        if cell.device.startswith("cuda") and no_cuda:
-            raise EnvironmentUnfit(
-                f"device {cell.device} was requested, but {no_cuda}; use --device cpu, or install torch for CUDA"
-            )
         if cell.script is not None:
             _check_script(cell.parsed_arm)
             continue
-        on_cpu = cell.device == "cpu" or (cell.device == "auto" and bool(no_cuda))
-        _check_arm(Arm.parse(cell.arm), on_cpu=on_cpu)
-        check_task(recipe, look=here)
-        require_optimizer(recipe.optimizer.name)
-        resume = cell.saving.resume
-        if here and resume not in (None, "auto") and not os.path.isdir(str(resume)):
-            require_checkpoint(Path(str(resume)))
-        if cell.parallel.backend == "nccl" and on_cpu and not is_rank():  # ranks report it once, when they meet
-            why = no_cuda or f"the device is {cell.device}"
-            raise EnvironmentUnfit(f"nccl works between GPUs only, but {why}; use --dist-backend gloo")
+        _check_arm(cell.parsed_arm, on_cpu=cell.device == "cpu")
+        check_task(cell.recipe)
+        require_optimizer(cell.recipe.optimizer.name)
     _check_distinct(cells)
 
 
@@ -109,11 +81,3 @@ def _check_arm(arm: Arm, *, on_cpu: bool) -> None:
         raise BackendUnavailable(runs.reason)
     if arm.inner is not None:
         _check_arm(arm.inner, on_cpu=on_cpu)
-    if arm.backend == "apex" and arm.options.get("engine") == "nvidia":
-        require_real_apex("cpu" if on_cpu else "cuda")
-    if arm.backend not in BUILT_IN:
-        registered = arm.spec.implementation
-        if not find_module(registered.partition(":")[0])[0]:
-            raise BackendUnavailable(
-                f"{arm.backend!r} is registered as {registered}, but there is no such module; reinstall its package"
-            )

@@ -9,14 +9,17 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from ampcompare.base.errors import AmpCompareError, ConfigError, EnvironmentUnfit, LaunchError
 from ampcompare.base.files.run_files import CellFile
 from ampcompare.experiment.launch.base import Launcher, Progress
 from ampcompare.experiment.launch.cell_files import last_lines
+from ampcompare.experiment.launch.dispatch import DispatchingLauncher
+from ampcompare.experiment.launch.places import find_places
 from ampcompare.experiment.launch.script.listing import MAX_LINES, printed_metrics
 from ampcompare.experiment.launch.script.output import OutputReader
 from ampcompare.experiment.launch.script.rows import ScriptRows, of_training_process
@@ -27,7 +30,7 @@ from ampcompare.runs.records.step import iter_steps
 from ampcompare.runs.settings.config import RunConfig, SavingConfig
 from ampcompare.runs.settings.script import ScriptConfig, seed_option
 
-__all__ = ["check_arms", "preflight", "require_trainable"]
+__all__ = ["check_arms", "failure_of", "preflight", "preflight_of", "require_trainable"]
 
 STEPS = 3
 REMOTE = ("slurm", "ray")  # their cells run on other machines
@@ -81,12 +84,42 @@ def require_trainable(found: Preflight) -> None:
     Raises:
         ConfigError, EnvironmentUnfit, LaunchError: none did.
     """
-    if not found.arms or any(not trial.error for trial in found.arms.values()):
-        return
-    code = max(trial.exit_code for trial in found.arms.values())
-    reasons = [f"{', '.join(arms)}: {error}" for error, arms in found.failed.items()]
-    reason = next(iter(found.failed)) if len(reasons) == 1 else "; ".join(reasons)
-    raise ERRORS.get(code, LaunchError)(f"{reason} (nothing was started; --no-preflight starts all cells)")
+    if found.arms and all(trial.error for trial in found.arms.values()):
+        raise failure_of(found, found.failed)
+
+
+def failure_of(found: Preflight, failed: Mapping[str, Sequence[str]]) -> AmpCompareError:
+    """Return an error with the reasons of arms that cannot train, and the exit code of the gravest.
+
+    Args:
+        failed: the arms by the reason.
+    """
+    code = max(found.arms[arm].exit_code for arms in failed.values() for arm in arms)
+    reasons = [f"{', '.join(arms)}: {error}" for error, arms in failed.items()]
+    reason = (
+        next(iter(failed)) if len(reasons) == 1 and len(found.arms) == len(*failed.values()) else "; ".join(reasons)
+    )
+    return ERRORS.get(code, LaunchError)(f"{reason} (nothing else was started; --no-preflight skips this check)")
+
+
+def preflight_of(
+    configs: Sequence[RunConfig], say: Callable[[str], Any] = lambda line: None, *, gpus: str | None = None
+) -> None:
+    """Train a few steps under each of some configurations, one for each arm, and say what they show.
+
+    Args:
+        say: called with each line.
+        gpus: that they may use.
+
+    Raises:
+        ConfigError, EnvironmentUnfit, LaunchError: none can train.
+    """
+    place = find_places(configs[:1], 1, gpus).all[0]
+    with DispatchingLauncher(place=place) as launcher:
+        found = check_arms({config.arm: config for config in configs}, launcher, [configs[0].recipe.seed])
+    require_trainable(found)
+    for line in found.lines():
+        say(line)
 
 
 def _build(cell: RunConfig) -> str:
@@ -160,7 +193,8 @@ def _run(cell: RunConfig, seed: int, launcher: Launcher, folder: Path) -> _Trial
     if script is None:
         return _Trial(record, seconds, losses, totals[0], optimizers=[cell.recipe.optimizer.name])
     rows = of_training_process(folder)
-    trial = _Trial(record, seconds, losses, script.max_steps or 0, rows, rows.optimizers)
+    known = [steps for steps in (script.max_steps, rows.planned_steps) if steps is not None]
+    trial = _Trial(record, seconds, losses, min(known, default=0), rows, rows.optimizers)
     _read_metrics(trial, script, folder)
     return trial
 

@@ -41,6 +41,7 @@ from ampcompare.base.rank_marks import CELL_FOLDER
 from ampcompare.guards.events import Layer, Points, Subscriptions
 from ampcompare.guards.import_hook import ImportHook
 from ampcompare.script.legacy.record.recorder import Recorder
+from ampcompare.script.planned_steps import planned_steps
 from ampcompare.training.hashes import inputs_sha256, parameters_sha256
 from ampcompare.training.meters import MemoryMeter, make_memory_meter
 from ampcompare.training.precision.base import owned_params
@@ -209,6 +210,8 @@ class Watch:
         self._batches.stepped()
         if self._max_steps is None:
             return
+        if not self._steps:
+            self._recorder.add_row({"kind": "planned", "steps": planned_steps()})
         self._steps[row["optimizer"]] = self._steps.get(row["optimizer"], 0) + 1
         if self._steps[min(self._steps)] >= self._max_steps:
             raise EnoughSteps(0)

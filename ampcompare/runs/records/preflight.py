@@ -82,24 +82,26 @@ class Preflight(FrozenRecord):
         """Return whether the arm of a row cannot train."""
         return label in self.arms and bool(self.arms[label].error)
 
-    def lines(self, labels: Sequence[str]) -> list[str]:
+    def lines(self, labels: Sequence[str] = ()) -> list[str]:
         """Return what was seen in a few lines.
 
         Args:
-            labels: of the cells of the plan, each with its row.
+            labels: of the cells of a plan, each with its row.
         """
+        lines = [f"  {few(arms)} cannot train: {error}" for error, arms in self.failed.items()]
         trained = {arm: trial for arm, trial in self.arms.items() if trial.steps}
-        first = next(iter(trained.values()), ArmTrial())
-        what = [f"{few(list(trained))} trained", f"{first.steps} steps each"]
+        if not trained:
+            return [f"preflight, {format_duration(self.seconds)}:", *lines]
+        steps = next(iter(trained.values())).steps
+        what = [f"{few(list(trained))} trained", f"{steps} steps each"]
         what += [f"with {few(self.optimizers)}"] if self.optimizers else []
         what += [f"loss {self.losses[0]:.4g} to {self.losses[-1]:.4g}"] if self.losses else []
-        lines = [f"preflight, {format_duration(self.seconds)}: {', '.join(what)}"]
-        lines += [f"  {few(arms)} cannot train: {error}" for error, arms in self.failed.items()]
+        lines = [f"preflight, {format_duration(self.seconds)}: {', '.join(what)}", *lines]
         if self.copies:
             option = f"--seed-arg={self.seed_option} passes it on" if self.seed_option else "pass it on with --seed-arg"
             lines.append(f"  the script does not follow the seed, so that all seeds give the same run: {option}")
         for name, value in self.metrics.items():
-            seen = f"{value:g} so far" if value is not None else f"not seen in {first.steps} steps"
+            seen = f"{value:g} so far" if value is not None else f"not seen in {steps} steps"
             lines.append(f"  metric {name}: {self.faults.get(name, seen)}")
         if self.is_script and not self.metrics:
             shown = f"; it shows {few(list(self.numbers)[:MAX_SHOWN])}: see --list-metrics" if self.numbers else ""
@@ -109,6 +111,8 @@ class Preflight(FrozenRecord):
         return [*lines, *self._cost_lines(labels)]
 
     def _cost_lines(self, labels: Sequence[str]) -> list[str]:
+        if not labels:
+            return []
         whole, per = self.estimate(labels), self.estimate(labels, PER)
         cells = f"{len(labels)} cell{'s' * (len(labels) != 1)} in turn"
         if whole is not None:

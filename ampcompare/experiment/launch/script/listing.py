@@ -11,7 +11,6 @@ from pathlib import Path
 
 from ampcompare.base.files.run_files import CellFile
 from ampcompare.experiment.launch.cell_files import last_lines
-from ampcompare.experiment.launch.script.launcher import ScriptLauncher
 from ampcompare.experiment.launch.script.output import COLOR
 from ampcompare.experiment.launch.script.rows import read_rows
 from ampcompare.runs.settings.config import RunConfig
@@ -54,6 +53,8 @@ class SeenMetric:
 
 def list_metrics(config: RunConfig) -> tuple[list[SeenMetric], str | None]:
     """Run the script of a configuration for some steps, and return what it showed, and the error that ended it."""
+    from ampcompare.experiment.launch.script.launcher import ScriptLauncher  # which imports torch
+
     assert config.script is not None
     script = config.script.model_copy(update={"metrics": (), "max_steps": script_steps(config)})
     brief = config.model_copy(update={"script": script})

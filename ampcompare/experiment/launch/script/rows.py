@@ -30,6 +30,7 @@ class ScriptRows:
         setup: how 16-bit types are computed, and facts about the device.
         acted: on how many forward passes and steps the arm acted.
         rank: of the process and number of ranks, in a process group at the first step; None without one.
+        planned_steps: of the whole script, as its loops say; None where that is not known, or nothing ends it early.
         ended: exit code and error; None if the process was killed.
     """
 
@@ -47,6 +48,7 @@ class ScriptRows:
     peak_bytes: int | None = None
     peak_reserved_bytes: int | None = None
     rank: tuple[int, int] | None = None
+    planned_steps: int | None = None
     ended: dict[str, Any] | None = None
 
     def facts(self) -> ScriptFacts:
@@ -102,6 +104,8 @@ def _add(rows: ScriptRows, row: dict[str, Any]) -> None:
         rows.notes.append(row["text"])
     elif kind == "setup":
         rows.setup = row
+    elif kind == "planned":
+        rows.planned_steps = row["steps"]
     elif kind == "acted":
         rows.acted = row
     elif kind == "rank":
