@@ -8,15 +8,17 @@ A request ends as an interpreter does: exit handlers run, threads are joined, an
 are flushed. Only its modules are not cleared, since that takes longer than most requests: each memory page that it
 shares with the server would be copied.
 
-A request is JSON with `words` (the command line), `folder`, `environment`, `session` (whether to begin one) and
-`passed` (numbers of further files), and file descriptors: for standard input, output and error, for the files that are
-passed, and for the answer, which is the process id, then the exit code.
+A request is JSON with `words` (the command line), `folder`, `environment`, `session` (whether to begin one), `starter`
+(the process that asks, whose mounts it sees) and `passed` (numbers of further files), and file descriptors: for
+standard input, output and error, for the files that are passed, and for the answer, which is the process id, then the
+exit code.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import fcntl
 import gc
 import io
@@ -152,6 +154,10 @@ def enter(request: dict[str, Any]) -> tuple[bool, str]:
 
     Options of Python itself that are understood: -u and -W.
     """
+    mounts = os.open(f"/proc/{request['starter']}/ns/mnt", os.O_RDONLY)
+    if not os.path.samestat(os.fstat(mounts), os.stat("/proc/self/ns/mnt")):  # it is in a sandbox
+        ctypes.CDLL(None).setns(mounts, 0)
+    os.close(mounts)
     os.chdir(request["folder"])
     os.environ.clear()
     os.environ.update(request["environment"])

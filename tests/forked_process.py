@@ -70,6 +70,7 @@ class ForkedProcess:
             "folder": str(cwd or Path.cwd()),
             "environment": dict(os.environ if env is None else env),
             "session": start_new_session,
+            "starter": os.getpid(),
             "passed": list(pass_fds),
         }
         mode = "" if text else "b"

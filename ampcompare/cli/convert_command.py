@@ -76,9 +76,9 @@ def command(
 ) -> int:
     """Convert a checkpoint between Apex and torch.amp, or inspect it.
 
-    IN is a checkpoint of ampcompare, of a script with apex.amp, FP16_Optimizer or torch.amp, of timm, mmengine or
-    Lightning. OUT has the layout of IN, with the other kind of loss scaler; what cannot be converted is reported.
-    No code in IN is executed without --unsafe-load.
+    IN is a checkpoint of ampcompare, of a script with apex.amp, FP16_Optimizer or torch.amp, of timm, mmengine,
+    Lightning, Megatron, DeepSpeed or fairseq. OUT has the layout of IN, with the other kind of loss scaler; what cannot
+    be converted is reported. No code in IN is executed without --unsafe-load.
     """
     if source.is_dir() and source.suffix != ".dcp":
         raise ConfigError(f"{source} is a folder, but a checkpoint is a file{_files_in(source)}")
@@ -114,6 +114,7 @@ def command(
         "arm": result.arm,
         "changed": result.changed,
         "lost": result.lost,
+        "notes": result.notes,
     }
     lines = conversion_lines(document)
     agrees = True

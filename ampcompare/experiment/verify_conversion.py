@@ -81,7 +81,7 @@ def verify_conversion(
         config = validated(RunConfig, {"recipe": recipe})
     apex = f"apex:{level or 'O1'}"
     native = "fp32" if level == "O0" else "native:fp16"
-    from_apex = to == "native" if kind is None else kind in ("apex", "FP16_Optimizer")
+    from_apex = to == "native" if kind is None else kind != "native"
     guessed = (apex if from_apex else native, apex if to == "apex" else native)
     found = [
         _continue(config, path, own or arm, steps, trust)

@@ -486,11 +486,17 @@ class ScriptAmp:
         precision = self._only_session("load_state_dict").precision
         lacking = set(precision.state_dict()) - set(state_dict)
         if lacking:
+            of_apex, to_apex = "loss_scaler0" in state_dict, "loss_scaler0" in lacking
+            converts = (of_apex and "scale" in lacking) or (to_apex and "scale" in state_dict)
+            remedy = (
+                f"run `ampcompare convert CHECKPOINT NEW --to {'apex' if to_apex else 'native'}` and load NEW"
+                if converts
+                else "start from scratch"
+            )
             raise ScalingError(
                 here(
                     f"amp.load_state_dict gets {', '.join(map(repr, state_dict)) or 'nothing'}, and {self._name} needs "
-                    f"{', '.join(map(repr, sorted(lacking)))}: the checkpoint is another arm's. Convert it with "
-                    "`ampcompare convert`, or start from scratch"
+                    f"{', '.join(map(repr, sorted(lacking)))}: the checkpoint is another arm's; {remedy}"
                 )
             )
         precision.load_state_dict(state_dict)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -13,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from ampcompare.base.processes.sandbox import sandboxed
 from ampcompare.base.processes.start import isolated_environment, kill_group
 
 __all__ = ["TIME_LIMIT", "Answer", "call_in_child", "search_path"]
@@ -64,6 +66,7 @@ def call_in_child(
     seconds: float = TIME_LIMIT,
     options: dict[str, Any] | None = None,
     environment: Mapping[str, str] | None = None,
+    shared: Sequence[Path] | None = None,
 ) -> Answer:
     """Run one function in a fresh process and return its answer.
 
@@ -74,18 +77,25 @@ def call_in_child(
         seconds: time limit; after it the process and its children are killed.
         options: keyword arguments of the function, plain data.
         environment: variables that the process gets in addition to those of this one.
+        shared: puts the process, which runs a user's code, into a sandbox: the real files and folders where it writes.
     """
     folders = [*(search_path() if path is None else path), PACKAGE_ROOT]
     request = json.dumps({"path": folders, "function": function or program.stem, "options": options or {}})
     with tempfile.TemporaryDirectory(prefix="ampcompare-child-") as folder:
-        answer_file = Path(folder) / "answer.json"
-        with (Path(folder) / "stderr").open("w+b") as errors:
+        answer_file = Path(folder) / "answer" / "answer.json"
+        answer_file.parent.mkdir()
+        with contextlib.ExitStack() as stack:
+            errors = stack.enter_context((Path(folder) / "stderr").open("w+b"))
+            variables = {**isolated_environment(), **(environment or {})}
+            if shared is not None:
+                own = sandboxed(Path(folder) / "store", shared=[answer_file.parent, *shared])
+                variables |= stack.enter_context(own).environment
             process = subprocess.Popen(
                 [sys.executable, str(CHILD), str(program), str(answer_file), request],
                 stdin=subprocess.PIPE,  # held open: it ends with this process, and the function reads an empty one
                 stdout=subprocess.DEVNULL,  # packages print when they are imported; the answer goes to its file
                 stderr=errors,
-                env={**isolated_environment(), **(environment or {})},
+                env=variables,
                 start_new_session=True,
             )
             try:

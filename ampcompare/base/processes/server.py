@@ -35,6 +35,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from ampcompare.base.processes.child import ended_by_hangup
+from ampcompare.base.processes.overlay import enter_if_asked
 from ampcompare.base.processes.start import kill_group
 
 __all__ = ["main"]
@@ -157,6 +158,7 @@ def _run(request: dict[str, Any], output: int, channel: socket.socket) -> int:
     os.close(null)
     os.close(output)
     os.chdir(request["folder"])
+    enter_if_asked()
     name: str = request["function"]
     words: list[str] = request["words"]
     if request["is_attached"]:

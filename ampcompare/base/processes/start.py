@@ -48,6 +48,10 @@ def _main() -> None:
     module, sys.argv = sys.argv[index], sys.argv[index:]
     if ROOT not in sys.path:
         sys.path.append(ROOT)
+    if "AMPCOMPARE_SANDBOX" in os.environ:
+        from ampcompare.base.processes.overlay import enter_if_asked
+
+        enter_if_asked()
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 

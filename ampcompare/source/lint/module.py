@@ -31,6 +31,11 @@ __all__ = [
 
 Trace = list[Event]
 RULES: list[Rule] = []
+# A comment, or text between quotes as its group.
+COMMENT_OR_TEXT = re.compile(
+    r"""#[^\n]*|(\"{3}(?:\\.|[^\\])*?\"{3}|'{3}(?:\\.|[^\\])*?'{3}|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*')""",
+    re.DOTALL,
+)
 # Without one of these calls in it, a trace has no finding.
 OF_TRAINING = re.compile(
     r"backward|scaler|clip_grad|^(?:scale|unscale_|initialize|scale_loss|binary_cross_entropy|FP16_Optimizer)$",
@@ -143,9 +148,19 @@ class LintModule(Module):
             for call in self.calls_of("apex.amp.initialize")
         }
 
+    @functools.cached_property
+    def code(self) -> str:
+        """The text without comments and docstrings."""
+        parts, end = [], 0
+        for node in self.nodes:
+            if isinstance(node, ast.Expr) and literal(node.value) is not None:
+                parts.append(self.text[end : self.start(node)])
+                end = self.end(node)
+        return COMMENT_OR_TEXT.sub(lambda match: match[1] or "", "".join([*parts, self.text[end:]]))
+
     def mentions(self, pattern: str) -> bool:
-        """Return whether the text matches a regular expression anywhere."""
-        return re.search(pattern, self.text) is not None
+        """Return whether the code matches a regular expression anywhere; comments and docstrings say nothing."""
+        return re.search(pattern, self.code) is not None
 
     def is_conditional(self, node: ast.AST) -> bool:
         """Return whether a node stands under an `if` of its function."""

@@ -14,9 +14,9 @@ from ampcompare.source.branches import Facts, contradict, narrowed
 from ampcompare.source.follow import Follower, Frame
 from ampcompare.source.module import Module, Scope
 from ampcompare.source.roles import Roles
-from ampcompare.source.syntax import argument, arguments, dotted, passed
+from ampcompare.source.syntax import argument, arguments, children, dotted, passed
 
-__all__ = ["FINITE", "Context", "Event", "Kind", "Tracer", "plain"]
+__all__ = ["FINITE", "Context", "Event", "Kind", "Tracer", "plain", "without_star"]
 
 # Conditions that ask whether numbers are finite.
 FINITE = re.compile(r"finite|isnan|isinf|\bnan\b|\binf\b", re.IGNORECASE)
@@ -46,6 +46,7 @@ class Kind(enum.Enum):
     WRAP = "wrap"
     SYNC_BATCH_NORM = "sync batch norm"
     HALF = "half"
+    CAST = "cast to another type, or new weights of a type"
     CUDA = "cuda"
     LOAD = "load_state_dict"
     NEW_SCALER = "GradScaler"
@@ -86,6 +87,7 @@ class Event:
         subject: canonical name of the object: the loss, scaler, optimizer, scheduler or model.
         target: the optimizer of a scaler's call, or what the result is bound to.
         scaler: that has scaled the loss of a backward pass.
+        sources: canonical names of what a new optimizer is made from.
         facts: conditions under which it runs.
         loops: around it, the outermost first.
         contexts: around it, the outermost first.
@@ -102,6 +104,7 @@ class Event:
     scope: Scope
     target: str = ""
     scaler: str = ""
+    sources: frozenset[str] = frozenset()
 
     @property
     def shown(self) -> str:
@@ -137,6 +140,7 @@ METHODS = {
     "unscale_": Kind.UNSCALE,
     "zero_grad": Kind.ZERO_GRAD,
     "half": Kind.HALF,
+    **dict.fromkeys(("bfloat16", "float", "double", "type", "from_pretrained", "from_config"), Kind.CAST),
     "cuda": Kind.CUDA,
     "to": Kind.CUDA,
     "load_state_dict": Kind.LOAD,
@@ -215,12 +219,16 @@ class Tracer(Follower):
         elif self._roles.is_new_scaler(call, frame.scope):
             add(Kind.NEW_SCALER, self._bound(statement, frame))
         elif self._roles.is_new_optimizer(call, frame.scope):
-            add(Kind.NEW_OPTIMIZER, self._bound(statement, frame))
+            weights = first or argument(call, "params")
+            sources = frozenset() if weights is None else frozenset(self._sources(weights, frame))
+            add(Kind.NEW_OPTIMIZER, self._bound(statement, frame), sources=sources)
+        elif full == "torch.set_default_dtype":
+            add(Kind.CAST, "")
         elif full in CROSS_ENTROPIES or self._makers(call.func, frame) == {"torch.nn.BCELoss"}:
             add(Kind.CROSS_ENTROPY, call.func)
         elif full in NORMS and any(isinstance(node, ast.Attribute) and node.attr == "grad" for node in ast.walk(call)):
             add(Kind.GRADIENT, first)
-        elif not isinstance(call.func, ast.Attribute) or not self._method(call, call.func, frame, add):
+        elif not isinstance(call.func, ast.Attribute) or not self._method(call, call.func, statement, frame, add):
             for value in passed(call):
                 if self._roles.of(value, frame.scope) in ("scaler", "optimizer"):
                     add(Kind.OPAQUE, value)
@@ -234,13 +242,16 @@ class Tracer(Follower):
         subject: ast.expr | str | None,
         target: ast.expr | str | None = "",
         scaler: str = "",
+        sources: frozenset[str] = frozenset(),
     ) -> None:
         subject = subject if isinstance(subject, str) else self._canonical(subject, frame)
         target = target if isinstance(target, str) else self._canonical(target, frame)
-        facts, loops, contexts = frame.facts, frame.loops, frame.contexts
-        self._events.append(Event(kind, call, statement, subject, facts, loops, contexts, frame.scope, target, scaler))
+        where = frame.facts, frame.loops, frame.contexts, frame.scope
+        self._events.append(Event(kind, call, statement, subject, *where, target, scaler, sources))
 
-    def _method(self, call: ast.Call, function: ast.Attribute, frame: Frame, add: Callable[..., None]) -> bool:
+    def _method(
+        self, call: ast.Call, function: ast.Attribute, statement: ast.stmt, frame: Frame, add: Callable[..., None]
+    ) -> bool:
         """Record the call of a method that is an event; return whether it is one.
 
         Args:
@@ -272,7 +283,7 @@ class Tracer(Follower):
         elif role == "optimizer" and name not in (*METHODS, "state_dict", "add_param_group", "train", "eval"):
             add(Kind.OPAQUE, receiver)  # a method of an optimizer of another kind
         elif name in METHODS:
-            add(METHODS[name], receiver, first if name == "unscale_" else "")
+            add(METHODS[name], receiver, first if name == "unscale_" else self._bound_by_chain(call, statement, frame))
         elif (name in READS or name.endswith("_")) and (gradient := _gradient_in(receiver)) is not None:
             add(Kind.GRADIENT, gradient)
         else:
@@ -309,6 +320,50 @@ class Tracer(Follower):
             first = target.elts[0] if isinstance(target, (ast.Tuple, ast.List)) and target.elts else target
             return self._canonical(first, frame)
         return ""
+
+    def _bound_by_chain(self, call: ast.Call, statement: ast.stmt, frame: Frame) -> str:
+        """Return the name that gets the result of a chain such as `Net().half().cuda()` with a call in it."""
+        if not isinstance(statement, ast.Assign) or len(statement.targets) != 1:
+            return ""
+        pairs = [(statement.targets[0], statement.value)]
+        if isinstance(statement.targets[0], ast.Tuple) and isinstance(statement.value, ast.Tuple):
+            pairs = list(zip(statement.targets[0].elts, statement.value.elts, strict=False))
+        for target, value in pairs:
+            node: ast.expr | None = value
+            while isinstance(node, ast.Call) and node is not call:
+                node = node.func.value if isinstance(node.func, ast.Attribute) else None
+            if node is not None and node is call:
+                return self._canonical(target, frame)
+        return ""
+
+    def _sources(self, node: ast.expr, frame: Frame, known: frozenset[str] = frozenset()) -> set[str]:
+        """Return the canonical names that an expression is made from, through names that are assigned above it."""
+        found: set[str] = set()
+        waiting: list[ast.AST] = [node]
+        while waiting:
+            each = waiting.pop()
+            text = dotted(each)
+            if isinstance(each, ast.Call):
+                receiver = [each.func.value] if isinstance(each.func, ast.Attribute) else []
+                waiting += [*receiver, *passed(each)]
+            elif text is None:
+                waiting += children(each)
+            elif text not in known and self.module.resolve(each, frame.scope, follow=False) is None:
+                assert isinstance(each, ast.expr)
+                found.add(self._canonical(each, frame))
+                for value in self._values_in(text, frame.scope):
+                    if value.lineno < node.lineno:
+                        found |= self._sources(value, frame, known | {text})
+        return found
+
+    def _values_in(self, text: str, scope: Scope) -> list[ast.expr]:
+        """Return what a name of a scope is assigned, or gets by `append`, `extend` and `update`."""
+        values = list(map(without_star, scope.values.get(text, ())))
+        if any(isinstance(value, (ast.List, ast.Dict, ast.ListComp)) for value in values):
+            for call, receiver in self.module.methods("append", "extend", "update", "insert"):
+                if dotted(receiver) == text and self.module.scope_of[call] is scope:
+                    values += passed(call)
+        return values
 
     def _canonical(self, node: ast.AST | None, frame: Frame) -> str:
         """Return one text for an object, the same in the functions that it is passed to."""
@@ -366,6 +421,13 @@ class Tracer(Follower):
             if scaler:
                 self._scaled[found[name]] = scaler
         return found
+
+
+def without_star(value: ast.expr) -> ast.expr:
+    """Return what a value is an element of, or the value itself."""
+    while isinstance(value, ast.Starred):
+        value = value.value
+    return value
 
 
 def _gradient_in(node: ast.expr) -> ast.expr | None:

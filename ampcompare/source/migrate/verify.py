@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import os
@@ -15,6 +16,7 @@ from typing import Any
 
 from ampcompare.base.environment.gpus import visible_gpus
 from ampcompare.base.errors import ConfigError, LaunchError
+from ampcompare.base.processes.sandbox import sandboxed
 from ampcompare.base.processes.start import start_command
 from ampcompare.source.migrate.finding import NOTE
 from ampcompare.source.migrate.project import FileMigration, migrate_file
@@ -43,6 +45,7 @@ AMPLIFIED, TOO_MUCH = 3.0, 0.25
 LOWER, LOWEST = 16.0, 16.0
 # Taken steps without which moved weights say too little: the first two measure what each of them amplifies.
 MIN_TAKEN = 3
+MAX_NAMES = 3  # of files, in a line
 # The factor between the norms of gradients that steps use: one that was not unscaled is a loss scale apart. Smaller
 # norms than the last are roundings of what cancels out.
 OF_NORM, MIN_NORM = 2.0, 1e-6
@@ -70,6 +73,7 @@ class Run:
         rounded: for each parameter whether it had numbers of fp16 only before the last step, by optimizer.
         passes: for each call of `backward`, how many operations of each kind gave 16-bit and wider results.
         files: of the script that use Apex, from its folder.
+        written: files that the script wrote, in copies that are gone: the user's are as they were.
     """
 
     losses: list[float | None]
@@ -83,6 +87,7 @@ class Run:
     rounded: dict[str, list[bool]] = field(default_factory=dict)
     passes: list[dict[str, tuple[int, int]]] = field(default_factory=list)
     files: tuple[str, ...] = ()
+    written: list[str] = field(default_factory=list)
 
     def sums(self) -> str:
         """Return the counts in words."""
@@ -123,6 +128,10 @@ def verify_script(path: str, arguments: list[str], *, steps: int, target: str, s
     original = run_script(script, arguments, steps=steps)
     migrations = [_migrated(script.parent / each, target) for each in original.files]
     say(f"unchanged, on ampcompare's engine: {original.sums()}")
+    if original.written:
+        names = ", ".join(os.path.relpath(path) for path in original.written[:MAX_NAMES])
+        more = f" and {len(original.written) - MAX_NAMES} more" * (len(original.written) > MAX_NAMES)
+        say(f"the script writes {names}{more}: here into a copy that is gone afterwards; your files stay as they are")
     rewritten = run_script(script, arguments, steps=steps, rewrite_for=target)
     say(f"rewritten, on {target}: {rewritten.sums()}")
     comparison = compare_runs(original, rewritten)
@@ -277,7 +286,9 @@ def run_script(
     Raises:
         LaunchError: it failed, or no step went through the loss scaler.
     """
-    with tempfile.TemporaryDirectory(prefix="ampcompare-verify-") as folder:
+    with tempfile.TemporaryDirectory(prefix="ampcompare-verify-") as outer:
+        folder = Path(outer, "run")
+        folder.mkdir()
         request = {
             "script": str(script),
             "arguments": arguments,
@@ -286,25 +297,26 @@ def run_script(
             "opt_level": opt_level,
             "move": move,
             "loss_scale": loss_scale,
-            "folder": folder,
+            "folder": str(folder),
         }
-        process = subprocess.run(
-            start_command("ampcompare.script.legacy.replay", json.dumps(request)),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            env={**os.environ, "PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1"},
-            check=False,
-        )
+        with sandboxed(Path(outer, "store"), shared=[folder], roots=[script.parent]) as sandbox:
+            process = subprocess.run(
+                start_command("ampcompare.script.legacy.replay", json.dumps(request)),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                env={**os.environ, "PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1", **sandbox.environment},
+                check=False,
+            )
         which = "the rewritten script" if rewrite_for else f"the unchanged script{f' at {opt_level}' * bool(opt_level)}"
         last = [line for line in process.stderr.decode("utf-8", "replace").splitlines() if line.strip()]
         errors = [line for line in last if not line.startswith("ampcompare:")] or last
         if process.returncode:
             raise LaunchError(f"{which} ended with exit code {process.returncode}: {errors[-1] if errors else ''}")
-        run = _read(Path(folder))
+        run = _read(folder)
         if not run.applied:
             raise LaunchError(f"{which} took no step that a loss scaler or apex.amp saw; there is nothing to compare")
-        return run
+        return dataclasses.replace(run, written=[one.path for one in sandbox.written])
 
 
 def _read(folder: Path) -> Run:

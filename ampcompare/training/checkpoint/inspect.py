@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
@@ -15,18 +16,30 @@ from torch import Tensor
 from ampcompare.base.errors import CheckpointError, ConversionError
 from ampcompare.base.formatting import format_bytes, printable
 from ampcompare.training.checkpoint.convert.detect import CheckpointContents, find_parts
-from ampcompare.training.checkpoint.convert.scalers import held_scale
+from ampcompare.training.checkpoint.convert.fp32_weights import common_prefix
+from ampcompare.training.checkpoint.convert.masters import HALF_DTYPES, is_rounded, keeps_16_bits
+from ampcompare.training.checkpoint.convert.scalers import SMALLEST_NORMAL, held_scale, is_loss_scaler, raw_scale
 from ampcompare.training.checkpoint.reader.foreign import Contents, explained, open_foreign
 from ampcompare.training.checkpoint.reader.placeholders import reading
 from ampcompare.training.checkpoint.store.file import verify_file
 
-__all__ = ["Inspection", "continued_lines", "conversion_lines", "guess_level", "inspect_file", "inspection_lines"]
+__all__ = [
+    "Inspection",
+    "broken_values",
+    "continued_lines",
+    "conversion_lines",
+    "guess_level",
+    "inspect_file",
+    "inspection_lines",
+]
 
 LOOKED_AT = 1 << 18
 SMALLEST_HALF = 2.0**-24
 LAST_MOMENTS = ("exp_avg_sq", "square_avg", "sum")
+WRAPPERS = {"module.": "a DDP wrapper", "_orig_mod.": "torch.compile"}
 MAX_LINES = 20
 MAX_LENGTH = 500
+MAX_BROKEN = 3
 
 
 @dataclass
@@ -98,9 +111,12 @@ def _inspected(path: Path, contents: Contents) -> Inspection:
         objects=contents.objects(),
         calls=contents.calls,
     )
-    kinds = (parts.models, parts.averages, parts.optimizers, parts.apex, parts.scalers, parts.fp16_optimizers)
+    kinds: tuple[Mapping[tuple[str, ...], Any], ...] = (
+        *(parts.models, parts.averages, parts.optimizers, parts.apex, parts.scalers),
+        *(parts.wrappers, parts.loss_scales, parts.master_places),
+    )
     used = {place[0] for kind in kinds for place in kind if place}
-    if isinstance(root, Mapping) and () not in parts.models:
+    if isinstance(root, Mapping) and not parts.writer.endswith(" alone"):
         inspection.keys = [str(key) for key in root if str(key) not in used and key != "masters"][:50]
     return inspection
 
@@ -135,7 +151,7 @@ def _rows(parts: CheckpointContents) -> Iterator[dict[str, Any]]:
             with reading(*place):
                 row = _row(kind, ".".join(place) or "(all)", entry)
             yield row
-    where = next((f"{'.'.join(place)}.fp32_from_fp16" for place in parts.fp16_optimizers), "masters")
+    where = parts.where_masters or "masters"
     for index, masters in enumerate(parts.masters):
         if masters:
             yield _row("fp32 masters", f"{where}.{index}" if len(parts.masters) > 1 else where, masters)
@@ -156,19 +172,24 @@ def _row(kind: str, place: str, entry: Mapping[str, Any]) -> dict[str, Any]:
 
 def _scales(parts: CheckpointContents) -> Iterator[dict[str, Any]]:
     for place, state in parts.apex.items():
-        for name, entry in state.items():
-            where = ".".join((*place, name))
-            yield {"place": where, "scale": entry["loss_scale"], "clean_steps": entry["unskipped"]}
-    for place, state in parts.fp16_optimizers.items():
+        for name, own in state.items():
+            yield {"place": ".".join((*place, name)), "scale": own["loss_scale"], "clean_steps": own["unskipped"]}
+    for place, state in (*parts.wrappers.items(), *parts.loss_scales.items()):
+        if (scale := raw_scale(state)) is None:
+            continue  # none, or an object of another program, which is listed as such
+        holds = state.items() if isinstance(state, Mapping) else ()
+        inner = [key for key, value in holds if key == "loss_scaler" or is_loss_scaler(value)]
+        entry: dict[str, Any] = {"place": ".".join((*place, *inner[:1])) or "(all)", "scale": scale}
         try:
             held = held_scale(state)
         except ConversionError:
-            continue  # an object of another program, which is listed as such
-        entry = {"place": ".".join((*place, "loss_scaler")), "scale": held.scale, "clean_steps": held.clean}
+            yield {**entry, "clean_steps": None}
+            continue
+        entry["clean_steps"] = held.clean
         yield entry if held.interval is None else {**entry, "growth_interval": held.interval}
     for place, state in parts.scalers.items():
         yield {
-            "place": ".".join(place),
+            "place": ".".join(place) or "(all)",
             "scale": state["scale"],
             "clean_steps": state["_growth_tracker"],
             "growth_interval": state["growth_interval"],
@@ -177,31 +198,15 @@ def _scales(parts: CheckpointContents) -> Iterator[dict[str, Any]]:
 
 def _notes(parts: CheckpointContents) -> Iterator[str]:
     for place, model in parts.models.items():
-        if all(name.startswith("module.") for name in model):
-            yield f"the names in {'.'.join(place) or 'it'} begin with `module.`: saved from inside a DDP wrapper"
-    if parts.nameless:
-        yield f"{parts.nameless} masters of FP16_Optimizer have no weight with their values as fp16"
+        if prefix := common_prefix(model):
+            wrappers = " and ".join(name for part, name in WRAPPERS.items() if part in prefix)
+            yield f"the names in {'.'.join(place) or 'it'} begin with `{prefix}`: saved from inside of {wrappers}"
+    if parts.unmatched:
+        yield f"{parts.unmatched} masters have no weight with their values in 16 bits"
     for place, optimizer in parts.optimizers.items():
         groups = [group for group in optimizer["param_groups"] if isinstance(group, Mapping)]
         if any("bias_correction" in group for group in groups):
             yield f"{'.'.join(place)} is of an Apex fused optimizer: the count of steps is in its groups"
-
-
-def is_rounded(tensors: Iterator[Tensor]) -> bool | None:
-    """Return whether fp32 tensors hold only values that fp16 has; None if no element is conclusive.
-
-    Looks at the first 262,144 elements of each; zeros and small whole numbers are not conclusive.
-    """
-    is_conclusive = False
-    for tensor in tensors:
-        if tensor.dtype is not torch.float32:
-            continue
-        values = tensor.detach().reshape(-1)[:LOOKED_AT]
-        fractional = values[(values.frac() != 0) & values.isfinite()]
-        if not torch.equal(fractional.half().float(), fractional):
-            return False
-        is_conclusive = is_conclusive or fractional.numel() >= 8
-    return True if is_conclusive else None
 
 
 def _norm_prefixes(model: Mapping[str, Any]) -> tuple[str, ...]:
@@ -228,12 +233,14 @@ def guess_level(parts: CheckpointContents) -> tuple[str | None, str]:
     if parts.arm is not None:
         head, _, options = parts.arm.partition(":")
         return (options.split(",")[0] or "O1", "its arm") if head == "apex" else (None, "")
-    if parts.fp16_optimizers:
+    if parts.wrappers:
         return None, "FP16_Optimizer has none; its masters are those of O2"
     weights = [tensor for model in parts.models.values() for tensor in _plain_weights(model)]
     rounded = is_rounded(iter(weights))
     half = any(tensor.dtype is torch.float16 for tensor in weights)
     if not parts.apex:
+        if any(parts.masters):
+            return None, "weights are 16-bit values with fp32 masters, as O2 trains them"
         if half or rounded:
             return None, "weights are fp16 values: saved at O2 or O3, or by .half(); no loss scaler"
         return None, ""
@@ -265,13 +272,21 @@ def _half_state(parts: CheckpointContents) -> bool:
 
 
 def _traps(parts: CheckpointContents, level: str | None) -> Iterator[str]:
-    weights = [tensor for model in parts.models.values() for tensor in _plain_weights(model)]
-    rounded = bool(is_rounded(iter(weights))) or any(tensor.dtype is torch.float16 for tensor in weights)
+    yield from broken_values(parts)
+    rounded = any(keeps_16_bits(model) for model in parts.models.values())
+    masters = [*parts.masters, *({} for _ in parts.models)]
+    bare = sum(
+        isinstance(value, Tensor) and value.dtype in HALF_DTYPES and name not in masters[index]
+        for index, model in enumerate(parts.models.values())
+        for name, value in model.items()
+    )
     if rounded and not any(parts.masters):
         yield (
-            "weights are fp16 values and no masters were saved: O2 resumes from rounded masters, and the first step "
+            "weights are 16-bit values and no masters were saved: O2 resumes from rounded masters, and the first step "
             "after the resume differs from an uninterrupted run"
         )
+    elif rounded and bare:
+        yield f"{bare} weights in 16 bits have no fp32 master: a resume begins with their rounded values"
     if _half_state(parts):
         yield "optimizer state is fp16: " + _lost_moments(parts)
     elif is_rounded(_moments(parts)):
@@ -279,14 +294,47 @@ def _traps(parts: CheckpointContents, level: str | None) -> Iterator[str]:
             "optimizer state holds fp16 values only, so it is one step old or went through fp16 on a resume: "
             + _lost_moments(parts)
         )
-    if (level in ("O2", "O3") or rounded) and not parts.fp16_optimizers:
+    if (level in ("O2", "O3") or rounded) and not (parts.wrappers or any(parts.masters)):
         yield from _loading_order(parts)
-    if parts.optimizers and rounded and not (parts.apex or parts.scalers or parts.fp16_optimizers):
+    if parts.optimizers and rounded and not list(_scales(parts)):
         yield "no state of the loss scaler: its scale restarts at 65536, and the first steps after a resume are skipped"
     for state in parts.apex.values():
         for name, entry in state.items():
             if isinstance(entry["unskipped"], int) and entry["unskipped"] >= 2000:
                 yield f"{name}: {entry['unskipped']} clean steps; a dynamic scale grows at 2000, so this one was static"
+
+
+def broken_values(parts: CheckpointContents) -> Iterator[str]:
+    """Report weights, moments and loss scales that no training resumes from."""
+    entries = [
+        *parts.models.items(),
+        *parts.averages.items(),
+        *((place, held["state"]) for place, held in parts.optimizers.items()),
+    ]
+    for place, entry in entries:
+        bad = {name: count for name, count in _not_finite(entry) if count}
+        if bad:
+            names = ", ".join(f"{count} in {name}" for name, count in list(bad.items())[:MAX_BROKEN])
+            more = f" and {len(bad) - MAX_BROKEN} more" if len(bad) > MAX_BROKEN else ""
+            yield (
+                f"{'.'.join(place) or 'the file'} holds {sum(bad.values())} values that are NaN or infinite "
+                f"({names}{more}): no training resumes from it; take a checkpoint from before"
+            )
+    for scale in _scales(parts):
+        value = scale["scale"]
+        if not isinstance(value, int | float) or not 0 < value < math.inf:
+            yield f"the loss scale {scale['place']} is {value}, not a positive number: no gradient is usable with it"
+        elif value < SMALLEST_NORMAL:
+            yield f"the loss scale {scale['place']} is {value:g}, subnormal in fp32: steps have overflowed without end"
+
+
+def _not_finite(entry: Mapping[Any, Any]) -> Iterator[tuple[str, int]]:
+    """Yield the names of an entry's values, with the number of elements that are NaN or infinite."""
+    for name, value in entry.items():
+        yield (
+            str(name),
+            sum(int((~tensor.isfinite()).sum()) for tensor in _tensors([value]) if tensor.is_floating_point()),
+        )
 
 
 def _loading_order(parts: CheckpointContents) -> Iterator[str]:
@@ -381,6 +429,7 @@ def conversion_lines(document: dict[str, Any]) -> list[str]:
     lines = [f"{document['out']}: {was} to {becomes}" + (f", arm {document['arm']}" if document["arm"] else "")]
     lines += [f"  carried: {line}" for line in document["changed"]]
     lines += [f"  not carried: {line}" for line in document["lost"]] or ["  nothing was lost"]
+    lines += [f"  note: {line}" for line in document["notes"]]
     return [printable(line, MAX_LENGTH, keep_spaces=True) for line in lines]
 
 

@@ -9,6 +9,68 @@ from ampcompare.source.lint.run import Selection, fix_text
 from tests.source.lint.forms import codes_of_pair
 
 PAIRS = {
+    "AMP123: weights by way of a function that sorts them": """
+        from apex.parallel import convert_syncbn_model
+        def split(model):
+            norms, rest = [], []
+            for module in model.modules():
+                rest.extend(module.parameters())
+            return norms, rest
+        model = convert_syncbn_model(model)  # right
+        norms, rest = split(model)
+        optimizer = torch.optim.SGD([{"params": rest}, {"params": norms, "weight_decay": 0.0}], lr=0.1)
+        model = convert_syncbn_model(model)  # wrong
+        model(batch).backward()
+    """,
+    "AMP123: a list of parameters that a class grows": """
+        import apex
+        class Trainer:
+            def __init__(self, net):
+                self.net = net
+                params = []
+                for name, value in self.net.named_parameters():
+                    params.append({"params": [value]})
+                self.optimizer = torch.optim.Adam(params)
+                self.net = apex.parallel.convert_syncbn_model(self.net)  # wrong
+                self.net = torch.nn.SyncBatchNorm.convert_sync_batchnorm(self.net)  # right
+                self.net.backward(self.optimizer)
+    """,
+    "AMP124: a resume before amp.initialize, by a function": """
+        from apex import amp
+        def resume(path):
+            amp.load_state_dict(torch.load(path)["amp"])
+        def main(args, model, optimizer):
+            if args.resume: resume(args.resume)  # wrong
+            model, optimizer = amp.initialize(model, optimizer)
+            if args.resume: resume(args.resume)  # right
+    """,
+    "AMP238: a scaler of an object that functions pass on": """
+        def load(state, path):
+            state.scaler.load_state_dict(torch.load(path)["scaler"])
+        def fit(state):
+            state.scaler = torch.amp.GradScaler("cuda")  # wrong
+            for batch in loader:
+                state.optimizer.zero_grad()
+                state.scaler.scale(state.model(batch)).backward()
+                state.scaler.step(state.optimizer)
+                state.scaler.update()
+        state = State(model, optimizer)
+        load(state, "last.pt")
+        fit(state)
+    """,
+    "AMP238: one method loads, another one makes the scaler and trains": """
+        class Trainer:
+            def resume(self, path):
+                self.scaler.load_state_dict(torch.load(path)["scaler"])
+            def fit(self, loader):
+                self.scaler = torch.amp.GradScaler("cuda")  # wrong
+                if self.scaler is None: self.scaler = torch.amp.GradScaler("cuda")  # right
+                for batch in loader:
+                    self.optimizer.zero_grad()
+                    self.scaler.scale(self.model(batch)).backward()
+                    self.scaler.step(self.optimizer)
+                    self.scaler.update()
+    """,
     "AMP225: a scaler of each step that scales nothing": """
         def train(model, optimizer, loader):
             for x, y in loader:

@@ -11,6 +11,133 @@ from ampcompare.source.lint.run import Selection, fix_text
 from tests.source.lint.forms import codes_of, codes_of_pair
 
 PAIRS = {
+    "AMP219: a threshold that decides a flag": """
+        for batch in loader:
+            scaler.scale(model(batch)).backward()
+            scaler.unscale_(optimizer)
+            norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            skip = bool(norm > 2.0 * limit)
+            if not skip:
+                scaler.step(optimizer)
+                scaler.update()  # wrong
+            scaler.update()  # right
+            optimizer.zero_grad(set_to_none=True)
+    """,
+    "AMP219: an early return of a method that makes one step": """
+        class Engine:
+            def step(self, x):
+                self.scaler.scale(self.model(x)).backward()
+                self.scaler.unscale_(self.opt)
+                norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+                if norm > 100:
+                    self.scaler.update()  # right
+                    self.opt.zero_grad()
+                    return None
+                self.scaler.step(self.opt)
+                self.scaler.update()
+                self.opt.zero_grad()
+    """,
+    "AMP219: gradients that a function of the script looks at, and a training that ends": """
+        def is_sane(model):
+            return all(p.grad.abs().max() < 1e4 for p in model.parameters())
+        for batch in loader:
+            scaler.scale(model(batch)).backward()
+            scaler.unscale_(optimizer)
+            if not is_sane(model):
+                optimizer.zero_grad()
+                continue  # wrong
+                raise RuntimeError("diverged")  # right
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+    """,
+    "AMP219: a flag of the whole run decides on the scaler": """
+        for batch in loader:
+            scaler.scale(model(batch)).backward()
+            if clip:
+                scaler.unscale_(optimizer)
+                norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            if use_amp and norm < 3:  # wrong
+            if use_amp:  # right
+                scaler.step(optimizer)
+                scaler.update()
+            optimizer.zero_grad()
+    """,
+    "AMP215: cleared in the branch without a scaler alone": """
+        # TODO: zero_grad?
+        for batch in loader:
+            if not args.amp:
+                optimizer.zero_grad()
+                model(batch).backward()
+                optimizer.step()
+            else:
+                optimizer.zero_grad()  # right
+                scaler.scale(model(batch)).backward()
+                scaler.step(optimizer)
+                scaler.update()
+    """,
+    "AMP215: only words of a comment and of a docstring": """
+        def train(loader):
+            '''Calls optimizer.zero_grad() in the hook.'''
+            for batch in loader:
+                scaler.scale(model(batch)).backward()
+                scaler.step(optimizer)  # then optimizer.zero_grad()
+                scaler.update()
+                for p in model.parameters(): p.grad = None  # right
+    """,
+    "AMP215: one of two optimizers": """
+        for batch in loader:
+            opt_a.zero_grad()
+            opt_b.zero_grad()  # right
+            scaler.scale(model(batch)).backward()
+            scaler.step(opt_a)
+            scaler.step(opt_b)
+            scaler.update()
+    """,
+    "AMP215: branches that alternate, and a function with a training of its own": """
+        def warm_up(loader):
+            for batch in loader:
+                optimizer.zero_grad()
+                model(batch).backward()
+                optimizer.step()
+        for i, batch in enumerate(loader):
+            if fresh:  # wrong
+            if i % 4 == 0:  # right
+                model.zero_grad()
+            if not fresh:  # wrong
+            if i % 4 != 0:  # right
+                scaler.scale(model(batch)).backward()
+                scaler.step(optimizer)
+                scaler.update()
+    """,
+    "AMP125: a loss of both parts of a model names one optimizer": """
+        from apex import amp
+        opt_a = torch.optim.SGD(net.trunk.parameters(), lr=0.1)
+        opt_b = torch.optim.SGD(net.head.parameters(), lr=0.1)
+        net, [opt_a, opt_b] = amp.initialize(net, [opt_a, opt_b], num_losses=2)
+        for batch in loader:
+            opt_a.zero_grad(); opt_b.zero_grad()
+            one, two = net(batch)
+            with amp.scale_loss(one, opt_a, loss_id=0) as scaled_loss:  # wrong
+            with amp.scale_loss(one, [opt_a, opt_b], loss_id=0) as scaled_loss:  # right
+                scaled_loss.backward(retain_graph=True)
+            with amp.scale_loss(two, [opt_a, opt_b], loss_id=1) as scaled_loss:
+                scaled_loss.backward()
+            opt_a.step()
+            opt_b.step()
+    """,
+    "AMP125: an optimizer that no loss names": """
+        from apex import amp
+        for batch in loader:
+            opt_d.zero_grad()
+            opt_g.zero_grad()
+            with amp.scale_loss(loss_g, opt_g) as scaled_loss:
+                scaled_loss.backward()
+            opt_g.step()
+            opt_d.zero_grad()  # right
+            with amp.scale_loss(loss_d, opt_d) as scaled_loss: scaled_loss.backward()  # right
+            opt_d.step()
+    """,
     "AMP201: backward pass, clipping and step in three methods": """
         class Trainer:
             def __init__(self, model, optimizer):

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from ampcompare.base.errors import ConfigError, LaunchError
+from ampcompare.base.processes.sandbox import can_sandbox
 from ampcompare.source.migrate import verify
 from ampcompare.source.migrate.project import migrate_file
 from ampcompare.source.migrate.verify import (
@@ -466,3 +467,23 @@ def test_what_is_left_by_hand_cannot_be_verified(tmp_path: Path) -> None:
         verify_script(str(script), [], steps=2, target="torch", say=lambda line: None)
     with pytest.raises(ConfigError, match="no script"):
         verify_script(str(tmp_path / "other.py"), [], steps=2, target="torch", say=lambda line: None)
+
+
+def test_what_the_script_writes_is_said_and_reaches_no_file_of_the_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forked_runs: None
+) -> None:
+    if not can_sandbox(str(tmp_path)):
+        pytest.skip("this machine allows no overlays")
+    monkeypatch.chdir(tmp_path)
+    saving = SCRIPT + "torch.save(model.state_dict(), 'checkpoint.pt')\nopen(sys.argv[3], 'w').write('x')\n"
+    Path("train.py").write_text(saving)
+    Path("checkpoint.pt").write_text("the user's")
+    Path("logs").mkdir()
+    said: list[str] = []
+    words = ["O1", "1", str(tmp_path / "logs/log.txt")]
+    assert verify_script("train.py", words, steps=20, target="torch", say=said.append) == 0
+    assert any(line.startswith("the script writes checkpoint.pt, logs/log.txt: ") for line in said)
+    assert Path("checkpoint.pt").read_text() == "the user's"
+    assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")) == [
+        *("checkpoint.pt", "logs", "train.py"),
+    ]

@@ -315,6 +315,86 @@ def _to_gpu(event: Event) -> bool:
 
 @rule(
     Mistake(
+        "AMP123",
+        "sync-batch-norm-after-optimizer",
+        "Apex's `convert_syncbn_model` runs after the optimizer was built",
+        "it gives each batch norm new weights, and the optimizer holds the old ones: the new ones are never trained",
+        "convert the model before the optimizer is built; torch's `convert_sync_batchnorm` keeps the weights",
+        """
+import torch
+from apex import amp
+from apex.parallel import convert_syncbn_model
+
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model = convert_syncbn_model(model)  # AMP123
+model, optimizer = amp.initialize(model, optimizer)
+""",
+        """
+import torch
+from apex import amp
+from apex.parallel import convert_syncbn_model
+
+other = torch.optim.SGD(head.parameters(), lr=0.1)
+model = convert_syncbn_model(model)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model, optimizer = amp.initialize(model, optimizer)
+""",
+    ),
+)
+def conversion_after_optimizer(module: LintModule) -> Iterator[Finding]:
+    """Synchronized batch norm that replaces weights which an optimizer has."""
+    for trace in module.traces:
+        for index, event in enumerate(trace):
+            if event.kind is not Kind.SYNC_BATCH_NORM or not event.subject:
+                continue
+            rebuilt = {other.subject for other in trace[index:] if other.kind is Kind.NEW_OPTIMIZER}
+            for other in trace[:index]:
+                if other.kind is not Kind.NEW_OPTIMIZER or not other.may_follow(event) or other.subject in rebuilt:
+                    continue
+                if any(name == event.subject or name.startswith(f"{event.subject}.") for name in other.sources):
+                    shown = f"the optimizer of line {other.call.lineno} holds the weights that this replaces"
+                    yield module.finding("AMP123", event.call, shown)
+                    break
+
+
+@rule(
+    Mistake(
+        "AMP124",
+        "apex-state-loaded-early",
+        "`amp.load_state_dict` runs before `amp.initialize`",
+        "it raises an AttributeError; where another `amp.initialize` ran before, the loaded loss scales are lost",
+        "call `amp.initialize` first, then `amp.load_state_dict`",
+        """
+from apex import amp
+
+amp.load_state_dict(checkpoint["amp"])  # AMP124
+model, optimizer = amp.initialize(model, optimizer)
+""",
+        """
+from apex import amp
+
+model, optimizer = amp.initialize(model, optimizer)
+amp.load_state_dict(checkpoint["amp"])
+""",
+    ),
+)
+def loaded_before_initialize(module: LintModule) -> Iterator[Finding]:
+    """The state of Apex, loaded before `amp.initialize` makes the loss scales."""
+    for trace in module.traces:
+        for index, event in _initialized(trace):
+            known = {id(other.call) for other in trace[:index] if other.kind is Kind.INITIALIZE}
+            for other in trace[:index]:
+                if other.kind is not Kind.LOAD or id(event.call) in known or not other.may_follow(event):
+                    continue
+                if module.resolve(other.call.func, other.scope) != "apex.amp.load_state_dict":
+                    continue
+                if not events_between(trace, other, event, Kind.SCALE_LOSS, Kind.STEP):
+                    shown = f"`amp.initialize` in line {event.call.lineno} makes new loss scales"
+                    yield module.finding("AMP124", other.call, shown)
+
+
+@rule(
+    Mistake(
         "AMP108",
         "opt-level-typo",
         'the opt level is written with a zero or a small letter, such as "01"',

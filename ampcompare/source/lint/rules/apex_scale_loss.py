@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from ampcompare.source.branches import Facts, conditions, contradict, facts_at, narrowed
 from ampcompare.source.edits import Edit
 from ampcompare.source.lint.module import Finding, LintModule, Mistake, Trace, literal, name_of, rule
-from ampcompare.source.lint.trace import Event, Kind, plain
+from ampcompare.source.lint.trace import Event, Kind, plain, without_star
 from ampcompare.source.module import Scope
 from ampcompare.source.syntax import argument, is_literal
 
@@ -19,6 +19,7 @@ EMPTIES = ("zero_", "detach_", "requires_grad_")
 FLAGS = (ast.Name, ast.Attribute, ast.BoolOp, ast.UnaryOp, ast.Compare)  # values that another flag may have
 # Questions whether an optimizer is one that Apex has wrapped.
 ASKS_FOR_APEX = re.compile(r"FP16_Optimizer|clip_master_grads|_amp_stash|master_params")
+OPTIMIZER_NAME = re.compile(r"(?i)opt")
 LAST_PART = re.compile(r"\b(?:[A-Za-z_]\w*\.)+(?=[A-Za-z_])")
 
 
@@ -441,6 +442,99 @@ def _delays(call: ast.Call) -> bool:
 
 @rule(
     Mistake(
+        "AMP125",
+        "scaled-by-another-optimizer",
+        "an optimizer steps with gradients of a loss whose `scale_loss` does not name it",
+        "Apex unscales the gradients of the named optimizers alone: this one steps too far by the loss scale",
+        "name every optimizer whose weights a loss reaches: `amp.scale_loss(loss, [optimizer_a, optimizer_b])`",
+        """
+from apex import amp
+
+for batch in loader:
+    optimizer_a.zero_grad()
+    optimizer_b.zero_grad()
+    with amp.scale_loss(loss, optimizer_a) as scaled_loss:
+        scaled_loss.backward()
+    optimizer_a.step()
+    optimizer_b.step()  # AMP125
+""",
+        """
+from apex import amp
+
+for batch in loader:
+    optimizer_a.zero_grad()
+    optimizer_b.zero_grad()
+    with amp.scale_loss(loss, [optimizer_a, optimizer_b]) as scaled_loss:
+        scaled_loss.backward()
+    optimizer_a.step()
+    optimizer_b.step()
+""",
+    ),
+)
+def scaled_by_another(module: LintModule) -> Iterator[Finding]:
+    """Steps with gradients that a `scale_loss` of other optimizers has left scaled."""
+    for trace in module.traces:
+        models = {
+            event.subject: {name.partition(".")[0] for name in event.sources}
+            for event in trace
+            if event.kind is Kind.NEW_OPTIMIZER
+        }
+        for index, step in enumerate(trace):
+            if step.kind is Kind.STEP and step.subject and "[" not in step.subject:
+                passes = _passes_since_cleared(trace[:index], step)
+                named = [_optimizers_named(one) for one in passes]
+                others = [one for one, names in zip(passes, named, strict=True) if step.subject not in names]
+                if not others or None in named:
+                    continue
+                steps = {one.subject for one in trace if one.kind is Kind.STEP}
+                if len(others) < len(passes):
+                    others = [one for one in others if _shares_graph(trace, one, step, models)]
+                if others and all(name in steps for names in named if names for name in names):
+                    shown = f"`{step.shown}` gets gradients of line {others[0].call.lineno}, which does not name it"
+                    yield module.finding("AMP125", step.call, shown)
+
+
+def _passes_since_cleared(before: Trace, step: Event) -> list[Event]:
+    """Return the `scale_loss` blocks whose gradients an optimizer may find at its step; none where other passes run."""
+    found: list[Event] = []
+    for other in reversed([one for one in before if one.may_follow(step)]):
+        outside = other.loops[: len(step.loops)] != step.loops
+        own = other.kind in (Kind.ZERO_GRAD, Kind.STEP) and other.subject == step.subject
+        of_model = other.kind is Kind.ZERO_GRAD and not OPTIMIZER_NAME.search(other.shown)
+        if other.kind in (Kind.FOREIGN_BACKWARD, Kind.OPAQUE):
+            return []
+        if other.kind is Kind.BACKWARD and other.apex_block() is None:
+            return []
+        if outside or own or of_model:
+            break
+        if other.kind is Kind.SCALE_LOSS:
+            found.append(other)
+    return found
+
+
+def _optimizers_named(event: Event) -> set[str] | None:
+    """Return the optimizers that a `scale_loss` names, by their own names; None where a name may hold several."""
+    node = argument(event.call, "optimizers", 1)
+    if isinstance(node, (ast.List, ast.Tuple)):
+        names = {one.id for one in node.elts if isinstance(one, ast.Name)}
+        return names if len(names) == len(node.elts) else None
+    return {event.target} if event.target and "[" not in event.target else None
+
+
+def _shares_graph(trace: Trace, block: Event, step: Event, models: Mapping[str, set[str]]) -> bool:
+    """Return whether a loss that names other optimizers surely reaches weights of the one that steps.
+
+    Both hold parts of one model, and the graph of the loss is kept for the loss of the other.
+    """
+    kept = [
+        one for one in trace if one.kind is Kind.BACKWARD and is_literal(argument(one.call, "retain_graph", 1), True)
+    ]
+    mine = models.get(step.subject, set())
+    return bool(kept) and any(mine & models.get(name, set()) for name in _optimizers_named(block) or ())
+
+
+@rule(
+    Mistake(
         "AMP118",
         "scaled-loss-logged",
         "the scaled loss is read as a number",
@@ -498,7 +592,7 @@ def scaled_loss_read(module: LintModule) -> Iterator[Finding]:
         ):
             continue
         for value in _values_at(module, call, node.id):
-            inner = _inner(value)
+            inner = without_star(value)
             if not isinstance(inner, ast.Call) or _is_labelled(parent):
                 continue
             if module.resolve(inner.func) == "apex.amp.scale_loss":
@@ -515,18 +609,11 @@ def _values_at(module: LintModule, call: ast.Call, name: str) -> list[ast.expr]:
     values = module.scope_of[call].values.get(name, [])
     if len(values) < 2:
         return values
-    above = [value for value in map(_inner, values) if value.lineno < call.lineno]
+    above = [value for value in map(without_star, values) if value.lineno < call.lineno]
     nearest = max(above, key=lambda value: value.lineno, default=None)
     if nearest is None:
         return []
     return [nearest] if module.parent(module.statement(nearest)) in module.ancestors(call) else []
-
-
-def _inner(value: ast.expr) -> ast.expr:
-    """Return what a value is an element of, or the value itself."""
-    while isinstance(value, ast.Starred):
-        value = value.value
-    return value
 
 
 def _is_labelled(parent: ast.AST) -> bool:

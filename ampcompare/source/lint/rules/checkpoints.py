@@ -74,7 +74,7 @@ torch.save(model.state_dict(), weights)
 )
 def state_unsaved(module: LintModule) -> Iterator[Finding]:
     """Checkpoints with the state of an optimizer, in a module that saves no state of the loss scale."""
-    source = module.text
+    source = module.code
     apex = next(module.calls_of("apex.amp.initialize"), None)
     scalers = [call for call in module.new_scalers if not _is_off(call)]
     for code, maker, state in (("AMP119", apex, AMP_STATE), ("AMP226", scalers[0] if scalers else None, SCALER_STATE)):

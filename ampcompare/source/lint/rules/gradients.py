@@ -6,15 +6,18 @@ import ast
 import re
 from collections.abc import Iterator
 
+from ampcompare.source.branches import conditions
 from ampcompare.source.edits import Edit
 from ampcompare.source.lint.module import Finding, LintModule, Mistake, Trace, events_between, name_of, rule
 from ampcompare.source.lint.trace import FINITE, Event, Kind, plain
+from ampcompare.source.module import Scope
 from ampcompare.source.syntax import argument, is_literal
 
 __all__: list[str] = []
 
 IN_PLACE = ("add_", "sub_", "clamp_", "clip_", "addcmul_", "addcdiv_")  # `mul_` by a mask is right at any scale
 READS = ("norm", "vector_norm", "pow", "square", "abs", "get_total_norm")
+EXITS = re.compile(r"^(?:sys\.|os\._?)?(?:exit|quit|abort)$")
 OF_MODEL = re.compile(r"param|modules\(")
 SCALE_WORDS = re.compile(r"get_scale|inv_scale")
 
@@ -148,7 +151,7 @@ def _scaled_finding(module: LintModule, event: Event, last: Event, steps: list[E
 
 def _source_around(module: LintModule, event: Event) -> str:
     function = module.scope_of[event.call].node
-    return module.text if isinstance(function, ast.Module) else ast.unparse(function)
+    return module.code if isinstance(function, ast.Module) else ast.unparse(function)
 
 
 @rule(
@@ -226,9 +229,9 @@ def _may_clip(module: LintModule, trace: Trace, event: Event) -> bool:
     Mistake(
         "AMP219",
         "update-skipped",
-        "gradients are unscaled, and `scaler.update` runs only if they are finite",
-        "the next `unscale_` raises a RuntimeError, and the loss scale that overflowed is not lowered",
-        "remove the check: `scaler.step` skips the step, and `scaler.update` lowers the scale",
+        "gradients are unscaled, and `scaler.update` runs only if what is found out then allows it",
+        "the next `unscale_` raises a RuntimeError, and a loss scale that overflowed is not lowered",
+        "call `scaler.update()` after every `unscale_`; `scaler.step` skips gradients that are not finite by itself",
         """
 import torch
 
@@ -257,21 +260,69 @@ for batch in loader:
     ),
 )
 def update_skipped(module: LintModule) -> Iterator[Finding]:
-    """`unscale_` in a loop whose update runs only if the gradients are finite."""
+    """`unscale_` whose update depends on a condition that is decided after it."""
     for trace in module.traces:
         for event in trace:
-            if event.kind is not Kind.UNSCALE or not event.loops:
+            if event.kind is not Kind.UNSCALE or not (event.loops or _is_of_one_step(trace, event)):
                 continue
             rest = [other for other in trace[trace.index(event) + 1 :] if other.may_follow(event)]
             updates = [other for other in rest if other.kind is Kind.UPDATE and other.subject == event.subject]
             if any(other.kind is Kind.OPAQUE and other.subject == event.subject for other in rest):
                 continue
-            keys = {key for update in updates for key in update.facts if FINITE.search(key) and key not in event.facts}
+            keys = {key for update in updates for key in update.facts if key not in event.facts and "%" not in key}
             for key in sorted(keys):
-                if len({update.facts.get(key, "both") for update in updates}) == 1:
-                    shown = f"`{plain(event.subject)}.update()` runs only for one outcome of `{key}`"
-                    yield module.finding("AMP219", event.call, shown)
-                    break
+                values = {update.facts.get(key, "both") for update in updates}
+                if len(values) == 1 and _is_decided_after(module, event, key):
+                    if not _ends_otherwise(module, updates[0].scope, key, values.pop()):
+                        shown = f"`{plain(event.subject)}.update()` runs only for one outcome of `{key}`"
+                        yield module.finding("AMP219", event.call, shown)
+                        break
+
+
+def _is_of_one_step(trace: Trace, event: Event) -> bool:
+    """Return whether an event stands in a function that makes one step: with a backward pass, and without a loop."""
+    return isinstance(event.scope.node, (ast.FunctionDef, ast.AsyncFunctionDef)) and any(
+        other.kind is Kind.BACKWARD and other.scaler == event.subject and not other.loops and other.may_follow(event)
+        for other in trace[: trace.index(event)]
+    )
+
+
+def _is_decided_after(module: LintModule, event: Event, key: str) -> bool:
+    """Return whether a condition asks for something that comes from the gradients which an event has unscaled."""
+    if FINITE.search(key):
+        return True
+    try:
+        test = ast.parse(key, mode="eval").body
+    except SyntaxError:  # a key that stands for no expression, such as that of a `try`
+        return False
+    for node in ast.walk(test):
+        if isinstance(node, (ast.Name, ast.Attribute)):
+            values = event.scope.values.get(name_of(node), ())
+            if any(value.lineno > event.call.lineno for value in values if not isinstance(value, ast.Starred)):
+                return True
+        if isinstance(node, ast.Call):
+            scope = module.top.functions.get(name_of(node.func))
+            if scope is not None and any(
+                isinstance(one, ast.Attribute) and one.attr == "grad" for one in ast.walk(scope.node)
+            ):
+                return True
+    return False
+
+
+def _ends_otherwise(module: LintModule, scope: Scope, key: str, value: object) -> bool:
+    """Return whether training ends where a condition of a scope has another value than the given one."""
+    for node in ast.walk(scope.node):
+        if not isinstance(node, ast.If):
+            continue
+        for branch, holds in ((node.body, True), (node.orelse, False)):
+            if branch and conditions(node.test, holds).get(key, value) != value:
+                last = branch[-1]
+                around = [one for one in module.within_function(node) if isinstance(one, (ast.For, ast.While))]
+                if isinstance(last, (ast.Raise, ast.Break)) or (isinstance(last, ast.Return) and around):
+                    return True
+                if any(isinstance(one, ast.Call) and EXITS.search(name_of(one.func)) for one in ast.walk(last)):
+                    return True
+    return False
 
 
 @rule(

@@ -87,7 +87,7 @@ trainer = pl.Trainer(precision="16-mixed")
 )
 def backward_of_module(module: LintModule) -> Iterator[Finding]:
     """Backward passes past Lightning, in a module that optimizes by hand and trains in fp16."""
-    if not HALF.search(module.text):
+    if not HALF.search(module.code):
         return
     for scope in module.scopes:
         if not isinstance(scope.node, ast.ClassDef) or not _optimizes_by_hand(module, scope.node):

@@ -7,9 +7,10 @@ import re
 from collections.abc import Iterator
 
 from ampcompare.source.amp_names import AUTOCASTS
-from ampcompare.source.lint.module import Finding, LintModule, Mistake, name_of, rule
+from ampcompare.source.branches import branches_around
+from ampcompare.source.lint.module import Finding, LintModule, Mistake, events_between, name_of, rule
 from ampcompare.source.lint.trace import Event, Kind, plain
-from ampcompare.source.syntax import argument, is_literal
+from ampcompare.source.syntax import argument, dotted, is_literal, walk
 
 __all__: list[str] = []
 
@@ -149,9 +150,17 @@ def scaler_in_loop(module: LintModule) -> Iterator[Finding]:
                 continue  # it scales nothing, so there is no scale that it could forget
             for other in trace[index + 1 :]:
                 if other.kind is Kind.BACKWARD and other.scaler == name and other.loops == event.loops:
-                    if _is_batch_loop(event):
+                    if _is_batch_loop(event) and not _is_in_some_rounds(module, event):
                         yield module.finding("AMP225", event.call, f"`{plain(name)}` is new for each step")
                     break
+
+
+def _is_in_some_rounds(module: LintModule, event: Event) -> bool:
+    """Return whether a test that the loop changes, such as `if epoch == 0:`, decides on a round."""
+    loop = event.loops[-1]
+    bound = {dotted(each) for each in walk(loop) if isinstance(getattr(each, "ctx", None), ast.Store)}
+    tests = (outer.test for outer, _ in branches_around(module, event.call, loop))
+    return any(dotted(each) in bound for test in tests for each in walk(test) if dotted(each) is not None)
 
 
 def _is_off(call: ast.Call) -> bool:
@@ -202,3 +211,73 @@ def step_with_closure(module: LintModule) -> Iterator[Finding]:
                     )
                     if function or isinstance(value, ast.Lambda):
                         yield module.finding("AMP227", event.call, "a step with a scaler takes no closure")
+
+
+@rule(
+    Mistake(
+        "AMP238",
+        "scaler-state-discarded",
+        "the state of a GradScaler is loaded, and then a new GradScaler takes its place",
+        "training starts with the initial loss scale: a burst of skipped steps after every resume",
+        "build the scaler once, load its state, and train with that one",
+        """
+import torch
+
+scaler = torch.amp.GradScaler("cuda")
+scaler.load_state_dict(checkpoint["scaler"])
+scaler = torch.amp.GradScaler("cuda")  # AMP238
+for batch in loader:
+    optimizer.zero_grad()
+    scaler.scale(model(batch)).backward()
+    scaler.step(optimizer)
+    scaler.update()
+""",
+        """
+import torch
+
+scaler = torch.amp.GradScaler("cuda")
+scaler.load_state_dict(checkpoint["scaler"])
+for batch in loader:
+    optimizer.zero_grad()
+    scaler.scale(model(batch)).backward()
+    scaler.step(optimizer)
+    scaler.update()
+""",
+    ),
+)
+def state_discarded(module: LintModule) -> Iterator[Finding]:
+    """A new scaler in the place of one whose state was loaded."""
+    loads = [event for trace in module.traces for event in trace if _loads_scaler(module, event)]
+    for trace in module.traces:
+        for index, event in enumerate(trace):
+            if event.kind is not Kind.NEW_SCALER or not event.subject or _is_off(event.call):
+                continue
+            later = [other for other in trace[index + 1 :] if other.may_follow(event)]
+            if any(_loads_scaler(module, other) and other.subject == event.subject for other in later):
+                continue
+            before = [other for other in trace[:index] if other.subject == event.subject and other.may_follow(event)]
+            made_before = any(other.call is event.call for other in before)
+            trained = any(other.kind is Kind.SCALER_STEP and other.subject == event.subject for other in later)
+            for other in before if not made_before else ():
+                if _loads_scaler(module, other) and not events_between(trace, other, event, Kind.SCALER_STEP):
+                    yield _discards(module, event, other)
+                    break
+            else:
+                # The one method of an object loads, another one makes and trains: whichever comes first.
+                held = event.subject.startswith("self.") and not event.facts and trained and not event.loops
+                elsewhere = [
+                    one
+                    for one in loads
+                    if one.subject == event.subject and one.scope.owner is event.scope.owner is not None
+                ]
+                if held and elsewhere and all(one.scope is not event.scope for one in elsewhere):
+                    yield _discards(module, event, elsewhere[0])
+
+
+def _loads_scaler(module: LintModule, event: Event) -> bool:
+    return event.kind is Kind.LOAD and module.roles.of(event.receiver, event.scope) == "scaler"
+
+
+def _discards(module: LintModule, event: Event, load: Event) -> Finding:
+    shown = f"this replaces `{plain(event.subject)}`, whose state is loaded in line {load.call.lineno}"
+    return module.finding("AMP238", event.call, shown)

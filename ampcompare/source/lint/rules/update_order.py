@@ -6,16 +6,19 @@ import ast
 import re
 from collections.abc import Iterator
 
+from ampcompare.source.branches import Facts, facts_at
 from ampcompare.source.edits import Edit
 from ampcompare.source.lint.module import Finding, LintModule, Mistake, Trace, events_between, name_of, rule
 from ampcompare.source.lint.trace import FINITE, Event, Kind, plain
-from ampcompare.source.module import flat_values
+from ampcompare.source.module import Scope, flat_values
+from ampcompare.source.syntax import last_name
 
 __all__: list[str] = []
 
 STEPS = (Kind.STEP, Kind.SCALER_STEP)
 AMP_KINDS = (Kind.SCALE, Kind.SCALER_STEP, Kind.SCALE_LOSS, Kind.INITIALIZE)
 LIBRARIES = ("torch.", "transformers.", "optim.", "lr_scheduler.")
+CLEARING = re.compile(r"(?i)zero_?grad|(?:clear|reset|clean)_?grad|^zero_$|foreach_zero")
 SAYS_SO = re.compile(r"accum|micro|chunk|split|sub_?batch", re.IGNORECASE)
 
 
@@ -376,7 +379,7 @@ def zero_grad_before_step(module: LintModule) -> Iterator[Finding]:
     Mistake(
         "AMP215",
         "zero-grad-missing",
-        "a loop steps with a scaler, but the module never clears gradients",
+        "a loop steps with scaled gradients that nothing clears: anywhere, in its branch, or of this optimizer",
         "gradients add up over all steps; after one overflow they stay infinite and every step is skipped",
         "call `optimizer.zero_grad()` after every step, skipped or not",
         """
@@ -397,20 +400,78 @@ for batch in loader:
     ),
 )
 def zero_grad_missing(module: LintModule) -> Iterator[Finding]:
-    """A loop of scaled passes and steps, in a module that clears gradients nowhere."""
-    if module.mentions(r"zero_grad|\.grad\s*=|set_to_none|ZeRO|grad\.zero_|clear_grad"):
+    """A loop of passes and steps whose gradients are cleared nowhere, or only in another branch or of others."""
+    if module.mentions("ZeRO"):
         return
-    for trace in module.traces:
+    clearing = [node for node in module.nodes if _clears(node)]
+    for trace in _amp_traces(module):
+        events = {id(event.call): event for event in trace if event.kind is Kind.ZERO_GRAD}
+        scopes = {event.scope for event in trace}
+        steps = {_optimizer(event) for event in trace if event.kind in STEPS}
         for event in trace:
             if event.kind is not Kind.SCALER_STEP or not event.loops:
                 continue
             passes = [other for other in trace[: trace.index(event)] if other.kind is Kind.BACKWARD]
             known = [other for other in passes if other.loops == event.loops and other.scaler == event.subject]
             unknown = any(other.kind is Kind.OPAQUE and other.subject == event.target for other in trace)
-            if known and not unknown and known[-1].scope is event.scope:
-                yield module.finding(
-                    "AMP215", event.call, f"the gradients of `{plain(event.target)}` are never cleared"
-                )
+            if not known or unknown or known[-1].scope is not event.scope:
+                continue
+            others = steps - {event.target}
+            if not any(
+                _may_clear(module, event, one.subject in others, one.facts)
+                if (one := events.get(id(node))) is not None
+                else _may_clear_unseen(module, event, node, scopes)
+                for node in clearing
+            ):
+                where = " in this branch" if clearing else ""
+                shown = f"the gradients of `{plain(event.target)}` are never cleared{where}"
+                yield module.finding("AMP215", event.call, shown)
+
+
+def _clears(node: ast.AST) -> bool:
+    """Return whether a node clears gradients, or may do so."""
+    if isinstance(node, ast.Call):
+        name = last_name(node.func)
+        return bool(CLEARING.search(name)) or any(one.arg == "set_to_none" for one in node.keywords)
+    targets = node.targets if isinstance(node, ast.Assign) else [node] if isinstance(node, ast.Delete) else []
+    return any(isinstance(one, ast.Attribute) and one.attr == "grad" for target in targets for one in ast.walk(target))
+
+
+def _may_clear(module: LintModule, event: Event, of_others: bool, facts: Facts) -> bool:
+    """Return whether gradients may be cleared for a step: not those of others, nor where the step never runs."""
+    if of_others:
+        return False
+    loop = event.loops[0]
+    return not any(
+        key in event.facts and event.facts[key] != value and _stays(module, key, loop) for key, value in facts.items()
+    )
+
+
+def _may_clear_unseen(module: LintModule, event: Event, node: ast.AST, scopes: set[Scope]) -> bool:
+    """Return whether gradients may be cleared for a step by what its trace has not met.
+
+    A function that trains by itself clears its own gradients.
+    """
+    home = module.scope_of[node]
+    if home is event.scope:
+        return _may_clear(module, event, False, facts_at(module, node))
+    trains = any(module.scope_of[call] is home for call, _ in module.methods("backward"))
+    return home in scopes or not trains
+
+
+def _stays(module: LintModule, key: str, loop: ast.AST) -> bool:
+    """Return whether a condition has one value in all rounds of a loop: nothing in it changes the names that it has."""
+    try:
+        test = ast.parse(key, mode="eval").body
+    except SyntaxError:  # a key that stands for no expression, such as that of a `try`
+        return False
+    names = {name_of(one) for one in ast.walk(test) if isinstance(one, (ast.Name, ast.Attribute))}
+    if any(isinstance(one, (ast.Call, ast.Mod)) for one in ast.walk(test)):
+        return False
+    stored = (one for one in ast.walk(loop) if isinstance(getattr(one, "ctx", None), (ast.Store, ast.Del)))
+    kept = [one for one in names if one.startswith("self.")]
+    once = all(len(values) < 2 for scope in module.scopes for name, values in scope.values.items() if name in kept)
+    return once and not names & {name_of(one) for one in stored}
 
 
 @rule(

@@ -53,7 +53,7 @@ class Core:
     replaced: list[ast.If] = field(default_factory=list)
     declared: set[Function] = field(default_factory=set)
     has_global: bool = False
-    made: set[tuple[int, tuple[str, ...]]] = field(default_factory=set)
+    made: dict[ast.Call, list[str]] = field(default_factory=dict)
     defaults: set[ast.stmt] = field(default_factory=set)
     bracketed: set[ast.stmt] = field(default_factory=set)
     local: dict[Function, str] = field(default_factory=dict)

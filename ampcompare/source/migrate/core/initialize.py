@@ -7,11 +7,13 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from ampcompare.source.branches import is_exclusive
 from ampcompare.source.migrate.core.across_files import attach, carried_keys, is_bound_above, wrapped_models
+from ampcompare.source.migrate.core.scalers import conditions_of, is_constructor, lasts_beyond_call, loop_around, varies
 from ampcompare.source.migrate.read.options import as_bool
 from ampcompare.source.migrate.read.sites import Initialize, Unsure
 from ampcompare.source.module import Function, Module
-from ampcompare.source.syntax import dotted, is_literal
+from ampcompare.source.syntax import dotted, is_literal, walk
 
 if TYPE_CHECKING:
     from ampcompare.source.migrate.core.context import Core
@@ -27,6 +29,9 @@ NO_TWIN = (
     "instead of 2 and 4, and softmax, norms and losses inside the model run in fp32; to keep {level}, use "
     "--to precision; bf16 parameters with fp32 masters are the third way"
 )
+AGAIN = "Apex begins again at its first loss scale here; the scaler keeps the one it has"
+AT_TIMES = "amp.initialize runs here in some rounds or branches only, and elsewhere too; make one GradScaler, by hand"
+LEAVING = (ast.Return, ast.Raise, ast.Continue, ast.Break)
 REPEATABLE = {"hasattr", "getattr", "isinstance", "len"}
 OPTIONS = ("keep_batchnorm_fp32", "master_weights", "loss_scale", "max_loss_scale")
 NO_OPTIONS = ("cast_model_type", "cast_model_outputs", "patch_torch_functions", "min_loss_scale", "num_losses")
@@ -46,7 +51,9 @@ def create_scalers(core: Core) -> None:
     for each, settings in made:
         settings.enabled += _tests_in_expression(core, each)
     core.update = made[0][1].update if made else ""
-    conditional = any(conditions_of(core.module, each) or settings.enabled for each, settings in made)
+    conditional = any(settings.enabled for _, settings in made) or any(
+        conditions_of(core.module, each) and _always_above(core, each) is None for each in initializes
+    )
     core.always = bool(made) and not conditional and core.scalers.home not in ("module", "optimizer")
     if core.scalers.home == "module" and made and all(each.function is None for each, _ in made):
         core.always = not conditional
@@ -57,7 +64,7 @@ def create_scalers(core: Core) -> None:
 
 
 def _create(core: Core, initialize: Initialize, settings: _ScalerSettings, single: bool) -> None:
-    module, edits, scalers = core.module, core.edits, core.scalers
+    module, scalers = core.module, core.scalers
     function = initialize.function
     if core.target == "precision":
         _create_precision(core, initialize)
@@ -67,8 +74,10 @@ def _create(core: Core, initialize: Initialize, settings: _ScalerSettings, singl
     enabled = list(settings.enabled)
     hoisted = not core.native and single and bool(conditions) and _can_hoist(core, initialize, conditions)
     hoisted &= initialize.options is None  # a dict that may be None where Apex is off
-    at_times = scalers.home == "self" and bool(conditions) and _may_run_again(function, conditions)
-    hoisted &= not at_times
+    changes = varies(module, initialize)
+    again = changes or not single or _may_run_again(function, conditions)
+    at_times = scalers.home == "self" and bool(conditions) and again and not is_constructor(function)
+    hoisted &= not at_times and not changes
     if hoisted:
         enabled = [_text_of_test(core, each.test) for each in reversed(conditions)] + enabled
         enabled = list({ast.unparse(ast.parse(each)): each for each in enabled if each}.values())
@@ -84,25 +93,78 @@ def _create(core: Core, initialize: Initialize, settings: _ScalerSettings, singl
     default = [f"{inside}{name} = {core.off}" for name in scalers.names]
     carried = carried_keys(core, initialize)
     models = wrapped_models(core, initialize)
-    if at_times:
-        default = []
+    if at_times and not _is_again(core, initialize):
         _declare_in_class(core, initialize)
-    place = (id(module.block(initialize.statement)), tuple(lines))
+    above = _always_above(core, initialize)
     unused = core.always and "optimizers" not in initialize.arguments and not core.sites.backwards
-    if unused or place in core.made or _is_made_above(core, initialize):
+    if unused or _is_made_above(core, initialize):
         lines = []
-    core.made.add(place)
+    elif above is not None and core.made.get(above.call) == lines:
+        lines = []
+        if conditions or loop_around(module, initialize) is not loop_around(module, above):
+            core.note(initialize.call, AGAIN)
+    else:
+        core.made[initialize.call] = lines
     if hoisted:
-        late = [each for each in carried if not is_bound_above(conditions[-1], each)]
-        early = [each for each in carried if each not in late]
-        edits.before(conditions[-1], lines + attach(core, initialize, early))
-        replace_call(core, initialize, attach(core, initialize, late) + models)
+        _hoist(core, initialize, conditions[-1], lines, carried, models)
         return
-    if conditions and not in_module and conditions[-1] not in core.defaults and not _is_again(core, initialize):
-        core.defaults.add(conditions[-1])
+    if conditions and not in_module and not at_times and above is None and not _is_again(core, initialize):
         default += attach(core, initialize, [each for each in carried if is_bound_above(conditions[-1], each)])
-        edits.before(conditions[-1], default)
+        _put_default(core, initialize, conditions[-1], default)
     replace_call(core, initialize, lines + attach(core, initialize, carried) + models)
+
+
+def _hoist(
+    core: Core, initialize: Initialize, condition: ast.If, lines: list[str], carried: list[str], models: list[str]
+) -> None:
+    """Make the scaler above a condition; optimizers that are there already carry it in both of its branches."""
+    late = [each for each in carried if not is_bound_above(condition, each)]
+    below: list[str] = []
+    if _leaves(core.module, initialize, condition):  # above the call, as where there is nothing to train
+        late, below = (carried, []) if isinstance(condition.body[-1], LEAVING) else ([], carried)
+    core.edits.before(
+        condition, lines + attach(core, initialize, [each for each in carried if each not in late + below])
+    )
+    core.edits.after(condition, attach(core, initialize, below))
+    replace_call(core, initialize, attach(core, initialize, late) + models)
+
+
+def _leaves(module: Module, initialize: Initialize, condition: ast.If) -> bool:
+    """Return whether the function may be left inside of a condition, above a call."""
+    return any(isinstance(each, LEAVING) and each.lineno < initialize.call.lineno for each in walk(condition))
+
+
+def _put_default(core: Core, initialize: Initialize, condition: ast.If, default: list[str]) -> None:
+    """Put a scaler that does nothing above the first call, and outside of its loops: a later call must not meet it.
+
+    Raises:
+        Unsure: it would take the place of one that another call has made.
+    """
+    module = core.module
+    top: ast.stmt = (loop_around(module, initialize) if varies(module, initialize) else None) or condition
+    if top in core.defaults:
+        return
+    others = [each for each in core.sites.initializes if each.function is initialize.function]
+    earlier = [each for each in others if each.call.lineno < initialize.call.lineno]
+    if any(
+        module.is_in(initialize.statement, module.block(each)) for each in core.defaults if each.lineno < top.lineno
+    ):
+        return
+    if any(not is_exclusive(module, each.call, initialize.call) for each in earlier) or (
+        core.scalers.home == "optimizer" and lasts_beyond_call(module, initialize)
+    ):
+        raise Unsure(initialize.call, AT_TIMES)
+    core.defaults.add(top)
+    core.edits.before(top, default)
+
+
+def _always_above(core: Core, initialize: Initialize) -> Initialize | None:
+    """Return an earlier call that always runs before another in its function, so that there is a scaler."""
+    for each in core.sites.initializes:
+        if each.function is initialize.function and each.statement.lineno < initialize.statement.lineno:
+            if core.module.is_in(initialize.statement, core.module.block(each.statement)):
+                return each
+    return None
 
 
 def _tests_in_expression(core: Core, initialize: Initialize) -> list[str]:
@@ -121,7 +183,8 @@ def _tests_in_expression(core: Core, initialize: Initialize) -> list[str]:
         calls = {dotted(node.func) for node in ast.walk(test) if isinstance(node, ast.Call)}
         asks = _asks_for_apex(core, test)
         is_body = isinstance(outer, ast.IfExp) and below is outer.body
-        if asks is None or (asks and not is_body) or core.target == "precision" or not calls <= REPEATABLE:
+        again = varies(core.module, initialize)
+        if asks is None or (asks and not is_body) or core.target == "precision" or again or not calls <= REPEATABLE:
             raise Unsure(initialize.call, "amp.initialize is called in a conditional expression; write it as an `if`")
         if not asks:
             text = _text_of_test(core, test)
@@ -131,7 +194,7 @@ def _tests_in_expression(core: Core, initialize: Initialize) -> list[str]:
 
 def _may_run_again(function: Function | None, conditions: list[ast.If]) -> bool:
     """Return whether a method may run again for another purpose, which an argument with a default says."""
-    if function is None or function.name == "__init__":
+    if function is None or is_constructor(function):
         return False
     given = function.args.args
     modes = {each.arg for each in (*given[len(given) - len(function.args.defaults) :], *function.args.kwonlyargs)}
@@ -168,7 +231,7 @@ def _is_made_above(core: Core, initialize: Initialize) -> bool:
 def _is_again(core: Core, initialize: Initialize) -> bool:
     """Return whether the constructor of the same object has made its scaler already."""
     constructors = {each.function for each in core.sites.initializes if each.function is not initialize.function}
-    return core.scalers.home == "self" and any(each is not None and each.name == "__init__" for each in constructors)
+    return core.scalers.home == "self" and any(map(is_constructor, constructors))
 
 
 def _construction(core: Core, name: str, arguments: list[str]) -> list[str]:
@@ -421,6 +484,8 @@ def _create_precision(core: Core, initialize: Initialize) -> None:
     name = f"self.{core.scalers.names[0]}" if core.scalers.home == "self" else core.scalers.names[0]
     arguments = [_arm(module, initialize), 'device="cuda"', *_options(module, initialize)]
     _require_known_options(initialize)
+    if varies(module, initialize) or _always_above(core, initialize) is not None:
+        raise Unsure(initialize.call, AT_TIMES)
     preparation = _preparation(module, initialize, name)
     lines = [*call_lines(core, f"{name} = ampcompare.make_precision", arguments), preparation]
     conditions = conditions_of(module, initialize)
@@ -522,17 +587,6 @@ def _as_list(module: Module, node: ast.expr | None) -> str:
     if isinstance(node, ast.Tuple):
         return f"[{text.removeprefix('(').removesuffix(')')}]"
     return text if isinstance(node, ast.List) else f"[{text}]"
-
-
-def conditions_of(module: Module, initialize: Initialize) -> list[ast.If]:
-    """Return the `if` statements around a call, the innermost first, up to its function or loop."""
-    found = []
-    for outer in module.ancestors(initialize.statement):
-        if isinstance(outer, ast.If):
-            found.append(outer)
-        elif isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef, ast.For, ast.While, ast.ClassDef)):
-            break
-    return found
 
 
 def call_lines(core: Core, function: str, arguments: list[str]) -> list[str]:

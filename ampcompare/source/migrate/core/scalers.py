@@ -5,11 +5,11 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass
 
-from ampcompare.source.migrate.read.sites import Backward, Sites
+from ampcompare.source.migrate.read.sites import Backward, Initialize, Sites
 from ampcompare.source.module import Function, Module
-from ampcompare.source.syntax import dotted
+from ampcompare.source.syntax import arguments, dotted, walk
 
-__all__ = ["Scalers", "plan_scalers"]
+__all__ = ["Scalers", "conditions_of", "is_constructor", "lasts_beyond_call", "loop_around", "plan_scalers", "varies"]
 
 # Attributes of an optimizer, where initialize and scale_loss stand in two files, by the plain name of a variable.
 CARRIED = {"scaler": "grad_scaler", "precision": "precision"}
@@ -137,7 +137,8 @@ def _home(module: Module, sites: Sites) -> str:
         if function is None:
             # A class body at the top of the module is no scope for the functions in it.
             return "module"
-        if all(each is not None and function in (each, *module.functions_around(each)) for each in used):
+        lasts = any(lasts_beyond_call(module, each) for each in sites.initializes)
+        if not lasts and all(each is not None and function in (each, *module.functions_around(each)) for each in used):
             return "local"
     owners = {module.class_of(_outermost(module, each)) for each in created | used}
     if len(owners) == 1 and None not in owners:
@@ -151,3 +152,100 @@ def _outermost(module: Module, function: Function | None) -> Function | None:
 
 def _has_self(function: Function | None) -> bool:
     return function is not None and [each.arg for each in function.args.args[:1]] == ["self"]
+
+
+def conditions_of(module: Module, initialize: Initialize) -> list[ast.If]:
+    """Return the `if` statements around a call, the innermost first, up to its function or loop."""
+    found = []
+    for outer in module.ancestors(initialize.statement):
+        if isinstance(outer, ast.If):
+            found.append(outer)
+        elif isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef, ast.For, ast.While, ast.ClassDef)):
+            break
+    return found
+
+
+def loop_around(module: Module, initialize: Initialize) -> ast.stmt | None:
+    """Return the outermost loop around a call in its function, or the `if` around that; None without a loop."""
+    found: ast.stmt | None = None
+    for outer in module.within_function(initialize.statement):
+        if isinstance(outer, (ast.For, ast.AsyncFor, ast.While)) or (found is not None and isinstance(outer, ast.If)):
+            found = outer  # type: ignore[assignment]
+    return found
+
+
+def varies(module: Module, initialize: Initialize) -> bool:
+    """Return whether a call runs under tests that change from round to round of a loop, or from call to call.
+
+    What was initialized once stays so where they do not hold, as in `if epoch == 0:`.
+    """
+    return _varies_in_loop(module, initialize) or lasts_beyond_call(module, initialize)
+
+
+def _tests_around(module: Module, initialize: Initialize) -> list[ast.expr]:
+    found: list[ast.expr] = [each.test for each in conditions_of(module, initialize)]
+    for outer in module.ancestors(initialize.call):
+        if isinstance(outer, ast.stmt):
+            break
+        found += [outer.test] if isinstance(outer, ast.IfExp) else []
+    return found
+
+
+def _keys(nodes: list[ast.expr]) -> set[str]:
+    return {key for node in nodes for each in walk(node) if (key := dotted(each)) is not None}
+
+
+def _varies_in_loop(module: Module, initialize: Initialize) -> bool:
+    keys = _keys(_tests_around(module, initialize))
+    return any(
+        isinstance(loop, (ast.For, ast.AsyncFor, ast.While)) and keys & _bound_in(loop)
+        for loop in module.within_function(initialize.statement)
+    )
+
+
+def _bound_in(node: ast.AST) -> set[str]:
+    """Return the keys of names and attributes that a node binds, or nodes below it."""
+    return {key for each in walk(node) if isinstance(getattr(each, "ctx", None), ast.Store) if (key := dotted(each))}
+
+
+def lasts_beyond_call(module: Module, initialize: Initialize) -> bool:
+    """Return whether a function initializes in some of its calls only, and trains in later ones with the same scaler.
+
+    Its test asks for a parameter that counts, or one that a loop binds where the function is called, or for a flag that
+    the function itself sets.
+    """
+    function = initialize.function
+    if function is None or is_constructor(function):
+        return False
+    tests = _tests_around(module, initialize)
+    keys = _keys(tests)
+    models = _keys([each for name in ("models", "optimizers") if (each := initialize.arguments.get(name)) is not None])
+    first = min((each.lineno for each in tests), default=0)
+    flags = {key for each in walk(function) if getattr(each, "lineno", 0) > first for key in _bound_in(each)} - models
+    if any(key in keys and ("." in key or key in module.scope_from[function].globals) for key in flags):
+        return True
+    asked = keys & module.scope_from[function].parameters
+    if any(isinstance(each, ast.Compare) and _counts(each, asked) for test in tests for each in walk(test)):
+        return True
+    names = module.positional(function)
+    for call in module.calls:
+        if dotted(call.func) == module.key(function):
+            given = [value for name, value in arguments(call, names).items() if name in asked]
+            loops = [each for each in module.within_function(call) if isinstance(each, (ast.For, ast.While))]
+            if any(_keys(given) & _bound_in(loop) for loop in loops):
+                return True
+    return False
+
+
+def is_constructor(function: Function | None) -> bool:
+    """Return whether a function runs once for each object."""
+    return function is not None and function.name == "__init__"
+
+
+def _counts(test: ast.Compare, names: set[str]) -> bool:
+    """Return whether a comparison asks which number a name is, or whether it is one of several."""
+    sides = [test.left, *test.comparators]
+    if not any((dotted(part) or "") in names for side in sides for part in walk(side)):
+        return False
+    numbers = any(isinstance(each, ast.Constant) and type(each.value) in (int, float) for each in sides)
+    return numbers or any(isinstance(each, (ast.In, ast.NotIn)) for each in test.ops)

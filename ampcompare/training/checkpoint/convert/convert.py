@@ -22,15 +22,18 @@ from ampcompare.training.checkpoint.convert.fp32_weights import (
     strip_prefix,
 )
 from ampcompare.training.checkpoint.convert.load import load_any
+from ampcompare.training.checkpoint.convert.masters import is_optimizer, keeps_16_bits
 from ampcompare.training.checkpoint.convert.scalers import (
     apex_from_scalers,
     apex_state_of,
     grad_scalers_of,
     held_scale,
+    is_number,
     lost_flags,
+    raw_scale,
     scalers_from_apex,
 )
-from ampcompare.training.checkpoint.inspect import guess_level
+from ampcompare.training.checkpoint.inspect import broken_values, guess_level
 from ampcompare.training.checkpoint.reader.foreign import explained
 from ampcompare.training.checkpoint.store.file import write_checkpoint
 from ampcompare.training.checkpoint.store.layout import CONVERTED, TRAINER, apex_layout, one_or_list
@@ -39,6 +42,7 @@ __all__ = ["convert_file", "convert_state"]
 
 Target = Literal["native", "apex"]
 # key of an Apex state: key of a GradScaler's in checkpoints of the same program
+PROGRAMS = ("Lightning", "mmcv", "mmengine", "timm")  # name the entry themselves; scripts do it in others
 TWIN_KEYS = {"amp": "scaler", "apex_amp": "loss_scaler", "amp_scaling_state": "MixedPrecision"}
 MASTERS_LOST = "the last bits of the weights, when {} loads them: the layout of an Apex script has no masters"
 # where it had the state of a GradScaler up to 1.5, and from 1.6 to 1.9
@@ -59,9 +63,11 @@ def convert_state(root: Mapping[str, Any], to: Target, *, opt_level: str | None 
     """
     parts = find_parts(root)
     if not parts.models:
-        raise ConversionError("there are no weights in it; `ampcompare convert --inspect` shows its contents")
-    if parts.fp16_optimizers:
-        return _from_fp16_optimizer(root, parts, to, opt_level or "O2")
+        what = f"it is {parts.writer}, and there" if parts.writer.endswith(" alone") else "there"
+        raise ConversionError(f"{what} are no weights in it; `ampcompare convert --inspect` shows its contents")
+    if parts.wrappers or parts.loss_scales:
+        is_half = any(keeps_16_bits(model) for model in parts.models.values())
+        return _from_other_scalers(root, parts, to, opt_level or ("O2" if is_half else "O1"))
     source = _kind(parts, to, opt_level if to == "native" else None)
     if source == to:
         raise ConversionError(f"it is a checkpoint of {'Apex' if to == 'apex' else 'torch.amp'} already")
@@ -92,8 +98,11 @@ def _to_native(parts: CheckpointContents, result: Conversion, opt_level: str | N
     level = result.level = opt_level or guess_level(parts)[0]
     for place, state in parts.apex.items():
         scalers = scalers_from_apex(state, level=level, static=None, lost=result.lost, changed=result.changed)
-        key = "amp_scaler" if parts.writer == "timm" else TWIN_KEYS.get(place[-1], "scaler")
-        replace(result.state, place, key, one_or_list(scalers))
+        if parts.writer in PROGRAMS:
+            key = "amp_scaler" if parts.writer == "timm" else TWIN_KEYS.get(place[-1], "scaler")
+            replace(result.state, place, key, one_or_list(scalers))
+        else:
+            _put_scalers(result, place, scalers)
     if parts.apex:
         result.lost.append("min_loss_scale and max_loss_scale, if they were set: no file has them, nor has GradScaler")
     else:
@@ -101,9 +110,32 @@ def _to_native(parts: CheckpointContents, result: Conversion, opt_level: str | N
     into_fp32(parts, result, level)
 
 
+def _put_scalers(result: Conversion, place: tuple[str, ...], scalers: list[dict[str, Any]]) -> None:
+    """Put GradScalers where a script had the state of Apex, which a migrated script reads, and under "scaler" too.
+
+    Of several scalers a migrated script reads the state of Apex: only it names them.
+    """
+    holder, name = at_place(result.state, place[:-1]), ".".join(place)
+    own = key_at(holder, place[-1])
+    also = "scalers" if own == "scaler" else "scaler"
+    if not isinstance(holder, dict) or also in holder or (len(scalers) == 1 and own == "scaler"):
+        holder[own] = one_or_list(scalers)
+        return
+    if len(scalers) > 1:
+        result.changed.append(f"{name}: stays, for a script of `ampcompare migrate`; the GradScalers are under {also}")
+    else:
+        result.changed.append(f"{name}: the GradScaler is also under {also}, as scripts with torch.amp have it")
+    entries = list(holder.items())
+    holder.clear()
+    for key, value in entries:
+        holder[key] = scalers[0] if key == own and len(scalers) == 1 else value
+        if key == own:
+            holder[also] = one_or_list(scalers)
+
+
 def _to_apex(parts: CheckpointContents, result: Conversion, level: str) -> None:
     result.level = level
-    scalers: list[Mapping[str, Any]] = list(parts.scalers.values())
+    scalers: list[Mapping[str, Any]] = list({id(scaler): scaler for scaler in parts.scalers.values()}.values())
     state = apex_from_scalers(scalers, level=level, lost=result.lost, changed=result.changed)
     back = {theirs: own for own, theirs in TWIN_KEYS.items()}
     if parts.writer == "timm":
@@ -113,32 +145,46 @@ def _to_apex(parts: CheckpointContents, result: Conversion, level: str) -> None:
     for scaler_path in list(parts.scalers)[1:]:
         at_place(result.state, scaler_path[:-1]).pop(scaler_path[-1], None)
     scaler_path = next(iter(parts.scalers), _scaler_place(result.state))
-    replace(result.state, scaler_path, back.get(scaler_path[-1], "amp"), state)
+    has_own_name = len(scalers) < len(parts.scalers)  # one state under two names: that of the script comes first
+    key = scaler_path[-1] if has_own_name else back.get(scaler_path[-1], "amp")
+    replace(result.state, scaler_path, key, state)
     if level in ("O2", "O3", "O5"):
         result.lost.append(MASTERS_LOST.format(level))
 
 
-def _from_fp16_optimizer(root: Mapping[str, Any], parts: CheckpointContents, to: Target, level: str) -> Conversion:
-    """Convert what a script with `apex.fp16_utils.FP16_Optimizer` saved: the inner optimizer replaces it."""
-    result = Conversion(copied(root), "FP16_Optimizer", level)
+def _from_other_scalers(root: Mapping[str, Any], parts: CheckpointContents, to: Target, level: str) -> Conversion:
+    """Convert what a script with `FP16_Optimizer`, or with a loss scaler of its own, saved.
+
+    The inner optimizer replaces one that wraps it; the scale goes where the file has it, or to the top.
+    """
+    result = Conversion(copied(root), "FP16_Optimizer" if parts.wrappers else "a loss scaler of its own", level)
     scales = []
-    for place, state in parts.fp16_optimizers.items():
-        scales.append(held_scale(state))
+    for place, state in parts.wrappers.items():
+        if raw_scale(state) is not None or "loss_scaler" in state:
+            scales.append(held_scale(state))
         result.lost += lost_flags(state)
-        result.changed.append(f"{'.'.join(place)}: the state of the optimizer inside of FP16_Optimizer")
+        result.changed.append(f"{'.'.join(place)}: the state of the optimizer inside of it")
         holder = at_place(result.state, place[:-1])
         key = key_at(holder, place[-1])
-        holder[key] = holder[key]["optimizer_state_dict"]
-    at_top = {place[:-1] if place[:-1] in parts.fp16_optimizers else place: None for place in parts.optimizers}
-    parts.optimizers = {place: at_place(result.state, place) for place in at_top}
+        holder[key] = next(entry for entry in holder[key].values() if is_optimizer(entry))
+    inner = {place: place[:-1] if place[:-1] in parts.wrappers else place for place in parts.optimizers}
+    parts.optimizers = {place: at_place(result.state, place) for place in inner.values()}
+    scales += [held_scale(state) for state in parts.loss_scales.values()]
+    for place, state in parts.loss_scales.items():
+        if is_number(state):
+            at_place(result.state, place[:-1]).pop(place[-1])
+    of_parts = next((place for place, state in parts.loss_scales.items() if not is_number(state)), None)
     if to == "native":
-        made = grad_scalers_of(scales, lost=result.lost, changed=result.changed)
-        result.state["scaler"] = one_or_list(made)
+        entry: Any = one_or_list(grad_scalers_of(scales, lost=result.lost, changed=result.changed)) if scales else {}
     else:
-        result.state["amp"] = apex_state_of(scales, level=level, lost=result.lost, changed=result.changed)
+        entry = apex_state_of(scales, level=level, lost=result.lost, changed=result.changed)
+    if of_parts is not None and len(scales) == 1:
+        replace(result.state, of_parts, of_parts[-1] if to == "native" else "amp", entry)
+    elif scales:
+        result.state["scaler" if to == "native" else "amp"] = entry
+    else:
+        result.lost.append("no loss scale was saved: the GradScaler starts at 65536 and skips its first steps")
     into_fp32(parts, result, None)
-    if parts.nameless:
-        result.lost.append(f"{parts.nameless} masters: no weight has their values as fp16, to tell their names")
     if to == "apex" and level in ("O2", "O3", "O5"):
         result.lost.append(MASTERS_LOST.format(level))
     strip_prefix(parts, result)
@@ -188,6 +234,7 @@ def convert_file(
             result = Conversion(dict(root), "apex", guess_level(parts)[0], parts.arm)
         else:
             result = convert_state(root, to, opt_level=opt_level)
+        result.notes += broken_values(parts)
         result.lost += [f"{place} (no tensor and no plain value)" for place in left_out]
         if legacy_layout and parts.is_ours:
             result.lost += [f"{key}: an Apex script does not save it" for key in _unknown_to_scripts(result.state)]

@@ -4,28 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeGuard
+from itertools import compress
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ampcompare.base.errors import ConversionError
+from ampcompare.training.checkpoint.convert.masters import find_masters, is_optimizer
+from ampcompare.training.checkpoint.convert.scalers import is_loss_scaler, is_number
 
-__all__ = [
-    "CheckpointContents",
-    "find_parts",
-    "is_apex_state",
-    "is_fp16_optimizer",
-    "is_scaler_state",
-    "is_weights",
-]
+__all__ = ["CheckpointContents", "find_parts", "is_apex_state", "is_scaler_state"]
 
 Place = tuple[str, ...]
 BOOKKEEPING = {"callbacks", "loops"}
 """What Lightning's own callbacks and loops count and keep, under their own names: not part of the training state."""
-FP16_OPTIMIZER_KEYS = ("loss_scaler", "optimizer_state_dict", "fp32_from_fp16")
 SCALER_KEYS = {"scale", "growth_factor", "backoff_factor", "growth_interval", "_growth_tracker"}
-MAX_DEPTH = 3
+MAX_DEPTH = 6
+SCALE_NAMES = ("loss_scale", "cur_scale")
 LONGEST_ARM = 500
 
 
@@ -34,17 +30,21 @@ class CheckpointContents:
     """What a checkpoint holds, by kind. A place is the path of keys to an entry.
 
     Attributes:
-        writer: "ampcompare", "Lightning", "mmengine", "timm", "an Apex script", "a script with FP16_Optimizer",
-            "a torch.amp script", "a script" or "a state dict alone".
+        writer: "ampcompare", the name of another program, "an Apex script", "a script with FP16_Optimizer",
+            "a torch.amp script", "a script", or what stands alone, as in "a state dict alone".
         because: the evidence for the writer.
         models: state dicts of weights.
         averages: state dicts of averaged weights.
         optimizers: state dicts of optimizers.
         apex: states of `apex.amp`.
         scalers: states of `GradScaler`; empty if ampcompare's is disabled.
-        fp16_optimizers: states of `apex.fp16_utils.FP16_Optimizer`, each around one of `optimizers`.
-        masters: per model, fp32 masters by name; only ampcompare and `FP16_Optimizer` save them.
-        nameless: number of masters that match no weight.
+        wrappers: states of optimizers that keep a loss scale or fp32 copies, each around one of `optimizers`: of Apex's
+            two `FP16_Optimizer`, of Megatron and DeepSpeed.
+        loss_scales: states of other loss scalers, or the scale alone.
+        masters: per model, fp32 copies of 16-bit weights by name.
+        master_places: where they lie, with the number of weights that were found there.
+        unmatched: number of fp32 copies that round to no weight.
+        layouts: elements of each flat copy, and the shapes of the weights in it, in order.
         arm: of an ampcompare checkpoint.
     """
 
@@ -55,15 +55,26 @@ class CheckpointContents:
     optimizers: dict[Place, dict[str, Any]] = field(default_factory=dict)
     apex: dict[Place, dict[str, Any]] = field(default_factory=dict)
     scalers: dict[Place, dict[str, Any]] = field(default_factory=dict)
-    fp16_optimizers: dict[Place, dict[str, Any]] = field(default_factory=dict)
+    wrappers: dict[Place, dict[str, Any]] = field(default_factory=dict)
+    loss_scales: dict[Place, Any] = field(default_factory=dict)
     masters: list[dict[str, Tensor]] = field(default_factory=list)
-    nameless: int = 0
+    master_places: dict[Place, int] = field(default_factory=dict)
+    unmatched: int = 0
+    layouts: list[tuple[int, list[torch.Size]]] = field(default_factory=list)
     arm: str | None = None
 
     @property
     def is_ours(self) -> bool:
         """Whether this is the layout of `layout`."""
         return self.writer == "ampcompare"
+
+    @property
+    def where_masters(self) -> str:
+        """The places of the masters, without the numbers of groups."""
+        keys = dict.fromkeys(
+            ".".join(key for key in place if not key.isdigit()) or "the top of the file" for place in self.master_places
+        )
+        return ", ".join(keys)
 
 
 def is_apex_state(value: Any) -> bool:
@@ -79,27 +90,31 @@ def is_scaler_state(value: Any) -> bool:
     return _is_dict(value) and set(value) >= SCALER_KEYS
 
 
-def is_fp16_optimizer(value: Any) -> TypeGuard[Mapping[str, Any]]:
-    """Return whether a value is what `FP16_Optimizer.state_dict()` returns."""
-    return (
-        isinstance(value, Mapping)
-        and all(key in value for key in FP16_OPTIMIZER_KEYS)
-        and isinstance(inner := value["optimizer_state_dict"], Mapping)
-        and isinstance(inner.get("param_groups"), list)
-        and isinstance(value["fp32_from_fp16"], list)
-    )
-
-
-def is_weights(value: Any) -> bool:
+def _is_weights(value: Any) -> bool:
     """Return whether a value is a state dict of a model: names to tensors, and at most some other entries."""
     if not _is_dict(value) or not all(isinstance(key, str) for key in value):
         return False
-    tensors = sum(isinstance(entry, Tensor) for entry in value.values())
-    return tensors > 0 and 2 * tensors >= len(value) and not any(_is_dict(entry) for entry in value.values())
+    tensors = [entry for entry in value.values() if isinstance(entry, Tensor)]
+    has_weights = any(tensor.is_floating_point() and tensor.ndim for tensor in tensors)
+    return has_weights and 2 * len(tensors) >= len(value) and not any(_is_dict(entry) for entry in value.values())
 
 
-def _is_optimizer(value: Any) -> TypeGuard[Mapping[str, Any]]:
-    return _is_dict(value) and isinstance(value.get("param_groups"), list) and _has_dict(value, "state")
+def _inner_key(value: Any, place: Place) -> str | None:
+    """Return the key of the optimizer that another optimizer's state wraps; None if it is no such state.
+
+    The state of a wrapper has fp32 copies of weights, or a loss scale of a kind of its own.
+    """
+    if not isinstance(value, Mapping) or not any("opt" in key.lower() for key in place):
+        return None
+    inner = [str(key) for key, entry in value.items() if is_optimizer(entry)]
+    if len(inner) != 1 or any(_is_weights(entry) for entry in value.values()):
+        return None
+    keeps_scale = any(is_number(value.get(name)) for name in SCALE_NAMES) or "loss_scaler" in value
+    keeps_copies = any(
+        isinstance(entry, list) and any(isinstance(item, Tensor | list) for item in entry) for entry in value.values()
+    )
+    has_scaler = any(is_loss_scaler(entry) and not is_scaler_state(entry) for entry in value.values())
+    return inner[0] if keeps_scale or keeps_copies or has_scaler else None
 
 
 def _is_dict(value: Any) -> bool:
@@ -111,19 +126,21 @@ def _has_dict(value: Mapping[str, Any], key: str) -> bool:
 
 
 def find_parts(root: Any) -> CheckpointContents:
-    """Sort the entries of a checkpoint, looking at most three levels deep.
+    """Sort the entries of a checkpoint, looking at most six levels deep.
 
     Args:
         root: tensors and plain values.
     """
-    if is_weights(root):
-        return CheckpointContents("a state dict alone", "its entries are all tensors", models={(): dict(root)})
+    alone = _alone(root)
+    if alone is not None:
+        return alone
     if not isinstance(root, Mapping):
         return CheckpointContents("a script", f"it holds a {type(root).__name__}")
     ours = isinstance(root.get("schema"), int) and "model" in root and isinstance(root.get("arm"), str)
     parts = CheckpointContents("", "")
     lightning = "pytorch-lightning_version" in root
     walked = {key: value for key, value in root.items() if not (lightning and key in BOOKKEEPING)}
+    _note_scale(parts, root, ())
     for place, value in _walk(walked, (), set()):
         kind: dict[Place, dict[str, Any]] | None = None
         if ours and place[0] not in ("model", "optimizer", "amp", "scaler", "parts"):
@@ -132,25 +149,59 @@ def find_parts(root: Any) -> CheckpointContents:
             kind = parts.apex
         elif is_scaler_state(value):
             kind = parts.scalers
-        elif is_fp16_optimizer(value):
-            kind = parts.fp16_optimizers
-        elif _is_optimizer(value):
+        elif _inner_key(value, place) is not None:
+            kind = parts.wrappers
+        elif is_optimizer(value):
             kind = parts.optimizers
-        elif is_weights(value) and "state" not in place[:-1]:
+        elif is_loss_scaler(value):
+            kind = parts.loss_scales
+        elif _is_weights(value) and "state" not in place[:-1]:
             averaged = place[0] == "parts" or any("ema" in key.lower() or "averag" in key.lower() for key in place)
             kind = parts.averages if averaged else parts.models
         if kind is not None:
-            kind[place] = dict(value)
+            kind[place] = value
+        if kind is not parts.wrappers:
+            _note_scale(parts, value, place)
     if ours:
         parts.writer, parts.because = "ampcompare", f"schema {root['schema']}"
         parts.arm = root["arm"][:LONGEST_ARM]
         parts.masters = _masters(root.get("masters") or {})
-    else:
-        parts.writer, parts.because = _writer(root, parts)
-        if parts.fp16_optimizers:
-            states: list[Mapping[str, Any]] = list(parts.fp16_optimizers.values())
-            parts.masters, parts.nameless = _match_masters(list(parts.models.values()), states)
+        return parts
+    if not parts.models:
+        parts.models, parts.averages = parts.averages, {}
+    parts.writer, parts.because = _writer(root, parts)
+    found = find_masters(root, parts.models, list(parts.wrappers))
+    own = [place not in found.places for place in parts.models]  # the others are copies under their names
+    parts.models = dict(compress(parts.models.items(), own))
+    parts.masters, parts.master_places = list(compress(found.by_model, own)), found.places
+    parts.unmatched, parts.layouts = found.unmatched, found.layouts
     return parts
+
+
+def _alone(root: Any) -> CheckpointContents | None:
+    """Return the contents of a file that is one state without a holder; None for others."""
+    because = "it holds nothing else"
+    if is_optimizer(root):
+        parts = CheckpointContents("an optimizer's state alone", because, optimizers={(): dict(root)})
+        _note_scale(parts, root, ())
+        return parts
+    if is_apex_state(root):
+        return CheckpointContents("a state of apex.amp alone", because, apex={(): root})
+    if is_scaler_state(root):
+        return CheckpointContents("a GradScaler's state alone", because, scalers={(): root})
+    if is_loss_scaler(root):
+        return CheckpointContents("a loss scaler's state alone", because, loss_scales={(): root})
+    if _is_weights(root):
+        return CheckpointContents("a state dict alone", "its entries are all tensors", models={(): dict(root)})
+    return None
+
+
+def _note_scale(parts: CheckpointContents, value: Any, place: Place) -> None:
+    """Note a loss scale that is a number next to the state of an optimizer or inside of it; settings have such too."""
+    if isinstance(value, Mapping) and (is_optimizer(value) or any(is_optimizer(entry) for entry in value.values())):
+        for name in SCALE_NAMES:
+            if is_number(value.get(name)):
+                parts.loss_scales[(*place, name)] = value[name]
 
 
 def _masters(entry: Any) -> list[dict[str, Tensor]]:
@@ -174,12 +225,14 @@ def _walk(value: Any, place: Place, seen: set[int]) -> Iterator[tuple[Place, Any
         if not isinstance(entry, Mapping | list):
             continue
         yield path, entry
-        if len(path) >= MAX_DEPTH or id(entry) in seen or is_weights(entry) or is_apex_state(entry):
+        if len(path) >= MAX_DEPTH or id(entry) in seen or _is_weights(entry) or is_apex_state(entry):
             continue
         seen.add(id(entry))
-        if is_fp16_optimizer(entry):
-            yield from _walk({"optimizer_state_dict": entry["optimizer_state_dict"]}, path, seen)
-        elif _is_optimizer(entry):
+        inner = _inner_key(entry, path)
+        if inner is not None:
+            held = entry.values() if isinstance(entry, Mapping) else entry
+            yield from _walk({inner: next(filter(is_optimizer, held))}, path, seen)
+        elif is_optimizer(entry):
             others = {name: item for name, item in entry.items() if name not in ("state", "param_groups")}
             yield from _walk(others, path, seen)
         else:
@@ -190,6 +243,7 @@ def _writer(root: Mapping[Any, Any], parts: CheckpointContents) -> tuple[str, st
     keys = {key for key in root if isinstance(key, str)}
     tells: list[tuple[str, Callable[[], bool], str]] = [
         ("Lightning", lambda: "pytorch-lightning_version" in keys, "the key pytorch-lightning_version"),
+        ("mmcv", lambda: _has_dict(root, "meta") and "mmcv_version" in root["meta"], "the key meta.mmcv_version"),
         ("mmengine", lambda: {"meta", "message_hub"} <= keys, "the keys meta and message_hub"),
         (
             "mmengine",
@@ -201,13 +255,21 @@ def _writer(root: Mapping[Any, Any], parts: CheckpointContents) -> tuple[str, st
             lambda: {"arch", "state_dict", "version"} <= keys or {"state_dict", "amp_scaler"} <= keys,
             "the keys arch, state_dict and version",
         ),
+        ("fairseq", lambda: {"optimizer_history", "extra_state"} <= keys, "the keys optimizer_history and extra_state"),
+        ("Megatron", lambda: {"checkpoint_version", "iteration"} <= keys, "the keys checkpoint_version and iteration"),
+        ("DeepSpeed", lambda: {"module", "mp_world_size"} <= keys, "the keys module and mp_world_size"),
         ("an Apex script", lambda: bool(parts.apex), f"amp.state_dict() under {_shown(parts.apex)}"),
         (
             "a script with FP16_Optimizer",
-            lambda: bool(parts.fp16_optimizers),
-            f"what it holds under {_shown(parts.fp16_optimizers)}",
+            lambda: bool(parts.wrappers),
+            f"what it holds under {_shown(parts.wrappers)}",
         ),
         ("a torch.amp script", lambda: bool(parts.scalers), f"a GradScaler's state under {_shown(parts.scalers)}"),
+        (
+            "a script with a loss scaler of its own",
+            lambda: bool(parts.loss_scales),
+            f"a loss scale under {_shown(parts.loss_scales)}",
+        ),
     ]
     for writer, holds, because in tells:
         if holds():
@@ -217,45 +279,3 @@ def _writer(root: Mapping[Any, Any], parts: CheckpointContents) -> tuple[str, st
 
 def _shown(places: Mapping[Place, Any]) -> str:
     return ", ".join(".".join(place) for place in places)
-
-
-def _match_masters(
-    models: list[Mapping[str, Any]], states: list[Mapping[str, Any]]
-) -> tuple[list[dict[str, Tensor]], int]:
-    """Give the masters their names: those of the fp16 weights that have their values, in the order of both.
-
-    Returns:
-        Masters by name, for each model, and the number of masters that match no weight.
-    """
-    found: list[dict[str, Tensor]] = [{} for _ in models]
-    weights = [
-        (index, name, value)
-        for index, model in enumerate(models)
-        for name, value in model.items()
-        if isinstance(value, Tensor) and value.is_floating_point()
-    ]
-    unmatched = begin = 0
-    for master in _fp16_masters(states):
-        # of weights that are alike, such as biases of zeros, the next one; groups may have another order
-        order = [*range(begin, len(weights)), *range(begin)]
-        place = next((at for at in order if _is_master(master, weights[at][2])), None)
-        if place is None:
-            unmatched += 1
-            continue
-        index, name, _ = weights.pop(place)
-        found[index][name] = master.detach()
-        begin = place
-    return found, unmatched
-
-
-def _fp16_masters(states: list[Mapping[str, Any]]) -> Iterator[Tensor]:
-    for state in states:
-        for group in state["fp32_from_fp16"]:
-            for master in group if isinstance(group, list) else ():
-                if isinstance(master, Tensor) and master.is_floating_point():
-                    yield master
-
-
-def _is_master(master: Tensor, weight: Tensor) -> bool:
-    """Return whether a weight is the master as fp16; a script may have made it fp32 again."""
-    return master.shape == weight.shape and torch.equal(master.half().float(), weight.float())

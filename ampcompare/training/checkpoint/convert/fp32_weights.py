@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,18 +16,20 @@ from ampcompare.training.checkpoint.reader.placeholders import reading
 __all__ = [
     "Conversion",
     "at_place",
+    "common_prefix",
     "copied",
     "into_fp32",
     "key_at",
     "replace",
     "strip_prefix",
+    "unflatten",
     "unfuse",
     "without_prefix",
 ]
 
 HALF_NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16"}
 
-PREFIX = "module."
+PREFIXES = ("module.", "_orig_mod.")
 
 
 @dataclass
@@ -41,6 +43,7 @@ class Conversion:
         arm: of the result, if it is an ampcompare checkpoint.
         changed: a line for each entry that is written in another form with the same meaning.
         lost: a line for each thing that is lost.
+        notes: a line for each thing in the source that no training resumes from.
     """
 
     state: dict[str, Any]
@@ -49,6 +52,7 @@ class Conversion:
     arm: str | None = None
     changed: list[str] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
 
 def copied(root: Mapping[str, Any]) -> dict[str, Any]:
@@ -110,12 +114,16 @@ def _full_weights(parts: CheckpointContents, result: Conversion, level: str | No
                     model[name] = value.float()
                     halves[HALF_NAMES[value.dtype]] += 1
     if carried:
-        result.changed.append(f"{carried} fp32 masters become the weights")
+        where = parts.where_masters
+        result.changed.append(f"{carried} fp32 masters become the weights" + (f", from {where}" if where else ""))
     for kind, count in halves.items():
         result.changed.append(f"{count} {kind} weights become fp32, with the values that {kind} has")
-    if not carried and (halves or level in ("O2", "O3", "O5")):
+    if halves or (level in ("O2", "O3", "O5") and not carried):
         kind = next(iter(halves), "bf16" if level == "O5" else "fp16")
-        result.lost.append(f"the last bits of the weights: they were saved as {kind} values, without masters")
+        which = f"{halves.total()} of the weights" if carried else "the weights"
+        result.lost.append(f"the last bits of {which}: they were saved as {kind} values, without masters")
+    if parts.unmatched:
+        result.lost.append(f"{parts.unmatched} masters: no weight has their values in 16 bits, to tell their names")
 
 
 def _full_optimizers(parts: CheckpointContents, result: Conversion) -> None:
@@ -131,7 +139,78 @@ def _full_optimizers(parts: CheckpointContents, result: Conversion) -> None:
         for kind, count in halves.items():
             result.changed.append(f"{count} {kind} tensors of {'.'.join(place)} become fp32")
             result.lost.append(f"the last bits of the state of {'.'.join(place)}: it was saved in {kind}")
+        unflatten(optimizer, ".".join(place), parts, result)
         unfuse(optimizer, ".".join(place), result)
+
+
+def unflatten(optimizer: dict[str, Any], name: str, parts: CheckpointContents, result: Conversion) -> None:
+    """Give the state of flat parameters to the weights that lie in them, each with a number of its own.
+
+    The weights are those of the flat fp32 copies; without these, all of the model in their order, if their elements are
+    as many.
+
+    Args:
+        name: of the optimizer's entry in the checkpoint.
+    """
+    shapes = [_shapes(model) for model in parts.models.values()]
+    layouts = [*parts.layouts, *((sum(shape.numel() for shape in model), model) for model in shapes)]
+    largest = max((shape.numel() for model in shapes for shape in model), default=0)
+    state: dict[int, Any] = {}
+    groups: list[list[int]] = []
+    count = 0
+    is_flat = False
+    for place, group in enumerate(optimizer["param_groups"]):
+        begin = count
+        with reading(name, "param_groups", place):
+            for number in group["params"]:
+                entry = optimizer["state"].get(number)
+                size = _flat_size(entry)
+                layout = next((held for held in layouts if held[0] == size and len(held[1]) > 1), None)
+                if layout is None and size > largest > 0:
+                    result.lost.append(f"{name}: its state is flat, {size} elements in an order that is not known")
+                if layout is not None:
+                    layouts.remove(layout)
+                    is_flat = True
+                pieces = [entry] if layout is None else _pieces(entry, layout[1])
+                state |= {count + at: piece for at, piece in enumerate(pieces) if piece is not None}
+                count += len(pieces)
+        groups.append(list(range(begin, count)))
+    if is_flat:
+        optimizer["state"] = state
+        for group, numbers in zip(optimizer["param_groups"], groups, strict=True):
+            group["params"] = numbers
+        result.changed.append(f"{name}: flat state becomes that of {count} weights, in their order")
+
+
+def _shapes(model: Mapping[str, Any]) -> list[torch.Size]:
+    """Return the shapes of the weights of a model, of those that share memory once."""
+    weights = {
+        (value.data_ptr(), value.shape, value.stride()): value.shape
+        for value in model.values()
+        if isinstance(value, Tensor) and value.is_floating_point()
+    }
+    return list(weights.values())
+
+
+def _flat_size(entry: Any) -> int:
+    """Return the elements of the one-dimensional state of a parameter; 0 if it has none."""
+    values = entry.values() if isinstance(entry, Mapping) else ()
+    return next((value.numel() for value in values if isinstance(value, Tensor) and value.ndim == 1), 0)
+
+
+def _pieces(entry: Mapping[str, Any], shapes: list[torch.Size]) -> list[dict[str, Any]]:
+    """Cut the flat tensors of a parameter's state into those of the weights in it, and repeat all else."""
+    sizes = [shape.numel() for shape in shapes]
+    pieces: list[dict[str, Any]] = [dict(entry) for _ in shapes]
+    for key, value in entry.items():
+        if isinstance(value, Tensor) and value.ndim == 1 and value.numel() >= sum(sizes):
+            parts = value[: sum(sizes)].split(sizes)
+            for piece, part, shape in zip(pieces, parts, shapes, strict=True):
+                piece[key] = part.reshape(shape).clone()
+        elif isinstance(value, Tensor):
+            for piece in pieces:
+                piece[key] = value.clone()
+    return pieces
 
 
 def unfuse(optimizer: dict[str, Any], name: str, result: Conversion) -> None:
@@ -172,18 +251,28 @@ def replace(state: dict[str, Any], place: tuple[str, ...], key: str, value: Any)
 
 
 def strip_prefix(parts: CheckpointContents, result: Conversion) -> None:
-    """Remove the prefix of DDP from the names of a model, if all names have it."""
+    """Remove the prefixes of DDP and `torch.compile` from the names of a model, if all names have them."""
     for place in [*parts.models, *parts.averages]:
         model = at_place(result.state, place)
         entries = without_prefix(model)
-        if list(entries) != list(model):
+        if prefix := common_prefix(model):
             model.clear()
             model.update(entries)
-            result.changed.append(f"{len(entries)} names of {'.'.join(place) or 'the weights'} without `{PREFIX}`")
+            result.changed.append(f"{len(entries)} names of {'.'.join(place) or 'the weights'} without `{prefix}`")
+
+
+def common_prefix(names: Iterable[str]) -> str:
+    """Return what wrappers have put before all names: `module.` of DDP, `_orig_mod.` of `torch.compile`, or both."""
+    prefix = ""
+    held = list(names)
+    while added := next(
+        (part for part in PREFIXES if held and all(name.startswith(prefix + part) for name in held)), ""
+    ):
+        prefix += added
+    return prefix
 
 
 def without_prefix(entries: Mapping[str, Any]) -> dict[str, Any]:
-    """Return entries without the prefix of DDP in their names; unchanged if a name lacks it."""
-    if not all(name.startswith(PREFIX) for name in entries):
-        return dict(entries)
-    return {name.removeprefix(PREFIX): value for name, value in entries.items()}
+    """Return entries without the prefixes of wrappers in their names; unchanged if a name lacks them."""
+    prefix = common_prefix(entries)
+    return {name.removeprefix(prefix): value for name, value in entries.items()}

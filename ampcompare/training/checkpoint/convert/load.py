@@ -17,10 +17,11 @@ from ampcompare.training.checkpoint.convert.fp32_weights import (
     at_place,
     copied,
     strip_prefix,
+    unflatten,
     unfuse,
     without_prefix,
 )
-from ampcompare.training.checkpoint.convert.scalers import apex_state_of, held_scale
+from ampcompare.training.checkpoint.convert.scalers import apex_state_of, held_scale, raw_scale
 from ampcompare.training.checkpoint.reader.foreign import explained, open_foreign
 from ampcompare.training.checkpoint.reader.placeholders import DATA_ONLY
 from ampcompare.training.checkpoint.store.layout import one_or_list
@@ -85,14 +86,17 @@ def as_ours(root: Mapping[str, Any]) -> dict[str, Any]:
     held = Conversion(copied(root), "", None)
     strip_prefix(parts, held)
     for place in parts.optimizers:
-        unfuse(at_place(held.state, place), ".".join(place), held)
+        optimizer = at_place(held.state, place)
+        unflatten(optimizer, ".".join(place), parts, held)
+        unfuse(optimizer, ".".join(place), held)
     state: dict[str, Any] = {
         "model": one_or_list([at_place(held.state, place) for place in parts.models]),
         "optimizer": one_or_list([at_place(held.state, place) for place in parts.optimizers]),
         "masters": one_or_list([without_prefix(masters) for masters in parts.masters]) if parts.masters else {},
     }
-    if parts.fp16_optimizers:
-        scales = [held_scale(entry) for entry in parts.fp16_optimizers.values()]
+    scalers = [entry for entry in parts.wrappers.values() if raw_scale(entry) is not None]
+    if scalers or parts.loss_scales:
+        scales = [held_scale(entry) for entry in (*scalers, *parts.loss_scales.values())]
         state["amp"] = apex_state_of(scales, level="O2", lost=[], changed=[])
     for key, found in (("amp", parts.apex), ("scaler", parts.scalers)):
         if found:

@@ -11,6 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from torch import Tensor
+
 from ampcompare.base.errors import ConversionError
 
 __all__ = [
@@ -23,10 +25,13 @@ __all__ = [
     "apex_state_of",
     "grad_scalers_of",
     "held_scale",
+    "is_loss_scaler",
+    "is_number",
     "lost_flags",
     "parse_count",
     "parse_scale",
     "parse_step_count",
+    "raw_scale",
     "scalers_from_apex",
 ]
 
@@ -36,7 +41,28 @@ MAX_STEPS = 2**53
 FIRST_SCALE = 65536.0
 APEX_FACTOR, APEX_BACKOFF, APEX_INTERVAL, APEX_MAX = 2.0, 0.5, 2000, 2.0**24
 NEVER = 2**31 - 1
+MEGATRON_INTERVAL = 1000
+SMALLEST_NORMAL = 2.0**-126
+SCALE_KEYS = ("cur_scale", "_loss_scale", "_host_scale", "loss_scale", "scale", "_scale")
+"""Its names in `fp16_utils`, DeepSpeed and mmcv; in Apex; in ampcompare; in fairseq and Apex; in Megatron and torch."""
 STATIC_LEVELS = ("O0", "O3", "O4", "O5")
+COUNTS = ("_unskipped", "_host_unskipped", "unskipped", "growth_tracker", "_growth_tracker")
+WINDOWS = ("scale_window", "_scale_seq_len", "growth_interval")
+STATE_KEYS = frozenset(
+    {
+        *COUNTS,
+        *("cur_scale", "_loss_scale", "_host_scale", "cur_iter", "last_overflow_iter", "hysteresis_tracker"),
+        *("_iter", "_last_overflow_iter", "_last_rescale_iter", "incr_count"),
+    }
+)
+"""Keys that only a loss scaler has; settings of a program have the scale and the next ones too."""
+OPTION_KEYS = frozenset(
+    {
+        *WINDOWS,
+        *("scale_factor", "growth_factor", "backoff_factor", "hysteresis", "tolerance", "min_scale", "mode"),
+        *("dynamic", "dynamic_loss_scale", "_min_loss_scale", "_max_loss_scale"),
+    }
+)
 
 
 def parse_scale(value: Any, where: str) -> float:
@@ -109,52 +135,86 @@ class HeldScale:
     most: float | None
 
 
-def held_scale(state: Mapping[str, Any]) -> HeldScale:
-    """Return the loss scaler of an `FP16_Optimizer`, of any class of Apex or ampcompare.
+def is_number(value: Any) -> bool:
+    """Return whether a value is a number, or a tensor of one."""
+    return (isinstance(value, int | float) and not isinstance(value, bool)) or (
+        isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex()
+    )
 
-    Args:
-        state: of the optimizer, with the attributes of the scaler as a dict.
 
-    Raises:
-        ConversionError: it is not a known loss scaler, or its values are not usable.
-    """
-    scaler = state["loss_scaler"]
+def is_loss_scaler(value: Any) -> bool:
+    """Return whether a value is the state of a loss scaler: a scale with what moves it, and little else."""
+    if not isinstance(value, Mapping) or not any(is_number(value.get(key)) for key in SCALE_KEYS):
+        return False
+    known = (STATE_KEYS | OPTION_KEYS).union(SCALE_KEYS).intersection(value)
+    return not STATE_KEYS.isdisjoint(value) and 2 * len(known) >= len(value)
+
+
+def _scaler_in(state: Any) -> dict[str, Any]:
+    """Return the values of the loss scaler that a state is or holds, with tensors of one element as numbers."""
+    if is_number(state):
+        state = {"loss_scale": state, "dynamic": True}
+    scaler = state.get("loss_scaler", next((entry for entry in state.values() if is_loss_scaler(entry)), state))
     if not isinstance(scaler, Mapping):
         raise ConversionError(
             "the loss scaler of FP16_Optimizer is an object of a class that is not known; load it where it is "
             "installed, and save {'_loss_scale': ..., 'dynamic': ..., '_unskipped': ...} under loss_scaler"
         )
-    if "cur_scale" in scaler:
-        return _of_fp16_utils(scaler)
-    # Apex's attribute; ampcompare's has it behind a property of that name
-    scale = parse_scale(scaler.get("_loss_scale", scaler.get("_host_scale")), "the loss scale of FP16_Optimizer")
-    clean = parse_count(scaler.get("_unskipped", scaler.get("_host_unskipped", 0)), "unskipped of FP16_Optimizer")
-    dynamic = bool(scaler.get("dynamic", state.get("dynamic_loss_scale", False)))
-    if not dynamic:
-        return HeldScale(scale, False, clean, None, 1.0, None, None)
-    interval = max(1, parse_count(scaler.get("_scale_seq_len", 2000), "the scale window of FP16_Optimizer"))
-    min_scale, max_scale = scaler.get("_min_loss_scale"), scaler.get("_max_loss_scale")
+    around = {"dynamic": state["dynamic_loss_scale"]} if "dynamic_loss_scale" in state else {}
+    return {
+        key: value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
+        for key, value in {**around, **scaler}.items()
+    }
+
+
+def _first(scaler: Mapping[str, Any], *keys: str) -> Any:
+    return next((scaler[key] for key in keys if key in scaler), None)
+
+
+def raw_scale(state: Any) -> Any:
+    """Return the scale as a loss scaler of any program holds it, usable or not; None if it is of an unknown class."""
+    try:
+        return _first(_scaler_in(state), *SCALE_KEYS)
+    except ConversionError:
+        return None
+
+
+def held_scale(state: Any) -> HeldScale:
+    """Return the values of a loss scaler of any program, also of an optimizer that holds one.
+
+    Args:
+        state: of the optimizer or of its scaler, with the attributes of the scaler as a dict; or the scale alone, which
+            is taken for that of a dynamic scaler.
+
+    Raises:
+        ConversionError: it is not a known loss scaler, or its values are not usable.
+    """
+    scaler = _scaler_in(state)
+    scale = parse_scale(_first(scaler, *SCALE_KEYS), "the loss scale")
+    count = parse_count(_first(scaler, *COUNTS) or 0, "the count of clean steps")
+    interval = _first(scaler, *WINDOWS)
+    moves = interval is not None or _first(scaler, *COUNTS[3:]) is not None
+    if not (scaler["dynamic"] if "dynamic" in scaler else scaler.get("mode", "dynamic") == "dynamic" and moves):
+        return HeldScale(scale, False, count, None, 1.0, None, None)
+    if interval is None:
+        interval = MEGATRON_INTERVAL if "hysteresis_tracker" in scaler else APEX_INTERVAL
+    window = max(1, parse_count(interval, "the scale window"))
+    iteration, last = _first(scaler, "cur_iter", "_iter"), _first(scaler, "last_overflow_iter", "_last_overflow_iter")
+    if iteration is not None:  # all iterations are counted, and the one of the last overflow
+        since = parse_count(iteration, "cur_iter") - (last if isinstance(last, int) else -1) - 1
+        count = max(0, since) % window
+    factor = parse_scale(_first(scaler, "scale_factor", "growth_factor") or 2.0, "the scale factor")
+    least = 1.0 if "cur_scale" in scaler else scaler.get("_min_loss_scale")
+    most = scaler.get("_max_loss_scale")
     return HeldScale(
         scale,
         True,
-        clean,
-        interval,
-        2.0,
-        parse_scale(min_scale, "min_loss_scale of FP16_Optimizer") if min_scale else None,
-        None if max_scale is None else parse_scale(max_scale, "max_loss_scale of FP16_Optimizer"),
+        count,
+        window,
+        factor,
+        parse_scale(least, "min_loss_scale") if least else None,
+        None if most is None else parse_scale(most, "max_loss_scale"),
     )
-
-
-def _of_fp16_utils(scaler: Mapping[str, Any]) -> HeldScale:
-    """Return the values of `fp16_utils.LossScaler` or `DynamicLossScaler`, which counts all iterations."""
-    scale = parse_scale(scaler["cur_scale"], "the loss scale of FP16_Optimizer")
-    if "scale_window" not in scaler:
-        return HeldScale(scale, False, 0, None, 1.0, None, None)
-    window = max(1, parse_count(scaler["scale_window"], "scale_window of FP16_Optimizer"))
-    last = scaler.get("last_overflow_iter", -1)
-    since = parse_count(scaler.get("cur_iter", 0), "cur_iter") - (last if isinstance(last, int) else -1) - 1
-    factor = parse_scale(scaler.get("scale_factor", 2.0), "scale_factor of FP16_Optimizer")
-    return HeldScale(scale, True, max(0, since) % window, window, factor, 1.0, None)
 
 
 def lost_flags(state: Mapping[str, Any]) -> Iterator[str]:

@@ -214,9 +214,8 @@ def test_wrappers_and_half_weights_and_half_state() -> None:
             {"pytorch-lightning_version": "1.5", "state_dict": WEIGHTS, "optimizer_states": [OPTIMIZER],
              "MixedPrecision": SCALER},
         ),
-        ({"net": WEIGHTS, "apex": APEX, "lr": 0.1}, {"net": WEIGHTS, "scaler": SCALER, "lr": 0.1}),
     ],
-    ids=["timm", "mmengine", "Lightning", "a script"],
+    ids=["timm", "mmengine", "Lightning"],
 )  # fmt: skip
 def test_each_program_keeps_its_layout(apex: dict[str, Any], native: dict[str, Any]) -> None:
     """The state of the scaler takes the place and the name that the same program gives the other kind."""
@@ -225,10 +224,25 @@ def test_each_program_keeps_its_layout(apex: dict[str, Any], native: dict[str, A
         native = {("amp_scaler" if key == "scaler" else key): value for key, value in native.items()}
     assert json.dumps(result, default=str) == json.dumps(native, default=str)
     back = convert_state(native, "apex").state
-    if "net" not in apex:
-        assert json.dumps(back, default=str) == json.dumps(apex, default=str)
-    else:
-        assert back["amp"] == APEX
+    assert json.dumps(back, default=str) == json.dumps(apex, default=str)
+
+
+@pytest.mark.parametrize("key", ["amp", "scaler", "apex", "amp_state"])
+def test_a_scripts_own_key_is_kept(key: str, tmp_path: Path) -> None:
+    """A migrated script reads the key of the Apex script, one by hand `scaler`: a file has both, and goes back."""
+    torch.save({"net": WEIGHTS, key: APEX, "lr": 0.1}, tmp_path / "apex.pt")
+    native = convert_file(tmp_path / "apex.pt", tmp_path / "native.pt", "native").state
+    assert native[key] == native["scaler"] == SCALER
+    back = convert_file(tmp_path / "native.pt", tmp_path / "back.pt", "apex").state
+    assert back == {"net": back["net"], "amp" if key == "scaler" else key: APEX, "lr": 0.1}
+
+
+@pytest.mark.parametrize("key, others", [("amp", "scaler"), ("scaler", "scalers")])
+def test_several_scalers_stay_for_a_migrated_script(key: str, others: str) -> None:
+    """A migrated script takes several scales from the state of Apex, as no state says what its scalers are called."""
+    apex = {f"loss_scaler{index}": {"loss_scale": 16.0, "unskipped": 2} for index in range(2)}
+    native = convert_state({"net": WEIGHTS, key: apex}, "native").state
+    assert native == {"net": native["net"], key: apex, others: [SCALER, SCALER]}
 
 
 @pytest.mark.parametrize("key", [7, None, b"net", 0.5, True])

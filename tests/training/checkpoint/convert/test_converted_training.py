@@ -58,7 +58,7 @@ def test_what_an_o2_checkpoint_has_lost_is_listed_exactly(tmp_path: Path, amp: A
         "min_loss_scale and max_loss_scale, if they were set: no file has them, nor has GradScaler",
         "the last bits of the weights: they were saved as fp16 values, without masters",
     ]
-    assert list(result.state) == ["model", "optimizer", "scaler", "epoch"]
+    assert list(result.state) == ["model", "optimizer", "amp", "scaler", "epoch"]
     for index, state in saved["optimizer"]["state"].items():
         for name, value in state.items():
             assert torch.equal(result.state["optimizer"]["state"][index][name], value)

@@ -185,7 +185,7 @@ def test_wrappers_and_weights_without_masters(tmp_path: Path) -> None:
     state["model"]["module.1.0.weight"] += 1.0
     torch.save(state, tmp_path / "a.pt")
     result = convert_file(tmp_path / "a.pt", tmp_path / "b.pt", "native")
-    assert "1 masters: no weight has their values as fp16, to tell their names" in result.lost
+    assert "1 masters: no weight has their values in 16 bits, to tell their names" in result.lost
 
 
 def test_two_optimizers_keep_two_scalers() -> None:

@@ -1,0 +1,320 @@
+"""Find the fp32 copies of 16-bit weights in a checkpoint by shapes and values, whatever they are called.
+
+A copy rounds to its weight. Programs keep copies as lists by parameter group, as dicts by name, in the state of an
+optimizer, or as one flat tensor for each group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeGuard
+
+import torch
+from torch import Tensor
+
+__all__ = ["HALF_DTYPES", "Masters", "find_masters", "is_optimizer", "is_rounded", "keeps_16_bits"]
+
+Place = tuple[str, ...]
+HALF_DTYPES = (torch.float16, torch.bfloat16)
+FULL_DTYPES = (torch.float32, torch.float64)
+LOOKED_AT = 1 << 18
+COMPARED_FIRST = 64
+MAX_DEPTH = 8
+MIN_TRIES = 1000
+MIN_ELEMENTS = 8
+
+
+@dataclass
+class Masters:
+    """The fp32 copies of the weights of some models.
+
+    Attributes:
+        by_model: copies by the names of weights, for each model.
+        places: where they lie, with the number of weights that were found there.
+        unmatched: tensors next to these, or under a name of fp32 copies, that round to no weight.
+        layouts: elements of each flat copy, and the shapes of the weights in it, in order.
+    """
+
+    by_model: list[dict[str, Tensor]]
+    places: dict[Place, int] = field(default_factory=dict)
+    unmatched: int = 0
+    layouts: list[tuple[int, list[torch.Size]]] = field(default_factory=list)
+
+
+class _Weight(NamedTuple):
+    model: int
+    name: str
+    value: Tensor
+
+
+class _Bundle(NamedTuple):
+    """Tensors that lie together, with their names or numbers."""
+
+    place: Place
+    names: list[str]
+    tensors: list[Tensor]
+    is_state: bool  # of an optimizer: moments, and copies in some programs
+
+
+def is_optimizer(value: Any) -> TypeGuard[Mapping[str, Any]]:
+    """Return whether a value is the state dict of an optimizer."""
+    return (
+        isinstance(value, Mapping)
+        and isinstance(value.get("param_groups"), list)
+        and isinstance(value.get("state"), Mapping)
+    )
+
+
+def is_rounded(tensors: Iterator[Tensor], dtype: torch.dtype = torch.float16) -> bool | None:
+    """Return whether fp32 tensors hold only values that a 16-bit type has; None if no element is conclusive.
+
+    Looks at the first 262,144 elements of each; zeros and small whole numbers are not conclusive.
+    """
+    is_conclusive = False
+    for tensor in tensors:
+        if tensor.dtype is not torch.float32:
+            continue
+        values = tensor.detach().reshape(-1)[:LOOKED_AT]
+        fractional = values[(values.frac() != 0) & values.isfinite()]
+        if not torch.equal(fractional.to(dtype).float(), fractional):
+            return False
+        is_conclusive = is_conclusive or fractional.numel() >= 8
+    return True if is_conclusive else None
+
+
+def keeps_16_bits(model: Mapping[str, Any]) -> bool:
+    """Return whether weights are of a 16-bit type, or fp32 with nothing but values of such a type.
+
+    Batch norms, which O2 keeps in fp32, are not looked at.
+    """
+    norms = tuple(name.removesuffix("running_mean") for name in model if name.endswith("running_mean"))
+    weights = [
+        value
+        for name, value in model.items()
+        if isinstance(value, Tensor) and value.is_floating_point() and not (norms and name.startswith(norms))
+    ]
+    return any(weight.dtype in HALF_DTYPES for weight in weights) or any(
+        is_rounded(iter(weights), dtype) for dtype in HALF_DTYPES
+    )
+
+
+def find_masters(root: Any, models: Mapping[Place, Mapping[str, Any]], wrappers: Sequence[Place] = ()) -> Masters:
+    """Find the fp32 copies of the 16-bit weights of models, anywhere in a checkpoint.
+
+    Weights of one shape and equal values get their copies by name, else in the order of both.
+
+    Args:
+        root: the whole checkpoint, as tensors and plain values.
+        wrappers: places of optimizers that are known to keep copies.
+    """
+    found = Masters([{} for _ in models])
+    halves = {place for place, model in models.items() if keeps_16_bits(model)}
+    free = [
+        _Weight(index, name, value)
+        for index, (place, model) in enumerate(models.items())
+        for name, value in model.items()
+        if place in halves and isinstance(value, Tensor) and value.is_floating_point() and value.ndim
+    ]
+    first: dict[Any, _Weight] = {}
+    for weight in free:
+        first.setdefault(_memory(weight.value), weight)
+    every = free
+    free = list(first.values())
+    for bundle in _bundles(root, (), set()):
+        if not free or bundle.place in halves:
+            continue
+        matches = _matches(bundle, free)
+        is_known = not bundle.is_state and (
+            any("fp32" in key.lower() or "master" in key.lower() for key in bundle.place)
+            or (bundle.names[0].isdigit() and any(bundle.place[: len(place)] == place for place in wrappers))
+        )
+        if not is_known:
+            matches = _convincing(bundle, matches, free)
+        if is_known or 2 * sum(map(bool, matches)) > len(matches):
+            found.unmatched += sum(not match for match in matches)
+        if not any(matches):
+            continue
+        for tensor, match in zip(bundle.tensors, matches, strict=True):
+            sizes = [free[at].value.numel() for at in match]
+            pieces = tensor.detach().reshape(-1)[: sum(sizes)].split(sizes) if match else ()
+            for at, piece in zip(match, pieces, strict=True):
+                weight = free[at]
+                found.by_model[weight.model][weight.name] = piece.reshape(weight.value.shape).float()
+            if len(match) > 1 and not tensor.reshape(-1)[sum(sizes) :].any():
+                found.layouts.append((tensor.numel(), [free[at].value.shape for at in match]))
+        taken = {at for match in matches for at in match}
+        found.places[bundle.place] = len(taken)
+        free = [weight for at, weight in enumerate(free) if at not in taken]
+    _share(found, every)
+    return found
+
+
+def _memory(value: Tensor) -> tuple[Any, ...]:
+    return value.data_ptr(), value.shape, value.stride(), value.dtype
+
+
+def _share(found: Masters, weights: list[_Weight]) -> None:
+    """Give the copy of a weight to those that are tied to it, by memory or by values that are no constant."""
+    named = [weight for weight in weights if weight.name in found.by_model[weight.model]]
+    for weight in weights:
+        held = found.by_model[weight.model]
+        if weight.name not in held:
+            twin = next((other for other in named if _is_tied(weight.value, other.value)), None)
+            if twin is not None:
+                held[weight.name] = found.by_model[twin.model][twin.name]
+
+
+def _is_tied(one: Tensor, other: Tensor) -> bool:
+    return _memory(one) == _memory(other) or (one.shape == other.shape and _varies(one) and _equal(one, other))
+
+
+def _bundles(value: Any, place: Place, seen: set[int]) -> Iterator[_Bundle]:
+    """Yield fp32 tensors that lie together: in one list or dict, or under one key of an optimizer's state."""
+    if not isinstance(value, Mapping | list | tuple) or id(value) in seen or len(place) > MAX_DEPTH:
+        return
+    seen.add(id(value))
+    if is_optimizer(value):
+        keys: dict[str, list[tuple[str, Any]]] = {}
+        for number, entry in value["state"].items():
+            for key, item in entry.items() if isinstance(entry, Mapping) else ():
+                keys.setdefault(str(key), []).append((str(number), item))
+        for key, entries in keys.items():
+            yield from _bundle((*place, "state", key), entries, is_state=True)
+        value = {key: item for key, item in value.items() if key != "state"}
+    items = [(str(k), item) for k, item in (value.items() if isinstance(value, Mapping) else enumerate(value))]
+    yield from _bundle(place, items)
+    for key, item in items:
+        yield from _bundles(item, (*place, key), seen)
+
+
+def _bundle(place: Place, items: list[tuple[str, Any]], *, is_state: bool = False) -> Iterator[_Bundle]:
+    tensors = [
+        (name, item) for name, item in items if isinstance(item, Tensor) and item.dtype in FULL_DTYPES and item.numel()
+    ]
+    if tensors:
+        yield _Bundle(place, [name for name, _ in tensors], [item for _, item in tensors], is_state)
+
+
+def _matches(bundle: _Bundle, free: list[_Weight]) -> list[list[int]]:
+    """Return the positions of the weights that each tensor is a copy of: one, several if it is flat, or none."""
+    by_shape: dict[torch.Size, list[int]] = {}
+    for at, weight in enumerate(free):
+        by_shape.setdefault(weight.value.shape, []).append(at)
+    options = [
+        [at for at in by_shape.get(tensor.shape, ()) if _is_copy(tensor, free[at].value)] for tensor in bundle.tensors
+    ]
+    chosen: list[list[int]] = [[] for _ in options]
+    taken: set[int] = set()
+
+    def choose(number: int, ats: list[int]) -> None:
+        chosen[number] = ats
+        taken.update(ats)
+
+    for number, (name, ats) in enumerate(zip(bundle.names, options, strict=True)):
+        same = [at for at in ats if free[at].name.endswith(name) or name.endswith(free[at].name)]
+        best = same if len(same) == 1 and not name.isdigit() else ats
+        if len(best) == 1 and best[0] not in taken:
+            choose(number, best)
+    for number, ats in enumerate(options):
+        left = [at for at in ats if at not in taken]
+        if left and not chosen[number]:
+            expected = _expected(chosen, number)
+            choose(number, [min(left, key=lambda at: (at - expected) % len(free))])
+    for number, tensor in enumerate(bundle.tensors):
+        if not options[number] and tensor.ndim == 1:
+            choose(number, _split(tensor, free, taken))
+    return chosen
+
+
+def _expected(chosen: list[list[int]], number: int) -> int:
+    """Return the position that follows from the neighbors of a tensor in its list."""
+    before = next((other for other in range(number - 1, -1, -1) if chosen[other]), None)
+    if before is not None:
+        return chosen[before][-1] + 1
+    after = next((other for other in range(number + 1, len(chosen)) if chosen[other]), None)
+    return 0 if after is None else max(0, chosen[after][0] - (after - number))
+
+
+def _split(flat: Tensor, free: list[_Weight], taken: set[int]) -> list[int]:
+    """Return the positions of weights that follow each other in a flat tensor, which may end with zeros.
+
+    Weights of equal values, such as biases of zeros, are tried in their order, and the next ones where that fails.
+    """
+    if not flat.half().any():
+        return []
+    count = len(free)
+
+    def following(offset: int, path: list[int]) -> Iterator[int]:
+        begin = path[-1] + 1 if path else 0
+        used = taken.union(path)
+        for at in (*range(begin, count), *range(begin)):
+            value = free[at].value
+            piece = flat[offset : offset + value.numel()]
+            if at not in used and piece.numel() == value.numel() and _is_copy(piece.view(value.shape), value):
+                yield at
+
+    path: list[int] = []
+    best: list[int] = []
+    offset = reached = 0
+    branches = [following(0, path)]
+    for _ in range(MIN_TRIES + 10 * count):
+        at = next(branches[-1], None) if branches else None
+        if at is not None:
+            path = [*path, at]
+            offset += free[at].value.numel()
+            if offset > reached:
+                best, reached = path, offset
+            if offset == flat.numel():
+                break
+            branches.append(following(offset, path))
+            continue
+        if not path or not flat[offset:].any():
+            break
+        branches.pop()
+        offset -= free[path[-1]].value.numel()
+        path = path[:-1]
+    return best
+
+
+def _convincing(bundle: _Bundle, matches: list[list[int]], free: list[_Weight]) -> list[list[int]]:
+    """Return the matches without what may be chance: moments that round to 0, and constants.
+
+    Many elements that are not alike are enough; few are where at least half of the elements of the list round.
+    """
+    values = [[free[at].value for at in match] for match in matches]
+    equal = [sum(int(value.count_nonzero()) for value in held) for held in values]
+    varies = [any(_varies(value) for value in held) for held in values]
+    total = sum(int(tensor.count_nonzero()) for tensor in bundle.tensors)
+    is_half = any(value.dtype in HALF_DTYPES for held in values for value in held)
+    if not is_half and is_rounded(iter(bundle.tensors)) is not False:
+        return [[] for _ in matches]  # a second copy of what the weights hold
+    if any(varies) and 2 * sum(equal) >= total:
+        return matches
+    return [
+        match if changes and count >= MIN_ELEMENTS else []
+        for match, changes, count in zip(matches, varies, equal, strict=True)
+    ]
+
+
+def _varies(tensor: Tensor) -> bool:
+    return bool((tensor != tensor.reshape(-1)[0]).any())
+
+
+def _is_copy(master: Tensor, weight: Tensor) -> bool:
+    """Return whether a weight is the master in 16 bits; a script may have made it fp32 again, or kept it in fp32."""
+    for count in (COMPARED_FIRST, None):
+        full, value = master.reshape(-1)[:count], weight.reshape(-1)[:count]
+        if value.dtype in HALF_DTYPES:
+            is_equal = _equal(full.to(value.dtype), value)
+        else:
+            is_equal = _equal(full, value) or any(_equal(full.to(dtype), value) for dtype in HALF_DTYPES)
+        if not is_equal:
+            return False
+    return True
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    if one.shape != other.shape:
+        return False
+    return bool(((one == other) | (one.isnan() & other.isnan())).all())

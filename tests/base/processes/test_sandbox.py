@@ -1,0 +1,138 @@
+"""What processes in a sandbox write, and what of it reaches the user's files."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ampcompare.base.processes.sandbox import Sandbox, Written, can_sandbox, sandboxed
+
+ENTER = "from ampcompare.base.processes.overlay import enter_if_asked; enter_if_asked()\n"
+
+
+@pytest.fixture(autouse=True)
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the working directory, a project with a checkpoint; HOME is its neighbor."""
+    if not can_sandbox(str(tmp_path)):
+        pytest.skip("this machine allows no overlays")
+    for name in ("project/data", "home/.cache/lib", "elsewhere"):
+        (tmp_path / name).mkdir(parents=True)
+    for name in ("project/checkpoint.pt", "project/data/input.csv", "home/.cache/lib/index", "elsewhere/log.txt"):
+        (tmp_path / name).write_text("the user's")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path / "project")
+    return tmp_path / "project"
+
+
+def state_of(folder: Path) -> dict[str, str]:
+    """Return what lies in a folder: names of folders, links, and hashes of files."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        name = str(path.relative_to(folder))
+        found[name] = "" if path.is_dir() else hashlib.sha256(path.read_bytes()).hexdigest()
+    return found
+
+
+def run(sandbox: Sandbox, code: str) -> int:
+    """Run Python code in a sandbox, and return its exit code."""
+    environment = {**os.environ, **sandbox.environment, "PYTHONPATH": os.pathsep.join(sys.path)}
+    return subprocess.run([sys.executable, "-c", ENTER + code], env=environment, check=False).returncode
+
+
+WAYS = {
+    "open": ("open('checkpoint.pt', 'w').write('x')", "checkpoint.pt", "changed"),
+    "new file": ("open('new.txt', 'w').write('x')", "new.txt", "new"),
+    "new folder": ("import os; os.makedirs('a/b'); open('a/b/c', 'w').write('x')", "a/b/c", "new"),
+    "append": ("open('../elsewhere/log.txt', 'a').write('x')", "../elsewhere/log.txt", "changed"),
+    "absolute": ("import os; open(os.path.abspath('data/input.csv'), 'w').write('x')", "data/input.csv", "changed"),
+    "in place": ("f = open('data/input.csv', 'r+b'); f.write(b'x'); f.close()", "data/input.csv", "changed"),
+    "home": ("import os; open(os.path.expanduser('~/.cache/lib/index'), 'w')", "../home/.cache/lib/index", "changed"),
+    "os.replace": (
+        "import os; open('tmp', 'w').write('x'); os.replace('tmp', 'checkpoint.pt')", "checkpoint.pt", "changed",
+    ),
+    "os.remove": ("import os; os.remove('checkpoint.pt')", "checkpoint.pt", "removed"),
+    "shutil.move": ("import shutil; shutil.move('data/input.csv', 'old.csv')", "old.csv", "new"),
+    "rmtree": ("import shutil; shutil.rmtree('data'); open('data', 'w').write('x')", "data", "changed"),
+    "chmod": ("import os; os.chmod('checkpoint.pt', 0o600)", "checkpoint.pt", "changed"),
+    "truncate": ("import os; os.truncate('checkpoint.pt', 0)", "checkpoint.pt", "changed"),
+    "symlink": ("import os; os.symlink('checkpoint.pt', 'latest')", "latest", "new"),
+    "mmap": (
+        "import mmap; f = open('data/input.csv', 'r+b'); m = mmap.mmap(f.fileno(), 0); m[0] = 65; m.flush()",
+        "data/input.csv", "changed",
+    ),
+    "shell": ("import os; os.system('echo x > checkpoint.pt')", "checkpoint.pt", "changed"),
+    "child": (
+        "import subprocess, sys; subprocess.run([sys.executable, '-c', 'open(\"data/input.csv\", \"w\")'])",
+        "data/input.csv", "changed",
+    ),
+    "numpy": ("import numpy; numpy.savez('checkpoint.pt.npz', a=1)", "checkpoint.pt.npz", "new"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_whatever_way_a_process_writes_the_users_files_stay(way: str, tmp_path: Path, project: Path) -> None:
+    code, name, how = WAYS[way]
+    path = os.path.normpath(project / name)
+    before = state_of(tmp_path)
+    with sandboxed(tmp_path / "store") as sandbox:
+        assert run(sandbox, code) == 0
+    assert state_of(tmp_path) == before
+    assert (path, how) in [(one.path, one.how) for one in sandbox.written]
+
+
+def test_what_was_written_lies_in_the_target_under_the_same_relative_path(tmp_path: Path, project: Path) -> None:
+    code = "import os; os.makedirs('out'); open('out/a', 'w').write('A'); open('../elsewhere/b', 'w').write('B')"
+    target = tmp_path / "written"
+    with sandboxed(tmp_path / "store", target=target) as sandbox:
+        run(sandbox, code)
+    near, far = project / "out/a", tmp_path / "elsewhere/b"
+    assert sandbox.written == [
+        Written(str(far), "new", str(target / str(far).lstrip("/"))),
+        Written(str(near), "new", str(target / "out/a")),
+    ]
+    assert [Path(one.place).read_text() for one in sandbox.written] == ["B", "A"]
+
+
+def test_a_process_reads_its_own_version_and_none_of_another_sandbox(tmp_path: Path, project: Path) -> None:
+    code = (
+        "assert open('checkpoint.pt').read() == \"the user's\"; open('checkpoint.pt', 'w').write('mine')\n"
+        "import subprocess, sys; assert subprocess.check_output(['cat', 'checkpoint.pt']) == b'mine'"
+    )
+    for _ in range(2):
+        with sandboxed(tmp_path / "store") as sandbox:
+            assert run(sandbox, code) == 0
+
+
+def test_shared_folders_are_the_real_ones(tmp_path: Path, project: Path) -> None:
+    with sandboxed(tmp_path / "store", shared=[tmp_path / "elsewhere", project / "checkpoint.pt"]) as sandbox:
+        run(sandbox, "open('../elsewhere/log.txt', 'w').write('x'); open('checkpoint.pt', 'w').write('y')")
+    assert (tmp_path / "elsewhere/log.txt").read_text() == "x"
+    assert (project / "checkpoint.pt").read_text() == "y"
+    assert not sandbox.written
+
+
+def test_a_killed_process_has_changed_nothing(tmp_path: Path, project: Path) -> None:
+    before = state_of(tmp_path)
+    with sandboxed(tmp_path / "store", target=tmp_path / "written") as sandbox:
+        code = "import os; open('checkpoint.pt', 'w').write('half'); os.kill(os.getpid(), 9)"
+        assert run(sandbox, code) == -signal.SIGKILL
+    assert sandbox.written[0].how == "changed"
+    assert Path(sandbox.written[0].place).read_text() == "half"
+    (tmp_path / "written/checkpoint.pt").unlink()
+    (tmp_path / "written").rmdir()
+    assert state_of(tmp_path) == before
+
+
+def test_bytecode_and_temporary_files_are_not_listed(tmp_path: Path, project: Path) -> None:
+    (project / "helper.py").write_text("")
+    before = state_of(tmp_path)
+    with sandboxed(tmp_path / "store") as sandbox:
+        run(sandbox, "import sys, tempfile; sys.path.insert(0, ''); import helper; tempfile.mkstemp()")
+    assert state_of(tmp_path) == before
+    assert not sandbox.written
