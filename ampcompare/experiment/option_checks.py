@@ -37,7 +37,7 @@ def check_cells(cells: Iterable[RunConfig]) -> None:
             f"training starts processes by os.fork, which {platform.system() or 'this system'} lacks; use Linux, "
             "macOS, WSL 2 or a container (lint, migrate, explain, report, judge, convert and exec work here)"
         )
-    if any(cell.launcher in REMOTE for cell in cells):
+    if any(cell.launcher == "slurm" for cell in cells):
         require_slurm()
     for cell in cells:
         if cell.script is not None:

@@ -33,57 +33,66 @@ from ampcompare.runs.settings.script import ScriptConfig, seed_option
 __all__ = ["check_arms", "failure_of", "preflight", "preflight_of", "require_trainable"]
 
 STEPS = 3
+SKIPPED = "(nothing else was started; --no-preflight skips this check)"
 REMOTE = ("slurm", "ray")  # their cells run on other machines
 ERRORS: dict[int, type[AmpCompareError]] = {2: ConfigError, 4: EnvironmentUnfit}
 
 
-def preflight(plan: Plan, launcher: Launcher, done: Sequence[RunRecord | None]) -> Preflight:
+def preflight(
+    plan: Plan, launcher: Launcher, done: Sequence[RunRecord | None], folder: Path | None = None
+) -> Preflight:
     """Train a few steps of each row of a plan that has no record yet.
 
     Args:
         done: the record of each cell of the plan.
-
+        folder: the run directory, below which the files of these steps lie while they are made; by default elsewhere.
     """
     known = {label for label, record in zip(plan.labels, done, strict=True) if record is not None}
     rows = {label: cell for label, cell in zip(plan.labels, plan.cells, strict=True) if cell.launcher not in REMOTE}
     seeds = plan.seeds if len(plan.seeds) > 1 else (*plan.seeds, plan.seeds[0] + 1)
     order = sorted(plan.arms, key=lambda label: label != plan.reference)
-    return check_arms({label: rows[label] for label in order if label in rows and label not in known}, launcher, seeds)
+    new = {label: rows[label] for label in order if label in rows and label not in known}
+    return check_arms(new, launcher, seeds, folder)
 
 
-def check_arms(rows: Mapping[str, RunConfig], launcher: Launcher, seeds: Sequence[int]) -> Preflight:
+def check_arms(
+    rows: Mapping[str, RunConfig], launcher: Launcher, seeds: Sequence[int], folder: Path | None = None
+) -> Preflight:
     """Train a few steps of each of some cells, the first with the first seed, the others with the second.
 
     Args:
         rows: cells of one script or recipe by a label; rows whose cells are built alike are tried once.
         seeds: two of them; with one there is no question whether a script follows it.
+        folder: as for `preflight`.
     """
     begun = time.perf_counter()
     trials: dict[str, _Trial] = {}
     alike: dict[str, str] = {}
-    with tempfile.TemporaryDirectory(prefix="ampcompare-preflight-") as folder:
+    with tempfile.TemporaryDirectory(prefix=".preflight.", suffix=f".{os.getpid()}.tmp", dir=folder) as place:
         for label, cell in rows.items():
             alike[label] = _build(cell)
             if any(alike[other] == alike[label] for other in trials):
                 continue
             seed = seeds[0] if not trials else seeds[-1]
-            trials[label] = _run(cell, seed, launcher, Path(folder, str(len(trials))))
+            trials[label] = _run(cell, seed, launcher, Path(place, str(len(trials))))
             if trials[label].is_scripts_own:
                 break
         if len(trials) == 1 == len(rows) and len(seeds) > 1 and not next(iter(trials.values())).error:
             (label, cell), *_ = rows.items()
-            trials["again"] = _run(cell, seeds[-1], launcher, Path(folder, "again"))
+            trials["again"] = _run(cell, seeds[-1], launcher, Path(place, "again"))
     found = _found(trials, time.perf_counter() - begun)
     by_build = {alike[label]: found.arms[label] for label in found.arms if label in alike}
     return found.model_copy(update={"arms": {label: by_build[build] for label, build in alike.items()}})
 
 
 def require_trainable(found: Preflight) -> None:
-    """Check that an arm made a step, if any was tried.
+    """Check that an arm made a step, if any was tried, and that what metrics have matched can be used.
 
     Raises:
-        ConfigError, EnvironmentUnfit, LaunchError: none did.
+        ConfigError, EnvironmentUnfit, LaunchError: that is not so.
     """
+    for fault in found.faults.values():
+        raise ConfigError(f"{fault} {SKIPPED}")
     if found.arms and all(trial.error for trial in found.arms.values()):
         raise failure_of(found, found.failed)
 
@@ -99,7 +108,7 @@ def failure_of(found: Preflight, failed: Mapping[str, Sequence[str]]) -> AmpComp
     reason = (
         next(iter(failed)) if len(reasons) == 1 and len(found.arms) == len(*failed.values()) else "; ".join(reasons)
     )
-    return ERRORS.get(code, LaunchError)(f"{reason} (nothing else was started; --no-preflight skips this check)")
+    return ERRORS.get(code, LaunchError)(f"{reason} {SKIPPED}")
 
 
 def preflight_of(
@@ -238,8 +247,8 @@ def _found(trials: Mapping[str, _Trial], seconds: float) -> Preflight:
         metrics=first.metrics,
         faults=first.faults,
         numbers=first.numbers,
-        written=[] if facts is None else facts.files,
-        inherited=[] if facts is None else facts.inherited,
+        written=[] if facts is None else [os.path.relpath(file) for file in facts.files],
+        overwritten=[] if facts is None else [os.path.relpath(file) for file in facts.files if os.path.exists(file)],
         cell_steps=first.total_steps or None,
         seconds=seconds,
     )

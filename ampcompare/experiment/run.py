@@ -220,7 +220,7 @@ class RunningPlan:
         Raises:
             ConfigError, EnvironmentUnfit, LaunchError: no row can train.
         """
-        found = preflight(self.plan, self.launcher, self.records)
+        found = preflight(self.plan, self.launcher, self.records, self.run.path)
         if not found.arms:
             return
         earlier = self._stored.preflight

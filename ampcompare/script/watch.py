@@ -304,7 +304,8 @@ def _log(values: Any, source: str, prefix: str = "") -> None:
         if isinstance(value, Mapping):
             _log(value, source, f"{prefix}{name}/")
         elif isinstance(value, numbers.Real) or getattr(value, "shape", None) in ((), (1,)):
-            log_metric(f"{prefix}{name}", float(value), source=source)
+            detached = value.detach() if hasattr(value, "detach") else value  # torch warns of one that needs gradients
+            log_metric(f"{prefix}{name}", float(detached), source=source)
 
 
 def _is_installed(name: str) -> bool:

@@ -1,4 +1,4 @@
-"""What cannot run is refused by the command itself: at once, without torch, with nothing left behind."""
+"""Words that mean nothing are refused by the command itself, at once, without torch; the rest by the cell."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from ampcompare.base.environment.apex import probe_apex
 from ampcompare.base.environment.gpus import torch_build, why_no_cuda
 
 # Calls the command line once per line of input, and tells whether torch was imported.
@@ -30,17 +29,8 @@ REFUSED: list[tuple[list[str], int, str]] = [
     (["run", "--arch", "resnet19"], 2, "there is no model 'resnet19'"),
     (["run", "--arch", "deeplabv3_resnet50"], 2, "for segmentation, not for classification"),
     (["run", "--data", "nosuch"], 2, "there is no data set 'nosuch'"),
-    (["run", "--data", "mnist", "--data-dir", "nowhere"], 2, "mnist is not in nowhere"),
-    (["run", "--data", "imagefolder", "--data-dir", "nowhere"], 2, "there is no folder 'nowhere'"),
     (["run", "--device", "nosuch"], 2, "is unknown; use auto, cpu, cuda"),
-    (["run", "--device", "xpu"], 4, "an Intel GPU), but this torch is built without XPU"),
     (["run", "--device", "mps", "--arm", "apex:O1"], 2, "apex:O1 does not run on mps"),
-    (["run", "--arch", "nomod:x"], 2, "there is no module 'nomod'"),
-    (["run", "--data", "nomod.inner:x"], 2, "there is no module 'nomod.inner'"),
-    (["run", "--resume", "none.pt"], 2, "cannot read the checkpoint none.pt"),
-    (["run", "--resume", __file__], 2, "it is a text file"),
-    (["run", "--resume", "/dev/null"], 2, "it is a device"),
-    (["run", "--dist-backend", "nccl", "--nproc-per-node", "2", "--device", "cpu"], 4, "use --dist-backend gloo"),
     (["run", "--arm", "horovod"], 4, "horovod is not installed"),
     (["run", "--launcher", "slurm"], 4, "needs sbatch"),
     (["compare", "--arm", "fp32", "--arm", "horovod"], 4, "horovod is not installed"),
@@ -50,13 +40,22 @@ REFUSED: list[tuple[list[str], int, str]] = [
     (["compare", "-o", "x" * 300], 2, "cannot make the output folder"),
     (["explain", "O2", "--arch", "resnet19"], 2, "there is no model 'resnet19'"),
 ]
+# What files, devices and the user's code decide.
+IN_THE_CELL: list[tuple[list[str], int, str]] = [
+    (["--data", "mnist", "--data-dir", "nowhere"], 2, "mnist is not in nowhere"),
+    (["--data", "imagefolder", "--data-dir", "nowhere"], 2, "there is no folder 'nowhere'"),
+    (["--device", "xpu"], 4, "an Intel GPU), but torch sees none"),
+    (["--arch", "nomod:x"], 2, "there is no module 'nomod'"),
+    (["--data", "nomod.inner:x"], 2, "there is no module 'nomod'"),
+    (["--arch", "mymod:nosuch"], 2, "there is no 'nosuch' in it"),
+]
 
 
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """What each call says, with and without --dry-run, in one process; and the folder that they were made in."""
     folder = tmp_path_factory.mktemp("here")
-    calls = [(words, dry) for words, *_ in _cases() for dry in (False, True) if not (dry and words[0] == "explain")]
+    calls = [(words, dry) for words, *_ in REFUSED for dry in (False, True) if not (dry and words[0] == "explain")]
     lines = [json.dumps([*words, *(["--dry-run"] if dry else [])]) for words, dry in calls]
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT_TORCH], input="\n".join(lines), cwd=folder, text=True, capture_output=True,
@@ -66,22 +65,11 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return {(*words, dry): answer for (words, dry), answer in zip(calls, found, strict=True)}, folder
 
 
-def _cases() -> list[tuple[list[str], int, str]]:
-    cases = list(REFUSED)
-    if not probe_apex().has_amp:
-        cases.append((["run", "--arm", "apex:O2,engine=nvidia"], 4, "--engine compat"))
-        cases.append((["run", "--arm", "actnn:over=apex:O2+engine=nvidia"], 4, "--engine compat"))
-    if why_no_cuda():
-        cases.append((["run", "--device", "cuda"], 4, "device cuda was requested"))
-        cases.append((["compare", "--device", "cuda:1"], 4, "use --device cpu"))
-    return cases
-
-
-@pytest.mark.parametrize("words", [words for words, *_ in _cases()], ids=" ".join)
+@pytest.mark.parametrize("words", [words for words, *_ in REFUSED], ids=" ".join)
 def test_refused_before_torch(answers: Any, words: list[str]) -> None:
-    """A name, library or device that cannot be there ends the command in one line, without torch or a folder."""
+    """A name or library that is not there ends the command in one line, without torch or a folder."""
     found, folder = answers
-    _, code, part = next(case for case in _cases() if case[0] == words)
+    _, code, part = next(case for case in REFUSED if case[0] == words)
     for dry in (False, True):
         if (*words, dry) not in found:
             continue
@@ -89,6 +77,17 @@ def test_refused_before_torch(answers: Any, words: list[str]) -> None:
         assert (seen, len(err.splitlines()), torch) == (code, 1, False), err
         assert part in err
     assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize(("words", "code", "said"), IN_THE_CELL, ids=lambda value: str(value)[:40])
+def test_refused_by_the_cell(call: Any, tmp_path: Path, words: list[str], code: int, said: str) -> None:
+    """With the same exit codes: of `run` after its only cell, of `compare` before any, and once for all arms."""
+    device = () if "--device" in words else ("--device", "cpu")
+    for command in (["run"], ["compare", "--arm", "fp32,bf16", "--seeds", "0-1"]):
+        out = tmp_path / command[0]
+        done = call(*command, *words, *device, "-o", str(out))
+        assert (done.code, done.err.count(said)) == (code, 1), done.err
+        assert len(list(out.glob("cells/*"))) == (command == ["run"])
 
 
 def _root(folder: Path, *names: str) -> Path:

@@ -44,7 +44,7 @@ class Preflight(FrozenRecord):
     faults: dict[str, str] = Field({}, description="why the values of a requested metric cannot be used")
     numbers: dict[str, str] = Field({}, description="what the script showed, each with the option that takes it")
     written: list[str] = Field([], description="files that it wrote outside of the folder of its cell")
-    inherited: list[str] = Field([], description="files of an earlier run that it read")
+    overwritten: list[str] = Field([], description="those of them that lie there, from an earlier run or as its input")
     cell_steps: int | None = Field(None, description="of a whole cell, as far as it is known")
     seconds: float = 0.0
 
@@ -102,12 +102,14 @@ class Preflight(FrozenRecord):
             lines.append(f"  the script does not follow the seed, so that all seeds give the same run: {option}")
         for name, value in self.metrics.items():
             seen = f"{value:g} so far" if value is not None else f"not seen in {steps} steps"
-            lines.append(f"  metric {name}: {self.faults.get(name, seen)}")
+            lines.append(f"  metric {name}: {seen}")
         if self.is_script and not self.metrics:
             shown = f"; it shows {few(list(self.numbers)[:MAX_SHOWN])}: see --list-metrics" if self.numbers else ""
             lines.append(f"  metric: its training loss{shown}")
-        lines += [f"  reads what an earlier run wrote: {few(self.inherited)}"] if self.inherited else []
-        lines += [f"  writes {few(self.written)}"] if self.written else []
+        if self.overwritten:
+            lines.append(f"  writes {few(self.overwritten)}, which is there: an earlier run may have left it")
+        elif self.written:
+            lines.append(f"  writes {few(self.written)}")
         return [*lines, *self._cost_lines(labels)]
 
     def _cost_lines(self, labels: Sequence[str]) -> list[str]:
