@@ -75,7 +75,7 @@ def check_arms(
                 continue
             seed = seeds[0] if not trials else seeds[-1]
             trials[label] = _run(cell, seed, launcher, Path(place, str(len(trials))))
-            if trials[label].is_scripts_own:
+            if trials[label].is_scripts_own or trials[label].faults:
                 break
         if len(trials) == 1 == len(rows) and len(seeds) > 1 and not next(iter(trials.values())).error:
             (label, cell), *_ = rows.items()

@@ -97,7 +97,10 @@ def _root(folder: Path, *names: str) -> Path:
     return folder
 
 
-CUDA, CPU, ROCM = {"cuda": "12.6", "hip": None}, {"cuda": None, "hip": None}, {"cuda": None, "hip": "6.2"}
+Build = dict[str, str | None]
+CUDA: Build = {"cuda": "12.6", "hip": None}
+CPU: Build = {"cuda": None, "hip": None}
+ROCM: Build = {"cuda": None, "hip": "6.2"}
 
 
 def test_cuda_is_refused_only_where_it_is_certain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

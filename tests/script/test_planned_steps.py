@@ -52,7 +52,8 @@ def test_loops_around_the_step_are_multiplied(tmp_path: Path, lines: str, steps:
 
 def test_a_loader_has_as_many_batches(tmp_path: Path) -> None:
     """Its length is asked, and it is not read."""
-    from torch.utils.data import DataLoader
+    import torch
+    from torch.utils.data import DataLoader, TensorDataset
 
-    loader = DataLoader(list(range(10)), batch_size=4)  # type: ignore[arg-type]
+    loader: Any = DataLoader(TensorDataset(torch.zeros(10)), batch_size=4)
     assert planned(tmp_path, "for e in range(2):\n  for x in loader:\n    step()\n", loader=loader) == 6
