@@ -12,8 +12,8 @@ from collections.abc import Iterable
 
 from ampcompare.backends.arm import Arm
 from ampcompare.backends.catalog import SCRIPT_BACKENDS
+from ampcompare.base.environment.ranks import is_rank
 from ampcompare.base.errors import BackendUnavailable, ConfigError, EnvironmentUnfit, UnsupportedCombination
-from ampcompare.experiment.launch.distributed_env import is_rank
 from ampcompare.experiment.launch.slurm import require_slurm
 from ampcompare.runs.settings.config import RunConfig
 from ampcompare.runs.settings.optimizers import require_optimizer

@@ -90,6 +90,7 @@ DATA_SETS = {
     "cifar10": "60,000 photographs, 32x32 in color, 10 classes",
     "cifar100": "60,000 photographs, 32x32 in color, 100 classes",
     "imagefolder:PATH": "your images, in PATH/train/CLASS and PATH/val/CLASS",
+    "hf:PATH_OR_NAME": "images and classes of a data set of Hugging Face, from a folder or the hub",
     "module:factory": "your function that returns (train, val) or (train, val, num_classes)",
 }
 
@@ -105,6 +106,7 @@ TEXTS = {
     "python": "the texts of Python's help(), half a megabyte, which differs between versions of Python",
     "text:PATH": "your file, cut into windows",
     "lines:PATH": "your file, one line per sample, padded and masked",
+    "hf:PATH_OR_NAME": "texts of a data set of Hugging Face, a row per line, cut into windows",
     "module:factory": "your function that returns two texts, for training and validation",
 }
 # Models by the names of a library, written PREFIX:NAME: its module, its package, an example, and what they are.
@@ -339,7 +341,9 @@ def require_files(name: str, data_dir: Path) -> None:
 def _available(name: str, data_dir: Path) -> tuple[bool, str]:
     if name == "digits" and find_spec("sklearn") is None:
         return False, "scikit-learn is not installed: pip install scikit-learn"
-    if name == "imagefolder:PATH" or name in TORCHVISION_FILES:
+    if name.startswith("hf:") and find_spec("datasets") is None:
+        return False, "datasets is not installed: pip install datasets"
+    if name.startswith(("imagefolder:", "hf:")) or name in TORCHVISION_FILES:
         if find_spec("torchvision") is None:
             return False, "torchvision is not installed: pip install torchvision"
         if find_spec("PIL") is None:
@@ -400,8 +404,8 @@ def check_data(name: str, task: str = DEFAULT_TASK) -> None:
         ConfigError: there is none.
     """
     known = DATA_SETS if task == DEFAULT_TASK else TASKS[task].data_sets
-    kind, colon, _ = name.partition(":")
-    is_known = name in known or (colon and (f"{kind}:PATH" in known or "module:factory" in known))
+    kind, _, path = name.partition(":")
+    is_known = name in known or (path and (f"{kind}:PATH" in known or "module:factory" in known))
     if not is_known and not (task == DEFAULT_TASK and kind == "imagefolder"):
         what = "there is" if task == DEFAULT_TASK else f"the task {task} has"
         raise ConfigError(f"{what} no data set {name!r}; {did_you_mean(name, known)}")
