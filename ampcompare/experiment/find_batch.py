@@ -157,7 +157,7 @@ def find_batches(search: BatchSearch, launcher: Launcher, jobs: int = 1) -> list
         LaunchError: a try failed for another reason than memory or too few samples.
     """
     check_cells(search.configs)
-    if search.preflight:
+    if search.preflight and len(search.configs) > 1:  # else the first try says the same
         found = check_arms({config.arm: config for config in search.configs}, launcher, [0])
         refused = {error: arms for error, arms in found.failed.items() if not _is_about_memory(error)}
         if refused:
