@@ -454,7 +454,7 @@ def calls(module: LintModule) -> Iterator[Finding]:
         "AMP312",
         "tf32-switches-mixed",
         "TF32 is switched by `fp32_precision`, and by an older switch such as `allow_tf32` too",
-        "torch raises a RuntimeError where an old switch is read after a new one was set, as `torch.compile` does",
+        "torch raises a RuntimeError where an old switch is read after a new one was set, by the script or a library",
         'use one kind: `fp32_precision = "tf32"` from torch 2.9 on, or the older ones alone',
         """
 import torch
