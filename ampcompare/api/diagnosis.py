@@ -1,4 +1,4 @@
-"""What an arm does to numbers, to time and to memory: the commands `diagnose`, `profile` and `explain`."""
+"""What an arm does to numbers, time and memory: the commands `diagnose`, `profile`, `find-batch` and `explain`."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from ampcompare.runs.settings.recipe import Recipe
 
 if TYPE_CHECKING:
     from ampcompare.diagnosis.explain import Explanation
+    from ampcompare.experiment.find_batch import BatchLimit
     from ampcompare.training.precision.base import Precision
 
-__all__ = ["diagnose", "explain_arm", "profile"]
+__all__ = ["diagnose", "explain_arm", "find_batch", "profile"]
 
 
 def diagnose(
@@ -122,9 +123,7 @@ def profile(
 
     if loop is not None and script is not None:
         raise ConfigError("profile takes either a loop or a script, but both were given; leave one out")
-    names = list(
-        dict.fromkeys(str(one) for arm in arms for one in (parse_arms([arm]) if isinstance(arm, str) else [arm]))
-    )
+    names = _names_of(arms)
     require_arms(names)
     configs = []
     for name in names:
@@ -135,6 +134,54 @@ def profile(
     if loop is None:
         check_cells(configs)
     return _profile(options, loop, output_dir=None if output_dir is None else Path(output_dir))
+
+
+def find_batch(
+    arms: Sequence[Arm | str] | str = ("fp32",),
+    *,
+    memory_limit: float | None = None,
+    margin: float = 5.0,
+    jobs: int | Literal["auto"] | None = None,
+    gpus: str | None = None,
+    note: Callable[[str], None] = lambda text: None,
+    recipe: Recipe | str | None = None,
+    size: str | None = None,
+    config_file: str | Path | None = None,
+    **settings: Any,
+) -> list[BatchLimit]:
+    """Find the largest batch that each arm fits, each try in a separate process.
+
+    Args:
+        arms: such as "apex:O2", or `Arm`s.
+        memory_limit: GiB that a run may take; by default the memory of the GPU. Required on a CPU.
+        margin: percentage of the memory that stays free.
+        jobs: arms to search at the same time; by default one per free GPU of a kind, or 1.
+        gpus: numbers of the GPUs to choose from, such as 0,2-3; by default all that are free.
+        note: receives a line about each try.
+        recipe, size, config_file, settings: as for `run`; the batch size is the first that is tried.
+
+    Returns:
+        For each arm the largest batch that fits and the smallest that does not, with their peak memory in bytes.
+
+    Raises:
+        ConfigError: an option or setting that cannot be used, or a CPU without a limit.
+        EnvironmentUnfit: this machine lacks something that was requested.
+        LaunchError: a try failed for another reason than memory or too few samples.
+    """
+    from ampcompare.experiment.find_batch import BatchSearch, configs_of, search_batches
+    from ampcompare.experiment.options import settings_request
+
+    config = collect_settings(settings_request(recipe, size, config_file, settings), one_run=True).config
+    configs = configs_of(config, _names_of(arms))
+    return search_batches(BatchSearch(configs, memory_limit, margin / 100, note), jobs, gpus)
+
+
+def _names_of(arms: Sequence[Arm | str] | str) -> list[str]:
+    """Return the texts of arms, each once; a text may name several, separated by commas."""
+    listed = [arms] if isinstance(arms, str) else arms
+    return list(
+        dict.fromkeys(str(one) for arm in listed for one in (parse_arms([arm]) if isinstance(arm, str) else [arm]))
+    )
 
 
 def explain_arm(arm: Arm | str) -> Explanation:

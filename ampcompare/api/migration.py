@@ -1,12 +1,15 @@
-"""From Apex to torch.amp, source files and checkpoints: the commands `lint`, `migrate` and `convert`."""
+"""Scripts and checkpoints of users, with Apex and without: the commands `exec`, `lint`, `migrate` and `convert`."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -14,7 +17,61 @@ if TYPE_CHECKING:
     from ampcompare.source.migrate.project import FileMigration
     from ampcompare.training.checkpoint.convert.fp32_weights import Conversion
 
-__all__ = ["convert_checkpoint", "lint_paths", "migrate_script"]
+__all__ = ["convert_checkpoint", "exec_script", "lint_paths", "migrate_script"]
+
+
+def exec_script(
+    script: Sequence[str],
+    *,
+    engine: Literal["compat", "nvidia"] = "compat",
+    opt_level: str | None = None,
+    arm: Arm | str | None = None,
+    seed: int | None = None,
+    max_steps: int | None = None,
+    record: str | Path | None = None,
+    device: Literal["cpu"] | None = None,
+    compat_torch: bool = False,
+    guards: Literal["warn", "strict", "off"] = "warn",
+) -> int:
+    """Run an unmodified script with ampcompare's engine in place of Apex, in a separate process, and wait for it.
+
+    The process has the working directory, environment and streams of this one. O1 replaces functions of torch for the
+    life of a process, hence the separate one.
+
+    Args:
+        script: the script with its arguments, or "-m" and a module.
+        engine: what `import apex` means: ampcompare's own engine, or the real Apex.
+        opt_level: overrides the script's opt level.
+        arm: run the script under this arm, such as "bf16" or "O2".
+        seed: seeds Python, NumPy and torch before the script starts; with `arm`.
+        max_steps: end after so many steps; with `arm` and `record`.
+        record: file for every backward pass and step.
+        device: "cpu" runs the script's CUDA calls on the CPU: a smoke test.
+        compat_torch: restore removed and changed APIs of torch, numpy and Python.
+        guards: what happens on mistakes in the use of mixed precision: a warning, an error, or nothing.
+
+    Returns:
+        The exit code: the script's own; 2 for options that cannot be used, 4 where this machine cannot run them, both
+        said on standard error.
+
+    Raises:
+        ConfigError: there is no such arm, or no script was given.
+    """
+    if not script or isinstance(script, str):
+        raise ConfigError(f"script is {script!r}; give a list: the script and its arguments, as in ['train.py']")
+    values = {
+        "--engine": engine,
+        "--opt-level": opt_level,
+        "--arm": None if arm is None else str(Arm.parse(arm) if isinstance(arm, str) else arm),
+        "--seed": seed,
+        "--max-steps": max_steps,
+        "--record": record,
+        "--device": device,
+    }
+    words = [f"{name}={value}" for name, value in values.items() if value is not None]
+    words += ["--compat-torch"] * compat_torch
+    words += {"warn": [], "strict": ["--strict-guards"], "off": ["--no-guards"]}[guards]
+    return subprocess.run([sys.executable, "-m", "ampcompare", "exec", *words, *script], check=False).returncode
 
 
 def lint_paths(*paths: str | Path, select: Sequence[str] = (), ignore: Sequence[str] = (), fix: bool = False) -> Report:

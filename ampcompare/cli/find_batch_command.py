@@ -62,8 +62,7 @@ def command(**parameters: Any) -> int:
     of the largest. Each try runs in a separate process. On a GPU, a batch is too large if memory runs out or --margin
     does not stay free; on a CPU, if the process grows by more than --memory-limit, which is required there.
     """
-    from ampcompare.experiment.find_batch import BatchSearch, configs_of, find_batches, places_of_tries
-    from ampcompare.experiment.options import LaunchOptions
+    from ampcompare.experiment.find_batch import BatchSearch, configs_of, search_batches
     from ampcompare.runs.records.run import dump_json
     from ampcompare.runs.report.tables import listing, room
 
@@ -75,11 +74,8 @@ def command(**parameters: Any) -> int:
         margin=parameters["margin"] / 100,
         note=lambda text: click.echo(text, err=True),
     )
-    places = places_of_tries(search.configs, parameters["jobs"], parameters["gpus"])
-    for text in places.notes:
-        search.note(text)
-    with ended_by_signals(), LaunchOptions().pool(config, places) as launcher:
-        limits = find_batches(search, launcher, len(places.all))
+    with ended_by_signals():
+        limits = search_batches(search, parameters["jobs"], parameters["gpus"])
     if parameters["as_json"]:
         click.echo(dump_json([asdict(limit) for limit in limits]))
     else:

@@ -142,8 +142,8 @@ def run_group(arguments: list[str] | None = None) -> int:
 
 
 def _fail(message: str, code: int) -> int:
+    from ampcompare.base.environment.ranks import rank_of
     from ampcompare.base.formatting import printable
-    from ampcompare.experiment.launch.distributed_env import rank_of
 
     if (rank := rank_of()) > 0:  # an error that stops every rank is reported once, by rank 0; the others wait for that
         time.sleep(SILENT_SECONDS)

@@ -12,12 +12,22 @@ from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import ConfigError, LaunchError
 from ampcompare.experiment.launch.base import Launcher
 from ampcompare.experiment.launch.places import Places, find_places
+from ampcompare.experiment.options import LaunchOptions
 from ampcompare.experiment.preflight import check_cells
 from ampcompare.runs.records.run import RunRecord
 from ampcompare.runs.settings.config import RunConfig
 from ampcompare.runs.settings.validation import validated
 
-__all__ = ["BatchLimit", "BatchSearch", "Try", "configs_of", "find_batches", "largest_passing", "places_of_tries"]
+__all__ = [
+    "BatchLimit",
+    "BatchSearch",
+    "Try",
+    "configs_of",
+    "find_batches",
+    "largest_passing",
+    "places_of_tries",
+    "search_batches",
+]
 
 STEPS = 5  # the first ones may overflow, and an optimizer creates its state in the first one that does not
 GIB = 2**30
@@ -90,6 +100,24 @@ def configs_of(config: RunConfig, arms: Sequence[str]) -> list[RunConfig]:
             "the first size with -b"
         )
     return [_with_batch(config, config.recipe.batch_size, arm) for arm in arms]
+
+
+def search_batches(search: BatchSearch, jobs: int | str | None, gpus: str | None) -> list[BatchLimit]:
+    """Return the largest batch of each arm, searched on the GPUs or cores that are free.
+
+    Args:
+        jobs: arms that are searched at the same time; None: one per free GPU of a kind, or 1.
+        gpus: numbers of the GPUs to choose from, such as 0,2-3; None: all that are free.
+
+    Raises:
+        ConfigError, EnvironmentUnfit: as `places_of_tries` and `find_batches`.
+        LaunchError: as `find_batches`.
+    """
+    places = places_of_tries(search.configs, jobs, gpus)
+    for text in places.notes:
+        search.note(text)
+    with LaunchOptions().pool(search.configs[0], places) as launcher:
+        return find_batches(search, launcher, len(places.all))
 
 
 def places_of_tries(configs: Sequence[RunConfig], jobs: int | str | None, gpus: str | None) -> Places:

@@ -13,8 +13,8 @@ from ampcompare.backends.arm import Arm
 from ampcompare.backends.catalog import BUILT_IN, SCRIPT_BACKENDS
 from ampcompare.base.environment.gpus import ACCELERATORS, accelerator_of, why_no_accelerator, why_no_cuda
 from ampcompare.base.environment.packages import find_module
+from ampcompare.base.environment.ranks import is_rank
 from ampcompare.base.errors import BackendUnavailable, ConfigError, EnvironmentUnfit, UnsupportedCombination
-from ampcompare.experiment.launch.distributed_env import is_rank
 from ampcompare.experiment.launch.script.refusals import why_refused
 from ampcompare.experiment.launch.slurm import require_slurm
 from ampcompare.runs.settings.config import RunConfig

@@ -28,10 +28,11 @@ __all__ = ["main"]
 
 def main(kind: str, path: str) -> int:
     """Run the script of a request and return its exit code."""
+    from ampcompare.base.environment.ranks import rank_of
     from ampcompare.diagnosis.options import Request
     from ampcompare.diagnosis.profiling.options import ProfileRequest
 
-    rank = int(os.environ.get("RANK", "0"))
+    rank = rank_of()
     request = Request.read(Path(path)) if kind == "diagnosed" else ProfileRequest.read(Path(path))
     status = 1
     try:

@@ -93,6 +93,7 @@ DATA_SETS = {
     "cifar10": "60,000 photographs, 32x32 in color, 10 classes",
     "cifar100": "60,000 photographs, 32x32 in color, 100 classes",
     "imagefolder:PATH": "your images, in PATH/train/CLASS and PATH/val/CLASS",
+    "hf:PATH_OR_NAME": "images and classes of a data set of Hugging Face, from a folder or the hub",
     "module:factory": "your function that returns (train, val) or (train, val, num_classes)",
 }
 
@@ -108,6 +109,7 @@ TEXTS = {
     "python": "the texts of Python's help(), half a megabyte, which differs between versions of Python",
     "text:PATH": "your file, cut into windows",
     "lines:PATH": "your file, one line per sample, padded and masked",
+    "hf:PATH_OR_NAME": "texts of a data set of Hugging Face, a row per line, cut into windows",
     "module:factory": "your function that returns two texts, for training and validation",
 }
 # Models by the names of a library, written PREFIX:NAME: its module, its package, an example, and what they are.
@@ -131,6 +133,7 @@ TORCHVISION_FILES: dict[str, tuple[str, tuple[str, ...]]] = {
 PACKAGES = {
     "digits": ("sklearn", "scikit-learn"),
     **dict.fromkeys([*TORCHVISION_FILES, "imagefolder"], ("PIL", "pillow")),
+    "hf": ("datasets", "datasets"),
 }
 ANY_NAME = re.compile(r"import \*|__getattr__|globals\(|setattr\(|exec\(|vars\(|__dict__|sys\.modules")
 
@@ -347,7 +350,9 @@ def require_files(name: str, data_dir: Path) -> None:
 def _available(name: str, data_dir: Path) -> tuple[bool, str]:
     if name == "digits" and find_spec("sklearn") is None:
         return False, "scikit-learn is not installed: pip install scikit-learn"
-    if name == "imagefolder:PATH" or name in TORCHVISION_FILES:
+    if name.startswith("hf:") and find_spec("datasets") is None:
+        return False, "datasets is not installed: pip install datasets"
+    if name.startswith(("imagefolder:", "hf:")) or name in TORCHVISION_FILES:
         if find_spec("torchvision") is None:
             return False, "torchvision is not installed: pip install torchvision"
         if find_spec("PIL") is None:
@@ -389,7 +394,10 @@ def _check_data_of(task: str, name: str, *, look: bool) -> None:
     kind, colon, path = name.partition(":")
     if name in known:
         return
-    if colon and f"{kind}:PATH" in known:
+    if kind == "hf" and path and "hf:PATH_OR_NAME" in known:
+        if find_spec("datasets") is None:
+            raise BackendUnavailable(f"--data {name} needs datasets, which is not installed: pip install datasets")
+    elif colon and f"{kind}:PATH" in known:
         if look and not Path(path).is_file():
             raise ConfigError(f"--data {name}: there is no file {path!r}")
     elif colon and "module:factory" in known:
@@ -437,8 +445,8 @@ def check_data(name: str, *, data_dir: str | None, download: bool, look: bool = 
         BackendUnavailable: a package that it needs is not installed.
     """
     kind, colon, path = name.partition(":")
-    if kind == "imagefolder" or not colon:
-        if name not in DATA_SETS and kind != "imagefolder":
+    if kind in ("imagefolder", "hf") or not colon:
+        if name not in DATA_SETS and (not colon or not path) and kind != "imagefolder":
             raise ConfigError(f"there is no data set {name!r}; {did_you_mean(name, DATA_SETS)}")
         module, package = PACKAGES.get(kind, ("", ""))
         if module and find_spec(module) is None:

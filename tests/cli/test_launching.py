@@ -14,11 +14,14 @@ from ampcompare.cli.launching import ended_by_signals
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_leaves_the_block_as_an_error(number: signal.Signals) -> None:
     """What the block has started is ended by its own cleanup, and the handlers are those of before."""
-    before = signal.getsignal(number)
+    inherited = signal.signal(number, signal.SIG_DFL)  # ignored, where the tests run under nohup
     cleanup = ExitStack()
     ends: list[bool] = []
     cleanup.callback(ends.append, True)
-    with pytest.raises(Ended, match=f"ended by {number.name}"), ended_by_signals(), cleanup:
-        signal.raise_signal(number)
-    assert ends == [True]
-    assert signal.getsignal(number) == before
+    try:
+        with pytest.raises(Ended, match=f"ended by {number.name}"), ended_by_signals(), cleanup:
+            signal.raise_signal(number)
+        assert ends == [True]
+        assert signal.getsignal(number) == signal.SIG_DFL
+    finally:
+        signal.signal(number, inherited)

@@ -103,7 +103,11 @@ CUDA, CPU, ROCM = {"cuda": "12.6", "hip": None}, {"cuda": None, "hip": None}, {"
 
 def test_cuda_is_refused_only_where_it_is_certain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A build without CUDA, hidden GPUs or no driver at all are certain; any trace of a driver is left to torch."""
-    monkeypatch.setattr("ctypes.util.find_library", lambda name: None)
+
+    def no_library(name: str) -> None:
+        raise OSError(f"{name}: cannot open shared object file")
+
+    monkeypatch.setattr("ctypes.CDLL", no_library)
     monkeypatch.setattr("sys.platform", "linux")
     bare = _root(tmp_path / "bare")
 
@@ -119,7 +123,7 @@ def test_cuda_is_refused_only_where_it_is_certain(tmp_path: Path, monkeypatch: p
         assert ask(CUDA, root) == ask(CUDA, root, CUDA_VISIBLE_DEVICES="0") == ""
         assert "hides all GPUs" in ask(CUDA, root, CUDA_VISIBLE_DEVICES="-1")
         assert "hides all GPUs" in ask(CUDA, root, CUDA_VISIBLE_DEVICES="")
-    monkeypatch.setattr("ctypes.util.find_library", lambda name: "libcuda.so.1")
+    monkeypatch.setattr("ctypes.CDLL", lambda name: None)
     assert ask(CUDA) == ""
 
 

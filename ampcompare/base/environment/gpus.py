@@ -6,7 +6,7 @@ in 16-bit weights.
 
 from __future__ import annotations
 
-import ctypes.util
+import ctypes
 import importlib.util
 import os
 import re
@@ -197,7 +197,11 @@ def why_no_cuda(
         return f"CUDA_VISIBLE_DEVICES={visible} hides all GPUs"
     if sys.platform != "linux" or any(next(root.glob(name), None) is not None for name in DRIVER_FILES):
         return ""
-    return "" if ctypes.util.find_library("cuda") else "this machine has no NVIDIA driver"
+    try:
+        ctypes.CDLL("libcuda.so.1")  # as torch does; `find_library` would start a compiler
+    except OSError:
+        return "this machine has no NVIDIA driver"
+    return ""
 
 
 @dataclass(frozen=True)

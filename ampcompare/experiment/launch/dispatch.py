@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ampcompare.base.environment.ranks import DistributedEnv, world_of
 from ampcompare.base.errors import ConfigError, UnsupportedCombination
 from ampcompare.base.files.run_files import log_name
 from ampcompare.experiment.launch.base import Launcher, LauncherClosed, Progress, interrupted_record
 from ampcompare.experiment.launch.cell_files import archive_previous, write_config, write_record
-from ampcompare.experiment.launch.distributed_env import DistributedEnv, world_of
 from ampcompare.experiment.launch.multi_process import MultiProcessLauncher
 from ampcompare.experiment.launch.places import ANYWHERE, Place, Places
 from ampcompare.experiment.launch.slurm import SlurmLauncher

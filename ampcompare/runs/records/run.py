@@ -21,6 +21,7 @@ from ampcompare.runs.records.document import (
     read_model,
 )
 from ampcompare.runs.records.evaluation import EpochResult, PrecisionResult
+from ampcompare.runs.records.ledger import Ledger
 from ampcompare.runs.records.metric import TOP1, TOP5, Metric
 from ampcompare.runs.records.step import StepRecord
 from ampcompare.runs.settings.config import RunConfig
@@ -165,6 +166,9 @@ class SystemReadings(FrozenRecord):
         None, description="energy of the GPU over timed steps for each image, token, ..., by NVML's counter; of rank 0"
     )
     other_processes: int | None = Field(None, description="largest number of other compute processes on the GPU")
+    device_bytes: Count | None = Field(
+        None, description="most memory of the GPU in use by all its processes, contexts and libraries included, by NVML"
+    )
 
 
 class TimingRound(FrozenRecord):
@@ -259,6 +263,7 @@ class RunRecord(Shown, FrozenRecord):
     config: RunConfig
     engine: EngineInfo | None = None
     effective: Effective | None = Field(None, description="only of backends that hand training to another library")
+    ledger: Ledger | None = Field(None, description="in which types it really ran; None in old records")
     half: str | None = Field(None, description="how 16-bit arithmetic ran: fp16 or bf16, native or emulated")
     host: str | None = Field(None, description="name of the machine; of rank 0 where several trained together")
     environment: dict[str, Any] = Field({})

@@ -20,7 +20,7 @@ from ampcompare.source.syntax import SourceInvalid, parse_tree
 
 __all__ = ["FileMigration", "find_files", "find_mistakes", "migrate_file"]
 
-SIGNS = (b"apex", b"amp_C", b"amp.scale_loss(", b"\0")  # a null byte: text in UTF-16, or no text
+SIGNS = (b"apex", b"amp_C", b"amp.scale_loss(", b"_amp_", b"_master_", b"\0")  # a null byte: text in UTF-16, or no text
 # Returns the mistakes of a module: line, from 1, code of lint, and message.
 Examine: TypeAlias = Callable[[str], list[tuple[int, str, str]]]
 # What a script does wrong by itself, whether its loss is scaled by Apex or by torch.

@@ -6,15 +6,18 @@ import ast
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from pathlib import Path
 
-from ampcompare.source.amp_names import APEX, CORE
+from ampcompare.source.amp_names import APEX, CORE, shown
 from ampcompare.source.edits import Edits
 from ampcompare.source.migrate.core.core import rewrite_core
 from ampcompare.source.migrate.finding import BY_HAND, MARK, NOTE, Finding
 from ampcompare.source.migrate.fp16_optimizer import at_level_2
+from ampcompare.source.migrate.optimizer_internals import INTERNALS, drop_internals
 from ampcompare.source.migrate.read.names import Names
 from ampcompare.source.migrate.read.neighbours import ALONE, Around
 from ampcompare.source.migrate.read.sites import Unsure
+from ampcompare.source.migrate.twin_table import IMPORTED, LAYERS, REMOVED
 from ampcompare.source.migrate.twins import Twins
 from ampcompare.source.module import Block, Module
 from ampcompare.source.syntax import argument, last_name
@@ -71,7 +74,7 @@ class Migration:
 
 def may_use_apex(text: str) -> bool:
     """Return whether a text is worth parsing."""
-    return WORD.search(text) is not None
+    return WORD.search(text) is not None or INTERNALS.search(text) is not None
 
 
 def migrate_text(text: str, target: str = "torch", around: Around = ALONE) -> Migration:
@@ -88,10 +91,14 @@ def migrate_text(text: str, target: str = "torch", around: Around = ALONE) -> Mi
     if not may_use_apex(text):
         return Migration(text, [])
     module = Module(text)
-    names = Names(module, around.helpers(module), around.passed_on(module))
-    if not names.imports and not names.uses:
-        return Migration(text, [])
+    names = Names(module, around.helpers(module), around.passed_on(module), around.running(module))
     edits, findings, unsure = Edits(module), [], None
+    if not names.imports and not names.uses:
+        if any(full.partition(".")[0] == "ampcompare" for _, _, full in module.imports):
+            return Migration(text, [])
+        findings = drop_internals(module, edits, rewritten=False)
+        _mark(module, edits, findings)
+        return Migration(edits.result() if edits else text, findings)
     torch, above = _torch_name(module, names, edits)
     if (earlier := _without_fp16_optimizer(module, names, torch, target)) is not None:
         return earlier
@@ -117,15 +124,18 @@ def migrate_text(text: str, target: str = "torch", around: Around = ALONE) -> Mi
             kept.append(node)
             findings.append(_by_hand(error.node, str(error)))
     findings += twins.findings
-    _rewrite_imports(module, names, edits, kept, twins.imports)
+    needed = {_root(node) for node in kept}
+    findings += _keep_for_others(module, names, around, needed, twins.imports)
+    _rewrite_imports(module, names, edits, needed, twins.imports)
     findings += _probes(module, names, edits)
     if unsure is None:
+        findings += drop_internals(module, edits, rewritten=True)
         _rewrite_texts(module, edits, names)
         findings += _cast_notes(module, names)
     findings = sorted(set(findings))
     if edits and above is not None and _needs_torch(edits, torch):
         edits.before(above, [f"import {torch}"])
-    if edits and "functools.partial(" in edits.inserted():
+    if edits and "functools." in edits.inserted():
         _import_functools(module, edits)
     _mark(module, edits, findings)
     result = _join_branches(edits.result()) if edits else text
@@ -283,17 +293,65 @@ def _is_prologue(statement: ast.stmt) -> bool:
     return is_text or (isinstance(statement, ast.ImportFrom) and statement.module == "__future__")
 
 
+def _keep_for_others(
+    module: Module, names: Names, around: Around, needed: set[str], twins: dict[tuple[ast.stmt, str], str]
+) -> list[Finding]:
+    """Keep the names that other modules import from this one; layers of torch with the same arguments take their place.
+
+    Args:
+        needed: names of Apex that remain, which gets more.
+        twins: full names in torch of what is imported, by statement and name in Apex's module, which gets more.
+    """
+    own = {
+        alias.asname or alias.name: (statement, alias)
+        for statement, alias in names.imports
+        if isinstance(statement, ast.ImportFrom) and module.scope_of[statement] is module.top and alias.name != "*"
+    }
+    waiting = {
+        name for name, (statement, alias) in own.items() if name not in needed and (statement, alias.name) not in twins
+    }
+    listed = {each.value for each in _listed(module) if isinstance(each, ast.Constant)}
+    is_amp = {name for name in waiting if "apex.amp" in module.top.imports.get(name, ())}
+    found = {
+        **{name: Path("__all__") for name in waiting & listed},
+        **around.importers(waiting - is_amp, star=True),
+        **around.importers(is_amp, star=False),
+    }
+    findings = []
+    for name, other in found.items():
+        statement, alias = own[name]
+        full = shown(f"{statement.module}.{alias.name}")  # type: ignore[union-attr]
+        if full in LAYERS:
+            twins[(statement, alias.name)] = IMPORTED[full]
+            continue
+        needed.add(name)
+        line, column = statement.lineno, statement.col_offset
+        if full.startswith(REMOVED):
+            findings.append(
+                Finding(line, column, BY_HAND, f"{other.name} has {name} from here; migrate it, then remove this")
+            )
+        else:
+            findings.append(Finding(line, column, NOTE, f"{full} stays: {other.name} has it from here, as {name}"))
+    return findings
+
+
+def _listed(module: Module) -> list[ast.expr]:
+    """Return what `__all__` of a module lists."""
+    values = module.top.values.get("__all__", [])
+    return [each for value in values if isinstance(value, (ast.List, ast.Tuple)) for each in value.elts]
+
+
 def _rewrite_imports(
-    module: Module, names: Names, edits: Edits, kept: Iterable[ast.AST], twins: dict[tuple[ast.stmt, str], str]
+    module: Module, names: Names, edits: Edits, needed: set[str], twins: dict[tuple[ast.stmt, str], str]
 ) -> None:
     """Rewrite the imports.
 
     Args:
-        kept: uses of Apex that remain.
+        needed: names of Apex that remain.
         twins: full names in torch of what is imported, by statement and name in Apex's module.
     """
-    needed = {_root(node) for node in kept}
     stars = any(alias.name == "*" for _, alias in names.imports) and bool(needed)
+    rewritten = names.passed_on.keys() & {_root(node) for node, _ in names.uses} - needed
     gone: set[ast.stmt] = set()
     for statement in dict.fromkeys(statement for statement, _ in names.imports):
         lines, complete = _rewritten(statement, needed, twins, stars)
@@ -307,6 +365,12 @@ def _rewrite_imports(
     for node in module.nodes:
         if isinstance(node, ast.Try):
             _settle_try(module, edits, node, gone)
+        elif isinstance(node, ast.ImportFrom):
+            left = [each for each in node.names if (each.asname or each.name) not in rewritten]
+            if left and len(left) < len(node.names):
+                edits.replace_statement(node, [ast.unparse(ast.ImportFrom(node.module, left, node.level))])
+            elif not left:
+                edits.remove(node)
 
 
 def _import_from_engine(module: Module, names: Names, edits: Edits, kept: Iterable[ast.AST]) -> bool:

@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["DECORATORS", "IMPORTED", "OPTIMIZERS", "STAYS", "TABLE", "Optimizer", "Row", "markdown_table"]
+__all__ = [
+    "DECORATORS",
+    "IMPORTED",
+    "LAYERS",
+    "OPTIMIZERS",
+    "REMOVED",
+    "STAYS",
+    "TABLE",
+    "Optimizer",
+    "Row",
+    "markdown_table",
+]
 
 
 @dataclass(frozen=True)
@@ -55,6 +66,11 @@ IMPORTED = {
     "apex.normalization.fused_layer_norm.FusedLayerNorm": "torch.nn.LayerNorm",
     "apex.normalization.MixedFusedLayerNorm": "torch.nn.LayerNorm",
 }
+
+# Of these, what has the same arguments in torch, so that callers in other files need not change.
+LAYERS = frozenset(name for name in IMPORTED if name.endswith(("LayerNorm", "SyncBatchNorm")))
+# What Apex no longer has since May 2025.
+REMOVED = ("apex.amp", "apex.parallel", "apex.fp16_utils", "apex.RNN", "apex.reparameterization")
 
 ADAM = ("params", "lr", "bias_correction", "betas", "eps", "adam_w_mode", "weight_decay", "amsgrad", "set_grad_none")
 OPTIMIZERS = {
@@ -121,11 +137,12 @@ TABLE = (
     Row("amp.state_dict()", "scaler.state_dict()", REWRITES, "under the same key of the checkpoint"),
     Row("amp.load_state_dict(state)", "scaler.load_state_dict(state)", REWRITES, "and a branch for files of Apex"),
     Row("with amp.disable_casts():", 'with torch.autocast("cuda", enabled=False):', REWRITES),
-    Row("@amp.half_function", '@torch.amp.custom_fwd(cast_inputs=torch.float16, device_type="cuda")', REWRITES),
-    Row("@amp.float_function", '@torch.amp.custom_fwd(cast_inputs=torch.float32, device_type="cuda")', REWRITES),
+    Row("@amp.half_function", "@cast_inputs(torch.float16)", REWRITES,
+        "a function that is put into the file; `torch.amp.custom_fwd` on a method of `torch.autograd.Function`"),
+    Row("@amp.float_function", "@cast_inputs(torch.float32)", REWRITES, "likewise"),
     Row('amp.register_half_function(torch, "einsum")', "none needed", REWRITES, "where autocast has fp16 too"),
     Row('amp.register_float_function(torch, "sigmoid")',
-        'torch.sigmoid = torch.amp.custom_fwd(torch.sigmoid, cast_inputs=torch.float32, device_type="cuda")', NOTED,
+        'torch.sigmoid = cast_inputs(torch.float32, autocast=False)(torch.sigmoid)', NOTED,
         "for the whole process, as in Apex; a class is left"),
     Row("amp._amp_state.loss_scalers[0].loss_scale()", "scaler.get_scale()", REWRITES),
     Row("apex.parallel.DistributedDataParallel(model, delay_allreduce=True)",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -183,7 +183,7 @@ def _write_shards(
             "torch.distributed.checkpoint does not store; save with --checkpoint-format file"
         )
     temporary = Path(ranks.broadcast_from_rank0(lambda: str(folder.begin_sharded(step))))
-    stored = _written(temporary, shards)
+    _write_parts(temporary, shards)
     files: dict[str, str] = {}
     for own in ranks.gather(_checksums(temporary, ranks.rank)):
         if isinstance(own, str):
@@ -197,29 +197,36 @@ def _write_shards(
                 f"rank 0 does not see {temporary / missing[0]}, which another rank has written; choose an --output-dir "
                 "on a disk that all ranks share"
             )
-        content = {**_with_parts(state, "", stored), FILES: files}
+        content = {**_with_parts(state, "", _describe_parts(temporary, shards)), FILES: files}
         folder.finish_sharded(temporary, content, step=step, best=best)
 
     ranks.broadcast_from_rank0(finish)
 
 
-def _written(folder: Path, shards: dict[str, Tensor]) -> dict[str, dict[str, Any]]:
-    """Write the parts of all ranks; return what stands for each tensor in the state, by its key."""
+def _write_parts(folder: Path, shards: dict[str, Tensor]) -> None:
+    """Write the parts of all ranks."""
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.filesystem import FileSystemWriter
-    from torch.distributed.checkpoint.metadata import MetadataIndex
     from torch.distributed.checkpoint.state_dict_saver import save
 
     try:
-        metadata: Any = save(dict(shards), storage_writer=FileSystemWriter(folder))
+        save(dict(shards), storage_writer=FileSystemWriter(folder))
     except CheckpointException as error:  # raised on every rank
         rank, (reason, _) = next(iter(error.failures.items()))
         text = getattr(reason, "strerror", None) or " ".join(str(reason).split())[:200]
         raise EnvironmentUnfit(
             f"rank {rank} cannot write its shards to {folder}: {text}; free some space or choose another --output-dir"
         ) from None
-    stored = {}
-    for key in shards:
+
+
+def _describe_parts(folder: Path, keys: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """Return what stands for each tensor in the state, by its key: where its parts lie, from the file that says so."""
+    from torch.distributed.checkpoint.filesystem import FileSystemReader
+    from torch.distributed.checkpoint.metadata import MetadataIndex
+
+    metadata: Any = FileSystemReader(folder).read_metadata()  # what `save` returns lacks the places in torch 2.11
+    described = {}
+    for key in keys:
         entry = metadata.state_dict_metadata[key]
         parts = []
         for chunk in entry.chunks:
@@ -234,8 +241,8 @@ def _written(folder: Path, shards: dict[str, Tensor]) -> dict[str, dict[str, Any
                         "sizes": list(chunk.sizes),
                     }
                 )
-        stored[key] = {PARTS: parts, "dtype": entry.properties.dtype, "shape": list(entry.size)}
-    return stored
+        described[key] = {PARTS: parts, "dtype": entry.properties.dtype, "shape": list(entry.size)}
+    return described
 
 
 def _checksums(folder: Path, rank: int) -> dict[str, str] | str:

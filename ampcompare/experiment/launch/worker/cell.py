@@ -26,6 +26,7 @@ import torch.distributed as dist
 
 from ampcompare import guards
 from ampcompare.base.environment.fingerprint import fingerprint, host_name
+from ampcompare.base.environment.ranks import DistributedEnv
 from ampcompare.base.errors import AmpCompareError, EnvironmentUnfit
 from ampcompare.base.files.loaded_code import end_watch, watch_code
 from ampcompare.base.files.run_files import CellFile
@@ -40,7 +41,6 @@ from ampcompare.experiment.launch.cell_files import (
     write_config,
     write_record,
 )
-from ampcompare.experiment.launch.distributed_env import DistributedEnv
 from ampcompare.experiment.launch.places import with_place
 from ampcompare.experiment.launch.stop_signal import stopped_by_signal
 from ampcompare.experiment.launch.worker.monitor import SystemMonitor
@@ -323,6 +323,10 @@ def record(cell: Cell, world: DistributedEnv | None, *, start_seconds: float, se
         config=config,
         engine=cell.precision.engine,
         effective=cell.precision.effective,
+        ledger=session.ledger.look.result(
+            loss_scale=metrics.final_loss_scale,
+            emulated=cell.precision.emulated or _emulated(cell.fp16_mode),
+        ),
         half=f"{cell.precision.emulated} emulated" if cell.precision.emulated else cell.fp16_mode,
         host=host_name(),
         environment={**fingerprint(), **cell.device_facts},
@@ -336,6 +340,12 @@ def record(cell: Cell, world: DistributedEnv | None, *, start_seconds: float, se
         notes=[*_settings_without_effect(config, cell.device), *cell.precision.notes],
         error=f"asked to stop after {steps_done} updates, and saved" if session.interrupted else None,
     )
+
+
+def _emulated(mode: str | None) -> str:
+    """Return the type that an emulation stands for; "" if there is none."""
+    name, _, how = (mode or "").partition(" ")
+    return name if how == "emulated" else ""
 
 
 def _units_of_a_gpu(cell: Cell) -> int | None:

@@ -14,6 +14,7 @@ from typing import Any
 
 from ampcompare.base.environment.fingerprint import SWITCHES
 from ampcompare.base.files.loaded_code import differing
+from ampcompare.runs.analysis.runs.declared import why_not_as_declared
 from ampcompare.runs.analysis.runs.pairs import Pair, conditional_on, finished, pairs_by_seed
 from ampcompare.runs.analysis.runs.scores import other_metric
 from ampcompare.runs.records.run import RunRecord, RunSummary
@@ -116,6 +117,7 @@ def accuracy_incomparable_reason(arm: RunRecord, reference: RunRecord, *, same_s
         or _script_reason(arm, reference)
         or _without_arm(arm)
         or _without_arm(reference)
+        or _other_arm(reference)
         or _switch_reason(arm, reference)
         or _inherited_reason(arm)
         or _inherited_reason(reference)
@@ -269,6 +271,12 @@ def code_reason(arm: RunRecord, reference: RunRecord) -> str:
         return f"with another {_joined(variables, ', ')}"
     packages = [name for name in differing(arm.packages, reference.packages) if name not in EVERYWHERE]
     return _joined([f"{name} {arm.packages[name]}, not {reference.packages[name]}" for name in packages])
+
+
+def _other_arm(reference: RunRecord) -> str:
+    """Return that the reference did not run as it declares."""
+    why = why_not_as_declared([reference])
+    return f"{reference.arm}, the reference, is not as declared: {why}" if why else ""
 
 
 def _without_arm(record: RunRecord) -> str:

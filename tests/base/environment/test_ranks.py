@@ -1,16 +1,17 @@
-"""The place of a process among others, read from what torchrun, srun or a user has set."""
+"""The place of a process among others, read from what torchrun, mpirun, srun or a user has set."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from ampcompare.base.environment.ranks import DistributedEnv, rank_of, world_of
 from ampcompare.base.errors import ConfigError, EnvironmentUnfit, LaunchError, UnsupportedCombination
 from ampcompare.experiment.launch.dispatch import ExternalLauncher, make_launcher
-from ampcompare.experiment.launch.distributed_env import DistributedEnv, rank_of, world_of
 from ampcompare.experiment.launch.forked import ForkedLauncher
 from ampcompare.experiment.launch.multi_process import MultiProcessLauncher
 from ampcompare.experiment.launch.worker import cell as worker
@@ -161,3 +162,45 @@ def test_a_rendezvous_that_cannot_be_read(url: str) -> None:
     """A URL of another kind is an error that shows it."""
     with pytest.raises(LaunchError, match=f"could not connect at {url}: "):
         open_store(DistributedEnv(0, 1, 0, 1, url, 0, "x"))
+
+
+OPEN_MPI = {
+    **{"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4"},
+    **{"OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "4", "OMPI_MCA_ess_base_jobid": "1177616385"},
+}
+MPICH = {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
+
+
+def test_mpirun() -> None:
+    """The ranks of a job on one machine meet there, those of another job elsewhere."""
+    world, other = world_of(OPEN_MPI), world_of({**OPEN_MPI, "OMPI_MCA_ess_base_jobid": "1177616386"})
+    assert world is not None
+    assert other is not None
+    assert (world.rank, world.size, world.local_rank, world.local_size, world.launcher) == (3, 4, 1, 4, "mpirun")
+    assert world.url.startswith("tcp://127.0.0.1:")
+    assert world_of({**OPEN_MPI, "OMPI_COMM_WORLD_RANK": "0"}).url == world.url  # type: ignore[union-attr]
+    assert other.url != world.url
+    assert rank_of(OPEN_MPI) == 3
+
+
+def test_mpich_names_no_job() -> None:
+    """Its ranks on one machine have one parent, which gives them their port."""
+    world = world_of(MPICH)
+    assert world == DistributedEnv(1, 2, 1, 2, f"tcp://127.0.0.1:{20000 + os.getppid() % 20000}", 0, "mpirun")
+
+
+def test_mpirun_alone_and_in_other_jobs() -> None:
+    """One process is alone; torchrun's variables win, and those of Slurm belong to the daemons of mpirun."""
+    assert world_of({**OPEN_MPI, "OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_RANK": "0"}) is None
+    assert world_of({**OPEN_MPI, **TORCHRUN}).launcher == "torchrun"  # type: ignore[union-attr]
+    assert world_of({**OPEN_MPI, **SRUN}).launcher == "mpirun"  # type: ignore[union-attr]
+
+
+def test_mpirun_over_machines_needs_an_address() -> None:
+    """Nothing but MASTER_ADDR and MASTER_PORT says where processes of several machines meet."""
+    spread = {**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
+    with pytest.raises(ConfigError, match=r"several machines.*-x MASTER_ADDR=HOST -x MASTER_PORT=PORT"):
+        world_of(spread)
+    world = world_of({**spread, "MASTER_ADDR": "node1", "MASTER_PORT": "29500"}, url="env://")
+    assert world is not None
+    assert (world.url, world.nodes) == ("env://", 2)
