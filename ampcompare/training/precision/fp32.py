@@ -9,10 +9,36 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from ampcompare.base.tensors.tf32 import Tf32, require_tf32, set_tf32
+from ampcompare.base.errors import BackendUnavailable
+from ampcompare.base.tensors.tf32 import Tf32, set_tf32
 from ampcompare.training.precision.base import NO_CONTEXT, Precision, Prepared
 
-__all__ = ["FP32"]
+__all__ = ["FP32", "require_tf32"]
+
+
+MIN_CAPABILITY = (8, 0)
+
+
+def require_tf32(device: torch.device, asked_by: str) -> None:
+    """Check that a device supports TF32; on any other the switch would silently do nothing.
+
+    Args:
+        asked_by: the arm or option that asks for it, for the message.
+
+    Raises:
+        BackendUnavailable: names the device, and what to use instead.
+    """
+    if device.type != "cuda":
+        raise BackendUnavailable(
+            f"{asked_by} asks for TF32, a mode of NVIDIA GPUs from compute capability 8.0, but the device is "
+            f"{device}; leave it out, or use --device cuda"
+        )
+    capability = torch.cuda.get_device_capability(device)
+    if capability < MIN_CAPABILITY:
+        raise BackendUnavailable(
+            f"{asked_by} asks for TF32, which needs compute capability 8.0, but {torch.cuda.get_device_name(device)} "
+            f"has {capability[0]}.{capability[1]}; leave it out"
+        )
 
 
 class FP32(Precision):

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from ampcompare.base.errors import BackendUnavailable
-from ampcompare.base.tensors.tf32 import Tf32, require_tf32, set_tf32
+from ampcompare.base.tensors.tf32 import Tf32, set_tf32
 from ampcompare.training.precision.base import make_precision
 
 BACKENDS: Any = torch.backends
@@ -23,16 +22,6 @@ def switches() -> Iterator[None]:
     yield
     BACKENDS.fp32_precision = "none"
     before.apply()
-
-
-def test_an_old_gpu_has_no_tf32(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compute capability decides, and the message has the GPU's name and its own."""
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 0))
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla V100")
-    with pytest.raises(BackendUnavailable, match=r"Tesla V100 has 7\.0"):
-        require_tf32(torch.device("cuda"), "--tf32 on")
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
-    require_tf32(torch.device("cuda"), "--tf32 on")
 
 
 SETTINGS: dict[str, Callable[[], None]] = {

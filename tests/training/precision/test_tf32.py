@@ -11,6 +11,7 @@ from torch import nn
 from ampcompare.base.errors import BackendUnavailable
 from ampcompare.base.tensors.tf32 import Tf32, set_tf32
 from ampcompare.training.precision.base import make_precision
+from ampcompare.training.precision.fp32 import require_tf32
 
 
 @pytest.fixture
@@ -26,6 +27,16 @@ def test_a_cpu_has_no_tf32() -> None:
     """The arm is refused where it could not differ from fp32, with the device and what to do."""
     with pytest.raises(BackendUnavailable, match=r"fp32:tf32 asks for TF32.* 8\.0, but the device is cpu; leave it"):
         make_precision("fp32:tf32", device="cpu")
+
+
+def test_an_old_gpu_has_no_tf32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compute capability decides, and the message has the GPU's name and its own."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla V100")
+    with pytest.raises(BackendUnavailable, match=r"Tesla V100 has 7\.0"):
+        require_tf32(torch.device("cuda"), "--tf32 on")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    require_tf32(torch.device("cuda"), "--tf32 on")
 
 
 @pytest.mark.usefixtures("switches")

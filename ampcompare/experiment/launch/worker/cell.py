@@ -31,7 +31,7 @@ from ampcompare.base.errors import AmpCompareError, EnvironmentUnfit
 from ampcompare.base.files.loaded_code import end_watch, watch_code
 from ampcompare.base.files.run_files import CellFile
 from ampcompare.base.files.write import write_atomically
-from ampcompare.base.tensors.tf32 import Tf32, require_tf32, set_tf32
+from ampcompare.base.tensors.tf32 import Tf32, set_tf32
 from ampcompare.experiment.launch.base import Phase, Progress
 from ampcompare.experiment.launch.cell_files import (
     archive_checkpoints,
@@ -57,6 +57,7 @@ from ampcompare.training.other_precisions import evaluate_in_others
 from ampcompare.training.parallel.ranks import Communicator, SingleProcess, weights_digest
 from ampcompare.training.precision.base import Precision, make_precision
 from ampcompare.training.precision.cpu_half import cpu_half
+from ampcompare.training.precision.fp32 import require_tf32
 from ampcompare.training.process_group import own_group
 from ampcompare.training.run_summary import RunMetrics
 from ampcompare.training.session import Session
