@@ -33,6 +33,7 @@ from ampcompare.runs.analysis.inference.effect import MIN_PAIRS, wilson
 from ampcompare.runs.analysis.inference.looks import Design
 from ampcompare.runs.analysis.inference.verdict import NOTHING, Evidence, Verdict, verdicts_on
 from ampcompare.runs.analysis.runs.comparability import circumstances, foreign_steps, memory_reason, script_sentences
+from ampcompare.runs.analysis.runs.declared import not_as_declared, why_not_as_declared
 from ampcompare.runs.analysis.runs.pairs import (
     Pair,
     conditional,
@@ -245,9 +246,10 @@ def _rows(
 def _line_of_reference(arm: str, records: Sequence[RunRecord]) -> Line:
     pairs = pairs_by_seed(records, records)
     effect = accuracy_effect(pairs)
+    word = not_as_declared(records) or failure_verdict(records)
     return Line(
         _row(arm, records, pairs),
-        Evidence(word=failure_verdict(records), mean=None if effect is None else effect.mean),
+        Evidence(word=word, mean=None if effect is None else effect.mean),
         Evidence(mean=step_times(pairs).mean),
     )
 
@@ -256,6 +258,8 @@ def _line_of(
     arm: str, records: Sequence[RunRecord], against: Sequence[RunRecord], margin: AccuracyMargin, design: Design
 ) -> Line:
     pairs = pairs_by_seed(records, against)
+    if other := not_as_declared(records):
+        return Line(_row(arm, records, pairs), Evidence(word=other), Evidence(word=other), Evidence(word=other))
     return Line(
         _row(arm, records, pairs).model_copy(update=_memory(records, against)),
         accuracy_evidence(records, pairs, margin, design),
@@ -386,7 +390,11 @@ def _twins(
     Args:
         rows: of the table, against its reference.
     """
-    ran = {row.arm: effective for row in rows if (effective := _effective(by_arm[row.arm])) is not None}
+    ran = {
+        row.arm: effective
+        for row in rows
+        if (effective := _effective(by_arm[row.arm])) is not None and not why_not_as_declared(by_arm[row.arm])
+    }
     twins = {label: twin for label, other in ran.items() if (twin := _twin_label(label, by_arm[label], other)) != label}
     results = []
     for label, twin in twins.items():

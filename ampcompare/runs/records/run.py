@@ -21,6 +21,7 @@ from ampcompare.runs.records.document import (
     read_model,
 )
 from ampcompare.runs.records.evaluation import EpochResult, PrecisionResult
+from ampcompare.runs.records.ledger import Ledger
 from ampcompare.runs.records.metric import TOP1, TOP5, Metric
 from ampcompare.runs.records.step import StepRecord
 from ampcompare.runs.settings.config import RunConfig
@@ -234,7 +235,7 @@ class ScriptFacts(FrozenRecord):
 
     weights: list[str] = Field([], description="hash of the parameters at each initialize, before any cast")
     batches: list[str] = Field([], description="hashes of what entered the model first")
-    files: list[str] = Field([], description="files outside the folder of the cell that it wrote")
+    files: list[str] = Field([], description="files that it wrote; they lie in `written` in the folder of the cell")
     inherited: list[str] = Field(
         [], description="files outside its folder that it read, and that another cell, or an earlier run, had written"
     )
@@ -262,6 +263,7 @@ class RunRecord(Shown, FrozenRecord):
     config: RunConfig
     engine: EngineInfo | None = None
     effective: Effective | None = Field(None, description="only of backends that hand training to another library")
+    ledger: Ledger | None = Field(None, description="in which types it really ran; None in old records")
     half: str | None = Field(None, description="how 16-bit arithmetic ran: fp16 or bf16, native or emulated")
     host: str | None = Field(None, description="name of the machine; of rank 0 where several trained together")
     environment: dict[str, Any] = Field({})

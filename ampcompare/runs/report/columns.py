@@ -59,6 +59,7 @@ TONES: dict[str, Tone] = {
     "inconclusive": "open",
     "conditional": "open",
     "not comparable": "muted",
+    "not as declared": "bad",
     "no verdict": "muted",
 }
 CONDITIONAL = re.compile(r"conditional on (?P<share>.*) seeds \((?P<inner>.*)\)")

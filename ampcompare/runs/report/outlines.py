@@ -35,10 +35,20 @@ class Chapter:
 _TERMINAL = ("headline|conclusions", "overview", "published", "precisions")
 _COMPARISON = {
     "table": (*_TERMINAL, "next:2"),
-    "details": (*_TERMINAL, "next", "measurements", "verdicts", "samples", "models", "conclusions", "environment"),
+    "details": (
+        *_TERMINAL,
+        "next",
+        "measurements",
+        "verdicts",
+        "ledger",
+        "samples",
+        "models",
+        "conclusions",
+        "environment",
+    ),
     "md": (
-        *("headline", "overview", "next", "measurements", "verdicts", "precisions", "samples", "models", "published"),
-        *("conclusions", "environment", "command"),
+        *("headline", "overview", "next", "measurements", "verdicts", "ledger", "precisions", "samples", "models"),
+        *("published", "conclusions", "environment", "command"),
     ),
     "latex": ("headline", "overview", "measurements", "verdicts", "published"),
     "csv": ("values",),
@@ -78,7 +88,9 @@ LEAD: dict[str, Outline] = {
 
 _PAGE = (
     Chapter("effects", "Differences", ("differences", "ratios"), "cards"),
-    Chapter("summary", "Summary", ("overview", "conclusions", "precisions", "samples+", "models+", "published")),
+    Chapter(
+        "summary", "Summary", ("overview", "conclusions", "ledger*", "precisions", "samples+", "models+", "published")
+    ),
     Chapter("figures", "Curves", ("curves", "costs"), "open"),
     Chapter("runs", "Runs", ("runs*", "measured+", "order+")),
     Chapter("settings", "Settings", ("differing", "settings", "arms+", "recipe+", "machine+")),

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ampcompare.base.formatting import MIB, few, format_bytes, format_decimal, printable
-from ampcompare.runs.records.comparison import ArmSummary, Comparison
+from ampcompare.runs.records.comparison import UNJUDGED, ArmSummary, Comparison
 from ampcompare.runs.records.metric import Metric
 from ampcompare.runs.records.run import RunRecord
 from ampcompare.runs.report.columns import (
@@ -112,7 +112,7 @@ def _ratio(row: ArmSummary, comparison: Comparison) -> Cell:
         return Cell()
     if is_emulated(row) and not row.time_verdict.startswith("invalid"):
         return Cell("emulated", "muted", short="-")
-    if row.time_verdict.startswith(("invalid", "not comparable")):
+    if row.time_verdict.startswith(UNJUDGED):
         return Cell(row.time_verdict.partition(" (")[0].removesuffix(" measurement"), "muted", short="-")
     text = ratio_interval(row, comparison)
     return Cell(text, time_tone(row.time_verdict), short=text.partition(" ")[0])
@@ -362,4 +362,4 @@ def _no_time(row: ArmSummary) -> str:
     if row.invalid_time:
         return f"invalid ({row.invalid_time})"
     word, detail = word_and_detail(row.time_verdict)
-    return f"{word} ({detail})" if word in ("not comparable", "invalid measurement") else ""
+    return f"{word} ({detail})" if word.startswith(UNJUDGED) else ""

@@ -323,6 +323,10 @@ def record(cell: Cell, world: DistributedEnv | None, *, start_seconds: float, se
         config=config,
         engine=cell.precision.engine,
         effective=cell.precision.effective,
+        ledger=session.ledger.look.result(
+            loss_scale=metrics.final_loss_scale,
+            emulated=cell.precision.emulated or _emulated(cell.fp16_mode),
+        ),
         half=f"{cell.precision.emulated} emulated" if cell.precision.emulated else cell.fp16_mode,
         host=host_name(),
         environment={**fingerprint(), **cell.device_facts},
@@ -336,6 +340,12 @@ def record(cell: Cell, world: DistributedEnv | None, *, start_seconds: float, se
         notes=[*_settings_without_effect(config, cell.device), *cell.precision.notes],
         error=f"asked to stop after {steps_done} updates, and saved" if session.interrupted else None,
     )
+
+
+def _emulated(mode: str | None) -> str:
+    """Return the type that an emulation stands for; "" if there is none."""
+    name, _, how = (mode or "").partition(" ")
+    return name if how == "emulated" else ""
 
 
 def _units_of_a_gpu(cell: Cell) -> int | None:

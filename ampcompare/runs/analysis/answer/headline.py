@@ -18,6 +18,7 @@ from ampcompare.runs.analysis.answer.phrases import (
 from ampcompare.runs.analysis.evidence.samples import samples_noun
 from ampcompare.runs.analysis.inference.effect import MIN_PAIRS
 from ampcompare.runs.analysis.inference.looks import changes_sentence
+from ampcompare.runs.analysis.runs.declared import not_as_declared
 from ampcompare.runs.analysis.runs.learning import (
     LEARNED_NOTHING,
     divergence_cause,
@@ -123,6 +124,8 @@ def _nothing_to_compare(comparison: Comparison, by_arm: Mapping[str, Sequence[Ru
     """Return why there is nothing to compare; "" if there is."""
     reference = comparison.reference
     records = by_arm.get(reference, [])
+    if other := not_as_declared(records):
+        return f"Nothing to compare: {reference} is {other}."
     if idle := idle_verdict(records):
         return f"Nothing to compare: {reference} {idle}."
     if not any(row.completed for row in comparison.arms):
@@ -364,6 +367,9 @@ def _accuracy_sentences(comparison: Comparison, rows: Sequence[ArmSummary], qual
         )
         said.add(row.arm)
     yield from _not_compared(those("not comparable"), everyone, said, reference)
+    for row in those("not as declared"):
+        yield f"No verdict on {label_of(row)}: it is {row.accuracy_verdict}."
+        said.add(row.arm)
     idle: dict[str, list[str]] = {}
     for row in those(LEARNED_NOTHING):
         idle.setdefault(row.accuracy_verdict, []).append(row.arm)
