@@ -121,7 +121,7 @@ def pytest_collection_finish() -> None:
 # Rooms whose tests are about processes, and the words of a file that starts one. Whatever they miss fails under --unit.
 PROCESS_ROOMS = (
     *("benchmarks", "cli", "distributed", "docker", "docs", "integrations"),
-    *("api/doctor", "experiment/launch", "script/legacy"),
+    *("api/doctor", "experiment/launch", "script/legacy", "training/checkpoint"),
 )
 # A unit test starts no process, trains a few steps at most, and simulates no experiments. These files start none, but
 # take half a second or more, and longer for each test than others do.
@@ -141,7 +141,6 @@ LONG = {
     "source": "migrate/read/neighbours migrate/rewrite",
     "tasks": "boxes dataloader detection imagefolder lm models",
     "training": "cuda_graph ema memory optimizers other_precisions rollback session skip_nonfinite without_float64",
-    "training/checkpoint": "convert/converted_training reader/budget real store/file",
     "training/precision": "actnn apex_steps base contract fabric fp8 keep_fp32 quantized",
     "training/state": "check_checkpoint probe",
 }
