@@ -11,7 +11,7 @@ import pytest
 
 pytestmark = pytest.mark.integration
 
-# Counts its steps in a file that every cell appends to.
+# Counts its steps in a file that every cell appends to, the only one that cells may change.
 TRAIN = """
 import argparse, os, sys, torch
 from torch import nn
@@ -45,7 +45,9 @@ def script(*, arguments: str = "", setup: str = "", step: str = "") -> str:
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of a user."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COUNT", str(tmp_path / "count"))
+    (tmp_path / "real").mkdir()
+    monkeypatch.setenv("COUNT", str(tmp_path / "real" / "count"))
+    monkeypatch.setenv("AMPCOMPARE_COMPARE_ALLOW_WRITES", "real")
     return tmp_path
 
 
@@ -92,7 +94,7 @@ def test_what_is_certain_to_fail_stops_there(call: Any, folder: Path, what: str)
     assert done.err.count(said) == 1, done.err
     assert "nothing else was started; --no-preflight skips this check" in done.err
     assert not list((folder / "out").glob("cells/*"))
-    steps = (folder / "count").read_text() if (folder / "count").exists() else ""
+    steps = (folder / "real" / "count").read_text() if (folder / "real" / "count").exists() else ""
     assert len(steps) < 3
     assert said.split(" (")[0] in json.dumps(json.loads((folder / "out" / "plan.json").read_text())["preflight"])
 
@@ -135,10 +137,10 @@ def test_the_plan_is_estimated_from_its_steps(call: Any, folder: Path) -> None:
     found = call(*words, "--json", "--", "train.py").json()
     assert found["preflight"]["cell_steps"] == 8
     assert 0 < found["estimate"]["seconds"] < 60
-    steps = len((folder / "count").read_text())
+    steps = len((folder / "real" / "count").read_text())
     assert steps == 8  # two in each of four short runs: the third ends it
     assert "time and memory: unknown" in call(*words, "--no-preflight", "--", "train.py").out
-    assert len((folder / "count").read_text()) == steps
+    assert len((folder / "real" / "count").read_text()) == steps
     assert not (folder / "out").exists()
 
 
