@@ -164,7 +164,8 @@ def observe_in_child(config: RunConfig) -> dict[str, Any]:
     recipe = config.recipe
     changes = {"batch_size": min(recipe.batch_size, MAX_SAMPLES), "grad_accum_steps": 1}
     small = config.model_copy(update={"recipe": recipe.model_copy(update=changes)})
-    answer = call_in_child(PROGRAM, "observe", seconds=TIME_LIMIT, options={"config": small.model_dump(mode="json")})
+    options = {"config": small.model_dump(mode="json")}
+    answer = call_in_child(PROGRAM, "observe", seconds=TIME_LIMIT, options=options, shared=config.writable_paths())
     if not answer.done:
         raise LaunchError(f"{config.arm} cannot be observed on {recipe.model.arch}: {answer.failure}")
     if "error" in answer.value:
