@@ -38,7 +38,6 @@ class ScriptRows:
     batches: list[str] = field(default_factory=list)
     scalars: dict[str, list[float]] = field(default_factory=dict)
     sources: dict[str, str] = field(default_factory=dict)
-    files: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     setup: dict[str, Any] = field(default_factory=dict)
     acted: dict[str, Any] = field(default_factory=dict)
@@ -52,7 +51,6 @@ class ScriptRows:
         return ScriptFacts(
             weights=self.weights,
             batches=self.batches,
-            files=self.files,
             notes=self.notes,
             without_arm=self.acted.get("without"),
             optimizer_steps=self.acted.get("steps"),
@@ -93,8 +91,6 @@ def _add(rows: ScriptRows, row: dict[str, Any]) -> None:
         rows.sources.setdefault(row["name"], row["source"])
     elif kind == "memory":
         rows.peak_bytes, rows.peak_reserved_bytes = row["peak_bytes"], row["peak_reserved_bytes"]
-    elif kind == "files":
-        rows.files = row["written"]
     elif kind == "note":
         rows.notes.append(row["text"])
     elif kind == "setup":
