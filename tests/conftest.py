@@ -131,7 +131,7 @@ LONG = {
     "diagnosis": "diagnose holds observation ranges",
     "experiment": "claims/programs/double_step experiment follow journal reference_look run_order",
     "guards": "events mistakes no_false_alarms",
-    "runs/analysis": "answer/headline counts forest same_work survivors tables/copies",
+    "runs/analysis": "answer/headline counts forest same_work survivors",
     "runs/analysis/inference": "granularity pooled_effects sample_size verdict",
     "runs/analysis/runs": "learning record_checks scores",
     "runs/analysis/evidence": "loss_tail samples step_time",
