@@ -43,6 +43,7 @@ diagnose_option = options_of(api_diagnose)
 @watched_script_options
 @diagnose_option("--rank", type=click.IntRange(0), metavar="N", group=SCRIPT, help="rank to watch")
 @diagnose_option("--gpus", metavar="LIST", group=MACHINE)
+@diagnose_option("--preflight/--no-preflight", group=SCRIPT)
 @recipe_options
 @option("--output-dir", "-o", type=FOLDER, group=OUTPUT, help="write diagnosis.json and .html into this folder")
 @json_option()
@@ -53,7 +54,8 @@ def command(**parameters: Any) -> int:
     remove a fault. A script after -- is started again for each test. Exits with 0 whether or not there is a fault.
     """
     from ampcompare.experiment.diagnose import DiagnoseOptions, diagnose
-    from ampcompare.experiment.preflight import check_cells
+    from ampcompare.experiment.option_checks import check_cells
+    from ampcompare.experiment.preflight import preflight_of
     from ampcompare.runs.records.run import dump_json
     from ampcompare.runs.report.terminal import Terminal
 
@@ -67,13 +69,15 @@ def command(**parameters: Any) -> int:
     )
     options.check()
     check_cells([config])
+
+    def say(line: str) -> None:
+        click.echo(f"ampcompare: {line}", err=True)
+
     with ended_by_signals():
+        if config.script is not None and parameters["preflight"]:
+            preflight_of([config], say, gpus=options.gpus)
         folder = parameters["output_dir"]
-        diagnosis = diagnose(
-            options,
-            output_dir=Path(folder) if folder else None,
-            say=lambda line: click.echo(f"ampcompare: {line}", err=True),
-        )
+        diagnosis = diagnose(options, output_dir=Path(folder) if folder else None, say=say)
     if parameters["as_json"]:
         click.echo(dump_json(diagnosis))
         return 0
