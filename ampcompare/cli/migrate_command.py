@@ -66,6 +66,7 @@ def _migrate(paths: tuple[str, ...], target: str, *, write: bool) -> int:
     named = set(map(Path, paths))
     examine = find_mistakes if target == "torch" else lambda text: []  # lint knows the calls of torch.amp only
     changed = left = by_hand = 0
+    loads = False
     begun = time.monotonic()
     for number, path in enumerate(files, 1):
         result = migrate_file(path, target, must_parse=path in named, examine=examine)
@@ -76,6 +77,7 @@ def _migrate(paths: tuple[str, ...], target: str, *, write: bool) -> int:
             fail(result.lines()[0])
             continue
         if result.changed and write:
+            loads |= result.loads_state
             try:
                 result.write()
             except (ValueError, EnvironmentUnfit) as fault:  # what `write` says of a file
@@ -91,6 +93,8 @@ def _migrate(paths: tuple[str, ...], target: str, *, write: bool) -> int:
     _say(_sums(len(files), changed, left, by_hand, len(faults), write))
     if left:
         _say("what is left keeps running with `from ampcompare.apex import amp` in the place of `from apex import amp`")
+    elif loads and not faults:
+        _say("files that were saved with Apex load as before; to convert one: ampcompare convert OLD NEW --to native")
     elif changed and not write and not faults:
         to = "" if target == "torch" else f" --to {target}"
         _say(f"next, check that it trains the same: ampcompare migrate --verify{to} {_script(files)}")

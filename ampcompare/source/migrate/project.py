@@ -14,6 +14,7 @@ from ampcompare.base.files.read import FileFault
 from ampcompare.base.notebook_display import Shown
 from ampcompare.source.document import Document, parse_document, read_bytes, write_document
 from ampcompare.source.find import find_sources
+from ampcompare.source.migrate.core.state_dict import FROM_APEX
 from ampcompare.source.migrate.finding import BY_HAND, NOTE, Finding, origins_of_lines
 from ampcompare.source.migrate.read.neighbours import look_around
 from ampcompare.source.migrate.rewrite import Migration, may_use_apex, migrate_text
@@ -50,6 +51,11 @@ class FileMigration(Shown):
     def changed(self) -> bool:
         """Whether the text is another one."""
         return self.document is not None and self.migration is not None and self.migration.text != self.document.text
+
+    @property
+    def loads_state(self) -> bool:
+        """Whether the rewritten text loads the state of a scaler from files of Apex too."""
+        return self.migration is not None and FROM_APEX in self.migration.text
 
     @property
     def by_hand(self) -> int:
