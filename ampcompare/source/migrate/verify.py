@@ -124,9 +124,10 @@ def verify_script(path: str, arguments: list[str], *, steps: int, target: str, s
     script = Path(path)
     if not script.is_file():
         raise ConfigError(f"there is no script {path}")
-    _migrated(script, target)
+    first = _migrated(script, target)
     original = run_script(script, arguments, steps=steps)
-    migrations = [_migrated(script.parent / each, target) for each in original.files]
+    others = [script.parent / each for each in original.files if each != script.name]
+    migrations = [first, *(_migrated(each, target) for each in others)]
     say(f"unchanged, on ampcompare's engine: {original.sums()}")
     if original.written:
         names = ", ".join(os.path.relpath(path) for path in original.written[:MAX_NAMES])
