@@ -36,7 +36,6 @@ ahead_option = options_of(api_look_ahead)
     ],
     examples=[
         ("What O2 does to the numbers of a small network:", "ampcompare diagnose --arm O2 --arch convnet"),
-        ("Only ranges of values, at two steps:", "ampcompare diagnose --arm half --reference none --at 0,4"),
         ("Your own training script:", "ampcompare diagnose --arm O2 --device cpu -- train.py --epochs 1"),
         ("What its first steps tell of the rest:", "ampcompare diagnose --ahead --arm half:bf16,O2 -- train.py"),
     ],

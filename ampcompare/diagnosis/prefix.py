@@ -302,11 +302,9 @@ def _dummy_of(optimizer: Optimizer) -> Optimizer:
 
 def _schedulers_of(optimizer: Optimizer) -> list[Any]:
     """Return the schedulers of an optimizer that no other one steps."""
-    found = [
-        each
-        for each in gc.get_objects()
-        if isinstance(each, LRScheduler) and getattr(each, "optimizer", None) is optimizer
-    ]
+    # `type` and `vars`: objects of libraries may answer `isinstance` and `getattr` by code of their own.
+    all_of_them = (each for each in gc.get_objects() if issubclass(type(each), LRScheduler))
+    found = [each for each in all_of_them if vars(each).get("optimizer") is optimizer]
     inner = {id(one) for each in found for one in getattr(each, "_schedulers", ())}
     return [each for each in found if id(each) not in inner]
 
