@@ -35,6 +35,7 @@ def diagnose(
     script: Sequence[str] | None = None,
     rank: int = DiagnoseOptions.rank,
     gpus: str | None = DiagnoseOptions.gpus,
+    preflight: bool = True,
     recipe: Recipe | str | None = None,
     size: str | None = None,
     config_file: str | Path | None = None,
@@ -58,6 +59,7 @@ def diagnose(
             candidate, in separate processes.
         rank: the process that is watched, of a script with several (`processes=2`).
         gpus: numbers of the GPUs to choose from, such as 0,2-3; by default all that are free.
+        preflight: of a script, first train a few steps without a watch: what cannot work is said at once.
         recipe, size, config_file, settings: as for `run`.
         output_dir: folder of `diagnosis.json` and, where the extra is installed, `diagnosis.html`; by default none.
 
@@ -67,8 +69,9 @@ def diagnose(
         LaunchError: the model of a recipe raised, or no step of a script was watched.
     """
     from ampcompare.experiment.diagnose import diagnose as _diagnose
+    from ampcompare.experiment.option_checks import check_cells
     from ampcompare.experiment.options import settings_request, with_script
-    from ampcompare.experiment.preflight import check_cells
+    from ampcompare.experiment.preflight import preflight_of
 
     if loop is not None and script is not None:
         raise ConfigError("diagnose takes either a loop or a script, but both were given; leave one out")
@@ -79,6 +82,8 @@ def diagnose(
     options.check()
     if loop is None:
         check_cells([config])
+    if script is not None and preflight:
+        preflight_of([config], gpus=gpus)
     return _diagnose(options, loop, output_dir=None if output_dir is None else Path(output_dir))
 
 
@@ -89,6 +94,7 @@ def profile(
     steps: int = ProfileOptions.steps,
     profiled_steps: int = ProfileOptions.profiled,
     trials: bool = ProfileOptions.trials,
+    preflight: bool = True,
     script: Sequence[str] | None = None,
     recipe: Recipe | str | None = None,
     size: str | None = None,
@@ -107,6 +113,7 @@ def profile(
         steps: timed steps of each arm, without the profiler.
         profiled_steps: steps of each arm under torch.profiler.
         trials: train a recipe with switches that may help, in turns with the arm as it is.
+        preflight: of a script, first train a few steps of each arm: what cannot work is said at once.
         script: a user's own script with its arguments, or "-m" and a module, as for `run`.
         recipe, size, config_file, settings: as for `run`.
         output_dir: folder of `profile.json`, `profile.md`, `trace.json` and, where the extra is installed,
@@ -117,8 +124,9 @@ def profile(
         EnvironmentUnfit: this machine lacks something that was requested.
         LaunchError: the reference could not be trained.
     """
+    from ampcompare.experiment.option_checks import check_cells
     from ampcompare.experiment.options import settings_request, with_script
-    from ampcompare.experiment.preflight import check_cells
+    from ampcompare.experiment.preflight import preflight_of
     from ampcompare.experiment.profile import profile as _profile
     from ampcompare.experiment.profile import require_arms
 
@@ -134,6 +142,8 @@ def profile(
     options.check()
     if loop is None:
         check_cells(configs)
+    if script is not None and preflight:
+        preflight_of(configs)
     return _profile(options, loop, output_dir=None if output_dir is None else Path(output_dir))
 
 
@@ -187,6 +197,7 @@ def find_batch(
     jobs: int | Literal["auto"] | None = None,
     gpus: str | None = None,
     note: Callable[[str], None] = lambda text: None,
+    preflight: bool = True,
     recipe: Recipe | str | None = None,
     size: str | None = None,
     config_file: str | Path | None = None,
@@ -201,6 +212,7 @@ def find_batch(
         jobs: arms to search at the same time; by default one per free GPU of a kind, or 1.
         gpus: numbers of the GPUs to choose from, such as 0,2-3; by default all that are free.
         note: receives a line about each try.
+        preflight: first train a few steps of each arm: one that cannot train is named before the search.
         recipe, size, config_file, settings: as for `run`; the batch size is the first that is tried.
 
     Returns:
@@ -216,7 +228,7 @@ def find_batch(
 
     config = collect_settings(settings_request(recipe, size, config_file, settings), one_run=True).config
     configs = configs_of(config, _names_of(arms))
-    return search_batches(BatchSearch(configs, memory_limit, margin / 100, note), jobs, gpus)
+    return search_batches(BatchSearch(configs, memory_limit, margin / 100, note, preflight), jobs, gpus)
 
 
 def _names_of(arms: Sequence[Arm | str] | str) -> list[str]:

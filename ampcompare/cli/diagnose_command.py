@@ -64,6 +64,7 @@ ahead_option = options_of(api_look_ahead)
 @watched_script_options
 @diagnose_option("--rank", type=click.IntRange(0), metavar="N", group=SCRIPT, help="rank to watch")
 @diagnose_option("--gpus", metavar="LIST", group=MACHINE)
+@diagnose_option("--preflight/--no-preflight", group=SCRIPT)
 @recipe_options
 @option("--output-dir", "-o", type=FOLDER, group=OUTPUT, help="write diagnosis.json and .html into this folder")
 @json_option()
@@ -79,7 +80,8 @@ def command(**parameters: Any) -> int:
     if parameters["ahead"]:
         return _ahead(parameters)
     from ampcompare.experiment.diagnose import DiagnoseOptions, diagnose
-    from ampcompare.experiment.preflight import check_cells
+    from ampcompare.experiment.option_checks import check_cells
+    from ampcompare.experiment.preflight import preflight_of
     from ampcompare.runs.records.run import dump_json
     from ampcompare.runs.report.terminal import Terminal
 
@@ -97,13 +99,15 @@ def command(**parameters: Any) -> int:
     )
     options.check()
     check_cells([config])
+
+    def say(line: str) -> None:
+        click.echo(f"ampcompare: {line}", err=True)
+
     with ended_by_signals():
+        if config.script is not None and parameters["preflight"]:
+            preflight_of([config], say, gpus=options.gpus)
         folder = parameters["output_dir"]
-        diagnosis = diagnose(
-            options,
-            output_dir=Path(folder) if folder else None,
-            say=lambda line: click.echo(f"ampcompare: {line}", err=True),
-        )
+        diagnosis = diagnose(options, output_dir=Path(folder) if folder else None, say=say)
     if parameters["as_json"]:
         click.echo(dump_json(diagnosis))
         return 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -16,9 +17,9 @@ from ampcompare.source.find import find_sources
 from ampcompare.source.migrate.finding import BY_HAND, NOTE, Finding, origins_of_lines
 from ampcompare.source.migrate.read.neighbours import look_around
 from ampcompare.source.migrate.rewrite import Migration, may_use_apex, migrate_text
-from ampcompare.source.syntax import SourceInvalid, parse_tree
+from ampcompare.source.syntax import SourceInvalid, parse_tree, walk
 
-__all__ = ["FileMigration", "find_files", "find_mistakes", "migrate_file"]
+__all__ = ["FileMigration", "find_files", "find_mistakes", "is_script", "migrate_file"]
 
 SIGNS = (b"apex", b"amp_C", b"amp.scale_loss(", b"_amp_", b"_master_", b"\0")  # a null byte: text in UTF-16, or no text
 # Returns the mistakes of a module: line, from 1, code of lint, and message.
@@ -103,6 +104,20 @@ class FileMigration(Shown):
 def find_files(paths: Iterable[str], *, unreadable: Callable[[Path, str], None] | None = None) -> Iterator[Path]:
     """Yield the Python files and notebooks below paths."""
     return find_sources(paths, unreadable=unreadable)
+
+
+def is_script(path: Path) -> bool:
+    """Return whether a file does something where it is run: it asks for `__main__`, or calls or loops at the top."""
+    try:
+        tree = parse_tree(parse_document(path, read_bytes(path)).text)
+    except (FileFault, SourceInvalid):
+        return False
+    asks = any(isinstance(each, ast.Constant) and each.value == "__main__" for each in walk(tree))
+    return asks or any(isinstance(each, (ast.For, ast.While)) or _calls(each) for each in tree.body)
+
+
+def _calls(statement: ast.stmt) -> bool:
+    return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call)
 
 
 def migrate_file(

@@ -85,7 +85,7 @@ def _gives_up(statement: ast.Try) -> bool:
         "apex-removed",
         "an Apex module that was removed in May 2025 is imported, and nothing catches the ImportError to go on",
         "the script fails at the import with any later Apex",
-        "move to `torch.amp`, or run the script with `ampcompare exec`",
+        "move to `torch.amp` with `ampcompare migrate`, or run the script with `ampcompare exec`",
         """
 from apex import amp  # AMP301
 """,
