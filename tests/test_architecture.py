@@ -29,7 +29,7 @@ else:
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "ampcompare"
 
-TORCH_FREE = ("api", "backends", "cli", "experiment", "experiment.launch.script.refusals", "runs", "source")
+TORCH_FREE = ("api", "backends", "cli", "experiment", "runs", "source")
 # In rooms without torch: what needs it, and says so in its docstring.
 WITH_TORCH = ("api.doctor", "api.precision", "experiment.claims.programs", "experiment.launch")
 HEAVY = {"numpy", "pandas", "scipy", "sklearn", "submitit", "torch", "torchvision"}

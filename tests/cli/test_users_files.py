@@ -100,9 +100,9 @@ def test_compare_leaves_all_files_as_they_were(call: Any, tmp_path: Path, projec
 
 def test_the_report_says_what_cells_wrote(call: Any, tmp_path: Path, project: Path) -> None:
     write_script(project, "torch.save")
-    words = ("--arm", "fp32,bf16", "--seeds", "0", "--device", "cpu", "-o", str(tmp_path / "run"), "--details")
-    done = call("compare", *words, "--", "train.py")
-    assert "Each cell wrote checkpoint.pt: into cells/CELL/written, so that your own files are as they" in done.out
+    words = ("--arm", "fp32", "--device", "cpu", "-o", str(tmp_path / "run"))
+    done = call("run", *words, "--", "train.py")
+    assert "The script wrote checkpoint.pt: into cells/CELL/written, and your own files are as they" in done.out
 
 
 def test_folders_that_are_allowed_are_really_written(call: Any, tmp_path: Path, project: Path) -> None:
@@ -114,7 +114,7 @@ def test_folders_that_are_allowed_are_really_written(call: Any, tmp_path: Path, 
     assert (tmp_path / "elsewhere/best.pt").is_file()
 
 
-@pytest.mark.parametrize("way", ["torch.save", "home"])
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "command",
     [
@@ -122,11 +122,23 @@ def test_folders_that_are_allowed_are_really_written(call: Any, tmp_path: Path, 
         ["profile", "--arm", "fp32,bf16", "--device", "cpu", "--steps", "2", "--"],
     ],
 )
-def test_what_examines_a_script_leaves_all_files(
-    call: Any, tmp_path: Path, project: Path, command: list[str], way: str
-) -> None:
-    write_script(project, way, steps=40)
+def test_what_examines_a_script_leaves_all_files(call: Any, tmp_path: Path, project: Path, command: list[str]) -> None:
+    write_script(project, "home", steps=40)
     before = state_of(tmp_path)
     done = call(*command, "train.py")
     assert done.code == 0, done.err
     assert state_of(tmp_path) == before
+
+
+def test_a_factory_of_the_user_changes_no_file_either(call: Any, tmp_path: Path, here: Path) -> None:
+    if not can_sandbox(str(tmp_path)):
+        pytest.skip("this machine allows no overlays")
+    (here / "writing_model.py").write_text(
+        "import torch\n\n\ndef make(num_classes, sample_shape):\n    open('side.txt', 'w').write('x')\n"
+        "    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 8 * 8, num_classes))\n"
+    )
+    before = state_of(here)
+    done = call("run", "--arch", "writing_model:make", "-o", str(tmp_path / "run"), tiny=True)
+    assert done.code == 0, done.err
+    assert state_of(here) == before
+    assert [path.read_text() for path in (tmp_path / "run").glob("cells/*/written/side.txt")] == ["x"]

@@ -12,9 +12,8 @@ from scipy import stats
 
 from ampcompare.base.errors import ConfigError
 from ampcompare.runs.analysis.inference.criteria import Criteria
+from ampcompare.runs.analysis.results_table import judge, read_table
 from ampcompare.runs.analysis.summary import summarize
-from ampcompare.runs.analysis.tables.csv_table import read_table
-from ampcompare.runs.analysis.tables.external import judge
 from ampcompare.runs.records.comparison import ArmSummary, Comparison
 from ampcompare.runs.records.evaluation import EpochResult
 from ampcompare.runs.records.run import RunRecord
@@ -98,7 +97,7 @@ def test_verdicts_stand_in_the_rows(make_record: MakeRecord) -> None:
 def test_a_judged_table_of_the_figures_of_runs_says_the_same(make_record: MakeRecord) -> None:
     """Verdicts, intervals and the rate of divergence of a table are those of the runs that its lines are of."""
     values = {"fp32": [0.503, 0.521, 0.492, 0.514], "half": [0.402, 0.447, 0.413, 0.406], "bf16": [0.5, 0.5, 0.4, 0.4]}
-    records, lines = [], ["arm,seed,accuracy,time"]
+    records, lines = [], ["arm,seed,accuracy,seconds"]
     for arm, its in values.items():
         for seed, value in enumerate(its):
             diverged = arm == "bf16" and seed > 1
