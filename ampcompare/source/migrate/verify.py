@@ -126,9 +126,10 @@ def verify_script(path: str, arguments: list[str], *, steps: int, target: str, s
     script = Path(path)
     if not script.is_file():
         raise ConfigError(f"there is no script {path}")
-    _migrated(script, target)
+    first = _migrated(script, target)
     original = run_script(script, arguments, steps=steps)
-    migrations = [_migrated(script.parent / each, target) for each in original.files]
+    others = [script.parent / each for each in original.files if each != script.name]
+    migrations = [first, *(_migrated(each, target) for each in others)]
     say(f"unchanged, on ampcompare's engine: {original.sums()}")
     if original.limits:
         say(original.limits)
@@ -150,7 +151,7 @@ def verify_script(path: str, arguments: list[str], *, steps: int, target: str, s
                 say(f"known difference, {result.path}:{each.line}: {each.message}")
     write = ["ampcompare", "migrate", "--write", *(["--to", target] * (target != "torch"))]
     write += [str(each.path) for each in migrations if each.changed]
-    for line in _conclusion(verdict, remark, original.levels, [path, *arguments], write):
+    for line in _conclusion(verdict, remark, original.levels if target == "torch" else (), [path, *arguments], write):
         say(line)
     return EXIT_CODES.get(verdict, 0)
 
@@ -185,12 +186,12 @@ def _conclusion(verdict: str, remark: str, levels: tuple[str, ...], script: list
         return [f"verdict: {verdict}; keep the original until the first difference above is explained"]
     if verdict == UNDECIDED:
         return [f"verdict: {verdict}, because {remark}; the files may be right, and no command can tell so far"]
-    if NO_EQUIVALENT not in remark:
+    if not WITHOUT_EQUIVALENT & set(levels):
         return [f"verdict: {verdict}{remark}; you can go on with the rewritten files:", f"  {shlex.join(write)}"]
     device = [] if visible_gpus() else ["--device", "cpu"]
     arms = ["ampcompare", "compare", "--reference", max(levels), "--arm", "fp16", *device, "--", *script]
     return [
-        f"verdict: {verdict}{remark}; you can go on once torch.amp is accurate enough for you:",
+        f"verdict: {verdict}{remark}; you can go on if torch.amp is as accurate as {max(levels)} in whole trainings:",
         f"  {shlex.join(arms)}",
         f"  {shlex.join(write)}",
     ]
