@@ -27,8 +27,12 @@ from ampcompare.base.processes.overlay import LAYERS, NAMES, VARIABLE
 from ampcompare.base.processes.start import start_command
 from ampcompare.base.processes.working_copy import WorkingCopies
 
-__all__ = ["Sandbox", "Written", "can_sandbox", "remove_tree", "sandboxed"]
+__all__ = ["WITHOUT_OVERLAYS", "Sandbox", "Written", "can_sandbox", "remove_tree", "sandboxed"]
 
+WITHOUT_OVERLAYS = (  # where a sandbox is partial
+    "this machine allows no overlays, so the script runs in a copy of its folder; what it writes to a full path "
+    "elsewhere, as below the home, changes your files"
+)
 How = Literal["new", "changed", "removed"]
 OF_TEMPFILE = ("tmp", "pymp-", "torchelastic_")  # names of temporary files that a process has left behind
 PROBE_SECONDS = 20.0
