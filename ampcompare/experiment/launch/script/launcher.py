@@ -269,6 +269,7 @@ def script_command(config: RunConfig, script: ScriptConfig, folder: Path) -> lis
         start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
         start += [str(config.processes), "-m"]
     options = ["--arm", config.arm, "--seed", str(seed), "--record", str((folder / CellFile.SCRIPT).resolve())]
+    options += ["--twin"] * (config.first_weights == "twin")
     if script.max_steps is not None:
         options += ["--max-steps", str(script.max_steps)]
     if config.device == "cpu":
