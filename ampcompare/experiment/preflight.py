@@ -125,6 +125,7 @@ def preflight_of(
     """
     place = find_places(configs[:1], 1, gpus).all[0]
     with DispatchingLauncher(place=place) as launcher:
+        launcher.on_note = say
         found = check_arms({config.arm: config for config in configs}, launcher, [configs[0].recipe.seed])
     require_trainable(found)
     for line in found.lines():

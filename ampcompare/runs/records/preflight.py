@@ -103,7 +103,7 @@ class Preflight(FrozenRecord):
         for name, value in self.metrics.items():
             seen = f"{value:g} so far" if value is not None else f"not seen in {steps} steps"
             lines.append(f"  metric {name}: {seen}")
-        if self.is_script and not self.metrics:
+        if labels and self.is_script and not self.metrics:
             shown = f"; it shows {few(list(self.numbers)[:MAX_SHOWN])}: see --list-metrics" if self.numbers else ""
             lines.append(f"  metric: its training loss{shown}")
         if self.overwritten:

@@ -108,7 +108,15 @@ class Comparison:
     lines: list[str]
 
 
-def verify_script(path: str, arguments: list[str], *, steps: int, target: str, say: Callable[[str], None]) -> int:
+def verify_script(
+    path: str,
+    arguments: list[str],
+    *,
+    steps: int,
+    target: str,
+    say: Callable[[str], None],
+    check: Callable[[], None] = lambda: None,
+) -> int:
     """Run a script twice and print the comparison; return the exit code.
 
     Args:
@@ -116,6 +124,7 @@ def verify_script(path: str, arguments: list[str], *, steps: int, target: str, s
         steps: at most, of one optimizer.
         target: as for `migrate_file`.
         say: prints a line.
+        check: called once the rewrite is known to be whole, before the script runs; what it raises is passed on.
 
     Raises:
         ConfigError: there is no such script, or it cannot be rewritten.
@@ -125,6 +134,7 @@ def verify_script(path: str, arguments: list[str], *, steps: int, target: str, s
     if not script.is_file():
         raise ConfigError(f"there is no script {path}")
     _migrated(script, target)
+    check()
     original = run_script(script, arguments, steps=steps)
     migrations = [_migrated(script.parent / each, target) for each in original.files]
     say(f"unchanged, on ampcompare's engine: {original.sums()}")
