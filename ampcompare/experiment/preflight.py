@@ -7,6 +7,7 @@ batches, the script does not follow the seed.
 from __future__ import annotations
 
 import os
+import statistics
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +27,7 @@ from ampcompare.experiment.launch.script.rows import ScriptRows, of_training_pro
 from ampcompare.experiment.plan import Plan
 from ampcompare.runs.records.preflight import ArmTrial, Preflight
 from ampcompare.runs.records.run import RunRecord
-from ampcompare.runs.records.step import iter_steps
+from ampcompare.runs.records.step import StepRecord, iter_steps
 from ampcompare.runs.settings.config import RunConfig, SavingConfig
 from ampcompare.runs.settings.script import ScriptConfig, seed_option
 
@@ -154,7 +155,7 @@ class _Trial:
 
     record: RunRecord
     seconds: float
-    losses: list[float]
+    steps: list[StepRecord]
     total_steps: int = 0
     rows: ScriptRows | None = None
     optimizers: list[str] = field(default_factory=list)
@@ -165,7 +166,7 @@ class _Trial:
     @property
     def error(self) -> str:
         """Why it made no step; what a script does after its last one, which came too early for it, says nothing."""
-        enough = self.record.config.script is not None and len(self.losses) >= STEPS
+        enough = self.record.config.script is not None and len(self.steps) >= STEPS
         return "" if enough or self.record.status != "failed" else self.record.error or "it failed"
 
     @property
@@ -176,9 +177,10 @@ class _Trial:
     def summary(self) -> ArmTrial:
         """Return what is stored of it."""
         code = int(self.record.environment.get("exit_code", 3)) if self.error else 0
-        median = self.record.summary.step_seconds_median
+        times = [step.seconds for step in self.steps][1:] or [step.seconds for step in self.steps]
+        median = statistics.median(times) if times else None
         return ArmTrial(
-            error=self.error, exit_code=code, steps=len(self.losses), seconds=self.seconds, step_seconds=median
+            error=self.error, exit_code=code, steps=len(self.steps), seconds=self.seconds, step_seconds=median
         )
 
 
@@ -199,12 +201,12 @@ def _run(cell: RunConfig, seed: int, launcher: Launcher, folder: Path) -> _Trial
     begun = time.perf_counter()
     record = launcher.launch(brief, folder, follow)
     seconds = time.perf_counter() - begun
-    losses = [step.loss for step in iter_steps(folder / CellFile.STEPS)] if (folder / CellFile.STEPS).exists() else []
+    steps = list(iter_steps(folder / CellFile.STEPS)) if (folder / CellFile.STEPS).exists() else []
     if script is None:
-        return _Trial(record, seconds, losses, totals[0], optimizers=[cell.recipe.optimizer.name])
+        return _Trial(record, seconds, steps, totals[0], optimizers=[cell.recipe.optimizer.name])
     rows = of_training_process(folder)
     known = [steps for steps in (script.max_steps, rows.planned_steps) if steps is not None]
-    trial = _Trial(record, seconds, losses, min(known, default=0), rows, rows.optimizers)
+    trial = _Trial(record, seconds, steps, min(known, default=0), rows, rows.optimizers)
     _read_metrics(trial, script, folder)
     return trial
 
@@ -241,7 +243,7 @@ def _found(trials: Mapping[str, _Trial], seconds: float) -> Preflight:
     return Preflight(
         arms={label: trial.summary() for label, trial in trials.items()},
         optimizers=list(dict.fromkeys(first.optimizers)),
-        losses=first.losses,
+        losses=[step.loss for step in first.steps],
         is_script=script is not None,
         copies=copies,
         seed_option=seed_option(script) if copies and script is not None else "",
