@@ -36,6 +36,7 @@ __all__ = ["check_arms", "failure_of", "preflight", "preflight_of", "require_tra
 STEPS = 3
 SKIPPED = "(nothing else was started; --no-preflight skips this check)"
 REMOTE = ("slurm", "ray")  # their cells run on other machines
+REFUSED = ConfigError.exit_code
 ERRORS: dict[int, type[AmpCompareError]] = {2: ConfigError, 4: EnvironmentUnfit}
 
 
@@ -76,7 +77,7 @@ def check_arms(
                 continue
             seed = seeds[0] if not trials else seeds[-1]
             trials[label] = _run(cell, seed, launcher, Path(place, str(len(trials))))
-            if trials[label].is_scripts_own or trials[label].faults:
+            if len(trials) == 1 and (trials[label].is_scripts_own or trials[label].faults):
                 break
         if len(trials) == 1 == len(rows) and len(seeds) > 1 and not next(iter(trials.values())).error:
             (label, cell), *_ = rows.items()
@@ -171,8 +172,9 @@ class _Trial:
 
     @property
     def is_scripts_own(self) -> bool:
-        """Whether it failed before the arm had anything to do, so that all arms fail alike."""
-        return bool(self.error) and self.rows is not None and not self.rows.weights and not self.rows.steps
+        """Whether it failed before the arm had anything to do, and not by the arm's refusal, so that all fail alike."""
+        rows, code = self.rows, self.record.environment.get("exit_code")
+        return bool(self.error) and rows is not None and not rows.weights and not rows.steps and code != REFUSED
 
     def summary(self) -> ArmTrial:
         """Return what is stored of it."""

@@ -148,6 +148,16 @@ def test_what_is_doubtful_is_said_and_the_matrix_starts(call: Any, folder: Path,
     assert len(list((folder / "out").glob("cells/*/record.json"))) == 2
 
 
+def test_every_arm_that_cannot_train_is_named(call: Any, folder: Path) -> None:
+    """The refusal of one, before any step, says nothing about the next."""
+    (folder / "train.py").write_text(script(setup="torch.set_default_dtype(torch.float64)"))
+    done = call("compare", "--arm", "fp32,bf16,O2", "--device", "cpu", "--dry-run", "--json", "--", "train.py")
+    arms = done.json()["preflight"]["arms"]
+    assert [(arm, "float64" in trial["error"]) for arm, trial in arms.items()] == [
+        *[("fp32", False), ("native:bf16", True), ("apex:O2", True)]
+    ]
+
+
 def test_the_plan_is_estimated_from_its_steps(call: Any, folder: Path) -> None:
     """The loop of the script says how many a cell makes; without a preflight nothing is known, and nothing runs."""
     (folder / "train.py").write_text(script())
