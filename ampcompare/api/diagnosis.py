@@ -12,6 +12,7 @@ from ampcompare.diagnosis.options import DiagnoseOptions
 from ampcompare.diagnosis.profiling.options import ProfileOptions
 from ampcompare.experiment.sources import collect_settings
 from ampcompare.runs.records.diagnosis import Diagnosis
+from ampcompare.runs.records.outlook import Outlook
 from ampcompare.runs.records.profile import Profile
 from ampcompare.runs.settings.recipe import Recipe
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from ampcompare.experiment.find_batch import BatchLimit
     from ampcompare.training.precision.base import Precision
 
-__all__ = ["diagnose", "explain_arm", "find_batch", "profile"]
+__all__ = ["diagnose", "explain_arm", "find_batch", "look_ahead", "profile"]
 
 
 def diagnose(
@@ -144,6 +145,48 @@ def profile(
     if script is not None and preflight:
         preflight_of(configs)
     return _profile(options, loop, output_dir=None if output_dir is None else Path(output_dir))
+
+
+def look_ahead(
+    arms: Sequence[Arm | str] | str = ("apex:O2",),
+    *,
+    prefix: int = 100,
+    steps: int | None = None,
+    twin: bool = True,
+    script: Sequence[str] | None = None,
+    gpus: str | None = None,
+    recipe: Recipe | str | None = None,
+    size: str | None = None,
+    config_file: str | Path | None = None,
+    **settings: Any,
+) -> Outlook:
+    """Say from the first steps of a training which arms will hold to its end: `diagnose --ahead`.
+
+    Args:
+        arms: such as "half:bf16", or `Arm`s.
+        prefix: steps to run, in fp32.
+        steps: optimizer steps of the whole training, where its scheduler does not say; by default the rate stays.
+        twin: run them again from weights changed by one part in 512: how far apart two equal trainings can end.
+        script: a user's own script with its arguments, or "-m" and a module, as for `run`.
+        gpus: numbers of the GPUs to choose from, such as 0,2-3; by default the first that is free.
+        recipe, size, config_file, settings: as for `run`.
+
+    Returns:
+        For each arm "will not hold", "no fault in sight" or "cannot know", with the law and its figures.
+
+    Raises:
+        ConfigError: an option or setting that cannot be used.
+        EnvironmentUnfit: this machine lacks something that was requested.
+        LaunchError: the training failed, or made no step.
+    """
+    from ampcompare.experiment.look_ahead import AheadOptions
+    from ampcompare.experiment.look_ahead import look_ahead as _look_ahead
+    from ampcompare.experiment.options import settings_request, with_script
+
+    given = with_script({**settings, "arm": "fp32"}, script, ())
+    config = collect_settings(settings_request(recipe, size, config_file, given), one_run=True).config
+    judged = [Arm.parse(name) for name in _names_of(arms)]
+    return _look_ahead(AheadOptions(config, judged, prefix, steps, twin, gpus))
 
 
 def find_batch(
