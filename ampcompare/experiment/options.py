@@ -209,6 +209,8 @@ class CompareOptions:
         gpus: numbers of the GPUs to use, such as 0,2-3; by default all that are free.
         timing_rounds: how often the arms of a seed are timed again after their runs, in turns of a few steps.
         profile: after the runs, profile each arm with the first seed into the run directory: why is it faster, or not.
+        twin: train the reference again from weights changed by one part in 512, as a row of its own: how far apart two
+            equal trainings end is the least difference that can be told.
         preflight: first train a few steps of each arm: what cannot work is said once, before the first cell.
         fail_on: limits such as "accuracy<-0.5" or "time>1.10x", checked for every arm.
         baseline: report.json or run directory that the limits compare with; by default the reference arm.
@@ -260,6 +262,7 @@ class CompareOptions:
         gpus: str | None = None,
         timing_rounds: int = 0,
         profile: bool = False,
+        twin: bool = False,
         preflight: bool = True,
         fail_on: Sequence[str] | str = (),
         baseline: str | Path | None = None,
@@ -293,7 +296,7 @@ class CompareOptions:
         self.margin, self.time_margin, self.loss_margin = margin, time_margin, loss_margin
         self.looks, self.objective = looks, prefer or objective
         self.jobs, self.gpus, self.timing_rounds = jobs, gpus, timing_rounds
-        self.profile, self.preflight = profile, preflight
+        self.profile, self.twin, self.preflight = profile, twin, preflight
         self.fail_on, self.baseline = _texts(fail_on), _path(baseline)
         self.output_dir, self.force, self.observer = _path(output_dir), force, observer
         self.tensorboard, self.junit = _path(tensorboard), _path(junit)
