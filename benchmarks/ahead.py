@@ -28,6 +28,7 @@ from ampcompare.backends.arm import Arm
 from ampcompare.diagnosis.laws import outlook_of, twin_distance
 from ampcompare.diagnosis.prefix import PrefixWatch
 from ampcompare.tasks.lm import sentences
+from ampcompare.training.twin import change_weights
 
 ARMS = ("half:bf16", "half:bf16,masters=fp32", "half:bf16,kahan", "half:bf16,rounding=stochastic", "native:bf16")
 STEPS = 500
@@ -121,12 +122,22 @@ RATES = {"adamw": (3e-4, 1e-3, 5e-3), "sgd": (0.003, 0.03, 0.15)}
 
 
 def train(
-    task: str, optimizer: str, rate: float, schedule: str, arm: str, *, steps: int, watch: Any = None
+    task: str,
+    optimizer: str,
+    rate: float,
+    schedule: str,
+    arm: str,
+    *,
+    steps: int,
+    watch: Any = None,
+    is_twin: bool = False,
 ) -> list[float]:
     """Return the losses of a training; a watch sees its first steps."""
     make, data, loss_of = TASKS[task]
     torch.manual_seed(1)
     model = make()
+    if is_twin:
+        change_weights(model.parameters())
     x, y = data()
     precision = ampcompare.make_precision(arm, device="cpu")
     made: torch.optim.Optimizer = (
@@ -166,8 +177,8 @@ def rows(*, quick: bool) -> Iterator[dict[str, Any]]:
         watches = []
         curves = []
         for is_twin in (False, True):
-            watch = PrefixWatch(PREFIX, total=STEPS, is_twin=is_twin)
-            curves.append(train(*given, "fp32", steps=STEPS, watch=watch))
+            watch = PrefixWatch(PREFIX, total=STEPS)
+            curves.append(train(*given, "fp32", steps=STEPS, watch=watch, is_twin=is_twin))
             watch.close()
             watches.append(watch)
         prefix = watches[0].result()

@@ -105,6 +105,7 @@ compare_option = options_of(CompareOptions)
 )
 @compare_option("--timing-rounds", type=click.IntRange(0), metavar="N", group=MACHINE)
 @compare_option("--profile", group=OUTPUT)
+@compare_option("--twin", group=ARMS)
 @compare_option("--preflight/--no-preflight", group=MACHINE)
 @launch_options
 @details_option

@@ -100,7 +100,6 @@ class PrefixRequest:
         is_module: the script is the name of a module.
         steps: of the prefix.
         total: optimizer steps of the whole training; None if only its scheduler knows.
-        is_twin: begin from weights changed by one part in 512.
         answer: file for what was seen.
         ended: file for the exit code of rank 0, written when it ends.
     """
@@ -109,7 +108,6 @@ class PrefixRequest:
     is_module: bool
     steps: int
     total: int | None
-    is_twin: bool
     answer: str
     ended: str
 

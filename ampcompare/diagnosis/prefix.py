@@ -13,7 +13,6 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -30,7 +29,6 @@ PROBES = 8  # steps of the second half that are rounded
 POINTS = 12  # of the rest of the schedule, at which each of them is
 SAMPLE = 2**20  # elements of one tensor
 TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
-TWIN = 2.0**-9  # as much as bf16 rounds
 
 
 class PrefixWatch:
@@ -39,10 +37,9 @@ class PrefixWatch:
     Args:
         steps: of the prefix.
         total: optimizer steps of the whole training; None if only its scheduler knows.
-        is_twin: change each weight that an optimizer gets by one part in 512, up or down, before the first step.
     """
 
-    def __init__(self, steps: int, *, total: int | None = None, is_twin: bool = False) -> None:
+    def __init__(self, steps: int, *, total: int | None = None) -> None:
         self.steps = steps
         self.total = total
         self.losses: list[float | Tensor] = []
@@ -52,7 +49,6 @@ class PrefixWatch:
         self._lost: list[tuple[int, dict[str, Tensor]]] = []
         self._largest: list[Tensor] = []
         self._no_denominator: list[dict[str, Tensor]] = []
-        self._moved: set[int] = set()
         self._seen_rates: dict[tuple[int, int], set[float]] = {}
         self._schedule: Callable[[int], float] | None = None
         first = steps // 2
@@ -61,8 +57,6 @@ class PrefixWatch:
             register_optimizer_step_pre_hook(self._stepping),
             register_optimizer_step_post_hook(self._stepped),
         ]
-        if is_twin:
-            self._change_weights()
 
     def follow(self, schedule: Callable[[int], float] | None, total: int) -> None:
         """Take the rates ahead from a function of the step, as ampcompare's own loop does.
@@ -160,28 +154,6 @@ class PrefixWatch:
         groups = range(len(optimizer.param_groups))
         varies = any(len(self._seen_rates[id(optimizer), number]) > 1 for number in groups)
         return rates_ahead(optimizer, made, self.total, varies=varies)
-
-    def _change_weights(self) -> None:
-        """Change what optimizers get from now on, each tensor once; the generators of the training are not used."""
-        original = Optimizer.add_param_group
-        generator = torch.Generator().manual_seed(0)
-
-        def add_param_group(optimizer: Optimizer, group: dict[str, Any]) -> None:
-            original(optimizer, group)
-            for param in optimizer.param_groups[-1]["params"]:
-                if id(param) not in self._moved and param.is_floating_point():
-                    self._moved.add(id(param))
-                    signs = torch.randint(0, 2, param.shape, generator=generator).to(param.device) * 2 - 1
-                    with torch.no_grad():
-                        param.add_(param.float().mul(TWIN).mul(signs).to(param.dtype))
-
-        Optimizer.add_param_group = add_param_group  # type: ignore[assignment]
-        self._handles.append(_Undo(partial(setattr, Optimizer, "add_param_group", original)))  # type: ignore[arg-type]
-
-
-class _Undo:
-    def __init__(self, remove: Callable[[], None]) -> None:
-        self.remove = remove
 
 
 def share_lost(weight: Tensor, update: Tensor, dtype: torch.dtype, factors: Sequence[float]) -> Tensor:

@@ -61,27 +61,27 @@ def prefix_recipe(config: dict[str, Any], steps: int, total: int | None, is_twin
         torch.set_num_threads(settings.threads)
         device = resolve_device(settings.device)
         conditions = Conditions(device=str(device), seed=settings.recipe.seed)
-        with trained_under(Arm.parse("fp32"), conditions) as precision, _watch(steps, total, is_twin=is_twin) as watch:
+        with trained_under(Arm.parse("fp32"), conditions) as precision, _watch(steps, total) as watch:
             with suppress(Enough):
-                _train(settings, _Watched(precision, watch), watch, device)
+                _train(settings, _Watched(precision, watch), watch, device, is_twin=is_twin)
         return watch.result().model_dump(mode="json")
     except AmpCompareError as error:
         return {"error": str(error), "exit_code": error.exit_code}
 
 
 @contextmanager
-def _watch(steps: int, total: int | None, *, is_twin: bool) -> Iterator[PrefixWatch]:
-    watch = PrefixWatch(steps, total=total, is_twin=is_twin)
+def _watch(steps: int, total: int | None) -> Iterator[PrefixWatch]:
+    watch = PrefixWatch(steps, total=total)
     try:
         yield watch
     finally:
         watch.close()
 
 
-def _train(config: RunConfig, precision: Precision, watch: PrefixWatch, device: torch.device) -> None:
+def _train(config: RunConfig, precision: Precision, watch: PrefixWatch, device: torch.device, *, is_twin: bool) -> None:
     recipe = config.recipe
     task = make_task(recipe)
-    assembly = assemble_single(recipe, task, precision, device)
+    assembly = assemble_single(recipe, task, precision, device, is_twin=is_twin)
     watch.follow(assembly.schedule, watch.total or assembly.total_steps)
     loop = build_loop(recipe, assembly, precision, drain_every=1)
     for epoch in range(recipe.epochs):

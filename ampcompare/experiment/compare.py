@@ -22,7 +22,7 @@ from ampcompare.experiment.follow import following
 from ampcompare.experiment.launch.base import Launcher
 from ampcompare.experiment.launch.places import find_places
 from ampcompare.experiment.load import reload_comparison, with_profile
-from ampcompare.experiment.matrix import Row
+from ampcompare.experiment.matrix import Row, find_reference
 from ampcompare.experiment.observer import Observer
 from ampcompare.experiment.option_checks import check_cells
 from ampcompare.experiment.options import CompareOptions
@@ -155,6 +155,8 @@ def plan_comparison(options: CompareOptions) -> PlannedComparison:
     margins = {"time_margin": options.time_margin / 100, "loss_margin": options.loss_margin / 100}
     criteria = Criteria(margin, prefer=options.objective, tag=options.tag, looks=options.looks, **margins)
     rows = tuple(matrix_rows(sources, arms=options.arms, reference=options.reference, sweep=options.sweep))
+    if options.twin and (base_row := find_reference(rows, options.reference)) is not None:
+        rows = (*rows, replace(base_row, varied={**base_row.varied, "first_weights": "twin"}))
     base = sources.config
     if "arm" in base.model_fields_set:
         raise ConfigError(

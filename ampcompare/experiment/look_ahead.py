@@ -114,11 +114,10 @@ def _prefix_of_script(options: AheadOptions, environment: Mapping[str, str], *, 
         folder = Path(name)
         answer = folder / "answer.json"
         PrefixRequest(
-            settings=watched_settings(options.config, Arm.parse("fp32"), folder),
+            settings={**watched_settings(options.config, Arm.parse("fp32"), folder), "twin": is_twin},
             is_module=script.is_module,
             steps=options.prefix,
             total=options.steps,
-            is_twin=is_twin,
             answer=str(answer),
             ended=str(folder / ENDED),
         ).write(folder / "request.json")

@@ -182,7 +182,7 @@ def _watched(request: PrefixRequest, rank: int) -> int:
 
     def prepare(given: ExecSettings) -> Prepared:
         prepared = prepare_script(given)
-        watches.append(PrefixWatch(request.steps, total=request.total, is_twin=request.is_twin))
+        watches.append(PrefixWatch(request.steps, total=request.total))
         assert prepared.recorder is not None
         prepared.recorder.after_row(row)
         return prepared

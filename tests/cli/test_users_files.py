@@ -142,3 +142,26 @@ def test_a_factory_of_the_user_changes_no_file_either(call: Any, tmp_path: Path,
     assert done.code == 0, done.err
     assert state_of(here) == before
     assert [path.read_text() for path in (tmp_path / "run").glob("cells/*/written/side.txt")] == ["x"]
+
+
+@pytest.mark.parametrize("way", ["torch.save", "next to itself", "child"])
+def test_without_overlays_scripts_run_in_copies(
+    call: Any, tmp_path: Path, project: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    """The code of a cell has the names of the user's files, so that its record is used again."""
+    monkeypatch.setattr("ampcompare.base.processes.sandbox.can_sandbox", lambda folder: False)
+    write_script(project, way)
+    before = state_of(tmp_path, project / "run")
+    words = ("run", "--arm", "fp32", "--device", "cpu", "-o", "run", "--", "train.py")
+    done = call(*words)
+    assert done.code == 0, done.err
+    assert "this machine allows no overlays, so the script runs in a copy" in done.err
+    assert state_of(tmp_path, project / "run") == before
+    (path,) = project.glob("run/cells/*/record.json")
+    record = json.loads(path.read_text())
+    assert list(record["code"]) == ["train.py"]
+    name = "log.txt" if way == "next to itself" else "checkpoint.pt"
+    assert record["script"]["files"] == [str(project / name)]
+    assert (path.parent / "written" / name).is_file()
+    assert "runs again" not in call(*words).err
+    assert json.loads(path.read_text())["started"] == record["started"]

@@ -168,21 +168,6 @@ def test_the_rest_of_the_schedule_is_counted() -> None:
     assert predicted == pytest.approx(counted, rel=0.1)
 
 
-def test_a_twin_begins_one_part_in_512_away() -> None:
-    """Each weight moves up or down by 2**-9 of itself once, and no random number of the training is used."""
-    layer, other = torch.nn.Linear(4, 4), torch.nn.Linear(2, 2)
-    before = layer.weight.detach().clone()
-    state = torch.get_rng_state()
-    watch = PrefixWatch(20, is_twin=True)
-    torch.optim.SGD(layer.parameters(), lr=0.1)
-    torch.optim.SGD(layer.parameters(), lr=0.1)
-    watch.close()
-    torch.optim.SGD(other.parameters(), lr=0.1)
-    assert torch.equal(torch.get_rng_state(), state)
-    ratio = layer.weight.detach() / before
-    assert set((ratio.sub(1).mul(512).round(decimals=3)).flatten().tolist()) == {1.0, -1.0}
-
-
 def test_adam_divides_by_zero_in_fp16() -> None:
     """Where eps and the second moment are zero in the type, though the gradient is not."""
     param = torch.nn.Parameter(torch.ones(4))

@@ -16,7 +16,7 @@ from typing import Any
 
 from ampcompare.base.environment.gpus import visible_gpus
 from ampcompare.base.errors import ConfigError, LaunchError
-from ampcompare.base.processes.sandbox import sandboxed
+from ampcompare.base.processes.sandbox import WITHOUT_OVERLAYS, sandboxed
 from ampcompare.base.processes.start import start_command
 from ampcompare.source.migrate.finding import NOTE
 from ampcompare.source.migrate.project import FileMigration, migrate_file
@@ -74,6 +74,7 @@ class Run:
         passes: for each call of `backward`, how many operations of each kind gave 16-bit and wider results.
         files: of the script that use Apex, from its folder.
         written: files that the script wrote, in copies that are gone: the user's are as they were.
+        limits: for which files that does not hold; "" if it holds for all.
     """
 
     losses: list[float | None]
@@ -88,6 +89,7 @@ class Run:
     passes: list[dict[str, tuple[int, int]]] = field(default_factory=list)
     files: tuple[str, ...] = ()
     written: list[str] = field(default_factory=list)
+    limits: str = ""
 
     def sums(self) -> str:
         """Return the counts in words."""
@@ -129,6 +131,8 @@ def verify_script(path: str, arguments: list[str], *, steps: int, target: str, s
     others = [script.parent / each for each in original.files if each != script.name]
     migrations = [first, *(_migrated(each, target) for each in others)]
     say(f"unchanged, on ampcompare's engine: {original.sums()}")
+    if original.limits:
+        say(original.limits)
     if original.written:
         names = ", ".join(os.path.relpath(path) for path in original.written[:MAX_NAMES])
         more = f" and {len(original.written) - MAX_NAMES} more" * (len(original.written) > MAX_NAMES)
@@ -318,7 +322,8 @@ def run_script(
         run = _read(folder)
         if not run.applied:
             raise LaunchError(f"{which} took no step that a loss scaler or apex.amp saw; there is nothing to compare")
-        return dataclasses.replace(run, written=[one.path for one in sandbox.written])
+        limits = WITHOUT_OVERLAYS if sandbox.is_partial else ""
+        return dataclasses.replace(run, written=[one.path for one in sandbox.written], limits=limits)
 
 
 def _read(folder: Path) -> Run:

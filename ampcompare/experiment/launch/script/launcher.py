@@ -26,7 +26,7 @@ from ampcompare.base.environment.fingerprint import THREAD_VARIABLES, fingerprin
 from ampcompare.base.errors import EnvironmentUnfit, LaunchError
 from ampcompare.base.files.run_files import CellFile
 from ampcompare.base.processes.client import MAX_SERVERS, ProcessServer, ServerLost, can_fork
-from ampcompare.base.processes.sandbox import Sandbox
+from ampcompare.base.processes.sandbox import WITHOUT_OVERLAYS, Sandbox
 from ampcompare.base.processes.start import start_command
 from ampcompare.base.rank_marks import CELL_FOLDER
 from ampcompare.base.secrets import MASK, learn_file, mask, mask_variable
@@ -69,10 +69,6 @@ OUR_ERRORS = (2, 3, 4)
 MAX_LAST_LINES = 40
 USAGE = 2  # the exit code of argparse, whose usage comes before its error
 CODE_FOLDER = "AMPCOMPARE_CODE_FOLDER"
-WITHOUT_OVERLAYS = (
-    "this machine allows no overlays, so each cell runs in a copy of the script's folder; what the script writes to a "
-    "full path elsewhere, as below the home, changes your files"
-)
 MAX_FILES = 200  # that a record names
 WORD = re.compile(r"[^\W_]")
 NO_REASON = re.compile(r"ampcompare: (\d+ steps?, \d+ skipped|the record has no step|--device cpu: )")
@@ -273,6 +269,7 @@ def script_command(config: RunConfig, script: ScriptConfig, folder: Path) -> lis
         start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
         start += [str(config.processes), "-m"]
     options = ["--arm", config.arm, "--seed", str(seed), "--record", str((folder / CellFile.SCRIPT).resolve())]
+    options += ["--twin"] * (config.first_weights == "twin")
     if script.max_steps is not None:
         options += ["--max-steps", str(script.max_steps)]
     if config.device == "cpu":

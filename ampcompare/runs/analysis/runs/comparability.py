@@ -495,7 +495,8 @@ def began_apart(arm: RunRecord, reference: RunRecord) -> str:
     for record in (arm, reference):
         if record.script is not None and record.script.resumed:
             return f"{RESUMED} {os.path.basename(record.script.resumed[0])} of its own earlier attempt"
-    if here.weights and there.weights and here.weights[0] != there.weights[0]:
+    is_meant = arm.config.first_weights != reference.config.first_weights  # a twin
+    if here.weights and there.weights and here.weights[0] != there.weights[0] and not is_meant:
         return "began from other weights"
     seen = min(len(here.batches), len(there.batches))
     return "saw other first batches" if here.batches[:seen] != there.batches[:seen] else ""
