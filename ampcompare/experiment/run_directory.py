@@ -35,6 +35,7 @@ from ampcompare.runs.analysis.runs.comparability import foreign_steps
 from ampcompare.runs.analysis.runs.record_checks import check_record, read_checked
 from ampcompare.runs.records.comparison import Look, Published
 from ampcompare.runs.records.document import read_with_source
+from ampcompare.runs.records.preflight import Preflight
 from ampcompare.runs.records.run import RunRecord, dump_json
 from ampcompare.runs.settings.config import LAUNCHERS, RunConfig
 from ampcompare.runs.settings.validation import validated
@@ -75,6 +76,7 @@ class StoredPlan(BaseModel):
         cells: the name of each cell's folder, under LABEL@SEED.
         pilot: seeds whose spread determined the number of seeds.
         journal: hash of the last look in the journal, "" where there is none; None in plans of versions without one.
+        preflight: what a few steps of the arms have shown before the first cells.
     """
 
     model_config = ConfigDict(frozen=True, extra="allow")
@@ -91,6 +93,7 @@ class StoredPlan(BaseModel):
     pilot: list[int] = []
     published: Published | None = None
     journal: str | None = None
+    preflight: Preflight | None = None
 
     @classmethod
     def of(cls, plan: Plan, *, command: str, terms: Criteria, pilot: Collection[int], journal: str) -> StoredPlan:
@@ -314,6 +317,12 @@ class RunDirectory:
             ConfigError: it is not a plan.
         """
         return validated(StoredPlan, _document(self.plan_file)) if os.path.lexists(self.plan_file) else None
+
+    def stored_preflight(self) -> Preflight | None:
+        """Return what an earlier command has seen of the arms; None without a plan that can be read."""
+        with contextlib.suppress(FileFault, ConfigError):
+            return None if (plan := self.plan()) is None else plan.preflight
+        return None
 
     def write_plan(self, plan: StoredPlan) -> None:
         """Write the plan; of one that was read, only what was there and what was changed."""

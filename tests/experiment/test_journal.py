@@ -14,7 +14,7 @@ from ampcompare.base.environment.fingerprint import fingerprint
 from ampcompare.base.errors import RecordError
 from ampcompare.experiment.launch.base import Launcher
 from ampcompare.experiment.launch.cell_files import write_record
-from ampcompare.experiment.load import reload_comparison, reload_experiments
+from ampcompare.experiment.load import reload_comparison, reload_together
 from ampcompare.experiment.matrix import crossed
 from ampcompare.experiment.observer import Observer
 from ampcompare.experiment.plan import make_plan, plan_rows
@@ -400,12 +400,12 @@ def test_directories_together_are_one_more_look(tmp_path: Path) -> None:
     for name, some in seeds.items():
         _compare(tmp_path / name, some)
     for count, rate in ((2, 0.005), (3, 0.0025)):
-        ((_, both),) = reload_experiments([tmp_path / name for name in list(seeds)[:count]])
+        both = reload_together([tmp_path / name for name in list(seeds)[:count]])
         assert _half(both).pairs == 3 * count
         assert both.error_rate == pytest.approx(rate)
         assert any(f"tested at an error rate of {100 * rate:g} %" in line for line in both.reading)
     _compare(tmp_path / "single", range(9, 12), terms=Criteria(margin=0.5, looks=1))
-    ((_, spent),) = reload_experiments([tmp_path / "one", tmp_path / "single"])
+    spent = reload_together([tmp_path / "one", tmp_path / "single"])
     assert _half(spent).accuracy_verdict == "inconclusive (not tested)"
 
 

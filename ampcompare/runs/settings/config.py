@@ -60,7 +60,7 @@ LATER_SETTINGS: dict[str, dict[str, Any]] = {
     "data": {"sequence_length": None},
 }
 # The same for settings of a run outside of the recipe, at which `settings_digest` leaves them out.
-LATER_RUN_SETTINGS: dict[str, Any] = {"script": None, "eval_precision": []}
+LATER_RUN_SETTINGS: dict[str, Any] = {"script": None, "eval_precision": [], "first_weights": "seed"}
 NO_DEFAULT = object()
 
 
@@ -201,6 +201,9 @@ class RunConfig(Frozen):
     )
     stall_timeout: Positive = Field(
         300.0, description="seconds that ranks wait for a stalled rank before the run fails"
+    )
+    first_weights: Literal["seed", "twin"] = Field(
+        "seed", description="those of the seed, or a twin: each changed by one part in 512, as much as bf16 rounds"
     )
     allow_writes: tuple[str, ...] = Field(
         (),
