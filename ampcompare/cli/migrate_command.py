@@ -43,11 +43,15 @@ SECONDS_BETWEEN_LINES = 2.0
     help="with --verify, first train a few steps of the script: what cannot work is said at once",
 )
 @click.argument("paths", metavar="PATHS...", nargs=-1, required=True, type=FILE)
-<<<<<<< HEAD
-def command(mode: str, target: str, verify: bool, steps: int, preflight: bool, paths: tuple[str, ...]) -> int:
-=======
-def command(mode: str, target: str, torch_version: str | None, verify: bool, steps: int, paths: tuple[str, ...]) -> int:
->>>>>>> main
+def command(
+    mode: str,
+    target: str,
+    torch_version: str | None,
+    verify: bool,
+    steps: int,
+    preflight: bool,
+    paths: tuple[str, ...],
+) -> int:
     """Rewrite Apex scripts for torch.amp; verify that they train the same.
 
     PATHS are files, folders and notebooks. The patch, or the result of --verify, goes to stdout, remarks to stderr.
@@ -59,7 +63,6 @@ def command(mode: str, target: str, torch_version: str | None, verify: bool, ste
     if verify:
         from ampcompare.source.migrate.verify import verify_script
 
-<<<<<<< HEAD
         def check() -> None:
             from ampcompare.experiment.preflight import preflight_of
             from ampcompare.runs.settings.config import RunConfig
@@ -69,11 +72,7 @@ def command(mode: str, target: str, torch_version: str | None, verify: bool, ste
 
         first = check if preflight else lambda: None
         return verify_script(paths[0], list(paths[1:]), steps=steps, target=target, say=click.echo, check=first)
-    return _migrate(paths, target, write=mode == "write")
-=======
-        return verify_script(paths[0], list(paths[1:]), steps=steps, target=target, say=click.echo)
     return _migrate(paths, target, torch_version, write=mode == "write")
->>>>>>> main
 
 
 def _migrate(paths: tuple[str, ...], target: str, torch_version: str | None, *, write: bool) -> int:
