@@ -27,7 +27,7 @@ if TYPE_CHECKING:
         list_runs,
         list_tasks,
     )
-    from ampcompare.api.comparison import compare, export, load_comparison, reproduce_claims, resolve_config, run
+    from ampcompare.api.comparison import compare, export, load_comparison, resolve_config, run
     from ampcompare.api.diagnosis import diagnose, explain_arm, find_batch, look_ahead, profile
     from ampcompare.api.machine import examine_machine
     from ampcompare.api.migration import convert_checkpoint, exec_script, lint_paths, migrate_script
@@ -72,7 +72,6 @@ __all__ = [
     "make_precision",
     "migrate_script",
     "profile",
-    "reproduce_claims",
     "resolve_config",
     "run",
 ]
@@ -113,7 +112,6 @@ _HOMES = {
     "make_precision": "ampcompare.api.precision",
     "migrate_script": "ampcompare.api.migration",
     "profile": "ampcompare.api.diagnosis",
-    "reproduce_claims": "ampcompare.api.comparison",
     "resolve_config": "ampcompare.api.comparison",
     "run": "ampcompare.api.comparison",
 }

@@ -12,7 +12,6 @@ from pydantic import BaseModel
 
 from ampcompare.base.errors import ConfigError
 from ampcompare.base.formatting import parse_duration
-from ampcompare.experiment.claims.definition import study_name
 from ampcompare.experiment.follow import Callback, load_callback
 from ampcompare.experiment.launch.base import Launcher
 from ampcompare.experiment.launch.dispatch import launcher_at, make_launcher
@@ -31,7 +30,6 @@ __all__ = [
     "Jobs",
     "LaunchOptions",
     "RunOptions",
-    "StudyOptions",
     "check_jobs",
     "settings_request",
     "to_seconds",
@@ -305,53 +303,6 @@ class CompareOptions:
         self.wait_seconds = _wait_seconds(wait)
         self.launch = _launch(launch, slurm_options)
         self.callbacks = _loaded(callbacks)
-
-
-class StudyOptions:
-    """All options of `reproduce`: the parameters are those of `ampcompare.reproduce_claims`.
-
-    Args:
-        claims: names; all of the study by default.
-        study: which claims.
-        output_dir: folder of records and reports, by default `runs/reproduce-<study>`.
-        budget: wall time limit, as seconds or a text such as "15m"; no seed begins after it.
-        jobs: cells that run in parallel; "auto": as many as there are GPUs, or cores for the threads of a cell;
-            by default "auto" where several GPUs are visible, else one. Step times of cells that run in parallel are
-            compared on equal GPUs only.
-        gpus: numbers of the GPUs to use, such as 0,2-3; by default all that are free.
-        wait: seconds, or a text such as "10m", to wait for another command that uses the folder.
-        observer: receives progress and notes; in a notebook a display of the progress by default.
-
-    Attributes:
-        command: printed in the report.
-
-    Raises:
-        ConfigError: an option that cannot be used.
-    """
-
-    command = ""
-
-    def __init__(
-        self,
-        claims: Sequence[str] = (),
-        *,
-        study: str = "articles",
-        output_dir: str | Path | None = None,
-        budget: float | str = "15m",
-        jobs: int | Literal["auto"] | None = None,
-        gpus: str | None = None,
-        wait: float | str = 0,
-        observer: Observer | None = None,
-    ) -> None:
-        self.study, self.claims = study, tuple(claims)
-        self.output_dir, self.observer = _path(output_dir), observer
-        self.budget_seconds, self.wait_seconds = to_seconds("budget", budget), _wait_seconds(wait)
-        self.jobs, self.gpus = jobs, gpus
-
-    @property
-    def folder(self) -> Path:
-        """Where records and reports go."""
-        return self.output_dir or Path("runs") / f"reproduce-{study_name(self.study)}"
 
 
 def check_jobs(jobs: Jobs) -> None:

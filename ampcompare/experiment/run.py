@@ -182,7 +182,7 @@ class RunningPlan:
             plan = replace(plan, cells=cells)
         self.plan = plan
         self._every = range(len(plan.cells))
-        self._stored = StoredPlan.of(plan, command=command, terms=terms, pilot=pilot, journal=run.last_look())
+        self._stored = StoredPlan.of(plan, command=command, terms=terms, pilot=pilot)
         self._stored = self._stored.model_copy(update={"preflight": run.stored_preflight()})
         self._refused: dict[str, ArmTrial] = {}
         self._journal = Journal(run, self._stored, looks)

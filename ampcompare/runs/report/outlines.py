@@ -56,7 +56,6 @@ _COMPARISON = {
 }
 
 OUTLINES: dict[str, dict[str, Outline]] = {
-    "claims": {"table": ("claims", "limits", "made"), "md": ("claims", "limits", "made", "command")},
     "comparison": _COMPARISON,
     "diagnosis": {
         "md": ("verdict", "cure", "faults", "worst", "losses", "trials", "notes"),

@@ -105,7 +105,7 @@ def _read_table(file: Path) -> Any:
 def _checked(file: Path, table: Any) -> Selection:
     if not isinstance(table, dict):
         raise ConfigError(f"{file}: {TABLE} is not a table")
-    values = {}
+    values: dict[str, Any] = {}
     for key, value in table.items():
         if key not in KEYS:
             raise ConfigError(f"{file}: {TABLE} has no key {key!r}; it has {', '.join(KEYS)}")

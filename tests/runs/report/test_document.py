@@ -76,7 +76,7 @@ def test_an_outline_chooses_sections() -> None:
 def test_what_no_format_shows_is_not_made() -> None:
     """A section that takes time, such as a figure, is made once, and only for formats that show it."""
     made = []
-    document = Document("claims", [Section("claims", [Text(["said"])]), Section("other", lambda: made.append(1) or [])])
+    document = Document("exec", [Section("records", [Text(["said"])]), Section("other", lambda: made.append(1) or [])])
     assert "said" in Terminal().write(document)
     assert made == []
 
