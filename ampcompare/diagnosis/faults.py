@@ -21,6 +21,8 @@ HARM_IN_BF16 = 0.9  # whose three bits less make half of a gradient noise in a s
 MOST_LOST = 0.5  # share of the updates of a weight
 UNDERFLOW = 0.1  # share of a wrong gradient that is zero in the arm alone, from which that is called the cause
 NEGLIGIBLE = 0.1  # of the largest gradient of a module: a smaller one may be what sums that cancel have left
+FALL = 4  # times below a scale that was applied: what a skipped step shows then is no scale that settles
+SMALL_SCALE = ("underflow", "rounding")  # which a loss scale that has fallen leads to
 MAX_CHAIN = 12
 MAX_NEAR = 2
 
@@ -80,8 +82,17 @@ def _named(event: Event, other: Event) -> str:
 def find_faults(observation: Observation) -> list[Fault]:
     """Return the faults of a run, at most one of each kind, the earliest first."""
     found: dict[FaultKind, Fault] = {}
+    highest = 0.0  # scale at which a step was applied
+    fallen = False
     for facts in observation.facts:
-        for fault in _of_step(facts):
+        if facts.applied:
+            highest = max(highest, facts.scale)
+            faults = [one for one in _of_step(facts) if not (fallen and one.kind in SMALL_SCALE)]
+        else:
+            is_falling = facts.scale <= highest / FALL
+            faults = list(_of_skipped_step(facts, highest if is_falling else None))
+            fallen |= is_falling and bool(faults)
+        for fault in faults:
             found.setdefault(fault.kind, fault)
     collapse = _collapse(observation)
     if collapse is not None and "overflow" not in found:
@@ -97,8 +108,6 @@ def _of_step(facts: StepFacts) -> Iterator[Fault]:
     loss = None if facts.step.loss is None else events[facts.step.loss]
     if loss is not None and _nonfinite(loss):
         yield _overflow(facts, facts.step.loss or 0)
-        return
-    if not facts.applied:
         return
     gradients = [(at, event) for at, event in enumerate(events) if event.key[3] == "gradient"]
     broken = [at for at, event in gradients if _nonfinite(event)]
@@ -123,6 +132,27 @@ def _of_step(facts: StepFacts) -> Iterator[Fault]:
         yield _inexact(facts, [(facts.step.loss or 0, loss)])
 
 
+def _of_skipped_step(facts: StepFacts, fallen_from: float | None) -> Iterator[Fault]:
+    """Yield the fault of a step that was skipped, unless a smaller loss scale may be all that it needs.
+
+    Args:
+        fallen_from: a scale far above this step's at which others are applied; None if there is none.
+    """
+    events, end = facts.step.events, facts.step.loss
+    if end is not None and _nonfinite(events[end]):
+        yield _overflow(facts, end)
+        return
+    broken = [at for at, event in enumerate(events) if event.key[3] == "gradient" and _nonfinite(event)]
+    if broken and (fallen_from is not None or _is_before_scaling(facts, min(_origins(events, broken)))):
+        yield _gradient_overflow(facts, broken, fallen_from=fallen_from)
+
+
+def _is_before_scaling(facts: StepFacts, origin: int) -> bool:
+    """Return whether a result of the forward pass comes before the loss is scaled."""
+    is_forward = facts.step.events[origin].key[3] == "forward"
+    return is_forward and (facts.step.loss is None or origin < facts.step.loss)
+
+
 def _overflow(facts: StepFacts, at: int) -> Fault:
     """Return the fault of a loss that is not finite: the first place that its values lead back to."""
     events = facts.step.events
@@ -142,17 +172,26 @@ def _overflow(facts: StepFacts, at: int) -> Fault:
     return _fault("not precision", facts, origin, text, _onward(events, origin, at))
 
 
-def _gradient_overflow(facts: StepFacts, broken: Sequence[int], *, always: bool = False) -> Fault:
+def _gradient_overflow(
+    facts: StepFacts, broken: Sequence[int], *, always: bool = False, fallen_from: float | None = None
+) -> Fault:
     """Return the fault of gradients that are not finite.
 
     Args:
         always: they were not in any step, whatever the loss scale.
+        fallen_from: a scale from which the loss scale has fallen to this step's.
     """
     events = facts.step.events
     origin = min(_origins(events, broken))
     first = events[origin]
     kind: FaultKind = "gradient overflow" if _is_narrow(first) else "not precision"
-    when = f"in every step, down to loss scale {facts.scale:g}" if always else f"at loss scale {facts.scale:g}"
+    when = f"at loss scale {facts.scale:g}"
+    if fallen_from is not None:
+        when += f", which has fallen from {fallen_from:g}"
+    if always:
+        when = f"in every step, down to loss scale {facts.scale:g}"
+    elif _is_before_scaling(facts, origin):
+        when = "whatever the loss scale"
     name = place_of(first.key).name
     if first.key[3] == "forward":
         text = f"{name} is not finite, which the loss does not show, and breaks gradients {when}"

@@ -102,6 +102,82 @@ def test_an_overflow_that_decides_an_index_is_named() -> None:
     assert ampcompare.diagnose(loop, arm="fp32", steps=3, device="cpu").faults == []
 
 
+class Padded(nn.Module):
+    """Adds the least number of a type to scores that are below zero: all -inf in fp16, and rows of NaN."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
+        scores = self.inner(x) - 40.0
+        mask = torch.zeros_like(scores).masked_fill(~keep[:, None], torch.finfo(scores.dtype).min)
+        return self.outer(torch.softmax(scores + mask, -1))
+
+
+class Steep(torch.autograd.Function):
+    """Multiplies gradients by a factor, and divides by it again in fp32."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, factor: float) -> torch.Tensor:
+        ctx.factor = factor
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
+        return (gradient * ctx.factor).float().div(ctx.factor).to(gradient.dtype), None
+
+
+@pytest.mark.parametrize("period", [2, 3])
+def test_values_in_rows_that_the_loss_leaves_out_are_named(period: int) -> None:
+    """They break the gradients of some batches whatever the scale, which is no scale that settles."""
+
+    def loop(precision: Any) -> None:
+        torch.manual_seed(0)
+        (model,), (optimizer,) = precision.prepare([net := Padded()], [torch.optim.SGD(net.parameters(), lr=0.1)])
+        for step in range(12):
+            keep = torch.tensor([step % period != period - 1, True, True])
+            with precision.autocast():
+                out = model(torch.randn(3, 4), keep)
+            precision.backward(out[keep].float().square().mean(), [optimizer])
+            precision.step(optimizer)
+            optimizer.zero_grad()
+
+    found = ampcompare.diagnose(loop, arm="native:fp16", steps=9, device="cpu")
+    fault = found.faults[0]
+    assert (fault.kind, fault.place.operation, fault.place.phase) == ("gradient overflow", "add", "forward")
+    assert fault.step == period - 1
+    assert "which the loss does not show, and breaks gradients whatever the loss scale" in fault.text
+    assert "no fault" not in found.verdict
+    assert not {"underflow", "rounding"} & {one.kind for one in found.faults}
+
+
+@pytest.mark.parametrize(("bad", "falls"), [((2, 3, 5, 6, 8), True), ((0, 1), False)])
+def test_a_scale_that_falls_through_a_run_has_a_cause(bad: tuple[int, ...], falls: bool) -> None:
+    """A batch whose backward pass overflows at any usual scale is named; a scale that settles first is no fault."""
+
+    def loop(precision: Any) -> None:
+        torch.manual_seed(0)
+        first, last = nn.Linear(4, 4), nn.Linear(4, 1)
+        optimizer = torch.optim.SGD([*first.parameters(), *last.parameters()], lr=0.01)
+        (first, last), (optimizer,) = precision.prepare([first, last], [optimizer])
+        for step in range(10):
+            with precision.autocast():
+                loss = last(Steep.apply(first(torch.randn(3, 4)), 1e6 if step in bad else 1.0)).float().square().mean()
+            precision.backward(loss, [optimizer])
+            precision.step(optimizer)
+            optimizer.zero_grad()
+
+    found = ampcompare.diagnose(loop, arm="native:fp16,init_scale=1024", steps=10, device="cpu", cures=False)
+    assert found.skipped == len(bad)
+    if not falls:
+        assert found.faults == []
+        return
+    (fault,) = found.faults
+    assert (fault.kind, fault.place.phase) == ("gradient overflow", "backward")
+    assert "at loss scale 256, which has fallen from 1024" in fault.text
+
+
 @pytest.fixture(scope="module")
 def diagnosis() -> Diagnosis:
     """Two layers under O2, three steps."""

@@ -372,7 +372,7 @@ def examine_vision(answer: Answer, torch_version: str | None, *, path: Sequence[
             "Software",
             "torchvision",
             f"{version}, whose compiled operators do not load",
-            "note",
+            "warning",
             f'it was built for CUDA and torch is not: a plain import ends with "{answer.value["plain"]}". '
             "ampcompare imports it anyway; timm and others that import it by themselves fail",
             (_install(wanted, torch_version, cpu=True),),

@@ -352,7 +352,8 @@ def _spread_of_memory(comparison: Comparison) -> str:
     if not peaks:
         return ""
     spread = max(max(values) - min(values) for values in peaks.values())
-    here = f": here by up to {spread / MIB:.1f} MiB between the seeds of an arm" if spread else ""
+    shown = f"{spread / MIB:.1f}"
+    here = f": here by up to {shown} MiB between the seeds of an arm" if float(shown) else ""
     return f"Peak MiB: growth of resident memory, the highest of the seeds; on a CPU it varies from run to run{here}."
 
 

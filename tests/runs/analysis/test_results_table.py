@@ -110,6 +110,19 @@ def test_times_alone_have_verdicts() -> None:
     assert (row.accuracy_verdict, row.time_verdict) == ("", "better")
 
 
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("arm,seconds\nfp32,10\nhalf,5\n", "No verdict on half: there is no metric."),
+        ("arm,accuracy,seconds\nfp32,-,10\nhalf,76,5\n", "No verdict on half: fp32 has no accuracy."),
+        ("arm,accuracy,seconds\nfp32,76,10\nhalf,-,5\n", "No verdict on half: no accuracy was measured."),
+    ],
+)
+def test_why_there_is_no_verdict_without_a_metric(text: str, sentence: str) -> None:
+    """Seeds are not the reason."""
+    assert sentence in judge(read_table(text)).headline
+
+
 def test_other_columns_are_named() -> None:
     text = "arm,accuracy,top5,note\nfp32,76.1,92.0,old\namp,76.0,92.1,new\n"
     assert any(line.endswith("whatever they say: top5, note.") for line in judge(read_table(text)).reading)
@@ -141,7 +154,7 @@ def test_what_is_no_table_of_results(text: str, words: str) -> None:
 @pytest.mark.parametrize(
     ("text", "options", "words"),
     [
-        ("arm,memory,speed\nfp32,26.9Gb,2.08it/s\n", {}, "no metric: of arm, memory, speed none"),
+        ("arm,memory,speed\nfp32,26.9Gb,2.08it/s\n", {}, "no metric, a column of plain numbers such as accuracy, and"),
         ("arm,bleu,chrf\nfp32,1,2\n", {}, "several columns of numbers; name one of bleu, chrf with --metric"),
         ("arm,bleu\nfp32,1\n", {}, "direction of bleu"),
         ("arm,bleu\nfp32,1\n", {"metric": "wer"}, "no column 'wer'"),

@@ -375,9 +375,20 @@ def _accuracy_sentences(comparison: Comparison, rows: Sequence[ArmSummary], qual
     for word, arms in idle.items():
         yield f"{with_verb(arms, everyone, word, word, said=said)}."
         said.update(arms)
-    apart = [row.arm for row in rows if not words[row.arm] and row.completed and not row.pairs]
-    if apart:
-        yield f"No verdict on {names_of(apart, everyone, said)}: no seed was completed by both sides."
+    apart = [row for row in rows if not words[row.arm] and row.completed and not row.pairs]
+    measured = {row.arm for row in comparison.arms if row.metric_mean is not None}
+    if not measured:
+        reasons = {row.arm: "there is no metric" for row in apart}
+    elif reference not in measured:
+        reasons = {row.arm: f"{reference} has no {quality.name}" for row in apart}
+    else:
+        reasons = {
+            row.arm: "no seed was completed by both sides" if row.arm in measured else f"no {quality.name} was measured"
+            for row in apart
+        }
+    for reason in dict.fromkeys(reasons.values()):
+        arms = [arm for arm, its in reasons.items() if its == reason]
+        yield f"No verdict on {names_of(arms, everyone, said)}: {reason}."
 
 
 def _not_compared(rows: Sequence[ArmSummary], everyone: Sequence[str], said: set[str], reference: str) -> Iterable[str]:
