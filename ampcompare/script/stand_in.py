@@ -21,11 +21,13 @@ from ampcompare.backends.arm import Arm
 from ampcompare.backends.catalog import SCRIPT_BACKENDS
 from ampcompare.base.errors import UnsupportedCombination
 from ampcompare.guards.events import Layer, Points, Subscriptions
-from ampcompare.script.apex_amp import Given, ScriptAmp
+from ampcompare.script.apex_amp import ScriptAmp
 from ampcompare.script.arm_share import Acted
+from ampcompare.script.fp16_optimizers import follow_fp16_optimizers
 from ampcompare.script.keep_fp32 import KeptAtFirstCall
 from ampcompare.script.legacy.prepare import override_opt_level
 from ampcompare.script.legacy.record.recorder import Rows, value_of
+from ampcompare.script.lifted_weights import LiftedWeights
 from ampcompare.script.torch_amp.autocast_and_scaler import TorchAmp, TorchNames
 from ampcompare.script.torch_amp.o1 import O1BehindTorch
 from ampcompare.script.torch_amp.parallel_wrappers import reduce_wrappers_in
@@ -94,11 +96,12 @@ class StandIn:
         self.torch_amp: TorchAmp | O1BehindTorch | _AsWritten
         self._watch = watch
         self._events = Subscriptions(Layer.STAND_IN)
+        self._lifted = LiftedWeights(rows)
         self._keep = str(arm.options.get("keep_fp32", ""))
         if arm.backend == "script":
             frontend = importlib.import_module("apex.amp.frontend")
             self._events.wrap(frontend, "_initialize", self._initialize_as_written)
-            self.torch_amp = _AsWritten(rows, self._given, self._initialized)
+            self.torch_amp = _AsWritten(rows, self._initialized)
         elif arm.backend == "apex":
             self._stand_behind_levels(engine, rows)
         else:
@@ -108,8 +111,12 @@ class StandIn:
         if (reduce := arm.options.get("reduce")) is not None:
             reduce_wrappers_in(getattr(torch, reduce), str(arm), self._events)
         self.torch_amp.install(self._events)
-        plain = PlainScript(arm, self.torch_amp, for_cuda=for_cuda, rows=rows, acted=acted)
+        plain = PlainScript(
+            arm, self.torch_amp, for_cuda=for_cuda, rows=rows, acted=acted, given=self._given, lifted=self._lifted
+        )
         plain.install(self._events)
+        if arm.backend != "script":
+            follow_fp16_optimizers(rows, self._events)
         if self._keep and not isinstance(self.torch_amp, WholeModel):
             context = without_autocast("cuda" if torch.cuda.is_available() else "cpu")
             if arm.backend == "apex":
@@ -131,17 +138,17 @@ class StandIn:
         self._events.wrap(frontend, "_initialize", self._initialize)
         override_opt_level(level, self._events, quiet=True, options=options)
         if LEVELS[level].patch_torch_functions and engine == "compat":
-            self.torch_amp = O1BehindTorch(self.arm, self._given, self._initialized)
+            self.torch_amp = O1BehindTorch(self.arm, self._initialized)
         elif LEVELS[level].is_half and engine == "compat":
-            self.torch_amp = WholeModel(self.arm, rows, self._given, self._initialized)
+            self.torch_amp = WholeModel(self.arm, rows, self._initialized)
         else:
-            self.torch_amp = TorchAmp(self.arm, rows, self._given, self._initialized)
+            self.torch_amp = TorchAmp(self.arm, rows, self._initialized)
 
     def _stand_behind_amp(self, rows: Rows | None) -> None:
         arm = self.arm
         self.amp = ScriptAmp(str(arm), self._make_precision, rows, self._given)
         kind = WholeModel if arm.backend == "half" or arm.options.get("weights") == "bfloat16" else TorchAmp
-        self.torch_amp = kind(arm, rows, self._given, self._initialized)
+        self.torch_amp = kind(arm, rows, self._initialized)
         functions = self.amp.functions()
         for name in ("", ".frontend", ".handle", ".amp", "._amp_state"):
             module: Any = importlib.import_module(f"ampcompare.apex.amp{name}")
@@ -294,14 +301,13 @@ class _AsWritten(TorchNames):
 
     Args:
         rows: get a note of the script's precision at the first step; None records nothing.
-        given: called with the first optimizer before its first step.
         initialized: returns whether the script trains through `apex.amp`.
     """
 
-    def __init__(self, rows: Rows | None, given: Given, initialized: Callable[[], bool]) -> None:
+    def __init__(self, rows: Rows | None, initialized: Callable[[], bool]) -> None:
         super().__init__(initialized)
         self._rows = rows
-        self._given: Given | None = given
+        self._has_stepped = False
         self._casts = ""
         self._by_optimizer = False
 
@@ -330,12 +336,9 @@ class _AsWritten(TorchNames):
         original(optimizer, *args, **kwargs)
 
     def _before_step(self, optimizer: Any, *_arguments: Any) -> None:
-        given, self._given = self._given, None
-        if given is None:
+        if self._has_stepped:
             return
-        self.used = True
-        if not self._initialized():  # which notes them before it casts
-            given([], [optimizer])
+        self._has_stepped = self.used = True
         if self._rows is not None and (own := self._own(optimizer)):
             self._rows.add_note(f"the script's own precision: {own}")
 
