@@ -198,7 +198,8 @@ class StandIn:
     def explain(self, error: BaseException) -> UnsupportedCombination | None:
         """Return that the types of this arm do not fit what the script computes, if that is what torch has raised."""
         casts = half_dtype(self.arm) is not None and self.acted()
-        if not casts or not isinstance(error, RuntimeError) or not TYPES.search(said := _said(error)):
+        fits = not casts and not self._lifted.types
+        if fits or not isinstance(error, RuntimeError) or not TYPES.search(said := _said(error)):
             return None
         if "without overflow" in said:  # a number of the script, whatever the types
             return None
@@ -211,6 +212,11 @@ class StandIn:
         else:
             why = "an operation gets tensors of both types, and torch.autocast does not cast it"
             advice = "compare fp32, or give it tensors of one type there"
+        if self._lifted.types and any(name in said for name in ("BFloat16", "bfloat16", "Half", "half", "float16")):
+            types = " and ".join(self._lifted.types)
+            if not casts or not isinstance(self.torch_amp, WholeModel):
+                why = f"the script casts tensors to {types} itself, and its weights, which were that, are fp32"
+                advice = "compare script, or cast to the type of the weight there"
         if str(error).startswith(TORCHSCRIPT) and isinstance(self.torch_amp, O1BehindTorch):
             why = "an operation gets tensors of both types, since Apex's casts do not reach into TorchScript"
         if BANNED.search(said):

@@ -119,6 +119,19 @@ def test_gradients_may_have_a_type_of_their_own(behind: Any) -> None:
     assert model.weight.grad.dtype is torch.float32
 
 
+@pytest.mark.parametrize("arm", ["fp32", "native:bf16"])
+def test_what_the_script_casts_outside_of_modules_is_explained(behind: Any, arm: str) -> None:
+    stand_in = behind(arm)
+    model = nn.Linear(6, 3).bfloat16()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x = batch(0)[0].bfloat16()
+    model(x)
+    with pytest.raises(RuntimeError) as raised:
+        nn.functional.linear(x, model.weight)
+    assert "casts tensors to bfloat16 itself" in str(stand_in.explain(raised.value))
+    del optimizer
+
+
 @pytest.mark.parametrize("arm", ["fp32", "native:bf16", "O2", "half:bf16"])
 def test_a_step_with_masters_of_the_script_is_refused(behind: Any, arm: str) -> None:
     """It moves gradients and weights by itself: one master for each weight, or one for all."""

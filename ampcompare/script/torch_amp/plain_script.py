@@ -273,6 +273,8 @@ class PlainScript:
                 args, kwargs = self._names.alike(args, kwargs)
             return original(module, *args, **kwargs)
         mode = self._decide()
+        if self._lifted.types:  # by now
+            args, kwargs = self._fitting(module, args, kwargs)
         if self._backwards:  # a checkpoint computes again what it did in the forward pass
             is_cast = self._names.input_type(module) is None and self._names.casts_now()
             if is_cast or module not in self._outermost:
