@@ -29,6 +29,7 @@ from ampcompare.runs.settings.config import RunConfig
 __all__ = [
     "Effective",
     "EngineInfo",
+    "FellBack",
     "Placement",
     "ProcessFacts",
     "Resumption",
@@ -199,6 +200,13 @@ class Effective(FrozenRecord):
     reason: str = Field("", description="why it is another one")
 
 
+class FellBack(FrozenRecord):
+    """The arm that trained a cell after the cell's own arm has diverged."""
+
+    arm: str
+    diverged: dict[str, int] = Field(description="first bad step of each arm that was tried before")
+
+
 class ProcessFacts(FrozenRecord):
     """How several processes trained one cell together."""
 
@@ -235,7 +243,7 @@ class ScriptFacts(FrozenRecord):
 
     weights: list[str] = Field([], description="hash of the parameters at each initialize, before any cast")
     batches: list[str] = Field([], description="hashes of what entered the model first")
-    files: list[str] = Field([], description="files outside the folder of the cell that it wrote")
+    files: list[str] = Field([], description="files that it wrote; they lie in `written` in the folder of the cell")
     inherited: list[str] = Field(
         [], description="files outside its folder that it read, and that another cell, or an earlier run, had written"
     )
@@ -263,6 +271,7 @@ class RunRecord(Shown, FrozenRecord):
     config: RunConfig
     engine: EngineInfo | None = None
     effective: Effective | None = Field(None, description="only of backends that hand training to another library")
+    fell_back: FellBack | None = Field(None, description="the arm that trained instead, after its own has diverged")
     ledger: Ledger | None = Field(None, description="in which types it really ran; None in old records")
     half: str | None = Field(None, description="how 16-bit arithmetic ran: fp16 or bf16, native or emulated")
     host: str | None = Field(None, description="name of the machine; of rank 0 where several trained together")
