@@ -62,7 +62,7 @@ class _Stepped:
 
     def parameters(self) -> list[Any]:
         """Return the present parameters."""
-        return owned_params(self.optimizer)
+        return owned_params(self._optimizer)
 
 
 class FirstBatches:
