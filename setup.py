@@ -7,6 +7,8 @@ from setuptools import find_namespace_packages, setup
 
 ROOT = Path(__file__).resolve().parent
 README = ROOT / "README.md"
+VERSION = runpy.run_path(str(ROOT / "ampcompare" / "base" / "version.py"))
+PYTHON, TORCH = ("{}.{}".format(*VERSION[name]) for name in ("OLDEST_PYTHON", "OLDEST_TORCH"))
 
 EXTRAS = {
     "html": ["jinja2"],
@@ -53,7 +55,7 @@ EXTRAS = {
 
 setup(
     name="ampcompare",
-    version=runpy.run_path(str(ROOT / "ampcompare" / "base" / "version.py"))["__version__"],
+    version=VERSION["__version__"],
     description="Train the same model through Apex AMP, torch.amp, half and fp32, and say what really differs",
     # An image build may bring setup.py alone, to cache the layer with the dependencies.
     long_description=README.read_text(encoding="utf-8") if README.is_file() else "",
@@ -62,14 +64,14 @@ setup(
     license="BSD-3-Clause",
     keywords=["pytorch", "apex", "amp", "mixed precision", "fp16", "bf16", "float16", "loss scale", "benchmark"],
     license_files=["LICENSE"],
-    python_requires=">=3.10",
+    python_requires=f">={PYTHON}",
     # Namespace search, so that a folder of data or templates without __init__.py is packaged with its files.
     packages=find_namespace_packages(include=["ampcompare", "ampcompare.*"], exclude=["*.__pycache__"]),
     package_data={"": ["py.typed", "*.yaml", "*.json", "*.csv", "*.html", "*.j2", "*.css", "*.js"]},
     # Lower bounds only. `apex` must never be listed: that name on PyPI is another project.
     install_requires=[
-        "torch>=2.4",
-        "torchvision>=0.19",
+        f"torch>={TORCH}",
+        "torchvision>=0.21",
         "numpy>=1.26",
         "scipy>=1.11",
         "scikit-learn>=1.3",
