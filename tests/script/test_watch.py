@@ -175,7 +175,8 @@ def test_what_a_cell_makes_before_it_computes_is_data_to_others(
     if then == "forward":
         torch.nn.Linear(2, 2)(torch.ones(2))
     elif then == "autocast":
-        torch.autocast("cpu", dtype=torch.bfloat16).__enter__().__exit__(None, None, None)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            pass
     else:
         torch.ones(1, requires_grad=True).sum().backward()
     np.save("late.npy", np.zeros(5))
