@@ -37,6 +37,7 @@ EXTRAS = {
     ],
     "dev": [
         "ampcompare[test]",
+        "datasets>=3",  # `--data hf:...` is tested with local folders
         "flake8>=7",  # runs the rules of `lint` as a plugin, and so do the hooks of pre-commit
         "pre-commit>=4",
         # The linter of Dockerfiles; it has wheels for few platforms, and its tests skip elsewhere.
@@ -54,7 +55,7 @@ EXTRAS = {
     "notebook": ["ipykernel>=6.29", "nbclient>=0.10", "nbformat>=5.10"],
     "timm": ["timm>=1.0"],  # its models by name: --arch timm:resnet50
     # Its causal models from a configuration (--task lm --arch hf:gpt2), and ampcompare.integrations.transformers.
-    "hf": ["transformers>=4.48"],
+    "hf": ["transformers>=4.48", "datasets>=3"],
     "triton": ["triton>=3"],  # torch's CUDA wheels bring it along
 }
 

@@ -21,10 +21,21 @@ TYPE_CHECKING = False  # the name that type checkers know; importing `typing` wo
 if TYPE_CHECKING:
     from typing import Any
 
-    from ampcompare.api.comparison import compare, load_comparison, reproduce_claims, run
-    from ampcompare.api.diagnosis import diagnose, explain_arm, profile
+    from ampcompare.api.choices import (
+        list_arms,
+        list_data,
+        list_guards,
+        list_launchers,
+        list_models,
+        list_optimizers,
+        list_recipes,
+        list_runs,
+        list_tasks,
+    )
+    from ampcompare.api.comparison import compare, export, load_comparison, resolve_config, run
+    from ampcompare.api.diagnosis import diagnose, explain_arm, find_batch, look_ahead, profile
     from ampcompare.api.machine import examine_machine
-    from ampcompare.api.migration import convert_checkpoint, lint_paths, migrate_script
+    from ampcompare.api.migration import convert_checkpoint, exec_script, lint_paths, migrate_script
     from ampcompare.api.precision import Precision, StepOutcome, make_precision
     from ampcompare.api.results_table import judge_table
     from ampcompare.api.types import Arm, Callback, CellInfo, Recipe, RunConfig, RunRecord, StepRecord
@@ -45,15 +56,28 @@ __all__ = [
     "convert_checkpoint",
     "diagnose",
     "examine_machine",
+    "exec_script",
     "explain_arm",
+    "export",
+    "find_batch",
     "judge_table",
     "lint_paths",
+    "list_arms",
+    "list_data",
+    "list_guards",
+    "list_launchers",
+    "list_models",
+    "list_optimizers",
+    "list_recipes",
+    "list_runs",
+    "list_tasks",
     "load_comparison",
     "log_metric",
+    "look_ahead",
     "make_precision",
     "migrate_script",
     "profile",
-    "reproduce_claims",
+    "resolve_config",
     "run",
 ]
 
@@ -71,16 +95,29 @@ _HOMES = {
     "convert_checkpoint": "ampcompare.api.migration",
     "diagnose": "ampcompare.api.diagnosis",
     "examine_machine": "ampcompare.api.machine",
+    "exec_script": "ampcompare.api.migration",
     "explain_arm": "ampcompare.api.diagnosis",
+    "export": "ampcompare.api.comparison",
+    "find_batch": "ampcompare.api.diagnosis",
     "judge_table": "ampcompare.api.results_table",
     "lint_paths": "ampcompare.api.migration",
+    "list_arms": "ampcompare.api.choices",
+    "list_data": "ampcompare.api.choices",
+    "list_guards": "ampcompare.api.choices",
+    "list_launchers": "ampcompare.api.choices",
+    "list_models": "ampcompare.api.choices",
+    "list_optimizers": "ampcompare.api.choices",
+    "list_recipes": "ampcompare.api.choices",
+    "list_runs": "ampcompare.api.choices",
+    "list_tasks": "ampcompare.api.choices",
     "load_comparison": "ampcompare.api.comparison",
     "load_ipython_extension": "ampcompare.cli.cell_magic",  # for `%load_ext ampcompare`
     "log_metric": "ampcompare.base.metric_log",
+    "look_ahead": "ampcompare.api.diagnosis",
     "make_precision": "ampcompare.api.precision",
     "migrate_script": "ampcompare.api.migration",
     "profile": "ampcompare.api.diagnosis",
-    "reproduce_claims": "ampcompare.api.comparison",
+    "resolve_config": "ampcompare.api.comparison",
     "run": "ampcompare.api.comparison",
 }
 

@@ -37,7 +37,7 @@ from torch.nn import functional as F
 from workloads import WORKLOADS, sgd
 
 from ampcompare.apex.amp import _amp_state
-from ampcompare.experiment.launch.distributed_env import DistributedEnv
+from ampcompare.base.environment.ranks import DistributedEnv
 from ampcompare.experiment.launch.worker.rank import process_group
 from ampcompare.runs.settings.config import ParallelConfig
 from ampcompare.training.assemble import make_parallel

@@ -1,21 +1,27 @@
-"""Train arms and compare them: the commands `run`, `compare` and `reproduce`, and `report` for what they wrote."""
+"""Train arms and compare them: the commands `run` and `compare`; what they wrote: `report`, `export`."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, Literal
 
 from ampcompare.api.arguments import takes
-from ampcompare.base.errors import GateFailed
-from ampcompare.experiment.claims.reproduce import Reproduction, run_study
+from ampcompare.backends.arm import Arm
+from ampcompare.base.errors import GateFailed, RecordError
 from ampcompare.experiment.compare import run_comparison
 from ampcompare.experiment.load import reload_comparison
 from ampcompare.experiment.notebook_progress import default_observer
-from ampcompare.experiment.options import CompareOptions, RunOptions, StudyOptions
+from ampcompare.experiment.options import CompareOptions, RunOptions, settings_request
 from ampcompare.experiment.single_run import run_single
+from ampcompare.experiment.sources import collect_settings
 from ampcompare.runs.records.comparison import Comparison
 from ampcompare.runs.records.run import RunRecord
+from ampcompare.runs.report.export import make_exporter
+from ampcompare.runs.settings.config import RunConfig
+from ampcompare.runs.settings.recipe import Recipe
 
-__all__ = ["compare", "load_comparison", "reproduce_claims", "run"]
+__all__ = ["compare", "export", "load_comparison", "resolve_config", "run"]
 
 
 @takes(RunOptions)
@@ -55,20 +61,6 @@ def compare(options: CompareOptions) -> Comparison:
     return outcome.comparison
 
 
-@takes(StudyOptions)
-def reproduce_claims(options: StudyOptions) -> Reproduction:
-    """Run small versions of published claims, judge them, and write the report.
-
-    Returns:
-        A result for each claim, in `findings`.
-
-    Raises:
-        ConfigError: there is no such study or claim, or the folder cannot be used.
-        LaunchError: no process could be started, or a program of the study failed.
-    """
-    return run_study(options, observer=default_observer(options.observer))
-
-
 def load_comparison(path: str | Path, *, reference: str | None = None) -> Comparison:
     """Load a run directory again, of `compare` or of `run`, or a single `report.json` or `record.json`.
 
@@ -86,3 +78,66 @@ def load_comparison(path: str | Path, *, reference: str | None = None) -> Compar
         ConfigError: no row is named like the reference, or another command uses the folder.
     """
     return reload_comparison(Path(path), reference=reference)
+
+
+def export(
+    path: str | Path,
+    to: Literal["tensorboard", "wandb", "mlflow"],
+    *,
+    output_dir: str | Path | None = None,
+    project: str = "ampcompare",
+    note: Callable[[str], None] = lambda text: None,
+) -> str:
+    """Hand the finished runs of a run directory to a tracker of experiments; runs that exist there stay as they are.
+
+    Args:
+        path: run directory of `run` or `compare`.
+        to: the tracker.
+        output_dir: folder for its files, by default one named like the tracker in the run directory.
+        project: W&B project or MLflow experiment.
+        note: receives a line about each record that is not written.
+
+    Returns:
+        Where the runs went: a folder or an address.
+
+    Raises:
+        RecordError: there is no such folder, or it holds no results.
+        ConfigError: there is no such tracker, or the folder cannot be written.
+        EnvironmentUnfit: the tracker is not installed, or refuses the runs.
+    """
+    folder = Path(path)
+    if not folder.is_dir():
+        raise RecordError(f"{folder} is not a run directory; name a folder that run or compare wrote")
+    comparison = reload_comparison(folder)
+    target = folder / to if output_dir is None else Path(output_dir)
+    exporter = make_exporter(to, target, note, project)
+    exporter.write(comparison, folder)
+    for excluded in comparison.excluded:
+        note(f"not used: {excluded}")
+    return exporter.destination or str(target)
+
+
+def resolve_config(
+    *,
+    arm: Arm | str = "fp32",
+    recipe: Recipe | str | None = None,
+    size: str | None = None,
+    config_file: str | Path | None = None,
+    **settings: Any,
+) -> tuple[RunConfig, dict[str, str]]:
+    """Return the settings that `run` would use with these arguments, and where each came from.
+
+    Args:
+        arm: such as "apex:O2", or an `Arm`.
+        recipe, size, config_file, settings: as for `run`.
+
+    Returns:
+        The configuration, and the origin of each setting that is not a default, by its path such as
+        "recipe.optimizer.lr".
+
+    Raises:
+        ConfigError: settings that cannot be used.
+    """
+    request = settings_request(recipe, size, config_file, {**settings, "arm": str(arm)})
+    sources = collect_settings(request, one_run=True)
+    return sources.config, dict(sources.resolved.origins)

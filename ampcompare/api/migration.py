@@ -1,12 +1,15 @@
-"""From Apex to torch.amp, source files and checkpoints: the commands `lint`, `migrate` and `convert`."""
+"""Scripts and checkpoints of users, with Apex and without: the commands `exec`, `lint`, `migrate` and `convert`."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -14,10 +17,70 @@ if TYPE_CHECKING:
     from ampcompare.source.migrate.project import FileMigration
     from ampcompare.training.checkpoint.convert.fp32_weights import Conversion
 
-__all__ = ["convert_checkpoint", "lint_paths", "migrate_script"]
+__all__ = ["convert_checkpoint", "exec_script", "lint_paths", "migrate_script"]
 
 
-def lint_paths(*paths: str | Path, select: Sequence[str] = (), ignore: Sequence[str] = (), fix: bool = False) -> Report:
+def exec_script(
+    script: Sequence[str],
+    *,
+    engine: Literal["compat", "nvidia"] = "compat",
+    opt_level: str | None = None,
+    arm: Arm | str | None = None,
+    seed: int | None = None,
+    max_steps: int | None = None,
+    record: str | Path | None = None,
+    device: Literal["cpu"] | None = None,
+    compat_torch: bool = False,
+    guards: Literal["warn", "strict", "off"] = "warn",
+) -> int:
+    """Run an unmodified script with ampcompare's engine in place of Apex, in a separate process, and wait for it.
+
+    The process has the working directory, environment and streams of this one. O1 replaces functions of torch for the
+    life of a process, hence the separate one.
+
+    Args:
+        script: the script with its arguments, or "-m" and a module.
+        engine: what `import apex` means: ampcompare's own engine, or the real Apex.
+        opt_level: overrides the script's opt level.
+        arm: run the script under this arm, such as "bf16" or "O2".
+        seed: seeds Python, NumPy and torch before the script starts; with `arm`.
+        max_steps: end after so many steps; with `arm` and `record`.
+        record: file for every backward pass and step.
+        device: "cpu" runs the script's CUDA calls on the CPU: a smoke test.
+        compat_torch: restore removed and changed APIs of torch, numpy and Python.
+        guards: what happens on mistakes in the use of mixed precision: a warning, an error, or nothing.
+
+    Returns:
+        The exit code: the script's own; 2 for options that cannot be used, 4 where this machine cannot run them, both
+        said on standard error.
+
+    Raises:
+        ConfigError: there is no such arm, or no script was given.
+    """
+    if not script or isinstance(script, str):
+        raise ConfigError(f"script is {script!r}; give a list: the script and its arguments, as in ['train.py']")
+    values = {
+        "--engine": engine,
+        "--opt-level": opt_level,
+        "--arm": None if arm is None else str(Arm.parse(arm) if isinstance(arm, str) else arm),
+        "--seed": seed,
+        "--max-steps": max_steps,
+        "--record": record,
+        "--device": device,
+    }
+    words = [f"{name}={value}" for name, value in values.items() if value is not None]
+    words += ["--compat-torch"] * compat_torch
+    words += {"warn": [], "strict": ["--strict-guards"], "off": ["--no-guards"]}[guards]
+    return subprocess.run([sys.executable, "-m", "ampcompare", "exec", *words, *script], check=False).returncode
+
+
+def lint_paths(
+    *paths: str | Path,
+    select: Sequence[str] = (),
+    ignore: Sequence[str] = (),
+    fix: bool = False,
+    torch_version: str | None = None,
+) -> Report:
     """Report mistakes in the use of Apex and torch.amp in files, folders and notebooks.
 
     Args:
@@ -25,6 +88,7 @@ def lint_paths(*paths: str | Path, select: Sequence[str] = (), ignore: Sequence[
         select: codes, or their beginnings, to report; by default those of pyproject.toml, or all that are on.
         ignore: codes, or their beginnings, to leave out.
         fix: fix in the files what can be fixed safely; report the rest.
+        torch_version: of the torch that the files are for, such as "2.9"; by default the one that is installed.
 
     Returns:
         Findings with their places, and what could not be read.
@@ -34,9 +98,10 @@ def lint_paths(*paths: str | Path, select: Sequence[str] = (), ignore: Sequence[
     """
     from ampcompare.source.lint.report import Unread
     from ampcompare.source.lint.run import find_files, lint_files, read_selection
+    from ampcompare.source.versions import known_versions
 
     places = [Path(path) for path in paths] or [Path()]
-    selection = read_selection(places)
+    selection = replace(read_selection(places), versions=known_versions(torch_version))
     if select:
         selection = replace(selection, select=tuple(select))
     if ignore:
@@ -49,14 +114,21 @@ def lint_paths(*paths: str | Path, select: Sequence[str] = (), ignore: Sequence[
 
 
 def migrate_script(
-    path: str | Path, to: Literal["torch", "precision"] = "torch", *, write: bool = False
+    path: str | Path,
+    to: Literal["torch", "precision"] = "torch",
+    *,
+    write: bool = False,
+    torch_version: str | None = None,
 ) -> FileMigration:
     """Rewrite an Apex script or notebook for torch.amp, or for ampcompare's precision contract.
+
+    For torch.amp, deprecated names of torch and transformers are renewed too.
 
     Args:
         path: the file.
         to: torch.amp, or ampcompare's precision contract, which keeps O2 and O3.
         write: change the file; otherwise the result has the patch, in `diff()`.
+        torch_version: of the torch that the files are for, such as "2.9"; by default the one that is installed.
 
     Returns:
         The new text and what was found, line by line; a file that cannot be read or parsed has a `fault`.
@@ -66,12 +138,13 @@ def migrate_script(
         EnvironmentUnfit: the file cannot be written.
     """
     from ampcompare.source.migrate.project import find_mistakes, migrate_file
+    from ampcompare.source.versions import known_versions
 
     file = Path(path)
     if not file.is_file():
         raise ConfigError(f"there is no file {file}; give the path of a script or notebook")
     examine = find_mistakes if to == "torch" else _nothing
-    result = migrate_file(file, to, must_parse=True, examine=examine)
+    result = migrate_file(file, to, must_parse=True, examine=examine, versions=known_versions(torch_version))
     if write and result.changed:
         try:
             result.write()

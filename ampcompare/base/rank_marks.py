@@ -12,6 +12,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from ampcompare.base.environment.ranks import is_rank, rank_of
+
 __all__ = ["CELL_FOLDER", "MARKED", "MAX_MARKED", "mark_output"]
 
 CELL_FOLDER = "AMPCOMPARE_CELL_DIR"  # set in the environment of a script's cell
@@ -113,5 +115,4 @@ def _rank() -> int | None:
     torch_distributed: Any = sys.modules.get("torch.distributed")
     if torch_distributed is not None and torch_distributed.is_available() and torch_distributed.is_initialized():
         return int(torch_distributed.get_rank()) if torch_distributed.get_world_size() > 1 else None
-    rank, size = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "1")
-    return int(rank) if rank.isdigit() and size.isdigit() and int(size) > 1 else None
+    return rank_of() if is_rank() and os.environ.get("WORLD_SIZE") != "1" else None

@@ -53,6 +53,12 @@ __all__ = ["command"]
 @pool_options(
     "arms to search at the same time, each on GPUs or cores of its own  [default: one per free GPU of a kind, or 1]"
 )
+@option(
+    "--preflight/--no-preflight",
+    default=True,
+    group=MACHINE,
+    help="first train a few steps of each arm: one that cannot train is named before the search",
+)
 @recipe_options
 @json_option()
 def command(**parameters: Any) -> int:
@@ -62,8 +68,7 @@ def command(**parameters: Any) -> int:
     of the largest. Each try runs in a separate process. On a GPU, a batch is too large if memory runs out or --margin
     does not stay free; on a CPU, if the process grows by more than --memory-limit, which is required there.
     """
-    from ampcompare.experiment.find_batch import BatchSearch, configs_of, find_batches, places_of_tries
-    from ampcompare.experiment.options import LaunchOptions
+    from ampcompare.experiment.find_batch import BatchSearch, configs_of, search_batches
     from ampcompare.runs.records.run import dump_json
     from ampcompare.runs.report.tables import listing, room
 
@@ -74,12 +79,10 @@ def command(**parameters: Any) -> int:
         memory_gib=parameters["memory_limit"],
         margin=parameters["margin"] / 100,
         note=lambda text: click.echo(text, err=True),
+        preflight=parameters["preflight"],
     )
-    places = places_of_tries(search.configs, parameters["jobs"], parameters["gpus"])
-    for text in places.notes:
-        search.note(text)
-    with ended_by_signals(), LaunchOptions().pool(config, places) as launcher:
-        limits = find_batches(search, launcher, len(places.all))
+    with ended_by_signals():
+        limits = search_batches(search, parameters["jobs"], parameters["gpus"])
     if parameters["as_json"]:
         click.echo(dump_json([asdict(limit) for limit in limits]))
     else:

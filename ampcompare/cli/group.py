@@ -20,10 +20,10 @@ __all__ = ["cli", "run_group"]
 INTERNAL_ERROR = 70  # EX_SOFTWARE of sysexits.h
 SILENT_SECONDS = 2.0
 OTHER_VARIABLES = (
-    *("AMPCOMPARE_APEX_STRICT", "AMPCOMPARE_CELL_DIR", "AMPCOMPARE_CELL_STARTED", "AMPCOMPARE_CODE_FOLDER"),
+    *("AMPCOMPARE_APEX_STRICT", "AMPCOMPARE_CELL_DIR", "AMPCOMPARE_CODE_FOLDER", "AMPCOMPARE_SANDBOX"),
     *("AMPCOMPARE_MASK", "AMPCOMPARE_PLACE", "AMPCOMPARE_STARTED_BY"),
 )
-RESUMED = ("run", "compare", "reproduce")
+RESUMED = ("run", "compare")
 
 
 class _LazyGroup(click.Group):
@@ -142,8 +142,8 @@ def run_group(arguments: list[str] | None = None) -> int:
 
 
 def _fail(message: str, code: int) -> int:
+    from ampcompare.base.environment.ranks import rank_of
     from ampcompare.base.formatting import printable
-    from ampcompare.experiment.launch.distributed_env import rank_of
 
     if (rank := rank_of()) > 0:  # an error that stops every rank is reported once, by rank 0; the others wait for that
         time.sleep(SILENT_SECONDS)

@@ -93,7 +93,7 @@ def count_processes(parameters: Mapping[str, Any]) -> int | None:
     Raises:
         ConfigError: both do, and they differ.
     """
-    from ampcompare.experiment.launch.distributed_env import world_of
+    from ampcompare.base.environment.ranks import world_of
 
     world = world_of(url=parameters["dist_url"])
     requested = parameters["nproc_per_node"]

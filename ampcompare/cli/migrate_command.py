@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import time
 from pathlib import Path
@@ -33,10 +34,24 @@ SECONDS_BETWEEN_LINES = 2.0
 @option("--diff", "mode", flag_value="diff", default=True, help="print a patch and change no file  [default]")
 @option("--write", "mode", flag_value="write", help="change the files")
 @options_of(migrate_script)("--to", "target", parameter="to")
+@options_of(migrate_script)("--torch-version", metavar="VERSION")
 @option("--verify", is_flag=True, help="run the script before and after the rewrite on the CPU, and compare each step")
 @option("--steps", type=click.IntRange(min=1), default=20, show_default=True, help="of --verify")
+@option(
+    "--preflight/--no-preflight",
+    default=True,
+    help="with --verify, first train a few steps of the script: what cannot work is said at once",
+)
 @click.argument("paths", metavar="PATHS...", nargs=-1, required=True, type=FILE)
-def command(mode: str, target: str, verify: bool, steps: int, paths: tuple[str, ...]) -> int:
+def command(
+    mode: str,
+    target: str,
+    torch_version: str | None,
+    verify: bool,
+    steps: int,
+    preflight: bool,
+    paths: tuple[str, ...],
+) -> int:
     """Rewrite Apex scripts for torch.amp; verify that they train the same.
 
     PATHS are files, folders and notebooks. The patch, or the result of --verify, goes to stdout, remarks to stderr.
@@ -48,12 +63,23 @@ def command(mode: str, target: str, verify: bool, steps: int, paths: tuple[str, 
     if verify:
         from ampcompare.source.migrate.verify import verify_script
 
-        return verify_script(paths[0], list(paths[1:]), steps=steps, target=target, say=click.echo)
-    return _migrate(paths, target, write=mode == "write")
+        def check() -> None:
+            from ampcompare.experiment.preflight import preflight_of
+            from ampcompare.runs.settings.config import RunConfig
+            from ampcompare.runs.settings.script import script_config
+
+            preflight_of([RunConfig(arm="script", device="cpu", script=script_config(paths))], _say)
+
+        first = check if preflight else lambda: None
+        return verify_script(paths[0], list(paths[1:]), steps=steps, target=target, say=click.echo, check=first)
+    return _migrate(paths, target, torch_version, write=mode == "write")
 
 
-def _migrate(paths: tuple[str, ...], target: str, *, write: bool) -> int:
+def _migrate(paths: tuple[str, ...], target: str, torch_version: str | None, *, write: bool) -> int:
     from ampcompare.source.migrate.project import find_files, find_mistakes, migrate_file
+    from ampcompare.source.versions import known_versions
+
+    versions = known_versions(torch_version)
 
     faults: list[str] = []
 
@@ -65,9 +91,10 @@ def _migrate(paths: tuple[str, ...], target: str, *, write: bool) -> int:
     named = set(map(Path, paths))
     examine = find_mistakes if target == "torch" else lambda text: []  # lint knows the calls of torch.amp only
     changed = left = by_hand = 0
+    loads = False
     begun = time.monotonic()
     for number, path in enumerate(files, 1):
-        result = migrate_file(path, target, must_parse=path in named, examine=examine)
+        result = migrate_file(path, target, must_parse=path in named, examine=examine, versions=versions)
         if time.monotonic() - begun > SECONDS_BETWEEN_LINES:
             begun = time.monotonic()
             _say(f"{number} of {len(files)} files")
@@ -75,6 +102,7 @@ def _migrate(paths: tuple[str, ...], target: str, *, write: bool) -> int:
             fail(result.lines()[0])
             continue
         if result.changed and write:
+            loads |= result.loads_state
             try:
                 result.write()
             except (ValueError, EnvironmentUnfit) as fault:  # what `write` says of a file
@@ -88,7 +116,22 @@ def _migrate(paths: tuple[str, ...], target: str, *, write: bool) -> int:
         left += result.by_hand
         by_hand += bool(result.by_hand)
     _say(_sums(len(files), changed, left, by_hand, len(faults), write))
+    if left:
+        _say("what is left keeps running with `from ampcompare.apex import amp` in the place of `from apex import amp`")
+    elif loads and not faults:
+        _say("files that were saved with Apex load as before; to convert one: ampcompare convert OLD NEW --to native")
+    elif changed and not write and not faults:
+        to = "" if target == "torch" else f" --to {target}"
+        _say(f"next, check that it trains the same: ampcompare migrate --verify{to} {_script(files)}")
     return ConfigError.exit_code if faults else int(left > 0)
+
+
+def _script(files: list[Path]) -> str:
+    """Return the file to start, with room for its arguments; a name to replace where none is known."""
+    from ampcompare.source.migrate.project import is_script
+
+    script = shlex.quote(str(files[0])) if len(files) == 1 and is_script(files[0]) else "SCRIPT.py"
+    return f"{script} -- ARGS"
 
 
 def _sums(files: int, changed: int, left: int, by_hand: int, faults: int, write: bool) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from importlib.util import find_spec
+from typing import NamedTuple
 
 from ampcompare.backends.arm import Arm
 from ampcompare.backends.catalog import BUILT_IN, described_backends, third_party_backends
@@ -17,13 +18,19 @@ from ampcompare.tasks.catalog import MODEL_LIBRARIES, TASKS, list_data, list_mod
 
 __all__ = ["Choice", "data_names", "list_choices", "model_names", "task_names"]
 
-Choice = tuple[str, bool, str]
+
+class Choice(NamedTuple):
+    """One thing to choose: whether it can be had here, and what it is, or why it cannot."""
+
+    name: str
+    is_available: bool
+    text: str
 
 
 def list_choices() -> dict[str, list[Choice]]:
-    """Return (name, available, what it is or why not) of each choice, by kind; no library is imported to find out."""
+    """Return all choices by kind; no library is imported to find out."""
     described = described_backends()
-    arms = [_arm(name, spec) for name, spec in described.items()]
+    arms: list[tuple[str, bool, str]] = [_arm(name, spec) for name, spec in described.items()]
     apex = probe_apex()
     arms.append(("apex:...,engine=compat", True, "this package's own engine, on any device"))
     real = f"{apex.reason}; on CUDA only" if apex.has_amp else apex.reason
@@ -32,7 +39,7 @@ def list_choices() -> dict[str, list[Choice]]:
         taken = f"registered by another package ({value}) and by this one: uninstall that package"
         if name in BUILT_IN or name not in described:
             arms.append((name, name not in BUILT_IN, taken if name in BUILT_IN else f"from another package: {value}"))
-    return {
+    kinds = {
         "arms": arms,
         "tasks": list_tasks(),
         "models": list_models(),
@@ -42,6 +49,7 @@ def list_choices() -> dict[str, list[Choice]]:
         "recipes": list_recipes(),
         "guards": [(name, True, guard.mistake) for name, guard in checks.GUARDS.items()],
     }
+    return {kind: [Choice(*row) for row in rows] for kind, rows in kinds.items()}
 
 
 def model_names() -> list[str]:
@@ -63,7 +71,7 @@ def data_names() -> list[str]:
     return [name.removesuffix("PATH") for name in names if name != "module:factory"]
 
 
-def _arm(backend: str, spec: BackendSpec) -> Choice:
+def _arm(backend: str, spec: BackendSpec) -> tuple[str, bool, str]:
     """Return the row of a backend; the library that it may need is searched, but not imported."""
     if spec.library is None:
         roles = Arm.make(backend).roles if spec.parsers else None
@@ -74,7 +82,7 @@ def _arm(backend: str, spec: BackendSpec) -> Choice:
     return backend, True, f"{spec.summary} ({installed[1]} {installed[2]})"
 
 
-def _launchers() -> list[Choice]:
+def _launchers() -> list[tuple[str, bool, str]]:
     """Return the ways in which processes are started; torch itself is not imported to find out."""
     with_torch = find_spec("torch") is not None
     lacks = "torch is not installed: pip install torch"

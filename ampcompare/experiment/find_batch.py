@@ -12,12 +12,23 @@ from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import ConfigError, LaunchError
 from ampcompare.experiment.launch.base import Launcher
 from ampcompare.experiment.launch.places import Places, find_places
-from ampcompare.experiment.preflight import check_cells
+from ampcompare.experiment.option_checks import check_cells
+from ampcompare.experiment.options import LaunchOptions
+from ampcompare.experiment.preflight import check_arms, failure_of
 from ampcompare.runs.records.run import RunRecord
 from ampcompare.runs.settings.config import RunConfig
 from ampcompare.runs.settings.validation import validated
 
-__all__ = ["BatchLimit", "BatchSearch", "Try", "configs_of", "find_batches", "largest_passing", "places_of_tries"]
+__all__ = [
+    "BatchLimit",
+    "BatchSearch",
+    "Try",
+    "configs_of",
+    "find_batches",
+    "largest_passing",
+    "places_of_tries",
+    "search_batches",
+]
 
 STEPS = 5  # the first ones may overflow, and an optimizer creates its state in the first one that does not
 GIB = 2**30
@@ -68,12 +79,14 @@ class BatchSearch:
         memory_gib: that a run may take; None: all of the GPU.
         margin: share of it that stays free.
         note: receives a line about each try.
+        preflight: first train a few steps of each arm, so that one that cannot train is named before any search.
     """
 
     configs: Sequence[RunConfig]
     memory_gib: float | None = None
     margin: float = 0.05
     note: Callable[[str], None] = lambda text: None
+    preflight: bool = True
 
     def __post_init__(self) -> None:
         if not 0 <= self.margin < 1:
@@ -90,6 +103,24 @@ def configs_of(config: RunConfig, arms: Sequence[str]) -> list[RunConfig]:
             "the first size with -b"
         )
     return [_with_batch(config, config.recipe.batch_size, arm) for arm in arms]
+
+
+def search_batches(search: BatchSearch, jobs: int | str | None, gpus: str | None) -> list[BatchLimit]:
+    """Return the largest batch of each arm, searched on the GPUs or cores that are free.
+
+    Args:
+        jobs: arms that are searched at the same time; None: one per free GPU of a kind, or 1.
+        gpus: numbers of the GPUs to choose from, such as 0,2-3; None: all that are free.
+
+    Raises:
+        ConfigError, EnvironmentUnfit: as `places_of_tries` and `find_batches`.
+        LaunchError: as `find_batches`.
+    """
+    places = places_of_tries(search.configs, jobs, gpus)
+    for text in places.notes:
+        search.note(text)
+    with LaunchOptions().pool(search.configs[0], places) as launcher:
+        return find_batches(search, launcher, len(places.all))
 
 
 def places_of_tries(configs: Sequence[RunConfig], jobs: int | str | None, gpus: str | None) -> Places:
@@ -126,6 +157,11 @@ def find_batches(search: BatchSearch, launcher: Launcher, jobs: int = 1) -> list
         LaunchError: a try failed for another reason than memory or too few samples.
     """
     check_cells(search.configs)
+    if search.preflight and len(search.configs) > 1:  # else the first try says the same
+        found = check_arms({config.arm: config for config in search.configs}, launcher, [0])
+        refused = {error: arms for error, arms in found.failed.items() if not _is_about_memory(error)}
+        if refused:
+            raise failure_of(found, refused)
     if search.memory_gib is None and any(config.device == "cpu" for config in search.configs):
         raise _no_limit()
     with tempfile.TemporaryDirectory(prefix="ampcompare-batch-") as folder:
@@ -205,7 +241,7 @@ def _judge(record: RunRecord, batch: int, limit: int | None) -> Try:
     """
     summary, error = record.summary, record.error or ""
     if record.status == "failed":
-        if TOO_FEW in error or any(words in error for words in OUT_OF_MEMORY):
+        if _is_about_memory(error):
             return Try(batch, error)
         raise LaunchError(f"{record.arm} with batch {batch} failed for another reason than memory: {error}")
     if summary.num_steps and summary.skipped_steps >= summary.num_steps:
@@ -219,6 +255,11 @@ def _judge(record: RunRecord, batch: int, limit: int | None) -> Try:
     if limit is not None and peak > limit:
         return Try(batch, f"takes {peak / GIB:.2f} GiB of {limit / GIB:.2f}", peak)
     return Try(batch, "", peak)
+
+
+def _is_about_memory(error: str) -> bool:
+    """Return whether a smaller batch, or more samples, might help."""
+    return TOO_FEW in error or any(words in error for words in OUT_OF_MEMORY)
 
 
 def largest_passing(passes: Callable[[int], bool], start: int, *, multiple: int = 1, precision: float = 1 / 16) -> int:

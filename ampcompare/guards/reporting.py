@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import warnings
 from collections.abc import Callable
 from typing import Any
 
+from ampcompare.base.environment.ranks import rank_of
 from ampcompare.base.errors import GuardError
 from ampcompare.guards.location import Location, user_location
 
@@ -82,5 +82,4 @@ def _rank() -> int:
     distributed: Any = getattr(sys.modules.get("torch"), "distributed", None)
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         return int(distributed.get_rank())
-    rank = os.environ.get("RANK", "0")
-    return int(rank) if rank.isdigit() else 0
+    return rank_of()

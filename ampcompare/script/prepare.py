@@ -27,6 +27,7 @@ from ampcompare.script.legacy.target import Target
 from ampcompare.script.stand_in import StandIn, half_dtype
 from ampcompare.script.watch import Watch, seed_all
 from ampcompare.training.precision.cpu_half import cpu_half
+from ampcompare.training.twin import change_optimized_weights
 
 __all__ = ["prepare_child", "prepare_script", "run_script"]
 
@@ -89,7 +90,7 @@ def prepare_script(settings: ExecSettings, *, child: str | None = None) -> Prepa
         if rows is not None and settings.watch and (cell := os.environ.get(CELL_FOLDER)):
             # Of the environment: a process that the script starts may have another working directory.
             base = Path(os.environ.get(CODE_FOLDER, "."))
-            rows.recorder.before_close(watch_code(Path(cell), base, variables=child is None).end)
+            rows.recorder.before_close(watch_code(Path(cell), base).end)
         if rows is not None:
             acted = Acted(rows.recorder, casts=_casts(arm))  # before the watch, which may end the script at a row
         if rows is not None and (settings.watch or settings.max_steps is not None):
@@ -103,6 +104,8 @@ def prepare_script(settings: ExecSettings, *, child: str | None = None) -> Prepa
     prepared = prepare_process(dataclasses.replace(settings, guards=guards), child=child, stand_in=stand_in)
     if settings.seed is not None:
         seed_all(settings.seed)
+    if settings.twin:
+        change_optimized_weights()  # until the process ends
     child_processes.pass_on(dataclasses.asdict(settings), target=f"{__name__}:{prepare_child.__name__}")
     return prepared
 

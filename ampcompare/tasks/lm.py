@@ -25,6 +25,7 @@ from ampcompare.runs.settings.recipe import ModelConfig, Recipe
 from ampcompare.tasks.catalog import BITS_PER_BYTE, LANGUAGE_MODELING, PERPLEXITY, needs_package
 from ampcompare.tasks.data import derive, spread
 from ampcompare.tasks.factory import blamed, named_by, resolve_factory
+from ampcompare.tasks.hf_data import text_parts
 from ampcompare.tasks.in_memory import TensorData
 from ampcompare.tasks.models import check_arguments, user_model
 from ampcompare.tasks.networks import AttentionBlock, require_positive
@@ -439,8 +440,8 @@ def text_data(
     """Load text by its name. The last tenth is for validation, whatever the seed.
 
     Args:
-        name: `grammar`, `python`, `text:PATH` or `module:factory` are cut into windows that overlap by one byte;
-            `sentences` and `lines:PATH` have one line a sample, and longer lines are cut.
+        name: `grammar`, `python`, `text:PATH`, `hf:PATH_OR_NAME` or `module:factory` are cut into windows that
+            overlap by one byte; `sentences` and `lines:PATH` have one line a sample, and longer lines are cut.
         seed: of the order of each epoch.
         sequence_length: bytes of a sample that are predicted, or the most of them.
         train_size: use this many samples, spread evenly over the text; `val_size` likewise.
@@ -481,6 +482,8 @@ def _read(name: str) -> tuple[bytes, bytes, Callable[[bytes, int], dict[str, Ten
             return *_parts(Path(path).read_bytes(), cut), cut
         except OSError as error:
             raise ConfigError(f"--data {name}: {path!r} cannot be read: {error.strerror or error}") from error
+    if kind == "hf" and path:
+        return *text_parts(name), _windows
     if colon:
         return *_from_factory(name), _windows
     known = [*_BUNDLED, *(f"{kind}:PATH" for kind in _FILES)]

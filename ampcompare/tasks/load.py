@@ -31,10 +31,11 @@ from ampcompare.tasks.catalog import (
 )
 from ampcompare.tasks.data import LabeledData, Part, derive, generator, isolated_globals, seed_globals, spread
 from ampcompare.tasks.factory import blamed, named_by, resolve_factory
+from ampcompare.tasks.hf_data import image_parts
 from ampcompare.tasks.in_memory import MemoryData, memory_data, resize_images
 from ampcompare.tasks.torchvision_loader import load_torchvision
 
-__all__ = ["SmallImages", "digits", "downloaded", "imagefolder", "load_data", "user_data"]
+__all__ = ["SmallImages", "digits", "downloaded", "hf_images", "imagefolder", "load_data", "user_data"]
 
 _DEFAULT_SIZE = 224
 # What ImageNet's usual validation resizes to before it crops 224.
@@ -77,18 +78,13 @@ def imagefolder(
         ConfigError: the layout is another, there are no images, or a number of channels other than 3 was asked for.
         BackendUnavailable: torchvision or Pillow is missing.
     """
-    if channels not in (None, 3):
-        raise ConfigError(f"{channels} channels were requested, but {name} gives images of 3")
     check_layout(root)
-    vision = load_torchvision()
     size = image_size or _DEFAULT_SIZE
-    transforms = vision.transforms
-    finish = [transforms.ToTensor(), transforms.Normalize(_IMAGENET_MEAN, _IMAGENET_STD)]
-    center = [transforms.Resize(round(size * _RESIZE_RATIO)), transforms.CenterCrop(size)]
-    random = [transforms.RandomResizedCrop(size), transforms.RandomHorizontalFlip()]
+    vision = load_torchvision()
     parts = {}
+    transforms = _photo_transforms(name, size, channels, augment=augment)
     for part, count in (("train", train_size), ("val", val_size)):
-        transform = transforms.Compose([*(random if part == "train" and augment else center), *finish])
+        transform = transforms[part]
         try:
             images = vision.datasets.ImageFolder(str(Path(root) / part), transform=transform, loader=_open)
         except FileNotFoundError as error:
@@ -97,6 +93,57 @@ def imagefolder(
             ) from error
         chosen = spread(len(images), count, what=f"the {part} folder of {root}", labels=torch.tensor(images.targets))
         parts[part] = _KeyedSamples(images, chosen, name=name, purpose=part, seed=seed, num_classes=len(images.classes))
+    return _StreamData.of(parts["train"], parts["val"], (3, size, size))
+
+
+def _photo_transforms(
+    name: str, size: int, channels: int | None, *, augment: bool
+) -> dict[str, Callable[[Any], Tensor]]:
+    """Return what makes a tensor of a color image, float32 (3, size, size), for `train` and `val`.
+
+    Raises:
+        ConfigError: a number of channels other than 3 was asked for.
+        BackendUnavailable: torchvision or Pillow is missing.
+    """
+    if channels not in (None, 3):
+        raise ConfigError(f"{channels} channels were requested, but {name} gives images of 3")
+    transforms = load_torchvision().transforms
+    finish = [transforms.ToTensor(), transforms.Normalize(_IMAGENET_MEAN, _IMAGENET_STD)]
+    center = [transforms.Resize(round(size * _RESIZE_RATIO)), transforms.CenterCrop(size)]
+    random = [transforms.RandomResizedCrop(size), transforms.RandomHorizontalFlip()]
+    return {
+        part: transforms.Compose([*(random if part == "train" and augment else center), *finish])
+        for part in ("train", "val")
+    }
+
+
+def hf_images(
+    name: str,
+    *,
+    seed: int,
+    image_size: int | None,
+    channels: int | None,
+    train_size: int | None,
+    val_size: int | None,
+    augment: bool,
+) -> _StreamData:
+    """Read images and classes of a data set of Hugging Face, which are cropped and normalized as `imagefolder`'s.
+
+    Args:
+        name: `hf:PATH_OR_NAME`.
+
+    Raises:
+        ConfigError: it cannot be read, lacks a column or a split, or channels other than 3 were asked for.
+        BackendUnavailable: `datasets`, torchvision or Pillow is missing.
+    """
+    size = image_size or _DEFAULT_SIZE
+    images, num_classes = image_parts(name, _photo_transforms(name, size, channels, augment=augment))
+    parts = {}
+    for part, count in (("train", train_size), ("val", val_size)):
+        chosen = spread(
+            len(images[part]), count, what=f"the {part} split of {name}", labels=torch.tensor(images[part].labels)
+        )
+        parts[part] = _KeyedSamples(images[part], chosen, name=name, purpose=part, seed=seed, num_classes=num_classes)
     return _StreamData.of(parts["train"], parts["val"], (3, size, size))
 
 
@@ -379,7 +426,7 @@ def load_data(
     """Load the data set called `name`; a subset, resized images or repeated gray channels if asked for.
 
     Args:
-        name: one of `list_data`, `imagefolder:PATH`, or `package.module:factory`.
+        name: one of `list_data`, `imagefolder:PATH`, `hf:PATH_OR_NAME`, or `package.module:factory`.
         seed: orders and augmentation follow from it; the choice of samples does not.
         data_dir: folder of torchvision's sets; None is the folder `data`. For `imagefolder` without a path, the images.
         download: fetch such a set if it is not there.
@@ -423,6 +470,8 @@ def _loader(name: str, *, data_dir: str | None, download: bool) -> Callable[...,
     kind, colon, path = name.partition(":")
     if kind == "imagefolder":
         return partial(imagefolder, name, path or data_dir or "")
+    if kind == "hf" and path:
+        return partial(hf_images, name)
     if colon:
         return partial(user_data, name, data_dir=data_dir, download=download)
     raise ConfigError(f"there is no data set {name!r}; {did_you_mean(name, DATA_SETS)}")

@@ -35,7 +35,10 @@ def choose_backend(name: str, device: str) -> str:
         why = "torch sees no GPU" if not torch.cuda.is_available() else f"the device is {device}"
         raise EnvironmentUnfit(f"nccl works between GPUs only, but {why}; use --dist-backend gloo")
     if not getattr(dist, f"is_{name}_available")():
-        raise EnvironmentUnfit(f"this torch is built without {name}; use --dist-backend gloo")
+        remedy = "use --dist-backend gloo"
+        if name == "mpi":
+            remedy += ", which joins ranks of mpirun too; mpi needs a torch built from source with MPI installed"
+        raise EnvironmentUnfit(f"this torch is built without {name}; {remedy}")
     return name
 
 

@@ -22,6 +22,7 @@ from ampcompare.training.assemble import Assembly
 from ampcompare.training.build_loop import build_loop
 from ampcompare.training.device import synchronize
 from ampcompare.training.evaluate import Evaluation, Extra, evaluate
+from ampcompare.training.ledger import LedgerKeeper
 from ampcompare.training.parallel.ranks import require_equal, weights_digest
 from ampcompare.training.policies import DivergenceDetector, Rollback, make_policies
 from ampcompare.training.precision.base import Precision
@@ -48,6 +49,7 @@ class Session:
         position: how far the run is.
         best: value and step of the best evaluation.
         resumed: checkpoints that the run resumed from.
+        ledger: in which types the steps run.
         interrupted: whether the run was asked to stop before its end.
         on_phase: is called with "training", "evaluating" or "saving" when that begins; never between two steps of a
             block.
@@ -77,6 +79,10 @@ class Session:
             self.stateful["average"] = assembly.average
         precision = functools.reduce(lambda inner, policy: policy.wrap(inner), self.policies, assembly.precision)
         self.loop = build_loop(config.recipe, assembly, precision, drain_every=config.drain_every)
+        self.ledger = LedgerKeeper(
+            assembly.replicas, config.drain_every, sees_operations=config.recipe.compile == "none"
+        )
+        self.loop.update = self.ledger.watched(self.loop.update)
 
     @property
     def precision(self) -> Precision:

@@ -239,15 +239,6 @@ def test_examine_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
         ampcompare.examine_machine(["fp23"])
 
 
-def test_reproduce_claims(tmp_path: Path) -> None:
-    """An unknown claim is refused by name, and without time a program is not begun; the report is written."""
-    with pytest.raises(ConfigError, match="did you mean 'double-step'"):
-        ampcompare.reproduce_claims(["double-steps"])
-    result = ampcompare.reproduce_claims(["double-step"], output_dir=tmp_path, budget=1e-9)
-    assert [finding.claim.name for finding in result.findings] == ["double-step"]
-    assert "double" in (tmp_path / "reproduce.md").read_text(encoding="utf-8")
-
-
 def test_the_functions_are_not_shadowed_by_rooms() -> None:
     """Importing any submodule leaves every public function what it is, and the interface loads no torch."""
     code = (
@@ -283,3 +274,51 @@ def test_diagnose_passes_a_script_on(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 def test_diagnose_refuses_what_it_cannot_run(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         ampcompare.diagnose(**options)
+
+
+def test_find_batch_searches_as_the_command_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Arms, sizes and limits reach the search; a CPU without a limit is refused before anything runs."""
+    calls: list[tuple[Any, ...]] = []
+    place = "ampcompare.experiment.find_batch.search_batches"
+    with monkeypatch.context() as patch:
+        patch.setattr(place, lambda search, jobs, gpus: calls.append((search, jobs, gpus)))
+        ampcompare.find_batch("O2,fp32", memory_limit=2, margin=10, jobs=2, device="cpu", **{"recipe.batch_size": 8})
+    ((search, jobs, gpus),) = calls
+    assert [config.arm for config in search.configs] == ["apex:O2", "fp32"]
+    assert {config.recipe.batch_size for config in search.configs} == {8}
+    assert (search.memory_gib, search.margin, jobs, gpus) == (2, 0.1, 2, None)
+    with pytest.raises(ConfigError, match="--memory-limit 4"):
+        ampcompare.find_batch(["fp32"], device="cpu")
+
+
+def test_export_a_run_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Event files lie in a folder of the run directory; what is no run directory, or no tracker, is refused."""
+    monkeypatch.setattr("ampcompare.experiment.launch.dispatch.make_launcher", lambda config, **options: Instant())
+    folder = tmp_path / "out"
+    ampcompare.compare("fp32", seeds=[1], output_dir=folder, **TINY)
+    notes: list[str] = []
+    assert ampcompare.export(folder, "tensorboard", note=notes.append) == str(folder / "tensorboard")
+    assert (folder / "tensorboard").is_dir()
+    with pytest.raises(RecordError, match="is not a run directory"):
+        ampcompare.export(tmp_path / "none", "tensorboard")
+    with pytest.raises(ConfigError, match="there is no tracker 'board'; give one of tensorboard, wandb, mlflow"):
+        ampcompare.export(folder, "board")  # type: ignore[arg-type]
+
+
+def test_exec_a_script(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """The script runs in a process of its own with ampcompare's engine as apex, and its exit code is returned."""
+    script = tmp_path / "train.py"
+    script.write_text("import apex, sys\nprint(apex.__name__, sys.argv[1:])\nsys.exit(7)\n")
+    assert ampcompare.exec_script([str(script), "--epochs", "1"], guards="off") == 7
+    assert "apex ['--epochs', '1']" in capfd.readouterr().out
+    with pytest.raises(ConfigError, match="fp23"):
+        ampcompare.exec_script([str(script)], arm="fp23")
+    with pytest.raises(ConfigError, match="give a list"):
+        ampcompare.exec_script("train.py")
+
+
+def test_resolve_a_configuration() -> None:
+    """Settings have the values that `run` would use, and each that is no default its origin."""
+    config, origins = ampcompare.resolve_config(arm="O2", recipe="digits", **{"recipe.optimizer.lr": 0.3})
+    assert (config.arm, config.recipe.optimizer.lr) == ("apex:O2", 0.3)
+    assert origins["recipe.optimizer.lr"] == "argument"

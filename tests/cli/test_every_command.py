@@ -12,7 +12,7 @@ import pytest
 from ampcompare.cli import COMMANDS
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-SMALL = ["--device", "cpu", "--epochs", "1", "--max-steps", "3", "--data", "synthetic", "--train-size", "192"]
+SMALL = ["--device", "cpu", "--epochs", "1", "--max-steps", "3", "--arch", "mlp"]
 CALLS = {
     "run": ["--arm", "half", *SMALL, "-o", "runs/run"],
     "compare": ["--arm", "fp32,O2,bf16", *SMALL, "--seeds", "0-1", "-o", "runs/compare"],

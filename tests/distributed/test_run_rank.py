@@ -14,8 +14,8 @@ from unittest import mock
 import pytest
 import torch.distributed as dist
 
+from ampcompare.base.environment.ranks import DistributedEnv
 from ampcompare.cli import main
-from ampcompare.experiment.launch.distributed_env import DistributedEnv
 from ampcompare.experiment.launch.worker import rank as rank_module
 from ampcompare.experiment.launch.worker.rank import run_rank
 from ampcompare.runs.records.run import read_record

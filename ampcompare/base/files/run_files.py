@@ -20,6 +20,7 @@ class RunFile:
     LOCK = ".lock"
     OWNER = ".owner.json"
     CELLS = "cells"
+    CACHES = ".caches"  # of compilers, for all cells: each would compile again what it cannot keep in the home
     VERIFY_RESUME = "verify-resume"
     VERIFIED = ("unbroken", "resumed")  # of --verify-resume, in that folder; the first is the run without a break
 
@@ -27,8 +28,9 @@ class RunFile:
 class CellFile:
     """Names in the folder of a cell.
 
-    NODE is followed by the rank of a machine, whose ranks log there. RANK_SCRIPTS and SCRIPTS are patterns: those of
-    ranks that ampcompare has started, and those of all processes.
+    NODE is followed by the rank of a machine, whose ranks log there. WRITTEN is a folder with what the user's code
+    wrote elsewhere, by the paths below the working directory, or by full paths. RANK_SCRIPTS and SCRIPTS are patterns:
+    those of ranks that ampcompare has started, and those of all processes.
     """
 
     CONFIG = "config.json"
@@ -43,7 +45,7 @@ class CellFile:
     FAILURE = "failure.json"
     JOB = "job.json"
     LOADED = "loaded.jsonl"
-    OPENED = "opened.jsonl"
+    WRITTEN = "written"
     SCRIPT = "script.jsonl"
     SCRIPTS = "script*.jsonl"
     RANK_SCRIPTS = "script.rank*.jsonl"

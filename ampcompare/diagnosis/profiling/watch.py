@@ -10,7 +10,7 @@ import os
 import sys
 import sysconfig
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -19,13 +19,12 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry
 
+from ampcompare.base.tensors.products import OperationMode, narrowest, product_flops, type_name
 from ampcompare.base.tensors.tree import tensors_in
 from ampcompare.diagnosis.profiling.ledger import Ledger
 from ampcompare.diagnosis.profiling.marks import Marks
-from ampcompare.diagnosis.profiling.trace import SHORT, is_half, kind_of
+from ampcompare.diagnosis.profiling.trace import is_half, kind_of
 
 __all__ = ["ProductShape", "Seen", "StepSight", "missed_sizes", "repeated_casts"]
 
@@ -45,12 +44,6 @@ ALLOCATIONS = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_s
 def size_of(tensor: Tensor) -> int:
     """Return the bytes of the elements of a tensor."""
     return tensor.numel() * tensor.element_size()
-
-
-def type_name(tensor: Tensor) -> str:
-    """Return the type of a tensor as reports show it."""
-    name = str(tensor.dtype).removeprefix("torch.")
-    return SHORT.get(name, name)
 
 
 @dataclass(frozen=True)
@@ -98,24 +91,20 @@ class Seen:
     fp32_lines: Counter[tuple[str, str, str]] = field(default_factory=Counter)
 
 
-class StepSight(TorchDispatchMode):
+class StepSight(OperationMode):
     """Counts the operations of a step.
 
     Args:
         marks: says phase and module.
         device: on which the loop trains.
         ledger: counts who holds memory, and nothing else is counted then: the counts keep storages. None to count.
-
-    Attributes:
-        is_idle: counts nothing for now.
     """
 
     def __init__(self, marks: Marks, ledger: Ledger | None, device: torch.device) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.marks = marks
         self.device = device
         self.ledger = ledger
-        self.is_idle = False
         self.seen = Seen()
         self._computed: set[int] = set()  # addresses of storages that the model's work has filled
         self._calls = _Calls(self)
@@ -143,20 +132,7 @@ class StepSight(TorchDispatchMode):
         """Count that the host reads a tensor to print it."""
         self.seen.syncs[self._reader("print")] += 1
 
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        kwargs = kwargs or {}
-        result = func(*args, **kwargs)
-        if not self.is_idle:
-            self._count(func, args, kwargs, result)
-        return result
-
-    def _count(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
+    def see(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
         seen, marks = self.seen, self.marks
         name = func._schema.name.rpartition("::")[2]
         inputs = [*tensors_in(args), *tensors_in(kwargs)]
@@ -189,11 +165,10 @@ class StepSight(TorchDispatchMode):
             self._cast(inputs[0], outputs[0], moved)
             return
         kind = kind_of(func._schema.name)
-        dtype = _narrowest(inputs)
-        formula = flop_registry.get(func._overloadpacket)
-        flops = 0
-        if formula is not None:
-            flops = int(formula(*args, **kwargs, out_val=result))
+        dtype = narrowest(inputs)
+        product = product_flops(func, args, kwargs, result)
+        flops = product or 0
+        if product is not None:
             seen.flops += flops
             seen.mixed[dtype] += flops
             seen.layer_flops[marks.module] += flops
@@ -243,7 +218,7 @@ class StepSight(TorchDispatchMode):
 
     def _reader(self, what: str) -> tuple[str, str]:
         """Return the line that reads a value, and what it is: a gradient scaler reads whether there was an overflow."""
-        frame: FrameType | None = sys._getframe(2)
+        frame: FrameType | None = sys._getframe(3)  # past the mode that has seen it
         while frame is not None:
             name = frame.f_code.co_filename
             if name.endswith(SCALER) or name.startswith(OVERFLOW_CHECKS):
@@ -291,11 +266,6 @@ def _address(tensor: Tensor) -> int:
 def _is_of_user(name: str) -> bool:
     """Return whether a file of source is neither ampcompare's nor a library's."""
     return not (name.startswith(("<", PACKAGE)) or os.path.realpath(name).startswith(LIBRARIES))
-
-
-def _narrowest(tensors: Iterable[Tensor]) -> str:
-    found = {type_name(one) for one in tensors if one.dtype.is_floating_point}
-    return next((name for name in ("fp16", "bf16", "fp32", "fp64") if name in found), min(found, default=""))
 
 
 def missed_sizes(shape: ProductShape) -> list[str]:

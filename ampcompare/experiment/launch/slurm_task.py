@@ -10,10 +10,10 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from ampcompare.base.environment.ranks import world_of
 from ampcompare.base.errors import Ended
 from ampcompare.base.files.run_files import CellFile, log_name
 from ampcompare.experiment.launch.cell_files import progress_writer, read_config
-from ampcompare.experiment.launch.distributed_env import world_of
 from ampcompare.experiment.launch.stop_signal import held_signals
 from ampcompare.runs.records.run import read_record
 from ampcompare.runs.settings.config import RunConfig

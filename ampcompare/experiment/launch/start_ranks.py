@@ -20,12 +20,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NoReturn
 
+from ampcompare.base.environment.ranks import loopback
 from ampcompare.base.files.run_files import CellFile
 from ampcompare.base.files.write import write_atomically
 from ampcompare.base.processes.start import __file__ as START
 from ampcompare.base.processes.start import start_command
 from ampcompare.experiment.launch.cell_files import private_folder
-from ampcompare.experiment.launch.distributed_env import loopback
 from ampcompare.experiment.launch.stop_signal import end_signals
 
 __all__ = ["Request", "main"]

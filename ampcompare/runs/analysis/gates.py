@@ -41,7 +41,7 @@ SHOWN_BY = {
     "better": ("better",),
 }
 REFUSED = ("worse", "diverged", LEARNED_NOTHING)
-UNKNOWN = ("not comparable", "no verdict", "invalid measurement")
+UNKNOWN = ("not comparable", "not as declared", "no verdict", "invalid measurement")
 SAME_RUNS = "the baseline holds these same runs, so nothing has run since; choose another --output-dir"
 Measured = tuple[float | None, str]  # a value, or why it is missing
 Runs = Sequence[RunRecord]

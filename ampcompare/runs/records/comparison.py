@@ -19,6 +19,7 @@ from ampcompare.runs.records.run import RunRecord
 
 __all__ = [
     "LOSS_MARGIN",
+    "UNJUDGED",
     "ArmSummary",
     "Comparison",
     "JudgedTable",
@@ -42,6 +43,7 @@ OLDER_FIELDS = {
 }
 
 INVALID = "invalid measurement ("
+UNJUDGED = ("invalid", "not comparable", "not as declared")  # beginnings of verdicts without a ratio
 LOSS_MARGIN = 0.01
 
 
@@ -212,7 +214,7 @@ class ArmSummary(_Row):
     @property
     def valid_time_ratio(self) -> float | None:
         """The ratio of step times; None where it is invalid or not comparable."""
-        return None if self.time_verdict.startswith(("invalid", "not comparable")) else self.time_ratio
+        return None if self.time_verdict.startswith(UNJUDGED) else self.time_ratio
 
 
 class Twin(_Row):

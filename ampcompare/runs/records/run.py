@@ -21,6 +21,7 @@ from ampcompare.runs.records.document import (
     read_model,
 )
 from ampcompare.runs.records.evaluation import EpochResult, PrecisionResult
+from ampcompare.runs.records.ledger import Ledger
 from ampcompare.runs.records.metric import TOP1, TOP5, Metric
 from ampcompare.runs.records.step import StepRecord
 from ampcompare.runs.settings.config import RunConfig
@@ -28,6 +29,7 @@ from ampcompare.runs.settings.config import RunConfig
 __all__ = [
     "Effective",
     "EngineInfo",
+    "FellBack",
     "Placement",
     "ProcessFacts",
     "Resumption",
@@ -165,6 +167,9 @@ class SystemReadings(FrozenRecord):
         None, description="energy of the GPU over timed steps for each image, token, ..., by NVML's counter; of rank 0"
     )
     other_processes: int | None = Field(None, description="largest number of other compute processes on the GPU")
+    device_bytes: Count | None = Field(
+        None, description="most memory of the GPU in use by all its processes, contexts and libraries included, by NVML"
+    )
 
 
 class TimingRound(FrozenRecord):
@@ -193,6 +198,13 @@ class Effective(FrozenRecord):
     version: str
     as_asked: bool = Field(True, description="whether that is the precision that was asked for")
     reason: str = Field("", description="why it is another one")
+
+
+class FellBack(FrozenRecord):
+    """The arm that trained a cell after the cell's own arm has diverged."""
+
+    arm: str
+    diverged: dict[str, int] = Field(description="first bad step of each arm that was tried before")
 
 
 class ProcessFacts(FrozenRecord):
@@ -231,7 +243,7 @@ class ScriptFacts(FrozenRecord):
 
     weights: list[str] = Field([], description="hash of the parameters at each initialize, before any cast")
     batches: list[str] = Field([], description="hashes of what entered the model first")
-    files: list[str] = Field([], description="files outside the folder of the cell that it wrote")
+    files: list[str] = Field([], description="files that it wrote; they lie in `written` in the folder of the cell")
     inherited: list[str] = Field(
         [], description="files outside its folder that it read, and that another cell, or an earlier run, had written"
     )
@@ -259,6 +271,8 @@ class RunRecord(Shown, FrozenRecord):
     config: RunConfig
     engine: EngineInfo | None = None
     effective: Effective | None = Field(None, description="only of backends that hand training to another library")
+    fell_back: FellBack | None = Field(None, description="the arm that trained instead, after its own has diverged")
+    ledger: Ledger | None = Field(None, description="in which types it really ran; None in old records")
     half: str | None = Field(None, description="how 16-bit arithmetic ran: fp16 or bf16, native or emulated")
     host: str | None = Field(None, description="name of the machine; of rank 0 where several trained together")
     environment: dict[str, Any] = Field({})

@@ -46,6 +46,7 @@ __all__ = [
 ]
 
 _MORE_DIGITS = 10
+NOTABLE_WAIT = 0.05  # of a step
 TONES: dict[str, Tone] = {
     "identical": "good",
     "equivalent": "good",
@@ -58,6 +59,7 @@ TONES: dict[str, Tone] = {
     "inconclusive": "open",
     "conditional": "open",
     "not comparable": "muted",
+    "not as declared": "bad",
     "no verdict": "muted",
 }
 CONDITIONAL = re.compile(r"conditional on (?P<share>.*) seeds \((?P<inner>.*)\)")
@@ -292,6 +294,37 @@ def _energy(comparison: Comparison) -> dict[str, ArmColumn]:
     return {f"J/1000 {unit}": over_runs(joules, lambda mean: f"{mean:.3g}")} if known else {}
 
 
+def _memory_of_gpu(comparison: Comparison) -> dict[str, ArmColumn]:
+    """Return what the allocator held, and what all processes used of the GPU, where either is known."""
+    values: dict[str, Callable[[RunRecord], float | None]] = {
+        "reserved MiB": lambda record: record.summary.peak_reserved_bytes,
+        "device MiB": lambda record: None if record.readings is None else record.readings.device_bytes,
+    }
+    return {
+        head: ArmColumn(
+            lambda row, records, of=value: format_mebibytes(max(filter(None, map(of, records)), default=None))
+        )
+        for head, value in values.items()
+        if any(value(record) for record in comparison.records)
+    }
+
+
+def _waits_for_data(comparison: Comparison) -> bool:
+    """Return whether a run waits for its batches long enough to matter."""
+    summaries = [record.summary for record in comparison.records]
+    return any(
+        (summary.data_seconds_median or 0) > NOTABLE_WAIT * summary.step_seconds_median
+        for summary in summaries
+        if summary.step_seconds_median
+    )
+
+
+def _data_milliseconds(row: ArmSummary, records: Sequence[RunRecord]) -> str:
+    """Return the wait for a batch, which is no part of a step, as a mean over the runs."""
+    waits = [wait for record in records if (wait := record.summary.data_seconds_median) is not None]
+    return _number(1000 * statistics.fmean(waits) if waits else None, ",.2f")
+
+
 def _has_own_lr(comparison: Comparison) -> bool:
     """Return whether any learning rate is a setting of ampcompare: that of a script is the script's."""
     return any(not math.isnan(row.lr) for row in comparison.arms)
@@ -305,7 +338,9 @@ COLUMNS: dict[str, ArmColumn | ColumnsOf] = {
     "other metrics": _other_metrics,
     "epoch (s)": of_arm(_epoch),
     "peak MiB": of_arm(lambda row: format_mebibytes(row.peak_bytes)),
+    "memory of the GPU": _memory_of_gpu,
     "step (ms)": of_arm(step_milliseconds),
+    "data (ms)": ArmColumn(_data_milliseconds, _waits_for_data),
     "throughput": _throughput,
     "energy": _energy,
     "rel. time": of_arm(_ratio),

@@ -28,6 +28,7 @@ from ampcompare.runs.report.columns import (
 )
 from ampcompare.runs.report.document import Code, Document, Facts, Items, Section, Step, Table, Text
 from ampcompare.runs.report.html.sections import answer_of, page_sections, subtitle
+from ampcompare.runs.report.ledger import ledger_table
 from ampcompare.runs.report.overview import make_overview
 
 __all__ = [
@@ -49,6 +50,7 @@ SUMMARY_FIELDS = (
     "skipped_steps",
     "step_seconds_median",
     "step_seconds_iqr",
+    "data_seconds_median",
     "samples_per_second",
     "epoch_seconds",
     "peak_bytes",
@@ -61,6 +63,7 @@ SUMMARY_FIELDS = (
 )
 TIMES = ("step_seconds_median", "step_seconds_iqr", "samples_per_second", "epoch_seconds", "step_seconds_slowest")
 PROCESS_FIELDS = ("world_size", "nodes", "global_batch_size", "allreduce_share", "step_seconds_slowest")
+READING_FIELDS = ("device_bytes",)
 HEAD = ("arm", "seed", "status", "engine", "engine_version", "half", "lr", "metric")
 PUBLISHED = ("top1", "top1_best", "seconds", "epoch_seconds", "peak_bytes", "diverged")
 VERDICTS = ("accuracy_verdict", "time_verdict", "loss_verdict")
@@ -87,6 +90,7 @@ def comparison_document(
     shown = columns(comparison), table_rows(comparison)
     measured = Table.of(*shown, "", legend(comparison), caption="All measurements, one row per arm")
     weights, published = precision_table(comparison), published_table(comparison)
+    ran = ledger_table(comparison)
     environment = [(name, str(value)) for name, value in comparison.environment.items()]
     sections = [
         Section("headline", [Text(comparison.headline)] if comparison.headline else []),
@@ -95,6 +99,7 @@ def comparison_document(
         Section("measurements", [measured], "Measurements"),
         Section("verdicts", [verdicts] if verdicts.rows else [], "Verdicts"),
         Section("precisions", [] if weights is None else [weights]),
+        Section("ledger", [] if ran is None else [ran], "Declared and observed"),
         *sample_sections(comparison),
         Section("published", [] if published is None else [published], "Published and measured"),
         Section("conclusions", [Items(comparison.reading)] if comparison.reading else [], "Conclusions"),
@@ -424,8 +429,16 @@ def _values(comparison: Comparison) -> Table:
             *(of_run(record) for of_run in of_runs.values()),
             *map(its_weights.get, of_weights),
         ])  # fmt: skip
-    heads = [*HEAD, *METRIC_FIELDS, *(f"{tag}_final" for tag in others), *SUMMARY_FIELDS, *PROCESS_FIELDS, *VERDICTS]
-    heads += ["invalid_time", "error", *(f"published_{name}" for name in of_publication), *of_runs, *of_weights]
+    heads = [*HEAD, *METRIC_FIELDS, *(f"{tag}_final" for tag in others), *SUMMARY_FIELDS, *PROCESS_FIELDS]
+    heads += [
+        *READING_FIELDS,
+        *VERDICTS,
+        "invalid_time",
+        "error",
+        *(f"published_{name}" for name in of_publication),
+        *of_runs,
+        *of_weights,
+    ]
     return Table.of_values(heads, rows)
 
 
@@ -439,4 +452,5 @@ def _run(record: RunRecord, others: Sequence[str]) -> list[object]:
     hidden = TIMES if invalid_reason(record) else ()
     values += [None if name in hidden else getattr(record.summary, name) for name in SUMMARY_FIELDS]
     values += [None if name in hidden else getattr(record.processes, name, None) for name in PROCESS_FIELDS]
+    values += [getattr(record.readings, name, None) for name in READING_FIELDS]
     return [*head, record.metric.name, *values]

@@ -71,8 +71,10 @@ def make_exporter(name: str, folder: Path, note: Callable[[str], None], project:
 
     Raises:
         EnvironmentUnfit: its package is not installed.
-        ConfigError: the folder cannot be made or written.
+        ConfigError: there is no such tracker, or the folder cannot be made or written.
     """
+    if name not in TRACKERS:
+        raise ConfigError(f"there is no tracker {name!r}; give one of {', '.join(TRACKERS)}")
     tracker = TRACKERS[name]
     if find_spec(tracker.package) is None:
         raise EnvironmentUnfit(

@@ -35,10 +35,20 @@ class Chapter:
 _TERMINAL = ("headline|conclusions", "overview", "published", "precisions")
 _COMPARISON = {
     "table": (*_TERMINAL, "next:2"),
-    "details": (*_TERMINAL, "next", "measurements", "verdicts", "samples", "models", "conclusions", "environment"),
+    "details": (
+        *_TERMINAL,
+        "next",
+        "measurements",
+        "verdicts",
+        "ledger",
+        "samples",
+        "models",
+        "conclusions",
+        "environment",
+    ),
     "md": (
-        *("headline", "overview", "next", "measurements", "verdicts", "precisions", "samples", "models", "published"),
-        *("conclusions", "environment", "command"),
+        *("headline", "overview", "next", "measurements", "verdicts", "ledger", "precisions", "samples", "models"),
+        *("published", "conclusions", "environment", "command"),
     ),
     "latex": ("headline", "overview", "measurements", "verdicts", "published"),
     "csv": ("values",),
@@ -46,7 +56,6 @@ _COMPARISON = {
 }
 
 OUTLINES: dict[str, dict[str, Outline]] = {
-    "claims": {"table": ("claims", "limits", "made"), "md": ("claims", "limits", "made", "command")},
     "comparison": _COMPARISON,
     "diagnosis": {
         "md": ("verdict", "cure", "faults", "worst", "losses", "trials", "notes"),
@@ -57,7 +66,6 @@ OUTLINES: dict[str, dict[str, Outline]] = {
         "md": ("summary", "does", "memory", "twin", "differs", "script", "twin's script", "compare"),
         "notebook": ("does", "memory", "differs", "script", "twin's script"),
     },
-    "forest": {"md": ("headline", "accuracy", "time", "legend"), "csv": ("values",)},
     "judged": {
         **_COMPARISON,
         "details": (*_TERMINAL, "next", "columns", "conclusions"),
@@ -78,7 +86,9 @@ LEAD: dict[str, Outline] = {
 
 _PAGE = (
     Chapter("effects", "Differences", ("differences", "ratios"), "cards"),
-    Chapter("summary", "Summary", ("overview", "conclusions", "precisions", "samples+", "models+", "published")),
+    Chapter(
+        "summary", "Summary", ("overview", "conclusions", "ledger*", "precisions", "samples+", "models+", "published")
+    ),
     Chapter("figures", "Curves", ("curves", "costs"), "open"),
     Chapter("runs", "Runs", ("runs*", "measured+", "order+")),
     Chapter("settings", "Settings", ("differing", "settings", "arms+", "recipe+", "machine+")),
@@ -94,11 +104,6 @@ PAGES: dict[str, tuple[Chapter, ...]] = {
         Chapter("types", "Types", ("types",)),
     ),
     "exec": (Chapter("records", "Figures", ("records",)), Chapter("details", "What ran", ("details",))),
-    "forest": (
-        Chapter("effects", "Differences", ("plots", "legend"), "cards"),
-        Chapter("details", "Details", ("accuracy+", "time+")),
-        Chapter("experiments", "Experiments", ("experiments",)),
-    ),
     "judged": _PAGE,
     "profile": (
         Chapter("step", "One step by phase", ("step",)),

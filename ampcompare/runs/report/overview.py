@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from ampcompare.base.files.run_files import CellFile
 from ampcompare.base.formatting import MIB, few, format_bytes, format_decimal, printable
-from ampcompare.runs.records.comparison import ArmSummary, Comparison
+from ampcompare.runs.records.comparison import UNJUDGED, ArmSummary, Comparison
 from ampcompare.runs.records.metric import Metric
 from ampcompare.runs.records.run import RunRecord
 from ampcompare.runs.report.columns import (
@@ -112,7 +114,7 @@ def _ratio(row: ArmSummary, comparison: Comparison) -> Cell:
         return Cell()
     if is_emulated(row) and not row.time_verdict.startswith("invalid"):
         return Cell("emulated", "muted", short="-")
-    if row.time_verdict.startswith(("invalid", "not comparable")):
+    if row.time_verdict.startswith(UNJUDGED):
         return Cell(row.time_verdict.partition(" (")[0].removesuffix(" measurement"), "muted", short="-")
     text = ratio_interval(row, comparison)
     return Cell(text, time_tone(row.time_verdict), short=text.partition(" ")[0])
@@ -226,7 +228,8 @@ def fact_lines(comparison: Comparison) -> list[str]:
     """Return lines on what all arms share, on times that do not count and on how far memory varies; none where there is
     nothing to say.
     """
-    return [line for line in (_shared(comparison), _times(comparison), _spread_of_memory(comparison)) if line]
+    lines = (_shared(comparison), _times(comparison), _spread_of_memory(comparison), _written(comparison))
+    return [line for line in lines if line]
 
 
 def _notes(row: ArmSummary, comparison: Comparison) -> list[str]:
@@ -353,6 +356,17 @@ def _spread_of_memory(comparison: Comparison) -> str:
     return f"Peak MiB: growth of resident memory, the highest of the seeds; on a CPU it varies from run to run{here}."
 
 
+def _written(comparison: Comparison) -> str:
+    """Return one line on the files that a script wrote, from the working directory; "" without any."""
+    scripts = [record.script for record in comparison.records if record.script is not None]
+    files = dict.fromkeys(file for script in scripts for file in script.files)
+    near = {file: os.path.relpath(file) for file in files}
+    names = [printable(file if near[file].startswith(os.pardir) else near[file], 120) for file in files]
+    if not names:
+        return ""
+    return f"The script wrote {few(names)}: into cells/CELL/{CellFile.WRITTEN}, and your own files are as they were."
+
+
 def _no_time(row: ArmSummary) -> str:
     """Return why the step time of an arm does not count, or cannot be compared; "" where it can."""
     if is_emulated(row):
@@ -362,4 +376,4 @@ def _no_time(row: ArmSummary) -> str:
     if row.invalid_time:
         return f"invalid ({row.invalid_time})"
     word, detail = word_and_detail(row.time_verdict)
-    return f"{word} ({detail})" if word in ("not comparable", "invalid measurement") else ""
+    return f"{word} ({detail})" if word.startswith(UNJUDGED) else ""

@@ -131,7 +131,8 @@ class DataConfig(Frozen):
 
     name: str = Field(
         "digits",
-        description="digits, synthetic, mnist, fashion-mnist, cifar10, cifar100, imagefolder[:PATH] or module:factory",
+        description="digits, synthetic, mnist, fashion-mnist, cifar10, cifar100, imagefolder[:PATH], hf:PATH_OR_NAME "
+        "or module:factory",
     )
     dir: str | None = Field(None, description="folder of downloaded sets, or of imagefolder without a path")
     download: bool = Field(False, description="fetch a torchvision set that is not in the folder")

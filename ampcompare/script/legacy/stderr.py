@@ -6,6 +6,7 @@ import os
 import shlex
 import sys
 
+from ampcompare.base.environment.ranks import rank_of
 from ampcompare.guards import Violation
 from ampcompare.script.legacy.settings import ExecSettings
 from ampcompare.script.legacy.target import files_with_apex
@@ -29,7 +30,7 @@ def print_violation(violation: Violation) -> None:
 
 def point_at_migrate(settings: ExecSettings) -> None:
     """Print where the way out of Apex is, on the first rank; nothing for a module, or without Apex."""
-    if "apex" not in sys.modules or not settings.name.endswith(".py") or os.environ.get("RANK", "0") != "0":
+    if "apex" not in sys.modules or not settings.name.endswith(".py") or rank_of() != 0:
         return
     folder = os.path.dirname(settings.name)
     files = [os.path.join(folder, each) for each in files_with_apex(settings.name)]

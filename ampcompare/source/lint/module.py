@@ -14,8 +14,10 @@ from ampcompare.source.lint.trace import Event, Kind, Tracer
 from ampcompare.source.module import Module, Scope
 from ampcompare.source.roles import Roles
 from ampcompare.source.syntax import argument, dotted, last_name
+from ampcompare.source.versions import LATEST, Versions
 
 __all__ = [
+    "EXITS",
     "RULES",
     "Finding",
     "LintModule",
@@ -31,6 +33,8 @@ __all__ = [
 
 Trace = list[Event]
 RULES: list[Rule] = []
+# Calls that end the process.
+EXITS = re.compile(r"^(?:sys\.|os\._?)?(?:exit|quit|abort)$")
 # A comment, or text between quotes as its group.
 COMMENT_OR_TEXT = re.compile(
     r"""#[^\n]*|(\"{3}(?:\\.|[^\\])*?\"{3}|'{3}(?:\\.|[^\\])*?'{3}|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*')""",
@@ -122,10 +126,12 @@ class LintModule(Module):
 
     Attributes:
         roles: what objects are.
+        versions: of the libraries that it is for.
     """
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, versions: Versions = LATEST) -> None:
         super().__init__(text)
+        self.versions = versions
         self.roles = Roles(self)
 
     @functools.cached_property

@@ -6,18 +6,21 @@ import ast
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from pathlib import Path
 
-from ampcompare.source.amp_names import APEX, CORE
-from ampcompare.source.edits import Edits
+from ampcompare.source.amp_names import APEX, CORE, shown
+from ampcompare.source.edits import Edits, on_own_lines
 from ampcompare.source.migrate.core.core import rewrite_core
-from ampcompare.source.migrate.finding import BY_HAND, MARK, NOTE, Finding
+from ampcompare.source.migrate.finding import BY_HAND, MARK, NOTE, Finding, origins_of_lines
 from ampcompare.source.migrate.fp16_optimizer import at_level_2
+from ampcompare.source.migrate.optimizer_internals import INTERNALS, drop_internals
 from ampcompare.source.migrate.read.names import Names
 from ampcompare.source.migrate.read.neighbours import ALONE, Around
 from ampcompare.source.migrate.read.sites import Unsure
+from ampcompare.source.migrate.twin_table import IMPORTED, LAYERS, REMOVED
 from ampcompare.source.migrate.twins import Twins
 from ampcompare.source.module import Block, Module
-from ampcompare.source.syntax import argument, last_name
+from ampcompare.source.syntax import SourceInvalid, argument, last_name
 
 __all__ = ["Migration", "may_use_apex", "migrate_text"]
 
@@ -71,7 +74,7 @@ class Migration:
 
 def may_use_apex(text: str) -> bool:
     """Return whether a text is worth parsing."""
-    return WORD.search(text) is not None
+    return WORD.search(text) is not None or INTERNALS.search(text) is not None
 
 
 def migrate_text(text: str, target: str = "torch", around: Around = ALONE) -> Migration:
@@ -88,10 +91,20 @@ def migrate_text(text: str, target: str = "torch", around: Around = ALONE) -> Mi
     if not may_use_apex(text):
         return Migration(text, [])
     module = Module(text)
-    names = Names(module, around.helpers(module), around.passed_on(module))
-    if not names.imports and not names.uses:
-        return Migration(text, [])
+    names = Names(module, around.helpers(module), around.passed_on(module), around.running(module))
+    used = [node for node, _ in names.uses] + [call for call, _ in module.methods("step", "backward")]
+    crowded = [
+        each for each in map(module.statement, used) if not module.is_alone(each) and not isinstance(each, ast.With)
+    ]
+    if names.uses and crowded and (apart := on_own_lines(module, crowded)) != text:
+        return _of_other_lines(text, apart, target, around)
     edits, findings, unsure = Edits(module), [], None
+    if not names.imports and not names.uses:
+        if any(full.partition(".")[0] == "ampcompare" for _, _, full in module.imports):
+            return Migration(text, [])
+        findings = drop_internals(module, edits, rewritten=False)
+        _mark(module, edits, findings)
+        return Migration(edits.result() if edits else text, findings)
     torch, above = _torch_name(module, names, edits)
     if (earlier := _without_fp16_optimizer(module, names, torch, target)) is not None:
         return earlier
@@ -102,7 +115,9 @@ def migrate_text(text: str, target: str = "torch", around: Around = ALONE) -> Mi
         edits = Edits(module)
         findings.append(_by_hand(error.node, str(error)))
     if target == "precision":
-        return _for_precision(module, names, edits, findings, unsure, above)
+        result = _for_precision(module, names, edits, findings, unsure, above)
+        apart = on_own_lines(module, edits.shared)
+        return result if apart == text else _of_other_lines(text, apart, target, around)
     twins = Twins(module, names, edits, torch, core=unsure is None)
     kept: list[ast.AST] = []
     for node, meaning in names.uses:
@@ -117,19 +132,31 @@ def migrate_text(text: str, target: str = "torch", around: Around = ALONE) -> Mi
             kept.append(node)
             findings.append(_by_hand(error.node, str(error)))
     findings += twins.findings
-    _rewrite_imports(module, names, edits, kept, twins.imports)
+    needed = {_root(node) for node in kept}
+    findings += _keep_for_others(module, names, around, needed, twins.imports)
+    _rewrite_imports(module, names, edits, needed, twins.imports)
     findings += _probes(module, names, edits)
     if unsure is None:
+        findings += drop_internals(module, edits, rewritten=True)
         _rewrite_texts(module, edits, names)
         findings += _cast_notes(module, names)
     findings = sorted(set(findings))
     if edits and above is not None and _needs_torch(edits, torch):
         edits.before(above, [f"import {torch}"])
-    if edits and "functools.partial(" in edits.inserted():
+    if edits and "functools." in edits.inserted():
         _import_functools(module, edits)
     _mark(module, edits, findings)
-    result = _join_branches(edits.result()) if edits else text
-    return Migration(result, findings, len(names.uses), len(kept))
+    if edits.shared and (apart := on_own_lines(module, edits.shared)) != text:
+        return _of_other_lines(text, apart, target, around)
+    new = _join_branches(edits.result()) if edits else text
+    return Migration(new, findings, len(names.uses), len(kept))
+
+
+def _of_other_lines(text: str, apart: str, target: str, around: Around) -> Migration:
+    """Return the migration of a module of which some statements got lines of their own, with the lines it had."""
+    lines = origins_of_lines(text, apart)
+    result = migrate_text(apart, target, around)
+    return replace(result, findings=sorted({replace(each, line=lines[each.line]) for each in result.findings}))
 
 
 def _without_fp16_optimizer(module: Module, names: Names, torch: str, target: str) -> Migration | None:
@@ -221,7 +248,10 @@ def _statement_at(module: Module, finding: Finding) -> ast.stmt | None:
 def _join_branches(text: str) -> str:
     """Return a rewritten module without the `if` statements whose two branches scale a loss and are equal."""
     while any(mark in text for mark in MARKS):
-        module = Module(text)
+        try:
+            module = Module(text)
+        except SourceInvalid:  # which is no fault of the script, and is reported as such
+            break
         equal = [node for node in module.nodes if isinstance(node, ast.If) and _is_equal(module, node)]
         if not equal:
             break
@@ -283,17 +313,65 @@ def _is_prologue(statement: ast.stmt) -> bool:
     return is_text or (isinstance(statement, ast.ImportFrom) and statement.module == "__future__")
 
 
+def _keep_for_others(
+    module: Module, names: Names, around: Around, needed: set[str], twins: dict[tuple[ast.stmt, str], str]
+) -> list[Finding]:
+    """Keep the names that other modules import from this one; layers of torch with the same arguments take their place.
+
+    Args:
+        needed: names of Apex that remain, which gets more.
+        twins: full names in torch of what is imported, by statement and name in Apex's module, which gets more.
+    """
+    own = {
+        alias.asname or alias.name: (statement, alias)
+        for statement, alias in names.imports
+        if isinstance(statement, ast.ImportFrom) and module.scope_of[statement] is module.top and alias.name != "*"
+    }
+    waiting = {
+        name for name, (statement, alias) in own.items() if name not in needed and (statement, alias.name) not in twins
+    }
+    listed = {each.value for each in _listed(module) if isinstance(each, ast.Constant)}
+    is_amp = {name for name in waiting if "apex.amp" in module.top.imports.get(name, ())}
+    found = {
+        **{name: Path("__all__") for name in waiting & listed},
+        **around.importers(waiting - is_amp, star=True),
+        **around.importers(is_amp, star=False),
+    }
+    findings = []
+    for name, other in found.items():
+        statement, alias = own[name]
+        full = shown(f"{statement.module}.{alias.name}")
+        if full in LAYERS:
+            twins[(statement, alias.name)] = IMPORTED[full]
+            continue
+        needed.add(name)
+        line, column = statement.lineno, statement.col_offset
+        if full.startswith(REMOVED):
+            findings.append(
+                Finding(line, column, BY_HAND, f"{other.name} has {name} from here; migrate it, then remove this")
+            )
+        else:
+            findings.append(Finding(line, column, NOTE, f"{full} stays: {other.name} has it from here, as {name}"))
+    return findings
+
+
+def _listed(module: Module) -> list[ast.expr]:
+    """Return what `__all__` of a module lists."""
+    values = module.top.values.get("__all__", [])
+    return [each for value in values if isinstance(value, (ast.List, ast.Tuple)) for each in value.elts]
+
+
 def _rewrite_imports(
-    module: Module, names: Names, edits: Edits, kept: Iterable[ast.AST], twins: dict[tuple[ast.stmt, str], str]
+    module: Module, names: Names, edits: Edits, needed: set[str], twins: dict[tuple[ast.stmt, str], str]
 ) -> None:
     """Rewrite the imports.
 
     Args:
-        kept: uses of Apex that remain.
+        needed: names of Apex that remain.
         twins: full names in torch of what is imported, by statement and name in Apex's module.
     """
-    needed = {_root(node) for node in kept}
     stars = any(alias.name == "*" for _, alias in names.imports) and bool(needed)
+    rewritten = names.passed_on.keys() & {_root(node) for node, _ in names.uses} - needed
     gone: set[ast.stmt] = set()
     for statement in dict.fromkeys(statement for statement, _ in names.imports):
         lines, complete = _rewritten(statement, needed, twins, stars)
@@ -307,6 +385,12 @@ def _rewrite_imports(
     for node in module.nodes:
         if isinstance(node, ast.Try):
             _settle_try(module, edits, node, gone)
+        elif isinstance(node, ast.ImportFrom):
+            left = [each for each in node.names if (each.asname or each.name) not in rewritten]
+            if left and len(left) < len(node.names):
+                edits.replace_statement(node, [ast.unparse(ast.ImportFrom(node.module, left, node.level))])
+            elif not left:
+                edits.remove(node)
 
 
 def _import_from_engine(module: Module, names: Names, edits: Edits, kept: Iterable[ast.AST]) -> bool:

@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["DECORATORS", "IMPORTED", "OPTIMIZERS", "STAYS", "TABLE", "Optimizer", "Row", "markdown_table"]
+__all__ = [
+    "DECORATORS",
+    "IMPORTED",
+    "LAYERS",
+    "OPTIMIZERS",
+    "REMOVED",
+    "STAYS",
+    "TABLE",
+    "Optimizer",
+    "Row",
+    "markdown_table",
+]
 
 
 @dataclass(frozen=True)
@@ -56,6 +67,11 @@ IMPORTED = {
     "apex.normalization.MixedFusedLayerNorm": "torch.nn.LayerNorm",
 }
 
+# Of these, what has the same arguments in torch, so that callers in other files need not change.
+LAYERS = frozenset(name for name in IMPORTED if name.endswith(("LayerNorm", "SyncBatchNorm")))
+# What Apex no longer has since May 2025.
+REMOVED = ("apex.amp", "apex.parallel", "apex.fp16_utils", "apex.RNN", "apex.reparameterization")
+
 ADAM = ("params", "lr", "bias_correction", "betas", "eps", "adam_w_mode", "weight_decay", "amsgrad", "set_grad_none")
 OPTIMIZERS = {
     "FusedAdam": Optimizer(
@@ -76,12 +92,18 @@ OPTIMIZERS = {
 
 DECORATORS = {"half_function": "float16", "float_function": "float32"}
 
+# Parts that Apex removed later than amp, longest name first, each with when and what torch has instead.
+GONE = {
+    "apex.contrib.gpu_direct_storage": ("July 2026", "torch.cuda.gds"),
+    "apex.contrib.multihead_attn": ("July 2026", "torch.nn.MultiheadAttention"),
+    "apex.contrib.fmha": ("July 2026", "torch.nn.functional.scaled_dot_product_attention"),
+    "apex.transformer": ("January 2026", "Megatron-Core"),
+}
 # Parts of Apex that its current version still has, and torch has not.
 STAYS = (
     "apex.contrib.",
     "apex.mlp.",
     "apex.fused_dense.",
-    "apex.transformer.",
     "apex.optimizers.FusedLAMB",
     "apex.optimizers.FusedMixedPrecisionLamb",
     "apex.optimizers.FusedNovoGrad",
@@ -121,11 +143,12 @@ TABLE = (
     Row("amp.state_dict()", "scaler.state_dict()", REWRITES, "under the same key of the checkpoint"),
     Row("amp.load_state_dict(state)", "scaler.load_state_dict(state)", REWRITES, "and a branch for files of Apex"),
     Row("with amp.disable_casts():", 'with torch.autocast("cuda", enabled=False):', REWRITES),
-    Row("@amp.half_function", '@torch.amp.custom_fwd(cast_inputs=torch.float16, device_type="cuda")', REWRITES),
-    Row("@amp.float_function", '@torch.amp.custom_fwd(cast_inputs=torch.float32, device_type="cuda")', REWRITES),
+    Row("@amp.half_function", "@cast_inputs(torch.float16)", REWRITES,
+        "a function that is put into the file; `torch.amp.custom_fwd` on a method of `torch.autograd.Function`"),
+    Row("@amp.float_function", "@cast_inputs(torch.float32)", REWRITES, "likewise"),
     Row('amp.register_half_function(torch, "einsum")', "none needed", REWRITES, "where autocast has fp16 too"),
     Row('amp.register_float_function(torch, "sigmoid")',
-        'torch.sigmoid = torch.amp.custom_fwd(torch.sigmoid, cast_inputs=torch.float32, device_type="cuda")', NOTED,
+        'torch.sigmoid = cast_inputs(torch.float32, autocast=False)(torch.sigmoid)', NOTED,
         "for the whole process, as in Apex; a class is left"),
     Row("amp._amp_state.loss_scalers[0].loss_scale()", "scaler.get_scale()", REWRITES),
     Row("apex.parallel.DistributedDataParallel(model, delay_allreduce=True)",
@@ -153,7 +176,9 @@ TABLE = (
         "in a file that only evaluates; left in one that trains"),
     Row("optimizer = FP16_Optimizer(optimizer, ...); optimizer.backward(loss)", "as for O2", NOTED,
         "where the fp16 model, the backward passes and the steps are in the same file; else left with a comment"),
-    Row("apex.contrib, apex.mlp, apex.transformer, amp_C", "none", STAYING, "current Apex still has them"),
+    Row("apex.contrib, apex.mlp, amp_C", "none", STAYING, "current Apex still has them, except the next row"),
+    Row("apex.transformer; apex.contrib.fmha, multihead_attn, gpu_direct_storage", "none", STAYING,
+        "by hand: Apex removed the first in January 2026, the others in July 2026"),
 )  # fmt: skip
 
 

@@ -6,15 +6,17 @@ import ast
 from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
+from ampcompare.source.branches import conditions_around
 from ampcompare.source.edits import Edits
 from ampcompare.source.migrate.core.scalers import plan_scalers
 from ampcompare.source.migrate.finding import NOTE, Finding
 from ampcompare.source.migrate.read.names import Names
 from ampcompare.source.migrate.read.options import as_bool
-from ampcompare.source.migrate.read.sites import Unsure, collect_sites
-from ampcompare.source.migrate.twin_table import DECORATORS, IMPORTED, OPTIMIZERS, STAYS, Optimizer
+from ampcompare.source.migrate.read.order import find_order
+from ampcompare.source.migrate.read.sites import Read, Sites, Unsure, collect_sites
+from ampcompare.source.migrate.twin_table import DECORATORS, GONE, IMPORTED, OPTIMIZERS, STAYS, Optimizer
 from ampcompare.source.module import Module
-from ampcompare.source.syntax import HIDDEN, arguments, dotted, is_literal
+from ampcompare.source.syntax import HIDDEN, arguments, dotted, is_literal, last_name
 
 __all__ = ["DDP", "Twins"]
 
@@ -54,6 +56,28 @@ def larc(optimizer, trust_coefficient=0.02, clip=True, eps=1e-8):
     optimizer.register_step_post_hook(restore)
     return optimizer
 '''
+CAST = "cast_inputs"
+CAST_FUNCTION = '''\
+def cast_inputs(dtype, autocast=True):
+    """Let a function cast the tensors that it gets under autocast, as half_function and float_function of Apex did."""
+
+    def cast(value):
+        if isinstance(value, {torch}.Tensor):
+            return value.to(dtype) if value.is_floating_point() else value
+        return type(value)(map(cast, value)) if type(value) in (list, tuple) else value
+
+    def decorate(function):
+        @functools.wraps(function)
+        def call(*args, **options):
+            if not {torch}.is_autocast_enabled("cuda"):
+                return function(*args, **options)
+            with {torch}.autocast("cuda", enabled=autocast):
+                return function(*map(cast, args), **{{name: cast(value) for name, value in options.items()}})
+
+        return call
+
+    return decorate
+'''
 NO_CORRECTION = "FusedAdam without bias correction has no equivalent in torch; it stays, and current Apex still has it"
 DDP = "torch.nn.parallel.DistributedDataParallel"
 DDP_ARGUMENTS = (
@@ -74,6 +98,10 @@ DDP_ARGUMENTS = (
 BUFFERS = (
     "torch's DistributedDataParallel sends the buffers of rank 0 before each forward pass, Apex's does not; "
     "broadcast_buffers=False keeps them apart"
+)
+POKED = (
+    "the loss scale is set while gradients are scaled by the one before: GradScaler would divide them by the new one; "
+    "set it below the step"
 )
 SHARDS = (
     "each rank holds all weights in fp32 now, which takes more memory than O2; if that is too much, "
@@ -140,6 +168,9 @@ class Twins:
                 f"torch.amp: "
                 "keep the model in fp32, use autocast and GradScaler",
             )
+        if (gone := next((name for name in GONE if f"{meaning}.".startswith(f"{name}.")), None)) is not None:
+            when, instead = GONE[gone]
+            raise Unsure(node, f"Apex removed {gone} in {when}: take {instead}")
         if meaning.startswith(STAYS):
             return self._stays(node, meaning)
         if meaning in ("apex", "apex.optimizers", "apex.parallel", "apex.normalization", "apex.amp"):
@@ -332,8 +363,8 @@ class Twins:
             self._edits.remove(statement)
             return True
         function = f"{self._module.source(call.args[0])}.{name}"
-        arguments = f'{function}, cast_inputs={self._torch}.{dtype}, device_type="cuda"'
-        self._edits.replace_statement(statement, [f"{function} = {self._torch}.amp.custom_fwd({arguments})"])
+        cast = self._cast_inputs(call, dtype, in_torch=owner is not None)
+        self._edits.replace_statement(statement, [f"{function} = {cast}({function})"])
         self._note(call, f"{function} casts its inputs under autocast for the whole process, as Apex had it")
         return True
 
@@ -355,22 +386,36 @@ class Twins:
         dtype = {"FP16_FUNCS": "float16", "FP32_FUNCS": "float32"}.get(parts[2])
         if parts[-1] != "append" or dtype is None:
             raise Unsure(call, f"amp.{what}: the lists of O1 have no equivalent in autocast")
-        arguments = f'{function}, cast_inputs={self._torch}.{dtype}, device_type="cuda"'
-        self._edits.replace_statement(statement, [f"{function} = {self._torch}.amp.custom_fwd({arguments})"])
+        self._edits.replace_statement(
+            statement, [f"{function} = {self._cast_inputs(call, dtype, in_torch=True)}({function})"]
+        )
         return True
 
+    def _cast_inputs(self, node: ast.AST, dtype: str, *, in_torch: bool = False) -> str:
+        """Return the expression that lets a function cast its inputs; the first one brings a definition along.
+
+        Args:
+            in_torch: whether autocast would cast them again inside of the function.
+
+        Raises:
+            Unsure: the module has another use for the name.
+        """
+        _put_function(self._module, self._edits, node, CAST, CAST_FUNCTION.format(torch=self._torch))
+        return f"{CAST}({self._torch}.{dtype}{', autocast=False' * in_torch})"
+
     def _decorator(self, node: ast.Name | ast.Attribute, dtype: str) -> bool:
-        arguments = f'cast_inputs={self._torch}.{dtype}, device_type="cuda"'
         call = self._call(node)
         if call is not None and len(call.args) == 1 and not call.keywords:
-            function = self._module.source(call.args[0])
-            self._edits.replace(call, f"{self._torch}.amp.custom_fwd({function}, {arguments})")
+            self._edits.replace(node, self._cast_inputs(node, dtype))
             return True
         parent = self._module.parent(node)
         if isinstance(parent, (ast.FunctionDef, ast.AsyncFunctionDef)) and node in parent.decorator_list:
-            if parent.name == "backward":
+            if not _is_autograd(parent):
+                self._edits.replace(node, self._cast_inputs(node, dtype))
+            elif parent.name == "backward":
                 self._edits.replace(node, f'{self._torch}.amp.custom_bwd(device_type="cuda")')
             else:
+                arguments = f'cast_inputs={self._torch}.{dtype}, device_type="cuda"'
                 self._edits.replace(node, f"{self._torch}.amp.custom_fwd({arguments})")
             return True
         raise Unsure(node, "the decorator is passed as a value")
@@ -396,6 +441,12 @@ class Twins:
                     return True
                 statement = module.statement(node)
                 if isinstance(statement, ast.Assign) and statement.targets == [attribute]:
+                    sites = collect_sites(module, self._names)
+                    sites.reads.append(Read(attribute, statement, module.function(node), ()))
+                    if id(attribute) in find_order(module, sites, scalers.name).pending or _accumulates(
+                        sites, module, node
+                    ):
+                        raise Unsure(node, POKED)
                     value = module.source(statement.value)
                     self._edits.replace_statement(
                         statement, [f'{scaler}.load_state_dict({{**{scaler}.state_dict(), "scale": {value}}})']
@@ -411,6 +462,33 @@ class Twins:
         plain = isinstance(call.args[0], (ast.Name, ast.Attribute, ast.Call, ast.Subscript))
         self._edits.replace(call, f"{text}.item()" if plain else f"({text}).item()")
         return True
+
+
+def _is_autograd(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """Return whether a function is one of a `torch.autograd.Function`, whose inside autograd does not see."""
+    return function.name in ("forward", "backward") and any(
+        last_name(each) == "staticmethod" for each in function.decorator_list
+    )
+
+
+def _put_function(module: Module, edits: Edits, node: ast.AST, name: str, text: str) -> None:
+    """Put a function above the first statement of the module that uses it.
+
+    Raises:
+        Unsure: the module has another use for its name.
+    """
+    if any(getattr(each, "id", getattr(each, "name", None)) == name for each in module.nodes):
+        raise Unsure(node, f"this needs a function {name}, but the module has something else of that name")
+    if f"def {name}(" not in edits.inserted():
+        edits.before(module.outermost(node), [*text.replace("    ", module.unit).splitlines(), "", ""])
+
+
+def _accumulates(sites: Sites, module: Module, node: ast.AST) -> bool:
+    """Return whether a loop around a place steps in some rounds only: gradients of earlier rounds may be there."""
+    loop = next((each for each in module.within_function(node) if isinstance(each, (ast.For, ast.While))), None)
+    tests = conditions_around(module, node, loop)
+    steps = [each.statement for each in sites.steps if loop is not None and module.is_in(each.statement, [loop])]
+    return any(conditions_around(module, each, loop) - tests for each in steps)
 
 
 def _value_of(statement: ast.stmt, node: ast.AST) -> ast.expr | None:
@@ -496,15 +574,10 @@ def _rewrite_larc(module: Module, edits: Edits, torch: str, node: ast.Name | ast
     call = module.parent(node)
     if not isinstance(call, ast.Call) or call.func is not node:
         raise Unsure(node, "LARC is passed as a value; torch has no class of that kind")
-    if any(getattr(each, "id", getattr(each, "name", None)) == NAME for each in module.nodes):
-        raise Unsure(node, f"LARC becomes a function {NAME}, but the module has something else of that name")
     if any(isinstance(each, ast.keyword) and each.arg == "fused" for each in module.nodes):
         raise Unsure(node, "LARC scales gradients before the step, and a fused optimizer unscales them in it")
+    _put_function(module, edits, node, NAME, FUNCTION.format(torch=torch))
     edits.replace(node, NAME)
-    if NAME + "(optimizer, trust" not in edits.inserted():
-        unit = module.unit
-        lines = FUNCTION.format(torch=torch).replace("    ", unit).splitlines()
-        edits.before(module.outermost(node), [*lines, "", ""])
     statement = module.statement(call)
     key = dotted(statement.targets[0]) if isinstance(statement, ast.Assign) else None
     for each in module.nodes:  # the optimizer inside is the optimizer itself now

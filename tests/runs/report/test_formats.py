@@ -97,6 +97,8 @@ def test_columns_of_some_comparisons(make_comparison: MakeComparison) -> None:
             "other metrics",
             "throughput",
             "energy",
+            "memory of the GPU",
+            "data (ms)",
             "start (s)",
             "first batch (s)",
             "all-reduce %",
@@ -110,6 +112,18 @@ def test_columns_of_some_comparisons(make_comparison: MakeComparison) -> None:
     assert list(columns(with_energy)).index("J/1000 samples") == list(columns(with_energy)).index("samples/s") + 1
     place = list(columns(with_energy)).index("J/1000 samples")
     assert [row[place] for row in table_rows(with_energy)] == ["2.5", "-"]
+    waits = first.summary.model_copy(update={"step_seconds_median": 0.1, "data_seconds_median": 0.006})
+    used = SystemReadings(timed_steps=30, device_bytes=3 * 2**20)
+    waiting = first.model_copy(update={"summary": waits, "readings": used})
+    shown = comparison.model_copy(update={"records": [waiting, *comparison.records[1:]]})
+    heads = list(columns(shown))
+    values = dict(zip(heads, table_rows(shown)[0], strict=True))
+    assert heads.index("data (ms)") == heads.index("step (ms)") + 1
+    assert (values["data (ms)"], values["device MiB"]) == ("6.00", "3.0")
+    (line,) = _csv(FORMATS["csv"].reporter().render(comparison.model_copy(update={"records": [waiting]})))
+    assert (line["data_seconds_median"], line["device_bytes"]) == ("0.006", str(3 * 2**20))
+    quick = waiting.model_copy(update={"summary": waits.model_copy(update={"data_seconds_median": 0.004})})
+    assert "data (ms)" not in columns(comparison.model_copy(update={"records": [quick]}))
     other = first.model_copy(update={"config": first.config.model_copy(update={"workers": 2})})
     row = comparison.arms[0].model_copy(update={"start_seconds": 1.25, "loader_start_seconds": 0.5})
     started = comparison.model_copy(update={"records": [other, *comparison.records], "arms": [row, comparison.arms[1]]})

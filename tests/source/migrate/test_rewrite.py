@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ampcompare.source.find import find_sources
 from ampcompare.source.migrate.finding import BY_HAND, MARK
 from ampcompare.source.migrate.rewrite import migrate_text
 
@@ -149,6 +150,6 @@ def test_other_lines_around_a_script_do_not_break_it(lines: list[str], path: Pat
 
 
 def test_the_files_of_this_package_are_the_same_to_the_byte() -> None:
-    for path in sorted((REPOSITORY / "ampcompare").rglob("*.py"))[::7]:
+    for path in list(find_sources([REPOSITORY / "ampcompare"]))[::7]:  # which leaves out the engine, a copy of Apex
         text = path.read_bytes().decode("utf-8")
         assert migrate_text(text).text == text, path

@@ -23,28 +23,31 @@ class ScriptRows:
     Attributes:
         steps: an update is one step of each optimizer that takes turns; its time is from the end of the last one.
         weights: hash at each `initialize`.
+        optimizers: the names of their classes, likewise.
         batches: hashes of the first ones.
         notes: in what the arm departs from what the script asks for.
         scalars: values by name, with the function that logged them.
         setup: how 16-bit types are computed, and facts about the device.
         acted: on how many forward passes and steps the arm acted.
         rank: of the process and number of ranks, in a process group at the first step; None without one.
+        planned_steps: of the whole script, as its loops say; None where that is not known, or nothing ends it early.
         ended: exit code and error; None if the process was killed.
     """
 
     header: dict[str, Any] = field(default_factory=dict)
     steps: list[StepRecord] = field(default_factory=list)
     weights: list[str] = field(default_factory=list)
+    optimizers: list[str] = field(default_factory=list)
     batches: list[str] = field(default_factory=list)
     scalars: dict[str, list[float]] = field(default_factory=dict)
     sources: dict[str, str] = field(default_factory=dict)
-    files: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     setup: dict[str, Any] = field(default_factory=dict)
     acted: dict[str, Any] = field(default_factory=dict)
     peak_bytes: int | None = None
     peak_reserved_bytes: int | None = None
     rank: tuple[int, int] | None = None
+    planned_steps: int | None = None
     ended: dict[str, Any] | None = None
 
     def facts(self) -> ScriptFacts:
@@ -52,7 +55,6 @@ class ScriptRows:
         return ScriptFacts(
             weights=self.weights,
             batches=self.batches,
-            files=self.files,
             notes=self.notes,
             without_arm=self.acted.get("without"),
             optimizer_steps=self.acted.get("steps"),
@@ -86,6 +88,7 @@ def _add(rows: ScriptRows, row: dict[str, Any]) -> None:
     kind = row.get("kind")
     if kind == "weights":
         rows.weights.append(row["sha256"])
+        rows.optimizers += row["optimizers"]
     elif kind == "batches":
         rows.batches = row["sha256"]
     elif kind == "metric":
@@ -93,12 +96,12 @@ def _add(rows: ScriptRows, row: dict[str, Any]) -> None:
         rows.sources.setdefault(row["name"], row["source"])
     elif kind == "memory":
         rows.peak_bytes, rows.peak_reserved_bytes = row["peak_bytes"], row["peak_reserved_bytes"]
-    elif kind == "files":
-        rows.files = row["written"]
     elif kind == "note":
         rows.notes.append(row["text"])
     elif kind == "setup":
         rows.setup = row
+    elif kind == "planned":
+        rows.planned_steps = row["steps"]
     elif kind == "acted":
         rows.acted = row
     elif kind == "rank":

@@ -26,10 +26,12 @@ import torch.distributed as dist
 
 from ampcompare import guards
 from ampcompare.base.environment.fingerprint import fingerprint, host_name
+from ampcompare.base.environment.ranks import DistributedEnv
 from ampcompare.base.errors import AmpCompareError, EnvironmentUnfit
 from ampcompare.base.files.loaded_code import end_watch, watch_code
 from ampcompare.base.files.run_files import CellFile
 from ampcompare.base.files.write import write_atomically
+from ampcompare.base.tensors.tf32 import Tf32, set_tf32
 from ampcompare.experiment.launch.base import Phase, Progress
 from ampcompare.experiment.launch.cell_files import (
     archive_checkpoints,
@@ -39,7 +41,6 @@ from ampcompare.experiment.launch.cell_files import (
     write_config,
     write_record,
 )
-from ampcompare.experiment.launch.distributed_env import DistributedEnv
 from ampcompare.experiment.launch.places import with_place
 from ampcompare.experiment.launch.stop_signal import stopped_by_signal
 from ampcompare.experiment.launch.worker.monitor import SystemMonitor
@@ -56,7 +57,7 @@ from ampcompare.training.other_precisions import evaluate_in_others
 from ampcompare.training.parallel.ranks import Communicator, SingleProcess, weights_digest
 from ampcompare.training.precision.base import Precision, make_precision
 from ampcompare.training.precision.cpu_half import cpu_half
-from ampcompare.training.precision.fp32 import require_tf32, set_tf32
+from ampcompare.training.precision.fp32 import require_tf32
 from ampcompare.training.process_group import own_group
 from ampcompare.training.run_summary import RunMetrics
 from ampcompare.training.session import Session
@@ -215,7 +216,15 @@ def build(config: RunConfig, folder: Path, device: torch.device, ranks: Communic
     point = _find_resume_point(config, folder, ranks, attempt)
     state = None if point is None else point.state
     assembly = assemble(
-        config.recipe, task, precision, parallel, device, workers=config.workers, ranks=ranks, state=state
+        config.recipe,
+        task,
+        precision,
+        parallel,
+        device,
+        workers=config.workers,
+        ranks=ranks,
+        state=state,
+        is_twin=config.first_weights == "twin",
     )
     # Only now: a checkpoint that does not fit changes no file.
     ranks.broadcast_from_rank0(lambda: _prepare_files(folder, point, attempt))
@@ -323,6 +332,10 @@ def record(cell: Cell, world: DistributedEnv | None, *, start_seconds: float, se
         config=config,
         engine=cell.precision.engine,
         effective=cell.precision.effective,
+        ledger=session.ledger.look.result(
+            loss_scale=metrics.final_loss_scale,
+            emulated=cell.precision.emulated or _emulated(cell.fp16_mode),
+        ),
         half=f"{cell.precision.emulated} emulated" if cell.precision.emulated else cell.fp16_mode,
         host=host_name(),
         environment={**fingerprint(), **cell.device_facts},
@@ -336,6 +349,12 @@ def record(cell: Cell, world: DistributedEnv | None, *, start_seconds: float, se
         notes=[*_settings_without_effect(config, cell.device), *cell.precision.notes],
         error=f"asked to stop after {steps_done} updates, and saved" if session.interrupted else None,
     )
+
+
+def _emulated(mode: str | None) -> str:
+    """Return the type that an emulation stands for; "" if there is none."""
+    name, _, how = (mode or "").partition(" ")
+    return name if how == "emulated" else ""
 
 
 def _units_of_a_gpu(cell: Cell) -> int | None:
@@ -531,9 +550,8 @@ def device_facts(device: torch.device, config: RunConfig) -> dict[str, Any]:
         "memory_bytes": _value_or_error(lambda: torch.cuda.get_device_properties(device).total_memory),
         "cuda": torch.version.cuda,
         "cudnn": _value_or_error(torch.backends.cudnn.version),  # raises on a GPU too old for it
-        # Both raise once any code in the process has used torch's newer switch, `fp32_precision`.
-        "tf32_matmul": _value_or_error(lambda: torch.backends.cuda.matmul.allow_tf32),
-        "tf32_convolution": _value_or_error(lambda: torch.backends.cudnn.allow_tf32),
+        "tf32_matmul": Tf32.read().products == "tf32",
+        "tf32_convolution": Tf32.read().convolutions == "tf32",
         "cudnn_benchmark": torch.backends.cudnn.benchmark,
     }
 

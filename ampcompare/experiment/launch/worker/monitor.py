@@ -96,6 +96,7 @@ class SystemMonitor:
             throttled=sorted(self._gpu.throttled) if self._gpu else [],
             joules_per_unit=None if self.energy is None or units is None else self.energy.per(units),
             other_processes=self._gpu.other_processes if self._gpu else None,
+            device_bytes=self._gpu.device_bytes if self._gpu else None,
         )
 
 
@@ -123,12 +124,14 @@ class _GpuMonitor:
         clocks: of the multiprocessors at each sample, in MHz.
         throttled: reasons that were active at any sample.
         other_processes: largest number of other compute processes; None if unknown.
+        device_bytes: most memory of the whole GPU in use, as nvidia-smi shows it; None if unknown.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.clocks: list[float] = []
         self.throttled: set[str] = set()
         self.other_processes: int | None = None
+        self.device_bytes: int | None = None
         self._nvml, self._handle = _open(device)
 
     def sample(self) -> None:
@@ -137,6 +140,7 @@ class _GpuMonitor:
         if nvml is None:
             return
         try:
+            self.device_bytes = max(int(nvml.nvmlDeviceGetMemoryInfo(handle).used), self.device_bytes or 0)
             self.clocks.append(float(nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)))
             active = nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
             for name, reason in REASONS.items():

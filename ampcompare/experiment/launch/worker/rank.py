@@ -24,6 +24,7 @@ import torch
 import torch.distributed as dist
 
 from ampcompare.base.environment.fingerprint import fingerprint
+from ampcompare.base.environment.ranks import DistributedEnv, loopback, world_of
 from ampcompare.base.errors import ConfigError, EnvironmentUnfit, LaunchError
 from ampcompare.base.files.loaded_code import watch_code
 from ampcompare.base.files.run_files import log_name
@@ -35,7 +36,6 @@ from ampcompare.experiment.launch.cell_files import (
     with_code,
     write_record,
 )
-from ampcompare.experiment.launch.distributed_env import DistributedEnv, loopback, world_of
 from ampcompare.experiment.launch.places import with_place
 from ampcompare.experiment.launch.stop_signal import stopped_by_signal
 from ampcompare.experiment.launch.worker.cell import failed_with, train_cell

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from ampcompare.experiment.launch.distributed_env import DistributedEnv
+from ampcompare.base.environment.ranks import DistributedEnv
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store

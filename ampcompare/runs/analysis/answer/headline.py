@@ -18,6 +18,7 @@ from ampcompare.runs.analysis.answer.phrases import (
 from ampcompare.runs.analysis.evidence.samples import samples_noun
 from ampcompare.runs.analysis.inference.effect import MIN_PAIRS
 from ampcompare.runs.analysis.inference.looks import changes_sentence
+from ampcompare.runs.analysis.runs.declared import not_as_declared
 from ampcompare.runs.analysis.runs.learning import (
     LEARNED_NOTHING,
     divergence_cause,
@@ -33,9 +34,8 @@ from ampcompare.runs.records.comparison import ArmSummary, Comparison
 from ampcompare.runs.records.metric import Metric
 from ampcompare.runs.records.run import RunRecord
 
-__all__ = ["CORRECTED", "details", "headline", "not_recommended", "recommended", "use_sentence", "warnings_and_answer"]
+__all__ = ["details", "headline", "not_recommended", "recommended", "use_sentence", "warnings_and_answer"]
 
-CORRECTED = "what its records give is shown."  # the end of a warning about a report that says something else
 _KEEPS_ACCURACY = (IDENTICAL, "equivalent", "non-inferior", "better")
 HALF_ON_CPU = {
     "fp16 emulated": "fp16 was computed in fp32 and rounded (emulated)",
@@ -74,7 +74,7 @@ def warnings_and_answer(comparison: Comparison) -> tuple[list[str], list[str]]:
     warnings = {*_excluded(comparison), *changes_sentence(look.changes if look else [])}
     sentences = comparison.headline
     count = 0
-    while count < len(sentences) and (sentences[count] in warnings or sentences[count].endswith(CORRECTED)):
+    while count < len(sentences) and sentences[count] in warnings:
         count += 1
     return list(sentences[:count]), list(sentences[count:])
 
@@ -123,6 +123,8 @@ def _nothing_to_compare(comparison: Comparison, by_arm: Mapping[str, Sequence[Ru
     """Return why there is nothing to compare; "" if there is."""
     reference = comparison.reference
     records = by_arm.get(reference, [])
+    if other := not_as_declared(records):
+        return f"Nothing to compare: {reference} is {other}."
     if idle := idle_verdict(records):
         return f"Nothing to compare: {reference} {idle}."
     if not any(row.completed for row in comparison.arms):
@@ -364,6 +366,9 @@ def _accuracy_sentences(comparison: Comparison, rows: Sequence[ArmSummary], qual
         )
         said.add(row.arm)
     yield from _not_compared(those("not comparable"), everyone, said, reference)
+    for row in those("not as declared"):
+        yield f"No verdict on {label_of(row)}: it is {row.accuracy_verdict}."
+        said.add(row.arm)
     idle: dict[str, list[str]] = {}
     for row in those(LEARNED_NOTHING):
         idle.setdefault(row.accuracy_verdict, []).append(row.arm)

@@ -14,6 +14,7 @@ from typing import Any
 
 from ampcompare.base.environment.fingerprint import SWITCHES
 from ampcompare.base.files.loaded_code import differing
+from ampcompare.runs.analysis.runs.declared import why_not_as_declared
 from ampcompare.runs.analysis.runs.pairs import Pair, conditional_on, finished, pairs_by_seed
 from ampcompare.runs.analysis.runs.scores import other_metric
 from ampcompare.runs.records.run import RunRecord, RunSummary
@@ -116,6 +117,7 @@ def accuracy_incomparable_reason(arm: RunRecord, reference: RunRecord, *, same_s
         or _script_reason(arm, reference)
         or _without_arm(arm)
         or _without_arm(reference)
+        or _other_arm(reference)
         or _switch_reason(arm, reference)
         or _inherited_reason(arm)
         or _inherited_reason(reference)
@@ -269,6 +271,12 @@ def code_reason(arm: RunRecord, reference: RunRecord) -> str:
         return f"with another {_joined(variables, ', ')}"
     packages = [name for name in differing(arm.packages, reference.packages) if name not in EVERYWHERE]
     return _joined([f"{name} {arm.packages[name]}, not {reference.packages[name]}" for name in packages])
+
+
+def _other_arm(reference: RunRecord) -> str:
+    """Return that the reference did not run as it declares."""
+    why = why_not_as_declared([reference])
+    return f"{reference.arm}, the reference, is not as declared: {why}" if why else ""
 
 
 def _without_arm(record: RunRecord) -> str:
@@ -487,14 +495,15 @@ def began_apart(arm: RunRecord, reference: RunRecord) -> str:
     for record in (arm, reference):
         if record.script is not None and record.script.resumed:
             return f"{RESUMED} {os.path.basename(record.script.resumed[0])} of its own earlier attempt"
-    if here.weights and there.weights and here.weights[0] != there.weights[0]:
+    is_meant = arm.config.first_weights != reference.config.first_weights  # a twin
+    if here.weights and there.weights and here.weights[0] != there.weights[0] and not is_meant:
         return "began from other weights"
     seen = min(len(here.batches), len(there.batches))
     return "saw other first batches" if here.batches[:seen] != there.batches[:seen] else ""
 
 
 def script_sentences(records: Sequence[RunRecord], reference: str) -> Iterator[str]:
-    """Yield what was seen of the pairing of a script's runs, and which files several of them wrote."""
+    """Yield what was seen of the pairing of a script's runs."""
     ran = [record for record in records if record.script is not None]
     theirs = {record.config.recipe.seed: record for record in ran if record.arm == reference}
     apart: dict[str, list[str]] = {}
@@ -518,7 +527,6 @@ def script_sentences(records: Sequence[RunRecord], reference: str) -> Iterator[s
     if checked and not apart and not other_code:
         yield "Paired: in each seed all arms began from the same weights and saw the same first batches."
     yield from _departures(ran)
-    yield from _shared_files(ran)
 
 
 def _other_code(record: RunRecord, theirs: Mapping[int, RunRecord]) -> str:
@@ -534,27 +542,3 @@ def _departures(records: Sequence[RunRecord]) -> Iterator[str]:
             arms.setdefault(note, {})[record.arm] = None
     for note, names in arms.items():
         yield f"{', '.join(names)}: {note}."
-
-
-def _shared_files(records: Sequence[RunRecord]) -> Iterator[str]:
-    writers: dict[str, list[str]] = {}
-    for record in records:
-        for file in record.script.files if record.script is not None else []:
-            writers.setdefault(file, []).append(f"{record.arm}, seed {record.config.recipe.seed}")
-    for file, cells in writers.items():
-        readers = [
-            f"{record.arm}, seed {record.config.recipe.seed}"
-            for record in records
-            if record.script is not None and file in record.script.inherited
-        ]
-        if readers:
-            yield (
-                f"{'; '.join(readers)} read {file}, which another run had written, so that what they trained may "
-                "continue from there: no verdict. Put {cell_dir} into the script's argument for it. If it is a cache "
-                "that the first run makes, the same command with --force finds it there from the start."
-            )
-        elif len(cells) > 1:
-            yield (
-                f"{len(cells)} cells wrote {file}, {cells[0]}, first: each may have read what another left there. Put "
-                "{cell_dir} into the script's argument for it."
-            )

@@ -64,7 +64,7 @@ def conditional_on(arm: Sequence[RunRecord], reference: Sequence[RunRecord]) -> 
 
 def conditional(verdict: Verdict, share: str) -> Verdict:
     """Return a verdict, marked as conditional where it rests on the share of seeds that survived (`conditional_on`)."""
-    if not verdict.word or not share or verdict.word.startswith(("diverged", "not comparable")):
+    if not verdict.word or not share or verdict.word.startswith(("diverged", "not comparable", "not as declared")):
         return verdict
     return dataclasses.replace(verdict, word=f"conditional on {share} ({verdict.word})")
 

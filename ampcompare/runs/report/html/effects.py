@@ -8,7 +8,7 @@ from ampcompare.base.formatting import format_decimal, printable
 from ampcompare.runs.analysis.answer.phrases import sentence_start
 from ampcompare.runs.analysis.runs.pairs import pairs_by_seed
 from ampcompare.runs.analysis.runs.scores import has_score
-from ampcompare.runs.records.comparison import Comparison
+from ampcompare.runs.records.comparison import UNJUDGED, Comparison
 from ampcompare.runs.records.metric import Metric
 from ampcompare.runs.records.run import RunRecord
 from ampcompare.runs.report.columns import difference_interval, margin_limits, ratio_interval
@@ -157,7 +157,7 @@ def time_effects(comparison: Comparison, arms: Sequence[ArmRuns]) -> TrackPlot:
 
 
 def _is_compared(arm: ArmRuns) -> bool:
-    return not arm.row.time_verdict.startswith(("invalid", "not comparable"))
+    return not arm.row.time_verdict.startswith(UNJUDGED)
 
 
 def _untimed(rows: Sequence[ArmRuns]) -> str:

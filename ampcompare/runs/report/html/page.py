@@ -54,6 +54,7 @@ FIXED_WORDS = {
     "no verdict": "unclear",
     "inconclusive": "unclear",
     "not comparable": "unclear",
+    "not as declared": "unclear",
     "interrupted": "unclear",
     "not run": "unclear",
 }

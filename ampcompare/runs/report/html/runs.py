@@ -8,7 +8,7 @@ from typing import Any
 
 from ampcompare.base.formatting import printable
 from ampcompare.runs.analysis.evidence.step_time import invalid_reason
-from ampcompare.runs.records.comparison import ArmSummary, Comparison
+from ampcompare.runs.records.comparison import UNJUDGED, ArmSummary, Comparison
 from ampcompare.runs.records.run import RunRecord
 
 __all__ = [
@@ -63,7 +63,7 @@ class ArmRuns:
         half = next((record.half for record in self.ran if record.half), None) or self.row.half or ""
         if half.endswith("emulated"):
             return printable(half, 60)
-        is_fault = self.row.time_verdict.startswith(("invalid", "not comparable"))
+        is_fault = self.row.time_verdict.startswith(UNJUDGED)
         return printable(self.row.time_verdict, 100) if is_fault else ""
 
 

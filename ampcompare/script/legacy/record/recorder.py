@@ -20,6 +20,7 @@ import torch
 
 from ampcompare import apex
 from ampcompare.base.environment.fingerprint import fingerprint
+from ampcompare.base.environment.ranks import rank_of
 from ampcompare.base.errors import EnvironmentUnfit
 from ampcompare.base.secrets import hide, mask
 from ampcompare.runs.records.run import dump_json
@@ -205,8 +206,7 @@ def _line(row: dict[str, Any]) -> str:
 
 def _own_path(path: Path, child: str | None) -> Path:
     marks = []
-    rank = os.environ.get("RANK", "0")
-    if rank.isdigit() and int(rank) > 0:
+    if (rank := rank_of()) > 0:
         marks.append(f"rank{rank}")
     if child is not None:
         marks.append(re.sub(r"[^\w.-]", "_", child))

@@ -108,7 +108,29 @@ class _Finder:
     def _find_barriers(self) -> set[ast.AST]:
         found: set[ast.AST] = {call for call, _ in self._module.methods(*BARRIERS)}
         found |= {each.statement for each in self._sites.backwards}
+        found |= set(self._calls_with_backward(found))
         return found | {outer for node in found for outer in self._module.ancestors(node)}
+
+    def _calls_with_backward(self, barriers: set[ast.AST]) -> Iterator[ast.Call]:
+        """Yield the calls of functions that run a backward pass themselves, such as attacks on inputs."""
+        module = self._module
+        passes: list[ast.AST] = [each.statement for each in self._sites.backwards]
+        passes += [each for each in barriers if isinstance(each, ast.Call) and last_name(each.func) == "backward"]
+        running = {function for each in passes for function in module.functions_around(each)}
+        while True:
+            keys = {module.key(each) for each in running if each.name not in TRIVIAL}
+            keys |= {each.name for each in running if module.class_of(each) is not None and each.name != "forward"}
+            found = [
+                call
+                for call in module.calls
+                if (dotted(call.func) or "") in keys | self._names.running
+                or (isinstance(call.func, ast.Attribute) and call.func.attr in keys - TRIVIAL)
+            ]
+            grown = running | {function for each in found for function in module.functions_around(each)}
+            if grown == running:
+                yield from found
+                return
+            running = grown
 
     def _trace_loss(self, backward: Backward) -> bool:
         """Trace a loss; one that is a parameter of the function was computed by its callers, at least in part."""
@@ -156,17 +178,26 @@ class _Finder:
     def _mark_above(self, current: ast.stmt, needed: set[str]) -> set[ast.stmt]:
         """Mark the statements of the same block that define needed names, and need what they read."""
         block, place = self._module.siblings(current)
+        return self._mark(block, place, needed)
+
+    def _mark(self, block: Block, place: int, needed: set[str]) -> set[ast.stmt]:
+        """Mark statements of a block above a place; of one with a barrier inside, those that its blocks hold."""
         marked: set[ast.stmt] = set()
+        below: set[ast.stmt] = set()
         for each in reversed(block[:place]):
             if each in self._initializing:
                 break
-            if each in self._barriers or not _defines(each, needed):
+            if not _defines(each, needed):
+                continue
+            if each in self._barriers:
+                for inner in self._module.blocks(each):
+                    below |= self._mark(inner, len(inner), needed)
                 continue
             marked.add(each)
             needed |= _loads(each)
         if marked:
             self._marks.setdefault(id(block), (block, set()))[1].update(marked)
-        return marked
+        return marked | below
 
     def _trace_outside(self, function: Function, needed: set[str], depth: int) -> bool:
         """Follow parameters to the callers, and attributes of `self` to the other methods."""

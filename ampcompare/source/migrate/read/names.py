@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -29,8 +29,10 @@ class Names:
         uses: expressions that mean something of Apex, each the widest attribute chain, with its full name.
         parameters: of functions of a script that only ever get `apex.amp` itself, each with the arguments for it.
         passed: these arguments, by `id`.
+        passed_on: names of Apex that come from other files, with what they mean.
         modules: names of imported modules that are neither Apex nor torch.
         helpers: functions of other files that scale a loss, by what this file calls them.
+        running: names of functions of other files that run a backward pass, likewise.
     """
 
     def __init__(
@@ -38,12 +40,15 @@ class Names:
         module: Module,
         helpers: Mapping[str, Helper] = MappingProxyType({}),
         passed_on: Mapping[str, str] = MappingProxyType({}),
+        running: Collection[str] = (),
     ) -> None:
         self.module = module
         self.helpers = helpers
         self.imports: list[tuple[ast.Import | ast.ImportFrom, ast.alias]] = [
             (node, alias) for node, alias, full in module.imports if full.split(".")[0] in APEX
         ]
+        self.passed_on = passed_on
+        self.running = frozenset(running)
         for name, meaning in passed_on.items():
             module.top.bind(name, meaning)
         bound = [pair for scope in module.scopes for pair in scope.imports.items()]

@@ -5,11 +5,12 @@ from __future__ import annotations
 import ast
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import islice
 from pathlib import Path
+from typing import TypeVar
 
 from ampcompare.base.files.read import FileFault
 from ampcompare.source.document import read_bytes
@@ -29,7 +30,9 @@ NEEDS = re.compile(
     r"\bamp\.(?:scale_loss|master_params|state_dict|load_state_dict)\(|\.(?:grad_scaler|precision)(?:\.| if )"
 )
 GIVEN = re.compile(r"\.grad_scaler\b")
+BACKWARD = re.compile(r"\.backward\(")
 STEPS = re.compile(r"\.step\(")
+Known = TypeVar("Known")
 LEVELS = 5  # folders above a module in which the modules that it imports are looked for
 TOP = (".git", "setup.py", "pyproject.toml", "requirements.txt", "README.md")  # next to the topmost scripts
 WIDTH = 2000  # files below a folder that are looked at
@@ -84,7 +87,31 @@ class Around:
         """Return the functions of other files that scale a loss for a module, by what it calls them."""
         found: dict[str, Helper] = {}
         for node, alias, _ in module.imports if self.path is not None else ():
-            found |= _helpers_of(Path(str(self.path)), node, alias)
+            found |= _known_of(Path(str(self.path)), node, alias, _helpers_in)
+        return found
+
+    def running(self, module: Module) -> set[str]:
+        """Return the functions of other files that run a backward pass, by what a module calls them."""
+        found: set[str] = set()
+        for node, alias, _ in module.imports if self.path is not None else ():
+            found |= _known_of(Path(str(self.path)), node, alias, _running_in).keys()
+        return found
+
+    def importers(self, names: Collection[str], *, star: bool) -> dict[str, Path]:
+        """Return which of the names of a module another one has from it, with the first of these.
+
+        Args:
+            star: whether one that imports all of the module counts, where it has the name.
+        """
+        found: dict[str, Path] = {}
+        if self.path is None or not names:
+            return found
+        own = {self.path.stem, self.path.parent.name}
+        for other in _around(self.path):
+            status = other.stat()
+            if own & _imported_words(other, status.st_mtime_ns, status.st_size):
+                for name in _taken(self.path, other, names, star=star):
+                    found.setdefault(name, other)
         return found
 
     def passed_on(self, module: Module) -> dict[str, str]:
@@ -118,34 +145,48 @@ def _from_apex(content: str) -> dict[str, str]:
     return {name: full for name, names in imports.items() for full in names if full.split(".")[0] == "apex"}
 
 
-def _helpers_of(path: Path, node: ast.Import | ast.ImportFrom, alias: ast.alias) -> dict[str, Helper]:
-    """Return what one name of an import gives of helpers: a function, all of them, or those of a module."""
+def _known_of(
+    path: Path, node: ast.Import | ast.ImportFrom, alias: ast.alias, known_in: Callable[[str], dict[str, Known]]
+) -> dict[str, Known]:
+    """Return what is known of what one name of an import gives: a function, all of them, or those of a module.
+
+    Args:
+        known_in: returns that for the functions of a text.
+    """
     text = f"import {alias.name}"
     if isinstance(node, ast.ImportFrom):
         text = f"from {'.' * node.level}{node.module or ''} import {alias.name}"
-    found: dict[str, Helper] = {}
+    found: dict[str, Known] = {}
     for place in _imported(path, text):
-        content = _text(place)
-        if SCALES.search(content) is None and GIVEN.search(content) is None:
-            continue
-        helpers = _helpers_in(content)
+        known = known_in(_text(place))
         own = alias.asname or alias.name
         if isinstance(node, ast.Import) or place.stem == alias.name:
-            found |= {f"{own}.{name}": helper for name, helper in helpers.items()}
+            found |= {f"{own}.{name}": each for name, each in known.items()}
         elif alias.name == "*":
-            found |= helpers
-        elif alias.name in helpers:
-            found[own] = helpers[alias.name]
+            found |= known
+        elif alias.name in known:
+            found[own] = known[alias.name]
     return found
 
 
-def _helpers_in(content: str) -> dict[str, Helper]:
+def _functions_in(content: str) -> list[ast.FunctionDef]:
     try:
         module = parse_tree(content)
     except SourceInvalid:
+        return []
+    return [node for node in module.body if isinstance(node, ast.FunctionDef)]
+
+
+def _helpers_in(content: str) -> dict[str, Helper]:
+    if SCALES.search(content) is None and GIVEN.search(content) is None:
         return {}
-    functions = (node for node in module.body if isinstance(node, ast.FunctionDef))
-    return {node.name: helper for node in functions if (helper := _as_helper(node)) is not None}
+    return {node.name: helper for node in _functions_in(content) if (helper := _as_helper(node)) is not None}
+
+
+def _running_in(content: str) -> dict[str, bool]:
+    if BACKWARD.search(content) is None:
+        return {}
+    return {node.name: True for node in _functions_in(content) if BACKWARD.search(ast.unparse(node)) is not None}
 
 
 def _as_helper(function: ast.FunctionDef) -> Helper | None:
@@ -191,21 +232,55 @@ def _trains_elsewhere(path: Path, text: str) -> bool:
 
 def _is_stepped(path: Path) -> bool:
     """Return whether modules that import one step optimizers, and all that do are migrated too."""
-    top = path.parent
-    while (top / "__init__.py").is_file():
-        top = top.parent
-    if top == path.parent and not any((top / name).exists() for name in TOP):
-        top = top.parent
     found = False
-    near, wide = find_sources([str(path.parent)]), find_sources([str(top)])
-    for other in dict.fromkeys([*islice(near, WIDTH), *islice(wide, WIDTH)]):
-        if other == path or path.stem not in (content := _text(other)) or STEPS.search(content) is None:
+    for other in _around(path):
+        if path.stem not in (content := _text(other)) or STEPS.search(content) is None:
             continue
         if path in _imported(other, content):
             if INITIALIZES.search(content) is None and SCALES.search(content) is None:
                 return False
             found = True
     return found
+
+
+def _around(path: Path) -> list[Path]:
+    """Return the other files of the project of a module, those next to it first."""
+    top = path.parent
+    while (top / "__init__.py").is_file():
+        top = top.parent
+    if top == path.parent and not any((top / name).exists() for name in TOP):
+        top = top.parent
+    near, wide = find_sources([str(path.parent)]), find_sources([str(top)])
+    return [each for each in dict.fromkeys([*islice(near, WIDTH), *islice(wide, WIDTH)]) if each != path]
+
+
+@lru_cache(maxsize=2 * WIDTH)
+def _imported_words(path: Path, modified: int, size: int) -> frozenset[str]:
+    """Return the parts of names in the imports of a file, as it is at a time."""
+    return frozenset(word for match in IMPORT.finditer(_text(path)) for word in re.findall(r"\w+", match.group()))
+
+
+def _taken(path: Path, other: Path, names: Collection[str], *, star: bool) -> Iterator[str]:
+    """Yield the names of a module that another one imports from it, or reads from it as attributes."""
+    content = _text(other)
+    for match in IMPORT.finditer(content):
+        if path not in _imported(other, match.group()) and not _is_package(path, other, match.group(1)):
+            continue
+        imported = re.findall(r"\w+|\*", match.group(2) or "")
+        for name in names:
+            by_star = star and "*" in imported and re.search(rf"\b{name}\b", content) is not None
+            imported += re.findall(rf"\b{path.stem}[ \t]+as[ \t]+(\w+)", content)
+            module = rf"\b(?:{path.stem}|{'|'.join(imported) or path.stem})\.{name}\b".replace("*", r"\*")
+            if name in imported or by_star or re.search(module, content) is not None:
+                yield name
+
+
+def _is_package(path: Path, other: Path, name: str | None) -> bool:
+    """Return whether a name in `from NAME import` means the package whose `__init__.py` a module is."""
+    if path.name != "__init__.py" or not name:
+        return False
+    last = name.rpartition(".")[2]
+    return last == path.parent.name or (not last and other.parent == path.parent)
 
 
 def _imported(path: Path, text: str) -> Iterator[Path]:

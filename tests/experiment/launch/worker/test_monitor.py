@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -28,6 +29,9 @@ class Nvml:
     def nvmlDeviceGetClockInfo(self, handle: str, kind: int) -> int:
         return self.clock
 
+    def nvmlDeviceGetMemoryInfo(self, handle: str) -> SimpleNamespace:
+        return SimpleNamespace(used=self.clock * 2**20)
+
     def nvmlDeviceGetTotalEnergyConsumption(self, handle: str) -> int:
         return self.millijoules
 
@@ -51,6 +55,7 @@ def test_the_clock_of_an_idle_gpu_is_no_reading(monkeypatch: pytest.MonkeyPatch)
     readings = watch.readings([0.1] * 40)
     assert (readings.clock_low_mhz, readings.clock_high_mhz) == (1965, 1980)
     assert (readings.throttled, readings.other_processes) == (["power limit"], 0)
+    assert readings.device_bytes == 1980 * 2**20
     assert readings.load_average is not None
 
 

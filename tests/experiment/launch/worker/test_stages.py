@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from ampcompare.base.environment.ranks import DistributedEnv
 from ampcompare.base.errors import CheckpointError, EnvironmentUnfit
 from ampcompare.experiment.launch.base import Progress
-from ampcompare.experiment.launch.distributed_env import DistributedEnv
 from ampcompare.experiment.launch.worker.cell import Cell, build, configure_process, record, run
 from ampcompare.runs.records.run import ProcessFacts, RunSummary
 from ampcompare.runs.settings.config import RunConfig

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from ampcompare.experiment.launch.distributed_env import DistributedEnv
+from ampcompare.base.environment.ranks import DistributedEnv
 from ampcompare.experiment.launch.multi_process import MultiProcessLauncher
 from ampcompare.experiment.launch.worker.stall import Roll, is_lost_connection, is_timeout
 from ampcompare.runs.records.run import RunRecord

@@ -120,6 +120,21 @@ ACCUMULATE = """
 """
 
 
+def test_the_file_with_the_calls_of_apex_is_named(write, legacy) -> None:
+    """It is not the one that was started, and only that one can be verified."""
+    write("train.py", "import loop, other\n")
+    write(
+        "loop.py",
+        "from apex import amp\namp.initialize(__import__('torch').nn.Linear(2, 2), opt_level='O0', verbosity=0)\n",
+    )
+    write("other.py", "'No apex here.'\n")
+    done = legacy("--device", "cpu", "train.py", "--epochs", "a b")
+    assert done.stderr.splitlines()[-1] == (
+        "ampcompare: to move loop.py to torch.amp, and check that it trains the same: "
+        "ampcompare migrate --verify train.py -- --epochs 'a b'"
+    )
+
+
 def test_accumulation_and_override(write, legacy, tmp_path: Path) -> None:
     """A delayed unscale has no overflow verdict; an overridden level drops what it does not take and says so."""
     write("train.py", ACCUMULATE)
@@ -290,7 +305,7 @@ def test_grad_scaler_and_fp16_optimizer(write, legacy, forked, tmp_path: Path) -
     steps = sum(one[0] == "step" for one in seen) + 1
     finals = [next(one[4] for one in reversed(seen) if one[:2] == ["backward", number]) for number in (0, 1, 2)]
     counts = done.stderr.splitlines()[-1]
-    assert done.stderr.count("ampcompare migrate train.py") == 1  # where it warned, and not again at the end
+    assert done.stderr.count("ampcompare migrate --verify train.py") == 1  # where it warned, and not again at the end
     assert counts == (
         f"ampcompare: {steps} steps, {skipped} skipped, loss scales {', '.join(f'{scale:g}' for scale in finals)}; "
         "for more: ampcompare report steps.jsonl"

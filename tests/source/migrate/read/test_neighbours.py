@@ -214,3 +214,76 @@ def test_a_function_that_may_scale_the_loss_gets_a_note(tmp_path: Path) -> None:
     assert "run gets the loss and the optimizer, and is no function of this file" in "\n".join(
         migrate_file(tmp_path / "one.py").lines()
     )
+
+
+EXPORTS = """try:
+    from apex.normalization import FusedLayerNorm as Norm
+    from apex.optimizers import FusedAdam as Adam
+    from apex.optimizers import FusedLAMB
+except ImportError:
+    from torch.nn import LayerNorm as Norm
+    from torch.optim import AdamW as Adam
+"""
+
+
+@pytest.mark.parametrize(
+    "user",
+    [
+        "from fast import Adam, Norm\n",
+        "import fast\nfast.Adam(fast.Norm(2).parameters())\n",
+        "import fast as quick\nquick.Adam(quick.Norm(2).parameters())\n",
+        "from fast import *\nAdam(Norm(2).parameters())\n",
+        "def build():\n    from .fast import (\n        Adam,\n        Norm as N,\n    )\n",
+    ],
+)
+def test_names_that_another_file_imports_are_used(tmp_path: Path, user: str) -> None:
+    """A layer with the same arguments becomes that of torch; an optimizer has others; what nobody imports goes."""
+    _files(tmp_path, fast=EXPORTS, user=user)
+    text = _migrated(tmp_path / "fast.py")
+    assert text == EXPORTS.replace(
+        "from apex.normalization import FusedLayerNorm", "from torch.nn import LayerNorm"
+    ).replace("    from apex.optimizers import FusedLAMB\n", "")
+    assert _migrated(tmp_path / "fast.py") == text
+    _files(tmp_path, user="import other\nprint('fast', other.Adam, other.Norm)\n")
+    assert _migrated(tmp_path / "fast.py") == ""
+
+
+def test_a_name_of_a_package_that_lists_it_is_used(tmp_path: Path) -> None:
+    _files(tmp_path, user="from layers import FusedAdam\n")
+    (tmp_path / "layers").mkdir()
+    (tmp_path / "layers" / "__init__.py").write_text("from apex.optimizers import FusedAdam\n", encoding="utf-8")
+    assert "FusedAdam" in _migrated(tmp_path / "layers" / "__init__.py")
+    _files(tmp_path, user="", all="from apex.optimizers import FusedAdam, FusedSGD\n__all__ = ['FusedAdam']\n")
+    assert _migrated(tmp_path / "all.py") == "from apex.optimizers import FusedAdam\n__all__ = ['FusedAdam']\n"
+
+
+def test_amp_from_another_file_is_no_longer_imported_from_there(tmp_path: Path) -> None:
+    """The other file keeps it as long as this one asks for it."""
+    _files(tmp_path, base="import os\nfrom apex import amp\n", main="from base import amp, os\n" + MAIN + TRAIN)
+    (left,) = migrate_file(tmp_path / "base.py").migration.findings
+    assert left.message == "main.py has amp from here; migrate it, then remove this"
+    (tmp_path / "main.py").write_text(text := _migrated(tmp_path / "main.py"), encoding="utf-8")
+    assert "from base import os\n" in text
+    assert _migrated(tmp_path / "base.py") == "import os\n"
+
+
+ATTACKS = """def attack(model, x, y):
+    loss = model(x).mean()
+    loss.backward()
+    return x.grad.sign()
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "name"), [("from attacks import attack", "attack"), ("import attacks as a", "a.attack")]
+)
+def test_a_function_of_another_file_that_runs_a_backward_pass_is_not_under_autocast(
+    tmp_path: Path, line: str, name: str
+) -> None:
+    text = (
+        HEAD + line + TRAIN.replace("loss = model(x)", f"x = x + {name}(model, x, 1)\n        loss = model(x)") + MAIN
+    )
+    _files(tmp_path, attacks=ATTACKS, one=text)
+    assert f"        x = x + {name}(model, x, 1)\n        with torch.autocast(" in _migrated(tmp_path / "one.py")
+    _files(tmp_path, attacks=ATTACKS.replace("    loss.backward()\n", ""))
+    assert f"            x = x + {name}(model, x, 1)\n            loss = model(x)" in _migrated(tmp_path / "one.py")

@@ -1,0 +1,62 @@
+"""Operations as torch dispatches them, and the multiply-adds of products by the type of their operands."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+__all__ = ["OperationMode", "narrowest", "product_flops", "type_name"]
+
+SHORT = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32", torch.float64: "fp64"}
+NARROW_FIRST = ("fp8", "fp16", "bf16", "fp32", "fp64")
+
+
+def type_name(tensor: Tensor) -> str:
+    """Return the type of a tensor as reports show it; "fp8" for torchao's tensors that hold it."""
+    dtype = getattr(tensor, "_data", tensor).dtype if type(tensor) is not Tensor else tensor.dtype
+    name = SHORT.get(dtype) or str(dtype).removeprefix("torch.")
+    return "fp8" if name.startswith("float8") else name
+
+
+def narrowest(tensors: Iterable[Tensor]) -> str:
+    """Return the narrowest floating type of some tensors; "" if there is none."""
+    found = {type_name(one) for one in tensors if one.dtype.is_floating_point}
+    return next((name for name in NARROW_FIRST if name in found), min(found, default=""))
+
+
+def product_flops(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> int | None:
+    """Return the FLOPs of a matrix product, convolution or attention, two for each multiply-add; None for others."""
+    formula = flop_registry.get(func._overloadpacket)
+    return None if formula is None else int(formula(*args, **kwargs, out_val=result))
+
+
+class OperationMode(TorchDispatchMode, abc.ABC):
+    """Sees every operation below autograd and autocast, once each.
+
+    It is entered last, so that an emulation of 16 bits on a CPU runs beneath it and is not seen.
+    """
+
+    is_idle = False
+    """Sees nothing for now."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
+    @abc.abstractmethod
+    def see(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
+        """Receive an operation that has run."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        if not self.is_idle:
+            self.see(func, args, kwargs, result)
+        return result

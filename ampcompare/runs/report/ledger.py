@@ -1,0 +1,78 @@
+"""What arms declare next to what ran: one row for each arm in a comparison, one for each part of a step elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ampcompare.backends.roles import Roles
+from ampcompare.base.formatting import printable
+from ampcompare.runs.analysis.runs.declared import Role, roles_next_to
+from ampcompare.runs.records.comparison import Comparison
+from ampcompare.runs.records.ledger import Ledger
+from ampcompare.runs.report.document import Cell, Column, Table
+
+__all__ = ["ledger_table", "parts_table"]
+
+SHORT = {
+    "forward products": "forward",
+    "backward products": "backward",
+    "accumulated gradients": "accumulated",
+    "update lost": "lost",
+}
+
+
+def ledger_table(comparison: Comparison) -> Table | None:
+    """Return a row of observed types for each arm, those that are not as declared first; None without any ledger."""
+    rows: dict[str, list[Role]] = {}
+    for record in comparison.records:
+        if record.ledger is None:
+            continue
+        found = roles_next_to(record.config.parsed_arm.roles, record.ledger)
+        if record.arm not in rows or any(role.differs for role in found):
+            rows[record.arm] = found
+    if not rows:
+        return None
+    heads = [role.name for roles in rows.values() for role in sorted(roles, key=lambda role: role.place)]
+    seen = {role.name for roles in rows.values() for role in roles if role.observed}
+    shown = [head for head in dict.fromkeys(heads) if head in seen]
+    order = sorted(rows, key=lambda arm: not any(role.differs for role in rows[arm]))
+    return Table(
+        [Column("arm"), *(Column(SHORT.get(head, head)) for head in shown)],
+        [[Cell(printable(arm, 60)), *_cells(rows[arm], shown)] for arm in order],
+        legend=[
+            "Types that a few steps showed: of weights between steps, of multiply-adds in the forward and the backward "
+            "pass, and of what the optimizer gets and keeps. Lost: elements that an update left as they were. In "
+            "parentheses: what the arm declares, where something else ran."
+        ],
+        caption="What ran, one row per arm",
+    )
+
+
+def _cells(roles: Sequence[Role], shown: Sequence[str]) -> list[Cell]:
+    by_name = {role.name: role for role in roles}
+    cells = []
+    for name in shown:
+        role = by_name.get(name)
+        if role is None or not (role.observed or role.differs):
+            cells.append(Cell())
+        else:
+            text = role.observed or "none"
+            cells.append(Cell(f"{text} ({role.declared})", "bad") if role.differs else Cell(text))
+    return cells
+
+
+def parts_table(roles: Roles | None, ledger: Ledger) -> Table:
+    """Return a row for each part of a step: what was declared, what ran, and who set it."""
+    parts = roles_next_to(roles, ledger)
+    heads = ["part", *(["declared"] if roles is not None else []), "ran", "by"]
+    rows = []
+    for part in parts:
+        row = [
+            Cell(part.name),
+            Cell(part.observed or "-", "bad" if part.differs else ""),
+            Cell(printable(part.remark or "-", 120)),
+        ]
+        if roles is not None:
+            row.insert(1, Cell(part.declared or "-"))
+        rows.append(row)
+    return Table([Column(head) for head in heads], rows, caption="What ran")

@@ -1,0 +1,165 @@
+"""Rules about mixed precision in the trainers of Lightning and transformers."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from itertools import pairwise
+
+from ampcompare.source.edits import Edit
+from ampcompare.source.lint.module import Finding, LintModule, Mistake, literal, name_of, rule
+
+__all__: list[str] = []
+
+PACKAGES = ("pytorch_lightning.", "lightning.pytorch.", "lightning.")
+OF_APEX = ("amp_backend", "amp_level")
+# Modules that import one of these may set options of its Trainer, or start a script that has it.
+SETS_OPTIONS = {"transformers", "trl", "adapters", "sentence_transformers", "subprocess"}
+APEX_OPTIONS = {
+    "half_precision_backend": ("apex",),
+    "fp16_backend": ("apex",),
+    "fp16_opt_level": ("O0", "O1", "O2", "O3"),
+}
+HALF = re.compile(r"precision\s*=\s*(?:16\b|[\"']16(?:-mixed)?[\"'])")
+
+
+@rule(
+    Mistake(
+        "AMP310",
+        "lightning-apex",
+        "arguments that selected Apex in the Trainer of Lightning 1",
+        "removed in Lightning 2: a TypeError",
+        'write `precision="16-mixed"` or `precision="bf16-mixed"`',
+        """
+import lightning.pytorch as pl
+
+trainer = pl.Trainer(precision=16, amp_backend="apex")  # AMP310
+""",
+        """
+import lightning.pytorch as pl
+
+trainer = pl.Trainer(precision="16-mixed")
+""",
+    ),
+)
+def arguments_of_trainer(module: LintModule) -> Iterator[Finding]:
+    """Arguments with which a Trainer of Lightning 1 chose Apex."""
+    for call, name in module.resolved:
+        if name.startswith(PACKAGES) and name.endswith(".Trainer"):
+            wrong = [one for one in call.keywords if one.arg in OF_APEX]
+            if wrong:
+                yield module.finding("AMP310", wrong[0].value, f"Lightning's Trainer has no argument `{wrong[0].arg}`")
+
+
+@rule(
+    Mistake(
+        "AMP311",
+        "transformers-apex",
+        "options that selected Apex in the Trainer of transformers",
+        "an ImportError with any later Apex; with transformers 5, which has no other backend, a TypeError",
+        "leave them out: `fp16=True` or `bf16=True` uses torch.amp",
+        """
+from transformers import TrainingArguments
+
+arguments = TrainingArguments("out", fp16=True, half_precision_backend="apex")  # AMP311
+""",
+        """
+from transformers import TrainingArguments
+
+arguments = TrainingArguments("out", fp16=True)
+""",
+    ),
+)
+def options_of_transformers(module: LintModule) -> Iterator[Finding]:
+    """Options with which the Trainer of transformers chose Apex: as arguments, in a dict, or on a command line."""
+    if {name.partition(".")[0] for _, _, name in module.imports} & SETS_OPTIONS:
+        for node in module.nodes:
+            for place, option, value in _options_in(module, node):
+                if literal(value) in APEX_OPTIONS.get(option, ()):
+                    yield module.finding("AMP311", place, f"`{option}` is an option of Apex")
+
+
+def _options_in(module: LintModule, node: ast.AST) -> Iterator[tuple[ast.AST, str, ast.expr]]:
+    """Yield what a node sets by a name: where, the name, and the value."""
+    if isinstance(node, ast.Call) and name_of(node.func) not in module.top.functions:
+        yield from ((one.value, one.arg or "", one.value) for one in node.keywords)
+    elif isinstance(node, ast.Dict):
+        yield from ((value, literal(key) or "", value) for key, value in zip(node.keys, node.values, strict=True))
+    elif isinstance(node, ast.Assign):
+        yield from ((node, one.attr, node.value) for one in node.targets if isinstance(one, ast.Attribute))
+    elif isinstance(node, (ast.List, ast.Tuple)):
+        for word, value in pairwise(node.elts):
+            yield word, (literal(word) or "").removeprefix("--"), value
+
+
+@rule(
+    Mistake(
+        "AMP233",
+        "manual-backward",
+        "a LightningModule with manual optimization calls `loss.backward()`, and its Trainer uses fp16",
+        "the loss is not scaled: gradients underflow, or the step ends with an AssertionError",
+        "call `self.manual_backward(loss)`",
+        """
+import lightning.pytorch as pl
+
+
+class Module(pl.LightningModule):
+    def __init__(self):
+        self.automatic_optimization = False
+
+    def training_step(self, batch, index):
+        loss = self.model(batch)
+        loss.backward()  # AMP233
+        self.optimizers().step()
+
+
+trainer = pl.Trainer(precision="16-mixed")
+""",
+        """
+import lightning.pytorch as pl
+
+
+class Module(pl.LightningModule):
+    def __init__(self):
+        self.automatic_optimization = False
+
+    def training_step(self, batch, index):
+        self.manual_backward(self.model(batch))
+        self.optimizers().step()
+
+
+trainer = pl.Trainer(precision="16-mixed")
+""",
+        fixable=True,
+    ),
+)
+def backward_of_module(module: LintModule) -> Iterator[Finding]:
+    """Backward passes past Lightning, in a module that optimizes by hand and trains in fp16."""
+    if not HALF.search(module.code):
+        return
+    for scope in module.scopes:
+        if not isinstance(scope.node, ast.ClassDef) or not _optimizes_by_hand(module, scope.node):
+            continue
+        for call in module.calls:
+            function = call.func
+            if not isinstance(function, ast.Attribute) or function.attr != "backward" or call.args:
+                continue
+            if module.scope_of[call].owner is scope and isinstance(function.value, (ast.Name, ast.BinOp)):
+                edits: tuple[Edit, ...] = ()
+                if isinstance(function.value, ast.Name) and not call.keywords:
+                    edits = module.replace(call, f"self.manual_backward({function.value.id})")
+                yield module.finding("AMP233", call, "this backward pass does not go through Lightning", edits)
+
+
+def _optimizes_by_hand(module: LintModule, node: ast.ClassDef) -> bool:
+    bases = [module.resolve(base) or "" for base in node.bases]
+    if not any(base.startswith(PACKAGES) and base.endswith("LightningModule") for base in bases):
+        return False
+    return any(
+        isinstance(part, ast.Assign)
+        and name_of(part.targets[0]) == "self.automatic_optimization"
+        and isinstance(part.value, ast.Constant)
+        and part.value.value is False
+        for part in ast.walk(node)
+    )

@@ -1,0 +1,125 @@
+"""Data sets of Hugging Face's `datasets`: a folder here, or a name on the hub. Columns are found by their types."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ampcompare.base.errors import ConfigError
+from ampcompare.tasks.catalog import needs_package
+
+__all__ = ["LabeledImages", "image_parts", "text_parts"]
+
+VALIDATION = ("validation", "valid", "val", "test")
+SAVED = ("dataset_dict.json", "dataset_info.json")  # of `save_to_disk`
+
+
+class LabeledImages:
+    """Images and labels of two columns, map-style.
+
+    Args:
+        rows: a `datasets.Dataset`.
+        image, label: names of its columns.
+        transform: of an RGB image of Pillow.
+
+    Attributes:
+        labels: of all rows, as integers.
+    """
+
+    def __init__(self, rows: Any, image: str, label: str, transform: Callable[[Any], Any]) -> None:
+        self.labels = [int(value) for value in rows[label]]
+        self._rows, self._image, self._transform = rows, image, transform
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        return self._transform(self._rows[index][self._image].convert("RGB")), self.labels[index]
+
+
+def image_parts(name: str, transforms: Mapping[str, Callable[[Any], Any]]) -> tuple[dict[str, LabeledImages], int]:
+    """Return the images of a data set, and the number of classes.
+
+    Args:
+        name: `hf:PATH_OR_NAME`.
+        transforms: for `train` and `val`, of an RGB image.
+
+    Raises:
+        ConfigError: it cannot be read, or has not one column of images and one of classes.
+        BackendUnavailable: `datasets` is not installed.
+    """
+    parts = _parts(name)
+    features = parts["train"].features
+    image = _column(name, features, "images", {"Image": lambda feature: True})
+    label = _column(name, features, "classes", {"ClassLabel": lambda feature: True, "Value": _is_integer})
+    samples = {part: LabeledImages(rows, image, label, transforms[part]) for part, rows in parts.items()}
+    names = getattr(features[label], "names", None)
+    return samples, len(names) if names else max(max(each.labels, default=0) for each in samples.values()) + 1
+
+
+def text_parts(name: str) -> tuple[bytes, bytes]:
+    """Return the texts of a data set for training and validation, a row per line, in UTF-8.
+
+    Args:
+        name: `hf:PATH_OR_NAME`.
+
+    Raises:
+        ConfigError: it cannot be read, or has not one column of texts.
+        BackendUnavailable: `datasets` is not installed.
+    """
+    parts = _parts(name)
+    column = _column(name, parts["train"].features, "texts", {"Value": lambda feature: "string" in feature.dtype})
+    train, val = ("\n".join(parts[part][column]).encode() for part in ("train", "val"))
+    return train, val
+
+
+def _parts(name: str) -> dict[str, Any]:
+    """Return the splits for training and validation."""
+    with needs_package(f"--data {name} needs", "datasets"):
+        import datasets
+    place = name.removeprefix("hf:")
+    try:
+        is_saved = any((Path(place) / file).is_file() for file in SAVED)
+        found = datasets.load_from_disk(place) if is_saved else datasets.load_dataset(place)
+    except Exception as error:  # of the hub's client, of a reader of any format, or of the data set's own files
+        raise ConfigError(
+            f"--data {name} cannot be read ({type(error).__name__}: {' '.join(str(error).split())}); give a folder "
+            "that `save_to_disk` wrote or `load_dataset` reads, or the name of a data set that can be reached from here"
+        ) from error
+    splits = dict(found) if isinstance(found, Mapping) else {"train": found}
+    val = next((split for split in VALIDATION if split in splits), None)
+    if "train" not in splits or val is None:
+        raise ConfigError(
+            f"--data {name} has the splits {', '.join(splits)}; it needs train, and one of {', '.join(VALIDATION)}"
+        )
+    return {"train": splits["train"], "val": splits[val]}
+
+
+def _column(name: str, features: Mapping[str, Any], what: str, kinds: Mapping[str, Callable[[Any], bool]]) -> str:
+    """Return the one column of the first kind that any column has.
+
+    Args:
+        kinds: by the name of a feature's class, whether a feature of it will do.
+    """
+    for kind, is_usable in kinds.items():
+        found = [
+            column for column, feature in features.items() if type(feature).__name__ == kind and is_usable(feature)
+        ]
+        if len(found) == 1:
+            return found[0]
+        if found:
+            break
+    columns = ", ".join(f"{column} ({_kind_of(feature)})" for column, feature in features.items())
+    raise ConfigError(
+        f"--data {name} needs one column of {what}, and has the columns {columns}; remove or rename others with "
+        "`remove_columns`, and save it again"
+    )
+
+
+def _kind_of(feature: Any) -> str:
+    return str(getattr(feature, "dtype", None) if type(feature).__name__ == "Value" else type(feature).__name__)
+
+
+def _is_integer(feature: Any) -> bool:
+    return str(feature.dtype).startswith(("int", "uint"))

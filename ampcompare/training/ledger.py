@@ -1,0 +1,349 @@
+"""The ledger of a training: looks at a few of its steps and notes in which types they ran.
+
+The first two steps are looked at operation by operation. After them one step in a block shows the types of what is held
+and of what the optimizer gets, as long as all looks together take at most a hundredth of the time.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from ampcompare.base.tensors.products import OperationMode, narrowest, product_flops, type_name
+from ampcompare.base.tensors.sharded import local
+from ampcompare.base.tensors.tree import tensors_in
+from ampcompare.runs.records.ledger import GroupTypes, Ledger, Types
+from ampcompare.training.precision.base import Precision, PrecisionWrapper, StepOutcome
+from ampcompare.training.precision.half import COMPENSATION
+
+__all__ = ["LedgerKeeper", "StepLook"]
+
+DETAILED = 2  # steps that are looked at operation by operation
+MAX_SHARE = 0.01  # of the time, for all later looks
+SAMPLE = 1024  # elements of a tensor whose update is followed
+RANDOM = ("randint", "random_", "rand")
+
+
+@dataclass
+class _Seen:
+    """Elements, or multiply-adds, by type."""
+
+    groups: dict[tuple[int, int], dict[str, Counter[str]]] = field(default_factory=dict)
+    names: dict[tuple[int, int], str] = field(default_factory=dict)
+    parameters: dict[tuple[int, int], int] = field(default_factory=dict)
+    accumulated: Counter[str] = field(default_factory=Counter)
+    forward: Counter[str] = field(default_factory=Counter)
+    backward: Counter[str] = field(default_factory=Counter)
+    products: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
+    reduced: Counter[str] = field(default_factory=Counter)
+    has_compensation: bool = False
+    is_random: bool = False
+    updates: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # elements that should move, and that stayed
+
+
+class StepLook:
+    """Looks at steps: call `begin`, let the step run, then call `end`.
+
+    Args:
+        parameters: returns what the models train, in their order.
+
+    Attributes:
+        steps: that were looked at.
+    """
+
+    def __init__(self, parameters: Callable[[], Iterable[Tensor]]) -> None:
+        self._parameters = parameters
+        self._seen = _Seen()
+        self._order: list[int] = []  # optimizers by identity, in the order in which they were seen
+        self._before: dict[int, list[Tensor]] = {}
+        self._stepped: dict[int, list[tuple[Tensor, Tensor | None]]] = {}
+        self._operations: _Products | None = None
+        self._hook: Any = None
+        self.steps: list[int] = []
+
+    def begin(self, step: int, optimizers: Sequence[Optimizer], *, detailed: bool) -> None:
+        """Begin to look at a step.
+
+        Args:
+            detailed: see each operation, and follow a sample of each update.
+        """
+        self.steps.append(step)
+        optimizers = [*map(_bare, optimizers)]
+        self._hook = register_optimizer_step_pre_hook(self._stepping)
+        if detailed:
+            self._before = {id(optimizer): _samples(optimizer) for optimizer in optimizers}
+            self._operations = _Products(self._seen)
+            self._operations.__enter__()  # type: ignore[no-untyped-call]
+
+    def accumulates(self, optimizers: Sequence[Optimizer]) -> None:
+        """Note what holds the gradients of earlier micro-batches; called before a further backward pass."""
+        held = [param.grad for param in self._parameters() if param.grad is not None]
+        stepped = [p.grad for one in optimizers for group in one.param_groups for p in group["params"]]
+        _count(self._seen.accumulated, held or [grad for grad in stepped if grad is not None])
+
+    def updating(self) -> None:
+        """Note that the last backward pass of the step has ended."""
+        if self._operations is not None:
+            self._operations.is_updating = True
+
+    def end(self, optimizers: Sequence[Optimizer]) -> None:
+        """Note what is held after the step."""
+        if self._operations is not None:
+            self._operations.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        self._hook.remove()
+        weights = list(self._parameters())
+        for optimizer in map(_bare, optimizers):
+            self._note_held(optimizer, weights)
+            self._note_update(optimizer)
+        self._operations = None
+        self._before, self._stepped = {}, {}
+
+    def _stepping(self, optimizer: Optimizer, *_: Any) -> None:
+        """Note the gradients that an optimizer gets."""
+        if self._operations is not None:
+            self._operations.is_idle = True
+        grads = []
+        for number, group in enumerate(optimizer.param_groups):
+            own = [param.grad for param in group["params"] if param.grad is not None]
+            _count(self._group(optimizer, number)["gradients"], own)
+            grads += [grad for grad in own if not grad.is_sparse and grad.numel()]
+        if id(optimizer) in self._before and grads:
+            largest = torch.stack([norm.float() for norm in torch._foreach_norm([*map(local, grads)], math.inf)])
+            is_good = largest.isfinite().all()  # else the step is skipped, here or on the device
+            params = [param for group in optimizer.param_groups for param in group["params"]]
+            self._stepped[id(optimizer)] = [(_sample(p).clone(), _moves(p.grad, is_good)) for p in params]
+        if self._operations is not None:
+            self._operations.is_idle = False
+
+    def _group(self, optimizer: Optimizer, number: int) -> dict[str, Counter[str]]:
+        if id(optimizer) not in self._order:
+            self._order.append(id(optimizer))
+        key = (self._order.index(id(optimizer)), number)
+        self._seen.names[key] = f"{type(optimizer).__name__} {number}"
+        return self._seen.groups.setdefault(key, defaultdict(Counter))
+
+    def _note_held(self, optimizer: Optimizer, weights: Sequence[Tensor]) -> None:
+        own = set(map(id, weights))
+        held_by_optimizers = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        free = [weight for weight in weights if id(weight) not in held_by_optimizers]
+        for number, group in enumerate(optimizer.param_groups):
+            counts = self._group(optimizer, number)
+            for param in group["params"]:
+                weight = param
+                if own and id(param) not in own:  # a master: its weight is the next one of its shape
+                    at = next((at for at, other in enumerate(free) if other.shape == param.shape), None)
+                    _count(counts["masters"], [param])
+                    weight = param if at is None else free.pop(at)
+                _count(counts["weights"], [weight])
+                state = optimizer.state.get(param, {})
+                self._seen.has_compensation |= COMPENSATION in state
+                _count(counts["state"], [one for name, one in _entries(state) if _is_state(name, one, param)])
+            key = (self._order.index(id(optimizer)), number)
+            self._seen.parameters[key] = sum(param.numel() for param in group["params"])
+
+    def _note_update(self, optimizer: Optimizer) -> None:
+        """Count, unread, which elements of the sample have a gradient, and which of them stayed what they were."""
+        stepped = self._stepped.get(id(optimizer), [])
+        held = _samples(optimizer) if stepped else []
+        for old, (given, moves), new in zip(self._before.get(id(optimizer), []), stepped, held, strict=False):
+            if moves is not None and moves.shape == old.shape:
+                before = old if old.dtype is new.dtype else given  # masters that were made in this step
+                self._seen.updates.append((moves.sum(), (before == new).logical_and_(moves).sum()))
+
+    def result(self, **facts: Any) -> Ledger:
+        """Return what was seen; reads the counts of updates from the device.
+
+        Args:
+            facts: further fields.
+        """
+        seen, lost = self._seen, None
+        if seen.updates:
+            device = seen.updates[0][0].device
+            rows = torch.stack([torch.stack(pair).to(device) for pair in seen.updates]).sum(dim=0).tolist()
+            lost = rows[1] / rows[0] if rows[0] else None
+        update = "nearest" if lost is not None else ""
+        if seen.has_compensation or seen.is_random:  # what rounding cuts off is not lost
+            update, lost = "kahan" if seen.has_compensation else "stochastic", None
+        main = max(seen.forward, key=lambda name: seen.forward[name], default="")
+        return Ledger(
+            steps=self.steps,
+            groups=[
+                GroupTypes(
+                    name=seen.names[key],
+                    parameters=seen.parameters.get(key, 0),
+                    **{part: _shares(counts[part]) for part in ("weights", "masters", "gradients", "state")},
+                )
+                for key, counts in sorted(seen.groups.items())
+            ],
+            accumulated=_shares(seen.accumulated),
+            forward=_shares(seen.forward),
+            backward=_shares(seen.backward),
+            elsewhere={name: sorted(found) for name, found in seen.products.items() if name != main},
+            reduced=_shares(seen.reduced),
+            update=update,
+            lost=lost,
+            **facts,
+        )
+
+
+class _Products(OperationMode):
+    """Counts multiply-adds by type and pass, what ranks reduce, and random numbers that an update draws."""
+
+    def __init__(self, seen: _Seen) -> None:
+        super().__init__()
+        self._seen = seen
+        self.is_updating = False
+
+    def see(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
+        space, _, name = func._schema.name.partition("::")
+        if self.is_updating:
+            self._seen.is_random |= name in RANDOM
+        if space == "c10d":
+            if "reduce" in name:
+                _count(self._seen.reduced, [one for one in tensors_in(args) if one.numel() > 1])
+            return
+        flops = None if self.is_updating else product_flops(func, args, kwargs, result)
+        if not flops:
+            return
+        dtype = narrowest([*tensors_in(args), *tensors_in(kwargs)])
+        if torch._C._current_autograd_node() is not None:
+            self._seen.backward[dtype] += flops
+        else:
+            self._seen.forward[dtype] += flops
+            self._seen.products[dtype].add(name)
+
+
+class LedgerKeeper:
+    """Looks at the steps of ampcompare's own loop.
+
+    Args:
+        models: that train, wrapped or not.
+        every: steps between two later looks.
+        sees_operations: False where a program is compiled, whose operations torch does not dispatch.
+    """
+
+    def __init__(self, models: Sequence[nn.Module], every: int, *, sees_operations: bool = True) -> None:
+        self._models = models
+        self._every = every
+        self._details = DETAILED if sees_operations else 0
+        self._step = 0
+        self._spent = 0.0
+        self._since = time.perf_counter()
+        self.look = StepLook(self._parameters)
+
+    def _parameters(self) -> list[Tensor]:
+        return [param for model in self._models for param in model.parameters() if param.requires_grad]
+
+    def watched(self, update: Callable[..., Any]) -> Callable[..., Any]:
+        """Return `update` of the loop with looks at some of its calls."""
+
+        def watched_update(
+            models: Sequence[nn.Module], optimizers: Sequence[Optimizer], precision: Precision, *arguments: Any
+        ) -> Any:
+            step, self._step = self._step, self._step + 1
+            if step >= DETAILED and (step % self._every or not self._has_time()):
+                return update(models, optimizers, precision, *arguments)
+            begin = time.perf_counter()
+            detailed = step < self._details
+            self.look.begin(step, optimizers, detailed=detailed)
+            self._spent += time.perf_counter() - begin
+            try:
+                return update(
+                    models, optimizers, _LookedAt(precision, self.look) if detailed else precision, *arguments
+                )
+            finally:
+                begin = time.perf_counter()
+                self.look.end(optimizers)
+                self._spent += time.perf_counter() - begin
+                if step < DETAILED:  # only later looks cost time that is measured
+                    self._spent, self._since = 0.0, time.perf_counter()
+
+        return watched_update
+
+    def _has_time(self) -> bool:
+        return self._spent <= MAX_SHARE * (time.perf_counter() - self._since)
+
+
+class _LookedAt(PrecisionWrapper):
+    """The precision of a step that is looked at."""
+
+    def __init__(self, inner: Precision, look: StepLook) -> None:
+        super().__init__(inner)
+        self._look = look
+        self._passes = 0
+
+    def backward(
+        self, loss: Tensor, optimizers: Sequence[Optimizer], *, loss_id: int = 0, delay_unscale: bool = False
+    ) -> None:
+        self._pass(loss, optimizers)
+        super().backward(loss, optimizers, loss_id=loss_id, delay_unscale=delay_unscale)
+
+    def scale_loss(
+        self, loss: Tensor, optimizers: Sequence[Optimizer], *, loss_id: int = 0, delay_unscale: bool = False
+    ) -> AbstractContextManager[Tensor]:
+        self._pass(loss, optimizers)
+        return super().scale_loss(loss, optimizers, loss_id=loss_id, delay_unscale=delay_unscale)
+
+    def _pass(self, loss: Tensor, optimizers: Sequence[Optimizer]) -> None:
+        if self._passes and loss.requires_grad:  # where the pass begins, an arm has collected what was there
+            loss.register_hook(lambda _: self._look.accumulates(optimizers))
+        self._passes += 1
+
+    def step(self, *optimizers: Optimizer) -> StepOutcome:
+        self._look.updating()
+        return super().step(*optimizers)
+
+
+def _bare(optimizer: Optimizer) -> Optimizer:
+    """Return the optimizer that a library has wrapped."""
+    while isinstance(inner := getattr(optimizer, "optimizer", None), Optimizer):
+        optimizer = inner
+    return optimizer
+
+
+def _count(counts: Counter[str], tensors: Iterable[Tensor]) -> None:
+    for tensor in tensors:
+        counts[type_name(tensor)] += tensor.numel()
+
+
+def _shares(counts: Counter[str]) -> Types:
+    total = sum(counts.values())
+    return {name: count / total for name, count in counts.most_common() if count}
+
+
+def _entries(state: Any) -> Iterable[tuple[str, Any]]:
+    return state.items() if isinstance(state, Mapping) else ()
+
+
+def _is_state(name: str, value: Any, param: Tensor) -> bool:
+    """Return whether an entry of a state is a statistic of the gradients, not a count of steps or a remainder."""
+    return (
+        isinstance(value, Tensor)
+        and name not in (COMPENSATION, "step")
+        and value.dtype is not torch.bool
+        and (value.numel() > 1 or value.shape == param.shape)
+    )
+
+
+def _sample(tensor: Tensor) -> Tensor:
+    return local(tensor.detach()).reshape(-1)[:SAMPLE]
+
+
+def _moves(grad: Tensor | None, is_good: Tensor) -> Tensor | None:
+    """Return where a weight should move; nowhere in a step that is skipped."""
+    return None if grad is None or grad.is_sparse else (_sample(grad) != 0).logical_and_(is_good.to(grad.device))
+
+
+def _samples(optimizer: Optimizer) -> list[Tensor]:
+    """Return copies of the first elements of what an optimizer steps."""
+    return [_sample(param).clone() for group in optimizer.param_groups for param in group["params"]]

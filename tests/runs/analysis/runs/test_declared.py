@@ -1,0 +1,122 @@
+"""An arm that did not run as it declares has no verdict; old records, which have no ledger, are judged as before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from ampcompare.backends.arm import Arm
+from ampcompare.runs.analysis.runs.declared import observed_text, roles_next_to
+from ampcompare.runs.analysis.summary import summarize
+from ampcompare.runs.records.comparison import Comparison
+from ampcompare.runs.records.ledger import GroupTypes, Ledger
+from ampcompare.runs.records.run import RunRecord
+from ampcompare.runs.report.ledger import ledger_table
+from ampcompare.runs.report.markdown import Markdown
+from ampcompare.runs.report.terminal import Terminal
+
+MakeRecord = Callable[..., RunRecord]
+WHY = "not as declared (state is fp32, bf16 was asked)"
+
+
+def ledger(products: str = "bf16", state: str = "fp32", weights: str = "fp32", **facts: Any) -> Ledger:
+    """Return what a training shows whose products are the only 16-bit part, changed as asked."""
+    group = GroupTypes(
+        name="SGD 0", parameters=10, weights={weights: 1.0}, gradients={weights: 1.0}, state={state: 1.0}
+    )
+    return Ledger(steps=[0, 1], groups=[group], forward={products: 1.0}, backward={products: 1.0}, **facts)
+
+
+def compared(make_record: MakeRecord, seen: dict[str, Ledger | None], reference: str = "fp32") -> Comparison:
+    records = [
+        make_record(arm, seed, top1=0.8 + 0.01 * seed).model_copy(update={"ledger": its})
+        for arm, its in seen.items()
+        for seed in range(3)
+    ]
+    return summarize(records, arms=list(seen), reference=reference)
+
+
+def test_no_verdict_on_an_arm_that_ran_as_another(make_record: MakeRecord) -> None:
+    """Each of its verdicts says what ran, and so do the headline and the table, in which it stands first."""
+    comparison = compared(make_record, {"fp32": ledger("fp32"), "native:bf16,state=bf16": ledger()})
+    row = comparison.arms[1]
+    assert {row.accuracy_verdict, row.time_verdict, row.loss_verdict} == {WHY}
+    assert f"No verdict on native:bf16,state=bf16: it is {WHY}." in comparison.headline
+    assert row.valid_time_ratio is None
+    table = ledger_table(comparison)
+    assert table is not None
+    assert table.texts[0][0] == "native:bf16,state=bf16"
+    assert "fp32 (bf16)" in table.texts[0]
+    assert "## Declared and observed" in Markdown().render(comparison)
+    assert "not as declared" in Terminal(100).render(comparison)
+
+
+def test_one_seed_that_ran_otherwise_is_enough(make_record: MakeRecord) -> None:
+    comparison = compared(make_record, {"fp32": ledger("fp32"), "native:bf16,state=bf16": ledger(state="bf16")})
+    assert "not as declared" not in comparison.arms[1].accuracy_verdict
+    records = [*comparison.records[:-1], comparison.records[-1].model_copy(update={"ledger": ledger()})]
+    again = summarize(records, arms=["fp32", "native:bf16,state=bf16"], reference="fp32")
+    assert again.arms[1].accuracy_verdict == WHY
+
+
+def test_nothing_is_compared_with_a_reference_that_ran_as_another(make_record: MakeRecord) -> None:
+    comparison = compared(
+        make_record, {"native:bf16,state=bf16": ledger(), "fp32": ledger("fp32")}, "native:bf16,state=bf16"
+    )
+    assert comparison.headline[0] == f"Nothing to compare: native:bf16,state=bf16 is {WHY}."
+    assert "the reference, is not as declared" in comparison.arms[1].accuracy_verdict
+
+
+def test_records_without_a_ledger_are_judged_as_before(make_record: MakeRecord) -> None:
+    comparison = compared(make_record, {"fp32": None, "native:bf16,state=bf16": None})
+    assert "not as declared" not in comparison.arms[1].accuracy_verdict
+    assert ledger_table(comparison) is None
+    assert "Declared" not in Markdown().render(comparison)
+
+
+@pytest.mark.parametrize(
+    ("arm", "seen", "differing"),
+    [
+        ("fp32", ledger("fp32"), []),
+        ("fp32", ledger("tf32"), []),  # torch's own setting of a GPU
+        ("fp32", ledger("fp64", "fp64", "fp64"), []),  # the model's own
+        ("fp32", ledger("bf16"), ["forward products", "backward products"]),
+        ("native:bf16", ledger(state="uint8"), []),  # an optimizer with a state of 8 bits
+        ("native:fp16", ledger("fp16"), ["loss scale"]),
+        ("native:fp16", ledger("fp16", loss_scale=1024.0), []),
+        ("apex:O4", ledger("bf16", loss_scale=1.0), []),
+        ("apex:O5", ledger("bf16", "bf16", "bf16"), ["masters", "gradients", "state"]),
+        ("half:bf16", ledger("bf16", "bf16", "bf16", reduced={"fp32": 1.0}), ["reduction"]),
+        ("half:bf16,keep_fp32=*", ledger("fp32"), []),
+        ("fp8:tensorwise", ledger("bf16"), ["forward products", "backward products"]),
+        ("fp8:tensorwise", ledger("fp32", emulated="fp8"), []),
+        ("half:bf16,kahan", ledger("bf16", "bf16", "bf16", update="nearest"), ["rounding", "gradients"]),
+        ("half:bf16", Ledger(), []),  # nothing was seen
+    ],
+)
+def test_which_parts_differ(arm: str, seen: Ledger, differing: list[str]) -> None:
+    """What a model, an optimizer or a device sets by itself is no difference; what the arm sets is."""
+    found = roles_next_to(Arm.parse(arm).roles, seen)
+    assert sorted(role.name for role in found if role.differs) == sorted(differing)
+    assert [role.differs for role in found] == sorted((role.differs for role in found), reverse=True)
+
+
+def test_without_a_declaration_only_what_was_seen_is_listed() -> None:
+    """A script as it is written has parts, and nothing to differ from."""
+    found = roles_next_to(None, ledger("bf16", by={"weights": "train.py:3"}))
+    assert [(role.name, role.observed, role.declared) for role in found[:2]] == [
+        ("weights", "fp32", ""),
+        ("forward products", "bf16", ""),
+    ]
+    assert found[0].remark == "train.py:3"
+
+
+@pytest.mark.parametrize(
+    ("types", "text"),
+    [({}, ""), ({"bf16": 1.0}, "bf16"), ({"fp32": 0.02, "bf16": 0.98}, "bf16 98 %, fp32 2 %"),
+     ({"bf16": 0.9999, "fp32": 0.0001}, "bf16 >99 %, fp32 <1 %")],
+)  # fmt: skip
+def test_shares_in_words(types: dict[str, float], text: str) -> None:
+    assert observed_text(types) == text

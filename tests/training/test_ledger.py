@@ -1,0 +1,168 @@
+"""The ledger of ampcompare's own loop: what ran is what each arm declares, in unchanged bits, and lies are seen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, AdamW, Optimizer
+
+from ampcompare.backends.arm import Arm
+from ampcompare.backends.catalog import BUILT_IN
+from ampcompare.runs.analysis.runs.declared import roles_next_to
+from ampcompare.runs.records.ledger import Ledger
+from ampcompare.training.ledger import LedgerKeeper
+from ampcompare.training.loop import update
+from ampcompare.training.parallel.replication import Single
+from ampcompare.training.precision.base import make_precision
+from ampcompare.training.precision.cpu_half import cpu_half
+from tests.covering import covering
+
+CPU = torch.device("cpu")
+ARMS = [
+    arm.text
+    for name, spec in BUILT_IN.items()
+    if name not in ("fsdp", "horovod", "accelerate", "fabric", "mmengine", "fp8")
+    for arm in spec.contract
+]
+OPTIMIZERS: dict[str, Callable[[Any], Optimizer]] = {
+    "sgd": lambda params: SGD(params, lr=0.05),
+    "momentum": lambda params: SGD(params, lr=0.05, momentum=0.9),
+    "adamw": lambda params: AdamW(params, lr=0.01, eps=1e-4),
+}
+
+
+def loss_of(models: list[nn.Module], batch: Tensor) -> Tensor:
+    loss: Tensor = models[0](batch).float().square().mean()
+    return loss
+
+
+def train(
+    arm: str, optimizer: str = "momentum", passes: int = 1, *, watched: bool = True, steps: int = 3, scale: float = 1.0
+) -> tuple[Ledger, list[Tensor]]:
+    """Train a small network; return what was seen, and the weights."""
+    torch.manual_seed(0)
+    model: nn.Module = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 2))
+    precision = make_precision(arm)
+    (model,), (made,) = precision.prepare([model], [OPTIMIZERS[optimizer](model.parameters())])
+    keeper = LedgerKeeper([model], 20)
+    make = keeper.watched(update) if watched else update
+    _, emulation = cpu_half("auto", precision.half_dtype, CPU)
+    scales: tuple[float, ...] = ()
+    with emulation:
+        for step in range(steps):
+            batches = [scale * torch.linspace(-1, 1, 24).reshape(6, 4) * (step + part + 1) for part in range(passes)]
+            _, _, outcome = make([model], [made], precision, Single(), loss_of, batches, None)
+            scales = outcome.loss_scales
+    ledger = keeper.look.result(loss_scale=scales[0] if scales else None)
+    return ledger, [param.detach().clone() for param in model.parameters()]
+
+
+def differences(arm: str, ledger: Ledger) -> list[str]:
+    return [role.difference for role in roles_next_to(Arm.parse(arm).roles, ledger) if role.differs]
+
+
+@covering({"arm": ARMS, "optimizer": list(OPTIMIZERS), "passes": [1, 2]})
+def test_what_runs_is_what_is_declared(arm: str, optimizer: str, passes: int) -> None:
+    """Every contract arm, with and without state of the optimizer, and with micro-batches."""
+    ledger, _ = train(arm, optimizer, passes)
+    assert differences(arm, ledger) == []
+    assert ledger.forward
+    assert ledger.backward
+    assert bool(ledger.accumulated) == (passes == 2)
+    assert bool(ledger.of_groups("state")) == (optimizer != "sgd")
+
+
+@pytest.mark.parametrize("arm", ARMS)
+def test_looking_changes_no_bit(arm: str) -> None:
+    for seen, plain in zip(train(arm)[1], train(arm, watched=False)[1], strict=True):
+        assert torch.equal(seen, plain)
+
+
+@pytest.mark.parametrize(
+    ("arm", "ran", "role", "text"),
+    [
+        ("native:bf16,state=bf16", "native:bf16", "state", "state is fp32, bf16 was asked"),
+        ("half:bf16,kahan", "half:bf16,state=bf16", "rounding", "rounding is nearest, kahan was asked"),
+        ("half:bf16,rounding=stochastic", "half:bf16,state=bf16", "rounding", "rounding is nearest, stochastic was"),
+        ("half:bf16,masters=fp32", "half:bf16", "masters", "masters are none, fp32 was asked"),
+        ("half:bf16", "half:bf16,masters=fp32", "masters", "masters are fp32, none was asked"),
+        ("half:bf16,state=bf16", "half:bf16", "gradients", "gradients are bf16, fp32 was asked"),
+        ("native:bf16", "fp32", "forward products", "products are fp32, bf16 was asked"),
+        ("fp32", "native:bf16", "forward products", "products are bf16, fp32 was asked"),
+        ("native:fp16", "native:bf16", "loss scale", "loss scale is none, dynamic was asked"),
+        ("fp32", "half:bf16", "weights", "weights are bf16, fp32 was asked"),
+        ("half:bf16,masters=fp32,grads=fp32", "half:bf16,masters=fp32", "accumulated gradients", "are bf16, fp32 was"),
+    ],
+)
+def test_an_arm_that_ran_as_another_is_seen(arm: str, ran: str, role: str, text: str) -> None:
+    """The part that differs is named, with both types."""
+    ledger, _ = train(ran, passes=2)
+    found = {part.name: part for part in roles_next_to(Arm.parse(arm).roles, ledger) if part.differs}
+    assert text in found[role].difference
+
+
+@pytest.mark.parametrize(
+    ("option", "base"),
+    [
+        ("state=bf16", "native:bf16"),
+        ("weights=bf16", "native:bf16"),
+        ("masters=fp32", "native:bf16,weights=bf16"),
+        ("kahan", "native:bf16,weights=bf16"),
+        ("rounding=stochastic", "native:bf16,weights=bf16"),
+        ("masters=fp32", "half:bf16"),
+        ("state=fp32", "half:bf16"),
+        ("kahan", "half:bf16"),
+        ("rounding=stochastic", "half:bf16"),
+        ("keep_fp32=0", "half:bf16"),
+        ("grads=fp32", "half:bf16,masters=fp32"),
+        ("masters=none", "apex:O2,loss_scale=8,engine=compat"),
+    ],
+)
+def test_an_option_changes_bits(option: str, base: str) -> None:
+    """No option is inert in the loop: with momentum and two micro-batches the weights differ after a few steps."""
+    changed = base + ("," if ":" in base else ":") + option
+    one, other = (train(arm, passes=2, steps=6)[1] for arm in (base, changed))
+    assert any(not torch.equal(first, second) for first, second in zip(one, other, strict=True))
+
+
+def test_updates_that_rounding_loses_are_counted() -> None:
+    """bf16 weights lose small updates, masters none; an overflow moves nothing, and is not a loss."""
+    assert train("fp32", scale=0.05)[0].lost == pytest.approx(0.0, abs=0.15)  # of biases before a batch norm
+    lost = train("half:bf16", "sgd", scale=0.05)[0].lost
+    assert lost is not None
+    assert lost > 0.3
+    assert train("half:bf16,masters=fp32", scale=0.05)[0].lost == pytest.approx(0.0, abs=0.15)
+    assert train("half:bf16,kahan")[0].lost is None
+    assert train("half:dynamic,init_scale=1e9", steps=2)[0].lost is None
+
+
+def test_products_elsewhere_are_named() -> None:
+    """A module that is kept in fp32 shows as products of another type."""
+    ledger, _ = train("native:bf16,keep_fp32=2")
+    assert 0.1 < ledger.forward["fp32"] < 0.5
+    assert list(ledger.elsewhere) == ["fp32"]
+
+
+def test_later_looks_take_little_time() -> None:
+    """After the first two steps one of twenty is looked at, without a mode, and none where looks have taken long."""
+    torch.manual_seed(0)
+    model = nn.Linear(4, 2)
+    precision = make_precision("fp32")
+    optimizer = SGD(model.parameters(), lr=0.1)
+    keeper = LedgerKeeper([model], 20)
+    make = keeper.watched(update)
+    for _ in range(19):
+        make([model], [optimizer], precision, Single(), loss_of, [torch.ones(2, 4)], None)
+    assert keeper.look.steps == [0, 1]
+    keeper._since -= 1000.0  # as if the steps had taken long
+    for _ in range(2):
+        make([model], [optimizer], precision, Single(), loss_of, [torch.ones(2, 4)], None)
+    assert keeper.look.steps == [0, 1, 20]
+    keeper._spent = 1e6
+    for _ in range(40):
+        make([model], [optimizer], precision, Single(), loss_of, [torch.ones(2, 4)], None)
+    assert keeper.look.steps == [0, 1, 20]
