@@ -87,12 +87,12 @@ class LiftedWeights:
 
 
 @torch.no_grad()
-def _widen(tensor: Tensor) -> None:
-    grad, tensor.grad = tensor.grad, None
-    tensor.data = tensor.data.float()
-    if getattr(tensor, "grad_dtype", None) in HALF:  # of torch 2.13
-        tensor.grad_dtype = torch.float32
-    tensor.grad = None if grad is None else grad.float()
+def _widen(param: Tensor) -> None:
+    grad, param.grad = param.grad, None
+    param.data = param.data.float()
+    if getattr(param, "grad_dtype", None) in HALF:  # of torch 2.13
+        param.grad_dtype = torch.float32
+    param.grad = None if grad is None else grad.float()
 
 
 def _modules() -> Iterable[nn.Module]:
