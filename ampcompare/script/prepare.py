@@ -17,6 +17,7 @@ from ampcompare.base.errors import AmpCompareError
 from ampcompare.base.files.loaded_code import watch_code
 from ampcompare.base.rank_marks import CELL_FOLDER, mark_output
 from ampcompare.script.arm_share import Acted
+from ampcompare.script.ledger import ScriptLedger
 from ampcompare.script.legacy import child_processes
 from ampcompare.script.legacy.execute import execute
 from ampcompare.script.legacy.prepare import Prepared, prepare_process
@@ -91,6 +92,7 @@ def prepare_script(settings: ExecSettings, *, child: str | None = None) -> Prepa
             base = Path(os.environ.get(CODE_FOLDER, "."))
             rows.recorder.before_close(watch_code(Path(cell), base, variables=child is None).end)
         if rows is not None:
+            ScriptLedger(rows, "" if arm.backend == "script" else str(arm), _emulated(half)).install()
             acted = Acted(rows.recorder, casts=_casts(arm))  # before the watch, which may end the script at a row
         if rows is not None and (settings.watch or settings.max_steps is not None):
             watch = Watch(rows.recorder, settings.max_steps, half)
@@ -105,6 +107,12 @@ def prepare_script(settings: ExecSettings, *, child: str | None = None) -> Prepa
         seed_all(settings.seed)
     child_processes.pass_on(dataclasses.asdict(settings), target=f"{__name__}:{prepare_child.__name__}")
     return prepared
+
+
+def _emulated(half: str | None) -> str:
+    """Return the type whose products are computed in a wider one; "" if there is none."""
+    name, _, how = (half or "").partition(" ")
+    return name if how == "emulated" else ""
 
 
 def _casts(arm: Arm) -> bool:

@@ -28,6 +28,7 @@ class Ledger(FrozenRecord):
 
     steps: list[Count] = Field([], description="updates that were looked at, counted from 0")
     groups: list[GroupTypes] = Field([])
+    frozen: Types = Field({}, description="of weights that no optimizer trains")
     accumulated: Types = Field({}, description="gradients of earlier micro-batches; empty if there is one")
     forward: Types = Field({}, description="multiply-adds of the forward pass, by the type of their operands")
     backward: Types = Field({}, description="multiply-adds of the backward pass")

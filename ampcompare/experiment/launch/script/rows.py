@@ -11,6 +11,7 @@ from typing import Any
 from ampcompare.base.files.read import parse_json
 from ampcompare.base.files.run_files import CellFile
 from ampcompare.runs.records.document import to_float
+from ampcompare.runs.records.ledger import Ledger
 from ampcompare.runs.records.run import ScriptFacts, StepRecord
 
 __all__ = ["ScriptRows", "error_of_children", "of_training_process", "read_rows", "training_children"]
@@ -27,6 +28,7 @@ class ScriptRows:
         notes: in what the arm departs from what the script asks for.
         scalars: values by name, with the function that logged them.
         setup: how 16-bit types are computed, and facts about the device.
+        ledger: in which types the training ran; None if no step was looked at.
         acted: on how many forward passes and steps the arm acted.
         rank: of the process and number of ranks, in a process group at the first step; None without one.
         ended: exit code and error; None if the process was killed.
@@ -41,6 +43,7 @@ class ScriptRows:
     files: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     setup: dict[str, Any] = field(default_factory=dict)
+    ledger: Ledger | None = None
     acted: dict[str, Any] = field(default_factory=dict)
     peak_bytes: int | None = None
     peak_reserved_bytes: int | None = None
@@ -99,6 +102,8 @@ def _add(rows: ScriptRows, row: dict[str, Any]) -> None:
         rows.notes.append(row["text"])
     elif kind == "setup":
         rows.setup = row
+    elif kind == "ledger":
+        rows.ledger = Ledger.model_validate({name: value for name, value in row.items() if name != "kind"})
     elif kind == "acted":
         rows.acted = row
     elif kind == "rank":

@@ -191,7 +191,19 @@ ROWS = {
     "step": _add_step,
     "end": _add_end,
     **dict.fromkeys(
-        ("setup", "weights", "batches", "metric", "memory", "files", "note", "rank", "plain_backward", "acted"),
+        (
+            "setup",
+            "weights",
+            "batches",
+            "metric",
+            "memory",
+            "files",
+            "note",
+            "rank",
+            "plain_backward",
+            "acted",
+            "ledger",
+        ),
         _leave_out,
     ),
 }
