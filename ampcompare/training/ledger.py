@@ -44,6 +44,7 @@ class _Seen:
     accumulated: Counter[str] = field(default_factory=Counter)
     forward: Counter[str] = field(default_factory=Counter)
     backward: Counter[str] = field(default_factory=Counter)
+    looks: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))  # by type of forward products
     products: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
     reduced: Counter[str] = field(default_factory=Counter)
     has_compensation: bool = False
@@ -68,6 +69,7 @@ class StepLook:
         self._stepped: dict[int, list[tuple[Tensor, Tensor, Tensor | None]]] = {}
         self._operations = _Products(self._seen)
         self._hooks: list[Any] = []
+        self._forward_before: Counter[str] = Counter()
         self._is_detailed = False
         self.steps: list[int] = []
 
@@ -83,6 +85,7 @@ class StepLook:
             register_optimizer_step_pre_hook(self._stepping),
             register_optimizer_step_post_hook(self._after_step),
         ]
+        self._forward_before = Counter(self._seen.forward)
         if detailed:
             self._before = {id(optimizer): _samples(optimizer) for optimizer in map(_bare, optimizers)}
 
@@ -100,6 +103,8 @@ class StepLook:
         """Note what is held after the step."""
         for hook in self._hooks:
             hook.remove()
+        for name in self._seen.forward - self._forward_before:
+            self._seen.looks[name].append(self.steps[-1])
         weights = list(self._parameters())
         for optimizer in map(_bare, optimizers):
             self._note_held(optimizer, [weight for weight in weights if weight.requires_grad])
@@ -207,6 +212,7 @@ class StepLook:
             frozen=_shares(seen.frozen),
             accumulated=_shares(seen.accumulated),
             forward=_shares(seen.forward),
+            forward_steps=dict(seen.looks),
             backward=_shares(seen.backward),
             elsewhere={name: sorted(found) for name, found in seen.products.items() if name != main},
             reduced=_shares(seen.reduced),

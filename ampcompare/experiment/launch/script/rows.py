@@ -29,7 +29,6 @@ class ScriptRows:
         scalars: values by name, with the function that logged them.
         setup: how 16-bit types are computed, and facts about the device.
         ledger: in which types the training ran; None if no step was looked at.
-        acted: on how many forward passes and steps the arm acted.
         rank: of the process and number of ranks, in a process group at the first step; None without one.
         ended: exit code and error; None if the process was killed.
     """
@@ -44,7 +43,6 @@ class ScriptRows:
     notes: list[str] = field(default_factory=list)
     setup: dict[str, Any] = field(default_factory=dict)
     ledger: Ledger | None = None
-    acted: dict[str, Any] = field(default_factory=dict)
     peak_bytes: int | None = None
     peak_reserved_bytes: int | None = None
     rank: tuple[int, int] | None = None
@@ -57,8 +55,6 @@ class ScriptRows:
             batches=self.batches,
             files=self.files,
             notes=self.notes,
-            without_arm=self.acted.get("without"),
-            optimizer_steps=self.acted.get("steps"),
         )
 
 
@@ -104,8 +100,6 @@ def _add(rows: ScriptRows, row: dict[str, Any]) -> None:
         rows.setup = row
     elif kind == "ledger":
         rows.ledger = Ledger.model_validate({name: value for name, value in row.items() if name != "kind"})
-    elif kind == "acted":
-        rows.acted = row
     elif kind == "rank":
         rows.rank = row["rank"], row["world_size"]
     elif kind == "end":
