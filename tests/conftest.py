@@ -121,7 +121,7 @@ def pytest_collection_finish() -> None:
 # Rooms whose tests are about processes, and the words of a file that starts one. Whatever they miss fails under --unit.
 PROCESS_ROOMS = (
     *("benchmarks", "cli", "distributed", "docker", "docs", "integrations"),
-    *("api/doctor", "experiment/launch", "script/legacy"),
+    *("api/doctor", "experiment/launch", "script/legacy", "training/checkpoint"),
 )
 # A unit test starts no process, trains a few steps at most, and simulates no experiments. These files start none, but
 # take half a second or more, and longer for each test than others do.
@@ -131,9 +131,9 @@ LONG = {
     "diagnosis": "diagnose holds observation ranges",
     "experiment": "claims/programs/double_step experiment follow journal reference_look run_order",
     "guards": "events mistakes no_false_alarms",
-    "runs/analysis": "answer/headline counts forest record_attacks same_work survivors tables/copies",
+    "runs/analysis": "answer/headline counts forest same_work survivors tables/copies",
     "runs/analysis/inference": "granularity pooled_effects sample_size verdict",
-    "runs/analysis/runs": "learning scores",
+    "runs/analysis/runs": "learning record_checks scores",
     "runs/analysis/evidence": "loss_tail samples step_time",
     "runs/records": "metric",
     "runs/report": "formats html/html metric_screens",
@@ -141,9 +141,8 @@ LONG = {
     "source": "migrate/read/neighbours migrate/rewrite",
     "tasks": "boxes dataloader detection imagefolder lm models",
     "training": "cuda_graph ema memory optimizers other_precisions rollback session skip_nonfinite without_float64",
-    "training/checkpoint": "convert/converted_training reader/budget real store/file",
     "training/precision": "actnn apex_steps base contract fabric fp8 keep_fp32 quantized",
-    "training/state": "check_checkpoint probe",
+    "training/state": "probe",
 }
 STARTS_PROCESSES = re.compile(r"\bsubprocess\b|\bmultiprocessing\b|\bos\.fork\b|\breplayed\b|\bfork(ed_\w+|ing)\b")
 STARTS = ("subprocess.Popen", "os.fork", "os.posix_spawn", "os.system")

@@ -9,7 +9,10 @@ from ampcompare.backends.spec import BackendSpec, ContractArm, Options
 
 __all__ = ["SPEC"]
 
-TF32_SCRIPT = ("torch.backends.cuda.matmul.allow_tf32 = True", "torch.backends.cudnn.allow_tf32 = True")
+TF32_SCRIPT = (
+    'torch.backends.cuda.matmul.fp32_precision = "tf32"  # before torch 2.9: allow_tf32 = True',
+    'torch.backends.cudnn.conv.fp32_precision = "tf32"  # before torch 2.9: torch.backends.cudnn.allow_tf32 = True',
+)
 
 
 def _roles(options: Options) -> Roles:

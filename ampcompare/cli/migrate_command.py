@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import time
 from pathlib import Path
@@ -88,7 +89,20 @@ def _migrate(paths: tuple[str, ...], target: str, *, write: bool) -> int:
         left += result.by_hand
         by_hand += bool(result.by_hand)
     _say(_sums(len(files), changed, left, by_hand, len(faults), write))
+    if left:
+        _say("what is left keeps running with `from ampcompare.apex import amp` in the place of `from apex import amp`")
+    elif changed and not write and not faults:
+        to = "" if target == "torch" else f" --to {target}"
+        _say(f"next, check that it trains the same: ampcompare migrate --verify{to} {_script(files)}")
     return ConfigError.exit_code if faults else int(left > 0)
+
+
+def _script(files: list[Path]) -> str:
+    """Return the file to start, with room for its arguments; a name to replace where none is known."""
+    from ampcompare.source.migrate.project import is_script
+
+    script = shlex.quote(str(files[0])) if len(files) == 1 and is_script(files[0]) else "SCRIPT.py"
+    return f"{script} -- ARGS"
 
 
 def _sums(files: int, changed: int, left: int, by_hand: int, faults: int, write: bool) -> str:

@@ -23,6 +23,7 @@ from ampcompare.cli.help import (
     OUTPUT,
     PROCESSES,
     SCHEDULE,
+    SCRIPT,
     SETTINGS,
     OptionOf,
     add_options,
@@ -117,6 +118,7 @@ RECIPE_OPTIONS: tuple[tuple[str, str, str], ...] = (  # flags, the path of the s
     ("--launcher", "launcher", PROCESSES),
     ("--dist-backend", "parallel.backend", PROCESSES),
     ("--stall-timeout", "stall_timeout", PROCESSES),
+    ("--allow-writes", "allow_writes", SCRIPT),
     ("--on-nan", "on_nan", DIVERGENCE),
     ("--rollback-every", "rollback_every", DIVERGENCE),
     ("--max-rollbacks", "max_rollbacks", DIVERGENCE),
@@ -157,7 +159,13 @@ TEXTS: dict[str, Name | Place] = {  # settings that are free text, with the name
     "recipe.data.dir": FOLDER,
     "saving.resume": CHECKPOINT,
 }
-METAVARS = {"stall_timeout": "SECONDS", "eval_precision": "PRECISIONS", int: "N", float: "NUMBER"}
+METAVARS: dict[str | type, str] = {
+    "stall_timeout": "SECONDS",
+    "eval_precision": "PRECISIONS",
+    "allow_writes": "PATH",
+    int: "N",
+    float: "NUMBER",
+}
 FOREVER = "forever"
 OUTPUT_DTYPE = Choice(("fp32", "fp16", "bf16"), {"float32": "fp32", "float": "fp32", **HALF.others})
 ARM_OPTIONS: dict[str, dict[str, Any]] = {  # of an arm, in the order of the help

@@ -24,7 +24,9 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 OTHER_PARAMETERS = {"guards": "guards", "processes": "processes", "seed": "recipe.seed", "arm_text": "arm"}
 DERIVED = {"processes": "number of requested processes", "arm_text": "flags of the arm"}
 # Settings of cells that hold for a script too; what the others say, the script decides.
-KEPT = frozenset({"device", "warmup_steps", "recipe.max_steps", "nan_patience", "threads", "stall_timeout"})
+KEPT = frozenset(
+    {"device", "warmup_steps", "recipe.max_steps", "nan_patience", "threads", "stall_timeout", "allow_writes"}
+)
 OWN = ("metric", "list_metrics", "seed_arg", "compat_torch", "mask")
 NOT_FOR_SCRIPTS = (
     *("sweep", "timing_rounds", "verify_resume", "recipe_name", "size", "config_file", "overrides", "model_args"),

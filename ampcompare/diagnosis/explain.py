@@ -112,7 +112,7 @@ def explanation_document(explanation: Explanation) -> Document:
         Section("differs", [Items(parts.differs, differs)] if parts.differs else []),
         Section("script", _script("In a script", parts.script)),
         Section("twin's script", _script(f"The same as {parts.twin}", parts.twin_script)),
-        Section("compare", _script("Compare them", [_comparison(arm, parts.twin)])),
+        Section("compare", _script("Compare them", _comparisons(arm, parts.twin))),
     ]
     subtitle = [f"Native equivalent: {parts.twin or 'none'}", parts.twin_is]
     return Document("explanation", sections, explanation.data(), arm, f"{arm}: {parts.summary}", subtitle)
@@ -122,12 +122,16 @@ def _script(title: str, lines: Sequence[str]) -> list[Block]:
     return [Code("\n".join(lines), title)] if lines else []
 
 
-def _comparison(arm: str, twin: str | None) -> str:
+def _comparisons(arm: str, twin: str | None) -> list[str]:
+    """Return commands that compare an arm with its twin, on the bundled digits and in a script of the user."""
     compared = [arm, *([twin] if twin else [])]
     if "fp32" not in compared:
         compared.insert(0, "fp32")
     words = " ".join(f"--arm {shlex.quote(one)}" for one in compared)
-    return f"ampcompare compare {words} --seeds 0-2"
+    own = (
+        [] if twin is None else [f"ampcompare compare --reference {shlex.quote(arm)} --arm {twin} -- YOUR_SCRIPT ARGS"]
+    )
+    return [f"ampcompare compare {words} --seeds 0-2", *own]
 
 
 def _memory(held: BytesPerParameter) -> str:
@@ -160,7 +164,8 @@ def observe_in_child(config: RunConfig) -> dict[str, Any]:
     recipe = config.recipe
     changes = {"batch_size": min(recipe.batch_size, MAX_SAMPLES), "grad_accum_steps": 1}
     small = config.model_copy(update={"recipe": recipe.model_copy(update=changes)})
-    answer = call_in_child(PROGRAM, "observe", seconds=TIME_LIMIT, options={"config": small.model_dump(mode="json")})
+    options = {"config": small.model_dump(mode="json")}
+    answer = call_in_child(PROGRAM, "observe", seconds=TIME_LIMIT, options=options, shared=config.writable_paths())
     if not answer.done:
         raise LaunchError(f"{config.arm} cannot be observed on {recipe.model.arch}: {answer.failure}")
     if "error" in answer.value:

@@ -107,6 +107,7 @@ def diagnose_in_child(options: DiagnoseOptions, *, environment: Mapping[str, str
         PROGRAM,
         seconds=TIME_LIMIT,
         environment=environment,
+        shared=options.config.writable_paths(),
         options={
             "config": options.config.model_dump(mode="json"),
             "steps": options.steps,

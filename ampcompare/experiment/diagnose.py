@@ -22,7 +22,7 @@ from ampcompare.base.formatting import printable
 from ampcompare.base.processes.start import start_command
 from ampcompare.diagnosis.cures import Tested, verdict_of, with_cure
 from ampcompare.diagnosis.options import DiagnoseOptions, Request, diagnose_in_child
-from ampcompare.experiment.launch.cell_files import log_tail
+from ampcompare.experiment.launch.cell_files import log_tail, sandboxed_cell
 from ampcompare.experiment.launch.places import find_places
 from ampcompare.experiment.launch.script.rows import read_rows
 from ampcompare.experiment.launch.script.supervise import end_family
@@ -231,13 +231,13 @@ def run_examined(config: RunConfig, folder: Path, kind: str, environment: Mappin
     }
     start += ["-m", "ampcompare.script.examination", kind, str(folder / "request.json")]
     command = start_command("ampcompare.experiment.launch.script.supervise", *start)
-    with (folder / CellFile.LOG).open("wb") as log:
+    with sandboxed_cell(config, folder) as sandbox, (folder / CellFile.LOG).open("wb") as log:
         process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,  # held open: the run ends with this process
             stdout=log,
             stderr=subprocess.STDOUT,
-            env={**threads, **os.environ, **(environment or {}), **own},
+            env={**threads, **os.environ, **(environment or {}), **own, **sandbox.environment},
             start_new_session=True,
         )
         try:

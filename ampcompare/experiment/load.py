@@ -7,7 +7,6 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from math import isclose
 from pathlib import Path
 from typing import Any
 
@@ -20,19 +19,17 @@ from ampcompare.base.files.run_files import RunFile
 from ampcompare.diagnosis.profiling.reasons import deciding
 from ampcompare.experiment.journal import NO_PLAN, Journal
 from ampcompare.experiment.run_directory import RunDirectory, StoredPlan, labeled, row_of
-from ampcompare.runs.analysis.answer.headline import CORRECTED, headline
+from ampcompare.runs.analysis.answer.headline import headline
 from ampcompare.runs.analysis.answer.next_step import next_steps
-from ampcompare.runs.analysis.answer.phrases import Quality
 from ampcompare.runs.analysis.inference.criteria import criteria_of
 from ampcompare.runs.analysis.inference.effect import ERROR_RATE
 from ampcompare.runs.analysis.inference.looks import Design, changes_sentence, error_rate_of_next
 from ampcompare.runs.analysis.runs.comparability import changed_settings, settings
-from ampcompare.runs.analysis.runs.record_checks import contradiction, implausible, read_checked
+from ampcompare.runs.analysis.runs.record_checks import of_another_cell, read_checked
 from ampcompare.runs.analysis.summary import summarize
 from ampcompare.runs.records.comparison import Comparison, Look, read_comparison
 from ampcompare.runs.records.profile import Profile
 from ampcompare.runs.records.run import RunRecord
-from ampcompare.runs.settings.config import settings_digest
 from ampcompare.runs.settings.validation import validated
 
 __all__ = ["reload_comparison", "reload_experiments", "with_profile"]
@@ -161,21 +158,26 @@ def _is_value(text: str, value: object) -> bool:
 
 
 def _checked_report(path: Path, raw: Mapping[str, Any], comparison: Comparison, reference: str | None) -> Comparison:
-    """Return a stored comparison unchanged, or summarized again if records have a fault or give other verdicts."""
+    """Return a stored comparison unchanged, or summarized again without records of other cells or by another arm."""
     chosen = _chosen_reference(reference or comparison.reference, [row.arm for row in comparison.arms])
     if not comparison.records:
         if chosen != comparison.reference:
             raise RecordError(f"{path} holds no runs, only their summary against {comparison.reference}")
         return comparison
-    faults = [_fault_in_report(*pair) for pair in zip(raw["records"], comparison.records, strict=True)]
+    faults = [
+        "" if record.host is None else of_another_cell(stored, record)  # old records have neither
+        for stored, record in zip(raw["records"], comparison.records, strict=True)
+    ]
     excluded = [
         f"{path}: {record.arm}, seed {record.config.recipe.seed}: {fault}"
         for record, fault in zip(comparison.records, faults, strict=True)
         if fault
     ]
     look = next((look for look in comparison.looks if look.number == comparison.look), None)
+    if not excluded and chosen == comparison.reference:
+        return _with_headline(comparison, look)
     terms = criteria_of(comparison)
-    again = summarize(
+    return summarize(
         [record for record, fault in zip(comparison.records, faults, strict=True) if not fault],
         arms=[row.arm for row in comparison.arms],
         reference=chosen,
@@ -190,14 +192,6 @@ def _checked_report(path: Path, raw: Mapping[str, Any], comparison: Comparison, 
         published=comparison.published,
         excluded=excluded,
     )
-    if chosen != comparison.reference:
-        return again
-    # Reports of earlier versions follow other rules, and have no margin rule.
-    differs = _first_difference(comparison, again) if comparison.margin_rule else ""
-    if not excluded and not differs:
-        return _with_headline(comparison, look)
-    said = [f"{path} says {differs}; {CORRECTED}"] if differs and not excluded else []
-    return again.model_copy(update={"headline": [*said, *again.headline]})
 
 
 def _with_headline(comparison: Comparison, look: Look | None) -> Comparison:
@@ -209,39 +203,10 @@ def _with_headline(comparison: Comparison, look: Look | None) -> Comparison:
     )
 
 
-def _fault_in_report(raw: Mapping[str, Any], record: RunRecord) -> str:
-    fault = implausible(record) or contradiction(record)
-    if not fault and record.host is not None and record.cell != (own := settings_digest(raw["config"])):
-        return f"it calls itself cell {record.cell}, but its settings are those of cell {own}"
-    return fault
-
-
 def _design_of_report(comparison: Comparison, look: Look | None) -> Design:
     rate = min(comparison.error_rate, ERROR_RATE) if look is None else look.error_rate
     pilot = frozenset(look.pilot if look is not None else [])
     return Design(rate, rate, pilot, look=comparison.look, looks=tuple(comparison.looks))
-
-
-def _first_difference(stored: Comparison, again: Comparison) -> str:
-    """Return in what a report contradicts its records: its terms, a verdict's first words, a mean, the advice."""
-    for what, name, factor in (("an error rate", "error_rate", 100), ("a margin", "margin", 1)):
-        one, other = getattr(stored, name), getattr(again, name)
-        if not isclose(one, other, rel_tol=1e-6):
-            return f"{what} of {factor * one:g}, not {factor * other:g}"
-    for row, other in zip(stored.arms, again.arms, strict=True):
-        for name in ("accuracy_verdict", "time_verdict", "loss_verdict"):
-            one_word, other_word = (getattr(each, name).partition(" (")[0] for each in (row, other))
-            if one_word != other_word:
-                return f"that {row.arm} is {one_word or 'without a verdict'}, not {other_word or 'without one'}"
-        mean, own = row.metric_difference, other.metric_difference
-        if mean is not None and own is not None and not isclose(mean, own, abs_tol=1e-9):
-            quality = Quality(again.metric)
-            return f"that {row.arm} differs by {quality.with_unit(mean)}, not {quality.signed(own)}"
-    advice, own_advice = (
-        {line.partition(":")[0] for line in each.headline if line.startswith("Use ")} for each in (stored, again)
-    )
-    extra = advice - own_advice
-    return f'"{min(extra)}", which does not follow' if extra else ""
 
 
 def _read_plan(run: RunDirectory) -> StoredPlan | None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from ampcompare.base.environment.fingerprint import fingerprint
 from ampcompare.base.errors import ConfigError, Ended
 from ampcompare.base.files.loaded_code import CODE, DIGITS, SETTINGS, Names, changed_code, differing
-from ampcompare.base.files.run_files import CellFile, RunFile
+from ampcompare.base.files.run_files import RunFile
 from ampcompare.base.files.write import write_atomically
 from ampcompare.experiment.journal import Journal
 from ampcompare.experiment.launch.base import Launcher, Progress
@@ -153,10 +153,7 @@ class RunningPlan:
         plan = run.in_recorded_order(plan)
         looks = tuple(run.looks())
         self._known: Sequence[Reuse] = [Reuse(None, "")] * len(plan.cells)
-        if force:  # what other cells wrote before does not count
-            for cell in plan.cells:
-                (run.cell(cell) / CellFile.OPENED).unlink(missing_ok=True)
-        else:
+        if not force:
             # Timing rounds are made by this launcher, with cells that it has trained.
             others = set() if plan.timing_rounds else run.cell_names() - {cell.digest() for cell in plan.cells}
             cells, self._known = zip(*(run.trained_by_any_launcher(cell, others) for cell in plan.cells), strict=True)

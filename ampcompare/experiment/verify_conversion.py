@@ -113,7 +113,7 @@ def _continue(config: RunConfig, checkpoint: Path, arm: str, steps: int, trust: 
         "steps": steps,
         "trust": trust,
     }
-    answer = call_in_child(PROGRAM, seconds=TIME_LIMIT, options=options)
+    answer = call_in_child(PROGRAM, seconds=TIME_LIMIT, options=options, shared=settings.writable_paths())
     if not answer.done:
         raise LaunchError(f"training from {checkpoint} as {arm} failed: {answer.failure}")
     if "error" in answer.value:

@@ -30,6 +30,7 @@ from ampcompare.base.errors import PreparationError, ScalingError
 from ampcompare.guards.events import GRADIENT_READS
 from ampcompare.guards.location import here
 from ampcompare.script.legacy.record.recorder import Rows, value_of
+from ampcompare.script.shown_gradients import ShownGradients
 from ampcompare.training.precision.base import Precision, StepOutcome, owned_params
 
 __all__ = ["Given", "ScriptAmp"]
@@ -77,7 +78,7 @@ def _leaves_of(losses: Sequence[Tensor]) -> frozenset[int]:
 class _Session:
     """Optimizers of one `initialize` with the precision that prepared them.
 
-    An arm that neither scales nor keeps master weights has no stages: each call goes straight to the precision.
+    An arm that neither scales nor steps copies of weights has no stages: each call goes straight to the precision.
 
     Attributes:
         scale: the present loss scale, or what returns it, which may wait for the device; None if none.
@@ -101,10 +102,11 @@ class _Session:
         self._readers: dict[int, int] = {}  # optimizers by the id of a parameter, once one of them is asked for
         self._plain: set[int] = set()  # optimizers that a plain backward pass may have reached since their last step
         self._stepped: list[Any] = []  # while others wait, and the scale has not moved
+        self._shown = ShownGradients()
 
     @property
     def _staged(self) -> bool:
-        return self._scales or self._has_masters
+        return self._scales or self.precision.steps_copies
 
     def begin(self, optimizers: Sequence[Any]) -> None:
         """Note that a `scale_loss` block begins.
@@ -152,7 +154,7 @@ class _Session:
         for optimizer in waiting:
             if reached.isdisjoint(self._own[id(optimizer)]):
                 continue
-            if self._has_masters or self._stages[id(optimizer)] is _Stage.DELAYED:
+            if self.precision.steps_copies or self._stages[id(optimizer)] is _Stage.DELAYED:
                 raise ScalingError(
                     here(
                         "loss.backward() without scale_loss adds to scaled gradients of an earlier block: put this "
@@ -175,6 +177,11 @@ class _Session:
         self._readers.clear()
         GRADIENT_READS.want(self.unscale_for, _Stage.SCALED in self._stages.values())
 
+    def end_watch(self) -> None:
+        """Let reads of gradients be torch's own."""
+        GRADIENT_READS.want(self.unscale_for, False)
+        self._shown.end()
+
     def unscale_for(self, param: Tensor) -> None:
         """Unscale the gradients of the optimizer that owns `param`, if they are still scaled."""
         if not self._readers:
@@ -191,6 +198,8 @@ class _Session:
             return owned_params(optimizer)
         with GRADIENT_READS.paused():
             params = self.precision.unscale(optimizer)
+            if not self._has_masters:  # but copies, if any, in which the weights that the script reads have gradients
+                self._shown.show(self.precision.masters(optimizer))
         self._stages[id(optimizer)] = _Stage.UNSCALED
         self._watch()
         return params
@@ -217,11 +226,11 @@ class _Session:
             return self._step_staged(optimizer)
 
     def _step_unscaled(self, optimizer: Any, plain: Callable[[], Any]) -> None:
-        if self._has_masters:
+        if self.precision.steps_copies:
             raise ScalingError(
                 here(
                     f"optimizer.step without a scale_loss block since the last step; under {self._name} the gradients "
-                    "reach the master weights through one. Put backward into `with amp.scale_loss(...)`"
+                    "reach the fp32 copies of weights through one. Put backward into `with amp.scale_loss(...)`"
                 )
             )
         plain()
@@ -261,6 +270,7 @@ class _Session:
     def cleared(self, optimizer: Any) -> None:
         """Note that the gradients of an optimizer were cleared, and clear those of the model under master weights."""
         self._plain.discard(id(optimizer))
+        self._shown.hide(self._own[id(optimizer)].values())
         if self._has_masters:
             for param in self._own[id(optimizer)].values():
                 param.grad = None
@@ -519,7 +529,7 @@ class ScriptAmp:
         """Switch casts off, and drop the precisions: the next `initialize` starts from scratch."""
         self._casting.end()
         for session in self._sessions:
-            GRADIENT_READS.want(session.unscale_for, False)
+            session.end_watch()
         self._sessions.clear()
 
     def _half_now(self) -> torch.dtype | None:

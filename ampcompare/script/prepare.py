@@ -89,7 +89,7 @@ def prepare_script(settings: ExecSettings, *, child: str | None = None) -> Prepa
         if rows is not None and settings.watch and (cell := os.environ.get(CELL_FOLDER)):
             # Of the environment: a process that the script starts may have another working directory.
             base = Path(os.environ.get(CODE_FOLDER, "."))
-            rows.recorder.before_close(watch_code(Path(cell), base, variables=child is None).end)
+            rows.recorder.before_close(watch_code(Path(cell), base).end)
         if rows is not None:
             # Before the watch, which may end the script at a row.
             ScriptLedger(rows, "" if arm.backend == "script" else str(arm), _emulated(half)).install()

@@ -27,6 +27,7 @@ from ampcompare.script.legacy.prepare import override_opt_level
 from ampcompare.script.legacy.record.recorder import Rows, value_of
 from ampcompare.script.torch_amp.autocast_and_scaler import TorchAmp, TorchNames
 from ampcompare.script.torch_amp.o1 import O1BehindTorch
+from ampcompare.script.torch_amp.parallel_wrappers import reduce_wrappers_in
 from ampcompare.script.torch_amp.plain_script import PlainScript
 from ampcompare.script.torch_amp.whole_model import WholeModel
 from ampcompare.script.trainers import Trainers
@@ -99,6 +100,10 @@ class StandIn:
             self._stand_behind_levels(engine, rows)
         else:
             self._stand_behind_amp(rows)
+        if arm.options.get("tf32"):
+            make_precision(arm, device="cpu" if for_cuda or not torch.cuda.is_available() else "cuda").prepare([], [])
+        if (reduce := arm.options.get("reduce")) is not None:
+            reduce_wrappers_in(getattr(torch, reduce), str(arm), self._events)
         self.torch_amp.install(self._events)
         plain = PlainScript(arm, self.torch_amp, for_cuda=for_cuda, rows=rows)
         plain.install(self._events)
@@ -117,6 +122,8 @@ class StandIn:
         options.pop("engine", None)
         options.pop("keep_fp32", None)
         level = options.pop("opt_level")
+        if "cast_model_outputs" in options:
+            options["cast_model_outputs"] = getattr(torch, options["cast_model_outputs"])
         frontend: Any = importlib.import_module("apex.amp.frontend")
         self._events.wrap(frontend, "_initialize", self._initialize)
         override_opt_level(level, self._events, quiet=True, options=options)
@@ -130,7 +137,7 @@ class StandIn:
     def _stand_behind_amp(self, rows: Rows | None) -> None:
         arm = self.arm
         self.amp = ScriptAmp(str(arm), self._make_precision, rows, self._given)
-        kind = WholeModel if arm.backend == "half" else TorchAmp
+        kind = WholeModel if arm.backend == "half" or arm.options.get("weights") == "bfloat16" else TorchAmp
         self.torch_amp = kind(arm, rows, self._given, self._initialized)
         functions = self.amp.functions()
         for name in ("", ".frontend", ".handle", ".amp", "._amp_state"):

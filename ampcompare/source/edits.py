@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from ampcompare.source.module import Module
 
-__all__ = ["Edit", "Edits", "apply_edits"]
+__all__ = ["Edit", "Edits", "apply_edits", "on_own_lines"]
 
 
 @dataclass(frozen=True, order=True)
@@ -41,10 +41,15 @@ class _Line:
 
 
 class Edits:
-    """A set of edits; later ones inside the span of an earlier replacement are lost, those around it win."""
+    """A set of edits; later ones inside the span of an earlier replacement are lost, those around it win.
+
+    Attributes:
+        shared: statements that share their lines with others and get lines of their own around them, as far as `;` can.
+    """
 
     def __init__(self, module: Module) -> None:
         self.module = module
+        self.shared: set[ast.stmt] = set()
         self._lines: dict[int, _Line] = {}
         self._spans: dict[tuple[int, int], str | list[str]] = {}
         self._removed: set[ast.stmt] = set()
@@ -68,6 +73,7 @@ class Edits:
     def replace_statement(self, statement: ast.stmt, lines: list[str]) -> None:
         """Replace a statement by others, which are given without the indentation of the block."""
         if lines and not self.module.is_alone(statement):
+            self.shared.add(statement)
             self._spans[self.module.span(statement)] = "; ".join(lines)
         elif lines:
             self._spans[self.module.span(statement)] = list(lines)
@@ -77,6 +83,8 @@ class Edits:
     def remove(self, statement: ast.stmt) -> None:
         """Remove a statement; a block that it leaves empty gets a `pass`, or goes with it."""
         self._removed.add(statement)
+        if not self.module.is_alone(statement):
+            self.shared.add(statement)
 
     def is_removed(self, statement: ast.stmt) -> bool:
         """Return whether a statement goes."""
@@ -92,6 +100,7 @@ class Edits:
         while self.module.text.startswith("elif", self.module.span(statement)[0]):
             statement = self.module.parent(statement)  # type: ignore[assignment]
         if not self.module.begins_line(statement):
+            self.shared.add(statement)
             start, _ = self.module.span(statement)
             self._spans[(start, start)] = "".join(f"{line}; " for line in lines)
             return
@@ -102,6 +111,7 @@ class Edits:
         """Put statements below another."""
         end = statement.end_lineno or statement.lineno
         if not self.module.is_alone(statement):
+            self.shared.add(statement)
             _, stop = self.module.span(statement)
             self._spans[(stop, stop)] = "".join(f"; {line}" for line in lines)
             return
@@ -119,6 +129,7 @@ class Edits:
         """Put statements of one block below a header such as `with ...:`."""
         begin, end = self.module.first_line(first), last.end_lineno or last.lineno
         if not self.module.is_alone(first) or not self.module.is_alone(last):
+            self.shared |= {each for each in (first, last) if not self.module.is_alone(each)}
             start, _ = self.module.span(first)
             self._spans[(start, start)] = f"{header} " if self.module.begins_line(first) or first is last else ""
             return
@@ -276,6 +287,29 @@ class Edits:
             indent = module.indent(statement)
             text = "".join(f"{content and indent + content}{module.newline}" for _, _, content in moved.before)
             self._spans[(module.starts[first - 1], stop)] = text
+
+
+def on_own_lines(module: Module, statements: Iterable[ast.stmt]) -> str:
+    """Return the text of a module with statements, and those that share a line with them, on lines of their own."""
+    edits: dict[Edit, None] = {}
+    for statement in statements:
+        block = module.block(statement)
+        lines = {statement.lineno, statement.end_lineno}
+        near = [each for each in block if {each.lineno, each.end_lineno} & lines]
+        first = block[0]
+        indent = module.indent(first)
+        if not module.begins_line(first):  # it stands behind the head of its block
+            indent = module.indent(module.parent(first)) + module.unit
+        for each in near:
+            start = module.start(each)
+            if not module.begins_line(each):
+                begin = len(module.text[:start].rstrip(" \t;"))
+                edits[Edit(begin, start, module.newline + indent)] = None
+        stop = module.end(near[-1])
+        tail = module.text[stop : module.line_start((near[-1].end_lineno or 0) + 1)]
+        if near[-1] is block[-1] or tail.strip(" \t\r\n") == ";":
+            edits[Edit(stop, stop + len(tail) - len(tail.lstrip(" \t;")), "")] = None
+    return apply_edits(module.text, [tuple(edits)])[0]
 
 
 def apply_edits(text: str, groups: Iterable[tuple[Edit, ...]]) -> tuple[str, list[tuple[Edit, ...]]]:

@@ -19,6 +19,7 @@ def torch_build() -> dict[str, Any]:
     """Import torch and return versions, abilities and switches; None for what this torch lacks."""
     torch = importlib.import_module("torch")
     bf16 = importlib.import_module("ampcompare.training.precision.cpu_half")
+    tf32 = importlib.import_module("ampcompare.base.tensors.tf32")
 
     def ask_torch(question: Callable[[], Any]) -> Any:
         try:
@@ -41,8 +42,8 @@ def torch_build() -> dict[str, Any]:
         "nccl": ask_torch(lambda: bool(torch.distributed.is_nccl_available())),
         "gloo": ask_torch(lambda: bool(torch.distributed.is_gloo_available())),
         "mpi": ask_torch(lambda: bool(torch.distributed.is_mpi_available())),
-        "tf32_products": ask_torch(lambda: bool(torch.backends.cuda.matmul.allow_tf32)),
-        "tf32_convolutions": ask_torch(lambda: bool(torch.backends.cudnn.allow_tf32)),
+        "tf32_products": ask_torch(lambda: tf32.Tf32.read().products == "tf32"),
+        "tf32_convolutions": ask_torch(lambda: tf32.Tf32.read().convolutions == "tf32"),
     }
 
 

@@ -1,9 +1,10 @@
 """What a run loads from the user's side: files of code and data with their contents, variables, packages' versions.
 
 A process that runs such code appends a line for each file to a list in the folder of its cell, at the moment when it
-loads it, so that processes that it has started, forked or not, add theirs, and none is lost where one is killed. Files
-of Python, of installed packages, of the system, of caches and of ampcompare do not count; for packages their versions
-do. So do variables of the environment that a file of the user asks for by name, as `$NAME`, without their values.
+opens it, so that processes that it has started, forked or not, add theirs, and none is lost where one is killed. At its
+end it adds the modules that it has. Files of Python, of installed packages, of the system, of caches and of ampcompare
+do not count; for packages their versions do. So do variables of the environment that a file of the user names where it
+asks for them, as `$NAME`, without their values.
 
 A file has a name that does not change when its project is copied elsewhere: its path below the folder of the script,
 or below the entry of the search path where it was found; else it starts with `..`, or is a full path.
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import importlib.util
 import json
 import os
 import re
@@ -25,11 +27,10 @@ import sys
 import sysconfig
 import tempfile
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
-from types import CodeType, FrameType
 from typing import Any, TypeAlias
 
 from ampcompare.base.environment.packages import installed_version
@@ -46,7 +47,6 @@ __all__ = [
     "digest_of",
     "distributions_of",
     "end_watch",
-    "on_file_events",
     "read_loaded",
     "watch_code",
 ]
@@ -58,7 +58,6 @@ CODE = (
 SETTINGS = (".yaml", ".yml", ".toml", ".ini", ".cfg", ".gin", ".jsonnet", ".libsonnet")
 DIGITS = 16
 MAX_DATA = 1000  # files of data that a process notes
-MAX_GENERATED = 2000
 MIN_REMEMBERED_BYTES = 2**14  # a smaller file is read again faster than it is looked up
 MAX_WHOLE_BYTES = 2**28  # of a larger file, blocks of it are read
 BLOCK_BYTES = 2**20
@@ -82,8 +81,11 @@ PYTHON = tuple(
 )
 INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 LATE_PACKAGES = ("numpy", "torchvision")  # torch or ampcompare may have loaded them before a script does
-ASKING = ("get", "__contains__", "getenv", "setdefault", "pop")
-EVENTS = frozenset({"exec", "open", "os.rename", "subprocess.Popen"})
+# What code says to ask for a variable: os.environ["LR"], environ.get("LR"), os.getenv("LR"), "LR" in os.environ.
+ASKED = re.compile(
+    r"""(?:\benviron\s*(?:\.\s*(?:get|setdefault|pop)\s*\(|\[)|\bgetenv\s*\()\s*["'](\w+)["']"""
+    r"""|["'](\w+)["']\s+(?:not\s+)?in\s+(?:os\s*\.\s*)?environ\b"""
+)
 
 
 @dataclass
@@ -156,41 +158,24 @@ class CodeWatch:
         self._variables: set[str] = set()
         self._data = 0
         self._seen: set[str] = set()
-        self._made: set[str] = set()
         self._busy: set[int] = set()  # threads inside of the hook: what it opens itself does not count
         self._at_start = {name.partition(".")[0] for name in list(sys.modules)} - set(LATE_PACKAGES)
 
     def audit(self, event: str, arguments: tuple[Any, ...]) -> None:
-        """Note the file of code that is run or read, of settings that are read, and of scripts that are started."""
-        if event == "exec":
-            code = arguments[0]
-            if isinstance(code, CodeType) and not code.co_filename.startswith("<"):
-                self._note(code.co_filename)
-        elif event == "open":
+        """Note the file of code, settings or data that is read, and of scripts that are started."""
+        if event == "open":
             path, mode, flags = arguments
-            if not isinstance(path, str | bytes | os.PathLike):
-                return
             writes = (isinstance(flags, int) and flags & WRITING) or (isinstance(mode, str) and set(mode) & set("wax+"))
-            self._generated(os.fsdecode(path)) if writes else self._note(os.fsdecode(path))
-        elif event == "os.rename":
-            self._generated(os.fsdecode(arguments[1]))
+            if isinstance(path, str | bytes | os.PathLike) and not writes:
+                self._note(os.fsdecode(path))
         elif event == "subprocess.Popen":
             words = arguments[1]
             for word in words if isinstance(words, list | tuple) else ():
                 if isinstance(word, str) and word.endswith(".py"):
                     self._note(word)
 
-    def variable(self, name: str) -> None:
-        """Note a variable of the environment that the user's code asks for: the value that it had at the start."""
-        if name in self._variables or ANYWHERE.fullmatch(name) or is_secret_name(name):
-            return
-        self._variables.add(name)
-        value = self._environment.get(name)
-        if value is None or mask(value) == value:
-            self._add({"file": f"${name}", "sha256": _digest_of_variable(value)})
-
     def end(self) -> None:
-        """Add the modules that are loaded, some by ways that no hook sees, and the versions of packages."""
+        """Add the modules that are loaded, the variables that code asks for, and the versions of packages."""
         for module in list(sys.modules.values()):
             file = getattr(module, "__file__", None)
             if isinstance(file, str) and (".." in file or is_users_code(file)):
@@ -198,6 +183,9 @@ class CodeWatch:
         thread = threading.get_ident()
         self._busy.add(thread)  # metadata of packages is read, which may lie next to the script
         try:
+            for path in self._seen:
+                if path.endswith(".py"):
+                    self._add_variables(Path(path).read_text(encoding="utf-8", errors="replace"))
             for name, version in self._packages():
                 self._add({"package": name, "version": version})
         finally:
@@ -205,8 +193,10 @@ class CodeWatch:
 
     def _note(self, file: str) -> None:
         path = os.path.abspath(file)
+        if os.path.basename(os.path.dirname(path)) == "__pycache__":  # an import reads the compiled form
+            path = importlib.util.source_from_cache(path)
         thread = threading.get_ident()
-        if path in self._seen or path in self._made or thread in self._busy or not self._counts(path):
+        if path in self._seen or thread in self._busy or not self._counts(path):
             return
         self._seen.add(path)
         self._data += not path.endswith(CODE)
@@ -220,23 +210,16 @@ class CodeWatch:
         finally:
             self._busy.discard(thread)
 
-    def _generated(self, file: str) -> None:
-        """Leave out a file that the run writes itself."""
-        path = os.path.abspath(file)
-        thread = threading.get_ident()
-        if path in self._made or thread in self._busy or not self._counts(path, exists=False):
-            return
-        if len(self._made) >= MAX_GENERATED:  # what it reads may be what it wrote
-            self._data = MAX_DATA
-            return
-        self._made.add(path)
-        self._busy.add(thread)
-        try:
-            self._add({"generated": self._names.of(path)})
-        finally:
-            self._busy.discard(thread)
+    def _add_variables(self, text: str) -> None:
+        """Add the variables that a file of the user asks for, with the values that they had at the start."""
+        for name in sorted({one or other for one, other in ASKED.findall(text)} - self._variables):
+            self._variables.add(name)
+            value = self._environment.get(name)
+            is_known = ANYWHERE.fullmatch(name) or is_secret_name(name) or (value is not None and mask(value) != value)
+            if not is_known:
+                self._add({"file": f"${name}", "sha256": _digest_of_variable(value)})
 
-    def _counts(self, path: str, *, exists: bool = True) -> bool:
+    def _counts(self, path: str) -> bool:
         if not is_users_code(path) or path.startswith(self._own):
             return False
         base = self._names.base
@@ -248,10 +231,10 @@ class CodeWatch:
         if not here and path.startswith(SYSTEM):
             return False
         folders = path[len(here) :].split(os.sep)
-        if any(name.startswith(".") or name in TRACKERS for name in folders) or (exists and self._data >= MAX_DATA):
+        if any(name.startswith(".") or name in TRACKERS for name in folders) or self._data >= MAX_DATA:
             return False
         try:
-            return not exists or stat.S_ISREG(os.stat(path).st_mode)
+            return stat.S_ISREG(os.stat(path).st_mode)
         except OSError:
             return False
 
@@ -330,18 +313,12 @@ def _plain(distribution: str) -> str:
     return re.sub(r"[-_.]+", "-", distribution).lower()
 
 
-def watch_code(folder: Path, base: Path, *, variables: bool = True) -> CodeWatch:
-    """Note from now on what this process loads for a cell, and no longer for an earlier one.
-
-    Args:
-        variables: of the environment too; a process that the script starts may have others.
-    """
+def watch_code(folder: Path, base: Path) -> CodeWatch:
+    """Note from now on what this process loads for a cell, and no longer for an earlier one."""
     _temporary()  # found now: a hook that looks for it would wait for the lock of the one who does
     watch = CodeWatch(folder, base)
     end_watch()
-    _ends.append(on_file_events(watch.audit))
-    if variables:
-        _ends.append(_on_variables(watch.variable))
+    _ends.append(_on_file_events(watch.audit))
     return watch
 
 
@@ -352,47 +329,6 @@ def end_watch() -> None:
 
 
 _ends: list[Callable[[], None]] = []
-
-
-def _on_variables(listener: Callable[[str], None]) -> Callable[[], None]:
-    """Call `listener(name)` where the user's code asks `os.environ` for a variable; return a function that ends this.
-
-    Copies of the whole environment, and what libraries ask for, do not count.
-    """
-    kind: Any = type(os.environ)
-    get, names = kind.__getitem__, kind.__iter__
-    copied: dict[int, list[str]] = {}  # by thread, the names that it was given, in their order
-
-    def iterate(self: Any) -> Iterator[str]:
-        given = copied[threading.get_ident()] = []
-        for name in names(self):
-            given.append(name)
-            yield name
-
-    def __getitem__(self: Any, name: Any) -> Any:
-        given = copied.get(threading.get_ident())
-        if given and given[0] == name:
-            given.pop(0)
-        elif isinstance(name, str):
-            copied.pop(threading.get_ident(), None)
-            frame = sys._getframe(1)
-            while frame.f_back is not None and frame.f_code.co_name in ASKING and not _is_users(frame):
-                frame = frame.f_back
-            if _is_users(frame):
-                listener(name)
-        return get(self, name)
-
-    kind.__getitem__, kind.__iter__ = __getitem__, iterate
-
-    def end() -> None:
-        kind.__getitem__, kind.__iter__ = get, names
-
-    return end
-
-
-def _is_users(frame: FrameType) -> bool:
-    file = frame.f_code.co_filename
-    return not file.startswith("<") and is_users_code(os.path.abspath(file))
 
 
 @functools.cache
@@ -452,7 +388,7 @@ class Names:
 def read_loaded(folder: Path) -> LoadedCode:
     """Return what the processes of a cell have listed; empty without a list."""
     found: dict[str, dict[str, None]] = {}
-    loaded, generated = LoadedCode(), set()
+    loaded = LoadedCode()
     try:
         lines = (folder / CellFile.LOADED).read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -462,13 +398,11 @@ def read_loaded(folder: Path) -> LoadedCode:
             row = json.loads(line)
             if "file" in row:
                 found.setdefault(row["file"], {})[row["sha256"]] = None
-            elif "generated" in row:
-                generated.add(row["generated"])
             else:
                 loaded.packages[row["package"]] = row["version"]
         except (ValueError, KeyError, TypeError):  # cut off
             continue
-    loaded.files = {name: "|".join(found[name]) for name in sorted(found) if name not in generated}
+    loaded.files = {name: "|".join(found[name]) for name in sorted(found)}
     return loaded
 
 
@@ -499,8 +433,8 @@ _listeners: tuple[Listener, ...] = ()
 _is_installed = False
 
 
-def on_file_events(listener: Listener) -> Callable[[], None]:
-    """Call `listener(event, arguments)` at each event of `EVENTS` from now on; return a function that ends this.
+def _on_file_events(listener: Listener) -> Callable[[], None]:
+    """Call `listener(event, arguments)` where a file is opened or a process starts; return a function that ends this.
 
     It runs inside of what it listens to, in any thread, so it may neither take a lock nor raise.
     """
@@ -518,6 +452,6 @@ def on_file_events(listener: Listener) -> Callable[[], None]:
 
 
 def _hook(event: str, arguments: tuple[Any, ...]) -> None:
-    if event in EVENTS:
+    if event == "open" or event == "subprocess.Popen":
         for listener in _listeners:
             listener(event, arguments)

@@ -27,8 +27,9 @@ class RunFile:
 class CellFile:
     """Names in the folder of a cell.
 
-    NODE is followed by the rank of a machine, whose ranks log there. RANK_SCRIPTS and SCRIPTS are patterns: those of
-    ranks that ampcompare has started, and those of all processes.
+    NODE is followed by the rank of a machine, whose ranks log there. WRITTEN is a folder with what the user's code
+    wrote elsewhere, by the paths below the working directory, or by full paths. RANK_SCRIPTS and SCRIPTS are patterns:
+    those of ranks that ampcompare has started, and those of all processes.
     """
 
     CONFIG = "config.json"
@@ -43,7 +44,7 @@ class CellFile:
     FAILURE = "failure.json"
     JOB = "job.json"
     LOADED = "loaded.jsonl"
-    OPENED = "opened.jsonl"
+    WRITTEN = "written"
     SCRIPT = "script.jsonl"
     SCRIPTS = "script*.jsonl"
     RANK_SCRIPTS = "script.rank*.jsonl"

@@ -19,6 +19,7 @@ import json
 import os
 import re
 import stat
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -47,12 +48,19 @@ def enter_if_asked() -> None:
         OSError: the system does not allow it, or has no overlays on the file system of the store.
     """
     if (text := os.environ.pop(VARIABLE, None)) is not None:
-        _enter(**json.loads(text))
+        request = json.loads(text)
+        if "folder" in request:  # a copy of the working directory
+            os.chdir(request["folder"])
+            os.environ["PYTHONDONTWRITEBYTECODE"] = "1"  # of modules that lie elsewhere
+            sys.dont_write_bytecode = True
+        else:
+            _enter(**request)
 
 
 def _enter(store: str, shared: Sequence[str], roots: Sequence[str]) -> None:
     here = os.getcwd()
     home, temporary = os.path.expanduser("~"), tempfile.gettempdir()
+    store = tempfile.mkdtemp(dir=store)  # of this process: another one of the same cell may have had one before
     is_privileged = _new_namespace()
     _mount(None, "/", None, MS_REC | MS_PRIVATE)
     common = (here, home, temporary, "/tmp", "/var/tmp")
@@ -117,7 +125,9 @@ class _Root:
         if path == "/":
             self.layers[path] = self._layer(NAMES)
             _mount(self.layers[path], self.at(path), None, MS_BIND)
-        for entry in os.scandir(path):
+        with os.scandir(path) as found:
+            entries = list(found)
+        for entry in entries:
             target = self.at(entry.path)
             if entry.is_symlink():
                 os.symlink(os.readlink(entry.path), target)

@@ -3,6 +3,9 @@
 A sandbox guards against accidents. It holds for the processes that are started in it and all that they start, for what
 any library, shell or compiled program writes, and where processes are killed: the user's files are never opened for
 writing (`overlay.py`). `/proc`, `/sys`, `/dev` and `/run` stay those of the machine, and so do sockets.
+
+Where the machine allows no overlays, the processes run in copies of the folders of the user (`working_copy.py`). That
+holds for all paths that begin at the working directory or at the script.
 """
 
 from __future__ import annotations
@@ -15,17 +18,18 @@ import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from ampcompare.base.processes.overlay import LAYERS, NAMES, VARIABLE
 from ampcompare.base.processes.start import start_command
+from ampcompare.base.processes.working_copy import WorkingCopies
 
-__all__ = ["Sandbox", "Written", "can_sandbox", "sandboxed"]
+__all__ = ["Sandbox", "Written", "can_sandbox", "remove_tree", "sandboxed"]
 
-LEFT_OUT = ("__pycache__",)
+How = Literal["new", "changed", "removed"]
 OF_TEMPFILE = ("tmp", "pymp-", "torchelastic_")  # names of temporary files that a process has left behind
 PROBE_SECONDS = 20.0
 
@@ -41,7 +45,7 @@ class Written:
     """
 
     path: str
-    how: Literal["new", "changed", "removed"]
+    how: How
     place: str = ""
 
 
@@ -51,11 +55,20 @@ class Sandbox:
 
     Attributes:
         environment: variables that sandbox a process of ampcompare which is started with them, and its children.
+        place_of: returns where the processes find a file of the user, if that is not its path.
+        is_partial: whether there are only copies of the working directory and the `roots`, in which the processes run:
+            what they write to a full path changes the user's files.
         written: what they have written, by path; known at the end.
     """
 
     environment: dict[str, str]
+    place_of: Callable[[str], str | None] = lambda path: None
+    is_partial: bool = False
     written: list[Written] = field(default_factory=list)
+
+    def at(self, path: str) -> str:
+        """Return where the processes find a file of the user."""
+        return (self.place_of(path) if os.path.isabs(path) else None) or path
 
 
 @contextlib.contextmanager
@@ -68,20 +81,35 @@ def sandboxed(
     `tempfile`.
 
     Args:
-        store: a new folder on a local disk, below none of the `shared` ones; it is removed at the end.
+        store: a new folder below none of the `shared` ones, which is removed at the end.
         shared: folders and files that stay the real ones for the processes.
         roots: further folders of the user where the processes may write; those that they start in need not be named.
         target: a folder that gets the files, by their paths below the working directory, or by their full paths; None
             removes them.
+
+    Raises:
+        ConfigError: there can only be copies, and the user's files are too large.
     """
     store.mkdir(parents=True)
     place, here = os.path.realpath(store), os.getcwd()
-    request = {"store": place, "shared": [*map(os.path.realpath, shared)], "roots": [*map(os.path.realpath, roots)]}
-    trial = Sandbox({VARIABLE: json.dumps(request)} if can_sandbox(os.path.dirname(place)) else {})
+    if not can_sandbox(os.path.dirname(place)) and can_sandbox(tempfile.gettempdir()):
+        place = tempfile.mkdtemp(prefix="ampcompare-sandbox-")
+    real, users = [*map(os.path.realpath, shared)], [*map(os.path.realpath, roots)]
     try:
-        yield trial
+        if can_sandbox(os.path.dirname(place)):
+            sandbox, copies = Sandbox({VARIABLE: json.dumps({"store": place, "shared": real, "roots": users})}), None
+        else:
+            copies = WorkingCopies(place, [os.path.realpath(here), *users], real)
+            folder = copies.place_of(os.path.realpath(here))
+            sandbox = Sandbox({VARIABLE: json.dumps({"folder": folder})}, copies.place_of, is_partial=True)
+        try:
+            yield sandbox
+        finally:
+            found = _in_layers(place) if copies is None else copies.written()
+            sandbox.written = _moved(found, None if target is None else os.path.realpath(target), here)
     finally:
-        trial.written = _collect(place, None if target is None else os.path.realpath(target), here)
+        for folder in {place, str(store)}:
+            remove_tree(folder)
 
 
 def can_sandbox(folder: str) -> bool:
@@ -105,30 +133,34 @@ def _try(folder: str) -> bool:
     except (OSError, subprocess.TimeoutExpired):
         return False
     finally:
-        _remove_tree(store)
+        remove_tree(store)
     return done.returncode == 0
 
 
-def _collect(store: str, target: str | None, base: str) -> list[Written]:
-    """Move what was written out of a store, and remove the store."""
-    layers = Path(store, LAYERS)
-    found: list[Written] = []
-    for root, upper in (json.loads(layers.read_text()) if layers.exists() else {}).items():
-        for folder, folders, names in os.walk(upper):
-            folders[:] = [name for name in folders if name not in LEFT_OUT]
-            for name in names:
-                place = os.path.join(folder, name)
-                path = os.path.normpath(os.path.join(root, os.path.relpath(place, upper)))
-                how = None if _is_temporary(path) else _how_written(place, path)
-                if how is None or (upper.endswith(NAMES) and how != "new"):
-                    continue
-                there = "" if target is None or how == "removed" else _place_for(path, target, base)
-                if there:
-                    os.makedirs(os.path.dirname(there), exist_ok=True)
-                    shutil.move(place, there)
-                found.append(Written(path, how, there))
-    _remove_tree(store)
-    return sorted(found, key=lambda one: one.path)
+def _in_layers(store: str) -> Iterator[tuple[str, str, How]]:
+    """Yield each file that overlays have written: its path, where it lies, and what was done."""
+    for layers in sorted(Path(store).glob(f"*/{LAYERS}"), key=os.path.getmtime):
+        for root, upper in json.loads(layers.read_text()).items():
+            for folder, folders, names in os.walk(upper):
+                folders[:] = [name for name in folders if name != "__pycache__"]
+                for name in names:
+                    place = os.path.join(folder, name)
+                    path = os.path.normpath(os.path.join(root, os.path.relpath(place, upper)))
+                    how = None if _is_temporary(path) else _how_written(place, path)
+                    if how is not None and (how == "new" or not upper.endswith(NAMES)):
+                        yield path, place, how
+
+
+def _moved(found: Iterable[tuple[str, str, How]], target: str | None, base: str) -> list[Written]:
+    """Move files into a folder, if any, and return them by path."""
+    written = {}
+    for path, place, how in found:
+        there = "" if target is None or how == "removed" else _place_for(path, target, base)
+        if there:
+            os.makedirs(os.path.dirname(there), exist_ok=True)
+            shutil.move(place, there)
+        written[path] = Written(path, how, there)
+    return [written[path] for path in sorted(written)]
 
 
 def _is_temporary(path: str) -> bool:
@@ -138,7 +170,7 @@ def _is_temporary(path: str) -> bool:
     return path.startswith(folder) and name.startswith(OF_TEMPFILE) and not os.path.lexists(folder + name)
 
 
-def _how_written(place: str, path: str) -> Literal["new", "changed", "removed"] | None:
+def _how_written(place: str, path: str) -> How | None:
     """Return what was done with a path, of which a layer holds what lies at `place`; None if that is no file."""
     facts, exists = os.lstat(place), os.path.lexists(path)
     if stat.S_ISCHR(facts.st_mode) and facts.st_rdev == 0:
@@ -153,8 +185,8 @@ def _place_for(path: str, target: str, base: str) -> str:
     return os.path.join(target, os.path.relpath(path, base) if is_near else path.lstrip("/"))
 
 
-def _remove_tree(folder: str) -> None:
-    """Remove a store; overlays leave folders that nobody may read."""
+def remove_tree(folder: str) -> None:
+    """Remove a store, as far as that is possible; overlays leave folders that nobody may read."""
     for path, folders, _ in os.walk(folder):
         for name in folders:
             with contextlib.suppress(OSError):

@@ -23,6 +23,7 @@ from torch.optim import Optimizer
 
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import ConfigError
+from ampcompare.base.tensors.tf32 import Tf32
 from ampcompare.diagnosis.profiling.step_profiler import Enough, Measured, StepProfiler, Steps
 from ampcompare.diagnosis.profiling.trace import SHORT, Account
 from ampcompare.diagnosis.profiling.watch import ProductShape, Seen, missed_sizes, repeated_casts
@@ -200,9 +201,8 @@ def optimizer_name(optimizer: Any) -> str:
 def _has_tf32() -> bool:
     if torch.version.hip is not None:
         return False
-    return torch.cuda.get_device_capability()[0] >= 8 and bool(
-        torch.backends.cuda.matmul.allow_tf32 or torch.backends.cudnn.allow_tf32
-    )
+    switches = Tf32.read()
+    return torch.cuda.get_device_capability()[0] >= 8 and "tf32" in (switches.products, switches.convolutions)
 
 
 def _release(precision: Precision) -> None:

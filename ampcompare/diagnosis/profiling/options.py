@@ -121,6 +121,7 @@ def profile_in_child(
     answer = call_in_child(
         PROGRAM,
         seconds=TIME_LIMIT,
+        shared=config.writable_paths(*([] if trace is None else [trace.parent])),
         options={
             "config": config.model_dump(mode="json"),
             "steps": steps,

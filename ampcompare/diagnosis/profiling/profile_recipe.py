@@ -12,6 +12,7 @@ import torch
 
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import AmpCompareError, UnsupportedCombination
+from ampcompare.base.tensors.tf32 import set_tf32
 from ampcompare.diagnosis.profiling.measure import Loop, ProfiledPrecision, measure_loop, profile_of
 from ampcompare.diagnosis.profiling.reasons import BATCH, work_of
 from ampcompare.diagnosis.profiling.step_profiler import Steps
@@ -22,7 +23,6 @@ from ampcompare.tasks.task import make_task
 from ampcompare.training.assemble import assemble_single, cpu_half_of
 from ampcompare.training.build_loop import build_loop
 from ampcompare.training.device import resolve_device
-from ampcompare.training.precision.fp32 import set_tf32
 
 __all__ = ["memory_variants", "profile_config", "profile_recipe", "recipe_loop", "run_memory_trials", "run_trials"]
 

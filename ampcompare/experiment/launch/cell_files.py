@@ -15,10 +15,11 @@ from pathlib import Path
 
 import psutil
 
-from ampcompare.base.errors import EnvironmentUnfit
-from ampcompare.base.files.loaded_code import read_loaded
+from ampcompare.base.errors import ConfigError, EnvironmentUnfit
+from ampcompare.base.files.loaded_code import Names, read_loaded
 from ampcompare.base.files.run_files import CellFile, RunFile, log_name
 from ampcompare.base.files.write import write_atomically
+from ampcompare.base.processes.sandbox import Sandbox, Written, remove_tree, sandboxed
 from ampcompare.base.secrets import mask
 from ampcompare.experiment.launch.base import Progress
 from ampcompare.runs.records.document import sealed_json
@@ -30,6 +31,7 @@ __all__ = [
     "archive_checkpoints",
     "archive_previous",
     "continue_steps",
+    "earlier_files",
     "last_lines",
     "log_tail",
     "make_cell_folder",
@@ -39,8 +41,10 @@ __all__ = [
     "read_config",
     "remove_leftovers",
     "remove_leftovers_of_cell",
+    "sandboxed_cell",
     "send_output_to",
     "with_code",
+    "without_written",
     "write_config",
     "write_record",
 ]
@@ -52,6 +56,9 @@ FOLDERS = (
     *(f"{RunFile.VERIFY_RESUME}/*", *RunFile.VERIFIED),
 )
 MAX_AGE_SECONDS = 3600.0
+OWN = re.compile(
+    r"(config|record|steps|epochs|script|log|loaded|progress|launcher)\b.*\.(json|jsonl|txt|log)|script\w*\.jsonl"
+)
 
 
 def make_cell_folder(folder: Path) -> None:
@@ -65,6 +72,51 @@ def make_cell_folder(folder: Path) -> None:
     except OSError as error:
         raise EnvironmentUnfit(f"cannot make {folder}: {error.strerror}; choose another --output-dir") from None
     archive_previous(folder)
+
+
+def earlier_files(folder: Path) -> Callable[[], list[str]]:
+    """Return a function that names the files of an earlier attempt in the folder of a cell that were read since then.
+
+    The system notes when a file is read; where it does not, each of them counts.
+    """
+    found: dict[Path, int] = {}
+    for path in folder.rglob("*"):
+        if path.is_file() and not (path.parent == folder and OWN.match(path.name)):
+            facts = path.stat()
+            os.utime(path, ns=(0, facts.st_mtime_ns))
+            found[path] = facts.st_ino
+    is_unknown = not hasattr(os, "statvfs") or bool(os.statvfs(folder).f_flag & os.ST_NOATIME)
+
+    def read() -> list[str]:
+        kept = {path: path.stat() for path, inode in found.items() if path.exists() and path.stat().st_ino == inode}
+        return sorted(str(path) for path, facts in kept.items() if is_unknown or facts.st_atime_ns)
+
+    return read
+
+
+@contextlib.contextmanager
+def sandboxed_cell(config: RunConfig, folder: Path) -> Iterator[Sandbox]:
+    """Yield the sandbox of a cell's processes; an open one if they run no code of the user.
+
+    What they write outside of the folder of the cell lies in `written` there afterwards.
+
+    Raises:
+        ConfigError: a folder that they may write to does not exist.
+    """
+    shared = config.writable_paths(folder)
+    if shared is None:
+        yield Sandbox({})
+        return
+    for path in config.allow_writes:
+        if not os.path.exists(path):
+            raise ConfigError(f"--allow-writes {path}: there is no such folder; make it first")
+    target = folder / CellFile.WRITTEN
+    shutil.rmtree(target, ignore_errors=True)
+    above = folder.parent.parent if folder.parent.name == RunFile.CELLS else folder.parent
+    store = above / f".{folder.name}.{os.getpid()}.tmp"
+    roots = [] if config.script is None else [config.script.folder]
+    with sandboxed(store, shared=shared, roots=roots, target=target) as sandbox:
+        yield sandbox
 
 
 def write_config(config: RunConfig, folder: Path) -> None:
@@ -100,6 +152,17 @@ def archive_previous(folder: Path) -> None:
         if path.exists():
             path.replace(path.with_suffix(f".previous{path.suffix}"))
     (folder / CellFile.LOADED).unlink(missing_ok=True)
+
+
+def without_written(record: RunRecord, folder: Path, written: Sequence[Written]) -> RunRecord:
+    """Return the record of a cell, written again if files count as its code that it has made itself."""
+    names = Names(Path.cwd() if record.config.script is None else record.config.script.folder)
+    own = {names.of(one.path) for one in written}
+    code = {name: digest for name, digest in (record.code or {}).items() if name not in own}
+    if code != (record.code or {}):
+        record = record.model_copy(update={"code": code})
+        write_record(record, folder)
+    return record
 
 
 def with_code(record: RunRecord, folder: Path) -> RunRecord:
@@ -258,6 +321,6 @@ def _is_left(entry: os.DirEntry[str], match: re.Match[str], *, remote: bool) -> 
 
 def _remove(entry: os.DirEntry[str]) -> None:
     if entry.is_dir(follow_symlinks=False):
-        shutil.rmtree(entry.path, ignore_errors=True)
+        remove_tree(entry.path)
     else:
         Path(entry.path).unlink(missing_ok=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,14 @@ from ampcompare.base.files.run_files import CellFile
 from ampcompare.base.processes.client import MAX_SERVERS, Fork, ProcessServer, ServerLost, can_fork
 from ampcompare.base.processes.start import isolated_environment, start_command
 from ampcompare.experiment.launch.base import Launcher, Progress, Stoppable, failed_record, interrupted_record
-from ampcompare.experiment.launch.cell_files import log_tail, make_cell_folder, write_config, write_record
+from ampcompare.experiment.launch.cell_files import (
+    log_tail,
+    make_cell_folder,
+    sandboxed_cell,
+    without_written,
+    write_config,
+    write_record,
+)
 from ampcompare.experiment.launch.places import ANYWHERE, VARIABLE, Place
 from ampcompare.runs.records.run import RunRecord, read_record
 from ampcompare.runs.settings.config import RunConfig
@@ -56,15 +63,16 @@ class ForkedLauncher(Launcher):
     def launch(
         self, config: RunConfig, folder: Path, on_progress: Callable[[Progress], None] | None = None
     ) -> RunRecord:
-        with self._server.busy():
+        with self._server.busy(), sandboxed_cell(config, folder) as sandbox:
+            environment = {**worker_environment(self._place), **sandbox.environment}
             if can_fork():
-                code, killed_by = self._run(config, folder, on_progress)
+                code, killed_by = self._run(config, folder, environment, on_progress)
             else:
-                code, killed_by = self._run_interpreter(config, folder)
+                code, killed_by = self._run_interpreter(config, folder, environment)
             self._server.check()
         path = folder / CellFile.RECORD
         if code == 0 and not killed_by and path.exists():
-            return read_record(path)
+            return without_written(read_record(path), folder, sandbox.written)
         if self._is_asked() and killed_by == signal.SIGTERM:
             record = interrupted_record(config)
             write_record(record, folder)
@@ -79,14 +87,20 @@ class ForkedLauncher(Launcher):
         write_record(record, folder)
         return record
 
-    def _run(self, config: RunConfig, folder: Path, on_progress: Callable[[Progress], None] | None) -> tuple[int, int]:
+    def _run(
+        self,
+        config: RunConfig,
+        folder: Path,
+        environment: Mapping[str, str],
+        on_progress: Callable[[Progress], None] | None,
+    ) -> tuple[int, int]:
         """Return exit code and signal of the cell, which runs again if it ended together with its server."""
         for _ in range(MAX_SERVERS):
             make_cell_folder(folder)
             write_config(config, folder)
             server = self._ensure_server()
             try:
-                return self._follow(server, config, folder, on_progress)
+                return self._follow(server, config, folder, environment, on_progress)
             except ServerLost:
                 self._server.check()
                 how = server.how_it_ended()
@@ -103,6 +117,7 @@ class ForkedLauncher(Launcher):
         server: ProcessServer,
         config: RunConfig,
         folder: Path,
+        environment: Mapping[str, str],
         on_progress: Callable[[Progress], None] | None,
     ) -> tuple[int, int]:
         if not server.wait_until_ready(self._is_asked):
@@ -110,7 +125,8 @@ class ForkedLauncher(Launcher):
             return 0, signal.SIGTERM
         words, load = [str(folder.resolve())], _libraries(config.recipe)
         with (folder / CellFile.LOG).open("wb") as log:
-            cell = server.start(f"{CELL}:main", words, output=log.fileno(), load=load, is_attached=True)
+            options: dict[str, Any] = {"environment": environment, "load": load, "is_attached": True}
+            cell = server.start(f"{CELL}:main", words, output=log.fileno(), **options)
         if self._is_asked():
             self._send_stop(cell)
         orphaned = False
@@ -123,13 +139,12 @@ class ForkedLauncher(Launcher):
         code = cell.returncode or 0
         return max(code, 0), max(-code, 0)
 
-    def _run_interpreter(self, config: RunConfig, folder: Path) -> tuple[int, int]:
+    def _run_interpreter(self, config: RunConfig, folder: Path, environment: Mapping[str, str]) -> tuple[int, int]:
         make_cell_folder(folder)
         write_config(config, folder)
         with (folder / CellFile.LOG).open("wb") as log, self._place.pinned():
             command = start_command(CELL, str(folder))
             streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
-            environment = worker_environment(self._place)
             process = self._interpreter.start(lambda: psutil.Popen(command, env=environment, **streams))
         if self._is_asked():
             self._send_stop(process)

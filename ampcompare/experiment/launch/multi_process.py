@@ -16,6 +16,7 @@ import psutil
 
 from ampcompare.base.errors import UnsupportedCombination
 from ampcompare.base.files.run_files import CellFile
+from ampcompare.base.processes.sandbox import Sandbox
 from ampcompare.base.processes.start import start_command
 from ampcompare.experiment.launch.base import Launcher, Progress, Stoppable, failed_record, interrupted_record
 from ampcompare.experiment.launch.cell_files import (
@@ -24,6 +25,8 @@ from ampcompare.experiment.launch.cell_files import (
     make_cell_folder,
     progress_reader,
     remove_leftovers_of_cell,
+    sandboxed_cell,
+    without_written,
     write_config,
     write_record,
 )
@@ -103,13 +106,13 @@ class MultiProcessLauncher(Launcher):
             folder /= f"{CellFile.NODE}{self._options['node_rank']}"
         self._stood_still = ""
         request = Request(str(folder), config.digest(), self.launcher, config.processes // nnodes, **self._options)
-        with self._agent.busy():
+        with self._agent.busy(), sandboxed_cell(config, folder) as sandbox:
             for _ in range(MAX_AGENTS):
                 make_cell_folder(folder)
                 for name in (CellFile.FAILURE, CellFile.PROGRESS):
                     (folder / name).unlink(missing_ok=True)
                 write_config(config, folder)
-                code = self._run(request, folder, on_progress, config.stall_timeout)
+                code = self._run(request, folder, sandbox, on_progress, config.stall_timeout)
                 # Agents of other machines do not wait for an agent that starts again.
                 if code != -signal.SIGKILL or self._is_asked() or self._stood_still or nnodes > 1:
                     break
@@ -119,16 +122,17 @@ class MultiProcessLauncher(Launcher):
                 self.note(f"the launcher of the ranks was killed by SIGKILL; {config.arm} starts again")
             self._agent.check()
         remove_leftovers_of_cell(folder)
-        return self._record(config, folder, code)
+        return without_written(self._record(config, folder, code), folder, sandbox.written)
 
     def _run(
         self,
         request: Request,
         folder: Path,
+        sandbox: Sandbox,
         on_progress: Callable[[Progress], None] | None,
         stall_timeout: float,
     ) -> int:
-        environment = worker_environment(self._place)
+        environment = {**worker_environment(self._place), **sandbox.environment}
         for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
             environment.pop(name, None)
         with (folder / CellFile.LAUNCHER_LOG).open("wb") as log, self._place.pinned():

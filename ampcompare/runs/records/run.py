@@ -235,7 +235,7 @@ class ScriptFacts(FrozenRecord):
 
     weights: list[str] = Field([], description="hash of the parameters at each initialize, before any cast")
     batches: list[str] = Field([], description="hashes of what entered the model first")
-    files: list[str] = Field([], description="files outside the folder of the cell that it wrote")
+    files: list[str] = Field([], description="files that it wrote; they lie in `written` in the folder of the cell")
     inherited: list[str] = Field(
         [], description="files outside its folder that it read, and that another cell, or an earlier run, had written"
     )

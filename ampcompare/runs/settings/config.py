@@ -8,8 +8,10 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 import re
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Annotated, Any, Literal, TypeGuard, get_args
 
 from pydantic import BaseModel, Field, field_validator, model_validator
@@ -50,7 +52,7 @@ SYNONYMS = {
 }  # fmt: skip
 # Settings of a run that change none of its numbers. Exception in `saving`: a resume into another arm
 # (`settings_digest`).
-NON_NUMERIC_SETTINGS = frozenset({"saving", "guards", "stall_timeout"})
+NON_NUMERIC_SETTINGS = frozenset({"saving", "guards", "stall_timeout", "allow_writes"})
 # Settings that older records lack, by group: at these values the digest of a cell does not change.
 LATER_SETTINGS: dict[str, dict[str, Any]] = {
     "": {"task": DEFAULT_TASK, "checkpoint_activations": False},
@@ -200,6 +202,11 @@ class RunConfig(Frozen):
     stall_timeout: Positive = Field(
         300.0, description="seconds that ranks wait for a stalled rank before the run fails"
     )
+    allow_writes: tuple[str, ...] = Field(
+        (),
+        description="folders that your own code may really change, joined by commas; what it writes elsewhere lies in "
+        "the folder of the cell, and your files stay as they are",
+    )
     eval_precision: tuple[str, ...] = Field(
         (),
         description="evaluate the trained weights in these precisions too, joined by commas: fp32, bf16, fp16, "
@@ -345,6 +352,13 @@ class RunConfig(Frozen):
         except ConfigError as error:
             raise ValueError(str(error)) from None
 
+    @field_validator("allow_writes", mode="before")
+    @classmethod
+    def _absolute(cls, given: Any) -> Any:
+        paths = given.split(",") if isinstance(given, str) else given
+        is_text = isinstance(paths, (list, tuple)) and all(isinstance(path, str) for path in paths)
+        return tuple(os.path.abspath(os.path.expanduser(path)) for path in paths) if is_text else given
+
     @field_validator("device")
     @classmethod
     def _known_device(cls, text: str) -> str:
@@ -378,6 +392,17 @@ class RunConfig(Frozen):
     def parsed_arm(self) -> Arm:
         """The arm as its backend and options."""
         return Arm.parse(self.arm)
+
+    def writable_paths(self, *own: Path) -> list[Path] | None:
+        """Return the real files and folders that a sandbox of the user's code leaves open; None if it runs none.
+
+        Args:
+            own: those that ampcompare writes there itself.
+        """
+        recipe = self.recipe
+        names = (recipe.task, recipe.model.arch, recipe.data.name, recipe.optimizer.name)
+        is_users = self.script is not None or any(":" in name for name in names)  # a factory
+        return [*own, *map(Path, self.allow_writes)] if is_users else None
 
     def by_path(self) -> dict[str, Any]:
         """Return each setting but the arm by its path, such as `recipe.optimizer.lr`."""

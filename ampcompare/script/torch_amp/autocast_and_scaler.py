@@ -9,11 +9,13 @@ from __future__ import annotations
 import functools
 import inspect
 import weakref
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.amp.grad_scaler import _refresh_per_optimizer_state
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ampcompare.backends.arm import Arm
@@ -22,6 +24,7 @@ from ampcompare.guards.events import Points, Subscriptions, calling_frame
 from ampcompare.guards.location import here
 from ampcompare.script.apex_amp import Given
 from ampcompare.script.legacy.record.recorder import Rows, value_of
+from ampcompare.training.precision.half import hold_state_in
 
 __all__ = [
     "HALF",
@@ -88,6 +91,11 @@ class TorchNames:
         return False
 
     @property
+    def steps_copies(self) -> bool:
+        """Whether optimizers step other tensors than the weights of models: masters, or copies made for a step."""
+        return False
+
+    @property
     def widens(self) -> torch.dtype | None:
         """The type of the outputs of modules that become fp32; None where the arm does that itself, or not at all."""
         return None
@@ -108,7 +116,7 @@ class TorchNames:
         self.used = True
 
     def masters(self, optimizer: Any) -> list[tuple[Tensor, Tensor]]:
-        """Return the 16-bit weights of an optimizer with their masters."""
+        """Return the weights of models in whose place an optimizer has other tensors at present, with those."""
         return []
 
     def input_type(self, module: nn.Module) -> torch.dtype | None:
@@ -121,6 +129,7 @@ class TorchNames:
 
     def forget_unscaled(self, scaler: Any, optimizer: Any) -> None:
         """Let gradients be unscaled once more before the step."""
+        scaler._per_optimizer_states.pop(id(optimizer), None)
 
 
 class TorchAmp(TorchNames):
@@ -148,6 +157,9 @@ class TorchAmp(TorchNames):
         self._dtype: torch.dtype | None = None
         if arm.backend == "native":
             self._dtype = getattr(torch, arm.options["dtype"])
+        state = arm.options.get("state") if arm.backend == "native" else None
+        self._state_dtype: torch.dtype | None = None if state is None else getattr(torch, state)
+        self._with_state: weakref.WeakSet[Any] = weakref.WeakSet()  # optimizers whose state is held in that type
         self._scales = False
         self._casts = self._dtype is None
         self._scalers: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
@@ -179,9 +191,6 @@ class TorchAmp(TorchNames):
     @property
     def widens(self) -> torch.dtype | None:
         return self._dtype
-
-    def forget_unscaled(self, scaler: Any, optimizer: Any) -> None:
-        scaler._per_optimizer_states.pop(id(optimizer), None)
 
     def _note(self, enabled: bool, scaler: Any = None) -> None:
         """Note that the script makes an object of `torch.amp`, which it may have switched off."""
@@ -235,6 +244,10 @@ class TorchAmp(TorchNames):
                 self._silenced[scaler] = {name: kwargs[name] for name in SETTINGS}
             args, kwargs["enabled"] = (), self._dtype is torch.float16
         original(scaler, *args, **kwargs)
+        if scaler in self._silenced:  # what scripts read in one that is on, for a scale of 1 that never moves
+            scaler._init_scale, scaler._scale = 1.0, torch.ones(())
+            scaler._growth_tracker = torch.zeros((), dtype=torch.int32)
+            scaler._per_optimizer_states = defaultdict(_refresh_per_optimizer_state)
 
     def _scale(self, original: Any, scaler: Any, outputs: Any) -> Any:
         self._scales = True
@@ -288,6 +301,9 @@ class TorchAmp(TorchNames):
         if (self.used or self.is_driven) and self._given is not None:  # a closure computes inside of its step
             self._given([], [optimizer])
             self._given = None
+        if self._state_dtype is not None and not self._initialized() and optimizer not in self._with_state:
+            self._with_state.add(optimizer)
+            hold_state_in(optimizer, self._state_dtype)
         if self.is_driven:
             return
         if self.used and not self._casts:

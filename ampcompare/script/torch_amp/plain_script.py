@@ -435,8 +435,8 @@ class PlainScript:
         for optimizer in self._true:
             if any(optimizer is one for one in self._unscaled):
                 self._names.forget_unscaled(self._scaler, optimizer)
-            elif self._names.widens is None and not self._names.casts_loss:
-                continue  # an arm with master weights knows what it has shown
+            elif self._names.casts_weights:
+                continue  # the arm knows what it has shown
             if self._has_gradients(optimizer):
                 self._multiply(optimizer, self._scaler.get_scale())
         self._true.clear()
@@ -557,12 +557,12 @@ class PlainScript:
             )
 
     def _refuse_foreign(self, optimizer: Any) -> None:
-        """Refuse gradients that no backward pass has made, where they belong to masters."""
-        if self._names.masters(optimizer) and self._has_gradients(optimizer):
+        """Refuse gradients that no backward pass has made, where the optimizer steps copies of the weights."""
+        if self._names.steps_copies and self._has_gradients(optimizer):
             raise ScalingError(
                 here(
-                    f"the script sets gradients itself, as with torch.autograd.grad, and {self._arm} steps master "
-                    "weights, which lack them; compare native:bf16 or apex:O1"
+                    f"the script sets gradients itself, as with torch.autograd.grad, and {self._arm} steps fp32 copies "
+                    "of the weights, which lack them; compare native:bf16 or apex:O1"
                 )
             )
 
@@ -600,10 +600,8 @@ def _to(dtype: torch.dtype, value: Any) -> Any:
 
 
 def _several_closures(arm: Arm) -> str:
-    return (
-        f"LBFGS runs its closure several times in one step, and {arm} scales the loss, which may skip a step; compare "
-        "fp32 or native:bf16"
-    )
+    why = "scales the loss, which may skip a step" if _skips_overflows(arm) else "gives the model weights after a step"
+    return f"LBFGS runs its closure several times in one step, and {arm} {why}; compare fp32 or native:bf16"
 
 
 class _UpdatesByHand:

@@ -23,7 +23,6 @@ the arguments of the script.
 from __future__ import annotations
 
 import abc
-import dataclasses
 import functools
 import gc
 import importlib
@@ -33,78 +32,52 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, distributed, nn
+from torch import Tensor, nn
 from torch.optim import swa_utils
 from torch.utils import _pytree as pytree
 
-from ampcompare.apex.amp.scaler import LossScaler
 from ampcompare.backends.apex_levels import apex_level
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import AmpCompareError, PreparationError, ScalingError, UnsupportedCombination
 from ampcompare.guards.events import GRADIENT_READS, Points, Subscriptions, without_subscribers
 from ampcompare.guards.location import here
 from ampcompare.script.keep_fp32 import WRAPPERS, bare_model
+from ampcompare.script.shown_gradients import Pairs, ShownGradients
 from ampcompare.script.torch_amp.autocast_and_scaler import (
     HALF,
     TorchAmp,
-    not_scaled,
-    refuse_closure,
-    scaler_settings,
     unscaled,
     without_autocast,
 )
+from ampcompare.script.torch_amp.parallel_wrappers import ParallelWrappers
+from ampcompare.script.torch_amp.script_scaler import ApexScale, LossScale, ScriptScaler
 from ampcompare.script.watch import HashedWeights
 from ampcompare.training.precision.base import make_precision, owned_params
 from ampcompare.training.precision.half import HalfOptimizer
 
 __all__ = ["WholeModel"]
 
-METHODS = ("scale", "unscale_", "step", "update", "get_scale", "state_dict", "load_state_dict")
 LERPS = ((Tensor, "lerp"), (Tensor, "lerp_"), (torch, "_foreach_lerp_"))
 CONTAINERS = (nn.ModuleList, nn.ModuleDict)  # they hold models, and are never called
-_GRAD: Any = vars(torch._C.TensorBase)["grad"]
-KEPT = ("training", "require_backward_grad_sync")  # what a script may have set since
-
-
-class _Scale(abc.ABC):
-    """Of one GradScaler."""
-
-    @property
-    @abc.abstractmethod
-    def value(self) -> float:
-        """The present loss scale; 1 if nothing is scaled."""
-
-    @property
-    @abc.abstractmethod
-    def good_steps(self) -> int:
-        """Updates without an overflow since it moved last."""
-
-    growth_interval: int = 2000
-
-    @abc.abstractmethod
-    def move(self, *, overflow: bool) -> None:
-        """Move after an update."""
-
-    @abc.abstractmethod
-    def load(self, value: float, good_steps: int) -> None:
-        """Continue from an earlier state."""
 
 
 class _LossScaling(abc.ABC):
     """What an arm does to models and optimizers, and to gradients.
 
     Attributes:
-        needs_scaler: whether steps go through a GradScaler: the loss is scaled, or gradients move to master weights.
+        needs_scaler: whether steps go through a GradScaler: the loss is scaled, or gradients move to other tensors.
+        steps_copies: whether the optimizer steps other tensors than the model's weights.
     """
 
     needs_scaler: bool
+    steps_copies: bool
 
     @abc.abstractmethod
     def prepare(self, models: Sequence[nn.Module], optimizers: Sequence[Any]) -> None:
         """Cast models, and prepare optimizers, in place."""
 
     @abc.abstractmethod
-    def new_scale(self) -> _Scale:
+    def new_scale(self) -> LossScale:
         """Return a loss scale; that of the arm itself if it has one for all."""
 
     @abc.abstractmethod
@@ -112,11 +85,11 @@ class _LossScaling(abc.ABC):
         """Prepare for the next backward pass."""
 
     @abc.abstractmethod
-    def unscale(self, optimizer: Any, scale: _Scale) -> bool:
+    def unscale(self, optimizer: Any, scale: LossScale) -> bool:
         """Give what the optimizer steps true gradients, and return whether one overflowed."""
 
     def masters(self, optimizer: Any) -> list[tuple[Tensor, Tensor]]:
-        """Return each 16-bit weight of the model that the optimizer steps a master of, with that master."""
+        """Return each weight of the model in whose place the optimizer has another tensor at present, with that."""
         return []
 
     @abc.abstractmethod
@@ -128,34 +101,14 @@ class _LossScaling(abc.ABC):
         """End an update without a step."""
 
 
-class _ApexScale(_Scale):
-    def __init__(self, loss_scale: float | str, floor: float | None, ceiling: float) -> None:
-        self.scaler = LossScaler(loss_scale, min_loss_scale=floor, max_loss_scale=ceiling)
-        self.growth_interval = self.scaler._scale_seq_len
-
-    @property
-    def value(self) -> float:
-        return self.scaler.loss_scale()
-
-    @property
-    def good_steps(self) -> int:
-        return self.scaler._unskipped
-
-    def move(self, *, overflow: bool) -> None:
-        self.scaler._has_overflow = overflow
-        self.scaler.update_scale()
-
-    def load(self, value: float, good_steps: int) -> None:
-        self.scaler._loss_scale, self.scaler._unskipped = value, good_steps
-
-
 class _ApexScaling(_LossScaling):
     """O2, O3 or O5 of ampcompare's engine."""
 
     def __init__(self, arm: Arm, device: str) -> None:
         self._level = apex_level(arm.options)
         self._precision = make_precision(Arm.make("apex", **{**arm.options, "engine": "compat"}), device=device)
-        self.needs_scaler = bool(self._level.master_weights) or self._level.loss_scale != 1.0
+        self.steps_copies = bool(self._level.master_weights)
+        self.needs_scaler = self.steps_copies or self._level.loss_scale != 1.0
 
     def prepare(self, models: Sequence[nn.Module], optimizers: Sequence[Any]) -> None:
         if self._level.master_weights:
@@ -169,8 +122,8 @@ class _ApexScaling(_LossScaling):
         with without_subscribers(frontend, "_initialize"):  # which see the calls of the script
             self._precision.prepare(models, optimizers)
 
-    def new_scale(self) -> _Scale:
-        return _ApexScale(self._level.loss_scale, self._level.min_loss_scale, self._level.max_loss_scale)
+    def new_scale(self) -> LossScale:
+        return ApexScale(self._level)
 
     def before_backward(self, optimizers: Sequence[Any]) -> None:
         for optimizer in optimizers:  # masters that are made after a backward pass would drop its gradients
@@ -184,8 +137,8 @@ class _ApexScaling(_LossScaling):
             for param in frozen:
                 param.requires_grad = False
 
-    def unscale(self, optimizer: Any, scale: _Scale) -> bool:
-        assert isinstance(scale, _ApexScale)
+    def unscale(self, optimizer: Any, scale: LossScale) -> bool:
+        assert isinstance(scale, ApexScale)
         scaler = scale.scaler
         scaler.clear_overflow_state()
         optimizer._post_amp_backward(scaler)
@@ -206,7 +159,7 @@ class _ApexScaling(_LossScaling):
         optimizer._opt_called = True  # the script called step: schedulers warn otherwise
 
 
-class _HalfScale(_Scale):
+class _HalfScale(LossScale):
     def __init__(self, precision: Any) -> None:
         self._precision = precision
 
@@ -236,14 +189,15 @@ class _HalfScaling(_LossScaling):
 
     def __init__(self, arm: Arm, device: str) -> None:
         self._precision: Any = make_precision(arm, device=device)
-        self.needs_scaler = bool(arm.options.get("master_weights")) or bool(self._precision.loss_scales())
+        self.steps_copies = self._precision.steps_copies
+        self.needs_scaler = self.steps_copies or bool(self._precision.loss_scales())
         self._scale: weakref.ref[_HalfScale] | None = None
         self._first = next(iter(self._precision.loss_scales()), 1.0)
 
     def prepare(self, models: Sequence[nn.Module], optimizers: Sequence[Any]) -> None:
         self._precision.prepare(models, optimizers)
 
-    def new_scale(self) -> _Scale:
+    def new_scale(self) -> LossScale:
         if self._scale is not None and self._scale() is not None and self._precision.loss_scales():
             raise PreparationError(
                 here("the script has a second GradScaler, and a half arm has one loss scale for all")
@@ -257,12 +211,13 @@ class _HalfScaling(_LossScaling):
         if isinstance(self._precision, HalfOptimizer):
             self._precision.collect(optimizers)
 
-    def unscale(self, optimizer: Any, scale: _Scale) -> bool:
+    def unscale(self, optimizer: Any, scale: LossScale) -> bool:
         self._precision.unscale(optimizer)
         return isinstance(self._precision, HalfOptimizer) and self._precision.overflows(optimizer)
 
     def masters(self, optimizer: Any) -> list[tuple[Tensor, Tensor]]:
-        return self._precision.masters(optimizer) if isinstance(self._precision, HalfOptimizer) else []
+        pairs: list[tuple[Tensor, Tensor]] = self._precision.masters(optimizer)
+        return pairs
 
     def step(self, optimizer: Any) -> Any:
         return self._precision.end_update(optimizer, good=True)
@@ -275,23 +230,6 @@ class _HalfScaling(_LossScaling):
 def _make_loss_scaling(arm: Arm, device: str) -> _LossScaling:
     """Return that of an arm of `half`, or of `apex` at a level that casts weights."""
     return _ApexScaling(arm, device) if arm.backend == "apex" else _HalfScaling(arm, device)
-
-
-@dataclasses.dataclass
-class _Window:
-    """What one GradScaler does until its next update.
-
-    Attributes:
-        scale: its own; it lasts.
-        scaled: whether it has scaled a loss.
-        overflows: of the optimizers whose gradients are unscaled, by id.
-        stepped: the ids of those that have stepped or skipped.
-    """
-
-    scale: _Scale
-    scaled: bool = False
-    overflows: dict[int, bool] = dataclasses.field(default_factory=dict)
-    stepped: set[int] = dataclasses.field(default_factory=set)
 
 
 class _InFp32:
@@ -332,11 +270,11 @@ class WholeModel(TorchAmp):
         self._casts = False
         self._found = _FoundModels(str(arm), self._prepare, self.is_by_apex)
         self._scaling: _LossScaling = _make_loss_scaling(arm, "cuda" if torch.cuda.is_available() else "cpu")
-        self._gradients = _MasterGradients()
+        self._scaler = ScriptScaler(arm, self, runs_closures=not self._scaling.needs_scaler)
+        self._gradients = ShownGradients()
         self._model_references: list[weakref.ref[nn.Module]] = []
         self._optimizer_references: list[weakref.ref[Any]] = []
         self._first: dict[int, HashedWeights] = {}  # the weights of each optimizer before they are cast
-        self._windows: weakref.WeakKeyDictionary[Any, _Window] = weakref.WeakKeyDictionary()
         self._stepping: Any = None
         self._is_prepared = False
         self._has_followed = False  # writes of weights
@@ -345,9 +283,7 @@ class WholeModel(TorchAmp):
     def install(self, events: Subscriptions) -> None:
         """Replace what both classes do."""
         events.wrap(*Points.MAKE_AUTOCAST, self._make_autocast)
-        events.wrap(*Points.MAKE_SCALER, self._make_scaler)
-        for name in METHODS:
-            events.wrap(torch.amp.GradScaler, name, functools.partial(self._call, f"_{name.rstrip('_')}"))
+        self._scaler.install(events)
         events.wrap(*Points.BACKWARD, self._backward)
         events.wrap(torch.optim.Optimizer, "zero_grad", self._zero_grad)
         events.wrap(swa_utils.AveragedModel, "update_parameters", self._average)
@@ -378,8 +314,8 @@ class WholeModel(TorchAmp):
         return True
 
     @property
-    def widens(self) -> torch.dtype | None:
-        return None
+    def steps_copies(self) -> bool:
+        return self._scaling.steps_copies
 
     def casts_now(self) -> bool:
         """Return whether the weights are cast."""
@@ -408,11 +344,6 @@ class WholeModel(TorchAmp):
                 return original(start, end, *args, **kwargs)
         wide, end = self._fitting((start, end))
         return original(start if is_in_place else wide, end, *args, **kwargs)
-
-    def _make_scaler(self, original: Any, scaler: Any, *args: Any, **kwargs: Any) -> None:
-        settings = scaler_settings(args, kwargs)
-        self._note(settings["enabled"], scaler)
-        original(scaler, **{**settings, "enabled": True})  # a script in bf16 has one that is off
 
     def _prepare(self, models: list[nn.Module], optimizers: list[Any]) -> None:
         self._refuse_shared(optimizers)
@@ -456,7 +387,6 @@ class WholeModel(TorchAmp):
             self._first.clear()
 
     def masters(self, optimizer: Any) -> list[tuple[Tensor, Tensor]]:
-        """Return the 16-bit weights of an optimizer with their masters."""
         return self._scaling.masters(optimizer) if any(optimizer is one for one in self._optimizers) else []
 
     def input_type(self, module: nn.Module) -> torch.dtype | None:
@@ -466,6 +396,8 @@ class WholeModel(TorchAmp):
         """
         self._found.look_at(module)
         if not self._is_prepared or any(bare_model(module) is model for model in self._models):
+            return None
+        if self._dtype is not None:  # autocast fits what a part gets
             return None
         held = next((param.dtype for param in module.parameters() if param.dtype in HALF), None)
         return held if any(module is part for model in self._models for part in model.modules()) else None
@@ -483,18 +415,19 @@ class WholeModel(TorchAmp):
         is_mixed = torch.float32 in types and not types.isdisjoint(HALF)
         return pytree.tree_map(_as_fp32, values) if is_mixed else values
 
-    def _call(self, name: str, original: Any, scaler: Any, *args: Any, **kwargs: Any) -> Any:
-        if self.is_by_apex() or not scaler.is_enabled():
-            return original(scaler, *args, **kwargs)
-        window = self._windows.get(scaler)
-        if window is None:
-            window = self._windows[scaler] = _Window(self._scaling.new_scale())
-        return getattr(self, f"{name}_by")(window, *args, **kwargs)
+    # What the scalers do.
 
-    def _scale_by(self, window: _Window, outputs: Any) -> Any:
+    def scaler_made(self, scaler: Any, enabled: bool) -> None:
+        self._note(enabled, scaler)
+
+    def is_left_alone(self) -> bool:
+        return self.is_by_apex()
+
+    def new_scale(self) -> LossScale:
+        return self._scaling.new_scale()
+
+    def before_scale(self, *, unscaled: bool) -> None:
         self._scales = True
-        if not isinstance(outputs, Tensor):
-            return type(outputs)(self._scale_by(window, output) for output in outputs)
         if not self._is_prepared:
             raise PreparationError(
                 here(
@@ -502,21 +435,15 @@ class WholeModel(TorchAmp):
                     "has none to cast; make the optimizer before the forward pass"
                 )
             )
-        if window.overflows.keys() - window.stepped:
+        if unscaled:
             raise ScalingError(
                 here(f"a loss is scaled between scaler.unscale_ and scaler.step; {self._arm} needs all losses before")
             )
-        window.scaled = True
         self._scaling.before_backward(self._optimizers)
-        return outputs.float() * window.scale.value
 
-    def _unscale_by(self, window: _Window, optimizer: Any) -> None:
+    def check_unscale(self, optimizer: Any) -> None:
         if not self._casts and not self.is_driven:
             raise self._lacks_autocast()
-        if not window.scaled:
-            raise not_scaled(self._arm)
-        if id(optimizer) in window.overflows:
-            raise RuntimeError("unscale_() has already been called on this optimizer since the last update().")
         if all(optimizer is not one for one in self._optimizers):
             raise PreparationError(
                 here(
@@ -524,37 +451,36 @@ class WholeModel(TorchAmp):
                     "has not prepared it"
                 )
             )
-        pairs = self.masters(optimizer)
-        if self._gradients.are_shown(pairs):
+        if self._gradients.are_shown(self._weights_of(optimizer)):
             raise ScalingError(
                 here("the gradients of the last step were not cleared, and new ones were added; call zero_grad first")
             )
-        self._gradients.hide(pairs)
-        window.overflows[id(optimizer)] = self._scaling.unscale(optimizer, window.scale)
-        self._gradients.show(self.masters(optimizer))
 
-    def _step_by(self, window: _Window, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        if not self._scaling.needs_scaler and (args or kwargs):
-            return optimizer.step(*args, **kwargs)  # nothing is scaled or skipped, so a closure may run
-        refuse_closure(self._arm, args, kwargs)
-        if id(optimizer) not in window.overflows:
-            self._unscale_by(window, optimizer)
-        if id(optimizer) in window.stepped:
-            raise RuntimeError("step() has already been called since the last update().")
-        window.stepped.add(id(optimizer))
-        if window.overflows[id(optimizer)]:
-            self._skip(optimizer)
-            return None
+    def unscale(self, optimizer: Any, scale: LossScale) -> bool:
+        self._gradients.hide(self._weights_of(optimizer))
+        overflow = self._scaling.unscale(optimizer, scale)
+        pairs = self.masters(optimizer)
+        self._gradients.show(pairs)
+        if pairs and optimizer not in self._given_weights:
+            self._given_weights[optimizer] = _bit_sums(pairs)
+        return overflow
+
+    def _weights_of(self, optimizer: Any) -> list[Tensor]:
+        """Return the weights that an optimizer steps, and those of the model that it steps others in the place of."""
+        return [*owned_params(optimizer), *(half for half, _ in self.masters(optimizer))]
+
+    def apply(self, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         self._stepping = optimizer
         try:
             return self._scaling.step(optimizer)
         finally:
             self._stepping = None
             self._drop_gradients(optimizer)
+            self._given_weights.pop(optimizer, None)
             if pairs := self.masters(optimizer):
                 self._given_weights[optimizer] = _bit_sums(pairs)
 
-    def _skip(self, optimizer: Any) -> None:
+    def skip(self, optimizer: Any) -> None:
         self._scaling.skip(optimizer)
         self._drop_gradients(optimizer)
 
@@ -586,28 +512,6 @@ class WholeModel(TorchAmp):
                 )
             self._has_followed = True
 
-    def _update_by(self, window: _Window, new_scale: Any = None) -> None:
-        for optimizer in self._optimizers:
-            if id(optimizer) in window.overflows.keys() - window.stepped:
-                self._skip(optimizer)
-        if new_scale is not None:
-            window.scale.load(float(new_scale), window.scale.good_steps)
-        elif window.overflows:
-            window.scale.move(overflow=any(window.overflows.values()))
-        window.overflows.clear()
-        window.stepped.clear()
-        window.scaled = False
-
-    def _get_scale_by(self, window: _Window) -> float:
-        return window.scale.value
-
-    def _state_dict_by(self, window: _Window) -> dict[str, Any]:
-        settings = {"growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": window.scale.growth_interval}
-        return {"scale": window.scale.value, **settings, "_growth_tracker": window.scale.good_steps}
-
-    def _load_state_dict_by(self, window: _Window, state: dict[str, Any]) -> None:
-        window.scale.load(float(state["scale"]), int(state["_growth_tracker"]))
-
     def cleared(self, optimizer: Any, *, set_to_none: bool) -> None:
         """Clear the gradients of an optimizer, those of the model and of master weights."""
         with GRADIENT_READS.paused():
@@ -621,18 +525,15 @@ class WholeModel(TorchAmp):
         original(optimizer, set_to_none)
 
     def _clear(self, optimizer: Any, *, set_to_none: bool) -> None:
-        pairs = self.masters(optimizer)
-        weights = [param for group in optimizer.param_groups for param in group["params"]]
-        weights += [half for half, _ in pairs]
+        weights = self._weights_of(optimizer)
         lacking = {id(param) for param in weights if param.grad is None}  # read while those of masters are shown
-        self._gradients.hide(pairs)
+        self._gradients.hide(weights)
         for param in weights:
             if set_to_none or id(param) in lacking:
                 param.grad = None
             else:
                 param.grad = torch.zeros_like(param)
-        for _, master in pairs:
-            master.grad = None
+        self._drop_gradients(optimizer)
 
     def _lacks_autocast(self) -> AmpCompareError:
         return without_autocast(self._arm) if self._off is None else UnsupportedCombination(self._off)
@@ -691,7 +592,7 @@ class _FoundModels:
         self._cast: list[weakref.ref[nn.Module]] = []
         self._cast_weights: weakref.WeakValueDictionary[int, Tensor] = weakref.WeakValueDictionary()  # by id
         self._is_done = False
-        self._wrappers = _ParallelWrappers()
+        self._wrappers = ParallelWrappers()
 
     def install(self, events: Subscriptions) -> None:
         """Follow the optimizers from now on."""
@@ -824,115 +725,6 @@ def _is_shell(module: nn.Module) -> bool:
     return type(module).__name__ in WRAPPERS or isinstance(module, CONTAINERS)
 
 
-Pairs = Sequence[tuple[Tensor, Tensor]]
-
-
 def _bit_sums(pairs: Pairs) -> Tensor:
     """Return the sum of the bits of each 16-bit weight, as whole numbers."""
     return torch.stack([param.detach().view(torch.int16).sum().to(pairs[0][0].device) for param, _ in pairs])
-
-
-class _MasterGradients:
-    """`tensor.grad` for the 16-bit weights whose gradients are shown; for all others it is what it was."""
-
-    def __init__(self) -> None:
-        self._shown: dict[int, tuple[Tensor, Tensor, Tensor | None]] = {}  # weight, master, true gradient
-
-    def show(self, pairs: Pairs) -> None:
-        """Let each 16-bit weight show the gradient of its master, an fp32 tensor of its shape, and drop its own."""
-        for param, master in pairs:
-            self._shown[id(param)] = param, master, _GRAD.__get__(master)
-            _GRAD.__set__(param, None)
-        self._set()
-
-    def hide(self, pairs: Pairs) -> None:
-        """Let weights show their own gradients again."""
-        for param, _ in pairs:
-            self._shown.pop(id(param), None)
-        self._set()
-
-    def are_shown(self, pairs: Pairs) -> bool:
-        """Return whether any of these shows a gradient."""
-        return any(self._shown.get(id(param), (None, None, None))[2] is not None for param, _ in pairs)
-
-    def end(self) -> None:
-        """Let all tensors show their own gradients."""
-        self._shown.clear()
-        self._set()
-
-    def _set(self) -> None:
-        GRADIENT_READS.redirect(*((self._read, self._write) if self._shown else (None, None)))
-
-    def _read(self, tensor: Tensor) -> Any:
-        shown = self._shown.get(id(tensor))
-        return _GRAD.__get__(tensor) if shown is None else shown[2]
-
-    def _write(self, tensor: Tensor, grad: Tensor | None) -> None:
-        shown = self._shown.get(id(tensor))
-        if shown is None:
-            _GRAD.__set__(tensor, grad)
-            return
-        param, master, _ = shown
-        wide = None if grad is None else grad.float()
-        _GRAD.__set__(master, wide)
-        _GRAD.__set__(param, None)
-        if wide is None:
-            del self._shown[id(tensor)]
-            self._set()
-        else:
-            self._shown[id(tensor)] = param, master, wide
-
-
-class _ParallelWrappers:
-    """The wrappers that a script has made, in their order, which is that of all ranks."""
-
-    def __init__(self) -> None:
-        self._made: list[tuple[weakref.ref[Any], tuple[Any, ...], dict[str, Any]]] = []
-
-    def install(self, events: Subscriptions) -> None:
-        """Follow them from now on."""
-        events.wrap(nn.parallel.DistributedDataParallel, "__init__", self._make)
-
-    def _make(self, original: Any, wrapper: Any, module: Any, *args: Any, **kwargs: Any) -> None:
-        original(wrapper, module, *args, **kwargs)
-        self._made.append((weakref.ref(wrapper), args, kwargs))
-
-    def is_alone(self) -> bool:
-        """Return whether there is no other rank."""
-        return not distributed.is_available() or not distributed.is_initialized() or distributed.get_world_size() == 1
-
-    def _around(self, models: Sequence[nn.Module]) -> Iterator[tuple[Any, tuple[Any, ...], dict[str, Any]]]:
-        for reference, args, kwargs in list(self._made):
-            wrapper = reference()
-            if wrapper is not None and any(wrapper.module is model for model in models):
-                yield wrapper, args, kwargs
-
-    def check(self, models: Sequence[nn.Module], name: str) -> None:
-        """Check that the wrappers of models can be made again.
-
-        Args:
-            name: of the arm.
-
-        Raises:
-            PreparationError: one has a communication hook, which would be lost.
-        """
-        for wrapper, _, _ in self._around(models):
-            if getattr(wrapper, "_comm_hooks", None):
-                raise PreparationError(
-                    here(
-                        f"DistributedDataParallel has a communication hook, which {name} would lose by casting the "
-                        "weights; leave the hook out, or use an arm that keeps the weights"
-                    )
-                )
-
-    def make_again(self, models: Sequence[nn.Module]) -> None:
-        """Make the wrappers of models, whose weights were cast, again; a collective call of all ranks."""
-        for wrapper, args, kwargs in self._around(models):
-            kept = {name: getattr(wrapper, name) for name in KEPT}
-            module = wrapper.module
-            modes = {id(part): part.training for part in module.modules()}
-            nn.parallel.DistributedDataParallel.__init__(wrapper, module, *args, **kwargs)
-            for part in module.modules():
-                part.training = modes[id(part)]
-            for name, value in kept.items():
-                setattr(wrapper, name, value)

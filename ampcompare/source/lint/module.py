@@ -16,6 +16,7 @@ from ampcompare.source.roles import Roles
 from ampcompare.source.syntax import argument, dotted, last_name
 
 __all__ = [
+    "EXITS",
     "RULES",
     "Finding",
     "LintModule",
@@ -31,6 +32,8 @@ __all__ = [
 
 Trace = list[Event]
 RULES: list[Rule] = []
+# Calls that end the process.
+EXITS = re.compile(r"^(?:sys\.|os\._?)?(?:exit|quit|abort)$")
 # A comment, or text between quotes as its group.
 COMMENT_OR_TEXT = re.compile(
     r"""#[^\n]*|(\"{3}(?:\\.|[^\\])*?\"{3}|'{3}(?:\\.|[^\\])*?'{3}|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*')""",

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ast
 from dataclasses import dataclass
+from difflib import SequenceMatcher
 
-__all__ = ["BY_HAND", "MARK", "NOTE", "Finding", "Unsure"]
+__all__ = ["BY_HAND", "MARK", "NOTE", "Finding", "Unsure", "origins_of_lines"]
 
 BY_HAND = "by hand"
 NOTE = "note"
@@ -39,3 +40,13 @@ class Unsure(Exception):
     def __init__(self, node: ast.AST, message: str) -> None:
         super().__init__(message)
         self.node = node
+
+
+def origins_of_lines(before: str, after: str) -> dict[int, int]:
+    """Return for each line of a text the line of an earlier text that it comes from; both count from 1."""
+    lines: dict[int, int] = {}
+    matcher = SequenceMatcher(None, before.splitlines(), after.splitlines(), autojunk=False)
+    for _, first, last, begin, end in matcher.get_opcodes():
+        for number in range(begin, end):
+            lines[number + 1] = min(first + number - begin, max(last - 1, first)) + 1
+    return lines

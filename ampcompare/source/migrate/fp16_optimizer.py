@@ -7,12 +7,11 @@ Three classes of Apex have the name: those of `apex.fp16_utils`, of `apex.optimi
 from __future__ import annotations
 
 import ast
-import difflib
 from dataclasses import dataclass
 
 from ampcompare.source.branches import Facts, facts_at
 from ampcompare.source.edits import Edits
-from ampcompare.source.migrate.finding import NOTE, Finding
+from ampcompare.source.migrate.finding import NOTE, Finding, origins_of_lines
 from ampcompare.source.migrate.read.names import Names
 from ampcompare.source.migrate.read.sites import Unsure
 from ampcompare.source.module import Function, Module
@@ -150,7 +149,7 @@ class _Rewriter:
         if any("dynamic" in each.scale for each in self._wrapped):
             self._note(self._wrapped[0].call, GROWTH)
         text = self._edits.result()
-        return AtLevel2(text, _origins(self._module.text, text), self._notes)
+        return AtLevel2(text, origins_of_lines(self._module.text, text), self._notes)
 
     def _note(self, node: ast.AST, message: str) -> None:
         self._notes.append(Finding(node.lineno, node.col_offset, NOTE, message))  # type: ignore[attr-defined]
@@ -286,16 +285,6 @@ class _Rewriter:
                     self._edits.after(statement, ["from apex import amp"])
                 return
         raise Unsure(self._wrapped[0].call, f"{NAME} is not imported by name")
-
-
-def _origins(old: str, new: str) -> dict[int, int]:
-    """Return the line of the old text for each line of the new one."""
-    before, after = old.splitlines(), new.splitlines()
-    found: dict[int, int] = {}
-    for _, a, a_end, b, b_end in difflib.SequenceMatcher(None, before, after, autojunk=False).get_opcodes():
-        for index in range(b, b_end):
-            found[index + 1] = min(a + index - b, max(a, a_end - 1)) + 1
-    return found
 
 
 @dataclass(frozen=True)

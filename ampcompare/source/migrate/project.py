@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from difflib import SequenceMatcher, unified_diff
+from difflib import unified_diff
 from pathlib import Path
 from typing import ClassVar, TypeAlias
 
@@ -13,12 +14,12 @@ from ampcompare.base.files.read import FileFault
 from ampcompare.base.notebook_display import Shown
 from ampcompare.source.document import Document, parse_document, read_bytes, write_document
 from ampcompare.source.find import find_sources
-from ampcompare.source.migrate.finding import BY_HAND, NOTE, Finding
+from ampcompare.source.migrate.finding import BY_HAND, NOTE, Finding, origins_of_lines
 from ampcompare.source.migrate.read.neighbours import look_around
 from ampcompare.source.migrate.rewrite import Migration, may_use_apex, migrate_text
-from ampcompare.source.syntax import SourceInvalid, parse_tree
+from ampcompare.source.syntax import SourceInvalid, parse_tree, walk
 
-__all__ = ["FileMigration", "find_files", "find_mistakes", "migrate_file"]
+__all__ = ["FileMigration", "find_files", "find_mistakes", "is_script", "migrate_file"]
 
 SIGNS = (b"apex", b"amp_C", b"amp.scale_loss(", b"_amp_", b"_master_", b"\0")  # a null byte: text in UTF-16, or no text
 # Returns the mistakes of a module: line, from 1, code of lint, and message.
@@ -105,6 +106,20 @@ def find_files(paths: Iterable[str], *, unreadable: Callable[[Path, str], None] 
     return find_sources(paths, unreadable=unreadable)
 
 
+def is_script(path: Path) -> bool:
+    """Return whether a file does something where it is run: it asks for `__main__`, or calls or loops at the top."""
+    try:
+        tree = parse_tree(parse_document(path, read_bytes(path)).text)
+    except (FileFault, SourceInvalid):
+        return False
+    asks = any(isinstance(each, ast.Constant) and each.value == "__main__" for each in walk(tree))
+    return asks or any(isinstance(each, (ast.For, ast.While)) or _calls(each) for each in tree.body)
+
+
+def _calls(statement: ast.stmt) -> bool:
+    return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call)
+
+
 def migrate_file(
     path: Path, target: str = "torch", *, must_parse: bool = False, examine: Examine = lambda text: []
 ) -> FileMigration:
@@ -152,7 +167,7 @@ def _checked(before: str, migration: Migration, examine: Examine) -> Migration:
     mistakes = [] if fault is not None else examine(migration.text)
     earlier = examine(before)
     own = OWN_MISTAKES | {code for _, code, _ in earlier}
-    lines = _lines_before(before, migration.text)
+    lines = origins_of_lines(before, migration.text)
     remarks = [
         Finding(lines[line], 0, NOTE if code in own else BY_HAND, f"line {line} of the result: {code}: {message}")
         for line, code, message in mistakes
@@ -174,16 +189,6 @@ def _fault_of(text: str) -> str | None:
     except SyntaxError as error:
         return f"{error.msg} in line {error.lineno}"
     return None
-
-
-def _lines_before(before: str, after: str) -> dict[int, int]:
-    """Return for each line of a text the line of an earlier text that it comes from; both count from 1."""
-    lines: dict[int, int] = {}
-    matcher = SequenceMatcher(None, before.splitlines(), after.splitlines(), autojunk=False)
-    for _, first, last, begin, end in matcher.get_opcodes():
-        for number in range(begin, end):
-            lines[number + 1] = min(first + number - begin, max(last - 1, first)) + 1
-    return lines
 
 
 def find_mistakes(text: str) -> list[tuple[int, str, str]]:

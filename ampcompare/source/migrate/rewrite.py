@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ampcompare.source.amp_names import APEX, CORE, shown
-from ampcompare.source.edits import Edits
+from ampcompare.source.edits import Edits, on_own_lines
 from ampcompare.source.migrate.core.core import rewrite_core
-from ampcompare.source.migrate.finding import BY_HAND, MARK, NOTE, Finding
+from ampcompare.source.migrate.finding import BY_HAND, MARK, NOTE, Finding, origins_of_lines
 from ampcompare.source.migrate.fp16_optimizer import at_level_2
 from ampcompare.source.migrate.optimizer_internals import INTERNALS, drop_internals
 from ampcompare.source.migrate.read.names import Names
@@ -20,7 +20,7 @@ from ampcompare.source.migrate.read.sites import Unsure
 from ampcompare.source.migrate.twin_table import IMPORTED, LAYERS, REMOVED
 from ampcompare.source.migrate.twins import Twins
 from ampcompare.source.module import Block, Module
-from ampcompare.source.syntax import argument, last_name
+from ampcompare.source.syntax import SourceInvalid, argument, last_name
 
 __all__ = ["Migration", "may_use_apex", "migrate_text"]
 
@@ -92,6 +92,12 @@ def migrate_text(text: str, target: str = "torch", around: Around = ALONE) -> Mi
         return Migration(text, [])
     module = Module(text)
     names = Names(module, around.helpers(module), around.passed_on(module), around.running(module))
+    used = [node for node, _ in names.uses] + [call for call, _ in module.methods("step", "backward")]
+    crowded = [
+        each for each in map(module.statement, used) if not module.is_alone(each) and not isinstance(each, ast.With)
+    ]
+    if names.uses and crowded and (apart := on_own_lines(module, crowded)) != text:
+        return _of_other_lines(text, apart, target, around)
     edits, findings, unsure = Edits(module), [], None
     if not names.imports and not names.uses:
         if any(full.partition(".")[0] == "ampcompare" for _, _, full in module.imports):
@@ -109,7 +115,9 @@ def migrate_text(text: str, target: str = "torch", around: Around = ALONE) -> Mi
         edits = Edits(module)
         findings.append(_by_hand(error.node, str(error)))
     if target == "precision":
-        return _for_precision(module, names, edits, findings, unsure, above)
+        result = _for_precision(module, names, edits, findings, unsure, above)
+        apart = on_own_lines(module, edits.shared)
+        return result if apart == text else _of_other_lines(text, apart, target, around)
     twins = Twins(module, names, edits, torch, core=unsure is None)
     kept: list[ast.AST] = []
     for node, meaning in names.uses:
@@ -138,8 +146,17 @@ def migrate_text(text: str, target: str = "torch", around: Around = ALONE) -> Mi
     if edits and "functools." in edits.inserted():
         _import_functools(module, edits)
     _mark(module, edits, findings)
-    result = _join_branches(edits.result()) if edits else text
-    return Migration(result, findings, len(names.uses), len(kept))
+    if edits.shared and (apart := on_own_lines(module, edits.shared)) != text:
+        return _of_other_lines(text, apart, target, around)
+    new = _join_branches(edits.result()) if edits else text
+    return Migration(new, findings, len(names.uses), len(kept))
+
+
+def _of_other_lines(text: str, apart: str, target: str, around: Around) -> Migration:
+    """Return the migration of a module of which some statements got lines of their own, with the lines it had."""
+    lines = origins_of_lines(text, apart)
+    result = migrate_text(apart, target, around)
+    return replace(result, findings=sorted({replace(each, line=lines[each.line]) for each in result.findings}))
 
 
 def _without_fp16_optimizer(module: Module, names: Names, torch: str, target: str) -> Migration | None:
@@ -231,7 +248,10 @@ def _statement_at(module: Module, finding: Finding) -> ast.stmt | None:
 def _join_branches(text: str) -> str:
     """Return a rewritten module without the `if` statements whose two branches scale a loss and are equal."""
     while any(mark in text for mark in MARKS):
-        module = Module(text)
+        try:
+            module = Module(text)
+        except SourceInvalid:  # which is no fault of the script, and is reported as such
+            break
         equal = [node for node in module.nodes if isinstance(node, ast.If) and _is_equal(module, node)]
         if not equal:
             break

@@ -92,12 +92,18 @@ OPTIMIZERS = {
 
 DECORATORS = {"half_function": "float16", "float_function": "float32"}
 
+# Parts that Apex removed later than amp, longest name first, each with when and what torch has instead.
+GONE = {
+    "apex.contrib.gpu_direct_storage": ("July 2026", "torch.cuda.gds"),
+    "apex.contrib.multihead_attn": ("July 2026", "torch.nn.MultiheadAttention"),
+    "apex.contrib.fmha": ("July 2026", "torch.nn.functional.scaled_dot_product_attention"),
+    "apex.transformer": ("January 2026", "Megatron-Core"),
+}
 # Parts of Apex that its current version still has, and torch has not.
 STAYS = (
     "apex.contrib.",
     "apex.mlp.",
     "apex.fused_dense.",
-    "apex.transformer.",
     "apex.optimizers.FusedLAMB",
     "apex.optimizers.FusedMixedPrecisionLamb",
     "apex.optimizers.FusedNovoGrad",
@@ -170,7 +176,9 @@ TABLE = (
         "in a file that only evaluates; left in one that trains"),
     Row("optimizer = FP16_Optimizer(optimizer, ...); optimizer.backward(loss)", "as for O2", NOTED,
         "where the fp16 model, the backward passes and the steps are in the same file; else left with a comment"),
-    Row("apex.contrib, apex.mlp, apex.transformer, amp_C", "none", STAYING, "current Apex still has them"),
+    Row("apex.contrib, apex.mlp, amp_C", "none", STAYING, "current Apex still has them, except the next row"),
+    Row("apex.transformer; apex.contrib.fmha, multihead_attn, gpu_direct_storage", "none", STAYING,
+        "by hand: Apex removed the first in January 2026, the others in July 2026"),
 )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from ampcompare.source.migrate.read.names import Names
 from ampcompare.source.migrate.read.options import as_bool
 from ampcompare.source.migrate.read.order import find_order
 from ampcompare.source.migrate.read.sites import Read, Unsure, collect_sites
-from ampcompare.source.migrate.twin_table import DECORATORS, IMPORTED, OPTIMIZERS, STAYS, Optimizer
+from ampcompare.source.migrate.twin_table import DECORATORS, GONE, IMPORTED, OPTIMIZERS, STAYS, Optimizer
 from ampcompare.source.module import Module
 from ampcompare.source.syntax import HIDDEN, arguments, dotted, is_literal, last_name
 
@@ -167,6 +167,9 @@ class Twins:
                 f"torch.amp: "
                 "keep the model in fp32, use autocast and GradScaler",
             )
+        if (gone := next((name for name in GONE if f"{meaning}.".startswith(f"{name}.")), None)) is not None:
+            when, instead = GONE[gone]
+            raise Unsure(node, f"Apex removed {gone} in {when}: take {instead}")
         if meaning.startswith(STAYS):
             return self._stays(node, meaning)
         if meaning in ("apex", "apex.optimizers", "apex.parallel", "apex.normalization", "apex.amp"):

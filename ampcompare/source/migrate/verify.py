@@ -289,7 +289,7 @@ def run_script(
     with tempfile.TemporaryDirectory(prefix="ampcompare-verify-") as outer:
         folder = Path(outer, "run")
         folder.mkdir()
-        request = {
+        request: dict[str, Any] = {
             "script": str(script),
             "arguments": arguments,
             "steps": steps,
@@ -300,6 +300,7 @@ def run_script(
             "folder": str(folder),
         }
         with sandboxed(Path(outer, "store"), shared=[folder], roots=[script.parent]) as sandbox:
+            request["script"] = sandbox.at(str(script))
             process = subprocess.run(
                 start_command("ampcompare.script.legacy.replay", json.dumps(request)),
                 stdin=subprocess.DEVNULL,

@@ -111,6 +111,9 @@ class Precision:
     added_state: tuple[str, ...] = ()
     """What is kept in the state of each 16-bit parameter besides the optimizer's own: tensors of its shape and type."""
 
+    steps_copies: bool = False
+    """Whether optimizers step other tensors than the model's parameters: master weights, or copies made for a step."""
+
     emulated: str = ""
     """A format that the device lacks, so this arm computes in a wider one and rounds; "" if there is none."""
 
@@ -173,6 +176,10 @@ class Precision:
             gradient has its parameter's shape and dtype, or is `None` if no loss reached it.
         """
         return owned_params(optimizer)
+
+    def masters(self, optimizer: Optimizer) -> list[tuple[Tensor, Tensor]]:
+        """Return each weight of the model in whose place `optimizer` has another tensor at present, with that."""
+        return []
 
     def step(self, *optimizers: Optimizer) -> StepOutcome:
         """Update the weights with all optimizers of this update at once, or skip those whose gradients overflowed."""
@@ -256,6 +263,7 @@ class PrecisionWrapper(Precision):
         self.state_dtype = inner.state_dtype
         self.added_state = inner.added_state
         self.kept_fp32 = inner.kept_fp32
+        self.steps_copies = inner.steps_copies
         self.emulated = inner.emulated
 
     def expect_losses(self, count: int) -> None:
@@ -285,6 +293,9 @@ class PrecisionWrapper(Precision):
 
     def unscale(self, optimizer: Optimizer) -> list[Tensor]:
         return self.inner.unscale(optimizer)
+
+    def masters(self, optimizer: Optimizer) -> list[tuple[Tensor, Tensor]]:
+        return self.inner.masters(optimizer)
 
     def step(self, *optimizers: Optimizer) -> StepOutcome:
         return self.inner.step(*optimizers)

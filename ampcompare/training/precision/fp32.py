@@ -1,18 +1,20 @@
-"""Plain single precision: nothing is cast and nothing is scaled; and TF32, a switch of the process."""
+"""Plain single precision: nothing is cast and nothing is scaled; on request in TF32."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
 from ampcompare.base.errors import BackendUnavailable
+from ampcompare.base.tensors.tf32 import Tf32, set_tf32
 from ampcompare.training.precision.base import NO_CONTEXT, Precision, Prepared
 
-__all__ = ["FP32", "require_tf32", "set_tf32", "tf32_as", "tf32_switches"]
+__all__ = ["FP32", "require_tf32"]
+
 
 MIN_CAPABILITY = (8, 0)
 
@@ -39,28 +41,6 @@ def require_tf32(device: torch.device, asked_by: str) -> None:
         )
 
 
-def set_tf32(on: bool) -> None:
-    """Switch TF32 on or off for fp32 matrix products and convolutions of this process."""
-    torch.backends.cuda.matmul.allow_tf32 = on
-    torch.backends.cudnn.allow_tf32 = on
-
-
-def tf32_switches() -> tuple[bool, bool]:
-    """Return torch's two switches: for matrix products, and for convolutions."""
-    return torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-
-
-@contextmanager
-def tf32_as(switches: tuple[bool, bool]) -> Iterator[None]:
-    """Set both switches to what `tf32_switches` returned, and back on exit."""
-    before = tf32_switches()
-    torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = switches
-    try:
-        yield
-    finally:
-        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
-
-
 class FP32(Precision):
     """The reference that the other backends are compared with: the defaults of `Precision`.
 
@@ -76,7 +56,7 @@ class FP32(Precision):
         if tf32:
             require_tf32(torch.device(device), "fp32:tf32")
         self.tf32 = tf32
-        self._switches = tf32_switches()
+        self._switches = Tf32.read()
 
     def _prepare(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> Prepared:
         if self.tf32:
@@ -84,7 +64,7 @@ class FP32(Precision):
         return list(models), list(optimizers)
 
     def suspended(self) -> AbstractContextManager[None]:
-        return tf32_as(self._switches) if self.tf32 else NO_CONTEXT
+        return self._switches.applied() if self.tf32 else NO_CONTEXT
 
     def unrecordable(self, optimizers: Sequence[Optimizer]) -> None:
         return None

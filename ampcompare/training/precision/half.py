@@ -210,6 +210,10 @@ class _OptimizerWeights:
     def drop(self) -> None:
         """End an update whose step is skipped."""
 
+    def pairs(self) -> list[tuple[Tensor, Tensor]]:
+        """Return each weight of the model in whose place the optimizer has another tensor at present, with that."""
+        return []
+
 
 class _Masters(_OptimizerWeights):
     """fp32 master weights that replace the 16-bit parameters of an optimizer, and the copies between the two.
@@ -240,7 +244,6 @@ class _Masters(_OptimizerWeights):
         self._num_groups = len(optimizer.param_groups)
 
     def pairs(self) -> list[tuple[Tensor, Tensor]]:
-        """Return each 16-bit weight with its master."""
         return list(zip(self._params, self._masters, strict=True))
 
     @torch.no_grad()
@@ -322,6 +325,9 @@ class WideStep(_OptimizerWeights):
         for group in optimizer.param_groups:
             for param in group["params"]:
                 _cast_entries(optimizer, param, state_dtype or param.dtype)
+
+    def pairs(self) -> list[tuple[Tensor, Tensor]]:
+        return list(zip(self._params, self._copies, strict=True))
 
     @torch.no_grad()
     def take_gradients(self) -> None:
@@ -420,6 +426,7 @@ class HalfOptimizer(Precision):
         self._kahan = kahan
         self._stochastic = StochasticRounding(0) if rounding == "stochastic" else None
         self._is_wide = not master_weights and (kahan or rounding == "stochastic" or state is not None)
+        self.steps_copies = master_weights or self._is_wide
         self.half_dtype: torch.dtype = getattr(torch, dtype)
         self.bn_fp32 = bn_fp32
         self.master_weights = master_weights
@@ -479,9 +486,7 @@ class HalfOptimizer(Precision):
                 self._weights[id(optimizer)].collect()
 
     def masters(self, optimizer: Optimizer) -> list[tuple[Tensor, Tensor]]:
-        """Return each 16-bit weight that `optimizer` steps a master of, with that master."""
-        weights = self._weights[id(optimizer)]
-        return weights.pairs() if isinstance(weights, _Masters) else []
+        return self._weights[id(optimizer)].pairs()
 
     def _device_scale(self, device: torch.device) -> DeviceLossScale | None:
         """Return the scale that lives on `device`; None if the host has it."""

@@ -16,7 +16,6 @@ from torch.optim import Optimizer
 from ampcompare.base.environment.packages import installed_version
 from ampcompare.base.errors import CheckpointError
 from ampcompare.base.tensors.sharded import shard_shapes
-from ampcompare.base.tensors.tree import tensors_in
 from ampcompare.training.checkpoint.convert.between_arms import has_masters
 from ampcompare.training.checkpoint.convert.scalers import parse_scale, parse_step_count
 from ampcompare.training.checkpoint.store.layout import CONVERTED, TENSOR_CLASS, TENSOR_SHARDS, as_list
@@ -168,8 +167,6 @@ def require_training_fits(
     wanted = _wanted_masters(state, models, optimizers, owned)
     if "arm" in state or any(masters):
         _require_masters(masters, wanted, models, complete="arm" in state, alone=own)
-    if own:
-        _require_rounded(masters, saved_models, wanted)
     stateless = state.get("stateless") or [None] * len(optimizers)
     if len(stateless) != len(optimizers):
         raise CheckpointError(f"stateless of the checkpoint is of {len(stateless)} optimizers; use one of this recipe")
@@ -185,11 +182,8 @@ def require_training_fits(
         fit.require(saved, added=precision.added_state)
         if "arm" in state:
             _require_settings(optimizer, saved, key, rates_stay=rates_stay, complete=own and _same_torch(state))
-    _require_zeroed(state, optimizers)
     _require_buffers(state, models)
     _require_precision(state, precision, own=own)
-    if own:
-        _require_finite(state, saved_models, saved_optimizers, models)
 
 
 def require_fit(model: nn.Module, weights: Any, *, same_types: bool = False) -> None:
@@ -262,33 +256,10 @@ def _require_masters(
         )
 
 
-def _require_rounded(masters: list[Any], saved_models: list[Any], wanted: list[dict[str, Tensor]]) -> None:
-    """Check that weights are their masters, rounded: every step that moves the masters writes the weights."""
-    for found, weights, params in zip(masters, saved_models, wanted, strict=False):
-        for name, param in params.items():
-            rounded, weight = found[name].to(param.dtype), weights[name].to(param.dtype)
-            if not torch.equal(rounded.nan_to_num(), weight.nan_to_num()):
-                raise CheckpointError(
-                    f"masters.{name} of the checkpoint does not round to its {param.dtype} weight; one of the two is "
-                    "of another step, use the checkpoint before it"
-                )
-
-
 def _same_torch(state: Mapping[str, Any]) -> bool:
     """Return whether this torch wrote the state: another one may have fewer settings of an optimizer."""
     versions = state.get("versions")
     return isinstance(versions, Mapping) and versions.get("torch") == installed_version("torch")
-
-
-def _require_zeroed(state: Mapping[str, Any], optimizers: Sequence[Optimizer]) -> None:
-    zeroed = state.get("zeroed", [])
-    if zeroed and len(zeroed) != len(optimizers):
-        raise CheckpointError(
-            f"zeroed of the checkpoint is of {len(zeroed)} optimizers, and the run has another number"
-        )
-    for places, optimizer in zip(zeroed, optimizers, strict=False):
-        if len(set(places)) != len(places) or any(place >= len(owned_params(optimizer)) for place in places):
-            raise CheckpointError("zeroed of the checkpoint names parameters that the optimizer does not have")
 
 
 def _require_buffers(state: Mapping[str, Any], models: Sequence[nn.Module]) -> None:
@@ -332,26 +303,6 @@ def _require_scaling(found: Any, wanted: Mapping[str, Any], place: str, *, own: 
             parse_scale(value, where)
         elif name in wanted and not _alike(value, wanted[name]):
             raise CheckpointError(f"{where} is {_short(value)} there and {_short(wanted[name])} here")
-
-
-def _require_finite(
-    state: Mapping[str, Any], weights: list[Any], optimizers: list[Any], models: Sequence[nn.Module]
-) -> None:
-    """Check that weights are finite unless the run had diverged, which is detected before each save."""
-    if state.get("parts", {}).get("watch", {}).get("diverged_step") is not None:
-        return
-    for model, saved in zip(models, weights, strict=True):
-        for name, param in model.named_parameters():
-            if name in saved and not bool(saved[name].to(param.dtype).isfinite().all()):
-                raise CheckpointError(f"model.{name} of the checkpoint is not finite, and the run had not diverged")
-        for name, value in saved.items():
-            if name.endswith("running_var") and bool((value < 0).any()):
-                raise CheckpointError(f"model.{name} of the checkpoint holds a negative variance")
-    for saved in optimizers:
-        for number, entry in saved["state"].items():
-            for name, value in entry.items():
-                if any(bool(tensor.isnan().any()) for tensor in tensors_in(value)):
-                    raise CheckpointError(f"optimizer.state.{number}.{name} is NaN, and the run had not diverged")
 
 
 class _OptimizerFit:

@@ -11,16 +11,26 @@ from pathlib import Path
 
 import pytest
 
+from ampcompare.base.errors import ConfigError
+from ampcompare.base.processes import working_copy
 from ampcompare.base.processes.sandbox import Sandbox, Written, can_sandbox, sandboxed
 
 ENTER = "from ampcompare.base.processes.overlay import enter_if_asked; enter_if_asked()\n"
 
 
-@pytest.fixture(autouse=True)
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return the working directory, a project with a checkpoint; HOME is its neighbor."""
-    if not can_sandbox(str(tmp_path)):
+@pytest.fixture(params=["overlays", "copies"])
+def by(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Return by what the user's files are protected."""
+    if request.param == "copies":
+        monkeypatch.setattr("ampcompare.base.processes.sandbox.can_sandbox", lambda folder: False)
+    elif not can_sandbox(str(tmp_path)):
         pytest.skip("this machine allows no overlays")
+    return str(request.param)
+
+
+@pytest.fixture(autouse=True)
+def project(by: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the working directory, a project with a checkpoint; HOME is its neighbor."""
     for name in ("project/data", "home/.cache/lib", "elsewhere"):
         (tmp_path / name).mkdir(parents=True)
     for name in ("project/checkpoint.pt", "project/data/input.csv", "home/.cache/lib/index", "elsewhere/log.txt"):
@@ -76,8 +86,10 @@ WAYS = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_whatever_way_a_process_writes_the_users_files_stay(way: str, tmp_path: Path, project: Path) -> None:
+def test_whatever_way_a_process_writes_the_users_files_stay(way: str, by: str, tmp_path: Path, project: Path) -> None:
     code, name, how = WAYS[way]
+    if by == "copies" and name.startswith(".."):
+        pytest.skip("a copy holds for the working directory alone")
     path = os.path.normpath(project / name)
     before = state_of(tmp_path)
     with sandboxed(tmp_path / "store") as sandbox:
@@ -86,6 +98,7 @@ def test_whatever_way_a_process_writes_the_users_files_stay(way: str, tmp_path: 
     assert (path, how) in [(one.path, one.how) for one in sandbox.written]
 
 
+@pytest.mark.parametrize("by", ["overlays"], indirect=True)
 def test_what_was_written_lies_in_the_target_under_the_same_relative_path(tmp_path: Path, project: Path) -> None:
     code = "import os; os.makedirs('out'); open('out/a', 'w').write('A'); open('../elsewhere/b', 'w').write('B')"
     target = tmp_path / "written"
@@ -109,10 +122,10 @@ def test_a_process_reads_its_own_version_and_none_of_another_sandbox(tmp_path: P
             assert run(sandbox, code) == 0
 
 
-def test_shared_folders_are_the_real_ones(tmp_path: Path, project: Path) -> None:
-    with sandboxed(tmp_path / "store", shared=[tmp_path / "elsewhere", project / "checkpoint.pt"]) as sandbox:
-        run(sandbox, "open('../elsewhere/log.txt', 'w').write('x'); open('checkpoint.pt', 'w').write('y')")
-    assert (tmp_path / "elsewhere/log.txt").read_text() == "x"
+def test_shared_paths_are_the_real_ones(tmp_path: Path, project: Path) -> None:
+    with sandboxed(tmp_path / "store", shared=[project / "data", project / "checkpoint.pt"]) as sandbox:
+        run(sandbox, "open('data/input.csv', 'w').write('x'); open('checkpoint.pt', 'w').write('y')")
+    assert (project / "data/input.csv").read_text() == "x"
     assert (project / "checkpoint.pt").read_text() == "y"
     assert not sandbox.written
 
@@ -136,3 +149,38 @@ def test_bytecode_and_temporary_files_are_not_listed(tmp_path: Path, project: Pa
         run(sandbox, "import sys, tempfile; sys.path.insert(0, ''); import helper; tempfile.mkstemp()")
     assert state_of(tmp_path) == before
     assert not sandbox.written
+
+
+@pytest.mark.parametrize("by", ["copies"], indirect=True)
+def test_a_file_too_large_for_a_copy_is_named_before_the_start(
+    tmp_path: Path, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(working_copy, "MAX_FILE_BYTES", 5)
+    before = state_of(tmp_path)
+    with pytest.raises(ConfigError, match=r"checkpoint.pt .* is too large to protect.*--allow-writes"):
+        with sandboxed(tmp_path / "store"):
+            pass
+    with sandboxed(tmp_path / "store", shared=[project / "checkpoint.pt", project / "data"]) as sandbox:
+        assert run(sandbox, "assert open('checkpoint.pt').read()") == 0
+    assert state_of(tmp_path) == before
+
+
+@pytest.mark.parametrize("by", ["copies"], indirect=True)
+def test_a_copy_has_links_to_environments_and_runs_and_to_what_lies_elsewhere(tmp_path: Path, project: Path) -> None:
+    for name in (".git/HEAD", ".venv/pyvenv.cfg", "runs/compare-1/plan.json"):
+        (project / name).parent.mkdir(parents=True)
+        (project / name).write_text("x")
+    (project / "far").symlink_to("../elsewhere")
+    (project / "latest").symlink_to("checkpoint.pt")
+    with sandboxed(tmp_path / "store") as sandbox:
+        code = (
+            "import os; links = [name for name in os.listdir() if os.path.islink(name)]\n"
+            "assert sorted(links) == ['.git', '.venv', 'far', 'latest'], links\n"
+            "assert os.path.islink('runs/compare-1') and open('far/log.txt').read()\n"
+            "open('latest', 'w').write('x')"
+        )
+        assert run(sandbox, code) == 0
+        assert sandbox.at(str(project / "data/input.csv")) != str(project / "data/input.csv")
+        assert sandbox.at("data") == "data"
+    assert [(Path(one.path).name, one.how) for one in sandbox.written] == [("checkpoint.pt", "changed")]
+    assert (project / "checkpoint.pt").read_text() == "the user's"

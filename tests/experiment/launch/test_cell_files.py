@@ -6,7 +6,12 @@ from pathlib import Path
 
 from ampcompare.base.files.run_files import CellFile
 from ampcompare.experiment.launch.base import Progress
-from ampcompare.experiment.launch.cell_files import archive_previous, progress_reader, progress_writer
+from ampcompare.experiment.launch.cell_files import (
+    archive_previous,
+    earlier_files,
+    progress_reader,
+    progress_writer,
+)
 
 
 def test_files_of_an_earlier_run_are_kept_under_another_name(tmp_path: Path) -> None:
@@ -47,3 +52,19 @@ def test_an_unreadable_progress_file_reports_nothing(tmp_path: Path) -> None:
     read()
 
     assert received == []
+
+
+def test_files_of_an_earlier_attempt_that_are_read_are_named(tmp_path: Path) -> None:
+    """Neither what is only written again, nor what lies there unread, nor ampcompare's own files."""
+    (tmp_path / "out").mkdir()
+    for name in ("out/ck.pt", "out/log.txt", "idle.txt", "steps.jsonl", "script.rank0.jsonl", "config.json", "log.txt"):
+        (tmp_path / name).write_text("x")
+    read = earlier_files(tmp_path)
+    assert read() == []
+    for name in ("out/ck.pt", "steps.jsonl"):
+        (tmp_path / name).read_text()
+    with (tmp_path / "out/log.txt").open("a") as file:
+        file.write("y")
+    (tmp_path / "new.txt").write_text("x")
+    (tmp_path / "new.txt").read_text()
+    assert read() == [str(tmp_path / "out/ck.pt")]

@@ -322,3 +322,18 @@ def test_a_module_that_calls_itself() -> None:
     many = "\n".join(f"def f{i}(s, o):\n    f{i + 1}(s, o)\n    f{i + 1}(s, o)\n    f0(s, o)" for i in range(30))
 
     assert codes_of(f"import torch\n{many}\ndef f30(scaler, o):\n    scaler.step(o)\n    scaler.update()\n") == []
+
+
+@pytest.mark.parametrize(
+    ("handler", "is_found"),
+    [
+        ('except ImportError:\n    raise ImportError("install apex")', True),
+        ("except (ImportError, OSError) as error:\n    print(error)\n    sys.exit(1)", True),
+        ("except ValueError:\n    amp = None", True),
+        ("finally:\n    print()", True),
+        ("except Exception:\n    print()", False),
+        ("except ImportError:\n    if strict:\n        raise\n    amp = None", False),
+    ],
+)
+def test_an_import_of_apex_is_guarded_where_the_script_goes_on(handler: str, is_found: bool) -> None:
+    assert ("AMP301" in codes_of(f"try:\n    from apex import amp\n{handler}\n")) == is_found

@@ -9,6 +9,145 @@ from ampcompare.source.lint.run import Selection, fix_text
 from tests.source.lint.forms import codes_of_pair
 
 PAIRS = {
+    "AMP236: a constant of the module, by `where`": """
+        NEGATIVE = -(10**9)
+        def attend(q, k, mask):
+            with torch.autocast("cuda"):
+                scores = torch.matmul(q, k)
+                NEGATIVE_ROW = torch.full_like(scores, NEGATIVE)  # wrong
+                NEGATIVE_ROW = torch.full_like(scores.float(), NEGATIVE)  # right
+                return torch.where(mask, scores, NEGATIVE_ROW)
+    """,
+    "AMP236: an attribute of a class": """
+        class Attention(torch.nn.Module):
+            FILL = -1e9
+            def __init__(self):
+                self.least = 1e4 * -1
+            def forward(self, scores, mask):
+                scores = scores.half()
+                scores = scores.masked_fill(mask, self.FILL)  # wrong
+                scores = scores.masked_fill(mask, self.least)  # right
+                return scores
+    """,
+    "AMP236: a new tensor": """
+        mask = torch.full((4, 4), -1e9, dtype=torch.float16)  # wrong
+        mask = torch.full((4, 4), -1e9).half()  # right
+    """,
+    "AMP119: added by `update`, and saved by a method of the model": """
+        from apex import amp
+        def train(args, model, loader, state):
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            model, optimizer = amp.initialize(model, optimizer, opt_level="O1")
+            state.update({"epoch": 1, "optimizer": optimizer.state_dict()})
+            state.update(amp=amp.state_dict())  # right
+            model.save(state)
+    """,
+    "AMP119: packed by a function": """
+        from apex import amp
+        def pack(model, optimizer):
+            return {
+                "model": model.state_dict(),
+                "amp": amp.state_dict(),  # right
+                "optimizer": optimizer.state_dict(),
+            }
+        model, optimizer = amp.initialize(model, optimizer)
+        torch.save(pack(model, optimizer), "last.pt")
+    """,
+    "AMP226: the second argument, and a word of a comment": """
+        scaler = torch.amp.GradScaler("cuda")
+        state = dict(optimizer=optimizer.state_dict())  # scaler.state_dict() is not needed
+        state["scaler"] = scaler.state_dict()  # right
+        files.save_state("last.pt", state)
+    """,
+    "AMP237: a loop in a function that is called in autocast": """
+        def fit(model, optimizer, loader):
+            for batch in loader:
+                optimizer.zero_grad()
+                loss = model(batch)
+                loss.backward()  # noqa: AMP221
+                optimizer.step()
+        with torch.autocast("cuda", dtype=torch.bfloat16):  # wrong
+        with torch.autocast("cuda", dtype=torch.bfloat16, cache_enabled=False):  # right
+            fit(model, optimizer, loader)
+    """,
+    "AMP237: a decorated training, with a scaler": """
+        @torch.autocast("cuda")  # wrong
+        @torch.autocast("cuda", enabled=False)  # right
+        def fit(model, loader):
+            for batch in loader:
+                optimizer.zero_grad()
+                scaler.scale(model(batch)).backward()
+                scaler.step(optimizer)
+                scaler.update()
+    """,
+    "AMP237: a block in each round of an outer loop": """
+        for epoch in range(3):
+            with torch.autocast("cuda", dtype=torch.bfloat16):  # wrong
+            if epoch:  # right
+                for batch in loader:
+                    optimizer.zero_grad()
+                    with torch.autocast("cuda", dtype=torch.bfloat16): loss = model(batch)
+                    loss.backward()  # noqa: AMP221
+                    optimizer.step()
+    """,
+    "AMP239: half in a chain, and autocast around it": """
+        model = torch.nn.Sequential(torch.nn.Linear(8, 2)).half().cuda()  # wrong
+        model = torch.nn.Sequential(torch.nn.Linear(8, 2)).half().float()  # right
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for batch in loader:
+            model(batch).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    """,
+    "AMP239: loaded by a library in bf16": """
+        from transformers import AutoModelForCausalLM
+        model = AutoModelForCausalLM.from_pretrained(name, torch_dtype=torch.bfloat16)  # wrong
+        model = AutoModelForCausalLM.from_pretrained(name, torch_dtype=torch.float32)  # right
+        groups = [{"params": [p for n, p in model.named_parameters() if "bias" not in n]}]
+        optimizer = torch.optim.AdamW(groups, lr=1e-5)
+        for batch in loader:
+            model(**batch).loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    """,
+    "AMP239: a default type": """
+        def main(loader):
+            torch.set_default_dtype(torch.bfloat16)
+            torch.set_default_dtype(torch.float32)  # right
+            model = Net(8)
+            optimizer = torch.optim.Adam(model.parameters())
+            for batch in loader:
+                model(batch).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+    """,
+    "AMP224: loaded in fp16": """
+        model = Net.from_pretrained(name, dtype="float16").cuda()  # wrong
+        model = Net.from_pretrained(name, dtype="float32").cuda()  # right
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for batch in loader:
+            optimizer.zero_grad()
+            scaler.scale(model(batch)).backward()
+            scaler.step(optimizer)
+            scaler.update()
+    """,
+    "AMP311: options of a command line": """
+        import subprocess
+        level = ["--fp16", "--fp16_opt_level", "O2"]  # wrong
+        level = ["--fp16"]  # right
+        subprocess.run(["python", "train.py", *level])
+    """,
+    "AMP311: options in a dict": """
+        import transformers
+        options = {"fp16": True, "fp16_backend": "apex"}  # wrong
+        options = {"fp16": True, "fp16_backend": "auto"}  # right
+        arguments = transformers.TrainingArguments("out", **options)
+    """,
+    "AMP312: the old switch is read": """
+        torch.backends.fp32_precision = "ieee"
+        fast = torch.get_float32_matmul_precision() != "highest"  # wrong
+        fast = torch.backends.fp32_precision == "tf32"  # right
+    """,
     "AMP123: weights by way of a function that sorts them": """
         from apex.parallel import convert_syncbn_model
         def split(model):

@@ -1,4 +1,4 @@
-"""TF32 as an arm and as a switch."""
+"""TF32 as an arm."""
 
 from __future__ import annotations
 
@@ -9,16 +9,18 @@ import torch
 from torch import nn
 
 from ampcompare.base.errors import BackendUnavailable
+from ampcompare.base.tensors.tf32 import Tf32, set_tf32
 from ampcompare.training.precision.base import make_precision
-from ampcompare.training.precision.fp32 import require_tf32, set_tf32
+from ampcompare.training.precision.fp32 import require_tf32
 
 
 @pytest.fixture
 def switches() -> Iterator[None]:
     """Put torch's own switches back."""
-    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    before = Tf32.read()
     yield
-    torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
+    torch.backends.fp32_precision = "none"
+    before.apply()
 
 
 def test_a_cpu_has_no_tf32() -> None:

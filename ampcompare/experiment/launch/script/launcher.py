@@ -24,14 +24,23 @@ import psutil
 
 from ampcompare.base.environment.fingerprint import THREAD_VARIABLES, fingerprint, host_name
 from ampcompare.base.errors import EnvironmentUnfit, LaunchError
-from ampcompare.base.files.loaded_code import Names
 from ampcompare.base.files.run_files import CellFile
 from ampcompare.base.processes.client import MAX_SERVERS, ProcessServer, ServerLost, can_fork
+from ampcompare.base.processes.sandbox import Sandbox
 from ampcompare.base.processes.start import start_command
 from ampcompare.base.rank_marks import CELL_FOLDER
 from ampcompare.base.secrets import MASK, learn_file, mask, mask_variable
 from ampcompare.experiment.launch.base import Launcher, Progress, Stoppable
-from ampcompare.experiment.launch.cell_files import last_lines, make_cell_folder, with_code, write_config, write_record
+from ampcompare.experiment.launch.cell_files import (
+    earlier_files,
+    last_lines,
+    make_cell_folder,
+    sandboxed_cell,
+    with_code,
+    without_written,
+    write_config,
+    write_record,
+)
 from ampcompare.experiment.launch.multi_process import StoppedProcesses
 from ampcompare.experiment.launch.places import ANYWHERE, Place
 from ampcompare.experiment.launch.script.output import OutputReader, Printed
@@ -45,7 +54,6 @@ from ampcompare.experiment.launch.script.rows import (
 from ampcompare.experiment.launch.script.supervise import end_family
 from ampcompare.runs.records.evaluation import EpochResult
 from ampcompare.runs.records.metric import metrics_of
-from ampcompare.runs.records.opened_files import forget_reads, read_opened
 from ampcompare.runs.records.run import EngineInfo, RunRecord, RunSummary, StepRecord, dump_json, loss_tail
 from ampcompare.runs.settings.config import RunConfig
 from ampcompare.runs.settings.script import LOSS, ScriptConfig, ScriptMetric
@@ -60,6 +68,12 @@ SETTINGS = (".yaml", ".yml", ".json", ".toml", ".ini", ".cfg", ".env", ".conf")
 # Exit codes of `ampcompare exec` for errors of ampcompare itself.
 OUR_ERRORS = (2, 3, 4)
 MAX_LAST_LINES = 5
+CODE_FOLDER = "AMPCOMPARE_CODE_FOLDER"
+WITHOUT_OVERLAYS = (
+    "this machine allows no overlays, so each cell runs in a copy of the script's folder; what the script writes to a "
+    "full path elsewhere, as below the home, changes your files"
+)
+MAX_FILES = 200  # that a record names
 WORD = re.compile(r"[^\W_]")
 NO_REASON = re.compile(r"ampcompare: (\d+ steps?, \d+ skipped|the record has no step|--device cpu: )")
 TAIL_SHARE = 10  # the default metric is over the last tenth of the losses
@@ -85,6 +99,7 @@ class ScriptLauncher(Launcher):
         self._server: Stoppable[ProcessServer] = Stoppable(ProcessServer.close)
         self._threads: tuple[str | None, ...] = ()  # of the server
         self._stood_still = ""  # why the last process was ended
+        self._has_copies = False  # scripts run in copies of their folders, which was said
 
     def launch(
         self, config: RunConfig, folder: Path, on_progress: Callable[[Progress], None] | None = None
@@ -93,7 +108,6 @@ class ScriptLauncher(Launcher):
         make_cell_folder(folder)
         for old in folder.glob(CellFile.SCRIPTS):
             old.unlink()
-        (folder / CellFile.OPENED).unlink(missing_ok=True)
         write_config(config, folder)
         if reason := why_refused(config.script, config.parsed_arm):
             refused = failed_script(config, reason, exit_code=2)
@@ -105,9 +119,10 @@ class ScriptLauncher(Launcher):
         started, begin = datetime.now(timezone.utc).isoformat(timespec="milliseconds"), time.perf_counter()
         code = 0
         output: OutputReader | None = None
-        with self._process.busy():
+        files_read = earlier_files(folder)
+        with self._process.busy(), sandboxed_cell(config, folder) as sandbox:
             with contextlib.suppress(_AskedToStop):
-                code, output = self._run(config, config.script, folder, on_progress)
+                code, output = self._run(config, config.script, folder, sandbox, on_progress)
             self._process.check()
         wall = time.perf_counter() - begin
         rows = of_training_process(folder)
@@ -123,19 +138,23 @@ class ScriptLauncher(Launcher):
             record = script_record(
                 config, rows, output.values, wall_seconds=wall, started=started, faults=output.part_faults()
             )
-        record = self._place.mark(_with_opened_files(with_code(record, folder), folder, config.script.folder))
+        if record.script is not None:
+            files = {"files": [one.path for one in sandbox.written[:MAX_FILES]], "resumed": files_read()}
+            record = record.model_copy(update={"script": record.script.model_copy(update=files)})
+        record = self._place.mark(with_code(record, folder))
         write_record(record, folder)
-        return record
+        return without_written(record, folder, sandbox.written)
 
     def _run(
         self,
         config: RunConfig,
         script: ScriptConfig,
         folder: Path,
+        sandbox: Sandbox,
         on_progress: Callable[[Progress], None] | None,
     ) -> tuple[int, OutputReader]:
         """Return the exit code, and the output, which has been read."""
-        process = self._start(config, script, folder)
+        process = self._start(config, script, folder, sandbox)
         if self._is_asked():
             self._send_stop(process)
         reader = OutputReader(process.stdout, folder / CellFile.LOG, script.metrics)
@@ -160,15 +179,22 @@ class ScriptLauncher(Launcher):
             code = process.wait()
         return code, reader
 
-    def _start(self, config: RunConfig, script: ScriptConfig, folder: Path) -> _CellProcess:
-        environment = {**_environment(config, folder), **self._place.environment}
+    def _start(self, config: RunConfig, script: ScriptConfig, folder: Path, sandbox: Sandbox) -> _CellProcess:
+        outside = {**_environment(config, folder), **self._place.environment}
+        at = {CODE_FOLDER: sandbox.at(outside[CODE_FOLDER])}
+        environment = {**outside, **sandbox.environment, **at}
         command = script_command(config, script, folder)
+        start = command.index("ampcompare")
+        command[start:] = map(sandbox.at, command[start:])
+        if sandbox.is_partial and not self._has_copies:
+            self._has_copies = True
+            self.note(WITHOUT_OVERLAYS)
         if script.torchrun or config.processes > 1 or not can_fork():  # torchrun starts interpreters
             with self._place.pinned():
                 return self._process.start(lambda: _start_interpreter(command, environment))
-        words = command[command.index("ampcompare") + 1 :]
+        words = command[start + 1 :]
         for _ in range(MAX_SERVERS):
-            server = self._ensure_server(environment)
+            server = self._ensure_server(outside)
             try:
                 if not server.wait_until_ready(self._is_asked):
                     self._server.drop()
@@ -237,8 +263,7 @@ def _environment(config: RunConfig, folder: Path) -> dict[str, str]:
     threads = dict.fromkeys(THREAD_VARIABLES, str(config.threads))
     own = {
         CELL_FOLDER: str(folder.resolve()),
-        "AMPCOMPARE_CELL_STARTED": str(time.time()),
-        "AMPCOMPARE_CODE_FOLDER": str(config.script.folder),
+        CODE_FOLDER: str(config.script.folder),
         MASK: mask_variable(),
     }
     return {"PYTHONHASHSEED": "0", **threads, **os.environ, **own, "PYTHONUNBUFFERED": "1"}
@@ -265,22 +290,6 @@ def script_command(config: RunConfig, script: ScriptConfig, folder: Path) -> lis
         options.append("-m")
     arguments = script.arguments_for(seed, config.arm, folder.resolve())
     return [*start, "ampcompare", "exec", *options, script.name, *arguments]
-
-
-def _with_opened_files(record: RunRecord, folder: Path, code_folder: Path) -> RunRecord:
-    opened = read_opened(folder)
-    forget_reads(folder)
-    if record.script is None:
-        return record
-    facts = {
-        "files": list(dict.fromkeys([*record.script.files, *opened.written])),
-        "inherited": opened.inherited,
-        "resumed": opened.resumed,
-    }
-    names = Names(code_folder)
-    results = {names.of(file) for file in opened.inherited}  # of other cells, and no data that should stay as it is
-    code = {name: digest for name, digest in (record.code or {}).items() if name not in results}
-    return record.model_copy(update={"script": record.script.model_copy(update=facts), "code": code})
 
 
 def _our_code(code: int, rows: ScriptRows) -> int:

@@ -39,7 +39,6 @@ class ScriptRows:
     batches: list[str] = field(default_factory=list)
     scalars: dict[str, list[float]] = field(default_factory=dict)
     sources: dict[str, str] = field(default_factory=dict)
-    files: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     setup: dict[str, Any] = field(default_factory=dict)
     ledger: Ledger | None = None
@@ -53,7 +52,6 @@ class ScriptRows:
         return ScriptFacts(
             weights=self.weights,
             batches=self.batches,
-            files=self.files,
             notes=self.notes,
         )
 
@@ -92,8 +90,6 @@ def _add(rows: ScriptRows, row: dict[str, Any]) -> None:
         rows.sources.setdefault(row["name"], row["source"])
     elif kind == "memory":
         rows.peak_bytes, rows.peak_reserved_bytes = row["peak_bytes"], row["peak_reserved_bytes"]
-    elif kind == "files":
-        rows.files = row["written"]
     elif kind == "note":
         rows.notes.append(row["text"])
     elif kind == "setup":

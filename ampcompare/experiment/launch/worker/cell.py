@@ -31,6 +31,7 @@ from ampcompare.base.errors import AmpCompareError, EnvironmentUnfit
 from ampcompare.base.files.loaded_code import end_watch, watch_code
 from ampcompare.base.files.run_files import CellFile
 from ampcompare.base.files.write import write_atomically
+from ampcompare.base.tensors.tf32 import Tf32, set_tf32
 from ampcompare.experiment.launch.base import Phase, Progress
 from ampcompare.experiment.launch.cell_files import (
     archive_checkpoints,
@@ -56,7 +57,7 @@ from ampcompare.training.other_precisions import evaluate_in_others
 from ampcompare.training.parallel.ranks import Communicator, SingleProcess, weights_digest
 from ampcompare.training.precision.base import Precision, make_precision
 from ampcompare.training.precision.cpu_half import cpu_half
-from ampcompare.training.precision.fp32 import require_tf32, set_tf32
+from ampcompare.training.precision.fp32 import require_tf32
 from ampcompare.training.process_group import own_group
 from ampcompare.training.run_summary import RunMetrics
 from ampcompare.training.session import Session
@@ -541,9 +542,8 @@ def device_facts(device: torch.device, config: RunConfig) -> dict[str, Any]:
         "memory_bytes": _value_or_error(lambda: torch.cuda.get_device_properties(device).total_memory),
         "cuda": torch.version.cuda,
         "cudnn": _value_or_error(torch.backends.cudnn.version),  # raises on a GPU too old for it
-        # Both raise once any code in the process has used torch's newer switch, `fp32_precision`.
-        "tf32_matmul": _value_or_error(lambda: torch.backends.cuda.matmul.allow_tf32),
-        "tf32_convolution": _value_or_error(lambda: torch.backends.cudnn.allow_tf32),
+        "tf32_matmul": Tf32.read().products == "tf32",
+        "tf32_convolution": Tf32.read().convolutions == "tf32",
         "cudnn_benchmark": torch.backends.cudnn.benchmark,
     }
 

@@ -34,9 +34,8 @@ from ampcompare.runs.records.comparison import ArmSummary, Comparison
 from ampcompare.runs.records.metric import Metric
 from ampcompare.runs.records.run import RunRecord
 
-__all__ = ["CORRECTED", "details", "headline", "not_recommended", "recommended", "use_sentence", "warnings_and_answer"]
+__all__ = ["details", "headline", "not_recommended", "recommended", "use_sentence", "warnings_and_answer"]
 
-CORRECTED = "what its records give is shown."  # the end of a warning about a report that says something else
 _KEEPS_ACCURACY = (IDENTICAL, "equivalent", "non-inferior", "better")
 HALF_ON_CPU = {
     "fp16 emulated": "fp16 was computed in fp32 and rounded (emulated)",
@@ -75,7 +74,7 @@ def warnings_and_answer(comparison: Comparison) -> tuple[list[str], list[str]]:
     warnings = {*_excluded(comparison), *changes_sentence(look.changes if look else [])}
     sentences = comparison.headline
     count = 0
-    while count < len(sentences) and (sentences[count] in warnings or sentences[count].endswith(CORRECTED)):
+    while count < len(sentences) and sentences[count] in warnings:
         count += 1
     return list(sentences[:count]), list(sentences[count:])
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from ampcompare.base.environment.fingerprint import SWITCHES
 from ampcompare.base.files.loaded_code import differing
+from ampcompare.base.files.run_files import CellFile
 from ampcompare.runs.analysis.runs.declared import why_not_as_declared
 from ampcompare.runs.analysis.runs.pairs import Pair, conditional_on, finished, pairs_by_seed
 from ampcompare.runs.analysis.runs.scores import other_metric
@@ -64,6 +65,7 @@ MAX_SKIPPED = 0.25  # share of the steps: beyond, as for other outliers, a media
 MAX_NAMED_VALUES = 4
 MIN_SKIPPED = 0.01  # share of steps above which skipped steps affect the median step time
 RESUMED = "resumed from"
+MAX_FILES = 5  # in a sentence
 FROM_THE_START = "Remove the file and run with --force to train from the start"
 SEED_IT = "Seed what the script draws, or pass the seed on with --seed-arg"
 
@@ -502,7 +504,7 @@ def began_apart(arm: RunRecord, reference: RunRecord) -> str:
 
 
 def script_sentences(records: Sequence[RunRecord], reference: str) -> Iterator[str]:
-    """Yield what was seen of the pairing of a script's runs, and which files several of them wrote."""
+    """Yield what was seen of the pairing of a script's runs, and which files they wrote."""
     ran = [record for record in records if record.script is not None]
     theirs = {record.config.recipe.seed: record for record in ran if record.arm == reference}
     apart: dict[str, list[str]] = {}
@@ -526,7 +528,7 @@ def script_sentences(records: Sequence[RunRecord], reference: str) -> Iterator[s
     if checked and not apart and not other_code:
         yield "Paired: in each seed all arms began from the same weights and saw the same first batches."
     yield from _departures(ran)
-    yield from _shared_files(ran)
+    yield from _written_files(ran)
 
 
 def _other_code(record: RunRecord, theirs: Mapping[int, RunRecord]) -> str:
@@ -544,25 +546,19 @@ def _departures(records: Sequence[RunRecord]) -> Iterator[str]:
         yield f"{', '.join(names)}: {note}."
 
 
-def _shared_files(records: Sequence[RunRecord]) -> Iterator[str]:
-    writers: dict[str, list[str]] = {}
+def _written_files(records: Sequence[RunRecord]) -> Iterator[str]:
+    writers: dict[tuple[str, ...], list[str]] = {}
     for record in records:
-        for file in record.script.files if record.script is not None else []:
-            writers.setdefault(file, []).append(f"{record.arm}, seed {record.config.recipe.seed}")
-    for file, cells in writers.items():
-        readers = [
-            f"{record.arm}, seed {record.config.recipe.seed}"
-            for record in records
-            if record.script is not None and file in record.script.inherited
-        ]
-        if readers:
-            yield (
-                f"{'; '.join(readers)} read {file}, which another run had written, so that what they trained may "
-                "continue from there: no verdict. Put {cell_dir} into the script's argument for it. If it is a cache "
-                "that the first run makes, the same command with --force finds it there from the start."
-            )
-        elif len(cells) > 1:
-            yield (
-                f"{len(cells)} cells wrote {file}, {cells[0]}, first: each may have read what another left there. Put "
-                "{cell_dir} into the script's argument for it."
-            )
+        if record.script is not None and record.script.files:
+            cell = f"{record.arm}, seed {record.config.recipe.seed}"
+            writers.setdefault(tuple(map(_near, record.script.files)), []).append(cell)
+    for files, cells in writers.items():
+        who = "Each cell" if len(cells) == len(records) > 1 else "; ".join(cells)
+        names = ", ".join(files[:MAX_FILES]) + f" and {len(files) - MAX_FILES} more" * (len(files) > MAX_FILES)
+        yield f"{who} wrote {names}: into cells/CELL/{CellFile.WRITTEN}, so that your own files are as they were."
+
+
+def _near(path: str) -> str:
+    """Return a path from the working directory, if it lies below it."""
+    near = os.path.relpath(path)
+    return path if near.startswith(os.pardir) else near

@@ -11,7 +11,7 @@ from ampcompare.source.edits import Edit
 from ampcompare.source.lint.module import Finding, LintModule, Mistake, literal, name_of, rule
 from ampcompare.source.lint.trace import Context, Event, Kind
 from ampcompare.source.module import Scope
-from ampcompare.source.syntax import argument
+from ampcompare.source.syntax import argument, is_literal
 
 __all__ = ["is_fp16", "is_in_fp16_block"]
 
@@ -79,6 +79,77 @@ def _moved_out(module: LintModule, event: Event, block: Context) -> tuple[Edit, 
     ):
         return ()
     return tuple(Edit(start, start + extra, "") for start in starts if module.text.startswith(inner, start))
+
+
+@rule(
+    Mistake(
+        "AMP237",
+        "training-loop-in-autocast",
+        "one autocast block lies around the whole training loop, `optimizer.step()` included",
+        "autocast keeps its 16-bit copies of the weights until the outermost block ends: later forward passes "
+        "do not see the updates, so the loss hardly falls",
+        "enter autocast in each round, around the forward pass and the loss alone",
+        """
+import torch
+
+with torch.autocast("cuda", dtype=torch.bfloat16):
+    for batch in loader:
+        optimizer.zero_grad()
+        loss = model(batch)
+        loss.backward()
+        optimizer.step()  # AMP237
+""",
+        """
+import torch
+
+for batch in loader:
+    optimizer.zero_grad()
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        loss = model(batch)
+    loss.backward()
+    optimizer.step()
+""",
+    ),
+)
+def loop_in_autocast(module: LintModule) -> Iterator[Finding]:
+    """Steps of a loop that runs inside of one autocast block, whose copies of the weights grow old."""
+    for trace in module.traces:
+        for index, event in enumerate(trace):
+            if event.kind not in (Kind.STEP, Kind.SCALER_STEP) or not event.loops:
+                continue
+            passes = [one for one in trace[:index] if one.kind is Kind.BACKWARD and one.may_follow(event)]
+            if not any(one.loops == event.loops for one in passes):
+                continue
+            line = _line_of_block_around(module, event) or _line_of_decorator(module, event)
+            if line and not module.mentions(r"clear_autocast_cache"):
+                shown = f"the copies of the weights that the autocast of line {line} made are not updated by this step"
+                yield module.finding("AMP237", event.call, shown)
+
+
+def _line_of_block_around(module: LintModule, event: Event) -> int:
+    """Return the line of an autocast block that is on and lies around the loop of an event; 0 if none does."""
+    for block in event.contexts:
+        if block.kind != "autocast" or not block.enabled or not _may_be_on(block, event) or not _caches(block.call):
+            continue
+        # The loop stands in the block, or in a function that is called there.
+        inside = any(node is event.loops[-1] for node in ast.walk(block.node))
+        if inside or not any(node is block.node for node in ast.walk(event.loops[-1])):
+            return block.node.lineno
+    return 0
+
+
+def _line_of_decorator(module: LintModule, event: Event) -> int:
+    """Return the line of an autocast that decorates the function with the loop of an event; 0 if none does."""
+    function = module.function(event.loops[-1])
+    for one in function.decorator_list if function is not None else ():
+        if isinstance(one, ast.Call) and module.resolve(one.func) in AUTOCASTS and _caches(one):
+            off = is_literal(argument(one, "enabled"), False)
+            return 0 if off else one.lineno
+    return 0
+
+
+def _caches(call: ast.Call | None) -> bool:
+    return call is None or argument(call, "cache_enabled") is None
 
 
 @rule(

@@ -82,12 +82,13 @@ def state_unsaved(module: LintModule) -> Iterator[Finding]:
             continue
         reported: set[ast.expr] = set()
         for call in _saving_calls(module):
-            saved = _saved_mapping(module, call)
+            values = _saved_values(module, call)
+            saved = next(filter(None, (_mapping_of(module, value, call) for value in values)), None)
             if saved in reported:
                 continue
-            alone = _is_state_of_optimizer(module, argument(call, "obj", 0))
+            alone = any(_is_state_of_optimizer(module, value) for value in values)
             alone = alone or (code == "AMP226" and _is_saved_elsewhere(module, call))
-            if not (alone or (saved is not None and _holds_optimizer(module, call, saved))):
+            if not alone and not any(_holds_optimizer(module, value, call) for value in values):
                 continue
             if not _reached(module, maker, call, of_process=code == "AMP119"):
                 continue
@@ -177,15 +178,22 @@ def _is_off(call: ast.Call) -> bool:
     return is_literal(value, False)
 
 
-def _saved_mapping(module: LintModule, call: ast.Call) -> ast.Dict | ast.Call | None:
-    """Return the dict that a call saves, written with braces or as a call of `dict` with keywords."""
+def _saved_values(module: LintModule, call: ast.Call) -> list[ast.expr]:
+    """Return what a call saves: the object of `torch.save`, and any argument of another function."""
+    if module.resolve(call.func) != "torch.save":
+        return passed(call)
     value = argument(call, "obj", 0)
+    return [] if value is None else [value]
+
+
+def _mapping_of(module: LintModule, value: ast.expr, place: ast.expr) -> ast.Dict | ast.Call | None:
+    """Return the dict that a value is above a place, written with braces or as a call of `dict` with keywords."""
     if isinstance(value, ast.Name):
-        values = module.scope_of[call].values.get(value.id, [])
-        above = [each for each in values if getattr(each, "lineno", call.lineno) < call.lineno]
+        values = module.scope_of[value].values.get(value.id, [])
+        above = [each for each in values if getattr(each, "lineno", place.lineno) < place.lineno]
         made = [each for each in above if not _is_extended(each, value.id)]
         nearest = max(made, key=lambda each: each.lineno, default=None)
-        value = nearest if not module.mentions(rf"\b{value.id}\.update\(") else None
+        return None if nearest is None else _mapping_of(module, nearest, nearest)
     if isinstance(value, ast.Call) and name_of(value.func) == "dict" and not value.args:
         return value
     return value if isinstance(value, ast.Dict) else None
@@ -216,22 +224,34 @@ def _is_extended(value: ast.expr, name: str) -> bool:
     return isinstance(value, ast.Call) and any(name_of(argument) == name for argument in value.args)
 
 
-def _holds_optimizer(module: LintModule, call: ast.Call, saved: ast.Dict | ast.Call) -> bool:
-    """Return whether a dict has the state of an optimizer, written in it or assigned to one of its keys."""
-    values = saved.values if isinstance(saved, ast.Dict) else [one.value for one in saved.keywords]
-    named = argument(call, "obj", 0)
-    if isinstance(named, ast.Name):
-        values = [*values, *_assigned_to_keys(module, call, named.id)]
-    return any(_is_state_of_optimizer(module, value) for value in values)
+def _holds_optimizer(module: LintModule, value: ast.expr, place: ast.expr) -> bool:
+    """Return whether a mapping has the state of an optimizer: written in it, added to it, or returned by a function."""
+    if isinstance(value, ast.Call) and len(found := module.functions.get(name_of(value.func), [])) == 1:
+        returned = [node.value for node in ast.walk(found[0]) if isinstance(node, ast.Return)]
+        return len(returned) == 1 and returned[0] is not None and _holds_optimizer(module, returned[0], returned[0])
+    mapping = _mapping_of(module, value, place)
+    values: list[ast.expr | None] = [] if mapping is None else [*_items(mapping)]
+    if isinstance(value, ast.Name):
+        values += _added_to(module, value.id, place)
+    return None not in values and any(_is_state_of_optimizer(module, each) for each in values)
 
 
-def _assigned_to_keys(module: LintModule, call: ast.Call, name: str) -> Iterator[ast.expr]:
-    """Yield what the lines above a call assign to keys of a dict."""
-    for node in ast.walk(module.scope_of[call].node):
-        if isinstance(node, ast.Assign) and node.lineno < call.lineno:
+def _items(mapping: ast.Dict | ast.Call) -> list[ast.expr]:
+    return mapping.values if isinstance(mapping, ast.Dict) else passed(mapping)
+
+
+def _added_to(module: LintModule, name: str, place: ast.expr) -> Iterator[ast.expr | None]:
+    """Yield what is added to a dict, by keys above a place and by `update`; None for what cannot be seen."""
+    for node in ast.walk(module.scope_of[place].node):
+        if isinstance(node, ast.Assign) and node.lineno < place.lineno:
             target = node.targets[0]
             if isinstance(target, ast.Subscript) and name_of(target.value) == name:
                 yield node.value
+        elif isinstance(node, ast.Call) and name_of(node.func) == f"{name}.update":
+            yield from (one.value if one.arg else None for one in node.keywords)
+            for one in node.args:
+                mapping = _mapping_of(module, one, node)
+                yield from [None] if mapping is None else _items(mapping)
 
 
 def _is_state_of_optimizer(module: LintModule, value: ast.expr | None) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from ampcompare.source.branches import conditions
 from ampcompare.source.edits import Edit
-from ampcompare.source.lint.module import Finding, LintModule, Mistake, Trace, events_between, name_of, rule
+from ampcompare.source.lint.module import EXITS, Finding, LintModule, Mistake, Trace, events_between, name_of, rule
 from ampcompare.source.lint.trace import FINITE, Event, Kind, plain
 from ampcompare.source.module import Scope
 from ampcompare.source.syntax import argument, is_literal
@@ -17,7 +17,6 @@ __all__: list[str] = []
 
 IN_PLACE = ("add_", "sub_", "clamp_", "clip_", "addcmul_", "addcdiv_")  # `mul_` by a mask is right at any scale
 READS = ("norm", "vector_norm", "pow", "square", "abs", "get_total_norm")
-EXITS = re.compile(r"^(?:sys\.|os\._?)?(?:exit|quit|abort)$")
 OF_MODEL = re.compile(r"param|modules\(")
 SCALE_WORDS = re.compile(r"get_scale|inv_scale")
 

@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+import math
+import operator
+from collections.abc import Callable, Iterator
 
 from ampcompare.source.amp_names import AUTOCASTS
 from ampcompare.source.edits import Edit
 from ampcompare.source.lint.module import Finding, LintModule, Mistake, name_of, rule
 from ampcompare.source.lint.rules.autocast import is_fp16, is_in_fp16_block
 from ampcompare.source.module import Scope
-from ampcompare.source.syntax import argument
+from ampcompare.source.syntax import argument, last_name
 
 __all__: list[str] = []
 
 LARGEST = 65504.0
 HALF = ("torch.float16", "torch.half")
+# What fills a tensor, with the position of the number.
+FILLING = {"masked_fill": 1, "masked_fill_": 1, "fill_": 0, "full": 1, "full_like": 1, "new_full": 1}
+OPERATIONS: dict[type[ast.operator], Callable[[float, float], float]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.Pow: math.pow,
+}
 # What autocast runs in fp16, by full name and as methods of tensors.
 CAST_TO_FP16 = frozenset(f"torch.{name}" for name in ("matmul", "bmm", "mm", "einsum", "nn.functional.linear"))
 CAST_METHODS = ("matmul", "bmm", "mm")
@@ -32,7 +43,7 @@ KEEPING = frozenset(
     Mistake(
         "AMP236",
         "mask-beyond-fp16",
-        "`masked_fill` of an fp16 tensor with a number such as `-1e9`",
+        "an fp16 tensor is filled with a number such as `-1e9`, by `masked_fill`, `torch.full` or the like",
         "it raises a RuntimeError: the largest fp16 number is 65504",
         "write `torch.finfo(scores.dtype).min`",
         """
@@ -56,32 +67,64 @@ with torch.autocast("cuda"):
     ),
 )
 def masked_by_overflow(module: LintModule) -> Iterator[Finding]:
-    """`masked_fill` of an fp16 tensor with a number beyond the range of fp16."""
+    """Tensors of fp16 that are filled with a number beyond its range."""
     for call in module.calls:
-        if not isinstance(call.func, ast.Attribute) or call.func.attr not in ("masked_fill", "masked_fill_"):
+        name = last_name(call.func)
+        if name not in FILLING:
             continue
-        value = argument(call, "value", 1)
-        number = _number(value)
+        scope = module.scope_of[call]
+        value = argument(call, "fill_value" if "full" in name else "value", FILLING[name])
+        number = _number(module, value, scope)
         if value is None or number is None or not LARGEST < abs(number) < float("inf"):
             continue
-        if _is_half(module, call.func.value, module.scope_of[call], call.lineno):
-            shown = f"`{module.source(call.func.value)}` is fp16, which holds no number beyond {LARGEST:.0f}"
-            yield module.finding("AMP236", call, shown, _smallest(module, call, value, number))
+        tensor = argument(call, "input", 0) if name == "full_like" else _receiver(call)
+        dtype = argument(call, "dtype")
+        is_full = name == "full" and (module.resolve(call.func) or "").startswith("torch.")
+        if dtype is not None or is_full:
+            if dtype is None or module.resolve(dtype) not in HALF:
+                continue
+            shown = f"this tensor is fp16, which holds no number beyond {LARGEST:.0f}"
+            yield module.finding("AMP236", call, shown, _smallest(module, value, number, module.source(dtype)))
+        elif tensor is not None and _is_half(module, tensor, scope, call.lineno):
+            shown = f"`{module.source(tensor)}` is fp16, which holds no number beyond {LARGEST:.0f}"
+            of_tensor = f"{name_of(tensor)}.dtype" if name_of(tensor) else ""
+            yield module.finding("AMP236", call, shown, _smallest(module, value, number, of_tensor))
 
 
-def _number(node: ast.expr | None) -> float | None:
-    """Return the number that a literal, or `float` of one, stands for."""
+def _receiver(call: ast.Call) -> ast.expr | None:
+    return call.func.value if isinstance(call.func, ast.Attribute) else None
+
+
+def _number(module: LintModule, node: ast.expr | None, scope: Scope) -> float | None:
+    """Return the number that an expression of literals stands for, or a name or attribute that is assigned once."""
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        number = _number(node.operand)
+        number = _number(module, node.operand, scope)
         return None if number is None else -number
+    if isinstance(node, ast.BinOp) and type(node.op) in OPERATIONS:
+        left, right = _number(module, node.left, scope), _number(module, node.right, scope)
+        try:
+            return None if left is None or right is None else float(OPERATIONS[type(node.op)](left, right))
+        except (ArithmeticError, TypeError, ValueError):  # no real number
+            return None
     if isinstance(node, ast.Call) and name_of(node.func) == "float" and len(node.args) == 1:
         node = node.args[0]
     if isinstance(node, ast.Constant) and isinstance(node.value, (int, float, str)):
         try:
             return float(node.value)
-        except ValueError:
+        except (ValueError, OverflowError):
             return None
-    return None
+    values = _constants(module, name_of(node), scope) if isinstance(node, (ast.Name, ast.Attribute)) else []
+    if len(values) != 1 or _mentions(values[0], node):
+        return None
+    return _number(module, values[0], module.scope_of.get(values[0], module.top))
+
+
+def _constants(module: LintModule, name: str, scope: Scope) -> list[ast.expr]:
+    """Return what is assigned to a name, or to an attribute of `self` or of a class, in its methods or in its body."""
+    values = module.values_of(name, scope) or []
+    owner, _, attribute = name.rpartition(".")
+    home = scope.owner if owner in ("self", "cls") else module.top.functions.get(owner)
+    return [*values, *(home.values.get(attribute, ()) if home is not None else ())]
 
 
 def _is_half(module: LintModule, node: ast.expr, scope: Scope, line: int) -> bool:
@@ -91,8 +134,9 @@ def _is_half(module: LintModule, node: ast.expr, scope: Scope, line: int) -> boo
             return _is_cast(module, node)
         return _is_half(module, node.left, scope, line) and _is_plain_number(module, node.right, scope)
     if isinstance(node, ast.Name):
-        values = [] if node.id in scope.parameters else scope.values.get(node.id, [])
-        above = [one for one in values if getattr(one, "lineno", line) < line]
+        above = [one for one in scope.values.get(node.id, []) if getattr(one, "lineno", line) < line]
+        if node.id in scope.parameters and not any(_is_always_set(module, one, scope) for one in above):
+            return False
         return bool(above) and all(_is_half(module, one, scope, one.lineno) for one in above)
     if not isinstance(node, ast.Call):
         return False
@@ -111,20 +155,25 @@ def _is_half(module: LintModule, node: ast.expr, scope: Scope, line: int) -> boo
     return node.func.attr in KEEPING and plain and _is_half(module, node.func.value, scope, line)
 
 
+def _is_always_set(module: LintModule, value: ast.expr, scope: Scope) -> bool:
+    """Return whether a value is assigned in each call of a function: by a statement of its own body."""
+    return module.parent(module.statement(value)) is scope.node
+
+
 def _is_plain_number(module: LintModule, node: ast.expr, scope: Scope) -> bool:
     """Return whether an expression is surely a number of Python, which leaves the dtype of a tensor as it is."""
-    if _number(node) is not None:
+    if _number(module, node, scope) is not None:
         return True
     if isinstance(node, ast.BinOp):
         # `head_dim ** -0.5` is one of a size: tensors are not raised to it by hand.
-        return isinstance(node.op, ast.Pow) and _number(node.right) in (0.5, -0.5)
+        return isinstance(node.op, ast.Pow) and _number(module, node.right, scope) in (0.5, -0.5)
     if isinstance(node, ast.Call):
         return (module.resolve(node.func) or "").startswith(("math.", "numpy.sqrt"))
     values = module.values_of(name_of(node), scope) or []
     return bool(values) and all(not _mentions(one, node) and _is_plain_number(module, one, scope) for one in values)
 
 
-def _mentions(value: ast.expr, node: ast.expr) -> bool:
+def _mentions(value: ast.expr, node: ast.AST) -> bool:
     """Return whether a value is an element of something, or made of the name that it is assigned to."""
     return isinstance(value, ast.Starred) or any(name_of(one) == name_of(node) for one in ast.walk(value))
 
@@ -147,10 +196,8 @@ def _has_block(module: LintModule, node: ast.AST) -> bool:
     return any(isinstance(outer, (ast.With, ast.AsyncWith)) for outer in module.within_function(node))
 
 
-def _smallest(module: LintModule, call: ast.Call, value: ast.expr, number: float) -> tuple[Edit, ...]:
-    """Return the edit that writes the limit of the tensor's dtype, where tensor and torch have plain names."""
-    assert isinstance(call.func, ast.Attribute)
-    tensor = name_of(call.func.value)
-    if not tensor or module.top.imports.get("torch") != ["torch"]:
+def _smallest(module: LintModule, value: ast.expr, number: float, dtype: str) -> tuple[Edit, ...]:
+    """Return the edit that writes the limit of a dtype, where that and torch have plain names."""
+    if not dtype or module.top.imports.get("torch") != ["torch"]:
         return ()
-    return module.replace(value, f"torch.finfo({tensor}.dtype).{'min' if number < 0 else 'max'}")
+    return module.replace(value, f"torch.finfo({dtype}).{'min' if number < 0 else 'max'}")

@@ -7,8 +7,10 @@ import re
 from collections.abc import Iterator
 from itertools import pairwise
 
+from ampcompare.source.branches import is_exclusive
 from ampcompare.source.edits import Edit
-from ampcompare.source.lint.module import Finding, LintModule, Mistake, name_of, rule
+from ampcompare.source.lint.module import EXITS, Finding, LintModule, Mistake, name_of, rule
+from ampcompare.source.syntax import last_name
 
 __all__: list[str] = []
 
@@ -33,6 +35,15 @@ OF_APEX = frozenset(
 PACKAGES = {"torch.cuda.amp": "cuda", "torch.cpu.amp": "cpu"}
 CALLED = ("autocast", "GradScaler")
 DECORATORS = ("custom_fwd", "custom_bwd")
+OLD_TF32 = (
+    "torch.backends.cuda.matmul.allow_tf32",
+    "torch.backends.cudnn.allow_tf32",
+    "torch.backends.cudnn.flags",
+    "torch.set_float32_matmul_precision",
+    "torch.get_float32_matmul_precision",
+)
+TF32_NAMES = {"fp32_precision", *(name.rpartition(".")[2] for name in OLD_TF32)}
+CATCHES_IMPORT = ("ImportError", "ModuleNotFoundError", "Exception", "BaseException")
 OF_VERSIONS = re.compile(r"(?i)version|greater|hasattr|is_torch|torch_?\d|digit")
 QUERIES = {
     "torch.get_autocast_gpu_dtype": 'get_autocast_dtype("cuda"',
@@ -45,20 +56,36 @@ QUERIES = {
 
 
 def _is_guarded(module: LintModule, node: ast.AST) -> bool:
-    """Return whether a statement stands in a `try` with handlers or under a condition."""
-    return any(
-        isinstance(outer, ast.If) or (isinstance(outer, ast.Try) and outer.handlers and below not in outer.orelse)
-        for below, outer in pairwise([node, *module.ancestors(node)])
-    )
+    """Return whether a statement stands under a condition, or in a `try` whose handlers let the script go on."""
+    for below, outer in pairwise([node, *module.ancestors(node)]):
+        if isinstance(outer, ast.If):
+            return True
+        if isinstance(outer, ast.Try) and below in outer.body and not _gives_up(outer):
+            return True
+        if isinstance(outer, ast.Try) and below not in (*outer.body, *outer.orelse, *outer.finalbody):
+            return True
+    return False
+
+
+def _gives_up(statement: ast.Try) -> bool:
+    """Return whether the handler of a failed import ends the script: it raises, or calls `sys.exit`."""
+    for handler in statement.handlers:
+        caught = [handler.type] if not isinstance(handler.type, ast.Tuple) else handler.type.elts
+        if any(one is None or last_name(one) in CATCHES_IMPORT for one in caught):
+            last = handler.body[-1]
+            called = last.value if isinstance(last, ast.Expr) else None
+            exits = isinstance(called, ast.Call) and EXITS.search(name_of(called.func)) is not None
+            return isinstance(last, ast.Raise) or exits
+    return True  # none catches it
 
 
 @rule(
     Mistake(
         "AMP301",
         "apex-removed",
-        "an Apex module that was removed in May 2025 is imported, and nothing catches the ImportError",
+        "an Apex module that was removed in May 2025 is imported, and nothing catches the ImportError to go on",
         "the script fails at the import with any later Apex",
-        "move to `torch.amp`, or run the script with `ampcompare exec`",
+        "move to `torch.amp` with `ampcompare migrate`, or run the script with `ampcompare exec`",
         """
 from apex import amp  # AMP301
 """,
@@ -420,6 +447,45 @@ def calls(module: LintModule) -> Iterator[Finding]:
                 new = f"{module.source(call.func.value)}.{QUERIES[full]}" + (", " if call.args else "")
                 edits = (Edit(module.start(call), opening, new),)
             yield module.finding("AMP309", call, f"`{source}` is deprecated", edits)
+
+
+@rule(
+    Mistake(
+        "AMP312",
+        "tf32-switches-mixed",
+        "TF32 is switched by `fp32_precision`, and by an older switch such as `allow_tf32` too",
+        "torch raises a RuntimeError where an old switch is read after a new one was set, by the script or a library",
+        'use one kind: `fp32_precision = "tf32"` from torch 2.9 on, or the older ones alone',
+        """
+import torch
+
+torch.backends.cuda.matmul.fp32_precision = "tf32"
+torch.backends.cudnn.allow_tf32 = True  # AMP312
+""",
+        """
+import torch
+
+if hasattr(torch.backends.cuda.matmul, "fp32_precision"):
+    torch.backends.cuda.matmul.fp32_precision = "tf32"
+else:
+    torch.backends.cuda.matmul.allow_tf32 = True
+""",
+    ),
+)
+def tf32_switches(module: LintModule) -> Iterator[Finding]:
+    """Old switches of TF32 in a module that sets a new one, and not in its place."""
+    used = [
+        (node, module.resolve(node) or "")
+        for node in module.nodes
+        if isinstance(node, (ast.Name, ast.Attribute)) and last_name(node) in TF32_NAMES
+    ]
+    new = [node for node, full in used if full.endswith(".fp32_precision") and isinstance(node.ctx, ast.Store)]
+    for node, full in used if new else ():
+        if full in OLD_TF32 and not _is_fallback(module, node):
+            setting = next((one for one in new if not is_exclusive(module, one, node)), None)
+            if setting is not None and not _is_fallback(module, setting):
+                shown = f"line {setting.lineno} sets `{name_of(setting)}`"
+                yield module.finding("AMP312", node, shown)
 
 
 @rule(

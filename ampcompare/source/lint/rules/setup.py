@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from ampcompare.source.amp_names import AUTOCASTS
 from ampcompare.source.branches import branches_around
-from ampcompare.source.lint.module import Finding, LintModule, Mistake, events_between, name_of, rule
+from ampcompare.source.lint.module import Finding, LintModule, Mistake, events_between, rule
 from ampcompare.source.lint.trace import Event, Kind, plain
 from ampcompare.source.syntax import argument, dotted, is_literal, walk
 
@@ -54,59 +54,6 @@ def _dtype(module: LintModule, call: ast.Call) -> str:
     position = 0 if module.resolve(call.func) == "torch.cpu.amp.autocast" else 1
     value = argument(call, "dtype", position)
     return "" if value is None else module.resolve(value) or "unknown"
-
-
-@rule(
-    Mistake(
-        "AMP224",
-        "half-with-scaler",
-        "a model is cast by `.half()` and trained with a GradScaler",
-        "`unscale_` refuses fp16 gradients: the first step ends with a ValueError",
-        "keep the weights in fp32: autocast casts where it is safe",
-        """
-import torch
-
-model.half()  # AMP224
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-for batch in loader:
-    scaler.scale(model(batch)).backward()
-    scaler.step(optimizer)
-    scaler.update()
-    optimizer.zero_grad()
-""",
-        """
-import torch
-
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-for batch in loader:
-    batch = batch.half()
-    scaler.scale(model(batch)).backward()
-    scaler.step(optimizer)
-    scaler.update()
-    optimizer.zero_grad()
-""",
-    ),
-)
-def half_with_scaler(module: LintModule) -> Iterator[Finding]:
-    """A model that is cast to half before it is trained with a scaler."""
-    for trace in module.traces:
-        for index, event in enumerate(trace):
-            if event.kind is not Kind.HALF or not event.subject or "(" in event.subject:
-                continue
-            statement, name = event.statement, event.shown
-            in_place = isinstance(statement, ast.Expr) and statement.value is event.call
-            if isinstance(statement, ast.Assign) and statement.value is event.call:
-                in_place = [name_of(target) for target in statement.targets] == [name]
-            if module.is_conditional(event.call) and any(argument(call, "enabled") for call in module.new_scalers):
-                continue  # the scaler may be off where the model is cast
-            if not in_place or module.mentions(rf"{re.escape(name)}\.float\(\)"):
-                continue
-            later = [other for other in trace[index + 1 :] if other.may_follow(event)]
-            trains = any(other.kind is Kind.SCALER_STEP for other in later)
-            # Optimizers of other packages may keep master weights, and take fp16 gradients.
-            unscaled = any(other.kind is Kind.UNSCALE for other in later) or module.mentions(r"\boptim\.[A-Z]\w+\(")
-            if trains and unscaled and module.mentions(rf"{re.escape(name)}\.(?:named_)?parameters\(\)"):
-                yield module.finding("AMP224", event.call, f"`{name}` is trained with a GradScaler below")
 
 
 @rule(

@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING
 from ampcompare.source.migrate.read.options import members
 from ampcompare.source.migrate.read.sites import Initialize, Unsure
 from ampcompare.source.module import Module
-from ampcompare.source.syntax import dotted, is_literal, parameters
+from ampcompare.source.syntax import dotted, is_literal, last_name, parameters
 
 if TYPE_CHECKING:
     from ampcompare.source.migrate.core.context import Core
 
-__all__ = ["attach", "carried_keys", "is_bound_above", "wrapped_models"]
+__all__ = ["attach", "carried_keys", "is_bound_above", "is_list", "wrapped_models"]
 
 COPIES = re.compile(r"deepcopy|\b(?:[Ee]ma|EMA)\b|ModelEma|ExponentialMovingAverage|AveragedModel")
+PLURAL = re.compile(r"(?:optimizers|optims|opts)$", re.IGNORECASE)
 SUBCLASS = (
     "copies and replicas of a model share no wrapped forward, so the model gets a subclass of its class; torch.save of "
     "the whole model, rather than of its state_dict, cannot pickle that class"
@@ -38,11 +39,13 @@ def carried_keys(core: Core, initialize: Initialize) -> list[str]:
         return []
     if is_literal(optimizers, None):
         return []
-    elements = optimizers.elts if isinstance(optimizers, (ast.List, ast.Tuple)) else [optimizers]
+    elements = members(core.module, optimizers)
     keys = [dotted(each) for each in elements]
     found = [key for key in keys if key is not None]
     if len(found) < len(keys):
         raise Unsure(initialize.call, "the optimizer is not a plain name, and scale_loss is not in this file")
+    if any(is_list(core.module, each) for each in elements):
+        raise Unsure(initialize.call, "the optimizers are in a list, which cannot carry the scaler to scale_loss")
     helped = core.helped
     if found:
         core.note(
@@ -52,6 +55,17 @@ def carried_keys(core: Core, initialize: Initialize) -> list[str]:
             f"{'' if helped else '; migrate that file too'}",
         )
     return found
+
+
+def is_list(module: Module, optimizers: ast.expr) -> bool:
+    """Return whether a name stands for several optimizers: by what it is bound to, or else by its plural."""
+    key, scope = dotted(optimizers) or "", module.scope_of.get(optimizers, module.top)
+    values = [each for each in module.values_of(key, scope) or [] if not is_literal(each, None)]
+    lists = (ast.List, ast.Tuple, ast.Dict, ast.ListComp, ast.DictComp)
+    makers = [last_name(each.func) for each in values if isinstance(each, ast.Call)]
+    if any(isinstance(each, lists) for each in values) or {"list", "tuple", "dict", "sorted"} & set(makers):
+        return True
+    return PLURAL.search(key) is not None and not any(name[:1].isupper() for name in makers)
 
 
 def _made_here(core: Core, key: str | None = None) -> str:

@@ -7,11 +7,18 @@ import ast
 from ampcompare.source.amp_names import AUTOCASTS, SCALERS
 from ampcompare.source.branches import branches_around, is_exclusive
 from ampcompare.source.edits import Edits
+from ampcompare.source.migrate.core.across_files import is_list
 from ampcompare.source.migrate.core.context import Core
 from ampcompare.source.migrate.core.initialize import create_scalers
 from ampcompare.source.migrate.core.scalers import plan_scalers
 from ampcompare.source.migrate.core.state_dict import optimizer_of_state, rewrite_state
-from ampcompare.source.migrate.core.steps import note_steps_apart, place_unscale, rewrite_steps
+from ampcompare.source.migrate.core.steps import (
+    note_joint_steps,
+    note_steps_apart,
+    place_unscale,
+    refuse_half_leaves,
+    rewrite_steps,
+)
 from ampcompare.source.migrate.core.timm_scaler import rewrite_timm, uses_timm_scaler
 from ampcompare.source.migrate.finding import Finding, Unsure
 from ampcompare.source.migrate.read.forward import find_forward, model_keys
@@ -74,6 +81,8 @@ def rewrite_core(module: Module, names: Names, edits: Edits, torch: str, target:
     _rewrite_backwards(core)
     rewrite_steps(core)
     note_steps_apart(core)
+    note_joint_steps(core)
+    refuse_half_leaves(core)
     rewrite_state(core)
     drop_passed(module, edits, names.parameters)
     return core.findings
@@ -508,6 +517,10 @@ def find_helped(module: Module, sites: Sites, around: Around) -> bool:
         for key in backward.optimizers:
             if _tail(key) in stepped:
                 continue
+            if _is_parameter(backward, key) and _is_list_of(module, backward):
+                raise Unsure(
+                    backward.statement, f"{key} may be a list, which cannot carry a scaler; pass the scaler on"
+                )
             if not _is_parameter(backward, key) or not (_steps_all(sites.initializes, stepped) or around.steps):
                 raise Unsure(
                     backward.statement,
@@ -519,6 +532,11 @@ def find_helped(module: Module, sites: Sites, around: Around) -> bool:
 
 def _is_parameter(backward: Backward, key: str) -> bool:
     return backward.function is not None and key in parameters(backward.function)
+
+
+def _is_list_of(module: Module, backward: Backward) -> bool:
+    optimizers = backward.arguments.get("optimizers")
+    return optimizers is not None and is_list(module, optimizers)
 
 
 def _steps_all(initializes: list[Initialize], stepped: set[str]) -> bool:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import pairwise
 
+from ampcompare.source.branches import is_exclusive
 from ampcompare.source.migrate.read.sites import Backward, Initialize, Sites
 from ampcompare.source.module import Function, Module
 from ampcompare.source.syntax import arguments, dotted, walk
@@ -25,12 +27,14 @@ class Scalers:
             attribute of the optimizer, which another file may set).
         by_optimizer: the name for each optimizer.
         attribute: by which an optimizer carries its scaler to another file.
+        joined: losses whose gradients add up, in pairs.
     """
 
     names: tuple[str, ...]
     home: str
     by_optimizer: dict[str, str]
     attribute: str
+    joined: list[tuple[Backward, Backward]] = field(default_factory=list)
 
     def name(self, optimizer: str | None) -> str:
         """Return the variable of the scaler of an optimizer; by default the first."""
@@ -62,24 +66,50 @@ def plan_scalers(module: Module, sites: Sites, word: str, *, across: bool = Fals
         Unsure: the scalers cannot reach every use.
     """
     home = _home(module, sites)
+    shared = _through_one_graph(module, sites)
     if across and home == "module":
         home = "optimizer"
-    groups = _groups(sites)
+    groups = _groups(sites, shared)
     name = _free_name(module, word, attribute=home == "self")
     if len(groups) <= 1:
         keys = groups[0] if groups else ()
-        return Scalers((name,), home, dict.fromkeys(keys, name), CARRIED[word])
+        return Scalers((name,), home, dict.fromkeys(keys, name), CARRIED[word], shared)
     by_optimizer = {}
     names: list[str] = []
     for keys in groups:
         own = f"{name}_{_suffix(keys[0], len(names))}"
         names.append(own)
         by_optimizer.update(dict.fromkeys(keys, own))
-    return Scalers(tuple(names), home, by_optimizer, CARRIED[word])
+    return Scalers(tuple(names), home, by_optimizer, CARRIED[word], shared)
 
 
-def _groups(sites: Sites) -> list[tuple[str, ...]]:
-    """Return the optimizers that share a scaler: all, unless different `loss_id` go to different optimizers."""
+def _through_one_graph(module: Module, sites: Sites) -> list[tuple[Backward, Backward]]:
+    """Return pairs of losses whose graph the first backward pass keeps, without a step between the two.
+
+    Their gradients add up in the weights that both reach, so both must have one scale.
+    """
+    found = []
+    blocks = [each for each in sites.backwards if each.block]
+    for first, second in pairwise(blocks):
+        if first.function is not second.function or is_exclusive(module, first.statement, second.statement):
+            continue
+        begin, end = first.statement.lineno, second.statement.lineno
+        steps = [
+            each for each in sites.steps if each.function is first.function and begin < each.statement.lineno < end
+        ]
+        if not steps and any(
+            isinstance(each, ast.keyword) and each.arg == "retain_graph" for each in walk(first.statement)
+        ):
+            found.append((first, second))
+    return found
+
+
+def _groups(sites: Sites, shared: list[tuple[Backward, Backward]]) -> list[tuple[str, ...]]:
+    """Return the optimizers that share a scaler: all, unless different `loss_id` go to different optimizers.
+
+    Args:
+        shared: losses whose gradients add up.
+    """
     blocks = [each for each in sites.backwards if each.scales]
     identifiers = {id(each): _constant(each) for each in blocks}
     if len(set(identifiers.values())) <= 1 or None in identifiers.values():
@@ -96,6 +126,12 @@ def _groups(sites: Sites) -> list[tuple[str, ...]]:
             members.remove(group)
         merged[1].extend(key for key in each.optimizers if key not in merged[1])
         members.append(merged)
+    for one, other in shared:
+        first, second = (next(each for each in members if identifiers[id(loss)] in each[0]) for loss in (one, other))
+        if first is not second:
+            first[0].update(second[0])
+            first[1].extend(second[1])
+            members.remove(second)
     return [tuple(keys) for _, keys in members]
 
 

@@ -7,18 +7,25 @@ import ast
 from ampcompare.source.amp_names import CLIPS
 from ampcompare.source.branches import branches_around, conditions_around, is_exclusive
 from ampcompare.source.migrate.core.context import Core
+from ampcompare.source.migrate.finding import BY_HAND, Finding
 from ampcompare.source.migrate.read.sites import Backward, Read, Step, Unsure
 from ampcompare.source.module import Function, Module
 from ampcompare.source.roles import Roles
-from ampcompare.source.syntax import HIDDEN, arguments, dotted
+from ampcompare.source.syntax import HIDDEN, arguments, dotted, last_name, passed
 
-__all__ = ["note_steps_apart", "place_unscale", "rewrite_steps"]
+__all__ = ["note_joint_steps", "note_steps_apart", "place_unscale", "refuse_half_leaves", "rewrite_steps"]
 
 MASTERS = "apex.amp.master_params"
 PACE = (
     "gradients are clipped or read more often than the optimizer steps, while they are scaled: the limit, or the "
     "gradients, are scaled to match; GradScaler is designed for clipping once per step"
 )
+TOGETHER = "after an overflow Apex skips {0}; GradScaler skips each by its own gradients, so one may step alone"
+JOINED = (
+    "the gradients of both losses add up in weights that both reach, so they share a scaler; Apex unscales those of "
+    "the optimizer that a scale_loss names, and leaves what the loss adds to others scaled"
+)
+HALF_LEAF = "{0} is fp16 in the optimizer, and GradScaler refuses fp16 gradients: keep it in fp32, autocast casts it"
 APART = (
     "amp.initialize does not get {0}, so its gradients stay scaled, in a clip of all parameters too, as with Apex; if "
     "its parameters get gradients of the scaled loss, call scaler.unscale_({0}) and scaler.step({0})"
@@ -368,6 +375,47 @@ def _stepped_apart(core: Core, function: Function | None) -> list[tuple[ast.Call
             if any(each.lineno < node.lineno and not is_exclusive(module, each, node) for each in passes):
                 found.append((node, key))
     return found
+
+
+def note_joint_steps(core: Core) -> None:
+    """Note optimizers that skip together in Apex after an overflow, because they share a loss or add up two."""
+    for each in core.sites.backwards:
+        if each.block and len(each.optimizers) > 1:
+            core.note(each.statement, TOGETHER.format(" and ".join(each.optimizers)))
+            return
+    for first, second in core.scalers.joined:
+        if len({*first.optimizers, *second.optimizers}) > 1:
+            core.note(first.statement, JOINED)
+            return
+
+
+def refuse_half_leaves(core: Core) -> None:
+    """Leave fp16 tensors of the script's own by hand, which an optimizer has next to, or in place of, a model's."""
+    module, roles = core.module, Roles(core.module)
+    for call in module.calls:
+        scope = module.scope_of[call]
+        if not call.args or not roles.is_new_optimizer(call, scope):
+            continue
+        given = call.args[0]
+        for each in given.elts if isinstance(given, (ast.List, ast.Tuple)) else [given]:
+            values = module.values_of(dotted(each) or "", scope) or [each]
+            if any(_is_half(core, value) for value in values):
+                message = HALF_LEAF.format(module.source(each))
+                core.findings.append(Finding(each.lineno, each.col_offset, BY_HAND, message))
+
+
+def _is_half(core: Core, value: ast.expr | None) -> bool:
+    """Return whether an expression makes an fp16 tensor, by its last cast."""
+    while isinstance(value, ast.Call):
+        name, function = last_name(value.func), value.func
+        types = {core.names.meaning(each) for each in passed(value)}
+        if name in ("half", "HalfTensor") or types & {"torch.half", "torch.float16"}:
+            return True
+        if name in ("float", "double") or types & {"torch.float", "torch.float32", "torch.bfloat16"}:
+            return False
+        inner = function.value if isinstance(function, ast.Attribute) and isinstance(function.value, ast.Call) else None
+        value = inner or (value.args[0] if value.args else None)
+    return False
 
 
 def note_steps_apart(core: Core) -> None:

@@ -12,6 +12,7 @@ from ampcompare.source.migrate.core.initialize import replace_call
 from ampcompare.source.migrate.finding import Unsure
 from ampcompare.source.migrate.read.sites import Sites
 from ampcompare.source.module import Module
+from ampcompare.source.syntax import last_name
 
 if TYPE_CHECKING:
     from ampcompare.source.migrate.core.context import Core
@@ -27,7 +28,7 @@ def uses_timm_scaler(module: Module, sites: Sites) -> bool:
     """Return whether a module initializes Apex, and leaves the rest to `ApexScaler` of timm."""
     if sites.backwards or sites.masters or sites.saves or sites.loads or not sites.initializes:
         return False
-    return APEX in module.text and any(True for _ in _timm_calls(module)) and any(True for _ in _imports(module))
+    return APEX in module.text and any(True for _ in _timm_calls(module))
 
 
 def _imports(module: Module) -> Iterator[ast.ImportFrom]:
@@ -38,9 +39,14 @@ def _imports(module: Module) -> Iterator[ast.ImportFrom]:
 
 
 def _timm_calls(module: Module) -> Iterator[ast.Call]:
+    """Yield the calls of the class, by its name or through a module, as in `utils.ApexScaler()`."""
+    by_name = any(True for _ in _imports(module))
     for node in module.calls:
-        if isinstance(node.func, ast.Name) and node.func.id == APEX:
+        if isinstance(node.func, ast.Name) and node.func.id == APEX and by_name:
             yield node
+        elif isinstance(node.func, ast.Attribute) and node.func.attr == APEX:
+            if (module.resolve(node.func) or "").startswith("timm."):
+                yield node
 
 
 def rewrite_timm(core: Core) -> None:
@@ -51,11 +57,12 @@ def rewrite_timm(core: Core) -> None:
     """
     module, edits = core.module, core.edits
     calls = list(_timm_calls(module))
-    names = [node for node in module.nodes if isinstance(node, ast.Name) and node.id == APEX]
+    names = [node for node in module.nodes if isinstance(node, (ast.Name, ast.Attribute)) and last_name(node) == APEX]
     if len(names) > len(calls):
         raise Unsure(names[-1], f"{APEX} of timm is passed as a value; {TIMM_NATIVE} is its equivalent")
     for call in calls:
-        edits.replace(call.func, TIMM_NATIVE)
+        owner = f"{module.source(call.func.value)}." if isinstance(call.func, ast.Attribute) else ""
+        edits.replace(call.func, f"{owner}{TIMM_NATIVE}")
         core.note(call, STATE)
     for node in _imports(module):
         kept = [alias for alias in node.names if alias.name != APEX]

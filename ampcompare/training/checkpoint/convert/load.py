@@ -23,7 +23,7 @@ from ampcompare.training.checkpoint.convert.fp32_weights import (
 )
 from ampcompare.training.checkpoint.convert.scalers import apex_state_of, held_scale, raw_scale
 from ampcompare.training.checkpoint.reader.foreign import explained, open_foreign
-from ampcompare.training.checkpoint.reader.placeholders import DATA_ONLY
+from ampcompare.training.checkpoint.reader.placeholders import holds_only_data
 from ampcompare.training.checkpoint.store.layout import one_or_list
 from ampcompare.training.checkpoint.store.sharded import is_sharded_folder, read_saved
 
@@ -51,7 +51,8 @@ def load_any(path: Path, *, trust: bool = False) -> tuple[dict[str, Any], list[s
     if contents.comment.startswith(b"ampcompare checkpoint"):
         return read_saved(path), []
     if not contents.needs_trust:
-        state, left_out = contents.plain()
+        with explained(path):
+            state, left_out = contents.plain()
     elif not trust:
         objects = contents.objects()
         shown = ", ".join(printable(name, MAX_NAME, keep_end=49) for name in objects[:10] or contents.calls[:10])
@@ -150,7 +151,7 @@ def _without_objects(value: Any, place: str, left_out: list[str], seen: dict[int
         made = tuple(made) if isinstance(value, tuple) else made
     elif type(value) in (str, int, float, bool, bytes, type(None), torch.dtype, torch.Size):
         made = value
-    elif f"{type(value).__module__}.{type(value).__qualname__}" in DATA_ONLY and hasattr(value, "__dict__"):
+    elif holds_only_data(f"{type(value).__module__}.{type(value).__qualname__}") and hasattr(value, "__dict__"):
         made = _without_objects(vars(value), place, left_out, seen)
     else:
         left_out.append(

@@ -1,25 +1,13 @@
-"""Open a checkpoint of any program, of any torch, and say what it holds, without running anything in it.
-
-The machine of the pickle format is small: a stack, a memo and some seventy instructions, two of which (`REDUCE` and its
-relatives, and `BUILD`) reach other code. Here they reach a table of builders for plain data and tensors, and nothing
-else. Python's own `pickle.Unpickler` could be restricted too, but it reserves memory for what a file only claims to
-hold, and builds whatever is asked for; here every object is charged to a `Budget` in proportion to the file.
-
-Source: Python's documentation of `pickletools`, whose parser of instructions is used.
-"""
+"""Open a checkpoint of any program, of any torch, and say what it holds, without running anything in it."""
 
 from __future__ import annotations
 
-import errno
 import io
 import os
-import pickletools
-import stat
 import struct
 import sys
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
 from io import BufferedReader
 from pathlib import Path
 from typing import IO, Any
@@ -28,50 +16,28 @@ import torch
 from torch import Tensor
 
 from ampcompare.base.errors import AmpCompareError, CheckpointError
-from ampcompare.training.checkpoint.reader.budget import ITEM, OBJECT, SLOT, TENSOR, Budget, open_archive
-from ampcompare.training.checkpoint.reader.builders import (
-    BUILDERS,
-    CONSTANTS,
-    Build,
-    Storage,
-    require_short,
-    storage_dtype,
-)
+from ampcompare.base.files.read import FileFault
+from ampcompare.base.files.read import open_regular as open_descriptor
 from ampcompare.training.checkpoint.reader.placeholders import (
-    DATA_ONLY,
     LOGS,
     Global,
     NotPickled,
     Opaque,
     StoredTensor,
     describe_fault,
+    holds_only_data,
 )
+from ampcompare.training.checkpoint.reader.unpickler import Unpickled, require_bounded, storage_of, unpickle
 
-__all__ = ["Contents", "as_tensor", "explained", "open_foreign", "open_members", "open_regular", "unpickle"]
+__all__ = ["Contents", "as_tensor", "explained", "open_foreign", "open_members", "open_regular"]
 
 LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
 LEGACY_PROTOCOL = 1001
 MAX_DEPTH = 64
 LONGEST_SHOWN = 80
 MAX_SHOWN = 20
+FREE_ELEMENTS = 1 << 20
 _WALKED = (dict, list, tuple, Opaque, Global)
-MAX_BYTES = 64 << 20
-MAX_BITS = 512
-MAX_NAME = 1000
-CONTAINER = 250  # an empty container, or the first table of a dict
-KEYS = (str, int, float, bool, bytes, type(None), Global, Opaque, StoredTensor)
-_LITERALS = {
-    *("INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT"),
-    *("STRING", "BINSTRING", "SHORT_BINSTRING", "UNICODE", "SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8"),
-    *("BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BYTEARRAY8"),
-}
-_PUTS = {"PUT", "BINPUT", "LONG_BINPUT"}
-_GETS = {"GET", "BINGET", "LONG_BINGET"}
-_CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": ()}
-_EMPTY: dict[str, Callable[[], Any]] = {"EMPTY_LIST": list, "EMPTY_DICT": dict, "EMPTY_SET": set}
-_CONTAINERS = (list, tuple, dict, set, frozenset)
-_DATA = (str, bytes, bytearray)
-_TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 
 
 class Contents:
@@ -117,7 +83,8 @@ class Contents:
         reach = sum((size - 1) * step for size, step in zip(stored.shape, stored.stride, strict=True)) + 1
         if not stored.count:
             return torch.empty(stored.shape, dtype=stored.dtype)
-        if (stored.offset + reach) * stored.dtype.itemsize > held.nbytes:
+        count = held.nbytes // stored.dtype.itemsize
+        if not stored.offset + reach <= count or stored.count > max(count, FREE_ELEMENTS):
             raise CheckpointError(f"{self.path} is damaged: a tensor reaches beyond its {held.nbytes} stored bytes")
         whole = held[: held.nbytes // stored.dtype.itemsize * stored.dtype.itemsize].view(stored.dtype)
         view = whole.as_strided(stored.shape, stored.stride, stored.offset)
@@ -160,7 +127,7 @@ class Contents:
         if isinstance(value, Opaque):
             if value.value is not None:
                 return value.value
-            if value.name in DATA_ONLY:
+            if holds_only_data(value.name):
                 if isinstance(value.state, dict):
                     return part(value.state, value.name)
                 if value.name.startswith("pathlib.") and all(isinstance(item, str) for item in value.arguments):
@@ -189,7 +156,7 @@ class Contents:
         while todo and found < 200:
             place, value = todo.pop()
             if isinstance(value, Opaque | Global) and getattr(value, "value", None) is None:
-                if value.name not in DATA_ONLY:
+                if not holds_only_data(value.name):
                     found += 1
                     yield place, value
                     continue
@@ -243,21 +210,15 @@ class explained:
 
 
 def open_regular(path: Path) -> BufferedReader:
-    """Open a file for reading; a FIFO would block until a writer opens it.
+    """Open a file for reading; a pipe would block until a writer opens it.
 
     Raises:
-        CheckpointError: it is a FIFO, a socket or a device.
-        OSError: it cannot be opened, or is a folder.
+        CheckpointError: it cannot be opened, or is no regular file.
     """
-    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
-    mode = os.fstat(descriptor).st_mode
-    if stat.S_ISREG(mode):
-        return os.fdopen(descriptor, "rb")
-    os.close(descriptor)
-    if stat.S_ISDIR(mode):
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-    kind = "a FIFO" if stat.S_ISFIFO(mode) else "not a regular file"
-    raise CheckpointError(f"{path} is {kind}, but a checkpoint needs random access; write it to a file first")
+    try:
+        return os.fdopen(open_descriptor(path), "rb")
+    except FileFault as fault:
+        raise CheckpointError(f"cannot read the checkpoint {path}: {fault}") from None
 
 
 def open_foreign(path: Path) -> Contents:
@@ -285,35 +246,27 @@ def open_foreign(path: Path) -> Contents:
     raise AssertionError
 
 
-def _persistent(note: Callable[[Storage], None]) -> Callable[[Any], Storage]:
-    """Return the reader of torch's persistent ids: ("storage", class, key, device, elements)."""
-
-    def load(identity: Any) -> Storage:
-        if not isinstance(identity, tuple) or len(identity) < 5 or identity[0] != "storage":
-            raise NotPickled("it refers to something outside that is not a storage")
-        storage = Storage(identity[2], storage_dtype(identity[1]), identity[4], identity[3])
-        note(storage)
-        return storage
-
-    return load
-
-
 def _open_archive(path: Path) -> Contents:
-    budget = Budget(path.stat().st_size)
-    archive = open_archive(path, budget)
-    return open_members(path, archive, lambda name: as_tensor(archive.read(name)), budget)
+    archive = zipfile.ZipFile(path)
+    return open_members(path, archive, lambda name: as_tensor(archive.read(name)), size=path.stat().st_size)
 
 
-def open_members(path: Path, archive: zipfile.ZipFile, read: Callable[[str], Tensor], budget: Budget) -> Contents:
+def open_members(
+    path: Path, archive: zipfile.ZipFile, read: Callable[[str], Tensor], *, size: int | None = None
+) -> Contents:
     """Check that an archive is one of torch.save, and read its pickle.
 
     Args:
         read: gives the bytes of a member.
+        size: of the file, where it has no checksum that was found right: its pickle is then read in bounds first.
 
     Raises:
         CheckpointError: it is an archive of something else.
         NotPickled: its pickle is broken.
     """
+    for info in archive.infolist():
+        if info.compress_type != zipfile.ZIP_STORED:
+            raise CheckpointError(f"{path} is not an archive of torch.save: {info.filename[:40]!r} is compressed")
     members = {info.filename: info for info in archive.infolist()}
     descriptions = [name for name in members if name.count("/") == 1 and name.endswith("/data.pkl")]
     if len(descriptions) != 1:
@@ -327,7 +280,10 @@ def open_members(path: Path, archive: zipfile.ZipFile, read: Callable[[str], Ten
             f"{path} was saved on a machine with the other byte order, which cannot be read here; "
             f"save it again on a machine like this one"
         )
-    description = unpickle(io.BytesIO(bytes(read(descriptions[0]).numpy())), _persistent(lambda storage: None), budget)
+    pickled = bytes(read(descriptions[0]).numpy())
+    if size is not None:
+        require_bounded(lambda: unpickle(io.BytesIO(pickled), storage_of), size)
+    description = unpickle(io.BytesIO(pickled), storage_of)
     return Contents(
         path,
         "torch archive",
@@ -339,50 +295,47 @@ def open_members(path: Path, archive: zipfile.ZipFile, read: Callable[[str], Ten
 
 
 def _open_stream(path: Path) -> Contents:
-    """Open what torch before 1.6 wrote: five pickles, then the bytes of the storages; or a pickle of something else."""
-    storages: dict[str, Storage] = {}
-
-    def note(storage: Storage) -> None:
-        storages.setdefault(storage.key, storage)
-
-    def refuse(identity: Any) -> Any:
-        raise NotPickled("it refers to something outside")
-
-    budget = Budget(path.stat().st_size)
-    with path.open("rb") as file:
-        first = unpickle(file, refuse, budget)
-        if first.root != LEGACY_MAGIC:
-            return Contents(path, "pickle", first.root, first.calls, _nothing_stored)
-        if unpickle(file, refuse, budget).root != LEGACY_PROTOCOL:
-            raise NotPickled("it is of a torch that is not known")
-        system = unpickle(file, refuse, budget).root
-        if not isinstance(system, dict) or not system.get("little_endian", True):
-            raise NotPickled("it was saved on a machine of the other byte order")
-        main = unpickle(file, _legacy_persistent(note), budget)
-        keys = unpickle(file, refuse, budget).root
-        places = _storage_places(file, keys, storages)
+    require_bounded(lambda: _read_stream(path), path.stat().st_size)
+    format, held, places = _read_stream(path)
 
     def read(key: str) -> Tensor:
         at, length = places[key]
-        with path.open("rb") as again:
-            again.seek(at)
-            return as_tensor(again.read(length))
+        with path.open("rb") as file:
+            file.seek(at)
+            return as_tensor(file.read(length))
 
-    return Contents(path, "torch before 1.6", main.root, main.calls, read)
+    return Contents(path, format, held.root, held.calls, read)
 
 
-def _legacy_persistent(note: Callable[[Storage], None]) -> Callable[[Any], Any]:
-    load = _persistent(note)
+def _read_stream(path: Path) -> tuple[str, Unpickled, dict[str, tuple[int, int]]]:
+    """Read what torch before 1.6 wrote: five pickles, then the bytes of the storages; or a pickle of something else.
 
-    def load_either(identity: Any) -> Any:
+    Returns:
+        The format, what the pickle holds, and where the bytes of each storage begin and how many they are.
+    """
+    dtypes: dict[str, torch.dtype] = {}
+
+    def load(identity: Any) -> Any:
         if isinstance(identity, tuple) and len(identity) > 1 and identity[0] == "module":
             return identity[1]  # a class, with its source, which is not looked at
-        return load(identity)
+        storage = storage_of(identity)
+        dtypes.setdefault(storage.key, storage.dtype)
+        return storage
 
-    return load_either
+    with path.open("rb") as file:
+        first = unpickle(file)
+        if first.root != LEGACY_MAGIC:
+            return "pickle", first, {}
+        if unpickle(file).root != LEGACY_PROTOCOL:
+            raise NotPickled("it is of a torch that is not known")
+        system = unpickle(file).root
+        if not isinstance(system, dict) or not system.get("little_endian", True):
+            raise NotPickled("it was saved on a machine of the other byte order")
+        main = unpickle(file, load)
+        return "torch before 1.6", main, _storage_places(file, unpickle(file).root, dtypes)
 
 
-def _storage_places(file: IO[bytes], keys: Any, storages: dict[str, Storage]) -> dict[str, tuple[int, int]]:
+def _storage_places(file: IO[bytes], keys: Any, dtypes: dict[str, torch.dtype]) -> dict[str, tuple[int, int]]:
     """Find the bytes of each storage: its number of elements in 8 bytes, then the elements."""
     if not isinstance(keys, list):
         raise NotPickled("it has no list of its storages")
@@ -390,12 +343,12 @@ def _storage_places(file: IO[bytes], keys: Any, storages: dict[str, Storage]) ->
     at = file.tell()
     end = file.seek(0, 2)
     for key in keys:
-        storage = storages.get(key) if isinstance(key, str) else None
-        if storage is None:
+        dtype = dtypes.get(key) if isinstance(key, str) else None
+        if dtype is None:
             raise NotPickled("it lists a storage that nothing uses")
         file.seek(at)
         (count,) = struct.unpack("<q", file.read(8))
-        length = count * storage.dtype.itemsize
+        length = count * dtype.itemsize
         if count < 0 or at + 8 + length > end:
             raise NotPickled("it was cut off: a storage reaches beyond its end")
         places[key] = (at + 8, length)
@@ -408,280 +361,7 @@ def as_tensor(data: bytes) -> Tensor:
     return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
 
 
-def _nothing_stored(key: str) -> Tensor:
-    raise NotPickled("a pickle of its own stores no tensors")
-
-
 def _open_safetensors(path: Path) -> Contents:
-    from safetensors import safe_open
+    from safetensors.torch import load_file
 
-    budget = Budget(path.stat().st_size)
-    with safe_open(path, framework="pt") as file:
-        budget.charge(TENSOR * len(file.keys()))
-        weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    return Contents(path, "safetensors", weights, [], _nothing_stored)
-
-
-@dataclass
-class _Unpickled:
-    """What a pickle holds.
-
-    Attributes:
-        root: dicts, lists, tuples, sets, plain values, `StoredTensor`, `Global` and `Opaque`.
-        calls: names of what unpickling would call, beyond plain data and tensors, each once, in order.
-    """
-
-    root: Any
-    calls: list[str]
-
-
-@dataclass
-class _Machine:
-    persistent: Callable[[Any], Any]
-    budget: Budget
-    stack: list[Any] = field(default_factory=list)
-    below: list[list[Any]] = field(default_factory=list)
-    memo: dict[int, Any] = field(default_factory=dict)
-    calls: dict[str, None] = field(default_factory=dict)
-
-    def mark(self) -> None:
-        """Begin to collect items above the stack."""
-        self.budget.charge(CONTAINER)
-        self.below.append(self.stack)
-        self.stack = []
-
-    def collected(self) -> list[Any]:
-        """Return the items since the last mark, which is taken away."""
-        items = self.stack
-        self.stack = self.below.pop()
-        return items
-
-    def call(self, function: Any, arguments: Any, *, keywords: Any = None) -> Any:
-        """Build plain data and tensors; put a placeholder for all else."""
-        if not isinstance(function, Global):
-            raise NotPickled(f"it calls a {type(function).__name__}")
-        if not isinstance(arguments, tuple):
-            raise NotPickled(f"it calls {function.name} with a {type(arguments).__name__}")
-        build: Build | None = BUILDERS.get(function.name)
-        if build is not None and not keywords:
-            # what a builder makes of an argument has at most an entry for each of its items
-            for argument in arguments:
-                self.budget.charge(ITEM * len(argument) if isinstance(argument, _CONTAINERS) else SLOT)
-                self.budget.charge(len(argument) if isinstance(argument, _DATA) else 0)
-            made = build(arguments, self.call)
-            if not any(made is argument for argument in arguments):
-                self.budget.charge_object(made)
-            return made
-        if function.name not in DATA_ONLY:
-            self.calls[function.name] = None
-        self.budget.charge(OBJECT)
-        return Opaque(function.name, arguments)
-
-    def build(self, target: Any, state: Any) -> None:
-        """Give an object its state, as `__setstate__` would."""
-        if isinstance(target, Opaque):
-            if target.receive is not None:
-                target.receive(target, state)
-                self.budget.charge_value(target.value)
-            else:
-                target.state = state
-        # An OrderedDict brings the metadata of a state dict, a tensor or a set nothing of use.
-
-    def set_items(self, target: Any, items: list[Any]) -> None:
-        self.budget.charge(CONTAINER + ITEM * len(items))
-        if isinstance(target, Opaque):  # a subclass of dict
-            target.items.extend(zip(items[::2], items[1::2], strict=True))
-            return
-        if not isinstance(target, dict) or len(items) % 2:
-            raise NotPickled("items are set on something that is not a dict")
-        for key, value in zip(items[::2], items[1::2], strict=True):
-            target[self.key(key)] = value
-
-    def extend(self, target: Any, items: list[Any]) -> None:
-        self.budget.charge(SLOT * len(items))
-        if isinstance(target, Opaque):  # a subclass of list
-            target.entries.extend(items)
-        elif isinstance(target, list):
-            target.extend(items)
-        else:
-            raise NotPickled("an item is appended to something that is not a list")
-
-    def key(self, key: Any) -> Any:
-        """Return a key that can be hashed without walking deep into it."""
-        flat = type(key) is tuple and len(key) < 16 and all(type(part) in KEYS for part in key)
-        if flat or type(key) in KEYS:
-            for part in key if flat else (key,):
-                require_short(part)
-            return key
-        raise NotPickled(f"a key of a dict or a member of a set is a {type(key).__name__}")
-
-    def top(self, count: int) -> list[Any]:
-        """Take away the last `count` items."""
-        if count > len(self.stack):
-            raise NotPickled("an instruction lacks its values")
-        items = self.stack[-count:]
-        del self.stack[-count:]
-        return items
-
-    def step(self, name: str, argument: Any) -> None:
-        """Carry out the instructions that build containers."""
-        if name in _CONSTANTS:
-            self.stack.append(_CONSTANTS[name])
-        elif name in _TUPLES:
-            self.budget.charge(CONTAINER)
-            self.stack.append(tuple(self.top(_TUPLES[name])))
-        elif name in _COLLECTED:
-            items = self.collected()
-            self.budget.charge(SLOT * len(items))
-            self.stack.append(_COLLECTED[name](self, items))
-        elif name in _EMPTY:
-            self.budget.charge(CONTAINER)
-            self.stack.append(_EMPTY[name]())
-        elif name in ("SETITEM", "SETITEMS"):
-            items = self.collected() if name == "SETITEMS" else self.top(2)
-            self.set_items(self.stack[-1], items)
-        elif name in ("APPEND", "APPENDS"):
-            items = self.collected() if name == "APPENDS" else self.top(1)
-            self.extend(self.stack[-1], items)
-        else:
-            self.reach(name, argument)
-
-    def reach(self, name: str, argument: Any) -> None:
-        """Carry out the instructions that name, call or change objects, and the rare ones."""
-        if name in ("GLOBAL", "STACK_GLOBAL"):
-            module, attribute = self.top(2) if name == "STACK_GLOBAL" else argument.split(" ")
-            self.budget.charge(OBJECT)
-            self.stack.append(_global(module, attribute))
-        elif name in ("REDUCE", "NEWOBJ"):
-            function, arguments = self.top(2)
-            self.stack.append(self.call(function, arguments))
-        elif name == "NEWOBJ_EX":
-            function, arguments, keywords = self.top(3)
-            self.stack.append(self.call(function, arguments, keywords=keywords))
-        elif name == "OBJ":
-            function, *rest = self.collected()
-            self.stack.append(self.call(function, tuple(rest)))
-        elif name == "INST":
-            module, attribute = argument.split(" ")
-            arguments = tuple(self.collected())
-            self.budget.charge(OBJECT)
-            self.stack.append(self.call(_global(module, attribute), arguments))
-        elif name == "BUILD":
-            state = self.stack.pop()
-            self.build(self.stack[-1], state)
-        elif name == "ADDITEMS":
-            items = [self.key(item) for item in self.collected()]
-            self.budget.charge(ITEM * len(items))
-            if not isinstance(self.stack[-1], set):
-                raise NotPickled("an item is added to something that is not a set")
-            self.stack[-1].update(items)
-        elif name in ("BINPERSID", "PERSID"):
-            self.budget.charge(OBJECT)
-            self.stack.append(self.persistent(self.stack.pop() if name == "BINPERSID" else argument))
-        elif name == "POP":
-            self.stack.pop() if self.stack else self.collected()
-        elif name == "POP_MARK":
-            self.collected()
-        elif name == "DUP":
-            self.stack.append(self.stack[-1])
-        elif name not in ("PROTO", "FRAME"):
-            raise NotPickled(f"it uses the instruction {name}, which no checkpoint needs")
-
-
-def _global(module: Any, attribute: Any) -> Any:
-    if not isinstance(module, str) or not isinstance(attribute, str):
-        raise NotPickled("it names an object by something that is not text")
-    if len(module) + len(attribute) > MAX_NAME:
-        raise NotPickled(f"it names an object by {len(module) + len(attribute)} characters")
-    name = f"{module}.{attribute}"
-    return CONSTANTS.get(name) or Global(name)
-
-
-def _dict_of(machine: _Machine, items: list[Any]) -> dict[Any, Any]:
-    made: dict[Any, Any] = {}
-    machine.set_items(made, items)
-    return made
-
-
-_COLLECTED: Mapping[str, Callable[[_Machine, list[Any]], Any]] = {
-    "TUPLE": lambda machine, items: tuple(items),
-    "LIST": lambda machine, items: items,
-    "DICT": _dict_of,
-    "FROZENSET": lambda machine, items: _frozenset_of(machine, items),
-}
-
-
-def _frozenset_of(machine: _Machine, items: list[Any]) -> frozenset[Any]:
-    machine.budget.charge(CONTAINER + ITEM * len(items))
-    return frozenset(machine.key(item) for item in items)
-
-
-class _Limited:
-    """The part of a file that a pickle may take, as `pickletools` reads it: no read reserves more than is there."""
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file = file
-        begin = file.tell()
-        held = file.seek(0, 2) - begin
-        self.left = min(held, MAX_BYTES)
-        self.is_cut = held > MAX_BYTES
-        file.seek(begin)
-
-    def read(self, count: int) -> bytes:
-        return self._counted(self._file.read(count if count < self.left else self.left))
-
-    def readline(self) -> bytes:
-        return self._counted(self._file.readline(self.left))
-
-    def _counted(self, data: bytes) -> bytes:
-        self.left -= len(data)
-        return data
-
-
-def unpickle(file: IO[bytes], persistent: Callable[[Any], Any], budget: Budget) -> _Unpickled:
-    """Read one pickle from the position of `file`, and leave the position after it.
-
-    Args:
-        persistent: gives the object for a persistent id; torch names storages so.
-        budget: of the file, from which all that is built is taken.
-
-    Raises:
-        NotPickled: it is not a pickle, or not one of a checkpoint, or larger than 64 MiB, or above its budget.
-    """
-    machine = _Machine(persistent, budget)
-    memo, step = machine.memo, machine.step
-    limited = _Limited(file)
-    try:
-        argument: Any
-        for opcode, argument, _ in pickletools.genops(limited):  # type: ignore[arg-type]
-            name = opcode.name
-            budget.step()
-            # the most frequent ones here, without a call
-            if name in _LITERALS:
-                if type(argument) is int and argument.bit_length() > MAX_BITS:
-                    raise NotPickled(f"it holds an integer of {argument.bit_length()} bits, which no checkpoint needs")
-                budget.charge(sys.getsizeof(argument) + SLOT)
-                machine.stack.append(argument)
-            elif name in _PUTS:
-                budget.charge(ITEM)
-                memo[argument] = machine.stack[-1]
-            elif name in _GETS:
-                budget.charge(SLOT)
-                machine.stack.append(memo[argument])
-            elif name == "MARK":
-                machine.mark()
-            elif name == "MEMOIZE":
-                budget.charge(ITEM)
-                memo[len(memo)] = machine.stack[-1]
-            elif name == "STOP":
-                return _Unpickled(machine.stack.pop(), list(machine.calls))
-            else:
-                budget.charge(SLOT)
-                step(name, argument)
-    except NotPickled:
-        raise
-    except (ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError, TypeError, ValueError) as error:
-        if limited.is_cut and not limited.left:
-            raise NotPickled("its description of what it holds is larger than 64 MiB") from None
-        raise NotPickled(f"its pickle is broken ({type(error).__name__})") from None
-    raise NotPickled("its pickle ends too early")
+    return Contents(path, "safetensors", load_file(path), [], lambda key: torch.empty(0))

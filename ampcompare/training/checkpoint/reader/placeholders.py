@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,7 +12,17 @@ import torch
 from ampcompare.base.errors import AmpCompareError, ConversionError
 from ampcompare.base.formatting import printable
 
-__all__ = ["DATA_ONLY", "LOGS", "Global", "NotPickled", "Opaque", "StoredTensor", "describe_fault", "reading"]
+__all__ = [
+    "LOGS",
+    "Global",
+    "NotPickled",
+    "Opaque",
+    "Storage",
+    "StoredTensor",
+    "describe_fault",
+    "holds_only_data",
+    "reading",
+]
 
 DATA_ONLY = frozenset(
     {
@@ -28,19 +38,17 @@ DATA_ONLY = frozenset(
         "pathlib._local.WindowsPath",
         "datetime.datetime",
         "datetime.timedelta",
-        # the loss scalers in what FP16_Optimizer saves
-        *(
-            f"{package}.{scaler}"
-            for package in ("apex", "ampcompare.apex")
-            for scaler in (
-                "amp.scaler.LossScaler",
-                "fp16_utils.loss_scaler.LossScaler",
-                "fp16_utils.loss_scaler.DynamicLossScaler",
-            )
-        ),
     }
 )
-"""Classes that only hold values, of the standard library and of Apex; these are carried, the class is not."""
+
+
+def holds_only_data(name: str) -> bool:
+    """Return whether a class only holds values: some of the standard library, and the loss scalers of any program.
+
+    Their values are carried, the class is not.
+    """
+    return name in DATA_ONLY or name.rpartition(".")[2].endswith("LossScaler")
+
 
 LOGS = "mmengine.logging.history_buffer.HistoryBuffer"
 """Class of mmengine's logged losses, of which each of its checkpoints holds some. mmengine resumes without them."""
@@ -53,37 +61,91 @@ class NotPickled(ValueError):
     """The bytes are not a pickle that a checkpoint may be; the message completes "the file cannot be read: ..."."""
 
 
-@dataclass(eq=False, repr=False)
-class Global:
-    """A class or function by its name, not imported."""
+class Global(type):
+    """Class of the classes that stand for what a file names, a class or a function: nothing is imported.
+
+    Attributes:
+        name: of what it stands for.
+        builder: makes plain data or a tensor of the arguments of a call; None for all else.
+        calls: names of what was called without one, in order.
+    """
 
     name: str
+    builder: Callable[..., Any] | None
+    calls: dict[str, None]
 
-    def __repr__(self) -> str:
-        return f"<{self.name}>"
+    def __call__(cls, *arguments: Any, **keywords: Any) -> Any:  # not the constructor of `type`
+        return cls.__new__(cls, *arguments, **keywords)  # type: ignore[arg-type]
+
+    def __repr__(cls) -> str:
+        return f"<{cls.name}>"
 
 
-@dataclass(eq=False, repr=False)
-class Opaque:
-    """An object that only calling `name` would make.
+class Opaque(metaclass=Global):
+    """An object that only calling `name` would make, and what pickle gives it.
 
     Attributes:
         arguments: what it would be called with.
         state: what it would be given after; None where nothing.
         items, entries: what it would be filled with, as a dict or a list.
+        value: array or plain value that was built from it.
         receive: takes the state of an object that can be built from it.
     """
 
-    name: str
-    arguments: tuple[Any, ...] = ()
-    state: Any = None
-    items: list[tuple[Any, Any]] = field(default_factory=list)
-    entries: list[Any] = field(default_factory=list)
-    value: Any = None
-    receive: Callable[[Opaque, Any], None] | None = None
+    name = "object"
+    builder = None
+    calls: dict[str, None] = {}  # noqa: RUF012  # each class that a file names has that of the file
+    arguments: tuple[Any, ...]
+    state: Any
+    items: list[tuple[Any, Any]]
+    entries: list[Any]
+    value: Any
+    receive: Callable[[Opaque, Any], None] | None
+
+    def __new__(cls, *arguments: Any, **keywords: Any) -> Any:
+        if cls.builder is not None and not keywords:
+            return cls.builder(*arguments)
+        if not holds_only_data(cls.name):
+            cls.calls[cls.name] = None
+        return cls.of(cls.name, arguments)
+
+    @classmethod
+    def of(cls, name: str, arguments: tuple[Any, ...]) -> Opaque:
+        """Return the placeholder of an object without a trace among the calls."""
+        made: Opaque = object.__new__(cls)
+        made.name, made.arguments, made.state, made.items, made.entries = name, arguments, None, [], []
+        made.value = made.receive = None
+        return made
 
     def __repr__(self) -> str:  # without its arguments, which may hold one another many times
         return f"<{self.name}>"
+
+    def __setstate__(self, state: Any) -> None:
+        if self.receive is not None:
+            self.receive(self, state)
+        else:
+            self.state = state
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self.items.append((key, value))
+
+    def append(self, value: Any) -> None:
+        """Take an item of a subclass of list."""
+        self.entries.append(value)
+
+    def extend(self, values: Any) -> None:
+        """Take items of a subclass of list."""
+        self.entries.extend(values)
+
+    add = append
+
+
+@dataclass(frozen=True)
+class Storage:
+    """The bytes that tensors look into: their name inside the file, and the type of their elements."""
+
+    key: str
+    dtype: torch.dtype
 
 
 @dataclass(eq=False)
@@ -92,21 +154,20 @@ class StoredTensor:
 
     Attributes:
         storage: name of the bytes it looks into.
-        stored: elements of the storage, as the pickle claims.
         offset: of its first element in the storage.
-        device: where it was when it was saved.
         conjugate, negative: whether it is the conjugate or the negative of what is stored, which torch does lazily.
     """
 
     storage: str
     dtype: torch.dtype
-    stored: int
     offset: int
     shape: tuple[int, ...]
     stride: tuple[int, ...]
-    device: str
     conjugate: bool = False
     negative: bool = False
+
+    def __setstate__(self, state: Any) -> None:
+        """Take the attributes of a tensor, which nothing here needs."""
 
     @property
     def count(self) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import math
 import re
+import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,6 @@ from torch import Tensor
 
 from ampcompare.base.errors import CheckpointError
 from ampcompare.base.tensors.tree import mapped
-from ampcompare.training.checkpoint.reader.budget import Budget, open_archive
 from ampcompare.training.checkpoint.reader.foreign import as_tensor, explained, open_members, open_regular
 from ampcompare.training.checkpoint.store.file import checksum, read_checkpoint
 
@@ -121,9 +121,8 @@ class _Joiner:
         with open_regular(path) as file:
             file.seek(part["at"])
             content = io.BytesIO(file.read(part["length"]))
-        budget = Budget(part["length"])
-        with open_archive(path, budget, content) as archive:
-            contents = open_members(path, archive, lambda name: as_tensor(archive.read(name)), budget)
+        with zipfile.ZipFile(content) as archive:
+            contents = open_members(path, archive, lambda name: as_tensor(archive.read(name)))
             value, _ = contents.plain()
         if not isinstance(value, Tensor) or value.shape != place.shape or value.dtype is not place.dtype:
             raise CheckpointError(

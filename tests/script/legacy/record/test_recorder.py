@@ -120,6 +120,21 @@ ACCUMULATE = """
 """
 
 
+def test_the_file_with_the_calls_of_apex_is_named(write, legacy) -> None:
+    """It is not the one that was started, and only that one can be verified."""
+    write("train.py", "import loop, other\n")
+    write(
+        "loop.py",
+        "from apex import amp\namp.initialize(__import__('torch').nn.Linear(2, 2), opt_level='O0', verbosity=0)\n",
+    )
+    write("other.py", "'No apex here.'\n")
+    done = legacy("--device", "cpu", "train.py", "--epochs", "a b")
+    assert done.stderr.splitlines()[-1] == (
+        "ampcompare: to move loop.py to torch.amp, and check that it trains the same: "
+        "ampcompare migrate --verify train.py -- --epochs 'a b'"
+    )
+
+
 def test_accumulation_and_override(write, legacy, tmp_path: Path) -> None:
     """A delayed unscale has no overflow verdict; an overridden level drops what it does not take and says so."""
     write("train.py", ACCUMULATE)

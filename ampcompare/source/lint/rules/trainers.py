@@ -1,18 +1,26 @@
-"""Rules about mixed precision in Lightning."""
+"""Rules about mixed precision in the trainers of Lightning and transformers."""
 
 from __future__ import annotations
 
 import ast
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 
 from ampcompare.source.edits import Edit
-from ampcompare.source.lint.module import Finding, LintModule, Mistake, name_of, rule
+from ampcompare.source.lint.module import Finding, LintModule, Mistake, literal, name_of, rule
 
 __all__: list[str] = []
 
 PACKAGES = ("pytorch_lightning.", "lightning.pytorch.", "lightning.")
 OF_APEX = ("amp_backend", "amp_level")
+# Modules that import one of these may set options of its Trainer, or start a script that has it.
+SETS_OPTIONS = {"transformers", "trl", "adapters", "sentence_transformers", "subprocess"}
+APEX_OPTIONS = {
+    "half_precision_backend": ("apex",),
+    "fp16_backend": ("apex",),
+    "fp16_opt_level": ("O0", "O1", "O2", "O3"),
+}
 HALF = re.compile(r"precision\s*=\s*(?:16\b|[\"']16(?:-mixed)?[\"'])")
 
 
@@ -42,6 +50,47 @@ def arguments_of_trainer(module: LintModule) -> Iterator[Finding]:
             wrong = [one for one in call.keywords if one.arg in OF_APEX]
             if wrong:
                 yield module.finding("AMP310", wrong[0].value, f"Lightning's Trainer has no argument `{wrong[0].arg}`")
+
+
+@rule(
+    Mistake(
+        "AMP311",
+        "transformers-apex",
+        "options that selected Apex in the Trainer of transformers",
+        "an ImportError with any later Apex; with transformers 5, which has no other backend, a TypeError",
+        "leave them out: `fp16=True` or `bf16=True` uses torch.amp",
+        """
+from transformers import TrainingArguments
+
+arguments = TrainingArguments("out", fp16=True, half_precision_backend="apex")  # AMP311
+""",
+        """
+from transformers import TrainingArguments
+
+arguments = TrainingArguments("out", fp16=True)
+""",
+    ),
+)
+def options_of_transformers(module: LintModule) -> Iterator[Finding]:
+    """Options with which the Trainer of transformers chose Apex: as arguments, in a dict, or on a command line."""
+    if {name.partition(".")[0] for _, _, name in module.imports} & SETS_OPTIONS:
+        for node in module.nodes:
+            for place, option, value in _options_in(module, node):
+                if literal(value) in APEX_OPTIONS.get(option, ()):
+                    yield module.finding("AMP311", place, f"`{option}` is an option of Apex")
+
+
+def _options_in(module: LintModule, node: ast.AST) -> Iterator[tuple[ast.AST, str, ast.expr]]:
+    """Yield what a node sets by a name: where, the name, and the value."""
+    if isinstance(node, ast.Call) and name_of(node.func) not in module.top.functions:
+        yield from ((one.value, one.arg or "", one.value) for one in node.keywords)
+    elif isinstance(node, ast.Dict):
+        yield from ((value, literal(key) or "", value) for key, value in zip(node.keys, node.values, strict=True))
+    elif isinstance(node, ast.Assign):
+        yield from ((node, one.attr, node.value) for one in node.targets if isinstance(one, ast.Attribute))
+    elif isinstance(node, (ast.List, ast.Tuple)):
+        for word, value in pairwise(node.elts):
+            yield word, (literal(word) or "").removeprefix("--"), value
 
 
 @rule(

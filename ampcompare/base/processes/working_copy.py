@@ -1,0 +1,119 @@
+"""Working copies of folders, in which a user's code runs where the machine allows no overlay (`overlay.py`)."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Collection, Iterator, Sequence
+from typing import Literal
+
+from ampcompare.base.errors import ConfigError
+
+__all__ = ["WorkingCopies"]
+
+MAX_FILE_BYTES = 2**30
+MAX_BYTES = 2**32
+MAX_FILES = 50_000
+LINKED = (".git", ".hg", ".svn", "node_modules")  # no code writes there by accident
+PLAN, CELLS = "plan.json", "cells"  # of a run directory
+
+
+class WorkingCopies:
+    """Copies of folders. Shared paths, version control, virtual environments and run directories are links in them.
+
+    Args:
+        store: gets the copies.
+        folders: what is copied; one that lies in another is part of its copy.
+        shared: paths that stay the real ones.
+
+    Attributes:
+        places: where the copy of each folder lies.
+
+    Raises:
+        ConfigError: a file, or all files together, are too large.
+    """
+
+    def __init__(self, store: str, folders: Sequence[str], shared: Collection[str]) -> None:
+        self.places: dict[str, str] = {}
+        self._copied: dict[str, tuple[int, int, int]] = {}
+        self._shared = {*shared, store}
+        self._bytes = 0
+        for folder in sorted(set(folders)):
+            if self.place_of(folder) is None:
+                place = os.path.join(store, str(len(self.places)))
+                self.places[folder] = place
+                self._copy(folder, place)
+
+    def place_of(self, path: str) -> str | None:
+        """Return where the copy of a path lies; None if it has none."""
+        for folder, place in self.places.items():
+            if path == folder or path.startswith(os.path.join(folder, "")):
+                return os.path.join(place, os.path.relpath(path, folder)) if path != folder else place
+        return None
+
+    def written(self) -> Iterator[tuple[str, str, Literal["new", "changed", "removed"]]]:
+        """Yield each file that is not as it was copied: its path, where its copy lies, and what was done."""
+        seen = set()
+        for folder, place in self.places.items():
+            for path, folders, names in os.walk(place):
+                folders[:] = [name for name in folders if name != "__pycache__"]
+                links = [name for name in folders if os.path.islink(os.path.join(path, name))]
+                for copy in (os.path.join(path, name) for name in [*names, *links]):
+                    seen.add(copy)
+                    known = self._copied.get(copy)
+                    if known != _facts(copy):
+                        original = os.path.join(folder, os.path.relpath(copy, place))
+                        yield original, copy, "changed" if known or os.path.lexists(original) else "new"
+            for copy in self._copied.keys() - seen:
+                if copy.startswith(os.path.join(place, "")):
+                    yield os.path.join(folder, os.path.relpath(copy, place)), copy, "removed"
+
+    def _copy(self, folder: str, place: str) -> None:
+        os.mkdir(place)
+        with os.scandir(folder) as found:
+            entries = list(found)
+        for entry in entries:
+            target = os.path.join(place, entry.name)
+            if entry.is_dir(follow_symlinks=False) and not self._is_linked(entry.path):
+                if entry.name != "__pycache__":
+                    self._copy(entry.path, target)
+                continue
+            if entry.is_symlink():
+                os.symlink(self._link_of(entry.path), target)
+            elif entry.is_dir() or entry.path in self._shared:
+                os.symlink(entry.path, target)
+            elif entry.is_file():
+                self._check_size(entry.path, entry.stat().st_size)
+                shutil.copy2(entry.path, target)
+            else:  # a pipe or a socket
+                continue
+            self._copied[target] = _facts(target)
+
+    def _link_of(self, path: str) -> str:
+        """Return where the copy of a link leads to: to what it names, or to the real one outside of all copies."""
+        text = os.readlink(path)
+        there = os.path.normpath(os.path.join(os.path.dirname(path), text))
+        return there if self.place_of(there) is None else text
+
+    def _is_linked(self, path: str) -> bool:
+        is_environment = os.path.exists(os.path.join(path, "pyvenv.cfg"))
+        is_run = os.path.exists(os.path.join(path, PLAN)) or os.path.isdir(os.path.join(path, CELLS))
+        return path in self._shared or os.path.basename(path) in LINKED or is_environment or is_run
+
+    def _check_size(self, path: str, size: int) -> None:
+        self._bytes += size
+        if size <= MAX_FILE_BYTES and self._bytes <= MAX_BYTES and len(self._copied) < MAX_FILES:
+            return
+        what = f"{path} ({size / 2**30:.1f} GiB) is"
+        if size <= MAX_FILE_BYTES:
+            what = f"the files next to {path}, more than {MAX_FILES} or {MAX_BYTES / 2**30:.0f} GiB, are"
+        raise ConfigError(
+            f"{what} too large to protect: this machine allows no overlays, so that your code runs in a copy of its "
+            f"folder. Allow it to change the real ones, --allow-writes {os.path.dirname(path)}, with results in "
+            "{cell_dir}; or keep data elsewhere"
+        )
+
+
+def _facts(path: str) -> tuple[int, int, int]:
+    facts = os.lstat(path)
+    return facts.st_size, facts.st_mtime_ns, facts.st_mode

@@ -1,0 +1,100 @@
+"""The `DistributedDataParallel` of a script: made again once weights are cast, and the type that it averages in."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import distributed, nn
+
+from ampcompare.base.errors import PreparationError, UnsupportedCombination
+from ampcompare.guards.events import Subscriptions
+from ampcompare.guards.location import here
+from ampcompare.training.parallel.replication import reduce_buckets_in
+
+__all__ = ["ParallelWrappers", "reduce_wrappers_in"]
+
+KEPT = ("training", "require_backward_grad_sync")  # what a script may have set since
+
+
+def reduce_wrappers_in(dtype: torch.dtype, name: str, events: Subscriptions) -> None:
+    """Let each wrapper that the script makes from now on average gradients in `dtype`.
+
+    Args:
+        name: of the arm, for the message that refuses a communication hook of the script.
+    """
+
+    def make(original: Any, wrapper: Any, *args: Any, **kwargs: Any) -> None:
+        original(wrapper, *args, **kwargs)
+        wrapper.register_comm_hook(dtype, _reduce)
+
+    def register(original: Any, wrapper: Any, state: Any, hook: Any) -> None:
+        if hook is not _reduce:
+            raise UnsupportedCombination(
+                here(f"the script gives DistributedDataParallel a communication hook, and {name} needs its own")
+            )
+        original(wrapper, state, hook)
+
+    events.wrap(nn.parallel.DistributedDataParallel, "__init__", make)
+    events.wrap(nn.parallel.DistributedDataParallel, "register_comm_hook", register)
+
+
+def _reduce(dtype, bucket):  # type: ignore[no-untyped-def]  # torch compares annotations with types, and these are text
+    return reduce_buckets_in(dtype, bucket)
+
+
+class ParallelWrappers:
+    """The wrappers that a script has made, in their order, which is that of all ranks."""
+
+    def __init__(self) -> None:
+        self._made: list[tuple[weakref.ref[Any], tuple[Any, ...], dict[str, Any]]] = []
+
+    def install(self, events: Subscriptions) -> None:
+        """Follow them from now on."""
+        events.wrap(nn.parallel.DistributedDataParallel, "__init__", self._make)
+
+    def _make(self, original: Any, wrapper: Any, module: Any, *args: Any, **kwargs: Any) -> None:
+        original(wrapper, module, *args, **kwargs)
+        self._made.append((weakref.ref(wrapper), args, kwargs))
+
+    def is_alone(self) -> bool:
+        """Return whether there is no other rank."""
+        return not distributed.is_available() or not distributed.is_initialized() or distributed.get_world_size() == 1
+
+    def _around(self, models: Sequence[nn.Module]) -> Iterator[tuple[Any, tuple[Any, ...], dict[str, Any]]]:
+        for reference, args, kwargs in list(self._made):
+            wrapper = reference()
+            if wrapper is not None and any(wrapper.module is model for model in models):
+                yield wrapper, args, kwargs
+
+    def check(self, models: Sequence[nn.Module], name: str) -> None:
+        """Check that the wrappers of models can be made again.
+
+        Args:
+            name: of the arm.
+
+        Raises:
+            PreparationError: one has a communication hook, which would be lost.
+        """
+        for wrapper, _, _ in self._around(models):
+            if any(hook is not _reduce for hook, _ in getattr(wrapper, "_comm_hooks", ())):
+                raise PreparationError(
+                    here(
+                        f"DistributedDataParallel has a communication hook, which {name} would lose by casting the "
+                        "weights; leave the hook out, or use an arm that keeps the weights"
+                    )
+                )
+
+    def make_again(self, models: Sequence[nn.Module]) -> None:
+        """Make the wrappers of models, whose weights were cast, again; a collective call of all ranks."""
+        for wrapper, args, kwargs in self._around(models):
+            kept = {name: getattr(wrapper, name) for name in KEPT}
+            module = wrapper.module
+            modes = {id(part): part.training for part in module.modules()}
+            nn.parallel.DistributedDataParallel.__init__(wrapper, module, *args, **kwargs)
+            for part in module.modules():
+                part.training = modes[id(part)]
+            for name, value in kept.items():
+                setattr(wrapper, name, value)

@@ -1,0 +1,236 @@
+"""Every GradScaler of a script under an arm with a loss scale of its own: Apex's, or that of `half`.
+
+The methods of `torch.amp.GradScaler` lead to the arm's gradients. What scripts read in a scaler, its settings and its
+private state too, is the arm's: `_scale`, `_growth_tracker`, and what `unscale_` has found for each optimizer.
+"""
+
+from __future__ import annotations
+
+import abc
+import functools
+import weakref
+from collections import defaultdict
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.amp.grad_scaler import OptState, _refresh_per_optimizer_state
+
+from ampcompare.apex.amp.scaler import LossScaler
+from ampcompare.backends.apex_levels import Level
+from ampcompare.backends.arm import Arm
+from ampcompare.guards.events import Points, Subscriptions
+from ampcompare.script.torch_amp.autocast_and_scaler import not_scaled, refuse_closure, scaler_settings
+
+__all__ = ["ApexScale", "LossScale", "ScaledGradients", "ScriptScaler"]
+
+METHODS = ("scale", "unscale_", "step", "update", "get_scale", "state_dict", "load_state_dict")
+SETTERS = ("set_growth_factor", "set_backoff_factor", "set_growth_interval")  # which the arm decides
+
+
+class LossScale(abc.ABC):
+    """Of one GradScaler."""
+
+    growth_interval: int = 2000
+
+    @property
+    @abc.abstractmethod
+    def value(self) -> float:
+        """The present loss scale; 1 if nothing is scaled."""
+
+    @property
+    @abc.abstractmethod
+    def good_steps(self) -> int:
+        """Updates without an overflow since it moved last."""
+
+    @abc.abstractmethod
+    def move(self, *, overflow: bool) -> None:
+        """Move after an update."""
+
+    @abc.abstractmethod
+    def load(self, value: float, good_steps: int) -> None:
+        """Continue from an earlier state."""
+
+
+class ApexScale(LossScale):
+    """The loss scaler of an opt level.
+
+    Attributes:
+        scaler: of ampcompare's engine.
+    """
+
+    def __init__(self, level: Level) -> None:
+        self.scaler = LossScaler(
+            level.loss_scale, min_loss_scale=level.min_loss_scale, max_loss_scale=level.max_loss_scale
+        )
+        self.growth_interval = self.scaler._scale_seq_len
+
+    @property
+    def value(self) -> float:
+        return self.scaler.loss_scale()
+
+    @property
+    def good_steps(self) -> int:
+        return self.scaler._unskipped
+
+    def move(self, *, overflow: bool) -> None:
+        self.scaler._has_overflow = overflow
+        self.scaler.update_scale()
+
+    def load(self, value: float, good_steps: int) -> None:
+        self.scaler._loss_scale, self.scaler._unskipped = value, good_steps
+
+
+class ScaledGradients(Protocol):
+    """What an arm does to the gradients of a script."""
+
+    def scaler_made(self, scaler: Any, enabled: bool) -> None:
+        """Note that the script has made a scaler, or that it was made on its behalf."""
+
+    def is_left_alone(self) -> bool:
+        """Return whether GradScaler is torch's own by now: the script trains through `apex.amp`."""
+
+    def new_scale(self) -> LossScale:
+        """Return the loss scale of another GradScaler."""
+
+    def before_scale(self, *, unscaled: bool) -> None:
+        """Prepare for the backward pass of a loss.
+
+        Args:
+            unscaled: the gradients of an optimizer are true by now, and it has not stepped.
+        """
+
+    def check_unscale(self, optimizer: Any) -> None:
+        """Raise if the gradients of `optimizer` cannot be those of a scaled loss under the arm."""
+
+    def unscale(self, optimizer: Any, scale: LossScale) -> bool:
+        """Give what the optimizer steps true gradients, and return whether one overflowed."""
+
+    def apply(self, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        """Step an optimizer whose gradients are true."""
+
+    def skip(self, optimizer: Any) -> None:
+        """End an update of an optimizer without a step."""
+
+
+class ScriptScaler:
+    """Stands behind the methods of all scalers of this process.
+
+    The state of an update is in the scaler's own `_per_optimizer_states`.
+
+    Attributes:
+        scales: a loss was scaled.
+
+    Args:
+        arm: for messages.
+        gradients: of the script.
+        runs_closures: nothing is scaled or skipped, so a closure may run.
+    """
+
+    def __init__(self, arm: Arm, gradients: ScaledGradients, *, runs_closures: bool = False) -> None:
+        self.scales = False
+        self._arm = arm
+        self._gradients = gradients
+        self._runs_closures = runs_closures
+        self._scales: weakref.WeakKeyDictionary[Any, LossScale] = weakref.WeakKeyDictionary()
+        self._has_scaled: weakref.WeakSet[Any] = weakref.WeakSet()  # since the last update
+        self._optimizers: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()  # unscaled, by id
+
+    def install(self, events: Subscriptions) -> None:
+        """Replace what the methods do from now on."""
+        events.wrap(*Points.MAKE_SCALER, self._make)
+        for name in METHODS:
+            events.wrap(torch.amp.GradScaler, name, functools.partial(self._call, getattr(self, f"_{name.strip('_')}")))
+        for name in SETTERS:
+            events.wrap(torch.amp.GradScaler, name, functools.partial(self._call, lambda *_: None))
+
+    def _make(self, original: Any, scaler: Any, *args: Any, **kwargs: Any) -> None:
+        settings = scaler_settings(args, kwargs)
+        self._gradients.scaler_made(scaler, settings["enabled"])
+        original(scaler, **{**settings, "enabled": True})  # a script in bf16 has one that is off
+
+    def _call(self, method: Any, original: Any, scaler: Any, *args: Any, **kwargs: Any) -> Any:
+        if self._gradients.is_left_alone() or not scaler.is_enabled():
+            return original(scaler, *args, **kwargs)
+        return method(scaler, self._scale_of(scaler), *args, **kwargs)
+
+    def _scale_of(self, scaler: Any) -> LossScale:
+        """Return the loss scale of a scaler, with what the script has written into its `_scale`."""
+        scale = self._scales.get(scaler)
+        if scale is None:
+            scale = self._scales[scaler] = self._gradients.new_scale()
+            scaler._growth_factor, scaler._backoff_factor = 2.0, 0.5
+            scaler._growth_interval, scaler._init_scale = scale.growth_interval, scale.value
+            self._show(scaler, scale)
+        elif (written := float(scaler._scale)) != scale.value:
+            scale.load(written, scale.good_steps)
+        return scale
+
+    def _show(self, scaler: Any, scale: LossScale) -> None:
+        scaler._scale = torch.tensor(scale.value, dtype=torch.float32)
+        scaler._growth_tracker = torch.tensor(scale.good_steps, dtype=torch.int32)
+
+    def _scale(self, scaler: Any, scale: LossScale, outputs: Any) -> Any:
+        self.scales = True
+        if not isinstance(outputs, Tensor):
+            return type(outputs)(self._scale(scaler, scale, output) for output in outputs)
+        stages = [state["stage"] for state in scaler._per_optimizer_states.values()]
+        self._gradients.before_scale(unscaled=OptState.UNSCALED in stages)
+        self._has_scaled.add(scaler)
+        return outputs.float() * scale.value
+
+    def _unscale(self, scaler: Any, scale: LossScale, optimizer: Any) -> None:
+        state = scaler._per_optimizer_states[id(optimizer)]
+        self._gradients.check_unscale(optimizer)
+        if scaler not in self._has_scaled:
+            raise not_scaled(self._arm)
+        if state["stage"] is not OptState.READY:
+            raise RuntimeError("unscale_() has already been called on this optimizer since the last update().")
+        overflow = self._gradients.unscale(optimizer, scale)
+        device = optimizer.param_groups[0]["params"][0].device
+        state["found_inf_per_device"] = {device: torch.tensor(float(overflow))}
+        state["stage"] = OptState.UNSCALED
+        self._optimizers[id(optimizer)] = optimizer
+
+    def _step(self, scaler: Any, scale: LossScale, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        if self._runs_closures and (args or kwargs):
+            return optimizer.step(*args, **kwargs)
+        refuse_closure(self._arm, args, kwargs)
+        state = scaler._per_optimizer_states[id(optimizer)]
+        if state["stage"] is OptState.STEPPED:
+            raise RuntimeError("step() has already been called since the last update().")
+        if state["stage"] is OptState.READY:
+            self._unscale(scaler, scale, optimizer)
+        state["stage"] = OptState.STEPPED
+        if _has_overflow(state):
+            return self._gradients.skip(optimizer)
+        return self._gradients.apply(optimizer, *args, **kwargs)
+
+    def _update(self, scaler: Any, scale: LossScale, new_scale: Any = None) -> None:
+        states: dict[int, Any] = scaler._per_optimizer_states
+        for number, state in states.items():
+            if state["stage"] is OptState.UNSCALED and (optimizer := self._optimizers.get(number)) is not None:
+                self._gradients.skip(optimizer)
+        if new_scale is not None:
+            scale.load(float(new_scale), scale.good_steps)
+        elif any(state["stage"] is not OptState.READY for state in states.values()):
+            scale.move(overflow=any(map(_has_overflow, states.values())))
+        scaler._per_optimizer_states = defaultdict(_refresh_per_optimizer_state)
+        self._has_scaled.discard(scaler)
+        self._show(scaler, scale)
+
+    def _get_scale(self, scaler: Any, scale: LossScale) -> float:
+        return scale.value
+
+    def _state_dict(self, scaler: Any, scale: LossScale) -> dict[str, Any]:
+        settings = {"growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": scale.growth_interval}
+        return {"scale": scale.value, **settings, "_growth_tracker": scale.good_steps}
+
+    def _load_state_dict(self, scaler: Any, scale: LossScale, state: dict[str, Any]) -> None:
+        scale.load(float(state["scale"]), int(state["_growth_tracker"]))
+        self._show(scaler, scale)
+
+
+def _has_overflow(state: dict[str, Any]) -> bool:
+    found: dict[Any, Tensor] = state["found_inf_per_device"]
+    return any(map(bool, found.values()))

@@ -1,0 +1,218 @@
+"""Rules about weights that are stored in 16 bits."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from ampcompare.source.lint.module import Finding, LintModule, Mistake, Trace, literal, rule
+from ampcompare.source.lint.trace import Event, Kind, plain
+from ampcompare.source.syntax import argument
+
+__all__: list[str] = []
+
+TYPES = {
+    **dict.fromkeys(("torch.float16", "torch.half", "float16", "fp16"), "fp16"),
+    **dict.fromkeys(("torch.bfloat16", "bfloat16", "bf16"), "bf16"),
+    **dict.fromkeys(("torch.float32", "torch.float", "float32", "torch.float64", "torch.double"), "fp32"),
+}
+OF_METHODS = {"half": "fp16", "bfloat16": "bf16", "float": "fp32", "double": "fp32"}
+# The part of a weight below which each update is rounded away.
+LOST = {"fp16": "1/4096", "bf16": "1/512"}
+# Words of optimizers and libraries that keep fp32 copies, and of training only other weights than these.
+KEEPS_MASTERS = (
+    r"(?i)master|FP16_Optimizer|deepspeed|fully_?shard|fsdp|MixedPrecision|kahan|stochastic_?round|amp\.initialize"
+)
+TRAINS_OTHERS = r"(?i)\bpeft\b|lora|add_adapter|\.requires_grad\b"
+
+
+class Cast(NamedTuple):
+    """A model that gets a type.
+
+    Attributes:
+        event: the call.
+        name: of the model.
+        kind: `fp16`, `bf16` or `fp32`.
+    """
+
+    event: Event
+    name: str
+    kind: str
+
+
+def _casts(module: LintModule, trace: Trace) -> list[Cast]:
+    """Return what gets a type in a trace: by a method, or where a library builds it."""
+    found = []
+    for event in trace:
+        if event.kind not in (Kind.HALF, Kind.CAST, Kind.CUDA):
+            continue
+        kind = _kind_of(module, event)
+        alone = isinstance(event.statement, ast.Expr) and "(" not in event.subject
+        for name in {event.target, event.subject if alone or event.target == event.subject else ""} - {""}:
+            if kind:
+                found.append(Cast(event, name, kind))
+    return found
+
+
+def _kind_of(module: LintModule, event: Event) -> str:
+    """Return the type that a call gives to a model or new weights; empty where it is not written there."""
+    call = event.call
+    method = call.func.attr if isinstance(call.func, ast.Attribute) else ""
+    if method in OF_METHODS:
+        return OF_METHODS[method]
+    values = [argument(call, "dtype"), argument(call, "torch_dtype")]
+    if not method.startswith("from_"):
+        values += call.args
+    for value in values:
+        if value is not None:
+            kind = TYPES.get(literal(value) or module.resolve(value, event.scope) or "")
+            if kind:
+                return kind
+    return ""
+
+
+@rule(
+    Mistake(
+        "AMP224",
+        "half-with-scaler",
+        "the weights of a model are fp16, and it is trained with a GradScaler",
+        "`unscale_` refuses fp16 gradients: the first step ends with a ValueError",
+        "keep the weights in fp32: autocast casts where it is safe",
+        """
+import torch
+
+model.half()  # AMP224
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for batch in loader:
+    scaler.scale(model(batch)).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+""",
+        """
+import torch
+
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for batch in loader:
+    batch = batch.half()
+    scaler.scale(model(batch)).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+""",
+    ),
+)
+def half_with_scaler(module: LintModule) -> Iterator[Finding]:
+    """A model whose weights are fp16 before it is trained with a scaler."""
+    if module.mentions(TRAINS_OTHERS):
+        return
+    for trace in module.traces:
+        for cast in _casts(module, trace):
+            event, name = cast.event, plain(cast.name)
+            if cast.kind != "fp16" or module.mentions(rf"\b{re.escape(name)}\.float\(\)"):
+                continue
+            if module.is_conditional(event.call) and any(argument(call, "enabled") for call in module.new_scalers):
+                continue  # the scaler may be off where the model is cast
+            later = [other for other in trace[trace.index(event) + 1 :] if other.may_follow(event)]
+            kinds = {other.kind for other in later}
+            trains = Kind.SCALER_STEP in kinds or (Kind.FOREIGN_BACKWARD in kinds and _accelerates_in_fp16(module))
+            # Optimizers of other packages may keep master weights, and take fp16 gradients.
+            unscaled = any(other.kind is Kind.UNSCALE for other in later) or module.mentions(r"\boptim\.[A-Z]\w+\(")
+            if trains and unscaled and module.mentions(rf"\b{re.escape(name)}\.(?:named_)?parameters\(\)"):
+                yield module.finding("AMP224", event.call, f"`{name}` is trained with a GradScaler below")
+
+
+def _accelerates_in_fp16(module: LintModule) -> bool:
+    """Return whether an Accelerator of fp16 is built, which has a GradScaler."""
+    return any(literal(argument(call, "mixed_precision")) == "fp16" for call in module.calls)
+
+
+@rule(
+    Mistake(
+        "AMP239",
+        "weights-in-16-bits",
+        "an optimizer of torch steps weights that are stored in 16 bits, without fp32 master weights",
+        "updates that are small against a weight are rounded away, and the moments of Adam are 16-bit too: in fp16 its "
+        "`eps` of 1e-8 is 0",
+        "keep the weights in fp32 and let autocast cast, or take an optimizer with fp32 master weights, with Kahan "
+        "summation or with stochastic rounding",
+        """
+import torch
+
+model = Net().to(torch.bfloat16)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)  # AMP239
+for batch in loader:
+    model(batch).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+""",
+        """
+import torch
+
+teacher = Net().to(torch.bfloat16)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
+for batch in loader:
+    distance(model(batch), teacher(batch)).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+""",
+    ),
+)
+def weights_in_16_bits(module: LintModule) -> Iterator[Finding]:
+    """Optimizers of torch over the parameters of a model that is in 16 bits where they are built."""
+    if module.mentions(KEEPS_MASTERS) or module.mentions(TRAINS_OTHERS):
+        return
+    for trace in module.traces:
+        casts = _casts(module, trace)
+        for index, event in enumerate(trace):
+            if event.kind is not Kind.NEW_OPTIMIZER:
+                continue
+            if not (module.resolve(event.call.func, event.scope) or "").startswith("torch.optim."):
+                continue
+            above = [one for one in casts if one.event in trace[:index] and one.event.may_follow(event)]
+            casts_of_weights = [one for one in above if any(_holds(one.name, name) for name in event.sources)]
+            cast = casts_of_weights[-1] if casts_of_weights else _default(module, trace[:index], event)
+            if cast is not None and cast.kind in LOST and _steps(module, event, cast):
+                shown = f"`{plain(cast.name)}` is {cast.kind} since line {cast.event.call.lineno}: updates below "
+                yield module.finding("AMP239", event.call, f"{shown}{LOST[cast.kind]} of a weight are lost")
+
+
+def _holds(name: str, source: str) -> bool:
+    """Return whether a model is what an optimizer is made from, or holds it."""
+    return source == name or source.startswith(f"{name}.")
+
+
+def _default(module: LintModule, before: Trace, event: Event) -> Cast | None:
+    """Return the default type under which a model of an optimizer was built, if `torch.set_default_dtype` set one."""
+    for name in sorted(event.sources):
+        values = module.values_of(plain(name), event.scope) or []
+        if len(values) == 1 and isinstance(values[0], ast.Call):
+            made = values[0]
+            set_before = [
+                one
+                for one in before
+                if one.kind is Kind.CAST
+                and not one.subject
+                and one.scope is module.scope_of[made]
+                and one.call.lineno < made.lineno
+            ]
+            if set_before and set_before[-1].may_follow(event):
+                return Cast(set_before[-1], name, _kind_of(module, set_before[-1]))
+    return None
+
+
+def _steps(module: LintModule, new: Event, cast: Cast) -> bool:
+    """Return whether an optimizer steps; by a scaler in bf16 alone, as a scaler refuses fp16 gradients."""
+    if cast.kind == "fp16" and _accelerates_in_fp16(module):
+        return False
+    for trace in module.traces:
+        if new not in trace and not new.subject.startswith("self."):
+            continue
+        for event in trace:
+            steps = event.kind is Kind.STEP and event.subject == new.subject
+            scaled = event.kind is Kind.SCALER_STEP and event.target == new.subject and cast.kind == "bf16"
+            if (steps or scaled) and event.may_follow(cast.event):
+                return True
+    return False

@@ -1,0 +1,255 @@
+"""Read a pickle without importing or running what it names: calls make plain data, tensors, or placeholders.
+
+Python's own `pickle.Unpickler` asks `find_class` for each class and function that a file names. Here it gets a class
+that is made for the name and imports nothing. What pickle then does with it, calling it, filling it as a list or a dict
+and giving it a state, reaches the methods of `Opaque` and the builders of this file alone.
+
+Names and arguments are those that torch 1.0 to 2.13, NumPy 1 and 2 and Python 2 and 3 write.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from typing import IO, Any
+
+import numpy
+import torch
+
+from ampcompare.training.checkpoint.reader.placeholders import Global, NotPickled, Opaque, Storage, StoredTensor
+
+__all__ = ["Unpickled", "require_bounded", "storage_of", "unpickle"]
+
+STORAGES = {
+    "DoubleStorage": torch.float64,
+    "FloatStorage": torch.float32,
+    "HalfStorage": torch.float16,
+    "BFloat16Storage": torch.bfloat16,
+    "LongStorage": torch.int64,
+    "IntStorage": torch.int32,
+    "ShortStorage": torch.int16,
+    "CharStorage": torch.int8,
+    "ByteStorage": torch.uint8,
+    "BoolStorage": torch.bool,
+    "ComplexFloatStorage": torch.complex64,
+    "ComplexDoubleStorage": torch.complex128,
+    "UntypedStorage": torch.uint8,
+}
+MIN_BYTES = 256 << 20
+BYTES_PER_BYTE = 5
+
+
+class Unpickled:
+    """What a pickle holds.
+
+    Attributes:
+        root: dicts, lists, tuples, sets, plain values, `StoredTensor`, `Global` and `Opaque`.
+        calls: names of what unpickling would call, beyond plain data and tensors, each once, in order.
+    """
+
+    def __init__(self, root: Any, calls: list[str]) -> None:
+        self.root = root
+        self.calls = calls
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, file: IO[bytes], persistent: Callable[[Any], Any] | None) -> None:
+        super().__init__(file, encoding="latin1")  # texts of Python 2, and the bytes of its arrays
+        self.persistent = persistent
+        self.globals: dict[str, Any] = {}
+        self.calls: dict[str, None] = {}
+
+    def find_class(self, module: str, name: str) -> Any:
+        full = f"{module}.{name}"
+        if module == "torch" and isinstance(dtype := getattr(torch, name, None), torch.dtype):
+            return dtype
+        if full not in self.globals:
+            self.globals[full] = Global(
+                full, (Opaque,), {"name": full, "builder": BUILDERS.get(full), "calls": self.calls}
+            )
+        return self.globals[full]
+
+    def persistent_load(self, identity: Any) -> Any:
+        if self.persistent is None:
+            raise NotPickled("it refers to something outside")
+        return self.persistent(identity)
+
+
+def unpickle(file: IO[bytes], persistent: Callable[[Any], Any] | None = None) -> Unpickled:
+    """Read one pickle from the position of `file`, and leave the position after it.
+
+    Args:
+        persistent: gives the object for a persistent id; torch names storages so.
+
+    Raises:
+        NotPickled: it is not a pickle, or none of plain data and tensors.
+    """
+    unpickler = _Unpickler(file, persistent)
+    try:
+        root = unpickler.load()
+    except (MemoryError, NotPickled):
+        raise
+    except Exception as error:  # pickle lets through what its own steps raise on bytes that are none
+        raise NotPickled(f"its pickle is broken ({type(error).__name__})") from None
+    return Unpickled(root, list(unpickler.calls))
+
+
+def require_bounded(read: Callable[[], Any], size: int) -> None:
+    """Read in a child process whose memory is limited, and throw away what it read.
+
+    A damaged pickle may ask for any amount of memory in a few bytes. Where a process cannot be forked, nothing is
+    limited.
+
+    Args:
+        size: of the file, in bytes; five times as many, and at least 256 MiB, are allowed.
+
+    Raises:
+        NotPickled: it took more, or ended the process.
+    """
+    if not hasattr(os, "fork"):
+        return
+    import resource
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of threads: the child reads, and ends
+        child = os.fork()
+    if child == 0:
+        try:
+            with open("/proc/self/statm", encoding="ascii") as file:
+                held = int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+            most = held + max(MIN_BYTES, BYTES_PER_BYTE * size)
+            resource.setrlimit(resource.RLIMIT_AS, (most, most))
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+            read()
+        except MemoryError:
+            os._exit(1)
+        except BaseException:
+            pass  # the caller reads again, and says what is wrong
+        os._exit(0)
+    if os.waitpid(child, 0)[1]:
+        raise NotPickled("its pickle is broken: reading it would take more memory than its size explains")
+
+
+def _storage_dtype(kind: Any) -> torch.dtype:
+    """Return the type of the elements of a storage class, such as `torch.cuda.HalfStorage`."""
+    name = kind.name.rpartition(".")[2] if isinstance(kind, Global) else type(kind).__name__
+    if name not in STORAGES:
+        raise NotPickled(f"a storage is a {name}")
+    return STORAGES[name]
+
+
+def storage_of(identity: Any) -> Storage:
+    """Return the storage that a persistent id of torch names: ("storage", class, key, device, elements)."""
+    if not isinstance(identity, tuple) or len(identity) < 5 or identity[0] != "storage":
+        raise NotPickled("it refers to something outside that is not a storage")
+    return Storage(str(identity[2]), _storage_dtype(identity[1]))
+
+
+def _tensor(
+    storage: Any, offset: Any, shape: Any, stride: Any, grad: Any = False, hooks: Any = None, metadata: Any = None
+) -> StoredTensor:
+    return _tensor_of_dtype(storage, offset, shape, stride, grad, hooks, storage.dtype, metadata)
+
+
+def _tensor_of_dtype(
+    storage: Any, offset: Any, shape: Any, stride: Any, grad: Any, hooks: Any, dtype: Any, metadata: Any = None
+) -> StoredTensor:
+    flags = metadata if isinstance(metadata, Mapping) else {}
+    return StoredTensor(
+        *(storage.key, dtype, int(offset), tuple(map(int, shape)), tuple(map(int, stride))),
+        conjugate=bool(flags.get("conj")),
+        negative=bool(flags.get("neg")),
+    )
+
+
+def _numpy_dtype(*arguments: Any) -> Any:
+    code = arguments[0]
+    made = Opaque.of("numpy.dtype", arguments)
+    if isinstance(code, str) and len(code) == 2 and code[0] in "fiub" and code[1] in "1248":
+        made.value = numpy.dtype(code)
+        made.receive = _byte_order
+    return made
+
+
+def _byte_order(made: Opaque, state: Any) -> None:
+    if isinstance(state, tuple) and len(state) > 1 and state[1] == ">":
+        made.value = made.value.newbyteorder(">")
+
+
+def _numpy_scalar(kind: Any, data: Any) -> Any:
+    if kind.value is None or len(data) != kind.value.itemsize:
+        return Opaque.of("numpy.scalar", (kind, data))
+    return numpy.frombuffer(_bytes(data), kind.value)[0].item()
+
+
+def _numpy_array(*arguments: Any) -> Any:
+    """Return what stands for an array, empty until its state comes; it is carried as a tensor."""
+    made = Opaque.of("numpy.ndarray", ())
+    made.receive = _fill_array
+    return made
+
+
+def _numpy_from_buffer(data: Any, kind: Any, shape: Any, order: Any = "C") -> Any:
+    made = _numpy_array()
+    _fill_array(made, (1, shape, kind, order != "C", data))
+    return made
+
+
+def _fill_array(made: Opaque, state: Any) -> None:
+    _, shape, kind, in_columns, data = state
+    if isinstance(kind, Opaque) and kind.value is not None and not in_columns and not isinstance(data, list):
+        array = numpy.frombuffer(_bytes(data), kind.value).reshape(shape)
+        made.value = torch.from_numpy(array.astype(array.dtype.newbyteorder("=")))
+
+
+def _bytes(data: Any) -> bytes:
+    """Return bytes, which protocol 2 writes as text."""
+    return data.encode("latin-1") if isinstance(data, str) else bytes(memoryview(data))
+
+
+def _first(value: Any, *others: Any) -> Any:
+    return value
+
+
+BUILDERS: dict[str, Callable[..., Any]] = {
+    "torch._utils._rebuild_tensor": _tensor,
+    "torch._utils._rebuild_tensor_v2": _tensor,
+    "torch._utils._rebuild_tensor_v3": _tensor_of_dtype,
+    "torch._utils._rebuild_parameter": _first,
+    "torch._utils._rebuild_parameter_with_state": _first,
+    "torch.nn.parameter.Parameter": _first,
+    "torch._tensor._rebuild_from_type_v2": lambda function, kind, arguments, state: function(*arguments),
+    "torch.Size": lambda sizes=(): tuple(sizes),
+    "torch.device": lambda *parts: ":".join(map(str, parts)),
+    "collections.OrderedDict": OrderedDict,
+    "collections.Counter": OrderedDict,
+    "collections.defaultdict": lambda factory=None, *items: OrderedDict(*items),
+    "collections.deque": lambda items=(), longest=None: list(items),
+    "_codecs.encode": lambda text, encoding="latin1": _bytes(text),
+    **{
+        f"{module}.{name}": build
+        for module in ("builtins", "__builtin__")
+        for name, build in (
+            ("dict", OrderedDict),
+            ("list", list),
+            ("set", list),
+            ("frozenset", list),
+            ("bytearray", lambda data=b"", encoding="": _bytes(data)),
+            ("complex", lambda *parts: list(map(float, parts))),
+        )
+    },
+    **{f"{module}._reconstructor": lambda kind, base, state: kind() for module in ("copyreg", "copy_reg")},
+    "numpy.dtype": _numpy_dtype,
+    **{
+        f"{module}.{name}": build
+        for module in ("numpy.core", "numpy._core")
+        for name, build in (
+            ("multiarray.scalar", _numpy_scalar),
+            ("multiarray._reconstruct", _numpy_array),
+            ("numeric._frombuffer", _numpy_from_buffer),
+        )
+    },
+}

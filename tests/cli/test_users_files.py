@@ -1,0 +1,132 @@
+"""No command that trains a user's script changes a file of the user, however the script writes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ampcompare.base.processes.sandbox import can_sandbox
+
+WAYS = {
+    "torch.save": "torch.save(model.state_dict(), 'checkpoint.pt')",
+    "absolute": "torch.save(model.state_dict(), os.path.abspath('../elsewhere/best.pt'))",
+    "next to itself": "open(os.path.join(os.path.dirname(os.path.abspath(__file__)), 'log.txt'), 'a').write('x')",
+    "new folder": "os.makedirs('logs/run', exist_ok=True); open('logs/run/events', 'w').write('x')",
+    "input": "f = open('input.csv', 'r+'); f.read(); f.write('x'); f.close()",
+    "home": "open(os.path.expanduser('~/.cache/lib/index'), 'w').write('x')",
+    "os.replace": "torch.save({}, 'tmp.pt'); os.replace('tmp.pt', 'checkpoint.pt')",
+    "shutil.move": "shutil.move('input.csv', 'input.old')",
+    "np.savez": "np.savez('arrays.npz', a=np.ones(2))",
+    "np.tofile": "np.ones(2).tofile('input.csv')",
+    "torch.jit": "torch.jit.save(torch.jit.script(torch.nn.Linear(2, 2)), 'checkpoint.pt')",
+    "safetensors": "from safetensors.torch import save_file; save_file({'a': torch.ones(2)}, 'checkpoint.pt')",
+    "child": 'subprocess.run([sys.executable, \'-c\', \'open("checkpoint.pt", "w").write("x")\'], check=True)',
+    "shell": "os.system('rm -r ../elsewhere; echo x > input.csv')",
+    "worker": "p = multiprocessing.get_context('fork').Process(target=os.remove, args=('input.csv',)); "
+    "p.start(); p.join()",
+    "killed": "open('checkpoint.pt', 'w').write('half'); os.kill(os.getpid(), 9)",
+}
+SCRIPT = """
+import multiprocessing, os, shutil, subprocess, sys
+import numpy as np
+import torch
+from apex import amp
+
+model = torch.nn.Linear(4, 2).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model, optimizer = amp.initialize(model, optimizer, opt_level="O1", verbosity=0)
+for step in range({steps}):
+    loss = model(torch.randn(8, 4).cuda()).float().square().mean()
+    optimizer.zero_grad()
+    with amp.scale_loss(loss, optimizer) as scaled:
+        scaled.backward()
+    optimizer.step()
+    if step == 1:
+        {way}
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path, here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the working directory, with files of the user in it, in the home and elsewhere."""
+    if not can_sandbox(str(tmp_path)):
+        pytest.skip("this machine allows no overlays")
+    for name in ("project", "home/.cache/lib", "elsewhere"):
+        (tmp_path / name).mkdir(parents=True)
+    names = ("project/checkpoint.pt", "project/log.txt", "project/input.csv", "home/.cache/lib/index", "elsewhere/x")
+    for name in names:
+        (tmp_path / name).write_text("the user's")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path / "project")
+    return tmp_path / "project"
+
+
+def write_script(project: Path, way: str, steps: int = 4) -> None:
+    """Write the script that writes in one way."""
+    (project / "train.py").write_text(SCRIPT.format(way=WAYS[way], steps=steps))
+
+
+def state_of(folder: Path, *without: Path) -> dict[str, str]:
+    """Return what lies in a folder, files by their hashes, except for some folders."""
+    paths = [path for path in sorted(folder.rglob("*")) if not any(path.is_relative_to(one) for one in without)]
+    return {str(path): "" if path.is_dir() else hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_compare_leaves_all_files_as_they_were(call: Any, tmp_path: Path, project: Path, way: str) -> None:
+    """Both arms start from the same files, and the record says what each has written, and where it lies."""
+    if way == "safetensors":
+        pytest.importorskip("safetensors")
+    write_script(project, way)
+    run = tmp_path / "run"
+    before = state_of(tmp_path, run)
+    done = call("compare", "--arm", "fp32,bf16", "--seeds", "0", "--device", "cpu", "-o", str(run), "--", "train.py")
+    assert state_of(tmp_path, run) == before
+    assert done.code == (3 if way == "killed" else 0), done.err
+    records = [json.loads(path.read_text()) for path in run.glob("cells/*/record.json")]
+    assert len(records) == 2
+    for record in records if way != "killed" else []:
+        files = record["script"]["files"]
+        assert files
+        kept = [path for path in (run / "cells" / record["cell"] / "written").rglob("*") if path.is_file()]
+        assert {path.name for path in kept} <= {os.path.basename(file) for file in files}
+        assert bool(kept) == (way != "worker")  # which only removes a file
+
+
+def test_the_report_says_what_cells_wrote(call: Any, tmp_path: Path, project: Path) -> None:
+    write_script(project, "torch.save")
+    words = ("--arm", "fp32,bf16", "--seeds", "0", "--device", "cpu", "-o", str(tmp_path / "run"), "--details")
+    done = call("compare", *words, "--", "train.py")
+    assert "Each cell wrote checkpoint.pt: into cells/CELL/written, so that your own files are as they" in done.out
+
+
+def test_folders_that_are_allowed_are_really_written(call: Any, tmp_path: Path, project: Path) -> None:
+    write_script(project, "absolute")
+    words = ("--arm", "bf16", "--device", "cpu", "-o", str(tmp_path / "run"))
+    done = call("run", *words, "--allow-writes", str(tmp_path / "nowhere"), "--", "train.py")
+    assert (done.code, "there is no such folder" in done.err) == (2, True)
+    assert call("run", *words, "--allow-writes", "../elsewhere", "--", "train.py").code == 0
+    assert (tmp_path / "elsewhere/best.pt").is_file()
+
+
+@pytest.mark.parametrize("way", ["torch.save", "home"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["diagnose", "--arm", "O1", "--device", "cpu", "--steps", "3", "--"],
+        ["profile", "--arm", "fp32,bf16", "--device", "cpu", "--steps", "2", "--"],
+    ],
+)
+def test_what_examines_a_script_leaves_all_files(
+    call: Any, tmp_path: Path, project: Path, command: list[str], way: str
+) -> None:
+    write_script(project, way, steps=40)
+    before = state_of(tmp_path)
+    done = call(*command, "train.py")
+    assert done.code == 0, done.err
+    assert state_of(tmp_path) == before
