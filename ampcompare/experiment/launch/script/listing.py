@@ -1,4 +1,4 @@
-"""What metrics a script shows: run it briefly, and list what it prints and logs."""
+"""What a script shows: run it briefly, and list the metrics that it prints and logs, or the types that it trains in."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from ampcompare.experiment.launch.cell_files import last_lines
 from ampcompare.experiment.launch.script.launcher import ScriptLauncher
 from ampcompare.experiment.launch.script.output import COLOR
 from ampcompare.experiment.launch.script.rows import read_rows
+from ampcompare.runs.records.run import RunRecord
 from ampcompare.runs.settings.config import RunConfig
 
-__all__ = ["SeenMetric", "list_metrics", "script_steps"]
+__all__ = ["SeenMetric", "brief_record", "list_metrics", "script_steps"]
 
 BRIEFLY = 20
 MAX_LINES = 2000
@@ -54,12 +55,9 @@ class SeenMetric:
 
 def list_metrics(config: RunConfig) -> tuple[list[SeenMetric], str | None]:
     """Run the script of a configuration for some steps, and return what it showed, and the error that ended it."""
-    assert config.script is not None
-    script = config.script.model_copy(update={"metrics": (), "max_steps": script_steps(config)})
-    brief = config.model_copy(update={"script": script})
-    with tempfile.TemporaryDirectory() as name, ScriptLauncher() as launcher:
+    with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        record = launcher.launch(brief, folder)
+        record = brief_record(config, folder)
         rows = read_rows(folder / CellFile.SCRIPT)
         seen = [
             SeenMetric(metric, rows.sources[metric], len(values), values[-1], _option(metric))
@@ -67,6 +65,14 @@ def list_metrics(config: RunConfig) -> tuple[list[SeenMetric], str | None]:
         ]
         seen += _printed(last_lines(folder / CellFile.LOG, MAX_LINES))
     return seen, record.error
+
+
+def brief_record(config: RunConfig, folder: Path) -> RunRecord:
+    """Run the script of a configuration for some steps, in a folder of its own, and return its record."""
+    assert config.script is not None
+    script = config.script.model_copy(update={"metrics": (), "max_steps": script_steps(config)})
+    with ScriptLauncher() as launcher:
+        return launcher.launch(config.model_copy(update={"script": script}), folder)
 
 
 def script_steps(config: RunConfig) -> int:
