@@ -18,7 +18,7 @@ from ampcompare.cli.values import ARM
 from ampcompare.experiment.sources import collect_settings
 
 if TYPE_CHECKING:
-    from ampcompare.runs.records.run import RunRecord
+    from ampcompare.runs.records.ledger import Ledger
     from ampcompare.runs.settings.config import RunConfig
 
 __all__ = ["command"]
@@ -47,7 +47,6 @@ def command(**parameters: Any) -> int:
     is trained for some steps under ARM; what ran is shown next to what ARM declares.
     """
     from ampcompare.diagnosis.explain import explain_arm
-    from ampcompare.runs.records.ledger import Ledger
     from ampcompare.runs.records.run import dump_json
     from ampcompare.runs.report.ledger import ledger_document
     from ampcompare.runs.report.terminal import Terminal
@@ -59,11 +58,11 @@ def command(**parameters: Any) -> int:
     if parameters["script"] is not None:
         ran = _train_briefly(collect_settings(request_from({**parameters, **derived}), one_run=True).config)
         if parameters["as_json"]:
-            click.echo(dump_json({**explanation.data(), "ledger": ran.ledger.model_dump()}))
+            click.echo(dump_json({**explanation.data(), "ledger": ran.model_dump()}))
             return 0
         click.echo(Terminal(text_width()).render(explanation))
-        document = ledger_document(ran.ledger or Ledger(), arm.roles, f"What ran under {arm}")
-        click.echo(Terminal(text_width()).write(document), nl=False)
+        document = ledger_document(ran, arm.roles, f"What ran under {arm}")
+        click.echo(Terminal(text_width(), details=True).write(document), nl=False)
         return 0
     if any(parameters[name] is not None for name in ("recipe__model__arch", "config_file", "recipe_name")):
         from ampcompare.diagnosis.explain import observe_in_child
@@ -86,8 +85,8 @@ def command(**parameters: Any) -> int:
     return 0
 
 
-def _train_briefly(config: RunConfig) -> RunRecord:
-    """Train a script for some steps.
+def _train_briefly(config: RunConfig) -> Ledger:
+    """Train a script for some steps, and return in which types.
 
     Raises:
         LaunchError: it failed before a step was seen.
@@ -100,4 +99,4 @@ def _train_briefly(config: RunConfig) -> RunRecord:
         record = brief_record(config, Path(folder))
     if record.ledger is None:
         raise LaunchError(f"{config.arm}: {record.error or 'the script has made no step'}")
-    return record
+    return record.ledger

@@ -102,4 +102,6 @@ def _parts_table(roles: Roles | None, ledger: Ledger) -> Table:
         if roles is not None:
             row.insert(1, Cell(part.declared or "-"))
         rows.append(row)
-    return Table([Column(head) for head in heads], rows, caption="What ran")
+    return Table(
+        [Column(head, wrap=30 if head == "by" else 0) for head in heads], rows, caption="What ran", narrows=True
+    )

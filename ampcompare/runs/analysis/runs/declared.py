@@ -123,7 +123,7 @@ def _observed(ledger: Ledger) -> list[tuple[str, str, str]]:
         ("weights", observed_text(ledger.of_groups("weights")), by.get("weights", "")),
         ("masters", observed_text(ledger.of_groups("masters")), by.get("masters", "")),
         ("forward products", observed_text(ledger.forward), products),
-        ("backward products", observed_text(ledger.backward), emulated),
+        ("backward products", observed_text(ledger.backward), ""),
         ("gradients", observed_text(ledger.of_groups("gradients")), ""),
         ("accumulated gradients", observed_text(ledger.accumulated), one_pass),
         ("reduction", observed_text(ledger.reduced), one_rank),
