@@ -27,8 +27,8 @@ if TYPE_CHECKING:
         list_runs,
         list_tasks,
     )
-    from ampcompare.api.comparison import compare, export, load_comparison, reproduce_claims, resolve_config, run
-    from ampcompare.api.diagnosis import diagnose, explain_arm, find_batch, profile
+    from ampcompare.api.comparison import compare, export, load_comparison, resolve_config, run
+    from ampcompare.api.diagnosis import diagnose, explain_arm, find_batch, look_ahead, profile
     from ampcompare.api.machine import examine_machine
     from ampcompare.api.migration import convert_checkpoint, exec_script, lint_paths, migrate_script
     from ampcompare.api.precision import Precision, StepOutcome, make_precision
@@ -68,10 +68,10 @@ __all__ = [
     "list_tasks",
     "load_comparison",
     "log_metric",
+    "look_ahead",
     "make_precision",
     "migrate_script",
     "profile",
-    "reproduce_claims",
     "resolve_config",
     "run",
 ]
@@ -108,10 +108,10 @@ _HOMES = {
     "load_comparison": "ampcompare.api.comparison",
     "load_ipython_extension": "ampcompare.cli.cell_magic",  # for `%load_ext ampcompare`
     "log_metric": "ampcompare.base.metric_log",
+    "look_ahead": "ampcompare.api.diagnosis",
     "make_precision": "ampcompare.api.precision",
     "migrate_script": "ampcompare.api.migration",
     "profile": "ampcompare.api.diagnosis",
-    "reproduce_claims": "ampcompare.api.comparison",
     "resolve_config": "ampcompare.api.comparison",
     "run": "ampcompare.api.comparison",
 }

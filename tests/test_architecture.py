@@ -29,9 +29,9 @@ else:
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "ampcompare"
 
-TORCH_FREE = ("api", "backends", "cli", "experiment", "experiment.launch.script.refusals", "runs", "source")
+TORCH_FREE = ("api", "backends", "cli", "experiment", "runs", "source")
 # In rooms without torch: what needs it, and says so in its docstring.
-WITH_TORCH = ("api.doctor", "api.precision", "experiment.claims.programs", "experiment.launch")
+WITH_TORCH = ("api.doctor", "api.precision", "experiment.launch")
 HEAVY = {"numpy", "pandas", "scipy", "sklearn", "submitit", "torch", "torchvision"}
 TESTS_WITHOUT_A_ROOM = ("benchmarks", "distributed", "docker", "docs")
 # One process of pytest reads all files, instead of each.

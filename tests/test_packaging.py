@@ -62,7 +62,6 @@ def test_public_names_are_pinned() -> None:
         "make_precision",
         "migrate_script",
         "profile",
-        "reproduce_claims",
         "run",
     ]
 

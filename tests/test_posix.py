@@ -13,7 +13,7 @@ import pytest
 
 from ampcompare.base.errors import EnvironmentUnfit
 from ampcompare.base.processes.start import kill_group
-from ampcompare.experiment.preflight import check_cells
+from ampcompare.experiment.option_checks import check_cells
 from ampcompare.runs.settings.config import RunConfig
 
 # Libraries first: what they import is theirs. Then the names that Windows lacks are gone, and each module must load.
@@ -76,7 +76,7 @@ def test_training_says_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
         EnvironmentUnfit, match=r"os\.fork, which Windows lacks; use Linux, macOS, WSL 2 or a container"
     ):
         check_cells([RunConfig()])
-    monkeypatch.setattr("ampcompare.experiment.preflight.require_slurm", lambda: None)
+    monkeypatch.setattr("ampcompare.experiment.option_checks.require_slurm", lambda: None)
     check_cells([RunConfig(launcher="slurm", device="cpu")])
 
 

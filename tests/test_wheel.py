@@ -69,7 +69,7 @@ def call(ampcompare: Path, *words: str) -> str:
 
 
 def test_the_wheel_holds_recipes_data_and_templates(ampcompare: Path) -> None:
-    """Recipes, the example table of `judge` and the claims are in the wheel."""
+    """Recipes and the example table of `judge` are in the wheel."""
     assert "digits" in call(ampcompare, "list", "recipes")
     assert "apex:O1" in call(ampcompare, "judge", "--example")
     where = call(ampcompare, "config", "schema")

@@ -1,4 +1,4 @@
-"""Train arms and compare them: the commands `run`, `compare` and `reproduce`; what they wrote: `report`, `export`."""
+"""Train arms and compare them: the commands `run` and `compare`; what they wrote: `report`, `export`."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from typing import Any, Literal
 from ampcompare.api.arguments import takes
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import GateFailed, RecordError
-from ampcompare.experiment.claims.reproduce import Reproduction, run_study
 from ampcompare.experiment.compare import run_comparison
 from ampcompare.experiment.load import reload_comparison
 from ampcompare.experiment.notebook_progress import default_observer
-from ampcompare.experiment.options import CompareOptions, RunOptions, StudyOptions, settings_request
+from ampcompare.experiment.options import CompareOptions, RunOptions, settings_request
 from ampcompare.experiment.single_run import run_single
 from ampcompare.experiment.sources import collect_settings
 from ampcompare.runs.records.comparison import Comparison
@@ -22,7 +21,7 @@ from ampcompare.runs.report.export import make_exporter
 from ampcompare.runs.settings.config import RunConfig
 from ampcompare.runs.settings.recipe import Recipe
 
-__all__ = ["compare", "export", "load_comparison", "reproduce_claims", "resolve_config", "run"]
+__all__ = ["compare", "export", "load_comparison", "resolve_config", "run"]
 
 
 @takes(RunOptions)
@@ -60,20 +59,6 @@ def compare(options: CompareOptions) -> Comparison:
     if failures:
         raise GateFailed("; ".join(failures), outcome.comparison)
     return outcome.comparison
-
-
-@takes(StudyOptions)
-def reproduce_claims(options: StudyOptions) -> Reproduction:
-    """Run small versions of published claims, judge them, and write the report.
-
-    Returns:
-        A result for each claim, in `findings`.
-
-    Raises:
-        ConfigError: there is no such study or claim, or the folder cannot be used.
-        LaunchError: no process could be started, or a program of the study failed.
-    """
-    return run_study(options, observer=default_observer(options.observer))
 
 
 def load_comparison(path: str | Path, *, reference: str | None = None) -> Comparison:

@@ -12,6 +12,7 @@ from ampcompare.diagnosis.options import DiagnoseOptions
 from ampcompare.diagnosis.profiling.options import ProfileOptions
 from ampcompare.experiment.sources import collect_settings
 from ampcompare.runs.records.diagnosis import Diagnosis
+from ampcompare.runs.records.outlook import Outlook
 from ampcompare.runs.records.profile import Profile
 from ampcompare.runs.settings.recipe import Recipe
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from ampcompare.experiment.find_batch import BatchLimit
     from ampcompare.training.precision.base import Precision
 
-__all__ = ["diagnose", "explain_arm", "find_batch", "profile"]
+__all__ = ["diagnose", "explain_arm", "find_batch", "look_ahead", "profile"]
 
 
 def diagnose(
@@ -34,6 +35,7 @@ def diagnose(
     script: Sequence[str] | None = None,
     rank: int = DiagnoseOptions.rank,
     gpus: str | None = DiagnoseOptions.gpus,
+    preflight: bool = True,
     recipe: Recipe | str | None = None,
     size: str | None = None,
     config_file: str | Path | None = None,
@@ -57,6 +59,7 @@ def diagnose(
             candidate, in separate processes.
         rank: the process that is watched, of a script with several (`processes=2`).
         gpus: numbers of the GPUs to choose from, such as 0,2-3; by default all that are free.
+        preflight: of a script, first train a few steps without a watch: what cannot work is said at once.
         recipe, size, config_file, settings: as for `run`.
         output_dir: folder of `diagnosis.json` and, where the extra is installed, `diagnosis.html`; by default none.
 
@@ -66,8 +69,9 @@ def diagnose(
         LaunchError: the model of a recipe raised, or no step of a script was watched.
     """
     from ampcompare.experiment.diagnose import diagnose as _diagnose
+    from ampcompare.experiment.option_checks import check_cells
     from ampcompare.experiment.options import settings_request, with_script
-    from ampcompare.experiment.preflight import check_cells
+    from ampcompare.experiment.preflight import preflight_of
 
     if loop is not None and script is not None:
         raise ConfigError("diagnose takes either a loop or a script, but both were given; leave one out")
@@ -78,6 +82,8 @@ def diagnose(
     options.check()
     if loop is None:
         check_cells([config])
+    if script is not None and preflight:
+        preflight_of([config], gpus=gpus)
     return _diagnose(options, loop, output_dir=None if output_dir is None else Path(output_dir))
 
 
@@ -88,6 +94,7 @@ def profile(
     steps: int = ProfileOptions.steps,
     profiled_steps: int = ProfileOptions.profiled,
     trials: bool = ProfileOptions.trials,
+    preflight: bool = True,
     script: Sequence[str] | None = None,
     recipe: Recipe | str | None = None,
     size: str | None = None,
@@ -106,6 +113,7 @@ def profile(
         steps: timed steps of each arm, without the profiler.
         profiled_steps: steps of each arm under torch.profiler.
         trials: train a recipe with switches that may help, in turns with the arm as it is.
+        preflight: of a script, first train a few steps of each arm: what cannot work is said at once.
         script: a user's own script with its arguments, or "-m" and a module, as for `run`.
         recipe, size, config_file, settings: as for `run`.
         output_dir: folder of `profile.json`, `profile.md`, `trace.json` and, where the extra is installed,
@@ -116,8 +124,9 @@ def profile(
         EnvironmentUnfit: this machine lacks something that was requested.
         LaunchError: the reference could not be trained.
     """
+    from ampcompare.experiment.option_checks import check_cells
     from ampcompare.experiment.options import settings_request, with_script
-    from ampcompare.experiment.preflight import check_cells
+    from ampcompare.experiment.preflight import preflight_of
     from ampcompare.experiment.profile import profile as _profile
     from ampcompare.experiment.profile import require_arms
 
@@ -133,7 +142,51 @@ def profile(
     options.check()
     if loop is None:
         check_cells(configs)
+    if script is not None and preflight:
+        preflight_of(configs)
     return _profile(options, loop, output_dir=None if output_dir is None else Path(output_dir))
+
+
+def look_ahead(
+    arms: Sequence[Arm | str] | str = ("apex:O2",),
+    *,
+    prefix: int = 100,
+    steps: int | None = None,
+    twin: bool = True,
+    script: Sequence[str] | None = None,
+    gpus: str | None = None,
+    recipe: Recipe | str | None = None,
+    size: str | None = None,
+    config_file: str | Path | None = None,
+    **settings: Any,
+) -> Outlook:
+    """Say from the first steps of a training which arms will hold to its end: `diagnose --ahead`.
+
+    Args:
+        arms: such as "half:bf16", or `Arm`s.
+        prefix: steps to run, in fp32.
+        steps: optimizer steps of the whole training, where its scheduler does not say; by default the rate stays.
+        twin: run them again from weights changed by one part in 512: how far apart two equal trainings can end.
+        script: a user's own script with its arguments, or "-m" and a module, as for `run`.
+        gpus: numbers of the GPUs to choose from, such as 0,2-3; by default the first that is free.
+        recipe, size, config_file, settings: as for `run`.
+
+    Returns:
+        For each arm "will not hold", "no fault in sight" or "cannot know", with the law and its figures.
+
+    Raises:
+        ConfigError: an option or setting that cannot be used.
+        EnvironmentUnfit: this machine lacks something that was requested.
+        LaunchError: the training failed, or made no step.
+    """
+    from ampcompare.experiment.look_ahead import AheadOptions
+    from ampcompare.experiment.look_ahead import look_ahead as _look_ahead
+    from ampcompare.experiment.options import settings_request, with_script
+
+    given = with_script({**settings, "arm": "fp32"}, script, ())
+    config = collect_settings(settings_request(recipe, size, config_file, given), one_run=True).config
+    judged = [Arm.parse(name) for name in _names_of(arms)]
+    return _look_ahead(AheadOptions(config, judged, prefix, steps, twin, gpus))
 
 
 def find_batch(
@@ -144,6 +197,7 @@ def find_batch(
     jobs: int | Literal["auto"] | None = None,
     gpus: str | None = None,
     note: Callable[[str], None] = lambda text: None,
+    preflight: bool = True,
     recipe: Recipe | str | None = None,
     size: str | None = None,
     config_file: str | Path | None = None,
@@ -158,6 +212,7 @@ def find_batch(
         jobs: arms to search at the same time; by default one per free GPU of a kind, or 1.
         gpus: numbers of the GPUs to choose from, such as 0,2-3; by default all that are free.
         note: receives a line about each try.
+        preflight: first train a few steps of each arm: one that cannot train is named before the search.
         recipe, size, config_file, settings: as for `run`; the batch size is the first that is tried.
 
     Returns:
@@ -173,7 +228,7 @@ def find_batch(
 
     config = collect_settings(settings_request(recipe, size, config_file, settings), one_run=True).config
     configs = configs_of(config, _names_of(arms))
-    return search_batches(BatchSearch(configs, memory_limit, margin / 100, note), jobs, gpus)
+    return search_batches(BatchSearch(configs, memory_limit, margin / 100, note, preflight), jobs, gpus)
 
 
 def _names_of(arms: Sequence[Arm | str] | str) -> list[str]:

@@ -74,7 +74,13 @@ def exec_script(
     return subprocess.run([sys.executable, "-m", "ampcompare", "exec", *words, *script], check=False).returncode
 
 
-def lint_paths(*paths: str | Path, select: Sequence[str] = (), ignore: Sequence[str] = (), fix: bool = False) -> Report:
+def lint_paths(
+    *paths: str | Path,
+    select: Sequence[str] = (),
+    ignore: Sequence[str] = (),
+    fix: bool = False,
+    torch_version: str | None = None,
+) -> Report:
     """Report mistakes in the use of Apex and torch.amp in files, folders and notebooks.
 
     Args:
@@ -82,6 +88,7 @@ def lint_paths(*paths: str | Path, select: Sequence[str] = (), ignore: Sequence[
         select: codes, or their beginnings, to report; by default those of pyproject.toml, or all that are on.
         ignore: codes, or their beginnings, to leave out.
         fix: fix in the files what can be fixed safely; report the rest.
+        torch_version: of the torch that the files are for, such as "2.9"; by default the one that is installed.
 
     Returns:
         Findings with their places, and what could not be read.
@@ -91,9 +98,10 @@ def lint_paths(*paths: str | Path, select: Sequence[str] = (), ignore: Sequence[
     """
     from ampcompare.source.lint.report import Unread
     from ampcompare.source.lint.run import find_files, lint_files, read_selection
+    from ampcompare.source.versions import known_versions
 
     places = [Path(path) for path in paths] or [Path()]
-    selection = read_selection(places)
+    selection = replace(read_selection(places), versions=known_versions(torch_version))
     if select:
         selection = replace(selection, select=tuple(select))
     if ignore:
@@ -106,14 +114,21 @@ def lint_paths(*paths: str | Path, select: Sequence[str] = (), ignore: Sequence[
 
 
 def migrate_script(
-    path: str | Path, to: Literal["torch", "precision"] = "torch", *, write: bool = False
+    path: str | Path,
+    to: Literal["torch", "precision"] = "torch",
+    *,
+    write: bool = False,
+    torch_version: str | None = None,
 ) -> FileMigration:
     """Rewrite an Apex script or notebook for torch.amp, or for ampcompare's precision contract.
+
+    For torch.amp, deprecated names of torch and transformers are renewed too.
 
     Args:
         path: the file.
         to: torch.amp, or ampcompare's precision contract, which keeps O2 and O3.
         write: change the file; otherwise the result has the patch, in `diff()`.
+        torch_version: of the torch that the files are for, such as "2.9"; by default the one that is installed.
 
     Returns:
         The new text and what was found, line by line; a file that cannot be read or parsed has a `fault`.
@@ -123,12 +138,13 @@ def migrate_script(
         EnvironmentUnfit: the file cannot be written.
     """
     from ampcompare.source.migrate.project import find_mistakes, migrate_file
+    from ampcompare.source.versions import known_versions
 
     file = Path(path)
     if not file.is_file():
         raise ConfigError(f"there is no file {file}; give the path of a script or notebook")
     examine = find_mistakes if to == "torch" else _nothing
-    result = migrate_file(file, to, must_parse=True, examine=examine)
+    result = migrate_file(file, to, must_parse=True, examine=examine, versions=known_versions(torch_version))
     if write and result.changed:
         try:
             result.write()

@@ -19,7 +19,6 @@ COMMANDS = {
     "run": "Train one arm and print its row.",
     "compare": "Train a matrix of arms and seeds and print them side by side.",
     "judge": "Compare results that were measured elsewhere.",
-    "reproduce": "Run small versions of published claims, each with a verdict.",
     "report": "Render the records of run directories again.",
     "export": "Export the runs of a run directory to TensorBoard, W&B or MLflow.",
     "convert": "Convert a checkpoint between Apex and torch.amp, or inspect it.",
@@ -36,7 +35,7 @@ COMMANDS = {
 }
 SECTIONS = {  # a command that is in none of them stands under the last
     "Choose and migrate": ("explain", "migrate", "lint", "convert", "exec"),
-    "Compare": ("compare", "run", "find-batch", "diagnose", "profile", "report", "export", "judge", "reproduce"),
+    "Compare": ("compare", "run", "find-batch", "diagnose", "profile", "report", "export", "judge"),
     "Look up": ("doctor", "list", "config"),
 }
 SUMMARY = "Compare Apex O0-O3, torch.amp and manual .half() on the same weights and batches."

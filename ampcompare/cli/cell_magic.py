@@ -62,7 +62,7 @@ def run_cell(line: str, cell: str, variables: Mapping[str, Any]) -> Any:
     from ampcompare.cli.comparison_output import show_plan
     from ampcompare.cli.group import cli
     from ampcompare.cli.settings import show_metrics
-    from ampcompare.experiment.compare import plan_comparison, run_comparison
+    from ampcompare.experiment.compare import plan_comparison, run_comparison, try_rows
     from ampcompare.experiment.notebook_progress import NotebookProgress
 
     try:
@@ -83,7 +83,8 @@ def run_cell(line: str, cell: str, variables: Mapping[str, Any]) -> Any:
             show_metrics(plan_comparison(options).plan.cells[0])
             return None
         if context.params["dry_run"]:
-            show_plan(plan_comparison(options), as_json=False)
+            planned = plan_comparison(options)
+            show_plan(planned, try_rows(planned), as_json=False)
             return None
         outcome = run_comparison(options, observer=None if context.params["quiet"] else NotebookProgress())
     outcome.write_junit()

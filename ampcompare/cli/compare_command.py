@@ -105,6 +105,8 @@ compare_option = options_of(CompareOptions)
 )
 @compare_option("--timing-rounds", type=click.IntRange(0), metavar="N", group=MACHINE)
 @compare_option("--profile", group=OUTPUT)
+@compare_option("--twin", group=ARMS)
+@compare_option("--preflight/--no-preflight", group=MACHINE)
 @launch_options
 @details_option
 @compare_option("--tag", metavar="NAME", group=OUTPUT)
@@ -120,14 +122,19 @@ def command(**parameters: Any) -> int:
     where it stopped.
     """
     from ampcompare.cli.progress_display import Display
-    from ampcompare.experiment.compare import plan_comparison, run_comparison
+    from ampcompare.experiment.compare import plan_comparison, run_comparison, try_rows
+    from ampcompare.experiment.preflight import require_trainable
 
     as_json, quiet, interval = parameters["as_json"], parameters["quiet"], parameters["progress_interval"]
     options = options_from(parameters)
     if parameters["list_metrics"]:
         return show_metrics(plan_comparison(options).plan.cells[0])
     if parameters["dry_run"]:
-        show_plan(plan_comparison(options), as_json=as_json)
+        planned = plan_comparison(options)
+        found = try_rows(planned)
+        show_plan(planned, found, as_json=as_json)
+        if found is not None:
+            require_trainable(found)
         return 0
     notify_seconds = to_seconds("--progress-interval", interval) if interval else None
     with Display(quiet=quiet, bar=not parameters["no_progress"], notify_seconds=notify_seconds) as display:

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING
 import click
 
 from ampcompare.base.files.run_files import RunFile
-from ampcompare.base.formatting import printable
+from ampcompare.base.formatting import format_duration, printable
 from ampcompare.cli.help import OUTPUT, option
 from ampcompare.cli.output import say
 
 if TYPE_CHECKING:
     from ampcompare.experiment.compare import ComparisonOutcome, PlannedComparison
     from ampcompare.runs.records.comparison import Comparison
+    from ampcompare.runs.records.preflight import Preflight
 
 __all__ = ["details_option", "show_checks", "show_comparison", "show_plan", "terminal_text"]
 
@@ -46,7 +47,10 @@ def show_comparison(outcome: ComparisonOutcome, *, as_json: bool, quiet: bool, d
     elif failure is None:
         say(terminal_text(outcome.comparison, details=details), nl=False)
     if failure is not None:
-        click.echo(f"ampcompare: every cell failed: {printable(failure.error or '', 2000, keep_end=600)}", err=True)
+        what = (
+            "every cell" if len(outcome.comparison.records) == len(outcome.comparison.order) else "each cell that ran"
+        )
+        click.echo(f"ampcompare: {what} failed: {printable(failure.error or '', 2000, keep_end=600)}", err=True)
     elif not quiet:
         if sys.stdout.isatty() and sys.stderr.isatty():
             click.echo(err=True)
@@ -71,34 +75,38 @@ def show_checks(outcome: ComparisonOutcome, *, quiet: bool) -> None:
             click.echo(f"failed: {printable(f'{check.arm}: {check.failure}', 500)}", err=True)
 
 
-def show_plan(planned: PlannedComparison, *, as_json: bool) -> None:
-    """Print the cells of a plan and an estimate of their time and memory."""
+def show_plan(planned: PlannedComparison, found: Preflight | None, *, as_json: bool) -> None:
+    """Print the cells of a plan, what a few steps of their arms have shown, and an estimate of time and memory."""
     from ampcompare.experiment.time_left import estimate
     from ampcompare.runs.records.run import dump_json
 
     plan, folder = planned.plan, planned.folder
-    remaining = estimate(plan, folder)
+    remaining = estimate(plan, folder, found)
     labeled_cells = list(zip(plan.labels, plan.cells, strict=True))
     if as_json:
         cells = [{"cell": cell.digest(), "arm": label, "seed": cell.recipe.seed} for label, cell in labeled_cells]
-        click.echo(dump_json({"output_dir": str(folder), "cells": cells, "estimate": asdict(remaining)}))
+        seen = None if found is None else found.model_dump(mode="json")
+        parts = {"output_dir": str(folder), "cells": cells, "estimate": asdict(remaining), "preflight": seen}
+        click.echo(dump_json(parts))
         return
     is_recorded = (folder / RunFile.PLAN).exists()
     order = "in this order" if is_recorded else "in an order like this, which each new run directory draws"
     lines = [f"{_count(len(plan.cells))} into {folder}, {order}:"]
     lines += [f"  {cell.digest()}  {label}, seed {cell.recipe.seed}" for label, cell in labeled_cells]
-    if remaining.seconds is None or remaining.peak_bytes is None:
+    lines += [] if found is None or not found.arms else found.lines(plan.labels)
+    if not remaining.cells:
+        lines.append("time and memory: none, every cell has a record")
+    elif remaining.seconds is not None:
+        memory = "" if remaining.peak_bytes is None else f", at most {remaining.peak_bytes / 2**20:.1f} MiB for one"
+        source = "existing records" if not remaining.unknown else "a few steps of each arm"
+        lines.append(
+            f"time and memory: about {format_duration(remaining.seconds)} for {_count(remaining.cells)} without a "
+            f"record{memory}, estimated from {source}"
+        )
+    elif found is None:
         lines.append(
             f"time and memory: unknown, because neither {folder} nor a run directory next to it has a record of "
             f"{', '.join(remaining.unknown)} with these settings; run one seed (--seeds 0) to have an estimate"
-        )
-    elif not remaining.cells:
-        lines.append("time and memory: none, every cell has a record")
-    else:
-        minutes, seconds = divmod(round(remaining.seconds), 60)
-        lines.append(
-            f"time and memory: about {minutes}m{seconds:02d}s for {_count(remaining.cells)} without a record, "
-            f"at most {remaining.peak_bytes / 2**20:.1f} MiB for one, estimated from existing records"
         )
     click.echo("\n".join(lines))
 

@@ -8,41 +8,63 @@ from typing import Any
 import click
 
 from ampcompare.api.diagnosis import diagnose as api_diagnose
-from ampcompare.backends.arm import Arm
+from ampcompare.api.diagnosis import look_ahead as api_look_ahead
+from ampcompare.backends.arm import parse_arms
+from ampcompare.base.errors import ConfigError
 from ampcompare.cli.help import ARMS, MACHINE, OUTPUT, SCRIPT, option, options_of
 from ampcompare.cli.launching import ended_by_signals
 from ampcompare.cli.options import json_option, recipe_options
 from ampcompare.cli.output import text_width
 from ampcompare.cli.settings import ScriptCommand, request_from, watched_script_options
-from ampcompare.cli.values import ARM, FOLDER
+from ampcompare.cli.values import ARM_LIST, FOLDER
 from ampcompare.experiment.sources import collect_settings
 
 __all__ = ["command"]
 
+DEFAULT_ARM = "apex:O2"
+
 diagnose_option = options_of(api_diagnose)
+ahead_option = options_of(api_look_ahead)
 
 
 @click.command(
     "diagnose",
     cls=ScriptCommand,
     common=[
-        *("--arm", "--steps", "--at", "--reference", "--cures", "--arch", "--data", "--data-dir", "--batch-size"),
+        *("--arm", "--ahead", "--steps", "--at", "--reference", "--cures", "--arch", "--data", "--batch-size"),
         *("--lr", "--optimizer", "--recipe", "--device", "--output-dir", "--json"),
     ],
     examples=[
         ("What O2 does to the numbers of a small network:", "ampcompare diagnose --arm O2 --arch convnet"),
-        ("Only ranges of values, at two steps:", "ampcompare diagnose --arm half --reference none --at 0,4"),
         ("Your own training script:", "ampcompare diagnose --arm O2 --device cpu -- train.py --epochs 1"),
+        ("What its first steps tell of the rest:", "ampcompare diagnose --ahead --arm half:bf16,O2 -- train.py"),
     ],
 )
-@diagnose_option("--arm", "arm_text", parameter="arm", type=ARM, group=ARMS, help="what to diagnose")
-@diagnose_option("--steps", metavar="N", group=OUTPUT)
+@option(
+    "--arm",
+    "arms",
+    multiple=True,
+    type=ARM_LIST,
+    group=ARMS,
+    help="what to diagnose; several with --ahead  [default: apex:O2]",
+)
+@option("--ahead", is_flag=True, group=OUTPUT, help="say from the first steps which arms will hold to the end")
+@ahead_option("--prefix", metavar="N", group=OUTPUT, help="with --ahead: steps to run")
+@ahead_option("--twin/--no-twin", group=OUTPUT, help="with --ahead: run them again from weights changed by 1/512")
+@option(
+    "--steps",
+    type=click.IntRange(1),
+    metavar="N",
+    group=OUTPUT,
+    help="updates of each run, 8 by default; with --ahead: of the whole training, where its scheduler does not say",
+)
 @diagnose_option("--at", metavar="STEP,...", type=str, group=OUTPUT)
 @diagnose_option("--reference", group=OUTPUT)
 @diagnose_option("--cures/--no-cures", group=OUTPUT)
 @watched_script_options
 @diagnose_option("--rank", type=click.IntRange(0), metavar="N", group=SCRIPT, help="rank to watch")
 @diagnose_option("--gpus", metavar="LIST", group=MACHINE)
+@diagnose_option("--preflight/--no-preflight", group=SCRIPT)
 @recipe_options
 @option("--output-dir", "-o", type=FOLDER, group=OUTPUT, help="write diagnosis.json and .html into this folder")
 @json_option()
@@ -51,33 +73,63 @@ def command(**parameters: Any) -> int:
 
     Trains for some steps, repeats every operation in fp32, and tests which modules or functions must stay in fp32 to
     remove a fault. A script after -- is started again for each test. Exits with 0 whether or not there is a fault.
+
+    With --ahead only the first steps are run, in fp32, and each arm gets one of three words: "will not hold",
+    "no fault in sight", "cannot know".
     """
+    if parameters["ahead"]:
+        return _ahead(parameters)
     from ampcompare.experiment.diagnose import DiagnoseOptions, diagnose
-    from ampcompare.experiment.preflight import check_cells
+    from ampcompare.experiment.option_checks import check_cells
+    from ampcompare.experiment.preflight import preflight_of
     from ampcompare.runs.records.run import dump_json
     from ampcompare.runs.report.terminal import Terminal
 
-    arm = str(Arm.parse(parameters["arm_text"]))
+    arms = parse_arms(parameters["arms"] or (DEFAULT_ARM,))
+    if len(arms) != 1:
+        raise ConfigError(f"diagnose watches one arm, and {len(arms)} are given; give one, or add --ahead")
+    arm = str(arms[0])
     derived = {"arm_text": arm, "processes": parameters["nproc_per_node"], "metric": ()}
     config = collect_settings(request_from({**parameters, **derived}), one_run=True).config
     options = DiagnoseOptions(
         config,
         at=_steps(parameters["at"]),
-        **{name: parameters[name] for name in ("steps", "reference", "cures", "rank", "gpus")},
+        steps=parameters["steps"] or DiagnoseOptions.steps,
+        **{name: parameters[name] for name in ("reference", "cures", "rank", "gpus")},
     )
     options.check()
     check_cells([config])
+
+    def say(line: str) -> None:
+        click.echo(f"ampcompare: {line}", err=True)
+
     with ended_by_signals():
+        if config.script is not None and parameters["preflight"]:
+            preflight_of([config], say, gpus=options.gpus)
         folder = parameters["output_dir"]
-        diagnosis = diagnose(
-            options,
-            output_dir=Path(folder) if folder else None,
-            say=lambda line: click.echo(f"ampcompare: {line}", err=True),
-        )
+        diagnosis = diagnose(options, output_dir=Path(folder) if folder else None, say=say)
     if parameters["as_json"]:
         click.echo(dump_json(diagnosis))
         return 0
     click.echo(Terminal(text_width()).render(diagnosis), nl=False)
+    return 0
+
+
+def _ahead(parameters: dict[str, Any]) -> int:
+    """Print what the first steps tell of the rest."""
+    from ampcompare.experiment.look_ahead import AheadOptions, look_ahead
+    from ampcompare.runs.records.run import dump_json
+    from ampcompare.runs.report.outlook import outlook_text
+
+    derived = {"arm_text": "fp32", "processes": parameters["nproc_per_node"], "metric": ()}
+    config = collect_settings(request_from({**parameters, **derived}), one_run=True).config
+    arms = parse_arms(parameters["arms"] or (DEFAULT_ARM,))
+    options = AheadOptions(
+        config, arms, parameters["prefix"], parameters["steps"], parameters["twin"], parameters["gpus"]
+    )
+    with ended_by_signals():
+        found = look_ahead(options, lambda line: click.echo(f"ampcompare: {line}", err=True))
+    click.echo(dump_json(found) if parameters["as_json"] else outlook_text(found, text_width()))
     return 0
 
 

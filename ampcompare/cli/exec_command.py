@@ -36,6 +36,7 @@ USAGE = 2  # the exit code of argparse and click for an argument that they do no
 @exec_option("--opt-level", type=LEVEL)
 @exec_option("--arm", type=ARM)
 @exec_option("--seed", metavar="N")
+@exec_option("--twin")
 @exec_option("--max-steps", type=click.IntRange(1), metavar="N")
 @exec_option("--record", type=FILE)
 @option("--ledger", is_flag=True, help="show in which types it trained, and which lines set them")

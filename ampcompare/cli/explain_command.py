@@ -66,7 +66,7 @@ def command(**parameters: Any) -> int:
         return 0
     if any(parameters[name] is not None for name in ("recipe__model__arch", "config_file", "recipe_name")):
         from ampcompare.diagnosis.explain import observe_in_child
-        from ampcompare.experiment.preflight import check_cells
+        from ampcompare.experiment.option_checks import check_cells
 
         config = collect_settings(request_from({**parameters, **derived}), one_run=True).config
         check_cells([config])

@@ -53,6 +53,12 @@ __all__ = ["command"]
 @pool_options(
     "arms to search at the same time, each on GPUs or cores of its own  [default: one per free GPU of a kind, or 1]"
 )
+@option(
+    "--preflight/--no-preflight",
+    default=True,
+    group=MACHINE,
+    help="first train a few steps of each arm: one that cannot train is named before the search",
+)
 @recipe_options
 @json_option()
 def command(**parameters: Any) -> int:
@@ -73,6 +79,7 @@ def command(**parameters: Any) -> int:
         memory_gib=parameters["memory_limit"],
         margin=parameters["margin"] / 100,
         note=lambda text: click.echo(text, err=True),
+        preflight=parameters["preflight"],
     )
     with ended_by_signals():
         limits = search_batches(search, parameters["jobs"], parameters["gpus"])

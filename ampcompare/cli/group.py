@@ -23,7 +23,7 @@ OTHER_VARIABLES = (
     *("AMPCOMPARE_APEX_STRICT", "AMPCOMPARE_CELL_DIR", "AMPCOMPARE_CODE_FOLDER", "AMPCOMPARE_SANDBOX"),
     *("AMPCOMPARE_MASK", "AMPCOMPARE_PLACE", "AMPCOMPARE_STARTED_BY"),
 )
-RESUMED = ("run", "compare", "reproduce")
+RESUMED = ("run", "compare")
 
 
 class _LazyGroup(click.Group):

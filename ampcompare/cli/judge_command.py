@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -16,9 +16,6 @@ from ampcompare.cli.help import ARMS, COMPARISON, DATA, Command, default_of, opt
 from ampcompare.cli.options import json_option, margin_options
 from ampcompare.cli.output import say
 from ampcompare.cli.values import ARM, FILE
-
-if TYPE_CHECKING:
-    from ampcompare.runs.analysis.tables.csv_table import ResultsTable, TableOptions
 
 __all__ = ["command"]
 
@@ -44,20 +41,6 @@ judge_option = options_of(judge_table)
 )
 @judge_option("--metric", metavar="COLUMN", group=DATA)
 @judge_option("--better", group=DATA)
-@option(
-    "--within",
-    metavar="COLUMN",
-    multiple=True,
-    group=DATA,
-    help="compare within each value of this setting, and over all values; repeatable",
-)
-@option(
-    "--setting",
-    metavar="COLUMN",
-    multiple=True,
-    group=DATA,
-    help="a column whose values must be equal for runs to be compared; repeatable",
-)
 @margin_options(judge_option)
 @judge_option("--sd", metavar="NUMBER", group=COMPARISON)
 @judge_option("--runs", metavar="N", group=COMPARISON)
@@ -67,42 +50,34 @@ judge_option = options_of(judge_table)
 def command(table: str | None, as_json: bool, **parameters: Any) -> int:
     """Compare results that were measured elsewhere.
 
-    The table (a CSV or Markdown file; - is standard input) has a line per run, or per mean of runs with its standard
-    deviation. Its columns are arm, a metric such as accuracy and, where known, seed, sd, n, time or throughput, memory
-    and diverged. A metric of NaN marks a run that diverged. Known settings such as the batch size, and other columns of
-    text, must be equal for arms to be compared; other numeric columns are not judged, and the output names them.
+    The table (a CSV or Markdown file; - is standard input) has a line per run, or per mean of runs: the columns arm,
+    seed, seconds and a metric such as accuracy; a mean has its standard deviation (77.01 ± 0.16, or a column named
+    like the metric with sd behind it) and n, its number of runs. A metric of NaN marks a run that diverged.
     """
     from ampcompare.runs.analysis.inference.criteria import Criteria
-    from ampcompare.runs.analysis.tables.csv_table import TableOptions
-    from ampcompare.runs.analysis.tables.external import EXAMPLE_SD, example_table, judge
+    from ampcompare.runs.analysis.results_table import EXAMPLE_SD, MAX_BYTES, example_table, judge, read_table
     from ampcompare.runs.report.base import FORMATS
 
-    example, sd, within = parameters["example"], parameters["sd"], parameters["within"]
+    example, sd = parameters["example"], parameters["sd"]
     if example == (table is not None):
         raise ConfigError("name one table, a CSV or Markdown file, or give --example")
-    if example and sd is None:
-        sd = EXAMPLE_SD
-    options = TableOptions(parameters["metric"], parameters["better"], (*parameters["setting"], *within))
-    results = example_table() if table is None else _read(table, options)
+    columns = {"metric": parameters["metric"], "better": parameters["better"]}
+    if table is None:
+        results, sd = example_table(), EXAMPLE_SD if sd is None else sd
+    elif table == "-":
+        try:
+            text = sys.stdin.buffer.read(MAX_BYTES + 1).decode("utf-8-sig")
+        except (OSError, ValueError) as error:
+            raise RecordError(f"cannot read the table -: {getattr(error, 'strerror', None) or error}") from None
+        results = read_table(text, "-", **columns)
+    else:
+        results = read_table(Path(table), **columns)
     margin = default_of(judge_table, "margin") if parameters["margin"] is None else parameters["margin"]
     terms = Criteria(margin, parameters["time_margin"] / 100, parameters["objective"])
     reference = same_arm(parameters["reference"], [run.arm for run in results.runs])
-    comparison = judge(results, reference=reference, sd=sd, terms=terms, within=within, runs=parameters["runs"])
+    comparison = judge(results, reference=reference, sd=sd, terms=terms, runs=parameters["runs"])
     if as_json:
         say(FORMATS["json"].reporter().render(comparison), nl=False)
     else:
         say(terminal_text(comparison, details=parameters["details"]), nl=False)
     return 0
-
-
-def _read(name: str, options: TableOptions) -> ResultsTable:
-    """Read the table from a file, or from standard input for `-`."""
-    from ampcompare.runs.analysis.tables.csv_table import MAX_BYTES, read_table, read_table_file
-
-    if name != "-":
-        return read_table_file(Path(name), options)
-    try:
-        text = sys.stdin.buffer.read(MAX_BYTES + 1).decode("utf-8-sig")
-    except (OSError, ValueError) as error:
-        raise RecordError(f"cannot read the table -: {getattr(error, 'strerror', None) or error}") from None
-    return read_table(text, name, options)

@@ -29,6 +29,7 @@ MANY_FILES = 200
     "`# noqa: AMP201` on a line silences a code there.",
 )
 @options_of(lint_paths)("--fix")
+@options_of(lint_paths)("--torch-version", metavar="VERSION")
 @option(
     "--format",
     "form",
@@ -44,6 +45,7 @@ MANY_FILES = 200
 @click.argument("paths", metavar="PATHS...", nargs=-1, required=True, type=FILE)
 def command(
     fix: bool,
+    torch_version: str | None,
     form: str,
     select: str | None,
     ignore: str | None,
@@ -61,9 +63,10 @@ def command(
     from ampcompare.base.errors import ConfigError
     from ampcompare.source.lint.report import FORMATS
     from ampcompare.source.lint.run import find_files, lint_files, read_selection
+    from ampcompare.source.versions import known_versions
 
     roots = [Path(path) for path in paths]
-    selection = read_selection(roots)
+    selection = replace(read_selection(roots), versions=known_versions(torch_version))
     if select is not None:
         selection = replace(selection, select=_codes(select))
     if ignore is not None:

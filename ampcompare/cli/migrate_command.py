@@ -34,10 +34,11 @@ SECONDS_BETWEEN_LINES = 2.0
 @option("--diff", "mode", flag_value="diff", default=True, help="print a patch and change no file  [default]")
 @option("--write", "mode", flag_value="write", help="change the files")
 @options_of(migrate_script)("--to", "target", parameter="to")
+@options_of(migrate_script)("--torch-version", metavar="VERSION")
 @option("--verify", is_flag=True, help="run the script before and after the rewrite on the CPU, and compare each step")
 @option("--steps", type=click.IntRange(min=1), default=20, show_default=True, help="of --verify")
 @click.argument("paths", metavar="PATHS...", nargs=-1, required=True, type=FILE)
-def command(mode: str, target: str, verify: bool, steps: int, paths: tuple[str, ...]) -> int:
+def command(mode: str, target: str, torch_version: str | None, verify: bool, steps: int, paths: tuple[str, ...]) -> int:
     """Rewrite Apex scripts for torch.amp; verify that they train the same.
 
     PATHS are files, folders and notebooks. The patch, or the result of --verify, goes to stdout, remarks to stderr.
@@ -50,11 +51,14 @@ def command(mode: str, target: str, verify: bool, steps: int, paths: tuple[str, 
         from ampcompare.source.migrate.verify import verify_script
 
         return verify_script(paths[0], list(paths[1:]), steps=steps, target=target, say=click.echo)
-    return _migrate(paths, target, write=mode == "write")
+    return _migrate(paths, target, torch_version, write=mode == "write")
 
 
-def _migrate(paths: tuple[str, ...], target: str, *, write: bool) -> int:
+def _migrate(paths: tuple[str, ...], target: str, torch_version: str | None, *, write: bool) -> int:
     from ampcompare.source.migrate.project import find_files, find_mistakes, migrate_file
+    from ampcompare.source.versions import known_versions
+
+    versions = known_versions(torch_version)
 
     faults: list[str] = []
 
@@ -66,9 +70,10 @@ def _migrate(paths: tuple[str, ...], target: str, *, write: bool) -> int:
     named = set(map(Path, paths))
     examine = find_mistakes if target == "torch" else lambda text: []  # lint knows the calls of torch.amp only
     changed = left = by_hand = 0
+    loads = False
     begun = time.monotonic()
     for number, path in enumerate(files, 1):
-        result = migrate_file(path, target, must_parse=path in named, examine=examine)
+        result = migrate_file(path, target, must_parse=path in named, examine=examine, versions=versions)
         if time.monotonic() - begun > SECONDS_BETWEEN_LINES:
             begun = time.monotonic()
             _say(f"{number} of {len(files)} files")
@@ -76,6 +81,7 @@ def _migrate(paths: tuple[str, ...], target: str, *, write: bool) -> int:
             fail(result.lines()[0])
             continue
         if result.changed and write:
+            loads |= result.loads_state
             try:
                 result.write()
             except (ValueError, EnvironmentUnfit) as fault:  # what `write` says of a file
@@ -91,6 +97,8 @@ def _migrate(paths: tuple[str, ...], target: str, *, write: bool) -> int:
     _say(_sums(len(files), changed, left, by_hand, len(faults), write))
     if left:
         _say("what is left keeps running with `from ampcompare.apex import amp` in the place of `from apex import amp`")
+    elif loads and not faults:
+        _say("files that were saved with Apex load as before; to convert one: ampcompare convert OLD NEW --to native")
     elif changed and not write and not faults:
         to = "" if target == "torch" else f" --to {target}"
         _say(f"next, check that it trains the same: ampcompare migrate --verify{to} {_script(files)}")

@@ -9,7 +9,7 @@ import click
 
 from ampcompare.api.diagnosis import profile as api_profile
 from ampcompare.backends.arm import Arm, parse_arms
-from ampcompare.cli.help import ARMS, OUTPUT, default_of, option, options_of
+from ampcompare.cli.help import ARMS, OUTPUT, SCRIPT, default_of, option, options_of
 from ampcompare.cli.launching import ended_by_signals
 from ampcompare.cli.options import json_option, recipe_options
 from ampcompare.cli.output import text_width
@@ -48,6 +48,7 @@ profile_option = options_of(api_profile)
 @profile_option("--profiled-steps", metavar="N", group=OUTPUT)
 @profile_option("--trials/--no-trials", group=OUTPUT)
 @watched_script_options
+@profile_option("--preflight/--no-preflight", group=SCRIPT)
 @recipe_options
 @option("--output-dir", "-o", type=FOLDER, group=OUTPUT, help="write profile.json, .md, .html and trace.json here")
 @json_option()
@@ -57,7 +58,8 @@ def command(**parameters: Any) -> int:
     Trains each arm for some steps: timed, then under torch.profiler, then one step that counts memory and FLOPs. Shows
     one step and its peak of memory side by side, and the reasons that were measured. Exits with 0 whatever it finds.
     """
-    from ampcompare.experiment.preflight import check_cells
+    from ampcompare.experiment.option_checks import check_cells
+    from ampcompare.experiment.preflight import preflight_of
     from ampcompare.experiment.profile import ProfileOptions, profile
     from ampcompare.runs.records.run import dump_json
     from ampcompare.runs.report.terminal import Terminal
@@ -74,13 +76,15 @@ def command(**parameters: Any) -> int:
     )
     options.check()
     check_cells(configs)
+
+    def say(line: str) -> None:
+        click.echo(f"ampcompare: {line}", err=True)
+
     with ended_by_signals():
+        if options.reference.script is not None and parameters["preflight"]:
+            preflight_of(configs, say)
         folder = parameters["output_dir"]
-        found = profile(
-            options,
-            output_dir=Path(folder) if folder else None,
-            say=lambda line: click.echo(f"ampcompare: {line}", err=True),
-        )
+        found = profile(options, output_dir=Path(folder) if folder else None, say=say)
     if parameters["as_json"]:
         click.echo(dump_json(found))
         return 0

@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -149,6 +149,13 @@ class Display(Observer):
                     self._print(printable(f"ampcompare {finding}", 500))
 
     @_unless_closed
+    def preflight(self, lines: Sequence[str]) -> None:
+        if not self.quiet:
+            with self._lock:
+                for line in lines:
+                    self._print(printable(line, 500, keep_end=300, keep_spaces=True))
+
+    @_unless_closed
     def note(self, text: str) -> None:
         if not self.quiet:
             with self._lock:
@@ -223,6 +230,8 @@ class Display(Observer):
             return "writing the report"
         if self._outline is not None and any(cell.launcher in ("slurm", "ray") for cell in self._outline.cells):
             return "waiting in the queue"
+        if not self._done:
+            return "a few steps of each arm"
         has_rounds = self._outline is not None and self._outline.timing_rounds > 0 and self._done
         return "timing rounds" if has_rounds else ""
 

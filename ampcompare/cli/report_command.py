@@ -86,8 +86,7 @@ def command(
     names it, and the one before it.
 
     FILE is a record.json, a report.json, or a file that `exec --record` wrote (several are shown side by side). Several
-    run directories with equal settings give one report. With different settings, such as other models or data, they
-    give a forest plot: each arm in each experiment, and its mean effect over all of them.
+    run directories with equal settings give one report.
 
     A different --reference is one more look at the runs, and is counted in the run directory.
 
@@ -139,22 +138,14 @@ def _exec_report(paths: list[Path], target: _ReportTarget) -> str:
 def _report(
     paths: list[Path], target: _ReportTarget, reference: str | None, *, details: bool, columns: list[str]
 ) -> tuple[str, list[str]]:
-    """Return the report of one experiment, or the forest of several, and which records are not used."""
-    from ampcompare.experiment.load import reload_comparison, reload_experiments
-    from ampcompare.runs.analysis.forest import make_forest
+    """Return the report of an experiment, and which records are not used."""
+    from ampcompare.experiment.load import reload_comparison, reload_together
     from ampcompare.runs.report.base import log_links
 
-    several = reload_experiments(paths) if len(paths) > 1 else None
-    experiments = several or [("", reload_comparison(paths[0], reference=reference))]
-    excluded = [line for _, comparison in experiments for line in comparison.excluded]
-    if len(experiments) > 1 and columns:
-        raise ConfigError("--columns applies to one experiment; name a single run directory")
-    if len(experiments) > 1:
-        return target.reporter(details).render(make_forest(experiments)), excluded
-    comparison = experiments[0][1]
+    comparison = reload_together(paths) if len(paths) > 1 else reload_comparison(paths[0], reference=reference)
     reporter = target.reporter(details)
     reporter.columns, reporter.logs = columns, log_links(comparison, paths, target.file.parent) if target.file else {}
-    return reporter.render(comparison), excluded
+    return reporter.render(comparison), comparison.excluded
 
 
 @dataclass(frozen=True)

@@ -212,19 +212,23 @@ def show_metrics(config: RunConfig) -> int:
 
     from ampcompare.experiment.launch.script.listing import list_metrics, script_steps
 
-    seen, error = list_metrics(config)
-    rows = [[printable(one.name, 40), one.source, one.count, f"{one.last:g}", one.option] for one in seen]
+    found, steps = list_metrics(config), script_steps(config)
+    rows = [[printable(one.name, 40), one.source, one.count, f"{one.last:g}", one.option] for one in found.seen]
     if rows:
         click.echo(tabulate(rows, headers=["metric", "from", "values", "last", "to take it"]))
     else:
-        steps = script_steps(config)
         click.echo(
-            f"the script showed no number that looks like a metric in {steps} steps; its training loss is always "
-            f"available. If it prints a metric only at the end of an epoch, let it run longer: --max-steps {10 * steps}"
+            f"the script showed no number that looks like a metric in {steps} steps; its training loss is always there"
         )
-    if error is not None:
-        click.echo(f"ampcompare: {error}", err=True)
-    return 0 if error is None else 3
+    if found.is_cut:
+        click.echo(
+            f"ampcompare: the script was ended after {steps} steps, so what it shows only later, as at the end of an "
+            f"epoch, is not listed; let it run longer: --max-steps {10 * steps}",
+            err=True,
+        )
+    if found.error is not None:
+        click.echo(f"ampcompare: {found.error}", err=True)
+    return 0 if found.error is None else 3
 
 
 def _was_given(name: str) -> bool:

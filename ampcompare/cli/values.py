@@ -25,7 +25,6 @@ __all__ = [
     "ARM_LIST",
     "BACKEND",
     "CHECKPOINT",
-    "CLAIM",
     "DATA_SET",
     "DEVICE",
     "FILE",
@@ -201,12 +200,6 @@ def _recipes() -> Iterable[str]:
     return recipe_names()
 
 
-def _claims() -> Iterable[str]:
-    from ampcompare.experiment.claims.definition import STUDIES, load_study
-
-    return [claim.name for study in STUDIES for claim in load_study(study).claims]
-
-
 ARM = Name("ARM", _arms)
 ARM_LIST = Name("ARM[,ARM...]", _arms, several=True)
 BACKEND = Name("NAME", _backends)
@@ -214,7 +207,6 @@ ARCH = Name("NAME", _models)
 TASK = Name("NAME", _tasks)
 DATA_SET = Name("NAME", _data_sets)
 OPTIMIZER_NAME = Name("NAME", _optimizers)
-CLAIM = Name("CLAIM", _claims)
 RECIPE = Name("NAME|FILE", _recipes)
 FILE = Place("FILE")
 JOBS = Jobs()

@@ -13,7 +13,7 @@ from ampcompare.base.processes.call import call_in_child
 from ampcompare.runs.records.diagnosis import Diagnosis
 from ampcompare.runs.settings.config import RunConfig
 
-__all__ = ["DiagnoseOptions", "Request", "diagnose_in_child"]
+__all__ = ["DiagnoseOptions", "PrefixRequest", "Request", "diagnose_in_child"]
 
 TIME_LIMIT = 3600.0
 PROGRAM = Path(__file__).resolve().parent / "diagnose_recipe.py"
@@ -87,6 +87,36 @@ class Request:
 
     @classmethod
     def read(cls, path: Path) -> Request:
+        """Return the request of a file."""
+        return cls(**json.loads(path.read_text(encoding="utf-8")))
+
+
+@dataclass(frozen=True)
+class PrefixRequest:
+    """Which first steps of a script to watch.
+
+    Attributes:
+        settings: the fields of `ExecSettings`.
+        is_module: the script is the name of a module.
+        steps: of the prefix.
+        total: optimizer steps of the whole training; None if only its scheduler knows.
+        answer: file for what was seen.
+        ended: file for the exit code of rank 0, written when it ends.
+    """
+
+    settings: dict[str, Any]
+    is_module: bool
+    steps: int
+    total: int | None
+    answer: str
+    ended: str
+
+    def write(self, path: Path) -> None:
+        """Write the request for a process."""
+        path.write_text(json.dumps(asdict(self)), encoding="utf-8")
+
+    @classmethod
+    def read(cls, path: Path) -> PrefixRequest:
         """Return the request of a file."""
         return cls(**json.loads(path.read_text(encoding="utf-8")))
 

@@ -22,13 +22,14 @@ from ampcompare.experiment.follow import following
 from ampcompare.experiment.launch.base import Launcher
 from ampcompare.experiment.launch.places import find_places
 from ampcompare.experiment.load import reload_comparison, with_profile
-from ampcompare.experiment.matrix import Row
+from ampcompare.experiment.matrix import Row, find_reference
 from ampcompare.experiment.observer import Observer
+from ampcompare.experiment.option_checks import check_cells
 from ampcompare.experiment.options import CompareOptions
 from ampcompare.experiment.plan import Plan, parse_seeds
-from ampcompare.experiment.preflight import check_cells, grouped_refusals, refused_arms
+from ampcompare.experiment.preflight import preflight
 from ampcompare.experiment.profile import ProfileOptions, profile
-from ampcompare.experiment.run import run_plan
+from ampcompare.experiment.run import AllFailAlike, run_plan
 from ampcompare.experiment.run_directory import DEFAULT_FOLDER, RunDirectory
 from ampcompare.experiment.single_run import WhileRunning
 from ampcompare.experiment.sources import (
@@ -46,6 +47,7 @@ from ampcompare.runs.analysis.inference.looks import error_rate_of_next
 from ampcompare.runs.analysis.inference.sample_size import stein_pairs
 from ampcompare.runs.records.comparison import Comparison, Look
 from ampcompare.runs.records.metric import Metric, metrics_of
+from ampcompare.runs.records.preflight import Preflight
 from ampcompare.runs.records.run import RunRecord
 from ampcompare.runs.report.base import FORMATS, write_reports
 from ampcompare.runs.report.junit import JUnit
@@ -61,6 +63,7 @@ __all__ = [
     "run_auto",
     "run_comparison",
     "seeds_needed",
+    "try_rows",
 ]
 
 DEFAULT_SEEDS = "0-2"
@@ -152,6 +155,8 @@ def plan_comparison(options: CompareOptions) -> PlannedComparison:
     margins = {"time_margin": options.time_margin / 100, "loss_margin": options.loss_margin / 100}
     criteria = Criteria(margin, prefer=options.objective, tag=options.tag, looks=options.looks, **margins)
     rows = tuple(matrix_rows(sources, arms=options.arms, reference=options.reference, sweep=options.sweep))
+    if options.twin and (base_row := find_reference(rows, options.reference)) is not None:
+        rows = (*rows, replace(base_row, varied={**base_row.varied, "first_weights": "twin"}))
     base = sources.config
     if "arm" in base.model_fields_set:
         raise ConfigError(
@@ -213,8 +218,6 @@ def run_comparison(
         observer.note(f"of the baseline a record is not used: {text}")
     for text in (*places.notes, *places.about_times):
         observer.note(text)
-    for refusal in grouped_refusals(refused_arms(plan.cells)):
-        observer.note(refusal)
     events = EventFiles(options.tensorboard, observer.note) if options.tensorboard is not None else None
 
     def save(comparison: Comparison, folder: Path) -> None:
@@ -229,6 +232,7 @@ def run_comparison(
         "jobs": len(places.all),
         "observer": observer,
         "save": save,
+        "check": options.preflight and options.launch.nnodes == 1,
     }
     hold = RunDirectory(folder).owned(
         launcher, command=options.command, wait_seconds=options.wait_seconds, note=observer.note
@@ -241,6 +245,8 @@ def run_comparison(
                 )
             else:
                 comparison = run_plan(plan, folder, launcher, **shared)
+    except AllFailAlike as failure:
+        comparison = failure.comparison
     except (KeyboardInterrupt, Ended):
         if message := launcher.pending_message():
             observer.note(message)
@@ -256,6 +262,22 @@ def run_comparison(
             save(comparison, folder)
     checks = check_gates(planned.gates, comparison, planned.baseline) if planned.gates and is_main else []
     return ComparisonOutcome(options, comparison, folder, tuple(checks), is_main)
+
+
+def try_rows(planned: PlannedComparison) -> Preflight | None:
+    """Train a few steps of each row of a comparison that has no record, and write nothing; None where it is left out.
+
+    Raises:
+        EnvironmentUnfit, LaunchError: no process can be started.
+    """
+    options, plan = planned.options, planned.plan
+    if not options.preflight or options.launch.nnodes > 1:
+        return None
+    run = RunDirectory(planned.folder)
+    done = [run.reusable(cell).record if run.path.is_dir() else None for cell in plan.cells]
+    places = find_places(plan.cells, 1, options.gpus)
+    with options.launch.pool(planned.sources.config, places) as launcher:
+        return preflight(plan, launcher, done)
 
 
 def _profile_options(plan: Plan, reference: str) -> ProfileOptions:
@@ -380,6 +402,7 @@ def run_auto(
     jobs: int = 1,
     observer: Observer | None = None,
     save: Callable[[Comparison, Path], None] | None = None,
+    check: bool = False,
 ) -> Comparison:
     """Run a pilot of some seeds, estimate how many the margin needs, and run that many within a budget.
 
@@ -393,7 +416,7 @@ def run_auto(
     first = pilot_seeds(len(make([0]).arms) - 1)
     pilot = run_plan(
         make(first), folder, launcher, command=command, terms=terms, force=force, jobs=jobs, observer=observer,
-        save=save, test=False,
+        save=save, test=False, check=check,
     )  # fmt: skip
     needed, arm = _needed_at_this_look(pilot, len(first), RunDirectory(folder).looks(), terms)
     if needed > len(first):

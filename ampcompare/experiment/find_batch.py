@@ -12,8 +12,9 @@ from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import ConfigError, LaunchError
 from ampcompare.experiment.launch.base import Launcher
 from ampcompare.experiment.launch.places import Places, find_places
+from ampcompare.experiment.option_checks import check_cells
 from ampcompare.experiment.options import LaunchOptions
-from ampcompare.experiment.preflight import check_cells
+from ampcompare.experiment.preflight import check_arms, failure_of
 from ampcompare.runs.records.run import RunRecord
 from ampcompare.runs.settings.config import RunConfig
 from ampcompare.runs.settings.validation import validated
@@ -78,12 +79,14 @@ class BatchSearch:
         memory_gib: that a run may take; None: all of the GPU.
         margin: share of it that stays free.
         note: receives a line about each try.
+        preflight: first train a few steps of each arm, so that one that cannot train is named before any search.
     """
 
     configs: Sequence[RunConfig]
     memory_gib: float | None = None
     margin: float = 0.05
     note: Callable[[str], None] = lambda text: None
+    preflight: bool = True
 
     def __post_init__(self) -> None:
         if not 0 <= self.margin < 1:
@@ -154,6 +157,11 @@ def find_batches(search: BatchSearch, launcher: Launcher, jobs: int = 1) -> list
         LaunchError: a try failed for another reason than memory or too few samples.
     """
     check_cells(search.configs)
+    if search.preflight and len(search.configs) > 1:  # else the first try says the same
+        found = check_arms({config.arm: config for config in search.configs}, launcher, [0])
+        refused = {error: arms for error, arms in found.failed.items() if not _is_about_memory(error)}
+        if refused:
+            raise failure_of(found, refused)
     if search.memory_gib is None and any(config.device == "cpu" for config in search.configs):
         raise _no_limit()
     with tempfile.TemporaryDirectory(prefix="ampcompare-batch-") as folder:
@@ -233,7 +241,7 @@ def _judge(record: RunRecord, batch: int, limit: int | None) -> Try:
     """
     summary, error = record.summary, record.error or ""
     if record.status == "failed":
-        if TOO_FEW in error or any(words in error for words in OUT_OF_MEMORY):
+        if _is_about_memory(error):
             return Try(batch, error)
         raise LaunchError(f"{record.arm} with batch {batch} failed for another reason than memory: {error}")
     if summary.num_steps and summary.skipped_steps >= summary.num_steps:
@@ -247,6 +255,11 @@ def _judge(record: RunRecord, batch: int, limit: int | None) -> Try:
     if limit is not None and peak > limit:
         return Try(batch, f"takes {peak / GIB:.2f} GiB of {limit / GIB:.2f}", peak)
     return Try(batch, "", peak)
+
+
+def _is_about_memory(error: str) -> bool:
+    """Return whether a smaller batch, or more samples, might help."""
+    return TOO_FEW in error or any(words in error for words in OUT_OF_MEMORY)
 
 
 def largest_passing(passes: Callable[[int], bool], start: int, *, multiple: int = 1, precision: float = 1 / 16) -> int:

@@ -133,6 +133,9 @@ class Follower(Observer):
             cell.events.end(record)
         self._observer.end(record, reused=reused)
 
+    def preflight(self, lines: Sequence[str]) -> None:
+        self._observer.preflight(lines)
+
     def note(self, text: str) -> None:
         self._observer.note(text)
 

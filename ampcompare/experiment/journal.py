@@ -1,7 +1,6 @@
-"""The journal of a run directory: one line for each look at its runs, only ever appended to.
+"""The journal of a run directory: one line of strict JSON for each look at its runs, only ever appended to.
 
-`journal.jsonl` holds strict JSON. Each line carries a hash of the one before, so that a changed or removed line is
-detected. The process that writes holds the lock of the folder.
+The process that writes holds the lock of the folder.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ from ampcompare.runs.records.profile import Profile
 from ampcompare.runs.records.run import RunRecord
 from ampcompare.runs.settings.validation import validated
 
-__all__ = ["reload_comparison", "reload_experiments", "with_profile"]
+__all__ = ["reload_comparison", "reload_together", "with_profile"]
 
 NAMED_VALUE = re.compile(r" (\w+)=(.*?)(?= \w+=|$)")  # in the label of a row
 _NO_JOURNAL = (
@@ -295,27 +295,22 @@ def _compare_against(
         return summarize(journal.untested(NOT_WRITABLE))
 
 
-def reload_experiments(paths: Sequence[Path]) -> list[tuple[str, Comparison]]:
-    """Read run directories or `report.json` files, and return experiments of different settings, each with a name.
-
-    Directories whose runs differ in nothing but arm and seed are summed up together, as if one command had run them.
+def reload_together(paths: Sequence[Path]) -> Comparison:
+    """Read run directories or `report.json` files and sum them up together, as if one command had run them.
 
     Raises:
         RecordError: one cannot be read or holds no runs, or two hold the same arm with the same seed.
-        ConfigError: two that belong together have different references or margins.
+        ConfigError: two have other settings than arm and seed, or different references or margins.
     """
     loaded = [(_name(path, paths), reload_comparison(path)) for path in paths]
     for name, comparison in loaded:
         if not comparison.records:
             raise RecordError(f"{name} holds no runs, only their summary; name a run directory")
-    groups: list[list[tuple[str, Comparison]]] = []
-    for one in loaded:
-        group = next((group for group in groups if _same_settings(group[0][1], one[1])), None)
-        if group is None:
-            groups.append([one])
-        else:
-            group.append(one)
-    return [group[0] if len(group) == 1 else _together(group) for group in groups]
+        if apart := changed_settings(_first(loaded[0][1]).config, _first(comparison).config):
+            raise ConfigError(
+                f"{loaded[0][0]} and {name} hold runs of different settings ({', '.join(apart)}); report them apart"
+            )
+    return _together(loaded)
 
 
 def _name(path: Path, paths: Sequence[Path]) -> str:
@@ -324,17 +319,13 @@ def _name(path: Path, paths: Sequence[Path]) -> str:
     return path.resolve().name if names.count(path.resolve().name) == 1 else str(path)
 
 
-def _same_settings(one: Comparison, other: Comparison) -> bool:
-    return not changed_settings(_first(one).config, _first(other).config)
-
-
 def _first(comparison: Comparison) -> RunRecord:
     """Return a record of the reference, or else of another arm."""
     mine = (record for record in comparison.records if record.arm == comparison.reference)
     return next(mine, comparison.records[0])
 
 
-def _together(group: Sequence[tuple[str, Comparison]]) -> tuple[str, Comparison]:
+def _together(group: Sequence[tuple[str, Comparison]]) -> Comparison:
     """Sum up the records of several directories of equal settings."""
     first_name, first = group[0]
     origin: dict[tuple[str, int], str] = {}  # of the directories before
@@ -352,7 +343,7 @@ def _together(group: Sequence[tuple[str, Comparison]]) -> tuple[str, Comparison]
                     "settings; a run counts once, so name one of them"
                 )
         origin |= dict.fromkeys(keys, name)
-    comparison = summarize(
+    return summarize(
         [record for _, comparison in group for record in comparison.records],
         arms=list(dict.fromkeys(row.arm for _, comparison in group for row in comparison.arms)),
         reference=first.reference,
@@ -362,7 +353,6 @@ def _together(group: Sequence[tuple[str, Comparison]]) -> tuple[str, Comparison]
         published=first.published,
         excluded=[line for _, comparison in group for line in comparison.excluded],
     )
-    return " + ".join(name for name, _ in group), comparison
 
 
 def _design(comparisons: Sequence[Comparison]) -> Design | None:

@@ -60,6 +60,9 @@ class Observer:
     def plan(self, outline: Outline) -> None:
         """The cells are known, and none has started; a search for the number of seeds may plan more later."""
 
+    def preflight(self, lines: Sequence[str]) -> None:
+        """A few steps of each arm were tried, and this is what they showed."""
+
     def begin(self, config: RunConfig, number: int, total: int) -> None:
         """A cell starts."""
 

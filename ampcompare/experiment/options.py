@@ -12,7 +12,6 @@ from pydantic import BaseModel
 
 from ampcompare.base.errors import ConfigError
 from ampcompare.base.formatting import parse_duration
-from ampcompare.experiment.claims.definition import study_name
 from ampcompare.experiment.follow import Callback, load_callback
 from ampcompare.experiment.launch.base import Launcher
 from ampcompare.experiment.launch.dispatch import launcher_at, make_launcher
@@ -31,7 +30,6 @@ __all__ = [
     "Jobs",
     "LaunchOptions",
     "RunOptions",
-    "StudyOptions",
     "check_jobs",
     "settings_request",
     "to_seconds",
@@ -211,6 +209,9 @@ class CompareOptions:
         gpus: numbers of the GPUs to use, such as 0,2-3; by default all that are free.
         timing_rounds: how often the arms of a seed are timed again after their runs, in turns of a few steps.
         profile: after the runs, profile each arm with the first seed into the run directory: why is it faster, or not.
+        twin: train the reference again from weights changed by one part in 512, as a row of its own: how far apart two
+            equal trainings end is the least difference that can be told.
+        preflight: first train a few steps of each arm: what cannot work is said once, before the first cell.
         fail_on: limits such as "accuracy<-0.5" or "time>1.10x", checked for every arm.
         baseline: report.json or run directory that the limits compare with; by default the reference arm.
         wait: seconds, or a text such as "10m", to wait for another command that uses the run directory.
@@ -261,6 +262,8 @@ class CompareOptions:
         gpus: str | None = None,
         timing_rounds: int = 0,
         profile: bool = False,
+        twin: bool = False,
+        preflight: bool = True,
         fail_on: Sequence[str] | str = (),
         baseline: str | Path | None = None,
         wait: float | str = 0,
@@ -292,60 +295,14 @@ class CompareOptions:
         self.sweep = tuple((find_setting(name, "sweep"), list(values)) for name, values in (sweep or {}).items())
         self.margin, self.time_margin, self.loss_margin = margin, time_margin, loss_margin
         self.looks, self.objective = looks, prefer or objective
-        self.jobs, self.gpus, self.timing_rounds, self.profile = jobs, gpus, timing_rounds, profile
+        self.jobs, self.gpus, self.timing_rounds = jobs, gpus, timing_rounds
+        self.profile, self.twin, self.preflight = profile, twin, preflight
         self.fail_on, self.baseline = _texts(fail_on), _path(baseline)
         self.output_dir, self.force, self.observer = _path(output_dir), force, observer
         self.tensorboard, self.junit = _path(tensorboard), _path(junit)
         self.wait_seconds = _wait_seconds(wait)
         self.launch = _launch(launch, slurm_options)
         self.callbacks = _loaded(callbacks)
-
-
-class StudyOptions:
-    """All options of `reproduce`: the parameters are those of `ampcompare.reproduce_claims`.
-
-    Args:
-        claims: names; all of the study by default.
-        study: which claims.
-        output_dir: folder of records and reports, by default `runs/reproduce-<study>`.
-        budget: wall time limit, as seconds or a text such as "15m"; no seed begins after it.
-        jobs: cells that run in parallel; "auto": as many as there are GPUs, or cores for the threads of a cell;
-            by default "auto" where several GPUs are visible, else one. Step times of cells that run in parallel are
-            compared on equal GPUs only.
-        gpus: numbers of the GPUs to use, such as 0,2-3; by default all that are free.
-        wait: seconds, or a text such as "10m", to wait for another command that uses the folder.
-        observer: receives progress and notes; in a notebook a display of the progress by default.
-
-    Attributes:
-        command: printed in the report.
-
-    Raises:
-        ConfigError: an option that cannot be used.
-    """
-
-    command = ""
-
-    def __init__(
-        self,
-        claims: Sequence[str] = (),
-        *,
-        study: str = "articles",
-        output_dir: str | Path | None = None,
-        budget: float | str = "15m",
-        jobs: int | Literal["auto"] | None = None,
-        gpus: str | None = None,
-        wait: float | str = 0,
-        observer: Observer | None = None,
-    ) -> None:
-        self.study, self.claims = study, tuple(claims)
-        self.output_dir, self.observer = _path(output_dir), observer
-        self.budget_seconds, self.wait_seconds = to_seconds("budget", budget), _wait_seconds(wait)
-        self.jobs, self.gpus = jobs, gpus
-
-    @property
-    def folder(self) -> Path:
-        """Where records and reports go."""
-        return self.output_dir or Path("runs") / f"reproduce-{study_name(self.study)}"
 
 
 def check_jobs(jobs: Jobs) -> None:

@@ -1,138 +1,254 @@
-"""Refuse what certainly cannot run before torch is imported, a process is started or a folder is made."""
+"""A few steps of each arm before a comparison: what cannot work is said once, before anything is paid for.
+
+The reference comes first, with the first seed; the other arms have a second one. If two seeds give the same weights and
+batches, the script does not follow the seed.
+"""
 
 from __future__ import annotations
 
-import itertools
 import os
-import platform
-from collections.abc import Iterable, Mapping
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from ampcompare.backends.apex_levels import require_real_apex
-from ampcompare.backends.arm import Arm
-from ampcompare.backends.catalog import BUILT_IN, SCRIPT_BACKENDS
-from ampcompare.base.environment.gpus import ACCELERATORS, accelerator_of, why_no_accelerator, why_no_cuda
-from ampcompare.base.environment.packages import find_module
-from ampcompare.base.environment.ranks import is_rank
-from ampcompare.base.errors import BackendUnavailable, ConfigError, EnvironmentUnfit, UnsupportedCombination
-from ampcompare.experiment.launch.script.refusals import why_refused
-from ampcompare.experiment.launch.slurm import require_slurm
-from ampcompare.runs.settings.config import RunConfig
-from ampcompare.runs.settings.optimizers import require_optimizer
-from ampcompare.tasks.catalog import check_task
-from ampcompare.training.checkpoint.store.frame import require_checkpoint
+from ampcompare.base.errors import AmpCompareError, ConfigError, EnvironmentUnfit, LaunchError
+from ampcompare.base.files.run_files import CellFile
+from ampcompare.experiment.launch.base import Launcher, Progress
+from ampcompare.experiment.launch.cell_files import last_lines
+from ampcompare.experiment.launch.dispatch import DispatchingLauncher
+from ampcompare.experiment.launch.places import find_places
+from ampcompare.experiment.launch.script.listing import MAX_LINES, printed_metrics
+from ampcompare.experiment.launch.script.output import OutputReader
+from ampcompare.experiment.launch.script.rows import ScriptRows, of_training_process
+from ampcompare.experiment.plan import Plan
+from ampcompare.runs.records.preflight import ArmTrial, Preflight
+from ampcompare.runs.records.run import RunRecord
+from ampcompare.runs.records.step import iter_steps
+from ampcompare.runs.settings.config import RunConfig, SavingConfig
+from ampcompare.runs.settings.script import ScriptConfig, seed_option
 
-__all__ = ["check_cells", "grouped_refusals", "refused_arms"]
+__all__ = ["check_arms", "failure_of", "preflight", "preflight_of", "require_trainable"]
 
-REMOTE = ("slurm", "ray")  # whose jobs may see other devices and disks than the machine that submits them
+STEPS = 3
+SKIPPED = "(nothing else was started; --no-preflight skips this check)"
+REMOTE = ("slurm", "ray")  # their cells run on other machines
+ERRORS: dict[int, type[AmpCompareError]] = {2: ConfigError, 4: EnvironmentUnfit}
 
 
-def check_cells(cells: Iterable[RunConfig]) -> None:
-    """Check that the names, files and libraries of cells exist, as far as that can be known without torch.
+def preflight(
+    plan: Plan, launcher: Launcher, done: Sequence[RunRecord | None], folder: Path | None = None
+) -> Preflight:
+    """Train a few steps of each row of a plan that has no record yet.
+
+    Args:
+        done: the record of each cell of the plan.
+        folder: the run directory, below which the files of these steps lie while they are made; by default elsewhere.
+    """
+    known = {label for label, record in zip(plan.labels, done, strict=True) if record is not None}
+    rows = {label: cell for label, cell in zip(plan.labels, plan.cells, strict=True) if cell.launcher not in REMOTE}
+    seeds = plan.seeds if len(plan.seeds) > 1 else (*plan.seeds, plan.seeds[0] + 1)
+    order = sorted(plan.arms, key=lambda label: label != plan.reference)
+    new = {label: rows[label] for label in order if label in rows and label not in known}
+    return check_arms(new, launcher, seeds, folder)
+
+
+def check_arms(
+    rows: Mapping[str, RunConfig], launcher: Launcher, seeds: Sequence[int], folder: Path | None = None
+) -> Preflight:
+    """Train a few steps of each of some cells, the first with the first seed, the others with the second.
+
+    Args:
+        rows: cells of one script or recipe by a label; rows whose cells are built alike are tried once.
+        seeds: two of them; with one there is no question whether a script follows it.
+        folder: as for `preflight`.
+    """
+    begun = time.perf_counter()
+    trials: dict[str, _Trial] = {}
+    alike: dict[str, str] = {}
+    with tempfile.TemporaryDirectory(prefix=".preflight.", suffix=f".{os.getpid()}.tmp", dir=folder) as place:
+        for label, cell in rows.items():
+            alike[label] = _build(cell)
+            if any(alike[other] == alike[label] for other in trials):
+                continue
+            seed = seeds[0] if not trials else seeds[-1]
+            trials[label] = _run(cell, seed, launcher, Path(place, str(len(trials))))
+            if trials[label].is_scripts_own or trials[label].faults:
+                break
+        if len(trials) == 1 == len(rows) and len(seeds) > 1 and not next(iter(trials.values())).error:
+            (label, cell), *_ = rows.items()
+            trials["again"] = _run(cell, seeds[-1], launcher, Path(place, "again"))
+    found = _found(trials, time.perf_counter() - begun)
+    by_build = {alike[label]: found.arms[label] for label in found.arms if label in alike}
+    return found.model_copy(update={"arms": {label: by_build[build] for label, build in alike.items()}})
+
+
+def require_trainable(found: Preflight) -> None:
+    """Check that an arm made a step, if any was tried, and that what metrics have matched can be used.
 
     Raises:
-        ConfigError: a name or a file does not exist.
-        EnvironmentUnfit: this machine lacks a GPU, a library or Slurm.
+        ConfigError, EnvironmentUnfit, LaunchError: that is not so.
     """
-    cells = list(cells)
-    if not hasattr(os, "fork") and not is_rank() and any(cell.launcher not in REMOTE for cell in cells):
-        raise EnvironmentUnfit(
-            f"training starts processes by os.fork, which {platform.system() or 'this system'} lacks; use Linux, "
-            "macOS, WSL 2 or a container (lint, migrate, explain, report, judge, convert and exec work here)"
+    for fault in found.faults.values():
+        raise ConfigError(f"{fault} {SKIPPED}")
+    if found.arms and all(trial.error for trial in found.arms.values()):
+        raise failure_of(found, found.failed)
+
+
+def failure_of(found: Preflight, failed: Mapping[str, Sequence[str]]) -> AmpCompareError:
+    """Return an error with the reasons of arms that cannot train, and the exit code of the gravest.
+
+    Args:
+        failed: the arms by the reason.
+    """
+    code = max(found.arms[arm].exit_code for arms in failed.values() for arm in arms)
+    reasons = [f"{', '.join(arms)}: {error}" for error, arms in failed.items()]
+    reason = (
+        next(iter(failed)) if len(reasons) == 1 and len(found.arms) == len(*failed.values()) else "; ".join(reasons)
+    )
+    return ERRORS.get(code, LaunchError)(f"{reason} {SKIPPED}")
+
+
+def preflight_of(
+    configs: Sequence[RunConfig], say: Callable[[str], Any] = lambda line: None, *, gpus: str | None = None
+) -> None:
+    """Train a few steps under each of some configurations, one for each arm, and say what they show.
+
+    Args:
+        say: called with each line.
+        gpus: that they may use.
+
+    Raises:
+        ConfigError, EnvironmentUnfit, LaunchError: none can train.
+    """
+    place = find_places(configs[:1], 1, gpus).all[0]
+    with DispatchingLauncher(place=place) as launcher:
+        found = check_arms({config.arm: config for config in configs}, launcher, [configs[0].recipe.seed])
+    require_trainable(found)
+    for line in found.lines():
+        say(line)
+
+
+def _build(cell: RunConfig) -> str:
+    """Return what decides how a cell is built, as one text."""
+    recipe = cell.recipe
+    return repr(
+        (cell.arm, cell.device, cell.script, recipe.task, recipe.model, recipe.data, recipe.optimizer.name,
+         cell.processes, cell.parallel, recipe.batch_size)
+    )  # fmt: skip
+
+
+@dataclass
+class _Trial:
+    """A few steps of a cell.
+
+    Attributes:
+        rows: of a script.
+        values, faults: of its metrics in the output.
+        numbers: what it showed, with the option that takes it.
+        total_steps: of the whole cell; 0 if that is not known.
+    """
+
+    record: RunRecord
+    seconds: float
+    losses: list[float]
+    total_steps: int = 0
+    rows: ScriptRows | None = None
+    optimizers: list[str] = field(default_factory=list)
+    metrics: dict[str, float | None] = field(default_factory=dict)
+    faults: dict[str, str] = field(default_factory=dict)
+    numbers: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def error(self) -> str:
+        """Why it made no step; what a script does after its last one, which came too early for it, says nothing."""
+        enough = self.record.config.script is not None and len(self.losses) >= STEPS
+        return "" if enough or self.record.status != "failed" else self.record.error or "it failed"
+
+    @property
+    def is_scripts_own(self) -> bool:
+        """Whether it failed before the arm had anything to do, so that all arms fail alike."""
+        return bool(self.error) and self.rows is not None and not self.rows.weights and not self.rows.steps
+
+    def summary(self) -> ArmTrial:
+        """Return what is stored of it."""
+        code = int(self.record.environment.get("exit_code", 3)) if self.error else 0
+        median = self.record.summary.step_seconds_median
+        return ArmTrial(
+            error=self.error, exit_code=code, steps=len(self.losses), seconds=self.seconds, step_seconds=median
         )
-    seen: set[tuple[object, ...]] = set()
-    for cell in cells:
-        recipe = cell.recipe
-        here = cell.launcher not in REMOTE
-        names = (recipe.task, recipe.model.arch, recipe.optimizer.name)
-        key = (cell.arm, cell.device, here, names, recipe.data, cell.saving.resume, cell.parallel.backend)
-        if key in seen:
-            continue
-        seen.add(key)
-        if not here:
-            require_slurm()
-        no_cuda = why_no_cuda(here=here)
-        kind = accelerator_of(cell.device)
-        if kind and (missing := why_no_accelerator(kind, here=here)):
-            title, remedy = ACCELERATORS[kind].title, ACCELERATORS[kind].remedy
-            raise EnvironmentUnfit(
-                f"device {cell.device} was requested ({title}), but {missing}; use --device cpu ({remedy})"
-            )
-        if cell.device.startswith("cuda") and no_cuda:
-            raise EnvironmentUnfit(
-                f"device {cell.device} was requested, but {no_cuda}; use --device cpu, or install torch for CUDA"
-            )
-        if cell.script is not None:
-            _check_script(cell.parsed_arm)
-            continue
-        on_cpu = cell.device == "cpu" or (cell.device == "auto" and bool(no_cuda))
-        _check_arm(Arm.parse(cell.arm), on_cpu=on_cpu)
-        check_task(recipe, look=here)
-        require_optimizer(recipe.optimizer.name)
-        resume = cell.saving.resume
-        if here and resume not in (None, "auto") and not os.path.isdir(str(resume)):
-            require_checkpoint(Path(str(resume)))
-        if cell.parallel.backend == "nccl" and on_cpu and not is_rank():  # ranks report it once, when they meet
-            why = no_cuda or f"the device is {cell.device}"
-            raise EnvironmentUnfit(f"nccl works between GPUs only, but {why}; use --dist-backend gloo")
-    _check_distinct(cells)
-    refused = refused_arms(cells)
-    if refused and len(refused) == len({cell.arm for cell in cells}):
-        raise UnsupportedCombination("; ".join(grouped_refusals(refused)))
 
 
-def _check_distinct(cells: Iterable[RunConfig]) -> None:
-    """Check that no two arms are one under two names: every difference between them would be chance."""
-    for one, other in itertools.combinations({cell.arm: cell.parsed_arm for cell in cells}.values(), 2):
-        if one.declares_the_same(other):
-            raise ConfigError(
-                f"{one} and {other} hold and compute every part of a step in the same types, so they are one arm; "
-                "leave one out (ampcompare explain shows what an option changes)"
-            )
+def _run(cell: RunConfig, seed: int, launcher: Launcher, folder: Path) -> _Trial:
+    recipe = cell.recipe.model_copy(update={"seed": seed})
+    brief = cell.model_copy(update={"recipe": recipe, "warmup_steps": 1, "drain_every": 1})
+    script = cell.script
+    if script is not None:
+        limits = {"metrics": (), "max_steps": min(STEPS, script.max_steps or STEPS)}
+        brief = brief.model_copy(update={"script": script.model_copy(update=limits)})
+    else:
+        brief = brief.model_copy(update={"saving": SavingConfig(stop_at_step=STEPS)})
+    totals = [0]
+
+    def follow(progress: Progress) -> None:
+        totals[0] = max(totals[0], progress.total_steps)
+
+    begun = time.perf_counter()
+    record = launcher.launch(brief, folder, follow)
+    seconds = time.perf_counter() - begun
+    losses = [step.loss for step in iter_steps(folder / CellFile.STEPS)] if (folder / CellFile.STEPS).exists() else []
+    if script is None:
+        return _Trial(record, seconds, losses, totals[0], optimizers=[cell.recipe.optimizer.name])
+    rows = of_training_process(folder)
+    known = [steps for steps in (script.max_steps, rows.planned_steps) if steps is not None]
+    trial = _Trial(record, seconds, losses, min(known, default=0), rows, rows.optimizers)
+    _read_metrics(trial, script, folder)
+    return trial
 
 
-def refused_arms(cells: Iterable[RunConfig]) -> dict[str, str]:
-    """Return the arms that certainly cannot train the script of their cells, with the reason."""
-    arms = {cell.arm: cell for cell in cells if cell.script is not None}
-    reasons = {arm: why_refused(cell.script, cell.parsed_arm) for arm, cell in arms.items() if cell.script is not None}
-    return {arm: reason for arm, reason in reasons.items() if reason}
+def _read_metrics(trial: _Trial, script: ScriptConfig, folder: Path) -> None:
+    log = folder / CellFile.LOG
+    assert trial.rows is not None
+    if log.exists():
+        output = OutputReader(log.open("rb"), Path(os.devnull), script.metrics)
+        output.pump()
+        trial.faults = output.part_faults()
+        for metric in script.metrics:
+            values = output.values[metric.name] if metric.pattern is not None else trial.rows.scalars.get(metric.name)
+            trial.metrics[metric.name] = values[-1] if values else None
+        seen = [*printed_metrics(last_lines(log, MAX_LINES))]
+        trial.numbers = {one.name: one.option for one in seen}
+    trial.numbers |= {name: name for name in trial.rows.scalars}
 
 
-def grouped_refusals(refused: Mapping[str, str]) -> list[str]:
-    """Return one sentence for each reason, which begins with its arms."""
-    arms: dict[str, list[str]] = {}
-    for arm in sorted(refused):
-        arms.setdefault(refused[arm], []).append(arm)
-    return [f"{', '.join(names)} cannot train this script: {reason}" for reason, names in arms.items()]
-
-
-def _check_script(arm: Arm) -> None:
-    if arm.backend not in SCRIPT_BACKENDS:
-        raise UnsupportedCombination(
-            f"arm {arm} cannot replace amp in a script: it replaces the training loop or parts of the "
-            f"model; arms for scripts are those of {', '.join(SCRIPT_BACKENDS)}"
+def _found(trials: Mapping[str, _Trial], seconds: float) -> Preflight:
+    if not trials:
+        return Preflight()
+    trained = {label: trial for label, trial in trials.items() if not trial.error}
+    first, *others = trained.values() or trials.values()
+    script = first.record.config.script
+    copies = None
+    facts = first.record.script
+    if facts is not None and facts.weights and others:
+        copies = any(
+            (other.record.script.weights, other.record.script.batches) == (facts.weights, facts.batches)
+            for other in others
+            if other.record.script is not None and other.record.config.recipe.seed != first.record.config.recipe.seed
         )
-
-
-def _check_arm(arm: Arm, *, on_cpu: bool) -> None:
-    if arm.backend == "script":
-        raise UnsupportedCombination(
-            "the arm script trains a script as it is written, and there is none: put -- SCRIPT ARGS at the end, or "
-            "use fp32"
-        )
-    library = arm.spec.library
-    if library is not None and (missing := library.missing()):
-        raise BackendUnavailable(f"{arm.backend} is {missing}")
-    runs = arm.effective("cpu") if on_cpu and library is not None else None
-    if runs is not None and runs.arm is None:
-        raise BackendUnavailable(runs.reason)
-    if arm.inner is not None:
-        _check_arm(arm.inner, on_cpu=on_cpu)
-    if arm.backend == "apex" and arm.options.get("engine") == "nvidia":
-        require_real_apex("cpu" if on_cpu else "cuda")
-    if arm.backend not in BUILT_IN:
-        registered = arm.spec.implementation
-        if not find_module(registered.partition(":")[0])[0]:
-            raise BackendUnavailable(
-                f"{arm.backend!r} is registered as {registered}, but there is no such module; reinstall its package"
-            )
+    return Preflight(
+        arms={label: trial.summary() for label, trial in trials.items()},
+        optimizers=list(dict.fromkeys(first.optimizers)),
+        losses=first.losses,
+        is_script=script is not None,
+        copies=copies,
+        seed_option=seed_option(script) if copies and script is not None else "",
+        metrics=first.metrics,
+        faults=first.faults,
+        numbers=first.numbers,
+        written=[] if facts is None else [os.path.relpath(file) for file in facts.files],
+        overwritten=[] if facts is None else [os.path.relpath(file) for file in facts.files if os.path.exists(file)],
+        cell_steps=first.total_steps or None,
+        seconds=seconds,
+    )

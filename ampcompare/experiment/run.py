@@ -19,22 +19,25 @@ from ampcompare.base.files.loaded_code import CODE, DIGITS, SETTINGS, Names, cha
 from ampcompare.base.files.run_files import RunFile
 from ampcompare.base.files.write import write_atomically
 from ampcompare.experiment.journal import Journal
-from ampcompare.experiment.launch.base import Launcher, Progress
-from ampcompare.experiment.launch.cell_files import write_record
+from ampcompare.experiment.launch.base import Launcher, Progress, failed_record
+from ampcompare.experiment.launch.cell_files import make_cell_folder, write_config, write_record
 from ampcompare.experiment.launch.dispatch import LauncherPool
 from ampcompare.experiment.launch.stop_signal import raised_later
 from ampcompare.experiment.observer import Observer, Outline
 from ampcompare.experiment.plan import Plan, device_of_cells
+from ampcompare.experiment.preflight import preflight, require_trainable
 from ampcompare.experiment.run_directory import Reuse, RunDirectory, StoredPlan, code_folder, labeled
 from ampcompare.experiment.timing_rounds import run_timing_rounds
 from ampcompare.runs.analysis.inference.criteria import Criteria
 from ampcompare.runs.analysis.summary import summarize
 from ampcompare.runs.records.comparison import Comparison
+from ampcompare.runs.records.preflight import ArmTrial
 from ampcompare.runs.records.run import RunRecord, dump_json
 from ampcompare.runs.settings.config import RunConfig
 
-__all__ = ["CellRunner", "FinishedCell", "RunningPlan", "SameCode", "order_as_run", "run_plan"]
+__all__ = ["AllFailAlike", "CellRunner", "FinishedCell", "RunningPlan", "SameCode", "order_as_run", "run_plan"]
 
+REFUSED = ConfigError.exit_code
 LOOK_SECONDS = 0.2  # a wait without a timeout cannot be interrupted on every system
 
 Save = Callable[[Comparison, Path], None]
@@ -54,6 +57,7 @@ def run_plan(
     may_start: Callable[[Sequence[RunRecord]], bool] | None = None,
     pilot: Collection[int] = (),
     test: bool = True,
+    check: bool = False,
 ) -> Comparison:
     """Run every cell that has no usable record yet, and sum up.
 
@@ -67,9 +71,12 @@ def run_plan(
         may_start: called before a seed with cells to run, with the records so far; a refused seed is left out.
         pilot: seeds whose spread determined the number of seeds.
         test: give verdicts at the end, which is a look at the runs and is recorded in their journal.
+        check: first train a few steps of each row that has no record; a row that cannot train fails without a start.
 
     Raises:
         ConfigError: the folder cannot be written, or code changed while cells ran; finished cells are saved.
+        ConfigError, EnvironmentUnfit, LaunchError: no row can train.
+        AllFailAlike: cells of the reference and of another row failed with one error, and none has finished.
         RecordError: the journal of the folder is damaged.
         KeyboardInterrupt: passed on; finished cells are saved.
         Ended: a cell was stopped by SIGTERM; finished cells are saved.
@@ -87,6 +94,8 @@ def run_plan(
     together = may_start is None and (is_pool or (bool(left) and all(map(launcher.is_queue, left))))
     observer.plan(Outline(plan.cells, plan.labels, tuple(records), folder, jobs, plan.timing_rounds, together=together))
     try:
+        if check and left:
+            running.check()
         if may_start is None:
             running.announce(every)
         for block in [every] if together else plan.blocks():
@@ -104,9 +113,22 @@ def run_plan(
                         running.reuse(index)
             running.time_again(block)
         return running.save(test=test)
+    except AllFailAlike as failure:
+        failure.comparison = running.save()
+        raise
     except (KeyboardInterrupt, Ended, ConfigError):
         running.save()
         raise
+
+
+class AllFailAlike(Exception):
+    """What ended cells of the reference and of another row would end all.
+
+    Attributes:
+        comparison: of the cells that ran.
+    """
+
+    comparison: Comparison
 
 
 @dataclass(frozen=True)
@@ -159,7 +181,10 @@ class RunningPlan:
             cells, self._known = zip(*(run.trained_by_any_launcher(cell, others) for cell in plan.cells), strict=True)
             plan = replace(plan, cells=cells)
         self.plan = plan
-        self._stored = StoredPlan.of(plan, command=command, terms=terms, pilot=pilot, journal=run.last_look())
+        self._every = range(len(plan.cells))
+        self._stored = StoredPlan.of(plan, command=command, terms=terms, pilot=pilot)
+        self._stored = self._stored.model_copy(update={"preflight": run.stored_preflight()})
+        self._refused: dict[str, ArmTrial] = {}
         self._journal = Journal(run, self._stored, looks)
         run.write_plan(self._stored)
         write_atomically(run.path / RunFile.ENVIRONMENT, dump_json(fingerprint()))
@@ -185,6 +210,36 @@ class RunningPlan:
     def announce(self, indices: Iterable[int]) -> None:
         """Announce those of some cells that must run to a launcher with a queue."""
         self.launcher.submit_ahead([self.cell(index) for index in self.missing(indices)])
+
+    def check(self) -> None:
+        """Train a few steps of each row without a record, and store and report what they show.
+
+        Raises:
+            ConfigError, EnvironmentUnfit, LaunchError: no row can train.
+        """
+        found = preflight(self.plan, self.launcher, self.records, self.run.path)
+        if not found.arms:
+            return
+        earlier = self._stored.preflight
+        stored = found if earlier is None else earlier.model_copy(update={"arms": {**earlier.arms, **found.arms}})
+        self._stored = self._stored.model_copy(update={"preflight": stored})
+        self.run.write_plan(self._stored)
+        if not self.done():
+            require_trainable(found)
+        self._refused = {label: trial for label, trial in found.arms.items() if trial.error}
+        self.observer.preflight(found.lines([self.plan.labels[index] for index in self.missing(self._every)]))
+
+    def refusal(self, index: int) -> RunRecord | None:
+        """Return the record of a cell whose row was seen not to train; None for others."""
+        trial = self._refused.get(self.plan.labels[index])
+        if trial is None:
+            return None
+        config, folder = self.cell(index)
+        make_cell_folder(folder)
+        write_config(config, folder)
+        record = failed_record(config, trial.error, exit_code=trial.exit_code)
+        write_record(record, folder)
+        return record
 
     def begin(self, index: int) -> None:
         """Check that the code is still that of the other cells, and say that a cell begins and why it runs again.
@@ -218,11 +273,12 @@ class RunningPlan:
         Raises:
             ConfigError: the cell has loaded other code than earlier ones.
             Ended: it was stopped.
+            AllFailAlike: the other cells would fail as this one and another have.
         """
         record = cell.record
         self._starts[cell.index] = record.started or cell.started  # it may have ended before it recorded its start
         self._replace({cell.index: record})
-        if self.plan.timing_rounds or self.missing(range(len(self.records))):
+        if self.plan.timing_rounds or self.missing(self._every):
             self.save_on_the_way()
         self.observer.end(record, reused=False)
         if record.status in ("completed", "diverged"):
@@ -230,6 +286,23 @@ class RunningPlan:
         if record.status == "interrupted":
             label = self.plan.labels[cell.index]
             raise Ended(f"{label} was {record.error}; the same command with --resume auto resumes there")
+        self._stop_if_alike()
+
+    def _stop_if_alike(self) -> None:
+        """End the plan where the reference and another row, or two seeds of the only row, have failed alike.
+
+        What an arm refuses, with exit code 2, holds for that arm alone.
+
+        Raises:
+            AllFailAlike: they have, and no cell has finished.
+        """
+        done = {index: record for index, record in enumerate(self.records) if record is not None}
+        errors = {record.error for record in done.values() if record.environment.get("exit_code") != REFUSED}
+        if any(record.status != "failed" for record in done.values()) or len(errors) != 1 or len(done) < 2:
+            return
+        rows = {self.plan.labels[index] for index in done}
+        if self.plan.reference in rows and (len(rows) > 1 or len(self.plan.arms) == 1) and self.missing(self._every):
+            raise AllFailAlike
 
     def time_again(self, block: Sequence[int]) -> None:
         """Run the timing rounds of some cells.
@@ -242,7 +315,7 @@ class RunningPlan:
         folders = [self.run.cell(cell) for cell in self.plan.cells]
         timed = run_timing_rounds(self.plan, block, self.records, folders, self.launcher, self.observer.note)
         self._replace(timed)
-        if timed and self.missing(range(len(self.records))):
+        if timed and self.missing(self._every):
             self.save_on_the_way()
 
     @raised_later()
@@ -410,6 +483,8 @@ class CellRunner:
     def _run(self, index: int, on_progress: Callable[[Progress], None], device: int | None = None) -> FinishedCell:
         config, folder = self.running.cell(index)
         started = _now()
+        if (refusal := self.running.refusal(index)) is not None:
+            return FinishedCell(index, refusal, started)
         if device is not None and isinstance(self.running.launcher, LauncherPool):
             record = self.running.launcher.launch_at(device, config, folder, on_progress)
         else:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import itertools
 import os
 import socket
@@ -35,6 +34,7 @@ from ampcompare.runs.analysis.runs.comparability import foreign_steps
 from ampcompare.runs.analysis.runs.record_checks import check_record, read_checked
 from ampcompare.runs.records.comparison import Look, Published
 from ampcompare.runs.records.document import read_with_source
+from ampcompare.runs.records.preflight import Preflight
 from ampcompare.runs.records.run import RunRecord, dump_json
 from ampcompare.runs.settings.config import LAUNCHERS, RunConfig
 from ampcompare.runs.settings.validation import validated
@@ -74,7 +74,8 @@ class StoredPlan(BaseModel):
         order_seed: None in plans of earlier versions.
         cells: the name of each cell's folder, under LABEL@SEED.
         pilot: seeds whose spread determined the number of seeds.
-        journal: hash of the last look in the journal, "" where there is none; None in plans of versions without one.
+        journal: None in plans of versions that kept no journal.
+        preflight: what a few steps of the arms have shown before the first cells.
     """
 
     model_config = ConfigDict(frozen=True, extra="allow")
@@ -91,14 +92,15 @@ class StoredPlan(BaseModel):
     pilot: list[int] = []
     published: Published | None = None
     journal: str | None = None
+    preflight: Preflight | None = None
 
     @classmethod
-    def of(cls, plan: Plan, *, command: str, terms: Criteria, pilot: Collection[int], journal: str) -> StoredPlan:
+    def of(cls, plan: Plan, *, command: str, terms: Criteria, pilot: Collection[int]) -> StoredPlan:
         """Return what is stored of a plan."""
         names = ("arms", "reference", "seeds", "order", "order_seed", "timing_rounds", "published")
         cells = {label: cell.digest() for label, cell in zip(plan.order, plan.cells, strict=True)}
         facts: dict[str, Any] = {name: getattr(plan, name) for name in names}
-        return cls(**facts, command=command, terms=terms, cells=cells, pilot=sorted(pilot), journal=journal)
+        return cls(**facts, command=command, terms=terms, cells=cells, pilot=sorted(pilot), journal="")
 
     def check_rows(self) -> None:
         """Check that every row which the plan names is one of its arms.
@@ -315,6 +317,12 @@ class RunDirectory:
         """
         return validated(StoredPlan, _document(self.plan_file)) if os.path.lexists(self.plan_file) else None
 
+    def stored_preflight(self) -> Preflight | None:
+        """Return what an earlier command has seen of the arms; None without a plan that can be read."""
+        with contextlib.suppress(FileFault, ConfigError):
+            return None if (plan := self.plan()) is None else plan.preflight
+        return None
+
     def write_plan(self, plan: StoredPlan) -> None:
         """Write the plan; of one that was read, only what was there and what was changed."""
         values = {name: value for name, value in plan.model_dump().items() if name in plan.model_fields_set}
@@ -390,64 +398,34 @@ class RunDirectory:
         """Return the looks at the runs, in order; none where there is no journal.
 
         Raises:
-            RecordError: a line is damaged, changed or missing, including the last one, which the plan names.
+            RecordError: a line is damaged.
         """
         path = self.journal_file
-        try:
-            plan = self.plan()
-            head = plan.journal if plan is not None else None
-        except (FileFault, ConfigError):
-            head = None
         if not os.path.lexists(path):
-            if head:
-                raise self._lacks_a_look()
             return []
         try:
             lines = read_text(path).splitlines()
         except FileFault as fault:
             raise RecordError(f"cannot read the journal {path}: {fault}") from None
-        looks, before = [], ""
+        looks = []
         for number, line in enumerate(lines, 1):
             try:
-                data = parse_json(line)
-                if not isinstance(data, dict) or data.get("before") != _hash(before):
-                    raise FileFault("it does not follow from the line before, so a line was changed or removed")
-                looks.append(Look.model_validate(data["look"]))
-            except (FileFault, KeyError, ValidationError) as error:
+                looks.append(Look.model_validate(parse_json(line)["look"]))
+            except (FileFault, KeyError, TypeError, ValidationError) as error:
                 why = f"{error}".splitlines()[0]
                 raise RecordError(
                     f"{path}, line {number}, is damaged: {why}; how often these runs were looked at is not known, so "
                     "restore the file or choose another --output-dir"
                 ) from None
-            before = line
-        if head and head not in map(_hash, lines):
-            raise self._lacks_a_look()
         return looks
 
-    def _lacks_a_look(self) -> RecordError:
-        return RecordError(
-            f"{self.journal_file} lacks the look that {RunFile.PLAN} names: it was deleted, cut, changed or replaced; "
-            "how often these runs were looked at is not known, so restore the file or choose another --output-dir"
-        )
-
-    def last_look(self) -> str:
-        """Return the hash of the last look, "" where there is none; the plan keeps it, since no later line does."""
-        return _hash(line) if (line := self._last_line()) else ""
-
-    def _last_line(self) -> str:
-        lines = read_text(self.journal_file).splitlines() if self.journal_file.exists() else []
-        return lines[-1] if lines else ""
-
     def append_look(self, look: Look) -> None:
-        """Append a look to the journal, sync it to disk, and name it in the plan, so that its loss is noticed.
+        """Append a look to the journal, and sync it to disk.
 
         Raises:
             EnvironmentUnfit: the file cannot be written.
         """
-        line = dump_json({"before": _hash(self._last_line()), "look": look.model_dump()}, indent=None)
-        append_line(self.journal_file, line)
-        if (plan := self.plan()) is not None:
-            self.write_plan(plan.model_copy(update={"journal": self.last_look()}))
+        append_line(self.journal_file, dump_json({"look": look.model_dump()}, indent=None))
 
     def brief(self) -> RunBrief:
         """Return what it holds in brief; one with damaged files has a fault instead of facts."""
@@ -524,10 +502,6 @@ def _some(names: Sequence[str]) -> str:
 def _kept_aside(path: Path, name: str, error: RecordError) -> Reuse:
     path.replace(path.with_name(name))
     return Reuse(None, f"{error}; the file is kept as {name}")
-
-
-def _hash(line: str) -> str:
-    return hashlib.sha256(line.encode()).hexdigest()[:16]
 
 
 def find_runs(folder: Path = DEFAULT_FOLDER) -> list[RunDirectory]:

@@ -19,8 +19,8 @@ from ampcompare.base.files.run_files import CellFile, RunFile
 from ampcompare.experiment.follow import following
 from ampcompare.experiment.launch.base import Launcher
 from ampcompare.experiment.observer import Observer, Outline
+from ampcompare.experiment.option_checks import check_cells
 from ampcompare.experiment.options import RunOptions
-from ampcompare.experiment.preflight import check_cells
 from ampcompare.experiment.run_directory import RunDirectory
 from ampcompare.runs.records.run import RunRecord
 from ampcompare.runs.records.step import iter_steps

@@ -9,10 +9,12 @@ to take as long as the one before it.
 from __future__ import annotations
 
 import heapq
+import itertools
 import os
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
 from ampcompare.base.errors import RecordError
@@ -23,6 +25,7 @@ from ampcompare.experiment.plan import Plan
 from ampcompare.experiment.run_directory import RunDirectory
 from ampcompare.experiment.timing_rounds import TIMED_STEPS
 from ampcompare.runs.analysis.runs.comparability import changed_settings
+from ampcompare.runs.records.preflight import Preflight
 from ampcompare.runs.records.run import RunRecord
 from ampcompare.runs.settings.config import RunConfig
 
@@ -30,6 +33,7 @@ __all__ = ["TimeLeft", "estimate"]
 
 FIRST_SHARE = 0.02  # of the steps of a cell: below it, they say little about the whole
 MAX_OTHERS = 20  # run directories whose records are read
+MAX_GAP = 10.0  # seconds between two cells of one call
 
 
 @dataclass
@@ -217,8 +221,8 @@ class _Estimate:
     """What is left to do.
 
     Attributes:
-        cells: number without a usable record. seconds: their total time; None if an arm has no record to estimate from.
-        peak_bytes: the largest peak of any of them; None as for `seconds`.
+        cells: number without a usable record. seconds: their total time; None if it is not known.
+        peak_bytes: the largest peak of any of them; None without records.
         unknown: rows without a record.
     """
 
@@ -228,30 +232,51 @@ class _Estimate:
     unknown: tuple[str, ...]
 
 
-def estimate(plan: Plan, folder: Path) -> _Estimate:
+def estimate(plan: Plan, folder: Path, found: Preflight | None = None) -> _Estimate:
     """Estimate the cost of a plan: each arm costs what it did with other seeds of the same recipe.
 
-    An arm that the run directory has no record of is looked up in the newest run directories next to it.
+    An arm that the run directory has no record of is looked up in the newest run directories next to it; of one that
+    has none there either, some steps were trained before.
+
+    Args:
+        found: what these have shown.
     """
     left = [
         (label, cell)
         for label, cell in zip(plan.labels, plan.cells, strict=True)
         if not (os.path.isdir(folder) and RunDirectory(folder).reusable(cell).record)
+        and not (found is not None and found.is_refused(label))
     ]
     one_each = dict(left)
     alike: dict[str, list[RunRecord]] = {label: [] for label in one_each}
+    between: list[float] = []
     for place in _places(folder):
-        lacking = [label for label, found in alike.items() if not found]
+        lacking = [label for label, found_there in alike.items() if not found_there]
         if not lacking:
             break
         records = _results(place)
         for label in lacking:
             alike[label] = [record for record in records if _is_alike(record, one_each[label])]
+        if any(alike[label] for label in lacking):
+            between += _between(records)
     unknown = tuple(label for label in plan.arms if label in alike and not alike[label])
-    if unknown:
-        return _Estimate(len(left), None, None, unknown)
-    peaks = [record.summary.peak_bytes or 0 for found in alike.values() for record in found]
-    return _Estimate(len(left), sum(_seconds(alike[label]) for label, _ in left), max(peaks, default=0), ())
+    peaks = [record.summary.peak_bytes or 0 for records in alike.values() for record in records]
+    peak = None if unknown else max(peaks, default=0)
+    labels = [label for label, _ in left]
+    rest = 0.0 if not unknown else None if found is None else found.estimate([one for one in labels if one in unknown])
+    if rest is None:
+        return _Estimate(len(left), None, peak, unknown)
+    start = statistics.median(between) if between else 0.0
+    seconds = sum(_seconds(alike[label]) + start for label in labels if label not in unknown)
+    return _Estimate(len(left), seconds + rest, peak, unknown)
+
+
+def _between(records: Sequence[RunRecord]) -> list[float]:
+    """Return the seconds between cells that ran one after the other: a process starts, and a report is written."""
+    walls = [(datetime.fromisoformat(one.started), one.summary.wall_seconds or 0.0) for one in records if one.started]
+    walls.sort()
+    gaps = [(after - began).total_seconds() - wall for (began, wall), (after, _) in itertools.pairwise(walls)]
+    return [gap for gap in gaps if 0 <= gap < MAX_GAP]
 
 
 def _places(folder: Path) -> list[Path]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from traceback import walk_tb
 from types import CodeType, FrameType
 
-__all__ = ["Location", "call_site", "here", "is_users", "raised_at", "user_frames", "user_location"]
+__all__ = ["Location", "call_site", "here", "is_installed", "is_users", "raised_at", "user_frames", "user_location"]
 
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 STANDARD = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib")})
@@ -65,6 +65,11 @@ def _kind(file: str) -> str:
 def is_users(file: str) -> bool:
     """Return whether a file belongs neither to torch, Apex or Python nor to ampcompare."""
     return _kind(file) != "inner"
+
+
+def is_installed(file: str) -> bool:
+    """Return whether a file belongs to a package that is neither torch, Apex nor ampcompare."""
+    return _kind(file) == "installed"
 
 
 def user_frames() -> list[tuple[CodeType, int]]:

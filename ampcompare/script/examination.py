@@ -4,6 +4,7 @@
 |---|---|---|---|
 | `diagnosed` | watched, on one rank | `Request` | what was seen, to `answer` |
 | `profiled` | profiled, on each rank | `ProfileRequest` | a profile of each rank to its own file, a trace of rank 0 |
+| `prefix` | made for its first steps, in fp32 | `PrefixRequest` | what was seen on rank 0, to `answer` |
 
 The watched rank, or rank 0, also writes its exit code to `ended`: others may wait for it for minutes, and need not.
 """
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ampcompare.diagnosis.options import Request
+    from ampcompare.diagnosis.options import PrefixRequest, Request
     from ampcompare.diagnosis.profiling.options import ProfileRequest
     from ampcompare.script.legacy.prepare import Prepared
     from ampcompare.script.legacy.settings import ExecSettings
@@ -29,14 +30,20 @@ __all__ = ["main"]
 def main(kind: str, path: str) -> int:
     """Run the script of a request and return its exit code."""
     from ampcompare.base.environment.ranks import rank_of
-    from ampcompare.diagnosis.options import Request
+    from ampcompare.diagnosis.options import PrefixRequest, Request
     from ampcompare.diagnosis.profiling.options import ProfileRequest
 
     rank = rank_of()
-    request = Request.read(Path(path)) if kind == "diagnosed" else ProfileRequest.read(Path(path))
+    kinds = {"diagnosed": Request, "profiled": ProfileRequest, "prefix": PrefixRequest}
+    request: Request | ProfileRequest | PrefixRequest = kinds[kind].read(Path(path))  # type: ignore[attr-defined]
     status = 1
     try:
-        status = _diagnosed(request, rank) if isinstance(request, Request) else _profiled(request, rank)
+        if isinstance(request, Request):
+            status = _diagnosed(request, rank)
+        elif isinstance(request, ProfileRequest):
+            status = _profiled(request, rank)
+        else:
+            status = _watched(request, rank)
     finally:
         if rank == (request.rank if isinstance(request, Request) else 0):
             Path(request.ended).write_text(str(status), encoding="utf-8")
@@ -155,7 +162,45 @@ def _profiled(request: ProfileRequest, rank: int) -> int:
     return status
 
 
-def _what_to_run(request: Request | ProfileRequest) -> tuple[Target, ExecSettings]:
+def _watched(request: PrefixRequest, rank: int) -> int:
+    """Run the first steps of a script in fp32, and write what was seen of them."""
+    from ampcompare.base.errors import AmpCompareError
+    from ampcompare.diagnosis.prefix import PrefixWatch
+    from ampcompare.script.legacy.stderr import note
+    from ampcompare.script.prepare import prepare_script, run_script
+    from ampcompare.script.watch import EnoughSteps
+
+    target, settings = _what_to_run(request)
+    watches: list[PrefixWatch] = []
+
+    def row(given: dict[str, Any]) -> None:
+        (watch,) = watches
+        if given["kind"] in ("backward", "plain_backward"):
+            watch.add_loss(given["loss"])
+        elif given["kind"] == "step" and watch.is_over:
+            raise EnoughSteps(0)
+
+    def prepare(given: ExecSettings) -> Prepared:
+        prepared = prepare_script(given)
+        watches.append(PrefixWatch(request.steps, total=request.total))
+        assert prepared.recorder is not None
+        prepared.recorder.after_row(row)
+        return prepared
+
+    try:
+        status = run_script(target, settings, prepare=prepare)
+    except AmpCompareError as error:
+        note(str(error))
+        return error.exit_code
+    (watch,) = watches
+    watch.close()
+    found = watch.result()
+    if rank == 0 and found.steps:
+        Path(request.answer).write_text(found.model_dump_json(), encoding="utf-8")
+    return status
+
+
+def _what_to_run(request: Request | ProfileRequest | PrefixRequest) -> tuple[Target, ExecSettings]:
     from ampcompare.script.legacy.settings import ExecSettings
     from ampcompare.script.legacy.target import Target, script_target
 

@@ -27,6 +27,7 @@ from ampcompare.script.legacy.target import Target
 from ampcompare.script.stand_in import StandIn, half_dtype
 from ampcompare.script.watch import Watch, seed_all
 from ampcompare.training.precision.cpu_half import cpu_half
+from ampcompare.training.twin import change_optimized_weights
 
 __all__ = ["prepare_child", "prepare_script", "run_script"]
 
@@ -104,6 +105,8 @@ def prepare_script(settings: ExecSettings, *, child: str | None = None) -> Prepa
     prepared = prepare_process(dataclasses.replace(settings, guards=guards), child=child, stand_in=stand_in)
     if settings.seed is not None:
         seed_all(settings.seed)
+    if settings.twin:
+        change_optimized_weights()  # until the process ends
     child_processes.pass_on(dataclasses.asdict(settings), target=f"{__name__}:{prepare_child.__name__}")
     return prepared
 

@@ -41,7 +41,14 @@ BANNED = re.compile(r"nn\.BCELoss (need float32|are unsafe)")
 TYPES = re.compile(
     rf"{BANNED.pattern}|dtype|scalar type|[^a-z](Half|BFloat16)\b|should be the same|unscale.*Complex", re.IGNORECASE
 )
+# Of an operation that wants fp32, not of one whose operands differ.
+FP32_WANTED = re.compile(
+    r"(?:expect|must|only|requir|support|need)(?!.*\b(?:same|equal|match|got \w+ and)\b)"
+    r".*?\b(?:float|float32|fp32)\b",
+    re.IGNORECASE,
+)
 NO_KERNEL = re.compile(r"not implemented for|Unsupported dtype")
+NUMPY_LACKS = re.compile(r"unsupported ScalarType BFloat16")
 HALF = {"": None, "fp16": torch.float16, "bf16": torch.bfloat16}
 TORCHSCRIPT = "The following operation failed in the TorchScript interpreter"
 
@@ -188,6 +195,12 @@ class StandIn:
     def explain(self, error: BaseException) -> UnsupportedCombination | None:
         """Return that the types of this arm do not fit what the script computes, if that is what torch has raised."""
         casts = half_dtype(self.arm) is not None and self.acted()
+        if casts and isinstance(error, TypeError) and NUMPY_LACKS.search(str(error)):
+            line = _user_line(error.__traceback__)
+            return UnsupportedCombination(
+                f"{line}: under {self.arm} the script passes a bfloat16 tensor to NumPy, which has no such type "
+                f"({error}); write .float() before .numpy() there, or compare an arm of fp16"
+            )
         if not casts or not isinstance(error, RuntimeError) or not TYPES.search(said := _said(error)):
             return None
         if "without overflow" in said:  # a number of the script, whatever the types
@@ -211,6 +224,9 @@ class StandIn:
             advice = f"compare {others}, or let the model return logits and use BCEWithLogitsLoss"
         elif "Complex" in said:
             why, advice = "torch cannot unscale the gradients of complex weights", "compare native:bf16"
+        elif FP32_WANTED.search(said) and _are_all_16_bit(error.__traceback__):
+            why = "an operation takes fp32 alone, and gets 16-bit tensors"
+            advice = "compare fp32, or cast its inputs to fp32 and its result back there"
         elif NO_KERNEL.search(said):
             why = "torch cannot compute this in 16 bits on this device"
         line = _user_line(error.__traceback__)
@@ -250,6 +266,23 @@ def _user_line(trace: types.TracebackType | None) -> str:
             found = f"{os.path.basename(file)}:{trace.tb_lineno}"
         trace = trace.tb_next
     return found
+
+
+def _are_all_16_bit(trace: types.TracebackType | None) -> bool:
+    """Return whether the function that has raised holds 16-bit tensors and none of fp32, of its modules neither."""
+    if trace is None:
+        return False
+    while trace.tb_next is not None:
+        trace = trace.tb_next
+    held: list[Any] = list(trace.tb_frame.f_locals.values())
+    held += [trace.tb_frame.f_globals.get(name) for name in trace.tb_frame.f_code.co_names]
+    for value in list(held):
+        if isinstance(value, torch.nn.Module):
+            held += [*value.parameters(recurse=False), *value.buffers(recurse=False)]
+        if isinstance(value, list | tuple):
+            held += value
+    found = {one.dtype for one in held if isinstance(one, Tensor) and one.is_floating_point()}
+    return bool(found) and found <= {torch.float16, torch.bfloat16}
 
 
 def _listed(value: Any) -> list[Any]:

@@ -26,6 +26,7 @@ from ampcompare.base.metric_log import listen, log_metric
 from ampcompare.guards.events import Layer, Subscriptions
 from ampcompare.guards.import_hook import ImportHook
 from ampcompare.script.legacy.record.recorder import Recorder
+from ampcompare.script.planned_steps import planned_steps
 from ampcompare.training.hashes import inputs_sha256, parameters_sha256
 from ampcompare.training.meters import MemoryMeter, make_memory_meter
 from ampcompare.training.precision.base import owned_params
@@ -60,17 +61,18 @@ class HashedWeights:
     """The parameters of an optimizer, with their hash at the time that this is made.
 
     Attributes:
+        optimizer: that they belong to.
         sha256: the hash.
     """
 
     def __init__(self, optimizer: Any) -> None:
-        self._optimizer = optimizer
+        self.optimizer = optimizer
         models: list[Any] = [self]
         self.sha256 = parameters_sha256(models)
 
     def parameters(self) -> list[Any]:
         """Return the present parameters."""
-        return owned_params(self._optimizer)
+        return owned_params(self.optimizer)
 
 
 def weights_of(models: Sequence[Any]) -> str:
@@ -147,7 +149,8 @@ class Watch:
         held = [model for model in models if hasattr(model, "parameters")] or [
             one if isinstance(one, HashedWeights) else HashedWeights(one) for one in optimizers
         ]
-        self._recorder.add_row({"kind": "weights", "sha256": weights_of(held)})
+        names = [type(one.optimizer if isinstance(one, HashedWeights) else one).__name__ for one in optimizers]
+        self._recorder.add_row({"kind": "weights", "sha256": weights_of(held), "optimizers": names})
         if self._memory is None:
             device = next((param.device for model in held for param in model.parameters()), torch.device("cpu"))
             self._recorder.add_row({"kind": "setup", "half": self._half, "device": _device_facts(device)})
@@ -179,6 +182,8 @@ class Watch:
         self._batches.stepped()
         if self._max_steps is None:
             return
+        if not self._steps:
+            self._recorder.add_row({"kind": "planned", "steps": planned_steps()})
         self._steps[row["optimizer"]] = self._steps.get(row["optimizer"], 0) + 1
         if self._steps[min(self._steps)] >= self._max_steps:
             raise EnoughSteps(0)
@@ -271,7 +276,8 @@ def _log(values: Any, source: str, prefix: str = "") -> None:
         if isinstance(value, Mapping):
             _log(value, source, f"{prefix}{name}/")
         elif isinstance(value, numbers.Real) or getattr(value, "shape", None) in ((), (1,)):
-            log_metric(f"{prefix}{name}", float(value), source=source)
+            detached = value.detach() if hasattr(value, "detach") else value  # torch warns of one that needs gradients
+            log_metric(f"{prefix}{name}", float(detached), source=source)
 
 
 def _is_installed(name: str) -> bool:

@@ -5,18 +5,15 @@ What files alone cannot decide passes; the process that builds the model and rea
 
 from __future__ import annotations
 
-import ast
 import math
-import os
 import re
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from ampcompare.base.environment.packages import entry_points, find_module
+from ampcompare.base.environment.packages import entry_points
 from ampcompare.base.errors import BackendUnavailable, ConfigError, did_you_mean
 from ampcompare.runs.records.metric import TOP1, TOP5, Metric
 from ampcompare.runs.settings.recipe import DEFAULT_TASK, DataConfig, Recipe
@@ -130,12 +127,6 @@ TORCHVISION_FILES: dict[str, tuple[str, tuple[str, ...]]] = {
     "cifar10": ("cifar-10-batches-py", (*(f"data_batch_{part}" for part in range(1, 6)), "test_batch", "batches.meta")),
     "cifar100": ("cifar-100-python", ("train", "test", "meta")),
 }
-PACKAGES = {
-    "digits": ("sklearn", "scikit-learn"),
-    **dict.fromkeys([*TORCHVISION_FILES, "imagefolder"], ("PIL", "pillow")),
-    "hf": ("datasets", "datasets"),
-}
-ANY_NAME = re.compile(r"import \*|__getattr__|globals\(|setattr\(|exec\(|vars\(|__dict__|sys\.modules")
 
 
 @dataclass(frozen=True)
@@ -365,45 +356,20 @@ def _available(name: str, data_dir: Path) -> tuple[bool, str]:
     return True, ""
 
 
-def check_task(recipe: Recipe, *, look: bool = True) -> None:
-    """Check that task, model and data of a recipe can exist, and that the task uses the settings that are given.
+def check_task(recipe: Recipe) -> None:
+    """Check that there are task, model and data set of these names, and that the task uses the settings that are given.
 
-    Args:
-        look: whether files of the data must be on this machine.
+    A factory of the user, a file and a package are looked for where they are used.
 
     Raises:
-        ConfigError: there is no such task, model or data set, or its files are missing.
-        BackendUnavailable: a package that one of them needs is not installed.
+        ConfigError: there is no such task, model or data set.
     """
-    path, ships = task_path(recipe.task)
+    _, ships = task_path(recipe.task)
     if not ships:
-        _check_factory(path)
         return
     _check_settings(recipe)
-    data = recipe.data
     check_model(recipe.model.arch, recipe.task)
-    if recipe.task == DEFAULT_TASK:
-        check_data(data.name, data_dir=data.dir, download=data.download, look=look)
-    else:
-        _check_data_of(recipe.task, data.name, look=look)
-
-
-def _check_data_of(task: str, name: str, *, look: bool) -> None:
-    """Check that a task other than the default can have data of this name."""
-    known = TASKS[task].data_sets
-    kind, colon, path = name.partition(":")
-    if name in known:
-        return
-    if kind == "hf" and path and "hf:PATH_OR_NAME" in known:
-        if find_spec("datasets") is None:
-            raise BackendUnavailable(f"--data {name} needs datasets, which is not installed: pip install datasets")
-    elif colon and f"{kind}:PATH" in known:
-        if look and not Path(path).is_file():
-            raise ConfigError(f"--data {name}: there is no file {path!r}")
-    elif colon and "module:factory" in known:
-        _check_factory(name)
-    else:
-        raise ConfigError(f"the task {task} has no data set {name!r}; {did_you_mean(name, known)}")
+    check_data(recipe.data.name, recipe.task)
 
 
 def _check_settings(recipe: Recipe) -> None:
@@ -422,45 +388,31 @@ def check_model(arch: str, task: str = DEFAULT_TASK) -> None:
 
     Raises:
         ConfigError: there is none.
-        BackendUnavailable: it needs a package that is not installed.
     """
     spec = TASKS[task]
     prefix, colon, name = arch.partition(":")
     if colon and prefix in MODEL_LIBRARIES:
         _check_library(prefix, name, task)
-    elif colon:
-        _check_factory(arch)
-    elif arch not in spec.models:
+    elif not colon and arch not in spec.models:
         _check_torchvision_model(arch, task)
 
 
-def check_data(name: str, *, data_dir: str | None, download: bool, look: bool = True) -> None:
-    """Check that a data set of this name can exist, and that its files do.
-
-    Args:
-        look: whether the files must be on this machine.
+def check_data(name: str, task: str = DEFAULT_TASK) -> None:
+    """Check that a task can have a data set of this name.
 
     Raises:
-        ConfigError: there is none, or its files are missing.
-        BackendUnavailable: a package that it needs is not installed.
+        ConfigError: there is none.
     """
-    kind, colon, path = name.partition(":")
-    if kind in ("imagefolder", "hf") or not colon:
-        if name not in DATA_SETS and (not colon or not path) and kind != "imagefolder":
-            raise ConfigError(f"there is no data set {name!r}; {did_you_mean(name, DATA_SETS)}")
-        module, package = PACKAGES.get(kind, ("", ""))
-        if module and find_spec(module) is None:
-            raise BackendUnavailable(f"--data {name} needs {package}, which is not installed: pip install {package}")
-        if kind == "imagefolder" and look:
-            check_layout(path or data_dir or "")
-        elif name in TORCHVISION_FILES and look and not download:
-            require_files(name, Path(data_dir or DEFAULT_DATA_DIR))
-        return
-    _check_factory(name)
+    known = DATA_SETS if task == DEFAULT_TASK else TASKS[task].data_sets
+    kind, _, path = name.partition(":")
+    is_known = name in known or (path and (f"{kind}:PATH" in known or "module:factory" in known))
+    if not is_known and not (task == DEFAULT_TASK and kind == "imagefolder"):
+        what = "there is" if task == DEFAULT_TASK else f"the task {task} has"
+        raise ConfigError(f"{what} no data set {name!r}; {did_you_mean(name, known)}")
 
 
 def _check_library(prefix: str, name: str, task: str) -> None:
-    module, package, example, what = MODEL_LIBRARIES[prefix]
+    _, _, example, what = MODEL_LIBRARIES[prefix]
     if prefix not in TASKS[task].libraries:
         tasks = [other for other, spec in TASKS.items() if prefix in spec.libraries]
         raise ConfigError(
@@ -468,10 +420,6 @@ def _check_library(prefix: str, name: str, task: str) -> None:
         )
     if not name:
         raise ConfigError(f"--arch {prefix}: names no model; write it as {example}")
-    if find_spec(module) is None:
-        raise BackendUnavailable(
-            f"--arch {prefix}:{name} needs {package}, which is not installed: pip install {package}"
-        )
 
 
 def _check_torchvision_model(arch: str, task: str) -> None:
@@ -479,10 +427,6 @@ def _check_torchvision_model(arch: str, task: str) -> None:
     own = [*spec.models, *(MODEL_LIBRARIES[prefix][2] for prefix in spec.libraries)]
     if spec.torchvision is None:
         raise ConfigError(f"the task {task} has no model {arch!r}; {did_you_mean(arch, own)}")
-    if find_spec("torchvision") is None:
-        raise BackendUnavailable(
-            f"{arch} is none of {', '.join(spec.models)}, and torchvision is not installed: pip install torchvision"
-        )
     known = torchvision_models()
     if known is None or known.get(arch) == spec.torchvision:
         return
@@ -490,34 +434,6 @@ def _check_torchvision_model(arch: str, task: str) -> None:
     if arch in known:
         raise ConfigError(f"{arch} is a torchvision model for {known[arch]}, not for {spec.torchvision}; {suggestion}")
     raise ConfigError(f"there is no model {arch!r}; {suggestion}")
-
-
-def _check_factory(path: str) -> None:
-    module, _, attribute = path.partition(":")
-    if not module or not attribute:
-        raise ConfigError(f"{path!r} does not name a factory; write it as package.module:function")
-    if module in sys.modules:
-        return
-    may_exist, spec = find_module(module)
-    if not may_exist:
-        raise ConfigError(
-            f"factory {path}: there is no module {module!r}; it was looked for in {os.getcwd()} and on sys.path"
-        )
-    if spec is not None and spec.origin is not None and spec.submodule_search_locations is None:
-        _check_attribute(path, attribute.partition(".")[0], Path(spec.origin))
-
-
-def _check_attribute(path: str, name: str, file: Path) -> None:
-    """Check that a module can have an attribute: its source mentions the name, or defines names dynamically."""
-    try:
-        source = file.read_text(encoding="utf-8")
-        if file.suffix != ".py" or ANY_NAME.search(source) or re.search(rf"\b{re.escape(name)}\b", source):
-            return
-        body = ast.parse(source).body
-    except (OSError, ValueError, SyntaxError, RecursionError, MemoryError):
-        return
-    names = [node.name for node in body if isinstance(node, (ast.FunctionDef, ast.ClassDef))]
-    raise ConfigError(f"factory {path}: there is no {name!r} in it; {did_you_mean(name, names)}")
 
 
 def check_layout(root: str) -> None:

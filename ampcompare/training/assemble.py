@@ -54,6 +54,7 @@ from ampcompare.training.precision.base import Precision, owned_params
 from ampcompare.training.state.capture import restore_training
 from ampcompare.training.state.check_checkpoint import Owned, owned_by
 from ampcompare.training.state.schema import require_position
+from ampcompare.training.twin import change_weights
 
 __all__ = [
     "Assembly",
@@ -155,10 +156,16 @@ class Assembly:
 
 
 def assemble_single(
-    recipe: Recipe, task: Task, precision: Precision, device: torch.device, *, state: Mapping[str, Any] | None = None
+    recipe: Recipe,
+    task: Task,
+    precision: Precision,
+    device: torch.device,
+    *,
+    state: Mapping[str, Any] | None = None,
+    is_twin: bool = False,
 ) -> Assembly:
     """Assemble a run of one process, as `assemble` does."""
-    return assemble(recipe, task, precision, Single(), device, state=state)
+    return assemble(recipe, task, precision, Single(), device, state=state, is_twin=is_twin)
 
 
 def assemble(
@@ -171,11 +178,13 @@ def assemble(
     workers: int = 0,
     ranks: Communicator | None = None,
     state: Mapping[str, Any] | None = None,
+    is_twin: bool = False,
 ) -> Assembly:
     """Assemble a run from its seed: equal recipes start from bitwise equal weights.
 
     Args:
         state: checkpoint from which weights, optimizers and precision are restored.
+        is_twin: change each weight by one part in 512.
 
     Raises:
         RanksDiffer: the model of another rank has other parameters.
@@ -191,6 +200,8 @@ def assemble(
         checkpoint_activations(task, built)
     engine = None if precision.engine is None else precision.engine.name
     unprepared = task.make_optimizers(built, functools.partial(make_optimizer, recipe.optimizer, engine=engine))
+    if is_twin:
+        change_weights(param for optimizer in unprepared for param in owned_params(optimizer))
     ready_compiler(recipe.compile)
     average = None if recipe.ema_decay is None else ModelEma(built, recipe.ema_decay)
     # Both before `prepare`, which may replace parameters by fp32 master weights.

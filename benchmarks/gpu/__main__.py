@@ -28,7 +28,6 @@ PARTS = (
     "memory",
     "resume",
     "pool",
-    "claims",
     "docker",
 )
 # What `setup.py` asks for, by the names of import, and the runner of tests.

@@ -108,7 +108,6 @@ def _check_commands(context: Context, report: Report, folder: Path, trained: Pat
         ("judge", "--example"),
         ("report", str(folder), "--format", "md"),
         ("convert", str(saved[0]) if saved else "no checkpoint", str(context.scratch / "native.pt"), "--to", "native"),
-        ("reproduce", "seeds", "--list"),
     ]
     for words in calls:
         done = context.ampcompare(*words)

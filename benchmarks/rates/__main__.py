@@ -19,7 +19,7 @@ from tabulate import tabulate
 from benchmarks.rates.study import run, write
 
 STUDIES = (
-    *("verdicts", "loss_curve", "order", "pool", "validity", "new_images", "pooled_effects", "gates"),
+    *("verdicts", "loss_curve", "order", "pool", "validity", "new_images", "gates"),
     *("aa", "aa_tasks"),
 )
 

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from ampcompare.runs.analysis.evidence.accuracy import accuracy_effect, accuracy_margin
 from ampcompare.runs.analysis.inference.criteria import Criteria
 from ampcompare.runs.analysis.inference.verdict import decide
-from ampcompare.runs.analysis.tables.csv_table import read_table
-from ampcompare.runs.analysis.tables.external import judge
+from ampcompare.runs.analysis.results_table import judge, read_table
 from ampcompare.runs.records.metric import metrics_of
 from ampcompare.runs.records.run import RunRecord, ScriptFacts
 from ampcompare.runs.settings.config import RunConfig

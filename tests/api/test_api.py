@@ -239,15 +239,6 @@ def test_examine_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
         ampcompare.examine_machine(["fp23"])
 
 
-def test_reproduce_claims(tmp_path: Path) -> None:
-    """An unknown claim is refused by name, and without time a program is not begun; the report is written."""
-    with pytest.raises(ConfigError, match="did you mean 'double-step'"):
-        ampcompare.reproduce_claims(["double-steps"])
-    result = ampcompare.reproduce_claims(["double-step"], output_dir=tmp_path, budget=1e-9)
-    assert [finding.claim.name for finding in result.findings] == ["double-step"]
-    assert "double" in (tmp_path / "reproduce.md").read_text(encoding="utf-8")
-
-
 def test_the_functions_are_not_shadowed_by_rooms() -> None:
     """Importing any submodule leaves every public function what it is, and the interface loads no torch."""
     code = (

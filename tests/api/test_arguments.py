@@ -11,9 +11,9 @@ import pytest
 import ampcompare
 from ampcompare.api.arguments import takes, texts_of
 from ampcompare.cli.help import options_of
-from ampcompare.experiment.options import CompareOptions, LaunchOptions, RunOptions, StudyOptions
+from ampcompare.experiment.options import CompareOptions, LaunchOptions, RunOptions
 
-API = {"compare": CompareOptions, "run": RunOptions, "reproduce_claims": StudyOptions}
+API = {"compare": CompareOptions, "run": RunOptions}
 
 
 class Options:

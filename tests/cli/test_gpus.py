@@ -58,8 +58,6 @@ def used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
         (("compare", "--arm", "fp32,bf16", "--seeds", "0", "--", "train.py"), ["GPU-a", "GPU-c"]),
         (("find-batch", "--arm", "fp32,bf16", *SMALL[:4]), ["GPU-a"]),  # of one kind, as their memory decides
         (("find-batch", "--arm", "fp32,bf16", *SMALL[:4], "--gpus", "2"), ["GPU-c"]),
-        (("reproduce", "articles", "o3-diverges"), ["GPU-a", "GPU-c"]),
-        (("reproduce", "articles", "o3-diverges", "--gpus", "1"), ["GPU-b"]),
     ],
 )
 def test_commands_that_train_cells(used: list[str], words: tuple[str, ...], expected: list[str]) -> None:

@@ -144,7 +144,6 @@ def test_the_version(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
         (["run", "--engine", "nvida"], "Did you mean 'nvidia'?"),
         (["compare", "--on-nan", "roll-back"], "Did you mean 'rollback'?"),
         (["exec", "--engine", "compt", "x.py"], "Did you mean 'compat'?"),
-        (["reproduce", "article"], "Did you mean 'articles'?"),
     ],
 )
 def test_a_mistyped_word_is_met_by_the_nearest(call: Call, words: list[str], message: str) -> None:
@@ -186,11 +185,10 @@ def test_choices_are_read_in_any_case(value: str, word: str) -> None:
         (["run", "--backend"], "a", {"apex", "accelerate"}),
         (["run", "--optimizer"], "ad", {"adam", "adamw"}),
         (["run"], "--opt", {"--opt-level", "--optimizer"}),
-        (["reproduce", "articles"], "o3", {"o3-diverges"}),
     ],
 )
 def test_the_shell_completes(words: list[str], begun: str, some: set[str]) -> None:
-    """Commands, flags, arms, lists of arms, architectures, data, recipes and claims are offered by their beginning."""
+    """Commands, flags, arms, lists of arms, architectures, data, and recipes are offered by their beginning."""
     found = ShellComplete(cli, {}, "ampcompare", "_AMPCOMPARE_COMPLETE").get_completions(words, begun)
     values = {item.value for item in found}
     assert some <= values
@@ -266,4 +264,3 @@ def test_old_names_of_recipes_and_studies(call: Call, tmp_path: Path) -> None:
     )
     assert sorted(cell["cell"] for cell in old) == sorted(cell["cell"] for cell in new)
     assert "seeds/" not in call("list", "recipes").out
-    assert call("reproduce", "seeds", "--list").out == call("reproduce", "articles", "--list").out

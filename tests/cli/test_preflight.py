@@ -1,137 +1,199 @@
-"""What cannot run is refused by the command itself: at once, without torch, with nothing left behind."""
+"""Before a matrix a few steps of each arm are trained: fifteen mistakes are said once, and healthy scripts start."""
 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ampcompare.base.environment.apex import probe_apex
-from ampcompare.base.environment.gpus import torch_build, why_no_cuda
+pytestmark = pytest.mark.integration
 
-# Calls the command line once per line of input, and tells whether torch was imported.
-WITHOUT_TORCH = """
-import json, sys
-
-from ampcompare.cli import main
-import contextlib, io
-for line in sys.stdin:
-    out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        code = main(json.loads(line))
-    print(json.dumps([code, err.getvalue(), "torch" in sys.modules or "torchvision" in sys.modules]))
+# Counts its steps in a file that every cell appends to, the only one that cells may change.
+TRAIN = """
+import argparse, os, sys, torch
+from torch import nn
+parser = argparse.ArgumentParser()
+parser.add_argument("--lr", type=float, default=0.1)
+parser.add_argument("--seed", type=int)
+{arguments}
+args = parser.parse_args()
+{setup}
+model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 2))
+optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
+for step in range(8):
+    x = torch.randn(16, 8)
+    loss = nn.functional.cross_entropy(model(x), (x[:, 0] > 0).long())
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    {step}
+    with open(os.environ["COUNT"], "a") as count:
+        count.write("x")
+    print("step", step, "loss", round(loss.item(), 4))
+print("final accuracy: 0.75")
 """
-REFUSED: list[tuple[list[str], int, str]] = [
-    (["run", "--arch", "resnet19"], 2, "there is no model 'resnet19'"),
-    (["run", "--arch", "deeplabv3_resnet50"], 2, "for segmentation, not for classification"),
-    (["run", "--data", "nosuch"], 2, "there is no data set 'nosuch'"),
-    (["run", "--data", "mnist", "--data-dir", "nowhere"], 2, "mnist is not in nowhere"),
-    (["run", "--data", "imagefolder", "--data-dir", "nowhere"], 2, "there is no folder 'nowhere'"),
-    (["run", "--device", "nosuch"], 2, "is unknown; use auto, cpu, cuda"),
-    (["run", "--device", "xpu"], 4, "an Intel GPU), but this torch is built without XPU"),
-    (["run", "--device", "mps", "--arm", "apex:O1"], 2, "apex:O1 does not run on mps"),
-    (["run", "--arch", "nomod:x"], 2, "there is no module 'nomod'"),
-    (["run", "--data", "nomod.inner:x"], 2, "there is no module 'nomod.inner'"),
-    (["run", "--resume", "none.pt"], 2, "cannot read the checkpoint none.pt"),
-    (["run", "--resume", __file__], 2, "it is a text file"),
-    (["run", "--resume", "/dev/null"], 2, "it is a device"),
-    (["run", "--dist-backend", "nccl", "--nproc-per-node", "2", "--device", "cpu"], 4, "use --dist-backend gloo"),
-    (["run", "--arm", "horovod"], 4, "horovod is not installed"),
-    (["run", "--launcher", "slurm"], 4, "needs sbatch"),
-    (["compare", "--arm", "fp32", "--arm", "horovod"], 4, "horovod is not installed"),
-    (["compare", "--arch", "resnet19"], 2, "there is no model 'resnet19'"),
-    (["compare", "--sweep", "recipe.model.arch=mlp,mpl"], 2, "there is no model 'mpl'"),
-    (["compare", "--sweep", "device=cpu,nosuch"], 2, "is unknown; use auto, cpu, cuda"),
-    (["compare", "-o", "x" * 300], 2, "cannot make the output folder"),
-    (["explain", "O2", "--arch", "resnet19"], 2, "there is no model 'resnet19'"),
-]
 
 
-@pytest.fixture(scope="module")
-def answers(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """What each call says, with and without --dry-run, in one process; and the folder that they were made in."""
-    folder = tmp_path_factory.mktemp("here")
-    calls = [(words, dry) for words, *_ in _cases() for dry in (False, True) if not (dry and words[0] == "explain")]
-    lines = [json.dumps([*words, *(["--dry-run"] if dry else [])]) for words, dry in calls]
-    done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_TORCH], input="\n".join(lines), cwd=folder, text=True, capture_output=True,
-        check=True, timeout=120, env={**os.environ, "PATH": ""},  # where this machine may have sbatch
-    )  # fmt: skip
-    found = [json.loads(line) for line in done.stdout.splitlines()]
-    return {(*words, dry): answer for (words, dry), answer in zip(calls, found, strict=True)}, folder
+def script(*, arguments: str = "", setup: str = "", step: str = "") -> str:
+    return TRAIN.format(arguments=arguments, setup=setup, step=step)
 
 
-def _cases() -> list[tuple[list[str], int, str]]:
-    cases = list(REFUSED)
-    if not probe_apex().has_amp:
-        cases.append((["run", "--arm", "apex:O2,engine=nvidia"], 4, "--engine compat"))
-        cases.append((["run", "--arm", "actnn:over=apex:O2+engine=nvidia"], 4, "--engine compat"))
-    if why_no_cuda():
-        cases.append((["run", "--device", "cuda"], 4, "device cuda was requested"))
-        cases.append((["compare", "--device", "cuda:1"], 4, "use --device cpu"))
-    return cases
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a user."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "real").mkdir()
+    monkeypatch.setenv("COUNT", str(tmp_path / "real" / "count"))
+    monkeypatch.setenv("AMPCOMPARE_COMPARE_ALLOW_WRITES", "real")
+    return tmp_path
 
 
-@pytest.mark.parametrize("words", [words for words, *_ in _cases()], ids=" ".join)
-def test_refused_before_torch(answers: Any, words: list[str]) -> None:
-    """A name, library or device that cannot be there ends the command in one line, without torch or a folder."""
-    found, folder = answers
-    _, code, part = next(case for case in _cases() if case[0] == words)
-    for dry in (False, True):
-        if (*words, dry) not in found:
-            continue
-        seen, err, torch = found[(*words, dry)]
-        assert (seen, len(err.splitlines()), torch) == (code, 1, False), err
-        assert part in err
-    assert list(folder.iterdir()) == []
+# What is planted, the arguments of compare and of the script, the exit code, and what is said, once.
+CERTAIN: dict[str, tuple[str, tuple[str, ...], tuple[str, ...], int, str]] = {
+    "an argument is missing": (
+        script(arguments="parser.add_argument('--data', required=True)"), (), (), 3,
+        "error: the following arguments are required: --data (usage: train.py [-h]",
+    ),
+    "an argument is unknown": (
+        script(), (), ("--learning-rate", "1"), 3, "error: unrecognized arguments: --learning-rate 1 (usage: train.py",
+    ),
+    "the seed's option is misspelt": (
+        script(), ("--seed-arg=--sed",), ("--lr", "1"), 3, "unrecognized arguments: --sed 0 (usage: train.py",
+    ),
+    "no GPU": (
+        script(setup="torch.zeros(1).cuda()"), (), (), 4, "(train.py:9); this machine has no GPU: add --device cpu",
+    ),
+    "a mistake of syntax": (script(setup="if 1 print()"), (), (), 3, "SyntaxError: invalid syntax (train.py, line 9)"),
+    "a missing module": (script(setup="import nosuch"), (), (), 3, "No module named 'nosuch' (train.py:9)"),
+    "a missing file": (script(setup="open('a.bin')"), (), (), 3, "No such file or directory: 'a.bin' (train.py:9)"),
+    "a question": (script(setup="input('go on? ')"), (), (), 3, "the script reads from standard input"),
+    "no step": (script(setup="sys.exit()"), (), (), 3, "no module whose weights an optimizer of torch updates"),
+    "a step that raises": (script(step="raise ValueError('labels')"), (), (), 3, "ValueError: labels (train.py:18)"),
+    "half a number": (
+        script(step="print('top 1,234')"), ("--metric", r"top=top (\d)"), (), 2, "metric top: its pattern takes 1 of 1",
+    ),
+    "no arm": (
+        script(setup="import torch.optim.adamw; torch.set_default_dtype(torch.float64)"),
+        ("--arm", "bf16,O2", "--reference", "O2"), (), 2, "float64",
+    ),
+}  # fmt: skip
 
 
-def _root(folder: Path, *names: str) -> Path:
-    for name in names:
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).touch()
-    return folder
+@pytest.mark.parametrize("what", CERTAIN)
+def test_what_is_certain_to_fail_stops_there(call: Any, folder: Path, what: str) -> None:
+    """Once, with its exit code, before any cell has begun; `--dry-run` says it too."""
+    text, options, arguments, code, said = CERTAIN[what]
+    (folder / "train.py").write_text(text)
+    device = () if what == "no GPU" else ("--device", "cpu")
+    arms = () if "--arm" in options else ("--arm", "fp32,bf16")
+    done = call("compare", *arms, *device, "--seeds", "0-2", "-o", "out", *options, "--", "train.py", *arguments)
+    assert (done.code, done.out) == (code, ""), done.err
+    assert done.err.count(said) == 1, done.err
+    assert "nothing else was started; --no-preflight skips this check" in done.err
+    assert not list((folder / "out").glob("cells/*"))
+    steps = (folder / "real" / "count").read_text() if (folder / "real" / "count").exists() else ""
+    assert len(steps) < 3
+    assert said.split(" (")[0] in json.dumps(json.loads((folder / "out" / "plan.json").read_text())["preflight"])
 
 
-CUDA, CPU, ROCM = {"cuda": "12.6", "hip": None}, {"cuda": None, "hip": None}, {"cuda": None, "hip": "6.2"}
+DOUBTFUL: dict[str, tuple[str, tuple[str, ...], str]] = {
+    "the seed is not followed": (
+        script(setup="torch.manual_seed(0)"), (), "does not follow the seed, so that all seeds give the same run: "
+        "--seed-arg=--seed passes it on",
+    ),
+    "a metric of the end": (script(), ("--metric", r"acc=accuracy: ([\d.]+)"), "metric acc: not seen in 3 steps"),
+    "a metric of each step": (script(), ("--metric", r"loss:min=loss ([\d.]+)"), "metric loss: 0."),
+    "an arm that cannot": (
+        script(step="optimizer.step(lambda: loss)").replace("AdamW", "LBFGS").replace("    optimizer.step()\n", ""),
+        ("--arm", "fp32,O1"), "  apex:O1 cannot train: ",
+    ),
+    "a file that is written": (script(step="torch.save(1, 'ck.pt')"), (), "writes"),
+}  # fmt: skip
 
 
-def test_cuda_is_refused_only_where_it_is_certain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A build without CUDA, hidden GPUs or no driver at all are certain; any trace of a driver is left to torch."""
-
-    def no_library(name: str) -> None:
-        raise OSError(f"{name}: cannot open shared object file")
-
-    monkeypatch.setattr("ctypes.CDLL", no_library)
-    monkeypatch.setattr("sys.platform", "linux")
-    bare = _root(tmp_path / "bare")
-
-    def ask(build: dict[str, str | None], root: Path = bare, here: bool = True, **environment: str) -> str:
-        return why_no_cuda(here=here, build=build, root=root, environment=environment)
-
-    assert ask(CPU) == ask(CPU, here=False) == "this torch is built without CUDA"
-    assert ask(ROCM) == ""
-    assert ask(CUDA) == "this machine has no NVIDIA driver"
-    assert ask(CUDA, here=False) == ""
-    for name in ("dev/nvidiactl", "dev/nvidia0", "dev/dxg", "dev/nvhost-gpu", "proc/driver/nvidia"):
-        root = _root(tmp_path / name.replace("/", "-"), name)
-        assert ask(CUDA, root) == ask(CUDA, root, CUDA_VISIBLE_DEVICES="0") == ""
-        assert "hides all GPUs" in ask(CUDA, root, CUDA_VISIBLE_DEVICES="-1")
-        assert "hides all GPUs" in ask(CUDA, root, CUDA_VISIBLE_DEVICES="")
-    monkeypatch.setattr("ctypes.CDLL", lambda name: None)
-    assert ask(CUDA) == ""
+@pytest.mark.parametrize("what", DOUBTFUL)
+def test_what_is_doubtful_is_said_and_the_matrix_starts(call: Any, folder: Path, what: str) -> None:
+    """Once, before the first cell."""
+    text, options, said = DOUBTFUL[what]
+    (folder / "train.py").write_text(text)
+    arms = () if "--arm" in options else ("--arm", "fp32,bf16")
+    done = call("compare", *arms, "--device", "cpu", "--seeds", "0", "-o", "out", *options, "--", "train.py")
+    assert said in done.err.partition("[1/2]")[0], done.err
+    assert done.err.partition("[1/2]")[0].count(said) == 1
+    assert len(list((folder / "out").glob("cells/*/record.json"))) == 2
 
 
-def test_the_build_of_torch(tmp_path: Path) -> None:
-    """What `version.py` says is what torch says; without the file nothing is known."""
-    import torch
+def test_the_plan_is_estimated_from_its_steps(call: Any, folder: Path) -> None:
+    """The loop of the script says how many a cell makes; without a preflight nothing is known, and nothing runs."""
+    (folder / "train.py").write_text(script())
+    words = ("compare", "--arm", "fp32,bf16", "--device", "cpu", "--dry-run", "-o", "out")
+    done = call(*words, "--", "train.py")
+    assert "fp32, native:bf16 trained, 3 steps each, with AdamW, loss 0." in done.out
+    assert "for 6 cells in turn, 8 steps each" in done.out
+    assert re.search(r"time and memory: about [\d.ms]+ for 6 cells without a record, estimated from a few", done.out)
+    found = call(*words, "--json", "--", "train.py").json()
+    assert found["preflight"]["cell_steps"] == 8
+    assert 0 < found["estimate"]["seconds"] < 60
+    steps = len((folder / "real" / "count").read_text())
+    assert steps == 8  # two in each of four short runs: the third ends it
+    assert "time and memory: unknown" in call(*words, "--no-preflight", "--", "train.py").out
+    assert len((folder / "real" / "count").read_text()) == steps
+    assert not (folder / "out").exists()
 
-    assert torch_build() == {name: getattr(torch.version, name) for name in ("cuda", "hip", "xpu")}
-    assert torch_build(tmp_path) is None
-    (tmp_path / "version.py").write_text("__version__ = '2.4.0'\ncuda: Optional[str] = '12.1'\nhip = None\n")
-    assert torch_build(tmp_path) == {"cuda": "12.1", "hip": None}
+
+def test_a_plan_with_records_is_not_tried_again(call: Any, folder: Path) -> None:
+    """Only an arm that is new is; what the first preflight has seen stays in the plan."""
+    (folder / "train.py").write_text(script())
+    words = ("--device", "cpu", "--seeds", "0", "-o", "out", "--", "train.py")
+    assert "preflight" in call("compare", "--arm", "fp32", *words).err
+    assert "preflight" not in call("compare", "--arm", "fp32", *words).err
+    again = call("compare", "--arm", "fp32,bf16", *words)
+    assert "native:bf16 trained, 3 steps each" in again.err
+    stored = json.loads((folder / "out" / "plan.json").read_text())["preflight"]
+    assert list(stored["arms"]) == ["fp32", "native:bf16"]
+
+
+def test_what_fails_later_in_all_cells_ends_the_matrix(call: Any, folder: Path) -> None:
+    """The reference and another arm have failed alike, and the rest is not paid for."""
+    (folder / "train.py").write_text(script() + "raise KeyError('val')\n")
+    words = ("--device", "cpu", "--seeds", "0-2", "-o", "out", "--", "train.py")
+    done = call("compare", "--arm", "fp32,bf16", *words)
+    assert done.code == 3
+    assert "ampcompare: each cell that ran failed: KeyError: 'val' (train.py:" in done.err
+    assert len(list((folder / "out").glob("cells/*/record.json"))) == 2
+
+
+HEALTHY: dict[str, str] = {
+    "two steps": script().replace("range(8)", "range(2)"),
+    "reads what is piped": script(setup="sys.stdin.read()"),
+    "leaves by sys.exit": script() + "sys.exit(0)\n",
+    "says goodbye": script(setup="import atexit; atexit.register(print, 'bye')"),
+    "catches everything": script().replace("print('step'", "pass\n    print('step'") + "",
+    "closure": script(step="optimizer.step(lambda: loss)").replace("    optimizer.step()\n", ""),
+    "child process": script(setup="import subprocess; subprocess.run([sys.executable, '-c', 'print(1)'], check=True)"),
+    "two optimizers": script(
+        step="other.step()", setup="free = nn.Linear(8, 2); other = torch.optim.SGD(free.parameters(), lr=0.1)"
+    ).replace("loss = nn.functional.cross_entropy(model(x)", "loss = nn.functional.cross_entropy(model(x) + free(x)"),
+    "accumulates": script().replace("    optimizer.step()", "    if step % 2: optimizer.step()"),
+    "worker processes": script(
+        setup="data = torch.utils.data.DataLoader(torch.zeros(8, 8), num_workers=1)\nfor _ in data: pass"
+    ),
+    "a hook at its end": "try:\n"
+    + "".join(f"    {line}\n" for line in script().splitlines())
+    + "finally:\n    print('saved', loss.item())\n",
+    "evaluates first": script(setup="with torch.no_grad(): nn.Linear(8, 2)(torch.zeros(1, 8))"),
+}
+
+
+@pytest.mark.parametrize("what", HEALTHY)
+def test_healthy_scripts_are_not_refused(call: Any, folder: Path, what: str) -> None:
+    """Whatever their shape: each arm makes its steps, and no line is about what it cannot do."""
+    (folder / "train.py").write_text(HEALTHY[what])
+    done = call("compare", "--arm", "fp32,bf16", "--device", "cpu", "--dry-run", "--json", "--", "train.py")
+    assert done.code == 0, done.err
+    arms = done.json()["preflight"]["arms"]
+    assert [trial["error"] for trial in arms.values()] == ["", ""]
+    assert {trial["steps"] for trial in arms.values()} == {2 if what == "two steps" else 3}

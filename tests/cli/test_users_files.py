@@ -100,9 +100,9 @@ def test_compare_leaves_all_files_as_they_were(call: Any, tmp_path: Path, projec
 
 def test_the_report_says_what_cells_wrote(call: Any, tmp_path: Path, project: Path) -> None:
     write_script(project, "torch.save")
-    words = ("--arm", "fp32,bf16", "--seeds", "0", "--device", "cpu", "-o", str(tmp_path / "run"), "--details")
-    done = call("compare", *words, "--", "train.py")
-    assert "Each cell wrote checkpoint.pt: into cells/CELL/written, so that your own files are as they" in done.out
+    words = ("--arm", "fp32", "--device", "cpu", "-o", str(tmp_path / "run"))
+    done = call("run", *words, "--", "train.py")
+    assert "The script wrote checkpoint.pt: into cells/CELL/written, and your own files are as they" in done.out
 
 
 def test_folders_that_are_allowed_are_really_written(call: Any, tmp_path: Path, project: Path) -> None:
@@ -114,7 +114,7 @@ def test_folders_that_are_allowed_are_really_written(call: Any, tmp_path: Path, 
     assert (tmp_path / "elsewhere/best.pt").is_file()
 
 
-@pytest.mark.parametrize("way", ["torch.save", "home"])
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "command",
     [
@@ -122,11 +122,46 @@ def test_folders_that_are_allowed_are_really_written(call: Any, tmp_path: Path, 
         ["profile", "--arm", "fp32,bf16", "--device", "cpu", "--steps", "2", "--"],
     ],
 )
-def test_what_examines_a_script_leaves_all_files(
-    call: Any, tmp_path: Path, project: Path, command: list[str], way: str
-) -> None:
-    write_script(project, way, steps=40)
+def test_what_examines_a_script_leaves_all_files(call: Any, tmp_path: Path, project: Path, command: list[str]) -> None:
+    write_script(project, "home", steps=40)
     before = state_of(tmp_path)
     done = call(*command, "train.py")
     assert done.code == 0, done.err
     assert state_of(tmp_path) == before
+
+
+def test_a_factory_of_the_user_changes_no_file_either(call: Any, tmp_path: Path, here: Path) -> None:
+    if not can_sandbox(str(tmp_path)):
+        pytest.skip("this machine allows no overlays")
+    (here / "writing_model.py").write_text(
+        "import torch\n\n\ndef make(num_classes, sample_shape):\n    open('side.txt', 'w').write('x')\n"
+        "    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 8 * 8, num_classes))\n"
+    )
+    before = state_of(here)
+    done = call("run", "--arch", "writing_model:make", "-o", str(tmp_path / "run"), tiny=True)
+    assert done.code == 0, done.err
+    assert state_of(here) == before
+    assert [path.read_text() for path in (tmp_path / "run").glob("cells/*/written/side.txt")] == ["x"]
+
+
+@pytest.mark.parametrize("way", ["torch.save", "next to itself", "child"])
+def test_without_overlays_scripts_run_in_copies(
+    call: Any, tmp_path: Path, project: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    """The code of a cell has the names of the user's files, so that its record is used again."""
+    monkeypatch.setattr("ampcompare.base.processes.sandbox.can_sandbox", lambda folder: False)
+    write_script(project, way)
+    before = state_of(tmp_path, project / "run")
+    words = ("run", "--arm", "fp32", "--device", "cpu", "-o", "run", "--", "train.py")
+    done = call(*words)
+    assert done.code == 0, done.err
+    assert "this machine allows no overlays, so the script runs in a copy" in done.err
+    assert state_of(tmp_path, project / "run") == before
+    (path,) = project.glob("run/cells/*/record.json")
+    record = json.loads(path.read_text())
+    assert list(record["code"]) == ["train.py"]
+    name = "log.txt" if way == "next to itself" else "checkpoint.pt"
+    assert record["script"]["files"] == [str(project / name)]
+    assert (path.parent / "written" / name).is_file()
+    assert "runs again" not in call(*words).err
+    assert json.loads(path.read_text())["started"] == record["started"]

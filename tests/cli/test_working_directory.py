@@ -69,7 +69,6 @@ def start(command: list[str], words: list[str], folder: Path) -> subprocess.Comp
         ),
         pytest.param(BY_MODULE, ["doctor"], marks=[pytest.mark.slow, pytest.mark.extended]),
         pytest.param(BY_MODULE, ["explain", "apex:O1", "--arch", "mlp"], marks=pytest.mark.slow),
-        pytest.param(BY_MODULE, ["reproduce", "seeds", "--list"], marks=[pytest.mark.slow, pytest.mark.extended]),
     ],
 )
 def test_no_file_of_the_working_directory_is_taken_for_a_library(

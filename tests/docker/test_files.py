@@ -145,7 +145,7 @@ def test_compose_names_the_services() -> None:
 @pytest.mark.parametrize("service", ["demo", "compare-gpu"])
 def test_commands_of_compose_are_valid(service: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The command of a service is one that ampcompare accepts where there are a GPU and the real Apex."""
-    monkeypatch.setattr("ampcompare.experiment.preflight.why_no_cuda", lambda here: None)
+    monkeypatch.setattr("ampcompare.experiment.option_checks.why_no_cuda", lambda here: None)
     apex = ApexInstall("full", Path("/apex"), "25.05", "")
     monkeypatch.setattr("ampcompare.backends.apex_levels.probe_apex", lambda: apex)
     from click.testing import CliRunner

@@ -457,7 +457,9 @@ def test_cells_are_the_same_with_a_profile(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr("ampcompare.experiment.compare.profile", profile)
     for launcher, is_profiled in zip(launchers, (False, True), strict=True):
         monkeypatch.setattr(LaunchOptions, "pool", lambda *_, given=launcher: given)
-        options = CompareOptions(arms=ARMS, seeds="0,1", profile=is_profiled, output_dir=tmp_path / str(is_profiled))
+        options = CompareOptions(
+            arms=ARMS, seeds="0,1", profile=is_profiled, preflight=False, output_dir=tmp_path / str(is_profiled)
+        )
         outcome = run_comparison(options)
         assert (WAITS in outcome.comparison.headline) == is_profiled
     without, with_it = launchers

@@ -49,7 +49,7 @@ def _on_cpu(config: RunConfig) -> RunRecord:
 
 def test_arms_are_searched_at_the_same_time() -> None:
     """Two places find what one finds, in the order of the arms; an error of one arm ends the search."""
-    search = BatchSearch(configs_of(BASE, ["fp32", "half"]), 1.0)
+    search = BatchSearch(configs_of(BASE, ["fp32", "half"]), 1.0, preflight=False)
     pool = LauncherPool([Pretend(_on_cpu), Pretend(_on_cpu)])
     assert find_batches(search, pool, 2) == find_batches(search, Pretend(_on_cpu))
     bad = Pretend(lambda config: failed_with(config, RuntimeError("no such layer")))
@@ -57,11 +57,21 @@ def test_arms_are_searched_at_the_same_time() -> None:
         find_batches(search, LauncherPool([bad, bad]), 2)
 
 
+def test_an_arm_that_cannot_train_is_named_before_the_search() -> None:
+    """Each arm is tried once; the others would be searched for nothing."""
+    launcher = Pretend(
+        lambda config: failed_with(config, KeyError("layer")) if config.arm == "half" else _on_cpu(config)
+    )
+    with pytest.raises(LaunchError, match=r"half: KeyError: 'layer' \(nothing else was started"):
+        find_batches(BatchSearch(configs_of(BASE, ["fp32", "half"]), 1.0), launcher)
+    assert [config.arm for config in launcher.asked] == ["fp32", "half"]
+
+
 def test_each_arm_has_its_batch_within_the_margin() -> None:
     """On a CPU the limit less its margin decides; half of the memory for a sample is twice the batch."""
     launcher = Pretend(_on_cpu)
     notes: list[str] = []
-    fp32, half = find_batches(BatchSearch(configs_of(BASE, ["fp32", "half"]), 1.0, 0.1, notes.append), launcher)
+    fp32, half = find_batches(BatchSearch(configs_of(BASE, ["fp32", "half"]), 1.0, 0.1, notes.append, False), launcher)
     assert fp32.fits is not None
     assert half.fits is not None
     assert fp32.fails is not None

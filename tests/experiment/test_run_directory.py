@@ -42,7 +42,7 @@ def test_a_plan_is_read_as_it_was_written(plan: Plan, tmp_path: Path) -> None:
     """Terms, cells and order come back, and what another version has added is still there after a look."""
     run = RunDirectory(tmp_path)
     assert run.plan() is None
-    stored = StoredPlan.of(plan, command="the command", terms=Criteria(0.5, tag="night"), pilot=[1, 0], journal="")
+    stored = StoredPlan.of(plan, command="the command", terms=Criteria(0.5, tag="night"), pilot=[1, 0])
     run.write_plan(stored)
     assert run.plan() == stored
     assert (stored.pilot, stored.cells["half@1"]) == ([0, 1], plan.cells[plan.order.index("half@1")].digest())
@@ -55,7 +55,7 @@ def test_a_plan_is_read_as_it_was_written(plan: Plan, tmp_path: Path) -> None:
     )
     run.append_look(look)
     assert run.looks() == [look]
-    assert json.loads(run.plan_file.read_text()) == {**values, "weather": "fine", "journal": run.last_look()}
+    assert json.loads(run.plan_file.read_text()) == {**values, "weather": "fine"}
 
 
 def test_the_order_on_disk_is_that_of_the_starts(running: RunningPlan) -> None:

@@ -86,7 +86,7 @@ def test_each_plan_draws_its_order() -> None:
 
 
 def _write(folder: Path, plan: Plan) -> None:
-    stored = StoredPlan.of(plan, command="", terms=Criteria(), pilot=(), journal="")
+    stored = StoredPlan.of(plan, command="", terms=Criteria(), pilot=())
     RunDirectory(folder).write_plan(stored)
 
 

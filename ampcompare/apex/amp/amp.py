@@ -129,7 +129,7 @@ def init(
 
     Args:
         enabled: False returns a handle that does nothing, and stops the casts of decorated functions.
-        loss_scale: of the handle's own scaler, which is unused.
+        loss_scale: of the handle's own `scale_loss`.
         enable_caching: cast each fp32 parameter once per backward pass.
         verbose: print each cast.
         allow_banned: run `F.binary_cross_entropy` on half inputs in float instead of raising.

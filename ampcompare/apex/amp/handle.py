@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._amp_state import _amp_state
+from ._amp_state import _amp_state, master_params, maybe_print, overflow_message
 from ._engine.errors import AmpScalingError
 from ._engine.scaled_loss import scale_loss
 from .scaler import LossScaler
@@ -84,22 +84,44 @@ class AmpHandle:
         return _LegacyDisabled(self) if _amp_state.strict else _Disabled(self)
 
     def wrap_optimizer(self, optimizer: Any, num_loss: int = 1) -> Any:
-        """Return the wrapper of Apex's API before `initialize`; its `scale_loss` never worked in 25.05."""
+        """Return the wrapper of Apex's API before `initialize`."""
         from .opt import OptimWrapper
 
-        self._default_scaler = None  # type: ignore[assignment]
         return OptimWrapper(optimizer, self, num_loss)
 
-    def scale_loss(self, loss: Any, optimizer: Any) -> Any:
-        """Raise: this form of the API is gone.
+    def scale_loss(self, loss: Any, optimizer: Any) -> AbstractContextManager[Any]:
+        """Yield the scaled loss; on exit unscale the gradients of this pass, and skip the step if they overflowed.
 
         Raises:
-            AmpScalingError: always (a RuntimeError).
+            AmpScalingError: in strict mode, as in Apex 25.05 (a RuntimeError).
         """
-        raise AmpScalingError(
-            "The old amp API (handle.scale_loss) is gone.  Call `model, optimizer = amp.initialize(model, optimizer, "
-            "opt_level=...)` once, then `with amp.scale_loss(loss, optimizer) as scaled_loss: scaled_loss.backward()`."
-        )
+        return self._scaled(loss, optimizer, self._default_scaler)
+
+    @contextmanager
+    def _scaled(self, loss: Any, optimizer: Any, scaler: LossScaler) -> Iterator[Any]:
+        """Scale a loss of the API before `initialize`; gradients of earlier passes are moved aside meanwhile."""
+        if _amp_state.strict:
+            raise AmpScalingError(
+                "The old amp API (handle.scale_loss) is gone.  Call `model, optimizer = amp.initialize(model, "
+                "optimizer, opt_level=...)` once, then `with amp.scale_loss(loss, optimizer) as scaled_loss: "
+                "scaled_loss.backward()`."
+            )
+        if not self._is_active:
+            yield loss
+            return
+        params = list(master_params(optimizer))
+        earlier = [param.grad for param in params]
+        for param in params:
+            param.grad = None
+        scaler.clear_overflow_state()
+        yield loss.float() * scaler.loss_scale()
+        scaler.unscale_([param.grad for param in params if param.grad is not None])
+        for param, grad in zip(params, earlier, strict=True):
+            if grad is not None:
+                param.grad = grad if param.grad is None else grad.add_(param.grad)
+        self._clear_cache()
+        if scaler.update_scale():
+            _skip_next_step(optimizer, scaler.loss_scale())
 
     def _clear_cache(self) -> None:
         if self._cache:
@@ -138,6 +160,22 @@ class AmpHandle:
     def verbose(self) -> bool:
         """Whether each cast is printed."""
         return self._verbose
+
+
+def _skip_next_step(optimizer: Any, scale: float) -> None:
+    """Replace the next step of an optimizer by the line about an overflow."""
+    if "_skips_next" in vars(optimizer):  # another loss of this step has overflowed too
+        return
+    own = vars(optimizer).get("step")
+
+    def skip(*_args: Any, **_kwargs: Any) -> None:
+        maybe_print(overflow_message(0, scale))
+        del optimizer._skips_next, optimizer.step
+        if own is not None:
+            optimizer.step = own
+
+    optimizer._skips_next = True
+    optimizer.step = skip
 
 
 class _Disabled(AbstractContextManager[None]):
@@ -201,6 +239,10 @@ class NoOpHandle:
     @contextmanager
     def scale_loss(self, loss: Any, optimizer: Any) -> Iterator[Any]:
         """Yield the loss as it is."""
+        yield loss
+
+    @contextmanager
+    def _scaled(self, loss: Any, optimizer: Any, scaler: LossScaler) -> Iterator[Any]:
         yield loss
 
     def _clear_cache(self) -> None:

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import importlib.util
 import json
 import os
 import re
@@ -193,8 +192,9 @@ class CodeWatch:
 
     def _note(self, file: str) -> None:
         path = os.path.abspath(file)
-        if os.path.basename(os.path.dirname(path)) == "__pycache__":  # an import reads the compiled form
-            path = importlib.util.source_from_cache(path)
+        folder, name = os.path.split(path)
+        if os.path.basename(folder) == "__pycache__":  # an import reads the compiled form
+            path = os.path.join(os.path.dirname(folder), f"{name.partition('.')[0]}.py")
         thread = threading.get_ident()
         if path in self._seen or thread in self._busy or not self._counts(path):
             return

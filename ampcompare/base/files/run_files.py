@@ -20,6 +20,7 @@ class RunFile:
     LOCK = ".lock"
     OWNER = ".owner.json"
     CELLS = "cells"
+    CACHES = ".caches"  # of compilers, for all cells: each would compile again what it cannot keep in the home
     VERIFY_RESUME = "verify-resume"
     VERIFIED = ("unbroken", "resumed")  # of --verify-resume, in that folder; the first is the run without a break
 

@@ -27,8 +27,12 @@ from ampcompare.base.processes.overlay import LAYERS, NAMES, VARIABLE
 from ampcompare.base.processes.start import start_command
 from ampcompare.base.processes.working_copy import WorkingCopies
 
-__all__ = ["Sandbox", "Written", "can_sandbox", "remove_tree", "sandboxed"]
+__all__ = ["WITHOUT_OVERLAYS", "Sandbox", "Written", "can_sandbox", "remove_tree", "sandboxed"]
 
+WITHOUT_OVERLAYS = (  # where a sandbox is partial
+    "this machine allows no overlays, so the script runs in a copy of its folder; what it writes to a full path "
+    "elsewhere, as below the home, changes your files"
+)
 How = Literal["new", "changed", "removed"]
 OF_TEMPFILE = ("tmp", "pymp-", "torchelastic_")  # names of temporary files that a process has left behind
 PROBE_SECONDS = 20.0
@@ -143,7 +147,8 @@ def _in_layers(store: str) -> Iterator[tuple[str, str, How]]:
         for root, upper in json.loads(layers.read_text()).items():
             for folder, folders, names in os.walk(upper):
                 folders[:] = [name for name in folders if name != "__pycache__"]
-                for name in names:
+                links = [name for name in folders if os.path.islink(os.path.join(folder, name))]
+                for name in [*names, *links]:
                     place = os.path.join(folder, name)
                     path = os.path.normpath(os.path.join(root, os.path.relpath(place, upper)))
                     how = None if _is_temporary(path) else _how_written(place, path)
@@ -188,7 +193,8 @@ def _place_for(path: str, target: str, base: str) -> str:
 def remove_tree(folder: str) -> None:
     """Remove a store, as far as that is possible; overlays leave folders that nobody may read."""
     for path, folders, _ in os.walk(folder):
-        for name in folders:
-            with contextlib.suppress(OSError):
-                os.chmod(os.path.join(path, name), 0o700)
+        for each in (os.path.join(path, name) for name in folders):
+            if not os.path.islink(each):  # it may lead to a folder of the user
+                with contextlib.suppress(OSError):
+                    os.chmod(each, 0o700)
     shutil.rmtree(folder, ignore_errors=True)

@@ -10,8 +10,9 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Generic, Literal, NamedTuple, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
+from ampcompare.runs.records.metric import metrics_of
 from ampcompare.runs.records.run import RunRecord
 from ampcompare.runs.settings.config import RunConfig
 
@@ -136,9 +137,22 @@ class Launcher(abc.ABC):
         self.close()
 
 
-def failed_record(config: RunConfig, error: str) -> RunRecord:
-    """Return the record of a cell that could not write one itself."""
-    return RunRecord(cell=config.digest(), arm=config.arm, status="failed", config=config, error=error)
+def failed_record(config: RunConfig, error: str, **environment: Any) -> RunRecord:
+    """Return the record of a cell that could not write one itself.
+
+    Args:
+        environment: facts for it, such as the exit code of the command.
+    """
+    shown = {} if config.script is None else {"metrics": metrics_of(config.script)}
+    return RunRecord(
+        cell=config.digest(),
+        arm=config.arm,
+        status="failed",
+        config=config,
+        error=error,
+        environment=environment,
+        **shown,
+    )
 
 
 def interrupted_record(config: RunConfig) -> RunRecord:

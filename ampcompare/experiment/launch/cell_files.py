@@ -56,6 +56,7 @@ FOLDERS = (
     *(f"{RunFile.VERIFY_RESUME}/*", *RunFile.VERIFIED),
 )
 MAX_AGE_SECONDS = 3600.0
+COMPILERS = {"TORCHINDUCTOR_CACHE_DIR": "torchinductor_cache", "TRITON_CACHE_DIR": ".triton"}
 OWN = re.compile(
     r"(config|record|steps|epochs|script|log|loaded|progress|launcher)\b.*\.(json|jsonl|txt|log)|script\w*\.jsonl"
 )
@@ -112,10 +113,16 @@ def sandboxed_cell(config: RunConfig, folder: Path) -> Iterator[Sandbox]:
             raise ConfigError(f"--allow-writes {path}: there is no such folder; make it first")
     target = folder / CellFile.WRITTEN
     shutil.rmtree(target, ignore_errors=True)
-    above = folder.parent.parent if folder.parent.name == RunFile.CELLS else folder.parent
+    is_of_run = folder.parent.name == RunFile.CELLS
+    above = folder.parent.parent if is_of_run else folder.parent
     store = above / f".{folder.name}.{os.getpid()}.tmp"
     roots = [] if config.script is None else [config.script.folder]
-    with sandboxed(store, shared=shared, roots=roots, target=target) as sandbox:
+    caches = (above if is_of_run else folder) / RunFile.CACHES
+    caches.mkdir(exist_ok=True)
+    with sandboxed(store, shared=[*shared, caches], roots=roots, target=target) as sandbox:
+        for variable, name in COMPILERS.items():
+            if variable not in os.environ:
+                sandbox.environment[variable] = str(caches.resolve() / name)
         yield sandbox
 
 

@@ -16,8 +16,9 @@ from ampcompare.experiment.launch.cell_files import archive_previous, write_conf
 from ampcompare.experiment.launch.multi_process import MultiProcessLauncher
 from ampcompare.experiment.launch.places import ANYWHERE, Place, Places
 from ampcompare.experiment.launch.slurm import SlurmLauncher
-from ampcompare.runs.records.run import RunRecord
+from ampcompare.runs.records.run import FellBack, RunRecord
 from ampcompare.runs.settings.config import RunConfig
+from ampcompare.runs.settings.validation import validated
 
 __all__ = ["LauncherPool", "launcher_at", "make_launcher"]
 
@@ -121,9 +122,38 @@ class DispatchingLauncher(Launcher):
         if not self.may_start():
             return interrupted_record(config)
         record = launcher.launch(config, folder, on_progress)
+        if config.fallback_arms:
+            record = self._fall_back(config, folder, on_progress, record)
         if self.place.is_limited and self.is_main:
             record = self.place.mark(record)
             write_record(record, folder)
+        return record
+
+    def _fall_back(
+        self,
+        config: RunConfig,
+        folder: Path,
+        on_progress: Callable[[Progress], None] | None,
+        record: RunRecord,
+    ) -> RunRecord:
+        """Train a cell that has diverged again from its start under the next arms, until one does not diverge."""
+        diverged: dict[str, int] = {}
+        trained = config.arm
+        for arm in config.fallback_arms:
+            if record.status != "diverged" or not self.may_start():
+                break
+            diverged[trained] = record.summary.diverged_step or 0
+            self.note(f"{trained}, seed {config.recipe.seed}, has diverged at step {diverged[trained]}: now {arm}")
+            trained = arm
+            other = validated(RunConfig, {**config.model_dump(), "arm": arm, "on_nan": "stop"})
+            record = self.launcher_of(other).launch(other, folder, on_progress)
+        if not diverged:
+            return record
+        found = FellBack(arm=trained, diverged=diverged)
+        names = {"cell": config.digest(), "arm": config.arm, "config": config, "fell_back": found}
+        record = record.model_copy(update=names)
+        write_config(config, folder)
+        write_record(record, folder)
         return record
 
     def is_queue(self, config: RunConfig) -> bool:
@@ -249,6 +279,11 @@ def make_launcher(
         raise UnsupportedCombination(
             f"this is rank {world.rank} of {world.size} that {world.launcher} started, but a comparison starts the "
             f"processes of each cell itself; call it once, with --nproc-per-node {world.size}"
+        )
+    if world is not None and config.fallback_arms:
+        raise UnsupportedCombination(
+            f"on_nan {config.on_nan} starts the processes of the next arm, but {world.launcher} has started these; "
+            f"call ampcompare once, with --nproc-per-node {world.size}"
         )
     if world is not None:
         return ExternalLauncher(world)

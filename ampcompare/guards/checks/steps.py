@@ -118,17 +118,23 @@ class GradientsKept(Detector):
         # Optimizers that skipped a step, and those of them whose gradients a later pass has added to.
         self._skipped: weakref.WeakSet[Any] = weakref.WeakSet()
         self._added: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._before_blocks: list[int] = []  # backward passes when each `scale_loss` block that is open began
 
     def backward(self, losses: Any, grad_outputs: Any) -> None:
         if self._skipped and not self.facts.blocks:
             self._check_gradients()
 
     def block(self, optimizers: Sequence[Any]) -> None:
+        self._before_blocks.append(self.facts.backwards)
         if self._skipped:
             self._check_gradients()
 
     def after_block(self, optimizers: Sequence[Any]) -> None:
+        without_pass = self.facts.backwards == self._before_blocks.pop()  # it may call `torch.autograd.grad` alone
         for optimizer in optimizers:
+            if without_pass:
+                self._added.discard(optimizer)
+                continue
             self._report_kept(optimizer)
             if will_skip(optimizer):
                 self._skipped.add(optimizer)

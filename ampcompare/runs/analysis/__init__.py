@@ -1,1 +1,1 @@
-"""Verdicts from records, without torch. `summary` makes a comparison, `forest` joins several, `gates` checks one."""
+"""Verdicts from records, without torch. `summary` makes a comparison, `gates` checks one."""

@@ -90,8 +90,10 @@ def summarize(
     margin = accuracy_margin(by_arm.get(reference, []), reference, terms, metric)
     rows = _rows(by_arm, arms, reference, terms, design)
     twins = _twins(by_arm, rows, reference, terms, design)
+    changed = {record.arm for record in records if record.config.first_weights == "twin"}
     comparison = conclude(
         rows,
+        answered=[row for row in rows if row.arm not in changed],
         metric=metric,
         margin=margin,
         terms=terms,
@@ -108,8 +110,10 @@ def summarize(
         records=list(records),
         published=published,
     )
+    floors = [_floor_sentence(comparison, arm, by_arm[arm], by_arm[reference]) for arm in sorted(changed)]
     return comparison.model_copy(
         update={
+            "headline": [*comparison.headline, *filter(None, floors)],
             "next_steps": next_steps(comparison, design.next_error_rate),
             "reading": [
                 *(f"Not used: {text}." for text in excluded),
@@ -429,6 +433,33 @@ def _twin_sentence(twin: Twin, metric: Metric) -> str:
         difference = "" if twin.metric_difference is None else f", {Quality(metric).with_unit(twin.metric_difference)}"
         return f"{who}: {twin.accuracy_verdict}{difference}, {pairs}."
     return f"{who}: {twin.accuracy_verdict or f'not known, add --arm {twin.twin}'}."
+
+
+def _floor_sentence(
+    comparison: Comparison, twin: str, records: Sequence[RunRecord], against: Sequence[RunRecord]
+) -> str:
+    """Return how far apart two equal trainings end, and which arms differ from the reference by no more.
+
+    Args:
+        twin: the row of the reference from changed first weights.
+    """
+    effect = accuracy_effect(pairs_by_seed(records, against))
+    if effect is None:
+        return ""
+    metric, quality = comparison.metric, Quality(comparison.metric)
+    spread = 0.0 if math.isnan(effect.spread) else effect.spread
+    floor = abs(metric.difference_of(math.hypot(effect.mean, spread)))
+    below = [
+        row.arm
+        for row in comparison.arms
+        if row.arm not in (twin, comparison.reference)
+        and row.metric_difference is not None
+        and abs(row.metric_difference) <= floor
+    ]
+    end = f"{comparison.reference} again from weights changed by 1/512 differs by {quality.with_unit(floor)}"
+    if not below:
+        return f"{end}: smaller differences cannot be told."
+    return f"{end}: no larger is the difference of {', '.join(below)}, which this training cannot tell from a path."
 
 
 def _effective(records: Sequence[RunRecord]) -> Effective | None:

@@ -29,6 +29,7 @@ from ampcompare.runs.settings.config import RunConfig
 __all__ = [
     "Effective",
     "EngineInfo",
+    "FellBack",
     "Placement",
     "ProcessFacts",
     "Resumption",
@@ -199,6 +200,13 @@ class Effective(FrozenRecord):
     reason: str = Field("", description="why it is another one")
 
 
+class FellBack(FrozenRecord):
+    """The arm that trained a cell after the cell's own arm has diverged."""
+
+    arm: str
+    diverged: dict[str, int] = Field(description="first bad step of each arm that was tried before")
+
+
 class ProcessFacts(FrozenRecord):
     """How several processes trained one cell together."""
 
@@ -265,6 +273,7 @@ class RunRecord(Shown, FrozenRecord):
     config: RunConfig
     engine: EngineInfo | None = None
     effective: Effective | None = Field(None, description="only of backends that hand training to another library")
+    fell_back: FellBack | None = Field(None, description="the arm that trained instead, after its own has diverged")
     ledger: Ledger | None = Field(None, description="in which types it really ran; None in old records")
     half: str | None = Field(None, description="how 16-bit arithmetic ran: fp16 or bf16, native or emulated")
     host: str | None = Field(None, description="name of the machine; of rank 0 where several trained together")

@@ -36,7 +36,6 @@ MAX_LINE = 100_000  # a conclusion names every arm, and there may be hundreds
 DOCUMENTS = {  # of each class of results
     "Comparison": "ampcompare.runs.report.comparison:comparison_document",
     "Diagnosis": "ampcompare.runs.report.diagnosis:diagnosis_document",
-    "Forest": "ampcompare.runs.report.forest:forest_document",
     "Profile": "ampcompare.runs.report.profile:profile_document",
 }
 CELL = re.compile("[0-9a-f]{12}")  # the name of a folder that this program made

@@ -56,7 +56,6 @@ _COMPARISON = {
 }
 
 OUTLINES: dict[str, dict[str, Outline]] = {
-    "claims": {"table": ("claims", "limits", "made"), "md": ("claims", "limits", "made", "command")},
     "comparison": _COMPARISON,
     "diagnosis": {
         "md": ("verdict", "cure", "faults", "worst", "losses", "trials", "notes"),
@@ -67,7 +66,6 @@ OUTLINES: dict[str, dict[str, Outline]] = {
         "md": ("summary", "does", "memory", "twin", "differs", "script", "twin's script", "compare"),
         "notebook": ("does", "memory", "differs", "script", "twin's script"),
     },
-    "forest": {"md": ("headline", "accuracy", "time", "legend"), "csv": ("values",)},
     "judged": {
         **_COMPARISON,
         "details": (*_TERMINAL, "next", "columns", "conclusions"),
@@ -107,11 +105,6 @@ PAGES: dict[str, tuple[Chapter, ...]] = {
         Chapter("types", "Types", ("types",)),
     ),
     "exec": (Chapter("records", "Figures", ("records",)), Chapter("details", "What ran", ("details",))),
-    "forest": (
-        Chapter("effects", "Differences", ("plots", "legend"), "cards"),
-        Chapter("details", "Details", ("accuracy+", "time+")),
-        Chapter("experiments", "Experiments", ("experiments",)),
-    ),
     "judged": _PAGE,
     "profile": (
         Chapter("step", "One step by phase", ("step",)),

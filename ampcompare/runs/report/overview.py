@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from ampcompare.base.files.run_files import CellFile
 from ampcompare.base.formatting import MIB, few, format_bytes, format_decimal, printable
 from ampcompare.runs.records.comparison import UNJUDGED, ArmSummary, Comparison
 from ampcompare.runs.records.metric import Metric
@@ -226,7 +228,8 @@ def fact_lines(comparison: Comparison) -> list[str]:
     """Return lines on what all arms share, on times that do not count and on how far memory varies; none where there is
     nothing to say.
     """
-    return [line for line in (_shared(comparison), _times(comparison), _spread_of_memory(comparison)) if line]
+    lines = (_shared(comparison), _times(comparison), _spread_of_memory(comparison), _written(comparison))
+    return [line for line in lines if line]
 
 
 def _notes(row: ArmSummary, comparison: Comparison) -> list[str]:
@@ -351,6 +354,17 @@ def _spread_of_memory(comparison: Comparison) -> str:
     spread = max(max(values) - min(values) for values in peaks.values())
     here = f": here by up to {spread / MIB:.1f} MiB between the seeds of an arm" if spread else ""
     return f"Peak MiB: growth of resident memory, the highest of the seeds; on a CPU it varies from run to run{here}."
+
+
+def _written(comparison: Comparison) -> str:
+    """Return one line on the files that a script wrote, from the working directory; "" without any."""
+    scripts = [record.script for record in comparison.records if record.script is not None]
+    files = dict.fromkeys(file for script in scripts for file in script.files)
+    near = {file: os.path.relpath(file) for file in files}
+    names = [printable(file if near[file].startswith(os.pardir) else near[file], 120) for file in files]
+    if not names:
+        return ""
+    return f"The script wrote {few(names)}: into cells/CELL/{CellFile.WRITTEN}, and your own files are as they were."
 
 
 def _no_time(row: ArmSummary) -> str:

@@ -16,9 +16,9 @@ from typing import Annotated, Any, Literal, TypeGuard, get_args
 
 from pydantic import BaseModel, Field, field_validator, model_validator
 
-from ampcompare.backends.arm import Arm
+from ampcompare.backends.arm import Arm, parse_arms
 from ampcompare.base.environment.gpus import ACCELERATORS, accelerator_of
-from ampcompare.base.errors import AmpCompareError, ConfigError
+from ampcompare.base.errors import AmpCompareError, ConfigError, did_you_mean
 from ampcompare.runs.settings.recipe import (
     DEFAULT_TASK,
     OLDER_TARGET,
@@ -46,6 +46,8 @@ __all__ = [
 Launcher = Literal["auto", "torchrun", "spawn", "slurm", "ray"]
 LAUNCHERS: tuple[Launcher, ...] = get_args(Launcher)
 AUTOCAST = "autocast:"
+ON_NAN = ("stop", "continue", "skip", "rollback")
+FALLBACK = "fallback:"
 EVAL_PRECISIONS = ("fp32", "bf16", "fp16", "float64", "autocast:bf16", "autocast:fp16")
 SYNONYMS = {
     "float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "half": "fp16", "fp64": "float64", "double": "float64",
@@ -60,7 +62,7 @@ LATER_SETTINGS: dict[str, dict[str, Any]] = {
     "data": {"sequence_length": None},
 }
 # The same for settings of a run outside of the recipe, at which `settings_digest` leaves them out.
-LATER_RUN_SETTINGS: dict[str, Any] = {"script": None, "eval_precision": []}
+LATER_RUN_SETTINGS: dict[str, Any] = {"script": None, "eval_precision": [], "first_weights": "seed"}
 NO_DEFAULT = object()
 
 
@@ -165,10 +167,11 @@ class RunConfig(Frozen):
         description="16-bit types on a CPU: emulated computes in fp32 and rounds once, native uses the CPU's own "
         "kernels; auto emulates fp16, and bf16 where the CPU has no instructions for it",
     )
-    on_nan: Literal["stop", "continue", "skip", "rollback"] = Field(
+    on_nan: str = Field(
         "stop",
         description="when training diverges: stop, continue, or go back to a good state (rollback); skip: also drop "
-        "each update with a non-finite loss before that",
+        "each update with a non-finite loss before that; fallback:ARM[,ARM...]: train again under the next of these "
+        "arms, as in fallback:bf16,fp32",
     )
     rollback_every: PositiveInt = Field(100, description="with rollback: steps between snapshots")
     max_rollbacks: PositiveInt = Field(3, description="with rollback: how often a run may go back")
@@ -201,6 +204,9 @@ class RunConfig(Frozen):
     )
     stall_timeout: Positive = Field(
         300.0, description="seconds that ranks wait for a stalled rank before the run fails"
+    )
+    first_weights: Literal["seed", "twin"] = Field(
+        "seed", description="those of the seed, or a twin: each changed by one part in 512, as much as bf16 rounds"
     )
     allow_writes: tuple[str, ...] = Field(
         (),
@@ -339,6 +345,33 @@ class RunConfig(Frozen):
             return str(Arm.parse(text))
         except ConfigError as error:
             raise ValueError(str(error)) from None
+
+    @field_validator("on_nan")
+    @classmethod
+    def _known_policy(cls, text: str) -> str:
+        try:
+            if text.startswith(FALLBACK):
+                arms = parse_arms([text.removeprefix(FALLBACK)])
+                return FALLBACK + ",".join(map(str, arms))
+            if text not in ON_NAN:
+                raise ConfigError(f"on_nan {text!r} is unknown; {did_you_mean(text, [*ON_NAN, f'{FALLBACK}ARM'])}")
+        except ConfigError as error:
+            raise ValueError(str(error)) from None
+        return text
+
+    @model_validator(mode="after")
+    def _can_fall_back(self) -> RunConfig:
+        if self.fallback_arms and (self.launcher in ("slurm", "ray") or self.script is not None):
+            what = "a script" if self.script is not None else f"launcher {self.launcher}"
+            raise ValueError(f"on_nan fallback trains a cell of a recipe again on this machine, and not one of {what}")
+        return self
+
+    @property
+    def fallback_arms(self) -> tuple[str, ...]:
+        """The arms under which a cell that diverges is trained again, in turn."""
+        if not self.on_nan.startswith(FALLBACK):
+            return ()
+        return tuple(str(arm) for arm in parse_arms([self.on_nan.removeprefix(FALLBACK)]))
 
     @field_validator("eval_precision", mode="before")
     @classmethod

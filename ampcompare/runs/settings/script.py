@@ -16,13 +16,14 @@ from ampcompare.base.errors import ConfigError
 from ampcompare.base.secrets import hide, hide_names, reveal
 from ampcompare.runs.settings.recipe import Frozen, PositiveInt
 
-__all__ = ["LOSS", "SCRIPT_ARMS", "ScriptConfig", "ScriptMetric", "parse_metric", "script_config"]
+__all__ = ["LOSS", "SCRIPT_ARMS", "ScriptConfig", "ScriptMetric", "parse_metric", "script_config", "seed_option"]
 
 LOSS = "training loss"
 SCRIPT_ARMS = ("script", "fp32", "apex:O1", "native:fp16", "native:bf16")  # which nearly all scripts can train
 # Words of --metric, by the setting that they give.
 WORDS = {"goal": ("max", "min"), "pick": ("last", "best", "first"), "difference": ("points",)}
 NAME = re.compile(r"[^:=]{1,40}")
+SEED_OPTION = re.compile(r"""(?:add_argument|option)\((?:[^()]*,)?\s*["'](--(?:manual[-_]|random[-_])?seed)["']""")
 
 
 class ScriptMetric(Frozen):
@@ -172,3 +173,15 @@ def script_config(
         name=rest[0], is_module=is_module, arguments=tuple(hide(rest[1:])), sha256=digest, metrics=read,
         seed_arg=seed_arg, max_steps=max_steps, compat_torch=compat_torch, torchrun=torchrun,
     )  # fmt: skip
+
+
+def seed_option(script: ScriptConfig) -> str:
+    """Return the option for the seed that the source of a script names; "" if it names none, or it is in use."""
+    if script.is_module or script.seed_arg is not None:
+        return ""
+    try:
+        source = Path(script.name).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+    found = SEED_OPTION.search(source)
+    return found[1] if found else ""

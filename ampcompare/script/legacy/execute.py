@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ampcompare.apex._install import ApexFinder
 from ampcompare.base.environment import first_path
-from ampcompare.base.errors import AmpCompareError, GuardError
+from ampcompare.base.errors import AmpCompareError, EnvironmentUnfit, GuardError
 from ampcompare.guards.location import is_users, raised_at
 from ampcompare.script.legacy import child_processes
 from ampcompare.script.legacy.missing_names import missing_names
@@ -109,6 +109,8 @@ def execute(
                 f"ampcompare exec --device cpu {settings.name}",
                 file=sys.stderr,
             )
+            if settings.watch:
+                status = EnvironmentUnfit.exit_code
         if not settings.compat_torch and is_of_old_script(f"{type(error).__name__}: {error}"):
             print(f"ampcompare: {COMPAT_HINT}", file=sys.stderr)
         if isinstance(error, KeyboardInterrupt):

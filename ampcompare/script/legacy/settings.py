@@ -16,6 +16,7 @@ class ExecSettings:
         opt_level: override the script's opt level.
         arm: run the script under this arm: fp32, bf16, native:fp16, half, O2.
         seed: seed Python, NumPy and torch before the script starts; with --arm.
+        twin: change each weight that an optimizer gets by one part in 512; with --arm.
         max_steps: end after N steps; with --arm and --record.
         watch: record also first weights and batches, scalars, memory and the files that the script writes.
         record: record every backward pass and step, for `ampcompare report FILE`.
@@ -30,6 +31,7 @@ class ExecSettings:
     opt_level: str | None = None
     arm: str | None = None
     seed: int | None = None
+    twin: bool = False
     max_steps: int | None = None
     watch: bool = False
     record: str | None = None

@@ -109,6 +109,8 @@ def patch_torch() -> None:
     _patch_load()
     _patch_full()
     _patch_view()
+    _patch_prelu()
+    _patch_clamp()
     _patch_masks()
     _patch_schedulers()
     _patch_loader_next()
@@ -160,6 +162,40 @@ def _patch_view() -> None:
         return self.reshape(-1)
 
     Tensor.view = view_or_reshape  # type: ignore[method-assign, assignment]
+
+
+def _patch_prelu() -> None:
+    """Let `F.prelu` call `torch.prelu`, as before torch 1.13: Apex's O1 casts that one."""
+    original = functional.prelu
+
+    def prelu(input: Tensor, weight: Tensor) -> Tensor:
+        return torch.prelu(input, weight)
+
+    functional.prelu = prelu
+    keep_for_jit(original, prelu)
+
+
+def _patch_clamp() -> None:
+    for name in ("clamp", "clamp_"):
+        setattr(Tensor, name, _clamping_by_numbers(getattr(Tensor, name)))
+
+
+def _clamping_by_numbers(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def clamp(self: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if self.is_floating_point() or self.is_complex():
+            return original(self, *args, **kwargs)
+        return original(self, *map(_as_number, args), **{name: _as_number(value) for name, value in kwargs.items()})
+
+    return clamp
+
+
+def _as_number(bound: Any) -> Any:
+    """Return a bound that is a float tensor of one element as the integer that it was cast to."""
+    if isinstance(bound, Tensor) and bound.is_floating_point() and bound.dim() == 0:
+        note("an integer tensor is clamped by the value of a float tensor, as before torch 1.10")
+        return int(bound)
+    return bound
 
 
 def _patch_loader_next() -> None:

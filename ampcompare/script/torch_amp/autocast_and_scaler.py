@@ -357,10 +357,10 @@ def refuse_closure(arm: Arm | str, args: Sequence[Any], kwargs: Mapping[str, Any
     """Refuse what a script passes to `scaler.step` besides the optimizer, if it is a closure.
 
     Raises:
-        ScalingError: it is; GradScaler raises too.
+        UnsupportedCombination: it is; GradScaler raises too.
     """
     if any(map(callable, args)) or callable(kwargs.get("closure")):
-        raise ScalingError(
+        raise UnsupportedCombination(
             here(
                 f"scaler.step is called with a closure, which {arm} does not support, since a step "
                 f"may have to be skipped; call it without one"

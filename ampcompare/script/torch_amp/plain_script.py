@@ -515,7 +515,7 @@ class PlainScript:
         loss = None
         if closure is not None:
             if type(optimizer).__name__ == "LBFGS":
-                raise ScalingError(here(_several_closures(self._arm)))
+                raise UnsupportedCombination(here(_several_closures(self._arm)))
             with torch.enable_grad():
                 loss = closure()
             self._refuse_without_effect()

@@ -8,13 +8,15 @@ from collections.abc import Callable
 from ampcompare.source.lint.catalog import RULES
 from ampcompare.source.lint.module import Finding, LintModule
 from ampcompare.source.syntax import NEWLINE, SourceInvalid
+from ampcompare.source.versions import LATEST, Versions
 
 __all__ = ["UNREADABLE", "check_text", "is_of_interest"]
 
 UNREADABLE = "AMP000"
 WORDS = re.compile(
     r"\bapex\b|autocast|[Ss]caler\b|\bamp\b|_amp_|clip_grad_norm\(|type\s*=\s*bool|amp_(?:backend|level)\b"
-    r"""|precision\s*=\s*["']?16|float16|\.half\b|fp16_(?:backend|opt_level)|half_precision_backend|fp32_precision"""
+    r"""|precision\s*=\s*["']?16|float16|\.half\b|fp16_(?:backend|opt_level)|half_precision_backend|fp32_precision|allow_tf32"""
+    r"""|float32_matmul_precision|torch_dtype"""
 )
 CODES = r"[A-Za-z]+[0-9]*(?:[\s,]+[A-Za-z]+[0-9]+)*"
 OF_LINE = re.compile(rf"#\s*noqa\b(?:\s*:\s*(?P<codes>{CODES}))?", re.IGNORECASE)
@@ -26,18 +28,23 @@ def is_of_interest(text: str) -> bool:
     return WORDS.search(text) is not None
 
 
-def check_text(text: str, selected: Callable[[str], bool] = lambda code: True) -> list[Finding]:
+def check_text(
+    text: str,
+    selected: Callable[[str], bool] = lambda code: True,
+    versions: Versions = LATEST,
+) -> list[Finding]:
     """Return the findings of a module, by line, those that comments silence left out.
 
     Args:
         selected: which codes are wanted; rules of which none is are not run.
+        versions: of the libraries that the module is for; the newest by default.
 
     Raises:
         SourceInvalid: the text is not Python 3, and it has words of interest.
     """
     if not is_of_interest(text):
         return []
-    module = LintModule(text)
+    module = LintModule(text, versions)
     found: dict[tuple[str, int, int], Finding] = {}
     for rule in RULES:
         if any(map(selected, rule.codes)):

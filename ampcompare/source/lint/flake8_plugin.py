@@ -9,6 +9,7 @@ from ampcompare.base.version import __version__
 from ampcompare.source.lint.catalog import CODES
 from ampcompare.source.lint.check import check_text
 from ampcompare.source.syntax import SourceInvalid
+from ampcompare.source.versions import known_versions
 
 __all__ = ["Flake8Plugin"]
 
@@ -30,7 +31,7 @@ class Flake8Plugin:
     def run(self) -> Iterator[tuple[int, int, str, type[Flake8Plugin]]]:
         """Yield line, column and text of each finding of the codes that are reported by default."""
         try:
-            findings = check_text(self._text, lambda code: CODES[code].by_default)
+            findings = check_text(self._text, lambda code: CODES[code].by_default, known_versions())
         except SourceInvalid:  # flake8 says so itself
             return
         for finding in findings:

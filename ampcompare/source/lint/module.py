@@ -14,6 +14,7 @@ from ampcompare.source.lint.trace import Event, Kind, Tracer
 from ampcompare.source.module import Module, Scope
 from ampcompare.source.roles import Roles
 from ampcompare.source.syntax import argument, dotted, last_name
+from ampcompare.source.versions import LATEST, Versions
 
 __all__ = [
     "EXITS",
@@ -125,10 +126,12 @@ class LintModule(Module):
 
     Attributes:
         roles: what objects are.
+        versions: of the libraries that it is for.
     """
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, versions: Versions = LATEST) -> None:
         super().__init__(text)
+        self.versions = versions
         self.roles = Roles(self)
 
     @functools.cached_property

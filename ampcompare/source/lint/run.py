@@ -19,6 +19,7 @@ from ampcompare.source.lint.check import check_text, is_of_interest
 from ampcompare.source.lint.module import Finding
 from ampcompare.source.lint.report import Located, Report, Unread
 from ampcompare.source.syntax import SourceInvalid, parse_tree
+from ampcompare.source.versions import LATEST, Versions
 
 __all__ = ["Selection", "find_files", "fix_text", "lint_files", "read_selection"]
 
@@ -35,6 +36,7 @@ class Selection:
         select: prefixes of codes; empty for all codes that are reported by default.
         ignore: prefixes of codes. Of two prefixes that fit a code the longer one decides, of equal ones this.
         exclude: patterns of files and folders.
+        versions: of the libraries that the files are for; the newest by default.
 
     Raises:
         ConfigError: a prefix of no code.
@@ -43,6 +45,7 @@ class Selection:
     select: tuple[str, ...] = ()
     ignore: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
+    versions: Versions = LATEST
 
     def __post_init__(self) -> None:
         for prefix in (*self.select, *self.ignore):
@@ -102,7 +105,7 @@ def _read_table(file: Path) -> Any:
 def _checked(file: Path, table: Any) -> Selection:
     if not isinstance(table, dict):
         raise ConfigError(f"{file}: {TABLE} is not a table")
-    values = {}
+    values: dict[str, Any] = {}
     for key, value in table.items():
         if key not in KEYS:
             raise ConfigError(f"{file}: {TABLE} has no key {key!r}; it has {', '.join(KEYS)}")
@@ -149,7 +152,7 @@ def _lint_file(path: Path, selection: Selection, fix: bool, report: Report, *, m
     try:
         if must_parse and not is_of_interest(document.text):
             parse_tree(document.text)
-        findings = check_text(document.text, selection.reports)
+        findings = check_text(document.text, selection.reports, selection.versions)
     except SourceInvalid as error:
         line = document.place(error.line).line if error.line else 0
         raise SourceInvalid(str(error), line) from None
@@ -184,7 +187,7 @@ def fix_text(text: str, findings: list[Finding], selection: Selection) -> tuple[
             corrected, _ = apply_edits(text, groups)
             try:
                 parse_tree(corrected)
-                left = check_text(corrected, selection.reports)
+                left = check_text(corrected, selection.reports, selection.versions)
             except SourceInvalid:
                 continue
             if len(left) < len(findings):

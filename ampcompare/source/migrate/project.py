@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -14,16 +15,25 @@ from ampcompare.base.files.read import FileFault
 from ampcompare.base.notebook_display import Shown
 from ampcompare.source.document import Document, parse_document, read_bytes, write_document
 from ampcompare.source.find import find_sources
+from ampcompare.source.migrate.core.state_dict import FROM_APEX
 from ampcompare.source.migrate.finding import BY_HAND, NOTE, Finding, origins_of_lines
 from ampcompare.source.migrate.read.neighbours import look_around
 from ampcompare.source.migrate.rewrite import Migration, may_use_apex, migrate_text
 from ampcompare.source.syntax import SourceInvalid, parse_tree, walk
+from ampcompare.source.versions import Versions, known_versions
 
 __all__ = ["FileMigration", "find_files", "find_mistakes", "is_script", "migrate_file"]
 
-SIGNS = (b"apex", b"amp_C", b"amp.scale_loss(", b"_amp_", b"_master_", b"\0")  # a null byte: text in UTF-16, or no text
+# Without one of these a file is not parsed; a null byte means text in UTF-16, or no text.
+SIGNS = (
+    b"apex", b"amp_C", b"amp.scale_loss(", b"_amp_", b"_master_", b"\0",
+    b"cuda.amp", b"cpu.amp", b"allow_tf32", b"float32_matmul_precision", b"torch_dtype",
+)  # fmt: skip
 # Returns the mistakes of a module: line, from 1, code of lint, and message.
 Examine: TypeAlias = Callable[[str], list[tuple[int, str, str]]]
+# Codes of lint whose fixes renew deprecated names, and a quick look for these.
+RENEWED = ("AMP302", "AMP303", "AMP313", "AMP314")
+OLD_NAMES = re.compile(r"\b(?:cuda|cpu)\.amp\b|allow_tf32|float32_matmul_precision|torch_dtype")
 # What a script does wrong by itself, whether its loss is scaled by Apex or by torch.
 # Mistakes with the fp16 copies of O2, of which there are none in the result.
 WITHOUT_EFFECT = {"AMP104", "AMP117"}
@@ -50,6 +60,11 @@ class FileMigration(Shown):
     def changed(self) -> bool:
         """Whether the text is another one."""
         return self.document is not None and self.migration is not None and self.migration.text != self.document.text
+
+    @property
+    def loads_state(self) -> bool:
+        """Whether the rewritten text loads the state of a scaler from files of Apex too."""
+        return self.migration is not None and FROM_APEX in self.migration.text
 
     @property
     def by_hand(self) -> int:
@@ -113,7 +128,7 @@ def is_script(path: Path) -> bool:
     except (FileFault, SourceInvalid):
         return False
     asks = any(isinstance(each, ast.Constant) and each.value == "__main__" for each in walk(tree))
-    return asks or any(isinstance(each, (ast.For, ast.While)) or _calls(each) for each in tree.body)
+    return asks or any(isinstance(each, (ast.For, ast.While, ast.With)) or _calls(each) for each in tree.body)
 
 
 def _calls(statement: ast.stmt) -> bool:
@@ -121,7 +136,12 @@ def _calls(statement: ast.stmt) -> bool:
 
 
 def migrate_file(
-    path: Path, target: str = "torch", *, must_parse: bool = False, examine: Examine = lambda text: []
+    path: Path,
+    target: str = "torch",
+    *,
+    must_parse: bool = False,
+    examine: Examine = lambda text: [],
+    versions: Versions | None = None,
 ) -> FileMigration:
     """Return what becomes of a file; nothing is written.
 
@@ -129,6 +149,7 @@ def migrate_file(
         target: "torch" or "precision".
         must_parse: whether it must be Python even if it does not use Apex.
         examine: returns the mistakes of a module, each with line, code and message; it sees the text and its result.
+        versions: of the libraries that the result is for; by default those that are installed.
     """
     try:
         content = read_bytes(path)
@@ -138,12 +159,15 @@ def migrate_file(
     except FileFault as fault:
         return FileMigration(path, fault=str(fault))
     try:
-        if must_parse and not may_use_apex(document.text):
+        migration = None
+        if may_use_apex(document.text):
+            migration = migrate_text(document.text, target, look_around(path, document.text))
+            migration = _checked(document.text, migration, examine)
+        elif must_parse:
             parse_tree(document.text)
-            return FileMigration(path)
-        around = look_around(path, document.text)
-        migration = migrate_text(document.text, target, around)
-        return FileMigration(path, document, _checked(document.text, migration, examine))
+        if target == "torch":
+            migration = _renewed(document.text, migration, versions or known_versions())
+        return FileMigration(path, None if migration is None else document, migration)
     except SourceInvalid as error:
         where = f"line {document.place(error.line).line}: {error.kind}: " if error.line else ""
         return FileMigration(path, document, fault=f"{where}{error}")
@@ -151,6 +175,24 @@ def migrate_file(
         return FileMigration(path, document, fault="nested too deeply")
     except ValueError as error:
         return FileMigration(path, document, fault=str(error))
+
+
+def _renewed(before: str, migration: Migration | None, versions: Versions) -> Migration | None:
+    """Return a migration whose result has new names of torch and transformers in the place of deprecated ones.
+
+    None where there was none, and nothing is to be done.
+    """
+    text = before if migration is None else migration.text
+    if OLD_NAMES.search(text) is None:
+        return migration
+    from ampcompare.source.lint.check import check_text
+    from ampcompare.source.lint.run import Selection, fix_text
+
+    selection = Selection(select=RENEWED, versions=versions)
+    new, _, _ = fix_text(text, check_text(text, selection.reports, versions), selection)
+    if new == text:
+        return migration
+    return replace(migration or Migration(before, []), text=new)
 
 
 def _checked(before: str, migration: Migration, examine: Examine) -> Migration:

@@ -340,7 +340,7 @@ def _keep_for_others(
     findings = []
     for name, other in found.items():
         statement, alias = own[name]
-        full = shown(f"{statement.module}.{alias.name}")  # type: ignore[union-attr]
+        full = shown(f"{statement.module}.{alias.name}")
         if full in LAYERS:
             twins[(statement, alias.name)] = IMPORTED[full]
             continue

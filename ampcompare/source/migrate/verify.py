@@ -16,7 +16,7 @@ from typing import Any
 
 from ampcompare.base.environment.gpus import visible_gpus
 from ampcompare.base.errors import ConfigError, LaunchError
-from ampcompare.base.processes.sandbox import sandboxed
+from ampcompare.base.processes.sandbox import WITHOUT_OVERLAYS, sandboxed
 from ampcompare.base.processes.start import start_command
 from ampcompare.source.migrate.finding import NOTE
 from ampcompare.source.migrate.project import FileMigration, migrate_file
@@ -74,6 +74,7 @@ class Run:
         passes: for each call of `backward`, how many operations of each kind gave 16-bit and wider results.
         files: of the script that use Apex, from its folder.
         written: files that the script wrote, in copies that are gone: the user's are as they were.
+        limits: for which files that does not hold; "" if it holds for all.
     """
 
     losses: list[float | None]
@@ -88,6 +89,7 @@ class Run:
     passes: list[dict[str, tuple[int, int]]] = field(default_factory=list)
     files: tuple[str, ...] = ()
     written: list[str] = field(default_factory=list)
+    limits: str = ""
 
     def sums(self) -> str:
         """Return the counts in words."""
@@ -124,10 +126,13 @@ def verify_script(path: str, arguments: list[str], *, steps: int, target: str, s
     script = Path(path)
     if not script.is_file():
         raise ConfigError(f"there is no script {path}")
-    _migrated(script, target)
+    first = _migrated(script, target)
     original = run_script(script, arguments, steps=steps)
-    migrations = [_migrated(script.parent / each, target) for each in original.files]
+    others = [script.parent / each for each in original.files if each != script.name]
+    migrations = [first, *(_migrated(each, target) for each in others)]
     say(f"unchanged, on ampcompare's engine: {original.sums()}")
+    if original.limits:
+        say(original.limits)
     if original.written:
         names = ", ".join(os.path.relpath(path) for path in original.written[:MAX_NAMES])
         more = f" and {len(original.written) - MAX_NAMES} more" * (len(original.written) > MAX_NAMES)
@@ -146,7 +151,7 @@ def verify_script(path: str, arguments: list[str], *, steps: int, target: str, s
                 say(f"known difference, {result.path}:{each.line}: {each.message}")
     write = ["ampcompare", "migrate", "--write", *(["--to", target] * (target != "torch"))]
     write += [str(each.path) for each in migrations if each.changed]
-    for line in _conclusion(verdict, remark, original.levels, [path, *arguments], write):
+    for line in _conclusion(verdict, remark, original.levels if target == "torch" else (), [path, *arguments], write):
         say(line)
     return EXIT_CODES.get(verdict, 0)
 
@@ -181,12 +186,12 @@ def _conclusion(verdict: str, remark: str, levels: tuple[str, ...], script: list
         return [f"verdict: {verdict}; keep the original until the first difference above is explained"]
     if verdict == UNDECIDED:
         return [f"verdict: {verdict}, because {remark}; the files may be right, and no command can tell so far"]
-    if NO_EQUIVALENT not in remark:
+    if not WITHOUT_EQUIVALENT & set(levels):
         return [f"verdict: {verdict}{remark}; you can go on with the rewritten files:", f"  {shlex.join(write)}"]
     device = [] if visible_gpus() else ["--device", "cpu"]
     arms = ["ampcompare", "compare", "--reference", max(levels), "--arm", "fp16", *device, "--", *script]
     return [
-        f"verdict: {verdict}{remark}; you can go on once torch.amp is accurate enough for you:",
+        f"verdict: {verdict}{remark}; you can go on if torch.amp is as accurate as {max(levels)} in whole trainings:",
         f"  {shlex.join(arms)}",
         f"  {shlex.join(write)}",
     ]
@@ -317,7 +322,8 @@ def run_script(
         run = _read(folder)
         if not run.applied:
             raise LaunchError(f"{which} took no step that a loss scaler or apex.amp saw; there is nothing to compare")
-        return dataclasses.replace(run, written=[one.path for one in sandbox.written])
+        limits = WITHOUT_OVERLAYS if sandbox.is_partial else ""
+        return dataclasses.replace(run, written=[one.path for one in sandbox.written], limits=limits)
 
 
 def _read(folder: Path) -> Run:

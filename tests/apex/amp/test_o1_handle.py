@@ -71,16 +71,49 @@ def test_a_disabled_init_stops_decorated_functions(handle: Any) -> None:
     assert torch.mm(torch.ones(2, 2), torch.ones(2, 2)).dtype == HALF
 
 
-def test_old_handle_api(handle: Any) -> None:
-    """The handle's scale_loss points to the new API; wrap_optimizer passes everything on."""
-    with pytest.raises(RuntimeError, match=r"amp\.initialize"):
-        handle.scale_loss(torch.ones(()), None)
-    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)
-    wrapped = handle.wrap_optimizer(optimizer)
-    assert wrapped.param_groups is optimizer.param_groups
-    wrapped.step()
-    with pytest.raises(RuntimeError):
-        wrapped.scale_loss(torch.ones(()))
+def _grown(amp_: Any, wrapped: bool, value: float) -> list[float]:
+    """Return the weight after each of three steps by the API before `initialize`, the second with a given input."""
+    handle = amp_.init(loss_scale="dynamic")
+    weight = nn.Parameter(torch.full((1,), 3.0))
+    optimizer = torch.optim.SGD([weight], lr=0.5)
+    if wrapped:
+        optimizer = handle.wrap_optimizer(optimizer)
+    found = []
+    for number in (1.0, value, 1.0):
+        optimizer.zero_grad()
+        loss = (weight * number).sum()
+        with optimizer.scale_loss(loss) if wrapped else handle.scale_loss(loss, optimizer) as scaled_loss:
+            assert scaled_loss.item() != loss.item()
+            scaled_loss.backward()
+        optimizer.step()
+        found.append(weight.item())
+    return found
+
+
+@pytest.mark.parametrize("wrapped", [True, False])
+def test_the_api_before_initialize_trains(handle: Any, wrapped: bool) -> None:
+    """Gradients are unscaled, one that overflows skips its step alone (deviation 42)."""
+    assert _grown(amp, wrapped, 1.0) == [2.5, 2.0, 1.5]
+    assert _grown(amp, wrapped, 1e36) == [2.5, 2.5, 2.0]
+
+
+def test_gradients_of_several_losses_add_up(handle: Any) -> None:
+    """Each loss has a scaler, and unscaled gradients of the first are left as they are; one loss too many is named."""
+    weight = nn.Parameter(torch.ones(1))
+    optimizer = handle.wrap_optimizer(torch.optim.SGD([weight], lr=1.0), num_loss=2)
+    for factor in (1.0, 2.0):
+        with optimizer.scale_loss((weight * factor).sum()) as scaled_loss:
+            scaled_loss.backward()
+    assert weight.grad is not None
+    assert weight.grad.item() == 3.0
+    with pytest.raises(RuntimeError, match="num_loss=2"):
+        optimizer.scale_loss(weight.sum())
+    optimizer.step()
+    assert weight.item() == -2.0
+    with handle._disable_casts(), optimizer.scale_loss("loss") as loss:
+        assert loss == "loss"
+    with amp.init(enabled=False).wrap_optimizer(optimizer).scale_loss("loss") as loss:
+        assert loss == "loss"
 
 
 def test_disable_casts_nests_and_survives_exceptions(handle: Any) -> None:
@@ -94,6 +127,13 @@ def test_disable_casts_nests_and_survives_exceptions(handle: Any) -> None:
     with pytest.raises(ZeroDivisionError), amp.disable_casts():
         _ = 1 / 0
     assert handle.is_active()
+
+
+def test_the_api_before_initialize_strict(handle: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In strict mode it raises and points to the new API, as Apex 25.05 does."""
+    monkeypatch.setattr(amp._amp_state, "strict", True)
+    with pytest.raises(RuntimeError, match=r"amp\.initialize"), handle.scale_loss(torch.ones(()), None):
+        pass
 
 
 def test_disable_casts_strict() -> None:

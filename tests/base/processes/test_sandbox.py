@@ -71,6 +71,7 @@ WAYS = {
     "rmtree": ("import shutil; shutil.rmtree('data'); open('data', 'w').write('x')", "data", "changed"),
     "chmod": ("import os; os.chmod('checkpoint.pt', 0o600)", "checkpoint.pt", "changed"),
     "truncate": ("import os; os.truncate('checkpoint.pt', 0)", "checkpoint.pt", "changed"),
+    "link to a folder": ("import os; os.symlink('data', 'newest')", "newest", "new"),
     "symlink": ("import os; os.symlink('checkpoint.pt', 'latest')", "latest", "new"),
     "mmap": (
         "import mmap; f = open('data/input.csv', 'r+b'); m = mmap.mmap(f.fileno(), 0); m[0] = 65; m.flush()",
@@ -183,4 +184,5 @@ def test_a_copy_has_links_to_environments_and_runs_and_to_what_lies_elsewhere(tm
         assert sandbox.at(str(project / "data/input.csv")) != str(project / "data/input.csv")
         assert sandbox.at("data") == "data"
     assert [(Path(one.path).name, one.how) for one in sandbox.written] == [("checkpoint.pt", "changed")]
+    assert [(project / name).stat().st_mode & 0o777 for name in (".git", ".venv", "far")] == [0o755, 0o755, 0o755]
     assert (project / "checkpoint.pt").read_text() == "the user's"

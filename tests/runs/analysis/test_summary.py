@@ -12,9 +12,8 @@ from scipy import stats
 
 from ampcompare.base.errors import ConfigError
 from ampcompare.runs.analysis.inference.criteria import Criteria
+from ampcompare.runs.analysis.results_table import judge, read_table
 from ampcompare.runs.analysis.summary import summarize
-from ampcompare.runs.analysis.tables.csv_table import read_table
-from ampcompare.runs.analysis.tables.external import judge
 from ampcompare.runs.records.comparison import ArmSummary, Comparison
 from ampcompare.runs.records.evaluation import EpochResult
 from ampcompare.runs.records.run import RunRecord
@@ -98,7 +97,7 @@ def test_verdicts_stand_in_the_rows(make_record: MakeRecord) -> None:
 def test_a_judged_table_of_the_figures_of_runs_says_the_same(make_record: MakeRecord) -> None:
     """Verdicts, intervals and the rate of divergence of a table are those of the runs that its lines are of."""
     values = {"fp32": [0.503, 0.521, 0.492, 0.514], "half": [0.402, 0.447, 0.413, 0.406], "bf16": [0.5, 0.5, 0.4, 0.4]}
-    records, lines = [], ["arm,seed,accuracy,time"]
+    records, lines = [], ["arm,seed,accuracy,seconds"]
     for arm, its in values.items():
         for seed, value in enumerate(its):
             diverged = arm == "bf16" and seed > 1
@@ -386,3 +385,21 @@ def test_an_invalid_pair_is_left_out_where_enough_remain(make_record: MakeRecord
 def test_emulated_times_are_not_compared(make_record: MakeRecord) -> None:
     """fp16 that was computed in fp32 has no time of its own."""
     assert _times(make_record, half="fp16 emulated").time_verdict == "not comparable (fp16 computed in fp32)"
+
+
+@pytest.mark.parametrize(("half", "is_below"), [(0.02, True), (0.10, False)])
+def test_a_twin_is_the_floor_of_what_can_be_told(make_record: MakeRecord, half: float, is_below: bool) -> None:
+    """The headline is not about the twin; it names the arms whose difference is no larger than the twin's."""
+    twin = "fp32 first_weights=twin"
+    records = [make_record("fp32", seed, top1=0.5) for seed in range(3)]
+    records += [make_record("half", seed, top1=0.5 - half) for seed in range(3)]
+    for seed, change in enumerate((0.04, -0.04, 0.05)):
+        made = make_record("fp32", seed, top1=0.5 + change)
+        config = made.config.model_copy(update={"first_weights": "twin"})
+        records.append(made.model_copy(update={"arm": twin, "config": config}))
+    comparison = summarize(records, arms=["fp32", "half", twin], reference="fp32")
+    *others, floor = comparison.headline
+    assert not any(twin in sentence for sentence in others)
+    assert floor.startswith("fp32 again from weights changed by 1/512 differs by +5.2")
+    assert ("half, which this training cannot tell from a path" in floor) == is_below
+    assert _row(comparison, twin).pairs == 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -57,3 +58,55 @@ def test_a_sum_beyond_fp16_and_its_gradient_are_finite(casts: None) -> None:
 def test_autocast_for_the_cpu_itself_is_left_alone(casts: None) -> None:
     torch.set_autocast_enabled("cuda", False)
     assert torch.ones(4, dtype=torch.float16).sum().dtype is torch.float16
+
+
+FP32_ALONE = """
+    import torch
+    from torch import nn
+
+    class Overlap(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, a, b):
+            if a.dtype != torch.float32:
+                raise RuntimeError(f"expected scalar type Float but found {a.dtype}")
+            return a * b
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one, self.two = nn.Linear(4, 2), nn.Linear(4, 2)
+            self.table = nn.Parameter(torch.ones(2, 2))
+        def forward(self, x):
+            LINE
+
+    net = Net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    loss = net(torch.ones(3, 4)).float().sum()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("arm", "line", "said"),
+    [
+        ("native:bf16", "return Overlap.apply(self.one(x), self.two(x))", "takes fp32 alone, and gets 16-bit tensors"),
+        ("half:bf16", "return Overlap.apply(self.one(x), self.two(x))", "cast its inputs to fp32 and its result back"),
+        (
+            "native:bf16",
+            "return torch.scatter(self.table, 0, torch.zeros(2, 2).long(), self.one(x)[:2])",
+            "tensors of both types",
+        ),
+        (
+            "native:bf16",
+            "return self.one(x) + float(self.two(x).detach().numpy()[0, 0])",
+            r"\.float\(\) before \.numpy\(\)",
+        ),
+    ],
+)
+def test_a_reason_is_that_of_the_operation(write, legacy, arm: str, line: str, said: str) -> None:
+    """A kernel of fp32, operands of two types, and NumPy, which lacks bfloat16, are told apart."""
+    write("train.py", FP32_ALONE.replace("LINE", line))
+    done = legacy("--device", "cpu", "--arm", arm, "train.py")
+    assert done.returncode != 0
+    assert re.search(said, done.stderr), done.stderr

@@ -176,3 +176,21 @@ def test_local_rank_spellings(write, legacy) -> None:
     )
     done = legacy("--compat-torch", "train.py", LOCAL_RANK="5")
     assert done.stdout.split() == ["1", "2", "3", "4", "5", "Namespace()"], done.stderr
+
+
+def test_prelu_and_bounds_of_integers(write, legacy) -> None:
+    """A float tensor bounds integers by its value, in place or not; `F.prelu` is looked up in torch at each call."""
+    script = """
+        import torch
+        cells = torch.tensor([0, 3, 9])
+        gain = torch.tensor([7.9])
+        assert cells.clamp(max=gain[0] - 1).tolist() == [0, 3, 6]
+        assert cells.clamp_(1, gain[0] - 1).tolist() == [1, 3, 6] and cells.dtype is torch.int64
+        assert torch.ones(2).mul(9).clamp_(0, gain[0]).tolist() == [gain.item()] * 2
+        torch.prelu = lambda input, weight: "seen"
+        assert torch.nn.PReLU()(torch.ones(2)) == "seen"
+    """
+    write("train.py", script)
+    done = legacy("--compat-torch", "train.py")
+    assert done.returncode == 0, done.stderr
+    assert "an integer tensor is clamped by the value of a float tensor" in done.stderr

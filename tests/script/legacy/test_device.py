@@ -110,7 +110,7 @@ def test_cuda_calls_run_on_the_cpu(write, legacy) -> None:
     assert (done.returncode, done.stdout) == (0, "6 torch.float16\n"), done.stderr
     assert done.stderr.startswith(NOTE)
     assert done.stderr.count("\n") == 2
-    assert done.stderr.endswith(": ampcompare migrate train.py\n")
+    assert done.stderr.endswith(": ampcompare migrate --verify train.py\n")
 
 
 AUTOCAST = """

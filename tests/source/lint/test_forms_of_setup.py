@@ -101,8 +101,8 @@ PAIRS = {
     """,
     "AMP239: loaded by a library in bf16": """
         from transformers import AutoModelForCausalLM
-        model = AutoModelForCausalLM.from_pretrained(name, torch_dtype=torch.bfloat16)  # wrong
-        model = AutoModelForCausalLM.from_pretrained(name, torch_dtype=torch.float32)  # right
+        model = AutoModelForCausalLM.from_pretrained(name, dtype=torch.bfloat16)  # wrong
+        model = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32)  # right
         groups = [{"params": [p for n, p in model.named_parameters() if "bias" not in n]}]
         optimizer = torch.optim.AdamW(groups, lr=1e-5)
         for batch in loader:

@@ -12,6 +12,7 @@ import pytest
 from ampcompare.source.migrate import project
 from ampcompare.source.migrate.project import find_files, find_mistakes, migrate_file
 from ampcompare.source.migrate.rewrite import Migration
+from ampcompare.source.versions import Versions
 
 SCRIPT = "import torch\nfrom apex.parallel import convert_syncbn_model\nmodel = convert_syncbn_model(model)  # é\n"
 RESULT = "import torch\nmodel = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)  # é\n"
@@ -163,3 +164,29 @@ def test_a_name_of_apex_that_another_file_passes_on_is_found(tmp_path: Path) -> 
     (tmp_path / "main.py").write_text("from train0 import train\nmodel, optimizer = amp.initialize(model, optimizer)\n")
     given = migrate_file(tmp_path / "train0.py").migration
     assert not [each for each in given.findings if "no file that initializes" in each.message]
+
+
+OLD = """import torch
+from torch.cuda.amp import GradScaler, autocast
+
+torch.backends.cudnn.allow_tf32 = True
+scaler = GradScaler()
+with autocast():
+    loss = model(x)
+"""
+
+
+def test_deprecated_names_of_torch_are_renewed_with_and_without_apex(tmp_path: Path) -> None:
+    """As far as the version has the new ones; a second run changes nothing."""
+    path = tmp_path / "train.py"
+    for text in (OLD, OLD + "from apex.parallel import convert_syncbn_model\nmodel = convert_syncbn_model(model)\n"):
+        path.write_text(text, encoding="utf-8")
+        old = migrate_file(path, versions=Versions((2, 3), (0, 0)))
+        assert old.migration is None or old.migration.text.startswith(OLD)
+        new = migrate_file(path, versions=Versions((2, 9), (0, 0))).migration.text
+        assert 'scaler = GradScaler("cuda")\nwith autocast("cuda"):\n' in new
+        assert 'torch.backends.cudnn.conv.fp32_precision = torch.backends.cudnn.rnn.fp32_precision = "tf32"' in new
+        assert "apex" not in new
+        path.write_text(new, encoding="utf-8")
+        assert not migrate_file(path, versions=Versions((2, 9), (0, 0))).changed
+        assert migrate_file(path, "precision", versions=Versions((2, 9), (0, 0))).migration is None

@@ -26,7 +26,7 @@ from ampcompare.base.environment.fingerprint import THREAD_VARIABLES, fingerprin
 from ampcompare.base.errors import EnvironmentUnfit, LaunchError
 from ampcompare.base.files.run_files import CellFile
 from ampcompare.base.processes.client import MAX_SERVERS, ProcessServer, ServerLost, can_fork
-from ampcompare.base.processes.sandbox import Sandbox
+from ampcompare.base.processes.sandbox import WITHOUT_OVERLAYS, Sandbox
 from ampcompare.base.processes.start import start_command
 from ampcompare.base.rank_marks import CELL_FOLDER
 from ampcompare.base.secrets import MASK, learn_file, mask, mask_variable
@@ -44,7 +44,6 @@ from ampcompare.experiment.launch.cell_files import (
 from ampcompare.experiment.launch.multi_process import StoppedProcesses
 from ampcompare.experiment.launch.places import ANYWHERE, Place
 from ampcompare.experiment.launch.script.output import OutputReader, Printed
-from ampcompare.experiment.launch.script.refusals import why_refused
 from ampcompare.experiment.launch.script.rows import (
     ScriptRows,
     error_of_children,
@@ -67,12 +66,9 @@ PIPE_SECONDS = 2.0
 SETTINGS = (".yaml", ".yml", ".json", ".toml", ".ini", ".cfg", ".env", ".conf")
 # Exit codes of `ampcompare exec` for errors of ampcompare itself.
 OUR_ERRORS = (2, 3, 4)
-MAX_LAST_LINES = 5
+MAX_LAST_LINES = 40
+USAGE = 2  # the exit code of argparse, whose usage comes before its error
 CODE_FOLDER = "AMPCOMPARE_CODE_FOLDER"
-WITHOUT_OVERLAYS = (
-    "this machine allows no overlays, so each cell runs in a copy of the script's folder; what the script writes to a "
-    "full path elsewhere, as below the home, changes your files"
-)
 MAX_FILES = 200  # that a record names
 WORD = re.compile(r"[^\W_]")
 NO_REASON = re.compile(r"ampcompare: (\d+ steps?, \d+ skipped|the record has no step|--device cpu: )")
@@ -109,10 +105,6 @@ class ScriptLauncher(Launcher):
         for old in folder.glob(CellFile.SCRIPTS):
             old.unlink()
         write_config(config, folder)
-        if reason := why_refused(config.script, config.parsed_arm):
-            refused = failed_script(config, reason, exit_code=2)
-            write_record(refused, folder)
-            return refused
         for word in config.script.arguments:
             if (path := word.rpartition("=")[2]).endswith(SETTINGS):
                 learn_file(Path(path))
@@ -277,6 +269,7 @@ def script_command(config: RunConfig, script: ScriptConfig, folder: Path) -> lis
         start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
         start += [str(config.processes), "-m"]
     options = ["--arm", config.arm, "--seed", str(seed), "--record", str((folder / CellFile.SCRIPT).resolve())]
+    options += ["--twin"] * (config.first_weights == "twin")
     if script.max_steps is not None:
         options += ["--max-steps", str(script.max_steps)]
     if config.device == "cpu":
@@ -332,7 +325,9 @@ def _last_words(code: int, folder: Path) -> str:
     last = lines[-1] if lines else ""
     if last.startswith("ampcompare: "):
         return last.removeprefix("ampcompare: ")
-    return f"the script ended with exit code {code}" + (f": {last}" if last else "")
+    usage = [at for at, line in enumerate(lines) if line.lower().startswith("usage:")]
+    said = f"{last} ({' '.join(' '.join(lines[usage[-1] : -1]).split())})" if code == USAGE and usage else last
+    return f"the script ended with exit code {code}" + (f": {said}" if said else "")
 
 
 class _StepCounter:

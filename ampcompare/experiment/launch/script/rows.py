@@ -24,18 +24,21 @@ class ScriptRows:
     Attributes:
         steps: an update is one step of each optimizer that takes turns; its time is from the end of the last one.
         weights: hash at each `initialize`.
+        optimizers: the names of their classes, likewise.
         batches: hashes of the first ones.
         notes: in what the arm departs from what the script asks for.
         scalars: values by name, with the function that logged them.
         setup: how 16-bit types are computed, and facts about the device.
         ledger: in which types the training ran; None if no step was looked at.
         rank: of the process and number of ranks, in a process group at the first step; None without one.
+        planned_steps: of the whole script, as its loops say; None where that is not known, or nothing ends it early.
         ended: exit code and error; None if the process was killed.
     """
 
     header: dict[str, Any] = field(default_factory=dict)
     steps: list[StepRecord] = field(default_factory=list)
     weights: list[str] = field(default_factory=list)
+    optimizers: list[str] = field(default_factory=list)
     batches: list[str] = field(default_factory=list)
     scalars: dict[str, list[float]] = field(default_factory=dict)
     sources: dict[str, str] = field(default_factory=dict)
@@ -45,6 +48,7 @@ class ScriptRows:
     peak_bytes: int | None = None
     peak_reserved_bytes: int | None = None
     rank: tuple[int, int] | None = None
+    planned_steps: int | None = None
     ended: dict[str, Any] | None = None
 
     def facts(self) -> ScriptFacts:
@@ -83,6 +87,7 @@ def _add(rows: ScriptRows, row: dict[str, Any]) -> None:
     kind = row.get("kind")
     if kind == "weights":
         rows.weights.append(row["sha256"])
+        rows.optimizers += row["optimizers"]
     elif kind == "batches":
         rows.batches = row["sha256"]
     elif kind == "metric":
@@ -96,6 +101,8 @@ def _add(rows: ScriptRows, row: dict[str, Any]) -> None:
         rows.setup = row
     elif kind == "ledger":
         rows.ledger = Ledger.model_validate({name: value for name, value in row.items() if name != "kind"})
+    elif kind == "planned":
+        rows.planned_steps = row["steps"]
     elif kind == "rank":
         rows.rank = row["rank"], row["world_size"]
     elif kind == "end":

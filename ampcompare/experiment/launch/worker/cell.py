@@ -216,7 +216,15 @@ def build(config: RunConfig, folder: Path, device: torch.device, ranks: Communic
     point = _find_resume_point(config, folder, ranks, attempt)
     state = None if point is None else point.state
     assembly = assemble(
-        config.recipe, task, precision, parallel, device, workers=config.workers, ranks=ranks, state=state
+        config.recipe,
+        task,
+        precision,
+        parallel,
+        device,
+        workers=config.workers,
+        ranks=ranks,
+        state=state,
+        is_twin=config.first_weights == "twin",
     )
     # Only now: a checkpoint that does not fit changes no file.
     ranks.broadcast_from_rank0(lambda: _prepare_files(folder, point, attempt))

@@ -21,6 +21,7 @@ from ampcompare.runs.analysis.runs.learning import EPS, divergence_cause, idle_v
 from ampcompare.runs.analysis.runs.record_checks import SEEDS_ITSELF
 from ampcompare.runs.records.comparison import ArmSummary, Comparison, NextStep
 from ampcompare.runs.records.run import RunRecord
+from ampcompare.runs.settings.script import seed_option
 
 __all__ = ["TypedCommand", "next_steps", "seeds_text"]
 
@@ -29,7 +30,6 @@ FIRST_SEEDS = 5  # where there are too few for a verdict
 MAX_LR = 0.1  # that is advised where the reference diverged, however large its own
 MAX_MORE = 20  # seeds that are advised to settle as many arms as possible; beyond, as few as settle one
 MORE_SEEDS = re.compile(r"inconclusive \(≤(\d+) more seeds?\)")
-SEED_OPTION = re.compile(r"""(?:add_argument|option)\((?:[^()]*,)?\s*["'](--(?:manual[-_]|random[-_])?seed)["']""")
 REFUSED = 2  # exit code of a script that an arm refuses: its message says what to do
 SAFE_EPS = "1e-4"  # far above the least number of fp16
 PROGRAM = ["ampcompare", "compare"]
@@ -90,7 +90,8 @@ def _missing(comparison: Comparison, typed: TypedCommand) -> Iterator[NextStep]:
     ended = {f"{run.arm}@{run.config.recipe.seed}" for run in comparison.records if run.status != "interrupted"}
     missing = [cell for cell in comparison.order if cell not in ended]
     if missing and _are_copies(comparison):
-        if option := _seed_option(comparison):
+        script = next((run.config.script for run in comparison.records if run.config.script is not None), None)
+        if script is not None and (option := seed_option(script)):
             yield NextStep(
                 command=str(typed.with_option("--seed-arg", option).elsewhere("seeded")),
                 why=f"pass the seed on: the script has the option {option}",
@@ -103,19 +104,6 @@ def _missing(comparison: Comparison, typed: TypedCommand) -> Iterator[NextStep]:
 def _are_copies(comparison: Comparison) -> bool:
     """Return whether all that is left out are runs of a script that seeds itself, so that more seeds are copies too."""
     return bool(comparison.excluded) and all(text.endswith(SEEDS_ITSELF) for text in comparison.excluded)
-
-
-def _seed_option(comparison: Comparison) -> str:
-    """Return the option for the seed that the source of the script names; "" if it names none."""
-    script = next((run.config.script for run in comparison.records if run.config.script is not None), None)
-    if script is None or script.is_module or script.seed_arg is not None:
-        return ""
-    try:
-        source = Path(script.name).read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
-    found = SEED_OPTION.search(source)
-    return found[1] if found else ""
 
 
 def _failed(comparison: Comparison, by_arm: Mapping[str, Sequence[RunRecord]]) -> Iterator[NextStep]:

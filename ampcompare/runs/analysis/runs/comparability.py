@@ -14,7 +14,6 @@ from typing import Any
 
 from ampcompare.base.environment.fingerprint import SWITCHES
 from ampcompare.base.files.loaded_code import differing
-from ampcompare.base.files.run_files import CellFile
 from ampcompare.runs.analysis.runs.declared import why_not_as_declared
 from ampcompare.runs.analysis.runs.pairs import Pair, conditional_on, finished, pairs_by_seed
 from ampcompare.runs.analysis.runs.scores import other_metric
@@ -65,7 +64,6 @@ MAX_SKIPPED = 0.25  # share of the steps: beyond, as for other outliers, a media
 MAX_NAMED_VALUES = 4
 MIN_SKIPPED = 0.01  # share of steps above which skipped steps affect the median step time
 RESUMED = "resumed from"
-MAX_FILES = 5  # in a sentence
 FROM_THE_START = "Remove the file and run with --force to train from the start"
 SEED_IT = "Seed what the script draws, or pass the seed on with --seed-arg"
 
@@ -497,14 +495,15 @@ def began_apart(arm: RunRecord, reference: RunRecord) -> str:
     for record in (arm, reference):
         if record.script is not None and record.script.resumed:
             return f"{RESUMED} {os.path.basename(record.script.resumed[0])} of its own earlier attempt"
-    if here.weights and there.weights and here.weights[0] != there.weights[0]:
+    is_meant = arm.config.first_weights != reference.config.first_weights  # a twin
+    if here.weights and there.weights and here.weights[0] != there.weights[0] and not is_meant:
         return "began from other weights"
     seen = min(len(here.batches), len(there.batches))
     return "saw other first batches" if here.batches[:seen] != there.batches[:seen] else ""
 
 
 def script_sentences(records: Sequence[RunRecord], reference: str) -> Iterator[str]:
-    """Yield what was seen of the pairing of a script's runs, and which files they wrote."""
+    """Yield what was seen of the pairing of a script's runs."""
     ran = [record for record in records if record.script is not None]
     theirs = {record.config.recipe.seed: record for record in ran if record.arm == reference}
     apart: dict[str, list[str]] = {}
@@ -528,7 +527,6 @@ def script_sentences(records: Sequence[RunRecord], reference: str) -> Iterator[s
     if checked and not apart and not other_code:
         yield "Paired: in each seed all arms began from the same weights and saw the same first batches."
     yield from _departures(ran)
-    yield from _written_files(ran)
 
 
 def _other_code(record: RunRecord, theirs: Mapping[int, RunRecord]) -> str:
@@ -544,21 +542,3 @@ def _departures(records: Sequence[RunRecord]) -> Iterator[str]:
             arms.setdefault(note, {})[record.arm] = None
     for note, names in arms.items():
         yield f"{', '.join(names)}: {note}."
-
-
-def _written_files(records: Sequence[RunRecord]) -> Iterator[str]:
-    writers: dict[tuple[str, ...], list[str]] = {}
-    for record in records:
-        if record.script is not None and record.script.files:
-            cell = f"{record.arm}, seed {record.config.recipe.seed}"
-            writers.setdefault(tuple(map(_near, record.script.files)), []).append(cell)
-    for files, cells in writers.items():
-        who = "Each cell" if len(cells) == len(records) > 1 else "; ".join(cells)
-        names = ", ".join(files[:MAX_FILES]) + f" and {len(files) - MAX_FILES} more" * (len(files) > MAX_FILES)
-        yield f"{who} wrote {names}: into cells/CELL/{CellFile.WRITTEN}, so that your own files are as they were."
-
-
-def _near(path: str) -> str:
-    """Return a path from the working directory, if it lies below it."""
-    near = os.path.relpath(path)
-    return path if near.startswith(os.pardir) else near

@@ -52,6 +52,9 @@ class Role:
 def why_not_as_declared(records: Iterable[RunRecord]) -> str:
     """Return in what a run is not as its arm declares; "" if all that was seen of all runs is, or nothing was seen."""
     for record in records:
+        if record.fell_back is not None:
+            arm, step = next(iter(record.fell_back.diverged.items()))
+            return f"{arm} diverged at step {step}, and {record.fell_back.arm} trained instead"
         roles = record.config.parsed_arm.roles
         if roles is None or record.ledger is None:
             continue

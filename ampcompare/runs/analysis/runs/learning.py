@@ -37,6 +37,7 @@ LEARNED_NOTHING = "learned nothing"
 NO_VERDICT = f"no verdict (the reference {LEARNED_NOTHING})"
 CHANCE_DEVIATIONS = 3.0  # binomial standard deviations over chance: one model in 700 that guesses is above
 MIN_POINTS = 15  # of a loss curve: fewer show no trend
+FALL = 0.1  # of the median loss, from the first third to the last
 FELL = 1.645  # normal deviate of a rank test, one-sided at 5 %
 LAST_SHARE = 5  # the last fifth of the epochs is compared with the fifth before
 FP16_HALF_OF_LEAST = 2.0**-25  # half of fp16's least number above 0: up to this, rounding gives 0
@@ -210,8 +211,13 @@ def still_improving(by_arm: Mapping[str, Sequence[RunRecord]], margin: float) ->
 
 
 def _fell(losses: Sequence[float]) -> bool:
-    """Return whether a loss curve shows a fall: over its length, or in its first steps before a plateau."""
+    """Return whether a loss curve shows a fall: over its length, or in its first steps before a plateau.
+
+    Where the last third is lower by a tenth, few and uneven losses may not show a fall, but they show no lack of one.
+    """
     first, later = _ends(losses)
+    if 0 < statistics.median(later) < (1 - FALL) * statistics.median(first):
+        return True
     half = losses[len(losses) // 2 :]
     return (
         _rank_deviate(first, later) > FELL

@@ -203,6 +203,7 @@ ROWS = {
             "plain_backward",
             "acted",
             "ledger",
+            "planned",
         ),
         _leave_out,
     ),

@@ -12,7 +12,7 @@ from ampcompare.source.edits import Edit
 from ampcompare.source.lint.module import EXITS, Finding, LintModule, Mistake, name_of, rule
 from ampcompare.source.syntax import last_name
 
-__all__: list[str] = []
+__all__ = ["OLD_TF32", "TF32_NAMES", "is_fallback"]
 
 REMOVED = ("amp", "parallel", "fp16_utils", "RNN", "reparameterization", "pyprof")
 OF_APEX = frozenset(
@@ -271,6 +271,8 @@ class Square(torch.autograd.Function):
 )
 def device_amp(module: LintModule) -> Iterator[Finding]:
     """Uses of `torch.cuda.amp` and `torch.cpu.amp`."""
+    if module.versions.torch < (2, 4):  # which has no `torch.amp.custom_fwd`
+        return
     statements = dict.fromkeys(each.statement for each in module.imports)
     groups = {name: edits for node in statements for name, edits in _renamed_import(module, node).items()}
     for node in module.nodes:
@@ -282,7 +284,7 @@ def device_amp(module: LintModule) -> Iterator[Finding]:
             continue
         full = module.resolve(node) or ""
         package, _, last = full.rpartition(".")
-        if package not in PACKAGES or module.has_alternatives(node) or _is_fallback(module, node):
+        if package not in PACKAGES or module.has_alternatives(node) or is_fallback(module, node):
             continue
         edits = groups.get(node.id, ()) if isinstance(node, ast.Name) else _renamed(module, node, full)
         if last in CALLED and isinstance(module.parents[node], ast.Call):
@@ -293,7 +295,7 @@ def device_amp(module: LintModule) -> Iterator[Finding]:
             yield module.finding("AMP303", node, f"`{package}.{last}` is deprecated", edits)
 
 
-def _is_fallback(module: LintModule, node: ast.AST) -> bool:
+def is_fallback(module: LintModule, node: ast.AST) -> bool:
     """Return whether a name is used only where something newer is missing."""
     for below, outer in pairwise([node, *module.ancestors(node)]):
         if isinstance(outer, ast.ExceptHandler):
@@ -439,7 +441,7 @@ def calls(module: LintModule) -> Iterator[Finding]:
             yield module.finding("AMP306", call, "`clip_grad_norm` is deprecated", edits)
         elif full == "apex.amp.init":
             yield module.finding("AMP307", call, "`amp.init` was removed")
-        elif full in QUERIES and not _is_fallback(module, call):
+        elif full in QUERIES and not is_fallback(module, call):
             source = module.source(call.func)
             edits = ()
             if isinstance(call.func, ast.Attribute) and not call.keywords:
@@ -481,9 +483,9 @@ def tf32_switches(module: LintModule) -> Iterator[Finding]:
     ]
     new = [node for node, full in used if full.endswith(".fp32_precision") and isinstance(node.ctx, ast.Store)]
     for node, full in used if new else ():
-        if full in OLD_TF32 and not _is_fallback(module, node):
+        if full in OLD_TF32 and not is_fallback(module, node):
             setting = next((one for one in new if not is_exclusive(module, one, node)), None)
-            if setting is not None and not _is_fallback(module, setting):
+            if setting is not None and not is_fallback(module, setting):
                 shown = f"line {setting.lineno} sets `{name_of(setting)}`"
                 yield module.finding("AMP312", node, shown)
 

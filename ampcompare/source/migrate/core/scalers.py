@@ -206,7 +206,7 @@ def loop_around(module: Module, initialize: Initialize) -> ast.stmt | None:
     found: ast.stmt | None = None
     for outer in module.within_function(initialize.statement):
         if isinstance(outer, (ast.For, ast.AsyncFor, ast.While)) or (found is not None and isinstance(outer, ast.If)):
-            found = outer  # type: ignore[assignment]
+            found = outer
     return found
 
 

@@ -12,8 +12,9 @@ from ampcompare.source.syntax import dotted, walk
 if TYPE_CHECKING:
     from ampcompare.source.migrate.core.context import Core
 
-__all__ = ["optimizer_of_state", "rewrite_state"]
+__all__ = ["FROM_APEX", "optimizer_of_state", "rewrite_state"]
 
+FROM_APEX = "# saved with Apex"
 OWN = ("self.optimizer", "self.optim", "self.opt")  # what runners and trainers call theirs
 
 
@@ -118,7 +119,7 @@ def _load(core: Core, call: ast.Call) -> None:
     if dotted(value) is None and not _is_lookup(value):
         lines, text = [f"amp_state = {text}"], "amp_state"
     unit = module.unit
-    lines.append(f'if "loss_scaler0" in {text}:  # saved with Apex')
+    lines.append(f'if "loss_scaler0" in {text}:  {FROM_APEX}')
     for number, scaler in enumerate(scalers):
         entry = f'{text}["loss_scaler{number}"]'
         lines += [

@@ -114,8 +114,8 @@ class _Finder:
     def _calls_with_backward(self, barriers: set[ast.AST]) -> Iterator[ast.Call]:
         """Yield the calls of functions that run a backward pass themselves, such as attacks on inputs."""
         module = self._module
-        passes = {call for call in barriers if isinstance(call, ast.Call) and last_name(call.func) == "backward"}
-        passes |= {each.statement for each in self._sites.backwards}  # type: ignore[arg-type]
+        passes: list[ast.AST] = [each.statement for each in self._sites.backwards]
+        passes += [each for each in barriers if isinstance(each, ast.Call) and last_name(each.func) == "backward"]
         running = {function for each in passes for function in module.functions_around(each)}
         while True:
             keys = {module.key(each) for each in running if each.name not in TRIVIAL}

@@ -7,7 +7,7 @@ import shlex
 
 import pytest
 
-from ampcompare.experiment.launch.script.listing import _printed
+from ampcompare.experiment.launch.script.listing import printed_metrics
 from ampcompare.experiment.launch.script.output import widened
 from ampcompare.runs.settings.script import parse_metric
 
@@ -34,7 +34,7 @@ from ampcompare.runs.settings.script import parse_metric
 )
 def test_numbers_as_python_prints_them(line: str, found: dict[str, float]) -> None:
     """Whole, with either exponent, without a digit before the point, and where they are none; not parts of words."""
-    listed = list(_printed([line]))
+    listed = list(printed_metrics([line]))
     assert {one.name: repr(one.last) for one in listed} == {name: repr(value) for name, value in found.items()}
     for one in listed:
         pattern = parse_metric(shlex.split(one.option)[1]).pattern
@@ -47,5 +47,28 @@ def test_numbers_as_python_prints_them(line: str, found: dict[str, float]) -> No
 
 def test_colors_are_no_part_of_a_metric() -> None:
     """As its pattern reads a line without them."""
-    (found,) = _printed(["val \x1b[1mloss\x1b[0m=\x1b[31m0.50\x1b[0m"])
+    (found,) = printed_metrics(["val \x1b[1mloss\x1b[0m=\x1b[31m0.50\x1b[0m"])
     assert (found.name, found.last) == ("val loss", 0.5)
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        (
+            " Average Precision  (AP) @[ IoU=0.50:0.95 | area=   all | maxDets=100 ] = 0.412",
+            {"Average Precision (AP) @[ IoU=0.50:0.95 | area= all | maxDets=100 ]": 0.412},
+        ),
+        ("AR [0.5:0.95]: 0.31", {"AR [0.5:0.95]": 0.31}),
+        ("loss[loss=0.51, over 12.00], tot[loss=0.42]", {"loss loss": 0.51, "tot loss": 0.42, "over": 12.0}),
+        ("train: loss=0.5 valid: loss=0.25", {"train loss": 0.5, "valid loss": 0.25}),
+        ("loss=0.5 | test: loss=0.75", {"loss": 0.5, "test loss": 0.75}),
+    ],
+)
+def test_figures_of_one_name_are_told_apart(line: str, found: dict[str, float]) -> None:
+    """By what stands before them; a threshold in a name is no figure."""
+    listed = list(printed_metrics([line]))
+    assert {one.name: one.last for one in listed} == found
+    for one in listed:
+        pattern = parse_metric(shlex.split(one.option)[1]).pattern
+        assert pattern is not None
+        assert [float(match[1]) for match in widened(pattern).finditer(line)] == [one.last]

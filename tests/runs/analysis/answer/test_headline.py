@@ -11,9 +11,8 @@ import pytest
 from ampcompare.runs.analysis.answer.headline import warnings_and_answer
 from ampcompare.runs.analysis.inference.criteria import Criteria
 from ampcompare.runs.analysis.inference.looks import Design
+from ampcompare.runs.analysis.results_table import judge, read_table
 from ampcompare.runs.analysis.summary import summarize
-from ampcompare.runs.analysis.tables.csv_table import TableOptions, read_table
-from ampcompare.runs.analysis.tables.external import judge
 from ampcompare.runs.records.comparison import Comparison, Look
 from ampcompare.runs.records.run import EngineInfo, Resumption, RunRecord
 
@@ -401,15 +400,15 @@ def test_nothing_completed(runs: Any) -> None:
     ],
 )
 def test_a_judged_table(sd: str, sentence: str) -> None:
-    table = read_table("arm,top1\nfp32,77.14\napex:O1,77.01\n", "t", TableOptions())
+    table = read_table("arm,top1\nfp32,77.14\napex:O1,77.01\n", "t")
     assert judge(table, sd=float(sd) if sd else None).headline == [sentence]
 
 
 def test_a_judged_metric_where_less_is_better() -> None:
     """The better arm of a word error rate has the lower one."""
-    table = read_table("arm,WER\nfp32,10.0\nhalf,8.0\nslow,9.0\n", "t", TableOptions())
+    table = read_table("arm,WER\nfp32,10.0\nhalf,8.0\nslow,9.0\n", "t", better="lower")
     assert (
-        judge(table, sd=0.05, terms=Criteria(prefer="accuracy"))
+        judge(table, sd=0.05, terms=Criteria(margin=0.5, prefer="accuracy"))
         .headline[0]
-        .startswith("Use half: better WER than fp32 (Δ -2.00 pp, -2.")
+        .startswith("Use half: better WER than fp32 (Δ -2.0, -2.2 to -1.8).")
     )

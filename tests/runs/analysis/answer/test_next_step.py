@@ -142,7 +142,7 @@ def test_an_untested_matrix_advises_no_seeds(compared: Any) -> None:
     assert compared(OPEN, design=Design(0.0, 0.0)).next_steps == []
 
 
-@pytest.mark.parametrize("command", ["", "ampcompare reproduce articles"])
+@pytest.mark.parametrize("command", [""])
 def test_without_a_command_to_edit(compared: Any, command: str) -> None:
     """From Python, or by another command, only what needs no command is advised."""
     comparison = compared(FP32, command=command, status="failed", error="e")

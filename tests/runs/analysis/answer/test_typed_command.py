@@ -20,7 +20,6 @@ def parsed(typed: TypedCommand) -> dict[str, object]:
     "text",
     [
         "",
-        "ampcompare reproduce articles",
         "ampcompare run",
         "a; b",
         "ampcompare 'compare",

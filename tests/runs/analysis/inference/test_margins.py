@@ -13,9 +13,8 @@ from ampcompare.base.errors import ConfigError
 from ampcompare.runs.analysis.inference.criteria import Criteria, MarginRule, margin_error, parse_margin, resolve_margin
 from ampcompare.runs.analysis.inference.effect import paired
 from ampcompare.runs.analysis.inference.verdict import Margin, decide
+from ampcompare.runs.analysis.results_table import judge, read_table
 from ampcompare.runs.analysis.summary import summarize
-from ampcompare.runs.analysis.tables.csv_table import read_table
-from ampcompare.runs.analysis.tables.external import judge
 from ampcompare.runs.records.comparison import Comparison
 from ampcompare.runs.records.run import RunRecord
 from ampcompare.runs.report.comparison import verdict_legend

@@ -11,7 +11,6 @@ import pytest
 from scipy import stats
 
 from ampcompare.base.errors import ConfigError
-from ampcompare.runs.analysis.forest import make_forest
 from ampcompare.runs.analysis.gates import check_gates, parse_gate
 from ampcompare.runs.analysis.inference.criteria import Criteria
 from ampcompare.runs.analysis.summary import summarize
@@ -178,12 +177,10 @@ def test_results_of_single_samples(compared: Any) -> None:
 
 
 def test_another_metric_is_another_experiment(compared: Any, make_record: Make) -> None:
-    """Runs of two tasks are refused in one table, in one forest and as a baseline."""
+    """Runs of two tasks are refused in one table and as a baseline."""
     bits, iou = compared(BITS, FP32), compared(IOU, [0.7] * 3, [0.71] * 3)
     with pytest.raises(ConfigError, match="measured by mean IoU, not bits per byte: runs of another task"):
         summarize([*bits.records, *iou.records], arms=["fp32", "half"], reference="fp32")
-    with pytest.raises(ConfigError, match="one is measured by bits per byte and two by mean IoU"):
-        make_forest([("one", bits), ("two", iou)])
     with pytest.raises(ConfigError, match="the baseline is measured by mean IoU, and this comparison by bits per byte"):
         check_gates([parse_gate("metric>1", [BITS])], bits, iou)
 
@@ -210,14 +207,3 @@ def test_limits_on_what_is_not_measured(compared: Any, gate: str) -> None:
     """Accuracy is that of classification, and every other name must be one of the task's."""
     with pytest.raises(ConfigError, match="is measured; write metric, bits per byte, time"):
         check_gates([parse_gate(gate, None)], compared(BITS, FP32))
-
-
-def test_a_forest_of_ratios(compared: Any) -> None:
-    """Effects over experiments are those of the logarithms, and are shown as each experiment's."""
-    factors = (1.02, 1.03, 1.025)
-    arms = [[f * v * (1 + n) for v, n in zip(FP32, NOISE, strict=True)] for f in factors]
-    forest = make_forest([(f"run {number}", compared(BITS, arm)) for number, arm in enumerate(arms)])
-    (pooled,) = (effect for effect in forest.pooled if effect.measure == "accuracy")
-    assert pooled.value == pytest.approx(float(np.log(factors).mean()), abs=1e-3)
-    assert pooled.verdict == "worse"
-    assert forest.metric == BITS

@@ -24,11 +24,9 @@ from ampcompare.runs.settings.recipe import Recipe
 from ampcompare.runs.settings.script import ScriptConfig, ScriptMetric
 
 
-def record(
-    arm: str, weights: str = "w", batches: tuple[str, ...] = ("b",), files: tuple[str, ...] = (), **more: Any
-) -> Any:
+def record(arm: str, weights: str = "w", batches: tuple[str, ...] = ("b",), **more: Any) -> Any:
     config = RunConfig(arm=arm)
-    facts = ScriptFacts(weights=[weights], batches=list(batches), files=list(files), **more)
+    facts = ScriptFacts(weights=[weights], batches=list(batches), **more)
     return RunRecord(cell=config.digest(), arm=arm, status="completed", config=config, script=facts)
 
 
@@ -40,13 +38,11 @@ def test_other_weights_or_batches_part_a_pair() -> None:
 
 
 def test_the_report_says_whether_runs_are_paired() -> None:
-    """One sentence where all are, one for each reason where not, and one for what cells wrote."""
+    """One sentence where all are, and one for each reason where not."""
     alike = [record("fp32"), record("half")]
     assert [text.partition(":")[0] for text in script_sentences(alike, "fp32")] == ["Paired"]
-    apart = [record("fp32", files=("/out",)), record("half", weights="v", files=("/out",))]
-    first, second = script_sentences(apart, "fp32")
+    (first,) = script_sentences([record("fp32"), record("half", weights="v")], "fp32")
     assert first.startswith("Not paired: half, seed 0 began from other weights than fp32")
-    assert second == "Each cell wrote /out: into cells/CELL/written, so that your own files are as they were."
 
 
 def test_a_resumed_cell_is_no_pair() -> None:
@@ -58,13 +54,6 @@ def test_a_resumed_cell_is_no_pair() -> None:
     comparison = summarize([record("fp32"), resumed], arms=["fp32", "half"], reference="fp32")
     assert "paired by seed" not in verdict_legend(comparison)
     assert "paired by seed" in verdict_legend(comparison.model_copy(update={"records": [record("fp32")]}))
-
-
-def test_cells_that_wrote_other_files_are_named() -> None:
-    names = [f"/out/{number}" for number in range(7)]
-    *_, one, other = script_sentences([record("fp32", files=names), record("half", files=("/ck.pt",))], "fp32")
-    assert one.startswith("fp32, seed 0 wrote /out/0, /out/1, /out/2, /out/3, /out/4 and 2 more: into cells/CELL/")
-    assert other.startswith("half, seed 0 wrote /ck.pt: ")
 
 
 def test_cells_of_other_code_are_not_called_paired() -> None:

@@ -1,0 +1,112 @@
+"""The three laws that carry over from the first steps of a training to its end, applied to what arms declare.
+
+Their limits come from a bank of 5,600 small trainings: docs/ahead.md. Nothing is fitted. Needs no torch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from ampcompare.backends.arm import Arm
+from ampcompare.backends.roles import Roles
+from ampcompare.runs.records.outlook import ArmOutlook, Prefix
+
+__all__ = ["outlook_of", "twin_distance"]
+
+FP16_MAX = 65504.0
+# Of runs that lose more of their updates over the rest of the schedule, 95 in 100 end 2 % worse than fp32; of runs that
+# lose less than LOW, one in fifteen.
+HIGH, LOW = 0.4, 0.05
+CHAOTIC = 0.01  # a twin farther away: a difference of that size is a path, and no fault
+LAST = 0.3  # of the prefix, over which twins are compared
+MIN_LOSSES = 3
+
+
+def twin_distance(losses: Sequence[float], twin: Sequence[float]) -> float | None:
+    """Return the rms relative difference of the losses of two trainings at the end of a prefix; None if it has none."""
+    count = min(len(losses), len(twin))
+    last = max(MIN_LOSSES, round(LAST * count))
+    if count < last:
+        return None
+    pairs = list(zip(losses[count - last : count], twin[count - last : count], strict=True))
+    if not all(math.isfinite(a) and math.isfinite(b) and a for a, b in pairs):
+        return math.inf
+    return math.sqrt(sum((b / a - 1) ** 2 for a, b in pairs) / len(pairs))
+
+
+def outlook_of(arm: Arm, prefix: Prefix, twin: float | None) -> ArmOutlook:
+    """Return what is to be expected of an arm.
+
+    Args:
+        twin: distance of a twin of the prefix; None if there is none.
+    """
+    roles = _roles_of(arm, prefix)
+    name = str(arm)
+    if roles is None:
+        return ArmOutlook(arm=name, word="cannot know", why="what it holds in which type is not declared")
+    share = prefix.zero_denominators.get(roles.state, 0.0)
+    if share:
+        why = f"Adam's denominator is 0 in {roles.state} for {_percent(share)} of the elements, at once"
+        return ArmOutlook(arm=name, word="will not hold", part="state", why=why, cure="state=fp32, or a larger eps")
+    overflow = _overflow(roles, prefix)
+    if overflow:
+        return ArmOutlook(
+            arm=name, word="will not hold", part="gradients", why=overflow, cure="loss_scale=dynamic, or a smaller one"
+        )
+    if twin is not None and twin > CHAOTIC and roles != Roles():
+        why = f"twins differ by {_percent(twin)} already: a gap of an arm would be a path, and no fault"
+        return ArmOutlook(arm=name, word="cannot know", why=why)
+    if roles.operands == "fp8":
+        why = "what fp8 products cost depends on how far the loss still falls"
+        return ArmOutlook(arm=name, word="cannot know", part="products", why=why)
+    if roles.weights in prefix.shares and not roles.masters and roles.update == "nearest":
+        return _weights(name, roles, prefix)
+    return ArmOutlook(arm=name, word="no fault in sight")
+
+
+def _roles_of(arm: Arm, prefix: Prefix) -> Roles | None:
+    """Return what an arm declares; of the script as it is written, what was seen of its weights."""
+    if arm.backend != "script":
+        return arm.roles
+    held = prefix.weights or "fp32"
+    return Roles(weights=held, gradients=held, state=held, step=held)
+
+
+def _overflow(roles: Roles, prefix: Prefix) -> str:
+    """Return what was seen beyond the largest fp16 number; "" for nothing, or where a dynamic scale avoids it."""
+    scale = roles.loss_scale
+    if "fp16" not in (roles.operands, roles.gradients) or (scale is not None and scale.interval is not None):
+        return ""
+    factor = 1.0 if scale is None else scale.first
+    largest = prefix.largest_gradient or 0.0
+    if not largest * factor > FP16_MAX:
+        return ""
+    times = f" times the loss scale {factor:g}" if factor != 1 else ""
+    return f"a gradient of {largest:.3g}{times} was seen, beyond {FP16_MAX:g}, the largest number of fp16"
+
+
+def _weights(name: str, roles: Roles, prefix: Prefix) -> ArmOutlook:
+    """Return what the updates that rounding loses mean."""
+    share = prefix.shares[roles.weights]
+    figures = f"{_percent(share.rest)} of the update is below half an ulp over the rest of the schedule"
+    figures += f" (now {_percent(share.now)})"
+    if not prefix.rates_known:
+        figures = f"{_percent(share.now)} of the update is below half an ulp now"
+    base = {"arm": name, "part": "weights", "share_now": share.now, "share_rest": share.rest}
+    cure = "masters=fp32, kahan or rounding=stochastic"
+    if not prefix.rates_known and share.now <= HIGH:
+        why = f"the learning rates ahead are not known ({prefix.basis}); {figures}"
+        return ArmOutlook.model_validate({**base, "word": "cannot know", "why": why})
+    if max(share.rest, share.now if not prefix.rates_known else 0.0) > HIGH:
+        return ArmOutlook.model_validate({**base, "word": "will not hold", "why": figures, "cure": cure})
+    word = "no fault in sight" if share.rest < LOW else "cannot know"
+    return ArmOutlook.model_validate(
+        {**base, "word": word, "why": figures, "cure": cure if word == "cannot know" else ""}
+    )
+
+
+def _percent(share: float) -> str:
+    if not math.isfinite(share):
+        return "without limit"
+    return f"{100 * share:.2g} %" if share < 0.1 else f"{100 * share:.0f} %"

@@ -1,1 +1,0 @@
-"""Published claims: how each is reproduced at a small size and judged."""

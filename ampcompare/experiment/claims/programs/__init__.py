@@ -1,1 +1,0 @@
-"""Training programs for claims that the training loop does not support on purpose."""

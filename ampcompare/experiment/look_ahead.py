@@ -1,0 +1,128 @@
+"""What the first steps of a training tell of the rest, for some arms: the command `diagnose --ahead`."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ampcompare.backends.arm import Arm
+from ampcompare.base.errors import ConfigError, LaunchError
+from ampcompare.base.processes.call import call_in_child
+from ampcompare.diagnosis import options as recipes
+from ampcompare.diagnosis.laws import outlook_of, twin_distance
+from ampcompare.diagnosis.options import PrefixRequest
+from ampcompare.experiment.diagnose import ENDED, ERRORS, error_of, run_examined, watched_settings
+from ampcompare.experiment.launch.places import find_places
+from ampcompare.runs.records.outlook import Outlook, Prefix
+from ampcompare.runs.settings.config import RunConfig
+
+__all__ = ["AheadOptions", "look_ahead"]
+
+PROGRAM = recipes.PROGRAM.with_name("prefix_recipe.py")
+MIN_STEPS = 10  # the law of lost updates needs no more
+
+
+@dataclass(frozen=True)
+class AheadOptions:
+    """Which training to look at, and for which arms.
+
+    Attributes:
+        config: of the training; its arm is not used.
+        arms: to judge.
+        prefix: steps that are run.
+        steps: optimizer steps of the whole training; None: its scheduler or recipe says, or the rate stays.
+        twin: run the prefix again from weights changed by one part in 512.
+        gpus: numbers of the GPUs to choose from, such as 0,2-3; None: the first that is free.
+    """
+
+    config: RunConfig
+    arms: Sequence[Arm]
+    prefix: int = 100
+    steps: int | None = None
+    twin: bool = True
+    gpus: str | None = None
+
+    def check(self) -> None:
+        """Refuse what cannot be looked at.
+
+        Raises:
+            ConfigError: no arms, a prefix that is too short or longer than the training.
+        """
+        if not self.arms:
+            raise ConfigError("there is no arm to look at; give some, as in --arm half:bf16,O2")
+        if self.prefix < MIN_STEPS:
+            raise ConfigError(f"a prefix of {self.prefix} steps is too short; give at least {MIN_STEPS}")
+        if self.steps is not None and self.steps <= self.prefix:
+            raise ConfigError(
+                f"--steps {self.steps} is the length of the whole training, but the prefix alone has {self.prefix} "
+                "steps; give a larger number, or a shorter --prefix"
+            )
+
+
+def look_ahead(options: AheadOptions, say: Callable[[str], None] = lambda line: None) -> Outlook:
+    """Run the first steps of a training in fp32, and say for each arm what is to be expected of it.
+
+    Args:
+        say: called with a line before each run.
+
+    Raises:
+        ConfigError, EnvironmentUnfit: options that cannot be used, or a script that cannot run here.
+        LaunchError: the training failed, or made no step.
+    """
+    options.check()
+    environment = find_places([options.config], None, options.gpus).all[0].gpu_environment
+    say(f"running the first {options.prefix} steps in fp32")
+    prefix = _prefix_of(options, environment, is_twin=False)
+    distance = None
+    if options.twin:
+        say("running them again from weights changed by one part in 512")
+        distance = twin_distance(prefix.losses, _prefix_of(options, environment, is_twin=True).losses)
+    recipe, script = options.config.recipe, options.config.script
+    subject = script.name if script else f"{recipe.model.arch} on {recipe.data.name}, {recipe.optimizer.name}"
+    arms = [outlook_of(arm, prefix, distance) for arm in options.arms]
+    return Outlook(subject=subject, prefix=prefix, twin=distance, arms=arms)
+
+
+def _prefix_of(options: AheadOptions, environment: Mapping[str, str], *, is_twin: bool) -> Prefix:
+    if options.config.script is not None:
+        return _prefix_of_script(options, environment, is_twin=is_twin)
+    answer = call_in_child(
+        PROGRAM,
+        seconds=recipes.TIME_LIMIT,
+        environment=environment,
+        shared=options.config.writable_paths(),
+        options={
+            "config": options.config.model_dump(mode="json"),
+            "steps": options.prefix,
+            "total": options.steps,
+            "is_twin": is_twin,
+        },
+    )
+    if not answer.done:
+        raise LaunchError(f"the first steps could not be trained: {answer.failure}")
+    if "error" in answer.value:
+        raise ERRORS.get(answer.value["exit_code"], LaunchError)(answer.value["error"])
+    return Prefix.model_validate(answer.value)
+
+
+def _prefix_of_script(options: AheadOptions, environment: Mapping[str, str], *, is_twin: bool) -> Prefix:
+    script = options.config.script
+    assert script is not None
+    with tempfile.TemporaryDirectory(prefix="ampcompare-ahead-") as name:
+        folder = Path(name)
+        answer = folder / "answer.json"
+        PrefixRequest(
+            settings={**watched_settings(options.config, Arm.parse("fp32"), folder), "twin": is_twin},
+            is_module=script.is_module,
+            steps=options.prefix,
+            total=options.steps,
+            answer=str(answer),
+            ended=str(folder / ENDED),
+        ).write(folder / "request.json")
+        code = run_examined(options.config, folder, "prefix", environment)
+        if not answer.exists():
+            reason = error_of(code, folder) if code else "it ended without a step of an optimizer"
+            raise ERRORS.get(code, LaunchError)(f"the first steps of the script could not be run: {reason}")
+        return Prefix.model_validate_json(answer.read_text(encoding="utf-8"))

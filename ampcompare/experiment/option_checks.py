@@ -1,0 +1,83 @@
+"""Refuse words of options that mean nothing, before torch is imported, a process is started or a folder is made.
+
+What depends on files, devices and the user's code is refused where it is used, in the cell.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import platform
+from collections.abc import Iterable
+
+from ampcompare.backends.arm import Arm
+from ampcompare.backends.catalog import SCRIPT_BACKENDS
+from ampcompare.base.environment.ranks import is_rank
+from ampcompare.base.errors import BackendUnavailable, ConfigError, EnvironmentUnfit, UnsupportedCombination
+from ampcompare.experiment.launch.slurm import require_slurm
+from ampcompare.runs.settings.config import RunConfig
+from ampcompare.runs.settings.optimizers import require_optimizer
+from ampcompare.tasks.catalog import check_task
+
+__all__ = ["check_cells"]
+
+REMOTE = ("slurm", "ray")  # whose jobs do not run on the machine that submits them
+
+
+def check_cells(cells: Iterable[RunConfig]) -> None:
+    """Check that cells name arms, tasks, models, data sets, optimizers and launchers that there are.
+
+    Raises:
+        ConfigError: a name does not exist, or two arms are one.
+        EnvironmentUnfit: this machine lacks a library of an arm, Slurm, or processes that fork.
+    """
+    cells = list(cells)
+    if not hasattr(os, "fork") and not is_rank() and any(cell.launcher not in REMOTE for cell in cells):
+        raise EnvironmentUnfit(
+            f"training starts processes by os.fork, which {platform.system() or 'this system'} lacks; use Linux, "
+            "macOS, WSL 2 or a container (lint, migrate, explain, report, judge, convert and exec work here)"
+        )
+    if any(cell.launcher == "slurm" for cell in cells):
+        require_slurm()
+    for cell in cells:
+        if cell.script is not None:
+            _check_script(cell.parsed_arm)
+            continue
+        _check_arm(cell.parsed_arm, on_cpu=cell.device == "cpu")
+        check_task(cell.recipe)
+        require_optimizer(cell.recipe.optimizer.name)
+    _check_distinct(cells)
+
+
+def _check_distinct(cells: Iterable[RunConfig]) -> None:
+    """Check that no two arms are one under two names: every difference between them would be chance."""
+    for one, other in itertools.combinations({cell.arm: cell.parsed_arm for cell in cells}.values(), 2):
+        if one.declares_the_same(other):
+            raise ConfigError(
+                f"{one} and {other} hold and compute every part of a step in the same types, so they are one arm; "
+                "leave one out (ampcompare explain shows what an option changes)"
+            )
+
+
+def _check_script(arm: Arm) -> None:
+    if arm.backend not in SCRIPT_BACKENDS:
+        raise UnsupportedCombination(
+            f"arm {arm} cannot replace amp in a script: it replaces the training loop or parts of the "
+            f"model; arms for scripts are those of {', '.join(SCRIPT_BACKENDS)}"
+        )
+
+
+def _check_arm(arm: Arm, *, on_cpu: bool) -> None:
+    if arm.backend == "script":
+        raise UnsupportedCombination(
+            "the arm script trains a script as it is written, and there is none: put -- SCRIPT ARGS at the end, or "
+            "use fp32"
+        )
+    library = arm.spec.library
+    if library is not None and (missing := library.missing()):
+        raise BackendUnavailable(f"{arm.backend} is {missing}")
+    runs = arm.effective("cpu") if on_cpu and library is not None else None
+    if runs is not None and runs.arm is None:
+        raise BackendUnavailable(runs.reason)
+    if arm.inner is not None:
+        _check_arm(arm.inner, on_cpu=on_cpu)

@@ -1,0 +1,126 @@
+"""How many steps a script is going to make, as the loops around its first step say."""
+
+from __future__ import annotations
+
+import ast
+import linecache
+import math
+import sys
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any
+
+from ampcompare.guards.location import is_installed, is_users
+
+__all__ = ["planned_steps"]
+
+# Calls that give as many items as their first argument has.
+PASSING = {"enumerate", "iter", "list", "tuple", "sorted", "reversed", "tqdm", "track", "progress_bar", "auto"}
+RANGES = {"range", "trange"}
+OPERATIONS = {ast.Add: int.__add__, ast.Sub: int.__sub__, ast.Mult: int.__mul__, ast.FloorDiv: int.__floordiv__}
+
+
+class _Unknown(Exception):
+    """Nothing but running the script would tell."""
+
+
+def planned_steps() -> int | None:
+    """Return how often the line of the script that has led here will run; None where that cannot be seen.
+
+    That is the product of what the `for` loops around it run over, in all functions of the script. Nothing of the
+    script is called except the lengths of its objects.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    steps = 1.0
+    try:
+        while frame is not None:
+            if is_installed(frame.f_code.co_filename):  # a trainer, whose loops are its own
+                return None
+            if is_users(frame.f_code.co_filename):
+                for node in _around(frame):
+                    steps *= _times(node, frame)
+                if frame.f_code.co_name == "<module>":
+                    break
+            frame = frame.f_back
+    except _Unknown:
+        return None
+    return math.ceil(steps)
+
+
+def _around(frame: FrameType) -> Iterator[ast.AST]:
+    """Yield the statements around the current line of a frame that decide how often it runs."""
+    try:
+        tree = ast.parse("".join(linecache.getlines(frame.f_code.co_filename, frame.f_globals)))
+    except (SyntaxError, ValueError):
+        raise _Unknown from None
+    line, first = frame.f_lineno, frame.f_code.co_firstlineno
+    for node in ast.walk(tree):
+        if isinstance(node, ast.For | ast.AsyncFor | ast.While | ast.If):
+            body = node.body
+            inside = body[0].lineno <= line <= (body[-1].end_lineno or 0)
+            if inside and (node.lineno > first or frame.f_code.co_name == "<module>"):
+                yield node
+
+
+def _times(node: ast.AST, frame: FrameType) -> float:
+    """Return how often the body of a statement runs for each time that the statement does."""
+    if isinstance(node, ast.For):
+        return _length(node.iter, frame)
+    if isinstance(node, ast.If):  # every so many iterations, as where gradients are accumulated
+        for one in ast.walk(node.test):
+            if isinstance(one, ast.BinOp) and isinstance(one.op, ast.Mod):
+                return 1 / max(1, _number(one.right, frame))
+        return 1.0
+    raise _Unknown
+
+
+def _length(node: ast.expr, frame: FrameType) -> int:
+    if isinstance(node, ast.Call) and node.args:
+        name = ast.unparse(node.func).rpartition(".")[2]
+        if name in RANGES:
+            return len(range(*(_number(argument, frame) for argument in node.args)))
+        if name in PASSING:
+            return _length(node.args[0], frame)
+        if name == "zip":
+            return min(_length(argument, frame) for argument in node.args)
+    if isinstance(node, ast.List | ast.Tuple):
+        return len(node.elts)
+    try:
+        return len(_value(node, frame))
+    except TypeError:  # of an iterator
+        raise _Unknown from None
+
+
+def _number(node: ast.expr, frame: FrameType) -> int:
+    if isinstance(node, ast.BinOp) and type(node.op) in OPERATIONS:
+        try:
+            return OPERATIONS[type(node.op)](_number(node.left, frame), _number(node.right, frame))
+        except ZeroDivisionError:
+            raise _Unknown from None
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("int", "len") and node.args:
+        return _number(node.args[0], frame) if node.func.id == "int" else _length(node.args[0], frame)
+    value = _value(node, frame)
+    if not isinstance(value, int):
+        raise _Unknown
+    return value
+
+
+def _value(node: ast.expr, frame: FrameType) -> Any:
+    """Return what a name, an attribute or a constant stands for."""
+    if isinstance(node, ast.Constant):
+        return node.value
+    if isinstance(node, ast.Name):
+        for names in (frame.f_locals, frame.f_globals):
+            if node.id in names:
+                return names[node.id]
+    if isinstance(node, ast.Attribute):
+        try:
+            return getattr(_value(node.value, frame), node.attr)
+        except AttributeError:
+            raise _Unknown from None
+    if isinstance(node, ast.Subscript):
+        try:
+            return _value(node.value, frame)[_value(node.slice, frame)]
+        except (KeyError, IndexError, TypeError):
+            raise _Unknown from None
+    raise _Unknown

@@ -1,0 +1,50 @@
+"""A twin: the same training from weights changed by one part in 512, as much as bf16 rounds.
+
+How far it ends from the training itself is the least difference that this training can tell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+__all__ = ["change_optimized_weights", "change_weights"]
+
+PART = 2.0**-9
+
+
+@torch.no_grad()
+def change_weights(weights: Iterable[Tensor], generator: torch.Generator | None = None) -> None:
+    """Change each number by one part in 512, up or down at random; the generators of the training are not used.
+
+    Args:
+        generator: draws the signs, on the CPU; by default one that is the same in each call.
+    """
+    generator = generator or torch.Generator().manual_seed(0)
+    for weight in weights:
+        if weight.is_floating_point():
+            signs = torch.randint(0, 2, weight.shape, generator=generator).to(weight.device) * 2 - 1
+            weight.add_((weight.float() * PART * signs).to(weight.dtype))
+
+
+def change_optimized_weights() -> Callable[[], None]:
+    """Change what optimizers get from now on, each tensor once, and return what ends that."""
+    original = Optimizer.add_param_group
+    generator = torch.Generator().manual_seed(0)
+    changed: set[int] = set()
+
+    def add_param_group(self: Optimizer, param_group: dict[str, Any]) -> None:
+        original(self, param_group)
+        new = [param for param in self.param_groups[-1]["params"] if id(param) not in changed]
+        changed.update(map(id, new))
+        change_weights(new, generator)
+
+    def end() -> None:
+        Optimizer.add_param_group = original  # type: ignore[method-assign]
+
+    Optimizer.add_param_group = add_param_group  # type: ignore[method-assign]
+    return end

@@ -1,0 +1,139 @@
+"""Words that mean nothing are refused by the command itself, at once, without torch; the rest by the cell."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ampcompare.base.environment.gpus import torch_build, why_no_cuda
+
+# Calls the command line once per line of input, and tells whether torch was imported.
+WITHOUT_TORCH = """
+import json, sys
+
+from ampcompare.cli import main
+import contextlib, io
+for line in sys.stdin:
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = main(json.loads(line))
+    print(json.dumps([code, err.getvalue(), "torch" in sys.modules or "torchvision" in sys.modules]))
+"""
+REFUSED: list[tuple[list[str], int, str]] = [
+    (["run", "--arch", "resnet19"], 2, "there is no model 'resnet19'"),
+    (["run", "--arch", "deeplabv3_resnet50"], 2, "for segmentation, not for classification"),
+    (["run", "--data", "nosuch"], 2, "there is no data set 'nosuch'"),
+    (["run", "--device", "nosuch"], 2, "is unknown; use auto, cpu, cuda"),
+    (["run", "--device", "mps", "--arm", "apex:O1"], 2, "apex:O1 does not run on mps"),
+    (["run", "--arm", "horovod"], 4, "horovod is not installed"),
+    (["run", "--launcher", "slurm"], 4, "needs sbatch"),
+    (["compare", "--arm", "fp32", "--arm", "horovod"], 4, "horovod is not installed"),
+    (["compare", "--arch", "resnet19"], 2, "there is no model 'resnet19'"),
+    (["compare", "--sweep", "recipe.model.arch=mlp,mpl"], 2, "there is no model 'mpl'"),
+    (["compare", "--sweep", "device=cpu,nosuch"], 2, "is unknown; use auto, cpu, cuda"),
+    (["compare", "-o", "x" * 300], 2, "cannot make the output folder"),
+    (["explain", "O2", "--arch", "resnet19"], 2, "there is no model 'resnet19'"),
+]
+# What files, devices and the user's code decide.
+IN_THE_CELL: list[tuple[list[str], int, str]] = [
+    (["--data", "mnist", "--data-dir", "nowhere"], 2, "mnist is not in nowhere"),
+    (["--data", "imagefolder", "--data-dir", "nowhere"], 2, "there is no folder 'nowhere'"),
+    (["--device", "xpu"], 4, "an Intel GPU), but torch sees none"),
+    (["--arch", "nomod:x"], 2, "there is no module 'nomod'"),
+    (["--data", "nomod.inner:x"], 2, "there is no module 'nomod'"),
+    (["--arch", "mymod:nosuch"], 2, "there is no 'nosuch' in it"),
+]
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """What each call says, with and without --dry-run, in one process; and the folder that they were made in."""
+    folder = tmp_path_factory.mktemp("here")
+    calls = [(words, dry) for words, *_ in REFUSED for dry in (False, True) if not (dry and words[0] == "explain")]
+    lines = [json.dumps([*words, *(["--dry-run"] if dry else [])]) for words, dry in calls]
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_TORCH], input="\n".join(lines), cwd=folder, text=True, capture_output=True,
+        check=True, timeout=120, env={**os.environ, "PATH": ""},  # where this machine may have sbatch
+    )  # fmt: skip
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    return {(*words, dry): answer for (words, dry), answer in zip(calls, found, strict=True)}, folder
+
+
+@pytest.mark.parametrize("words", [words for words, *_ in REFUSED], ids=" ".join)
+def test_refused_before_torch(answers: Any, words: list[str]) -> None:
+    """A name or library that is not there ends the command in one line, without torch or a folder."""
+    found, folder = answers
+    _, code, part = next(case for case in REFUSED if case[0] == words)
+    for dry in (False, True):
+        if (*words, dry) not in found:
+            continue
+        seen, err, torch = found[(*words, dry)]
+        assert (seen, len(err.splitlines()), torch) == (code, 1, False), err
+        assert part in err
+    assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize(("words", "code", "said"), IN_THE_CELL, ids=lambda value: str(value)[:40])
+def test_refused_by_the_cell(call: Any, tmp_path: Path, words: list[str], code: int, said: str) -> None:
+    """With the same exit codes: of `run` after its only cell, of `compare` before any, and once for all arms."""
+    device = () if "--device" in words else ("--device", "cpu")
+    for command in (["run"], ["compare", "--arm", "fp32,bf16", "--seeds", "0-1"]):
+        out = tmp_path / command[0]
+        done = call(*command, *words, *device, "-o", str(out))
+        assert (done.code, done.err.count(said)) == (code, 1), done.err
+        assert len(list(out.glob("cells/*"))) == (command == ["run"])
+
+
+def _root(folder: Path, *names: str) -> Path:
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).touch()
+    return folder
+
+
+Build = dict[str, str | None]
+CUDA: Build = {"cuda": "12.6", "hip": None}
+CPU: Build = {"cuda": None, "hip": None}
+ROCM: Build = {"cuda": None, "hip": "6.2"}
+
+
+def test_cuda_is_refused_only_where_it_is_certain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A build without CUDA, hidden GPUs or no driver at all are certain; any trace of a driver is left to torch."""
+
+    def no_library(name: str) -> None:
+        raise OSError(f"{name}: cannot open shared object file")
+
+    monkeypatch.setattr("ctypes.CDLL", no_library)
+    monkeypatch.setattr("sys.platform", "linux")
+    bare = _root(tmp_path / "bare")
+
+    def ask(build: dict[str, str | None], root: Path = bare, here: bool = True, **environment: str) -> str:
+        return why_no_cuda(here=here, build=build, root=root, environment=environment)
+
+    assert ask(CPU) == ask(CPU, here=False) == "this torch is built without CUDA"
+    assert ask(ROCM) == ""
+    assert ask(CUDA) == "this machine has no NVIDIA driver"
+    assert ask(CUDA, here=False) == ""
+    for name in ("dev/nvidiactl", "dev/nvidia0", "dev/dxg", "dev/nvhost-gpu", "proc/driver/nvidia"):
+        root = _root(tmp_path / name.replace("/", "-"), name)
+        assert ask(CUDA, root) == ask(CUDA, root, CUDA_VISIBLE_DEVICES="0") == ""
+        assert "hides all GPUs" in ask(CUDA, root, CUDA_VISIBLE_DEVICES="-1")
+        assert "hides all GPUs" in ask(CUDA, root, CUDA_VISIBLE_DEVICES="")
+    monkeypatch.setattr("ctypes.CDLL", lambda name: None)
+    assert ask(CUDA) == ""
+
+
+def test_the_build_of_torch(tmp_path: Path) -> None:
+    """What `version.py` says is what torch says; without the file nothing is known."""
+    import torch
+
+    assert torch_build() == {name: getattr(torch.version, name) for name in ("cuda", "hip", "xpu")}
+    assert torch_build(tmp_path) is None
+    (tmp_path / "version.py").write_text("__version__ = '2.4.0'\ncuda: Optional[str] = '12.1'\nhip = None\n")
+    assert torch_build(tmp_path) == {"cuda": "12.1", "hip": None}

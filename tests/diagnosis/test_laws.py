@@ -1,0 +1,103 @@
+"""The three laws on what a prefix has shown."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from ampcompare.backends.arm import Arm
+from ampcompare.diagnosis.laws import outlook_of, twin_distance
+from ampcompare.runs.records.outlook import Prefix, ShareLost
+
+
+def _prefix(rest: float = 0.0, now: float = 0.0, **values: Any) -> Prefix:
+    shares = {name: ShareLost(now=now, rest=rest) for name in ("bf16", "fp16")}
+    return Prefix(steps=100, shares=shares, **values)
+
+
+@pytest.mark.parametrize(
+    ("arm", "rest", "word"),
+    [
+        ("half:bf16", 0.02, "no fault in sight"),
+        ("half:bf16", 0.2, "cannot know"),
+        ("half:bf16", 0.6, "will not hold"),
+        ("half:bf16,masters=fp32", 0.6, "no fault in sight"),
+        ("half:bf16,kahan", 0.6, "no fault in sight"),
+        ("half:bf16,rounding=stochastic", 0.6, "no fault in sight"),
+        ("native:bf16", 0.6, "no fault in sight"),
+        ("O2", 0.6, "no fault in sight"),
+        ("O3", 0.6, "will not hold"),
+        ("fp32", 0.6, "no fault in sight"),
+    ],
+)
+def test_lost_updates(arm: str, rest: float, word: str) -> None:
+    """Only weights that are held in 16 bits and rounded to nearest lose them."""
+    found = outlook_of(Arm.parse(arm), _prefix(rest, 0.1), twin=0.0)
+    assert found.word == word
+    if word == "will not hold":
+        assert found.part == "weights"
+        assert "60 % of the update is below half an ulp over the rest of the schedule (now 10 %)" in found.why
+        assert "masters=fp32" in found.cure
+
+
+def test_a_chaotic_training_cannot_be_known() -> None:
+    """Where a twin goes elsewhere, a gap is a path; what was seen to overflow stays a fault."""
+    for arm in ("half:bf16", "native:bf16", "O2"):
+        assert outlook_of(Arm.parse(arm), _prefix(0.6), twin=0.05).word == "cannot know"
+    assert outlook_of(Arm.parse("fp32"), _prefix(0.6), twin=0.05).word == "no fault in sight"
+    assert outlook_of(Arm.parse("half"), _prefix(0.6, largest_gradient=1e6), twin=0.05).word == "will not hold"
+
+
+def test_rates_that_are_not_known() -> None:
+    """They leave a judgment only where the present rate already loses too much."""
+    unknown = {"rates_known": False, "basis": "a plateau of a metric decides them"}
+    assert outlook_of(Arm.parse("half:bf16"), _prefix(0.0, 0.1, **unknown), twin=0.0).word == "cannot know"
+    assert outlook_of(Arm.parse("half:bf16"), _prefix(0.0, 0.5, **unknown), twin=0.0).word == "will not hold"
+
+
+@pytest.mark.parametrize(
+    ("arm", "largest", "word"),
+    [
+        ("half", 65505.0, "will not hold"),
+        ("half", 65504.0, "no fault in sight"),
+        ("O2,loss_scale=1024", 64.0, "will not hold"),
+        ("O2,loss_scale=1024", 63.0, "no fault in sight"),
+        ("O2", 1e9, "no fault in sight"),
+        ("native:fp16", 1e9, "no fault in sight"),
+        ("half:bf16,masters=fp32", 1e9, "no fault in sight"),
+    ],
+)
+def test_overflow_that_was_seen(arm: str, largest: float, word: str) -> None:
+    """The largest gradient times a static scale is compared with fp16's largest number; a dynamic one makes way."""
+    found = outlook_of(Arm.parse(arm), _prefix(largest_gradient=largest), twin=0.0)
+    assert found.word == word
+    assert (found.part == "gradients") == (word == "will not hold")
+
+
+def test_a_denominator_of_zero() -> None:
+    """It ends a training at once where the optimizer's state is fp16, and not where it is wider."""
+    zero = _prefix(zero_denominators={"fp16": 0.41})
+    found = outlook_of(Arm.parse("half"), zero, twin=0.0)
+    assert (found.word, found.part) == ("will not hold", "state")
+    assert "0 in fp16 for 41 % of the elements" in found.why
+    assert outlook_of(Arm.parse("O2"), zero, twin=0.0).word == "no fault in sight"
+
+
+def test_the_script_as_it_is_written() -> None:
+    """Its weights are of the type in which the script holds them."""
+    assert outlook_of(Arm.parse("script"), _prefix(0.6, weights="bf16"), twin=0.0).word == "will not hold"
+    assert outlook_of(Arm.parse("script"), _prefix(0.6), twin=0.0).word == "no fault in sight"
+
+
+def test_fp8_depends_on_what_is_still_to_learn() -> None:
+    assert outlook_of(Arm.parse("fp8:mxfp8"), _prefix(), twin=0.0).word == "cannot know"
+
+
+def test_the_distance_of_a_twin() -> None:
+    """The last three tenths count; a number that is not finite is without limit, and too few losses say nothing."""
+    one = [1.0] * 10
+    assert twin_distance(one, [9.0] * 7 + [1.01] * 3) == pytest.approx(0.01)
+    assert twin_distance(one, [1.0] * 9 + [math.nan]) == math.inf
+    assert twin_distance(one[:2], one[:2]) is None

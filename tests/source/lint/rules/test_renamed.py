@@ -1,0 +1,79 @@
+"""Names that newer versions of torch and transformers have replaced, and versions that do not have the new ones."""
+
+from __future__ import annotations
+
+import pytest
+
+from ampcompare.source.lint.check import check_text
+from ampcompare.source.lint.run import Selection, fix_text
+from ampcompare.source.versions import Versions
+
+BEFORE = """import torch
+from torch import backends
+from transformers import AutoModel as Model, pipeline
+
+torch.backends.cuda.matmul.allow_tf32 = args.tf32
+backends.cudnn.allow_tf32 = False
+torch.set_float32_matmul_precision("high")
+model = Model.from_pretrained("gpt2", torch_dtype=torch.float16)
+answer = pipeline("text-generation", torch_dtype="auto", device=0)
+"""
+SWITCHED = """torch.backends.cuda.matmul.fp32_precision = "tf32" if args.tf32 else "ieee"
+torch.backends.cudnn.conv.fp32_precision = torch.backends.cudnn.rnn.fp32_precision = "ieee"
+torch.backends.cuda.matmul.fp32_precision = torch.backends.mkldnn.matmul.fp32_precision = "tf32"
+"""
+OLD_SWITCHES = "\n".join(BEFORE.splitlines()[4:7]) + "\n"
+
+
+def _fixed(text: str, versions: Versions) -> str:
+    selection = Selection(select=("AMP313", "AMP314"), versions=versions)
+    return fix_text(text, check_text(text, selection.reports, versions), selection)[0]
+
+
+@pytest.mark.parametrize(
+    ("versions", "tf32", "dtype"),
+    [
+        (Versions((2, 9), (4, 56)), True, True),
+        (Versions((2, 13), (5, 0)), True, True),
+        (Versions((2, 8), (4, 55)), False, False),
+        (Versions((0, 0), (0, 0)), False, False),
+    ],
+)
+def test_names_are_new_from_the_version_on_that_has_them(versions: Versions, tf32: bool, dtype: bool) -> None:
+    after = BEFORE.replace(OLD_SWITCHES, SWITCHED) if tf32 else BEFORE
+    after = after.replace("torch_dtype=", "dtype=") if dtype else after
+    assert _fixed(BEFORE, versions) == after
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "print(torch.backends.cuda.matmul.allow_tf32)",  # torch raises where this is read after a new switch was set
+        'torch.set_float32_matmul_precision("medium")',
+        "torch.set_float32_matmul_precision(args.precision)",
+    ],
+)
+def test_switches_of_tf32_are_fixed_together_or_not_at_all(line: str) -> None:
+    text = f"import torch\ntorch.backends.cudnn.allow_tf32 = True\n{line}\n"
+    found = check_text(text, lambda code: code == "AMP313")
+    assert [(finding.line, finding.edits) for finding in found] == [(2, ()), (3, ())]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "from diffusers import DDPMPipeline\nDDPMPipeline.from_pretrained('a', torch_dtype=None)\n",
+        "from transformers import AutoModel\nAutoModel.from_pretrained('a', dtype='auto', torch_dtype=None)\n",
+        "def load(torch_dtype=None): ...\nload(torch_dtype='auto')\n",
+        "import torch\ntry:\n    torch.backends.fp32_precision = 'tf32'\nexcept AttributeError:\n"
+        "    torch.backends.cuda.matmul.allow_tf32 = True\n",
+    ],
+)
+def test_other_names_and_fallbacks_are_left(text: str) -> None:
+    assert check_text(text, lambda code: code in ("AMP313", "AMP314")) == []
+
+
+def test_a_torch_without_the_new_names_of_amp_keeps_the_old_ones() -> None:
+    text = "import torch\nscaler = torch.cuda.amp.GradScaler()\n"
+    assert check_text(text, lambda code: code == "AMP302", Versions((2, 3), (0, 0))) == []
+    assert check_text(text, lambda code: code == "AMP302", Versions((2, 4), (0, 0)))[0].edits
