@@ -37,8 +37,21 @@ SECONDS_BETWEEN_LINES = 2.0
 @options_of(migrate_script)("--torch-version", metavar="VERSION")
 @option("--verify", is_flag=True, help="run the script before and after the rewrite on the CPU, and compare each step")
 @option("--steps", type=click.IntRange(min=1), default=20, show_default=True, help="of --verify")
+@option(
+    "--preflight/--no-preflight",
+    default=True,
+    help="with --verify, first train a few steps of the script: what cannot work is said at once",
+)
 @click.argument("paths", metavar="PATHS...", nargs=-1, required=True, type=FILE)
-def command(mode: str, target: str, torch_version: str | None, verify: bool, steps: int, paths: tuple[str, ...]) -> int:
+def command(
+    mode: str,
+    target: str,
+    torch_version: str | None,
+    verify: bool,
+    steps: int,
+    preflight: bool,
+    paths: tuple[str, ...],
+) -> int:
     """Rewrite Apex scripts for torch.amp; verify that they train the same.
 
     PATHS are files, folders and notebooks. The patch, or the result of --verify, goes to stdout, remarks to stderr.
@@ -50,7 +63,15 @@ def command(mode: str, target: str, torch_version: str | None, verify: bool, ste
     if verify:
         from ampcompare.source.migrate.verify import verify_script
 
-        return verify_script(paths[0], list(paths[1:]), steps=steps, target=target, say=click.echo)
+        def check() -> None:
+            from ampcompare.experiment.preflight import preflight_of
+            from ampcompare.runs.settings.config import RunConfig
+            from ampcompare.runs.settings.script import script_config
+
+            preflight_of([RunConfig(arm="script", device="cpu", script=script_config(paths))], _say)
+
+        first = check if preflight else lambda: None
+        return verify_script(paths[0], list(paths[1:]), steps=steps, target=target, say=click.echo, check=first)
     return _migrate(paths, target, torch_version, write=mode == "write")
 
 

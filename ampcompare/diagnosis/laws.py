@@ -54,11 +54,14 @@ def outlook_of(arm: Arm, prefix: Prefix, twin: float | None) -> ArmOutlook:
         return ArmOutlook(
             arm=name, word="will not hold", part="gradients", why=overflow, cure="loss_scale=dynamic, or a smaller one"
         )
+    if twin is not None and twin > CHAOTIC and roles != Roles():
+        why = f"twins differ by {_percent(twin)} already: a gap of an arm would be a path, and no fault"
+        return ArmOutlook(arm=name, word="cannot know", why=why)
     if roles.operands == "fp8":
         why = "what fp8 products cost depends on how far the loss still falls"
         return ArmOutlook(arm=name, word="cannot know", part="products", why=why)
     if roles.weights in prefix.shares and not roles.masters and roles.update == "nearest":
-        return _weights(name, roles, prefix, twin)
+        return _weights(name, roles, prefix)
     return ArmOutlook(arm=name, word="no fault in sight")
 
 
@@ -83,7 +86,7 @@ def _overflow(roles: Roles, prefix: Prefix) -> str:
     return f"a gradient of {largest:.3g}{times} was seen, beyond {FP16_MAX:g}, the largest number of fp16"
 
 
-def _weights(name: str, roles: Roles, prefix: Prefix, twin: float | None) -> ArmOutlook:
+def _weights(name: str, roles: Roles, prefix: Prefix) -> ArmOutlook:
     """Return what the updates that rounding loses mean."""
     share = prefix.shares[roles.weights]
     figures = f"{_percent(share.rest)} of the update is below half an ulp over the rest of the schedule"
@@ -92,9 +95,6 @@ def _weights(name: str, roles: Roles, prefix: Prefix, twin: float | None) -> Arm
         figures = f"{_percent(share.now)} of the update is below half an ulp now"
     base = {"arm": name, "part": "weights", "share_now": share.now, "share_rest": share.rest}
     cure = "masters=fp32, kahan or rounding=stochastic"
-    if twin is not None and twin > CHAOTIC:
-        why = f"twins differ by {_percent(twin)}, so that such a gap is a path; {figures}"
-        return ArmOutlook.model_validate({**base, "word": "cannot know", "why": why})
     if not prefix.rates_known and share.now <= HIGH:
         why = f"the learning rates ahead are not known ({prefix.basis}); {figures}"
         return ArmOutlook.model_validate({**base, "word": "cannot know", "why": why})

@@ -7,6 +7,7 @@ batches, the script does not follow the seed.
 from __future__ import annotations
 
 import os
+import statistics
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +27,7 @@ from ampcompare.experiment.launch.script.rows import ScriptRows, of_training_pro
 from ampcompare.experiment.plan import Plan
 from ampcompare.runs.records.preflight import ArmTrial, Preflight
 from ampcompare.runs.records.run import RunRecord
-from ampcompare.runs.records.step import iter_steps
+from ampcompare.runs.records.step import StepRecord, iter_steps
 from ampcompare.runs.settings.config import RunConfig, SavingConfig
 from ampcompare.runs.settings.script import ScriptConfig, seed_option
 
@@ -35,6 +36,7 @@ __all__ = ["check_arms", "failure_of", "preflight", "preflight_of", "require_tra
 STEPS = 3
 SKIPPED = "(nothing else was started; --no-preflight skips this check)"
 REMOTE = ("slurm", "ray")  # their cells run on other machines
+REFUSED = ConfigError.exit_code
 ERRORS: dict[int, type[AmpCompareError]] = {2: ConfigError, 4: EnvironmentUnfit}
 
 
@@ -75,7 +77,7 @@ def check_arms(
                 continue
             seed = seeds[0] if not trials else seeds[-1]
             trials[label] = _run(cell, seed, launcher, Path(place, str(len(trials))))
-            if trials[label].is_scripts_own or trials[label].faults:
+            if len(trials) == 1 and (trials[label].is_scripts_own or trials[label].faults):
                 break
         if len(trials) == 1 == len(rows) and len(seeds) > 1 and not next(iter(trials.values())).error:
             (label, cell), *_ = rows.items()
@@ -125,6 +127,7 @@ def preflight_of(
     """
     place = find_places(configs[:1], 1, gpus).all[0]
     with DispatchingLauncher(place=place) as launcher:
+        launcher.on_note = say
         found = check_arms({config.arm: config for config in configs}, launcher, [configs[0].recipe.seed])
     require_trainable(found)
     for line in found.lines():
@@ -153,7 +156,7 @@ class _Trial:
 
     record: RunRecord
     seconds: float
-    losses: list[float]
+    steps: list[StepRecord]
     total_steps: int = 0
     rows: ScriptRows | None = None
     optimizers: list[str] = field(default_factory=list)
@@ -164,20 +167,22 @@ class _Trial:
     @property
     def error(self) -> str:
         """Why it made no step; what a script does after its last one, which came too early for it, says nothing."""
-        enough = self.record.config.script is not None and len(self.losses) >= STEPS
+        enough = self.record.config.script is not None and len(self.steps) >= STEPS
         return "" if enough or self.record.status != "failed" else self.record.error or "it failed"
 
     @property
     def is_scripts_own(self) -> bool:
-        """Whether it failed before the arm had anything to do, so that all arms fail alike."""
-        return bool(self.error) and self.rows is not None and not self.rows.weights and not self.rows.steps
+        """Whether it failed before the arm had anything to do, and not by the arm's refusal, so that all fail alike."""
+        rows, code = self.rows, self.record.environment.get("exit_code")
+        return bool(self.error) and rows is not None and not rows.weights and not rows.steps and code != REFUSED
 
     def summary(self) -> ArmTrial:
         """Return what is stored of it."""
         code = int(self.record.environment.get("exit_code", 3)) if self.error else 0
-        median = self.record.summary.step_seconds_median
+        times = [step.seconds for step in self.steps][1:] or [step.seconds for step in self.steps]
+        median = statistics.median(times) if times else None
         return ArmTrial(
-            error=self.error, exit_code=code, steps=len(self.losses), seconds=self.seconds, step_seconds=median
+            error=self.error, exit_code=code, steps=len(self.steps), seconds=self.seconds, step_seconds=median
         )
 
 
@@ -198,12 +203,12 @@ def _run(cell: RunConfig, seed: int, launcher: Launcher, folder: Path) -> _Trial
     begun = time.perf_counter()
     record = launcher.launch(brief, folder, follow)
     seconds = time.perf_counter() - begun
-    losses = [step.loss for step in iter_steps(folder / CellFile.STEPS)] if (folder / CellFile.STEPS).exists() else []
+    steps = list(iter_steps(folder / CellFile.STEPS)) if (folder / CellFile.STEPS).exists() else []
     if script is None:
-        return _Trial(record, seconds, losses, totals[0], optimizers=[cell.recipe.optimizer.name])
+        return _Trial(record, seconds, steps, totals[0], optimizers=[cell.recipe.optimizer.name])
     rows = of_training_process(folder)
     known = [steps for steps in (script.max_steps, rows.planned_steps) if steps is not None]
-    trial = _Trial(record, seconds, losses, min(known, default=0), rows, rows.optimizers)
+    trial = _Trial(record, seconds, steps, min(known, default=0), rows, rows.optimizers)
     _read_metrics(trial, script, folder)
     return trial
 
@@ -240,7 +245,7 @@ def _found(trials: Mapping[str, _Trial], seconds: float) -> Preflight:
     return Preflight(
         arms={label: trial.summary() for label, trial in trials.items()},
         optimizers=list(dict.fromkeys(first.optimizers)),
-        losses=first.losses,
+        losses=[step.loss for step in first.steps],
         is_script=script is not None,
         copies=copies,
         seed_option=seed_option(script) if copies and script is not None else "",

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from ampcompare.experiment.preflight import SKIPPED
+
 pytestmark = pytest.mark.integration
 
 # Counts its steps in a file that every cell appends to, the only one that cells may change.
@@ -92,11 +94,31 @@ def test_what_is_certain_to_fail_stops_there(call: Any, folder: Path, what: str)
     done = call("compare", *arms, *device, "--seeds", "0-2", "-o", "out", *options, "--", "train.py", *arguments)
     assert (done.code, done.out) == (code, ""), done.err
     assert done.err.count(said) == 1, done.err
-    assert "nothing else was started; --no-preflight skips this check" in done.err
+    assert SKIPPED in done.err
     assert not list((folder / "out").glob("cells/*"))
     steps = (folder / "real" / "count").read_text() if (folder / "real" / "count").exists() else ""
     assert len(steps) < 3
     assert said.split(" (")[0] in json.dumps(json.loads((folder / "out" / "plan.json").read_text())["preflight"])
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["diagnose", "--arm", "bf16", "--device", "cpu", "--", "train.py", "--nosuch"],
+        ["profile", "--arm", "fp32,bf16", "--device", "cpu", "--", "train.py", "--nosuch"],
+        ["migrate", "--verify", "train.py", "--", "--nosuch"],
+    ],
+    ids=lambda words: words[0],
+)
+def test_other_commands_try_a_script_too(call: Any, folder: Path, words: list[str]) -> None:
+    """What is certain to fail is said in one line, with the usage, before any long run."""
+    (folder / "train.py").write_text(
+        script(step="amp = None").replace("import argparse", "from apex import amp\nimport argparse")
+    )
+    done = call(*words)
+    assert (done.code, done.out) == (3, "")
+    assert done.err.count("unrecognized arguments: --nosuch (usage: train.py [-h]") == 1
+    assert SKIPPED in done.err
 
 
 DOUBTFUL: dict[str, tuple[str, tuple[str, ...], str]] = {
@@ -124,6 +146,16 @@ def test_what_is_doubtful_is_said_and_the_matrix_starts(call: Any, folder: Path,
     assert said in done.err.partition("[1/2]")[0], done.err
     assert done.err.partition("[1/2]")[0].count(said) == 1
     assert len(list((folder / "out").glob("cells/*/record.json"))) == 2
+
+
+def test_every_arm_that_cannot_train_is_named(call: Any, folder: Path) -> None:
+    """The refusal of one, before any step, says nothing about the next."""
+    (folder / "train.py").write_text(script(setup="torch.set_default_dtype(torch.float64)"))
+    done = call("compare", "--arm", "fp32,bf16,O2", "--device", "cpu", "--dry-run", "--json", "--", "train.py")
+    arms = done.json()["preflight"]["arms"]
+    assert [(arm, "float64" in trial["error"]) for arm, trial in arms.items()] == [
+        *[("fp32", False), ("native:bf16", True), ("apex:O2", True)]
+    ]
 
 
 def test_the_plan_is_estimated_from_its_steps(call: Any, folder: Path) -> None:

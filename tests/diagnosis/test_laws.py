@@ -44,7 +44,9 @@ def test_lost_updates(arm: str, rest: float, word: str) -> None:
 
 def test_a_chaotic_training_cannot_be_known() -> None:
     """Where a twin goes elsewhere, a gap is a path; what was seen to overflow stays a fault."""
-    assert outlook_of(Arm.parse("half:bf16"), _prefix(0.6), twin=0.05).word == "cannot know"
+    for arm in ("half:bf16", "native:bf16", "O2"):
+        assert outlook_of(Arm.parse(arm), _prefix(0.6), twin=0.05).word == "cannot know"
+    assert outlook_of(Arm.parse("fp32"), _prefix(0.6), twin=0.05).word == "no fault in sight"
     assert outlook_of(Arm.parse("half"), _prefix(0.6, largest_gradient=1e6), twin=0.05).word == "will not hold"
 
 

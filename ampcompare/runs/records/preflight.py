@@ -23,7 +23,7 @@ class ArmTrial(FrozenRecord):
     exit_code: int = Field(0, description="of that error")
     steps: int = 0
     seconds: float = Field(0.0, description="from the start of its process to its end")
-    step_seconds: float | None = Field(None, description="median, without the first step")
+    step_seconds: float | None = Field(None, description="median, without the first step where there are others")
 
     @property
     def overhead(self) -> float:
@@ -93,7 +93,7 @@ class Preflight(FrozenRecord):
         if not trained:
             return [f"preflight, {format_duration(self.seconds)}:", *lines]
         steps = next(iter(trained.values())).steps
-        what = [f"{few(list(trained))} trained", f"{steps} steps each"]
+        what = [f"{few(list(trained))} trained", f"{_steps(steps)} each"]
         what += [f"with {few(self.optimizers)}"] if self.optimizers else []
         what += [f"loss {self.losses[0]:.4g} to {self.losses[-1]:.4g}"] if self.losses else []
         lines = [f"preflight, {format_duration(self.seconds)}: {', '.join(what)}", *lines]
@@ -101,9 +101,9 @@ class Preflight(FrozenRecord):
             option = f"--seed-arg={self.seed_option} passes it on" if self.seed_option else "pass it on with --seed-arg"
             lines.append(f"  the script does not follow the seed, so that all seeds give the same run: {option}")
         for name, value in self.metrics.items():
-            seen = f"{value:g} so far" if value is not None else f"not seen in {steps} steps"
+            seen = f"{value:g} so far" if value is not None else f"not seen in {_steps(steps)}"
             lines.append(f"  metric {name}: {seen}")
-        if self.is_script and not self.metrics:
+        if labels and self.is_script and not self.metrics:
             shown = f"; it shows {few(list(self.numbers)[:MAX_SHOWN])}: see --list-metrics" if self.numbers else ""
             lines.append(f"  metric: its training loss{shown}")
         if self.overwritten:
@@ -118,7 +118,11 @@ class Preflight(FrozenRecord):
         whole, per = self.estimate(labels), self.estimate(labels, PER)
         cells = f"{len(labels)} cell{'s' * (len(labels) != 1)} in turn"
         if whole is not None:
-            return [f"  about {format_duration(whole)} for {cells}, {self.cell_steps} steps each"]
+            return [f"  about {format_duration(whole)} for {cells}, {_steps(self.cell_steps or 0)} each"]
         if per is None:
             return []
         return [f"  about {format_duration(per)} for {cells} of {PER} steps each; how many a cell makes is not known"]
+
+
+def _steps(number: int) -> str:
+    return f"{number} step{'s' * (number != 1)}"

@@ -6,13 +6,14 @@ import ast
 from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
+from ampcompare.source.branches import conditions_around
 from ampcompare.source.edits import Edits
 from ampcompare.source.migrate.core.scalers import plan_scalers
 from ampcompare.source.migrate.finding import NOTE, Finding
 from ampcompare.source.migrate.read.names import Names
 from ampcompare.source.migrate.read.options import as_bool
 from ampcompare.source.migrate.read.order import find_order
-from ampcompare.source.migrate.read.sites import Read, Unsure, collect_sites
+from ampcompare.source.migrate.read.sites import Read, Sites, Unsure, collect_sites
 from ampcompare.source.migrate.twin_table import DECORATORS, GONE, IMPORTED, OPTIMIZERS, STAYS, Optimizer
 from ampcompare.source.module import Module
 from ampcompare.source.syntax import HIDDEN, arguments, dotted, is_literal, last_name
@@ -442,7 +443,9 @@ class Twins:
                 if isinstance(statement, ast.Assign) and statement.targets == [attribute]:
                     sites = collect_sites(module, self._names)
                     sites.reads.append(Read(attribute, statement, module.function(node), ()))
-                    if id(attribute) in find_order(module, sites, scalers.name).pending:
+                    if id(attribute) in find_order(module, sites, scalers.name).pending or _accumulates(
+                        sites, module, node
+                    ):
                         raise Unsure(node, POKED)
                     value = module.source(statement.value)
                     self._edits.replace_statement(
@@ -478,6 +481,14 @@ def _put_function(module: Module, edits: Edits, node: ast.AST, name: str, text: 
         raise Unsure(node, f"this needs a function {name}, but the module has something else of that name")
     if f"def {name}(" not in edits.inserted():
         edits.before(module.outermost(node), [*text.replace("    ", module.unit).splitlines(), "", ""])
+
+
+def _accumulates(sites: Sites, module: Module, node: ast.AST) -> bool:
+    """Return whether a loop around a place steps in some rounds only: gradients of earlier rounds may be there."""
+    loop = next((each for each in module.within_function(node) if isinstance(each, (ast.For, ast.While))), None)
+    tests = conditions_around(module, node, loop)
+    steps = [each.statement for each in sites.steps if loop is not None and module.is_in(each.statement, [loop])]
+    return any(conditions_around(module, each, loop) - tests for each in steps)
 
 
 def _value_of(statement: ast.stmt, node: ast.AST) -> ast.expr | None:

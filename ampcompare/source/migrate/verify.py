@@ -110,7 +110,15 @@ class Comparison:
     lines: list[str]
 
 
-def verify_script(path: str, arguments: list[str], *, steps: int, target: str, say: Callable[[str], None]) -> int:
+def verify_script(
+    path: str,
+    arguments: list[str],
+    *,
+    steps: int,
+    target: str,
+    say: Callable[[str], None],
+    check: Callable[[], None] = lambda: None,
+) -> int:
     """Run a script twice and print the comparison; return the exit code.
 
     Args:
@@ -118,6 +126,7 @@ def verify_script(path: str, arguments: list[str], *, steps: int, target: str, s
         steps: at most, of one optimizer.
         target: as for `migrate_file`.
         say: prints a line.
+        check: called once the rewrite is known to be whole, before the script runs; what it raises is passed on.
 
     Raises:
         ConfigError: there is no such script, or it cannot be rewritten.
@@ -127,6 +136,7 @@ def verify_script(path: str, arguments: list[str], *, steps: int, target: str, s
     if not script.is_file():
         raise ConfigError(f"there is no script {path}")
     first = _migrated(script, target)
+    check()
     original = run_script(script, arguments, steps=steps)
     others = [script.parent / each for each in original.files if each != script.name]
     migrations = [first, *(_migrated(each, target) for each in others)]

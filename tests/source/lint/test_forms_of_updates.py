@@ -126,6 +126,16 @@ PAIRS = {
             opt_a.step()
             opt_b.step()
     """,
+    "AMP125: a list under a name, which may hold every optimizer": """
+        from apex import amp
+        for batch in loader:
+            opt_a.zero_grad(); opt_b.zero_grad()
+            with amp.scale_loss(model(batch), opt_a) as scaled_loss:  # wrong
+            with amp.scale_loss(model(batch), [opts[0], opts[1]]) as scaled_loss:  # right
+                scaled_loss.backward()
+            opt_a.step()
+            opt_b.step()
+    """,
     "AMP125: an optimizer that no loss names": """
         from apex import amp
         for batch in loader:

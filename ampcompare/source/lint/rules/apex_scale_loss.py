@@ -482,14 +482,14 @@ def scaled_by_another(module: LintModule) -> Iterator[Finding]:
         for index, step in enumerate(trace):
             if step.kind is Kind.STEP and step.subject and "[" not in step.subject:
                 passes = _passes_since_cleared(trace[:index], step)
-                named = [_optimizers_named(one) for one in passes]
+                named = [names for one in passes if (names := _optimizers_named(one)) is not None]
+                if len(named) < len(passes):
+                    continue  # a name may hold several
                 others = [one for one, names in zip(passes, named, strict=True) if step.subject not in names]
-                if not others or None in named:
-                    continue
                 steps = {one.subject for one in trace if one.kind is Kind.STEP}
                 if len(others) < len(passes):
                     others = [one for one in others if _shares_graph(trace, one, step, models)]
-                if others and all(name in steps for names in named if names for name in names):
+                if others and all(name in steps for names in named for name in names):
                     shown = f"`{step.shown}` gets gradients of line {others[0].call.lineno}, which does not name it"
                     yield module.finding("AMP125", step.call, shown)
 

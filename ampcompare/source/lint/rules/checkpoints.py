@@ -83,7 +83,8 @@ def state_unsaved(module: LintModule) -> Iterator[Finding]:
         reported: set[ast.expr] = set()
         for call in _saving_calls(module):
             values = _saved_values(module, call)
-            saved = next(filter(None, (_mapping_of(module, value, call) for value in values)), None)
+            mappings = [_mapping_of(module, value, call) for value in values]
+            saved = next((one for one in mappings if one is not None), None)
             if saved in reported:
                 continue
             alone = any(_is_state_of_optimizer(module, value) for value in values)

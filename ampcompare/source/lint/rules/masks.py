@@ -113,7 +113,9 @@ def _number(module: LintModule, node: ast.expr | None, scope: Scope) -> float | 
             return float(node.value)
         except (ValueError, OverflowError):
             return None
-    values = _constants(module, name_of(node), scope) if isinstance(node, (ast.Name, ast.Attribute)) else []
+    if not isinstance(node, (ast.Name, ast.Attribute)):
+        return None
+    values = _constants(module, name_of(node), scope)
     if len(values) != 1 or _mentions(values[0], node):
         return None
     return _number(module, values[0], module.scope_of.get(values[0], module.top))
