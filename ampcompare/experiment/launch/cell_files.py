@@ -118,7 +118,7 @@ def sandboxed_cell(config: RunConfig, folder: Path) -> Iterator[Sandbox]:
     store = above / f".{folder.name}.{os.getpid()}.tmp"
     roots = [] if config.script is None else [config.script.folder]
     caches = (above if is_of_run else folder) / RunFile.CACHES
-    caches.mkdir(exist_ok=True)
+    caches.mkdir(parents=True, exist_ok=True)
     with sandboxed(store, shared=[*shared, caches], roots=roots, target=target) as sandbox:
         for variable, name in COMPILERS.items():
             if variable not in os.environ:
