@@ -22,7 +22,6 @@ from ampcompare.backends.catalog import SCRIPT_BACKENDS
 from ampcompare.base.errors import UnsupportedCombination
 from ampcompare.guards.events import Layer, Points, Subscriptions
 from ampcompare.script.apex_amp import ScriptAmp
-from ampcompare.script.arm_share import Acted
 from ampcompare.script.fp16_optimizers import follow_fp16_optimizers
 from ampcompare.script.keep_fp32 import KeptAtFirstCall
 from ampcompare.script.legacy.prepare import override_opt_level
@@ -83,7 +82,6 @@ class StandIn:
         watch: records the first weights.
         engine: what `apex` means, "compat" or "nvidia"; only arms of Apex run on the latter.
         for_cuda: what the script does on CUDA happens on the CPU.
-        acted: counts the forward passes; None counts nothing.
     """
 
     def __init__(
@@ -94,7 +92,6 @@ class StandIn:
         engine: str = "compat",
         watch: Watch | None = None,
         for_cuda: bool = False,
-        acted: Acted | None = None,
     ) -> None:
         check_arm(arm)
         self.arm = arm
@@ -118,9 +115,7 @@ class StandIn:
         if (reduce := arm.options.get("reduce")) is not None:
             reduce_wrappers_in(getattr(torch, reduce), str(arm), self._events)
         self.torch_amp.install(self._events)
-        plain = PlainScript(
-            arm, self.torch_amp, for_cuda=for_cuda, rows=rows, acted=acted, given=self._given, lifted=self._lifted
-        )
+        plain = PlainScript(arm, self.torch_amp, for_cuda=for_cuda, rows=rows, given=self._given, lifted=self._lifted)
         plain.install(self._events)
         if arm.backend != "script":
             follow_fp16_optimizers(rows, self._events)

@@ -36,7 +36,6 @@ from ampcompare.base.errors import ScalingError, UnsupportedCombination
 from ampcompare.guards.events import GRADIENT_READS, Points, Subscriptions
 from ampcompare.guards.location import here
 from ampcompare.script.apex_amp import Given
-from ampcompare.script.arm_share import Acted
 from ampcompare.script.legacy.record.recorder import Rows, value_of
 from ampcompare.script.lifted_weights import HALF, LiftedWeights
 from ampcompare.script.torch_amp.autocast_and_scaler import TorchNames
@@ -64,7 +63,6 @@ class PlainScript:
         names: stands behind `torch.amp` for the arm; installed before this.
         for_cuda: what the script does on CUDA happens on the CPU, with the casts of CUDA.
         rows: records what nothing scales; a GradScaler records itself.
-        acted: counts the forward passes; None counts nothing.
         given: called with the optimizers that there are before the first pass, unless `amp.initialize` has done it.
         lifted: lifts 16-bit weights, unless the arm is `script`.
     """
@@ -76,7 +74,6 @@ class PlainScript:
         *,
         for_cuda: bool = False,
         rows: Rows | None = None,
-        acted: Acted | None = None,
         given: Given | None = None,
         lifted: LiftedWeights | None = None,
     ) -> None:
@@ -86,7 +83,6 @@ class PlainScript:
         self._lifted = lifted or LiftedWeights(rows)
         self._for_cuda = for_cuda
         self._rows = rows
-        self._acted = acted
         self._loss: Any = None  # of torch.autograd.grad, since the last step
         self._has_loss = False  # recorded since the last step
         self._mode = _Mode.UNKNOWN
@@ -282,13 +278,10 @@ class PlainScript:
         self._outermost.add(module)
         self._inside = True
         try:
-            output = self._forward(mode, original, module, args, kwargs)
+            return self._forward(mode, original, module, args, kwargs)
         finally:
             self._inside = False
             self._casting += self._has_cast
-        if self._acted is not None and not self._backwards:
-            self._acted.forward(output, cast=self._has_cast or (self._casts and self._names.is_by_apex()))
-        return output
 
     def _fitting(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
         """Return the arguments of a module in the type of its weights, as far as the arm does not cast them itself."""
