@@ -22,7 +22,6 @@ from ampcompare.backends.catalog import SCRIPT_BACKENDS
 from ampcompare.base.errors import UnsupportedCombination
 from ampcompare.guards.events import Layer, Points, Subscriptions
 from ampcompare.script.apex_amp import Given, ScriptAmp
-from ampcompare.script.arm_share import Acted
 from ampcompare.script.keep_fp32 import KeptAtFirstCall
 from ampcompare.script.legacy.prepare import override_opt_level
 from ampcompare.script.legacy.record.recorder import Rows, value_of
@@ -81,7 +80,6 @@ class StandIn:
         watch: records the first weights.
         engine: what `apex` means, "compat" or "nvidia"; only arms of Apex run on the latter.
         for_cuda: what the script does on CUDA happens on the CPU.
-        acted: counts the forward passes; None counts nothing.
     """
 
     def __init__(
@@ -92,7 +90,6 @@ class StandIn:
         engine: str = "compat",
         watch: Watch | None = None,
         for_cuda: bool = False,
-        acted: Acted | None = None,
     ) -> None:
         check_arm(arm)
         self.arm = arm
@@ -115,7 +112,7 @@ class StandIn:
         if (reduce := arm.options.get("reduce")) is not None:
             reduce_wrappers_in(getattr(torch, reduce), str(arm), self._events)
         self.torch_amp.install(self._events)
-        plain = PlainScript(arm, self.torch_amp, for_cuda=for_cuda, rows=rows, acted=acted)
+        plain = PlainScript(arm, self.torch_amp, for_cuda=for_cuda, rows=rows)
         plain.install(self._events)
         if self._keep and not isinstance(self.torch_amp, WholeModel):
             context = without_autocast("cuda" if torch.cuda.is_available() else "cpu")

@@ -35,7 +35,6 @@ from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import ScalingError, UnsupportedCombination
 from ampcompare.guards.events import GRADIENT_READS, Points, Subscriptions
 from ampcompare.guards.location import here
-from ampcompare.script.arm_share import Acted
 from ampcompare.script.legacy.record.recorder import Rows, value_of
 from ampcompare.script.torch_amp.autocast_and_scaler import HALF, TorchNames
 from ampcompare.training.precision.base import owned_params
@@ -62,7 +61,6 @@ class PlainScript:
         names: stands behind `torch.amp` for the arm; installed before this.
         for_cuda: what the script does on CUDA happens on the CPU, with the casts of CUDA.
         rows: records what nothing scales; a GradScaler records itself.
-        acted: counts the forward passes; None counts nothing.
     """
 
     def __init__(
@@ -72,13 +70,11 @@ class PlainScript:
         *,
         for_cuda: bool = False,
         rows: Rows | None = None,
-        acted: Acted | None = None,
     ) -> None:
         self._arm = arm
         self._names = names
         self._for_cuda = for_cuda
         self._rows = rows
-        self._acted = acted
         self._loss: Any = None  # of torch.autograd.grad, since the last step
         self._has_loss = False  # recorded since the last step
         self._mode = _Mode.UNKNOWN
@@ -253,13 +249,10 @@ class PlainScript:
         self._outermost.add(module)
         self._inside = True
         try:
-            output = self._forward(mode, original, module, args, kwargs)
+            return self._forward(mode, original, module, args, kwargs)
         finally:
             self._inside = False
             self._casting += self._has_cast
-        if self._acted is not None and not self._backwards:
-            self._acted.forward(output, cast=self._has_cast or (self._casts and self._names.is_by_apex()))
-        return output
 
     @contextlib.contextmanager
     def through(self, *modules: nn.Module) -> Iterator[None]:

@@ -442,6 +442,7 @@ def script_record(
         status=status,
         config=config,
         engine=_engine(config, rows),
+        ledger=rows.ledger,
         half=rows.setup.get("half"),
         host=host_name(),
         environment={**fingerprint(), **rows.setup.get("device", {})},
