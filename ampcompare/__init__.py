@@ -6,11 +6,16 @@ The public names below are imported when first used: `import ampcompare` itself 
 from __future__ import annotations
 
 # Before any import, since a file of the user could shadow the imported module.
-import ampcompare.base.environment.first_path  # noqa: F401  # isort: skip
+from ampcompare.base.environment.oldest import require_python, require_torch  # isort: skip
 
-import importlib
+require_python()
+import ampcompare.base.environment.first_path  # noqa: E402, F401  # isort: skip
 
-from ampcompare.base.version import __version__
+require_torch()
+
+import importlib  # noqa: E402
+
+from ampcompare.base.version import __version__  # noqa: E402
 
 TYPE_CHECKING = False  # the name that type checkers know; importing `typing` would take most of the time of this file
 if TYPE_CHECKING:

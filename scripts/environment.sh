@@ -42,17 +42,17 @@ ready() {
 # Sets $python to the first interpreter that torch has wheels for and that can make environments.
 choose_python() {
     local version old='' bare=''
-    if [ -n "${PYTHON:-}" ]; then set -- "$PYTHON"; else set -- python3 python3.13 python3.12 python3.11 python3.10; fi
+    if [ -n "${PYTHON:-}" ]; then set -- "$PYTHON"; else set -- python3 python3.13 python3.12 python3.11 python3.14; fi
     for python; do
         version=$(version_of "$python")
         case $version in
-            3.1[0-4]) "$python" -c 'import venv, ensurepip' 2>/dev/null && return; bare="${bare:-$python}" ;;
+            3.1[1-4]) "$python" -c 'import venv, ensurepip' 2>/dev/null && return; bare="${bare:-$python}" ;;
             ?*) old="${old:-$python is $version}" ;;
         esac
     done
     [ -z "$bare" ] || die "$bare lacks venv and ensurepip: install them (Debian: apt install python3-venv)," \
         "or name another interpreter with PYTHON=/path/to/python"
-    die "Python 3.10 to 3.14 is needed, and ${old:-$1 cannot be run}: install one, or name it with PYTHON=/path/to/python"
+    die "Python 3.11 to 3.14 is needed, and ${old:-$1 cannot be run}: install one, or name it with PYTHON=/path/to/python"
 }
 
 # Does the interpreter bring a torch that works on the GPU, as images for GPUs do? Prints the folder of its packages if
@@ -61,7 +61,7 @@ brings_torch() {
     "$1" - 2>/dev/null <<'EOF'
 import sys, sysconfig
 import torch, torchvision
-new = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 4)
+new = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 6)
 if not (new and torch.cuda.is_available()):
     sys.exit(1)
 if sys.prefix != sys.base_prefix:

@@ -11,6 +11,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Collection, Iterable, Iterator
 from functools import cache
 from pathlib import Path
@@ -20,11 +21,6 @@ import grimp
 import pytest
 
 from tests.modules import parsed
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "ampcompare"
@@ -38,7 +34,7 @@ TESTS_WITHOUT_A_ROOM = ("benchmarks", "distributed", "docker", "docs")
 pytestmark = pytest.mark.xdist_group("architecture")
 # Names of objects of a script, or of a file's own, that have attributes of the names of points.
 OBJECTS = {"self", "self._watch", "optimizer", "window", "param", "master"}
-MAY_PRINT = ("apex", "script.legacy", "cli", "__main__")
+MAY_PRINT = ("apex", "base.environment.oldest", "script.legacy", "cli", "__main__")
 
 
 def _name(path: Path) -> str:

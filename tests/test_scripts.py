@@ -203,7 +203,7 @@ def test_activated_environment_is_not_made_from_itself(frame: Frame) -> None:
 def test_old_python_is_one_line(frame: Frame) -> None:
     """Too old an interpreter: one line with the version seen and the versions that work."""
     line = frame.fails(PYTHON=str(frame.bin / "python3"), STUB_VERSION="3.8")
-    assert "Python 3.10 to 3.14 is needed" in line
+    assert "Python 3.11 to 3.14 is needed" in line
     assert "is 3.8" in line
     assert frame.calls() == []
 
@@ -215,7 +215,7 @@ def test_absent_python_is_one_line(frame: Frame) -> None:
 def test_newer_python_beside_an_old_one_is_taken(frame: Frame) -> None:
     """Where python3 is too old, python3.12 serves."""
     frame.program("python3", PYTHON_STUB.replace("STUB_VERSION:-3.11", "STUB_VERSION:-3.9"))
-    for name in ("python3.13", "python3.11", "python3.10"):
+    for name in ("python3.14", "python3.13", "python3.11"):
         frame.program(name, "#!/bin/bash\nexit 127\n")
     frame.program("python3.12", PYTHON_STUB)
     assert frame.run("scripts/test").returncode == 0

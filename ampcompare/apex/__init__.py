@@ -1,4 +1,4 @@
-"""Replace NVIDIA Apex 25.05: the same packages and names, on any device and any torch from 2.4 on.
+"""Replace NVIDIA Apex 25.05: the same packages and names, on any device.
 
 Subpackages load on first use, so importing this package costs no `import torch`.
 """

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import click
 
+from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import ConfigError
 from ampcompare.cli.help import Command, option, options_of
+from ampcompare.cli.output import text_width
 from ampcompare.cli.values import ARM, FILE, LEVEL, Choice
 from ampcompare.script.legacy.settings import ExecSettings
 
@@ -35,6 +39,7 @@ USAGE = 2  # the exit code of argparse and click for an argument that they do no
 @exec_option("--twin")
 @exec_option("--max-steps", type=click.IntRange(1), metavar="N")
 @exec_option("--record", type=FILE)
+@option("--ledger", is_flag=True, help="show in which types it trained, and which lines set them")
 @exec_option("--device", type=Choice(["cpu"]))
 @exec_option("--compat-torch")
 @option("--strict-guards", "guards", flag_value="strict", help="treat mistakes in the use of amp as errors")
@@ -42,7 +47,7 @@ USAGE = 2  # the exit code of argparse and click for an argument that they do no
 @option("--module", "-m", is_flag=True, help="SCRIPT is the name of a module, as with python -m")
 @click.argument("script", metavar="SCRIPT", type=FILE)
 @click.argument("arguments", metavar="[ARGS]...", nargs=-1, type=click.UNPROCESSED)
-def command(module: bool, script: str, arguments: tuple[str, ...], **options: Any) -> int:
+def command(module: bool, ledger: bool, script: str, arguments: tuple[str, ...], **options: Any) -> int:
     """Run an unmodified Apex script on ampcompare.apex.
 
     Everything after SCRIPT is passed to the script. With several processes:
@@ -53,7 +58,13 @@ def command(module: bool, script: str, arguments: tuple[str, ...], **options: An
     local_rank = parent.params.get("local_rank") if parent is not None else None
     if local_rank is not None:
         arguments = (f"--local-rank={local_rank}", *arguments)
+    if ledger and options["arm"] is None and options["opt_level"] is None:
+        options["arm"] = "script"
     arm, record = options["arm"], options["record"]
+    if ledger and arm is None:
+        raise ConfigError("--ledger follows a script under an arm: give --arm O2 in place of --opt-level O2")
+    if ledger and record is None:
+        record = os.path.join(tempfile.mkdtemp(prefix="ampcompare-"), "ledger.jsonl")
     if arm is not None and options["opt_level"] is not None:
         raise ConfigError(
             f"--arm {arm} already sets the opt level, and --opt-level {options['opt_level']} sets it too; give one of "
@@ -63,7 +74,7 @@ def command(module: bool, script: str, arguments: tuple[str, ...], **options: An
     from ampcompare.script.legacy.target import Target, script_target
 
     target = Target(script, list(arguments), is_module=True) if module else script_target(script, list(arguments))
-    options["watch"] = arm is not None and record is not None
+    options["watch"] = arm is not None and options["record"] is not None
     options["record"] = None if record is None else os.path.abspath(record)  # the script may change its folder
     options["guards"] = options["guards"] or ExecSettings.guards
     settings = ExecSettings(**options, name=script, arguments=arguments)
@@ -73,6 +84,8 @@ def command(module: bool, script: str, arguments: tuple[str, ...], **options: An
         from ampcompare.script.prepare import run_script
 
         status = run_script(target, settings)
+    if ledger and os.environ.get("RANK", "0") == "0":
+        _show_ledger(Path(record), arm)
     if status == USAGE and (stray := _own_option(arguments)) is not None:
         click.echo(
             f"ampcompare: {stray} comes after the script, so it was passed to the script; an option of ampcompare "
@@ -80,6 +93,20 @@ def command(module: bool, script: str, arguments: tuple[str, ...], **options: An
             err=True,
         )
     return status
+
+
+def _show_ledger(record: Path, arm: str) -> None:
+    """Write in which types a script has trained to stderr, since its output is the script's own."""
+    from ampcompare.experiment.launch.script.rows import read_rows
+    from ampcompare.runs.report.ledger import ledger_document
+    from ampcompare.runs.report.terminal import Terminal
+
+    found = read_rows(record).ledger
+    if found is None:
+        click.echo("ampcompare: no step of an optimizer was seen, so that there is no ledger", err=True)
+        return
+    document = ledger_document(found, Arm.parse(arm).roles, f"What ran under {arm}")
+    click.echo(Terminal(text_width(), details=True).write(document), nl=False, err=True)
 
 
 def _own_option(arguments: tuple[str, ...]) -> str | None:

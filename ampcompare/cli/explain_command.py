@@ -2,31 +2,40 @@
 
 from __future__ import annotations
 
-from typing import Any
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ampcompare.backends.arm import Arm
-from ampcompare.cli.help import OUTPUT, Command, option
+from ampcompare.base.errors import LaunchError
+from ampcompare.cli.help import OUTPUT, option
 from ampcompare.cli.options import json_option, recipe_options
 from ampcompare.cli.output import text_width
-from ampcompare.cli.settings import request_from
+from ampcompare.cli.settings import ScriptCommand, request_from, watched_script_options
 from ampcompare.cli.values import ARM
 from ampcompare.experiment.sources import collect_settings
+
+if TYPE_CHECKING:
+    from ampcompare.runs.records.ledger import Ledger
+    from ampcompare.runs.settings.config import RunConfig
 
 __all__ = ["command"]
 
 
 @click.command(
     "explain",
-    cls=Command,
+    cls=ScriptCommand,
     common=["--arch", "--data", "--data-dir", "--batch-size", "--optimizer", "--recipe", "--all-modules", "--json"],
     examples=[
         ("What O2 does, and its torch.amp equivalent:", "ampcompare explain O2"),
         ("What it does to each module of ResNet-18:", "ampcompare explain O2 --arch resnet18 --data synthetic"),
+        ("In which types your script trains under it:", "ampcompare explain O2 --device cpu -- train.py --epochs 1"),
     ],
 )
 @click.argument("arm_text", metavar="ARM", type=ARM)
+@watched_script_options
 @recipe_options
 @option("--all-modules", is_flag=True, group=OUTPUT, help="a row for each module, however many there are")
 @json_option()
@@ -34,20 +43,32 @@ def command(**parameters: Any) -> int:
     """Explain a precision setting: dtypes, casts, torch.amp equivalent.
 
     ARM is an opt level such as O2, or any arm: bf16, half:bn_fp32, apex:O2,loss_scale=128. With --arch (or --config)
-    the model is prepared, and one step shows the type of each module's weights, inputs and outputs.
+    the model is prepared, and one step shows the type of each module's weights, inputs and outputs. A script after --
+    is trained for some steps under ARM; what ran is shown next to what ARM declares.
     """
     from ampcompare.diagnosis.explain import explain_arm
     from ampcompare.runs.records.run import dump_json
+    from ampcompare.runs.report.ledger import ledger_document
     from ampcompare.runs.report.terminal import Terminal
 
     arm = Arm.parse(parameters["arm_text"])
     explanation = explain_arm(arm)
     observation = None
+    derived = {"arm_text": str(arm), "processes": parameters["nproc_per_node"], "metric": ()}
+    if parameters["script"] is not None:
+        ran = _train_briefly(collect_settings(request_from({**parameters, **derived}), one_run=True).config)
+        if parameters["as_json"]:
+            click.echo(dump_json({**explanation.data(), "ledger": ran.model_dump()}))
+            return 0
+        click.echo(Terminal(text_width()).render(explanation))
+        document = ledger_document(ran, arm.roles, f"What ran under {arm}")
+        click.echo(Terminal(text_width(), details=True).write(document), nl=False)
+        return 0
     if any(parameters[name] is not None for name in ("recipe__model__arch", "config_file", "recipe_name")):
         from ampcompare.diagnosis.explain import observe_in_child
         from ampcompare.experiment.option_checks import check_cells
 
-        config = collect_settings(request_from({**parameters, "arm_text": str(arm)}), one_run=True).config
+        config = collect_settings(request_from({**parameters, **derived}), one_run=True).config
         check_cells([config])
         observation = observe_in_child(config)
     if parameters["as_json"]:
@@ -62,3 +83,20 @@ def command(**parameters: Any) -> int:
             "\n" + render_observation(observation, width=width, every_module=parameters["all_modules"]), nl=False
         )
     return 0
+
+
+def _train_briefly(config: RunConfig) -> Ledger:
+    """Train a script for some steps, and return in which types.
+
+    Raises:
+        LaunchError: it failed before a step was seen.
+    """
+    from ampcompare.experiment.launch.script.listing import brief_record
+    from ampcompare.experiment.preflight import check_cells
+
+    check_cells([config])
+    with tempfile.TemporaryDirectory() as folder:
+        record = brief_record(config, Path(folder))
+    if record.ledger is None:
+        raise LaunchError(f"{config.arm}: {record.error or 'the script has made no step'}")
+    return record.ledger

@@ -16,7 +16,7 @@ from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import AmpCompareError
 from ampcompare.base.files.loaded_code import watch_code
 from ampcompare.base.rank_marks import CELL_FOLDER, mark_output
-from ampcompare.script.arm_share import Acted
+from ampcompare.script.ledger import ScriptLedger
 from ampcompare.script.legacy import child_processes
 from ampcompare.script.legacy.execute import execute
 from ampcompare.script.legacy.prepare import Prepared, prepare_process
@@ -86,17 +86,18 @@ def prepare_script(settings: ExecSettings, *, child: str | None = None) -> Prepa
     def stand_in(rows: Rows | None) -> bool:
         half, emulation = _cpu_half(arm, settings)
         emulation.__enter__()  # until the process ends
-        watch, acted = None, None
+        watch = None
         if rows is not None and settings.watch and (cell := os.environ.get(CELL_FOLDER)):
             # Of the environment: a process that the script starts may have another working directory.
             base = Path(os.environ.get(CODE_FOLDER, "."))
             rows.recorder.before_close(watch_code(Path(cell), base).end)
         if rows is not None:
-            acted = Acted(rows.recorder, casts=_casts(arm))  # before the watch, which may end the script at a row
+            # Before the watch, which may end the script at a row.
+            ScriptLedger(rows, "" if arm.backend == "script" else str(arm), _emulated(half)).install()
         if rows is not None and (settings.watch or settings.max_steps is not None):
             watch = Watch(rows.recorder, settings.max_steps, half)
         for_cuda = settings.device == "cpu"
-        _stand_ins.append(StandIn(arm, rows, engine=settings.engine, watch=watch, for_cuda=for_cuda, acted=acted))
+        _stand_ins.append(StandIn(arm, rows, engine=settings.engine, watch=watch, for_cuda=for_cuda))
         return arm.backend in ("apex", "script")
 
     # The guards know Apex and torch.amp as they are, not what stands behind them.
@@ -110,9 +111,10 @@ def prepare_script(settings: ExecSettings, *, child: str | None = None) -> Prepa
     return prepared
 
 
-def _casts(arm: Arm) -> bool:
-    """Return whether an arm casts what a script computes."""
-    return arm.backend not in ("fp32", "script") and arm.options.get("opt_level") != "O0"
+def _emulated(half: str | None) -> str:
+    """Return the type whose products are computed in a wider one; "" if there is none."""
+    name, _, how = (half or "").partition(" ")
+    return name if how == "emulated" else ""
 
 
 def _cpu_half(arm: Arm, settings: ExecSettings) -> tuple[str | None, AbstractContextManager[Any]]:

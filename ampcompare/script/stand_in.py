@@ -21,11 +21,12 @@ from ampcompare.backends.arm import Arm
 from ampcompare.backends.catalog import SCRIPT_BACKENDS
 from ampcompare.base.errors import UnsupportedCombination
 from ampcompare.guards.events import Layer, Points, Subscriptions
-from ampcompare.script.apex_amp import Given, ScriptAmp
-from ampcompare.script.arm_share import Acted
+from ampcompare.script.apex_amp import ScriptAmp
+from ampcompare.script.fp16_optimizers import follow_fp16_optimizers
 from ampcompare.script.keep_fp32 import KeptAtFirstCall
 from ampcompare.script.legacy.prepare import override_opt_level
 from ampcompare.script.legacy.record.recorder import Rows, value_of
+from ampcompare.script.lifted_weights import LiftedWeights
 from ampcompare.script.torch_amp.autocast_and_scaler import TorchAmp, TorchNames
 from ampcompare.script.torch_amp.o1 import O1BehindTorch
 from ampcompare.script.torch_amp.parallel_wrappers import reduce_wrappers_in
@@ -81,7 +82,6 @@ class StandIn:
         watch: records the first weights.
         engine: what `apex` means, "compat" or "nvidia"; only arms of Apex run on the latter.
         for_cuda: what the script does on CUDA happens on the CPU.
-        acted: counts the forward passes; None counts nothing.
     """
 
     def __init__(
@@ -92,7 +92,6 @@ class StandIn:
         engine: str = "compat",
         watch: Watch | None = None,
         for_cuda: bool = False,
-        acted: Acted | None = None,
     ) -> None:
         check_arm(arm)
         self.arm = arm
@@ -101,11 +100,12 @@ class StandIn:
         self.torch_amp: TorchAmp | O1BehindTorch | _AsWritten
         self._watch = watch
         self._events = Subscriptions(Layer.STAND_IN)
+        self._lifted = LiftedWeights(rows)
         self._keep = str(arm.options.get("keep_fp32", ""))
         if arm.backend == "script":
             frontend = importlib.import_module("apex.amp.frontend")
             self._events.wrap(frontend, "_initialize", self._initialize_as_written)
-            self.torch_amp = _AsWritten(rows, self._given, self._initialized)
+            self.torch_amp = _AsWritten(rows, self._initialized)
         elif arm.backend == "apex":
             self._stand_behind_levels(engine, rows)
         else:
@@ -115,8 +115,10 @@ class StandIn:
         if (reduce := arm.options.get("reduce")) is not None:
             reduce_wrappers_in(getattr(torch, reduce), str(arm), self._events)
         self.torch_amp.install(self._events)
-        plain = PlainScript(arm, self.torch_amp, for_cuda=for_cuda, rows=rows, acted=acted)
+        plain = PlainScript(arm, self.torch_amp, for_cuda=for_cuda, rows=rows, given=self._given, lifted=self._lifted)
         plain.install(self._events)
+        if arm.backend != "script":
+            follow_fp16_optimizers(rows, self._events)
         if self._keep and not isinstance(self.torch_amp, WholeModel):
             context = without_autocast("cuda" if torch.cuda.is_available() else "cpu")
             if arm.backend == "apex":
@@ -138,17 +140,17 @@ class StandIn:
         self._events.wrap(frontend, "_initialize", self._initialize)
         override_opt_level(level, self._events, quiet=True, options=options)
         if LEVELS[level].patch_torch_functions and engine == "compat":
-            self.torch_amp = O1BehindTorch(self.arm, self._given, self._initialized)
+            self.torch_amp = O1BehindTorch(self.arm, self._initialized)
         elif LEVELS[level].is_half and engine == "compat":
-            self.torch_amp = WholeModel(self.arm, rows, self._given, self._initialized)
+            self.torch_amp = WholeModel(self.arm, rows, self._initialized)
         else:
-            self.torch_amp = TorchAmp(self.arm, rows, self._given, self._initialized)
+            self.torch_amp = TorchAmp(self.arm, rows, self._initialized)
 
     def _stand_behind_amp(self, rows: Rows | None) -> None:
         arm = self.arm
         self.amp = ScriptAmp(str(arm), self._make_precision, rows, self._given)
         kind = WholeModel if arm.backend == "half" or arm.options.get("weights") == "bfloat16" else TorchAmp
-        self.torch_amp = kind(arm, rows, self._given, self._initialized)
+        self.torch_amp = kind(arm, rows, self._initialized)
         functions = self.amp.functions()
         for name in ("", ".frontend", ".handle", ".amp", "._amp_state"):
             module: Any = importlib.import_module(f"ampcompare.apex.amp{name}")
@@ -204,7 +206,8 @@ class StandIn:
                 f"{line}: under {self.arm} the script passes a bfloat16 tensor to NumPy, which has no such type "
                 f"({error}); write .float() before .numpy() there, or compare an arm of fp16"
             )
-        if not casts or not isinstance(error, RuntimeError) or not TYPES.search(said := _said(error)):
+        fits = not casts and not self._lifted.types
+        if fits or not isinstance(error, RuntimeError) or not TYPES.search(said := _said(error)):
             return None
         if "without overflow" in said:  # a number of the script, whatever the types
             return None
@@ -217,6 +220,11 @@ class StandIn:
         else:
             why = "an operation gets tensors of both types, and torch.autocast does not cast it"
             advice = "compare fp32, or give it tensors of one type there"
+        if self._lifted.types and any(name in said for name in ("BFloat16", "bfloat16", "Half", "half", "float16")):
+            types = " and ".join(self._lifted.types)
+            if not casts or not isinstance(self.torch_amp, WholeModel):
+                why = f"the script casts tensors to {types} itself, and its weights, which were that, are fp32"
+                advice = "compare script, or cast to the type of the weight there"
         if str(error).startswith(TORCHSCRIPT) and isinstance(self.torch_amp, O1BehindTorch):
             why = "an operation gets tensors of both types, since Apex's casts do not reach into TorchScript"
         if BANNED.search(said):
@@ -327,14 +335,13 @@ class _AsWritten(TorchNames):
 
     Args:
         rows: get a note of the script's precision at the first step; None records nothing.
-        given: called with the first optimizer before its first step.
         initialized: returns whether the script trains through `apex.amp`.
     """
 
-    def __init__(self, rows: Rows | None, given: Given, initialized: Callable[[], bool]) -> None:
+    def __init__(self, rows: Rows | None, initialized: Callable[[], bool]) -> None:
         super().__init__(initialized)
         self._rows = rows
-        self._given: Given | None = given
+        self._has_stepped = False
         self._casts = ""
         self._by_optimizer = False
 
@@ -363,12 +370,9 @@ class _AsWritten(TorchNames):
         original(optimizer, *args, **kwargs)
 
     def _before_step(self, optimizer: Any, *_arguments: Any) -> None:
-        given, self._given = self._given, None
-        if given is None:
+        if self._has_stepped:
             return
-        self.used = True
-        if not self._initialized():  # which notes them before it casts
-            given([], [optimizer])
+        self._has_stepped = self.used = True
         if self._rows is not None and (own := self._own(optimizer)):
             self._rows.add_note(f"the script's own precision: {own}")
 

@@ -20,10 +20,9 @@ from typing import Any, NoReturn
 
 import torch
 from torch import distributed
-from torch.nn.modules.module import register_module_forward_pre_hook
 
 from ampcompare.base.metric_log import listen, log_metric
-from ampcompare.guards.events import Layer, Subscriptions
+from ampcompare.guards.events import Layer, Points, Subscriptions
 from ampcompare.guards.import_hook import ImportHook
 from ampcompare.script.legacy.record.recorder import Recorder
 from ampcompare.script.planned_steps import planned_steps
@@ -34,11 +33,9 @@ from ampcompare.training.precision.base import owned_params
 __all__ = [
     "EnoughSteps",
     "FirstBatches",
-    "HashedWeights",
     "Watch",
     "catch_scalars",
     "seed_all",
-    "weights_of",
 ]
 
 MAX_BATCHES = 3
@@ -57,33 +54,21 @@ def seed_all(seed: int) -> None:
         np.random.seed(seed % 2**32)
 
 
-class HashedWeights:
-    """The parameters of an optimizer, with their hash at the time that this is made.
-
-    Attributes:
-        optimizer: that they belong to.
-        sha256: the hash.
-    """
+class _Stepped:
+    """The parameters of an optimizer, as of a model."""
 
     def __init__(self, optimizer: Any) -> None:
-        self.optimizer = optimizer
-        models: list[Any] = [self]
-        self.sha256 = parameters_sha256(models)
+        self._optimizer = optimizer
 
     def parameters(self) -> list[Any]:
         """Return the present parameters."""
-        return owned_params(self.optimizer)
-
-
-def weights_of(models: Sequence[Any]) -> str:
-    """Return a hash of the parameters of models, before any cast."""
-    if len(models) == 1 and isinstance(models[0], HashedWeights):
-        return models[0].sha256
-    return parameters_sha256(models)
+        return owned_params(self._optimizer)
 
 
 class FirstBatches:
-    """Hashes what enters the first module that is called after the start and after each step, a few times.
+    """Hashes what the script passes to the first module that it calls, at the start and after each backward pass.
+
+    Steps would not do: a step that an arm skips or records late begins no batch of its own.
 
     Args:
         found: called with the hashes when there are enough.
@@ -93,25 +78,28 @@ class FirstBatches:
         self.hashes: list[str] = []
         self._found = found
         self._awaited = True
-        self._hook = register_module_forward_pre_hook(self._enter)
-
-    def stepped(self) -> None:
-        """Note the end of a step: the next module that is called gets a new batch."""
-        self._awaited = True
+        self._events = Subscriptions(Layer.RECORD)  # around an arm, which may cast what a module gets
+        self._events.wrap(*Points.FORWARD, self._call)
+        self._events.wrap(*Points.BACKWARD, self._backward)
 
     def end(self) -> None:
         """Report what was found, if that was not done yet."""
-        if self._hook is not None:
-            self._hook.remove()
-            self._hook = None  # type: ignore[assignment]
+        if self._events.active:
+            self._events.end()
             self._found(self.hashes)
 
-    def _enter(self, module: Any, inputs: Any) -> None:
-        # Inside of vmap or torch.func.grad tensors have no data that could be read; torch.jit.trace would record it.
-        if not self._awaited or not torch.is_grad_enabled() or torch._C._functorch.peek_interpreter_stack() is not None:
-            return
-        if torch._C._get_tracing_state() is not None:
-            return
+    def _backward(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        self._awaited = True
+        return result
+
+    def _call(self, original: Any, module: Any, *inputs: Any, **named: Any) -> Any:
+        # Inside of vmap or torch.func.grad tensors have no data that could be read.
+        if self._awaited and torch.is_grad_enabled() and torch._C._functorch.peek_interpreter_stack() is None:
+            self._hash(inputs or named)
+        return original(module, *inputs, **named)
+
+    def _hash(self, inputs: Any) -> None:
         digest = inputs_sha256(inputs)
         if digest is None:
             return
@@ -146,11 +134,9 @@ class Watch:
 
     def weights(self, models: list[Any], optimizers: list[Any]) -> None:
         """Record the weights as the script has made them, before an arm casts them."""
-        held = [model for model in models if hasattr(model, "parameters")] or [
-            one if isinstance(one, HashedWeights) else HashedWeights(one) for one in optimizers
-        ]
-        names = [type(one.optimizer if isinstance(one, HashedWeights) else one).__name__ for one in optimizers]
-        self._recorder.add_row({"kind": "weights", "sha256": weights_of(held), "optimizers": names})
+        held = [model for model in models if hasattr(model, "parameters")] or [_Stepped(one) for one in optimizers]
+        names = [type(one).__name__ for one in optimizers]
+        self._recorder.add_row({"kind": "weights", "sha256": parameters_sha256(held), "optimizers": names})
         if self._memory is None:
             device = next((param.device for model in held for param in model.parameters()), torch.device("cpu"))
             self._recorder.add_row({"kind": "setup", "half": self._half, "device": _device_facts(device)})
@@ -179,7 +165,6 @@ class Watch:
             self._recorder.add_row(
                 {"kind": "rank", "rank": distributed.get_rank(), "world_size": distributed.get_world_size()}
             )
-        self._batches.stepped()
         if self._max_steps is None:
             return
         if not self._steps:

@@ -16,11 +16,12 @@ __all__ = ["inputs_sha256", "parameters_sha256", "weights_sha256"]
 
 
 def parameters_sha256(models: Sequence[nn.Module]) -> str:
-    """Return a hash that changes with any bit of a parameter; buffers move in every forward pass and are left out.
+    """Return a hash that changes with any number of a parameter; buffers move in every forward pass and are left out.
 
-    Shards are gathered, so that every rank calls it, and weights have the same hash however many ranks hold them.
+    Floating ones count by value, as float32: lifting 16-bit weights keeps their hash. Shards are gathered, so that
+    every rank calls it, and weights have the same hash however many ranks hold them.
     """
-    return _sha256(parameter for model in models for parameter in model.parameters())
+    return _sha256(_as_float32(parameter) for model in models for parameter in model.parameters())
 
 
 def weights_sha256(models: Sequence[nn.Module]) -> str:

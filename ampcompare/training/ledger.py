@@ -10,20 +10,20 @@ import math
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ampcompare.base.tensors.products import OperationMode, narrowest, product_flops, type_name
 from ampcompare.base.tensors.sharded import local
 from ampcompare.base.tensors.tree import tensors_in
 from ampcompare.runs.records.ledger import GroupTypes, Ledger, Types
-from ampcompare.training.precision.base import Precision, PrecisionWrapper, StepOutcome
+from ampcompare.training.precision.base import Precision, PrecisionWrapper
 from ampcompare.training.precision.half import COMPENSATION
 
 __all__ = ["LedgerKeeper", "StepLook"]
@@ -31,7 +31,6 @@ __all__ = ["LedgerKeeper", "StepLook"]
 DETAILED = 2  # steps that are looked at operation by operation
 MAX_SHARE = 0.01  # of the time, for all later looks
 SAMPLE = 1024  # elements of a tensor whose update is followed
-RANDOM = ("randint", "random_", "rand")
 
 
 @dataclass
@@ -41,21 +40,22 @@ class _Seen:
     groups: dict[tuple[int, int], dict[str, Counter[str]]] = field(default_factory=dict)
     names: dict[tuple[int, int], str] = field(default_factory=dict)
     parameters: dict[tuple[int, int], int] = field(default_factory=dict)
+    frozen: Counter[str] = field(default_factory=Counter)
     accumulated: Counter[str] = field(default_factory=Counter)
     forward: Counter[str] = field(default_factory=Counter)
     backward: Counter[str] = field(default_factory=Counter)
+    looks: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))  # by type of forward products
     products: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
     reduced: Counter[str] = field(default_factory=Counter)
     has_compensation: bool = False
-    is_random: bool = False
-    updates: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # elements that should move, and that stayed
+    updates: list[Tensor] = field(default_factory=list)  # elements that should move, that stayed, that differ
 
 
 class StepLook:
-    """Looks at steps: call `begin`, let the step run, then call `end`.
+    """Looks at steps: call `begin`, let the step run, its products under `sees`, then call `end`.
 
     Args:
-        parameters: returns what the models train, in their order.
+        parameters: returns what the models hold, in their order, frozen ones too.
 
     Attributes:
         steps: that were looked at.
@@ -64,78 +64,95 @@ class StepLook:
     def __init__(self, parameters: Callable[[], Iterable[Tensor]]) -> None:
         self._parameters = parameters
         self._seen = _Seen()
-        self._order: list[int] = []  # optimizers by identity, in the order in which they were seen
+        self._order: list[Optimizer] = []  # in which they were seen
         self._before: dict[int, list[Tensor]] = {}
-        self._stepped: dict[int, list[tuple[Tensor, Tensor | None]]] = {}
-        self._operations: _Products | None = None
-        self._hook: Any = None
+        self._stepped: dict[int, list[tuple[Tensor, Tensor, Tensor | None]]] = {}
+        self._operations = _Products(self._seen)
+        self._hooks: list[Any] = []
+        self._forward_before: Counter[str] = Counter()
+        self._is_detailed = False
         self.steps: list[int] = []
 
     def begin(self, step: int, optimizers: Sequence[Optimizer], *, detailed: bool) -> None:
         """Begin to look at a step.
 
         Args:
-            detailed: see each operation, and follow a sample of each update.
+            detailed: follow a sample of each update.
         """
         self.steps.append(step)
-        optimizers = [*map(_bare, optimizers)]
-        self._hook = register_optimizer_step_pre_hook(self._stepping)
+        self._is_detailed = detailed
+        self._hooks = [
+            register_optimizer_step_pre_hook(self._stepping),
+            register_optimizer_step_post_hook(self._after_step),
+        ]
+        self._forward_before = Counter(self._seen.forward)
         if detailed:
-            self._before = {id(optimizer): _samples(optimizer) for optimizer in optimizers}
-            self._operations = _Products(self._seen)
-            self._operations.__enter__()  # type: ignore[no-untyped-call]
+            self._before = {id(optimizer): _samples(optimizer) for optimizer in map(_bare, optimizers)}
 
-    def accumulates(self, optimizers: Sequence[Optimizer]) -> None:
-        """Note what holds the gradients of earlier micro-batches; called before a further backward pass."""
+    def sees(self) -> AbstractContextManager[Any]:
+        """Return the context whose operations are seen; those of optimizers in it are not."""
+        return self._operations if self._is_detailed else nullcontext()
+
+    def accumulates(self) -> None:
+        """Note what holds the gradients of earlier micro-batches; called in a further backward pass."""
         held = [param.grad for param in self._parameters() if param.grad is not None]
-        stepped = [p.grad for one in optimizers for group in one.param_groups for p in group["params"]]
+        stepped = [p.grad for one in self._order for group in one.param_groups for p in group["params"]]
         _count(self._seen.accumulated, held or [grad for grad in stepped if grad is not None])
-
-    def updating(self) -> None:
-        """Note that the last backward pass of the step has ended."""
-        if self._operations is not None:
-            self._operations.is_updating = True
 
     def end(self, optimizers: Sequence[Optimizer]) -> None:
         """Note what is held after the step."""
-        if self._operations is not None:
-            self._operations.__exit__(None, None, None)  # type: ignore[no-untyped-call]
-        self._hook.remove()
+        for hook in self._hooks:
+            hook.remove()
+        for name in self._seen.forward - self._forward_before:
+            self._seen.looks[name].append(self.steps[-1])
         weights = list(self._parameters())
         for optimizer in map(_bare, optimizers):
-            self._note_held(optimizer, weights)
+            self._note_held(optimizer, [weight for weight in weights if weight.requires_grad])
             self._note_update(optimizer)
-        self._operations = None
+        _count(self._seen.frozen, [w for w in weights if not w.requires_grad and w.is_floating_point()])
         self._before, self._stepped = {}, {}
 
     def _stepping(self, optimizer: Optimizer, *_: Any) -> None:
         """Note the gradients that an optimizer gets."""
-        if self._operations is not None:
-            self._operations.is_idle = True
+        self._operations.is_idle = True
+        grads = self._note_gradients(optimizer)
+        if not (self._is_detailed and grads):
+            return
+        largest = torch.stack([norm.float() for norm in torch._foreach_norm([*map(local, grads)], math.inf)])
+        is_good = largest.isfinite().all()  # else the step is skipped, here or on the device
+        params = [param for group in optimizer.param_groups for param in group["params"]]
+        self._stepped[id(optimizer)] = [(p.detach(), _sample(p).clone(), _moves(p.grad, is_good)) for p in params]
+
+    def _note_gradients(self, optimizer: Optimizer) -> list[Tensor]:
+        """Note the types of gradients, and return those that are dense."""
         grads = []
         for number, group in enumerate(optimizer.param_groups):
             own = [param.grad for param in group["params"] if param.grad is not None]
             _count(self._group(optimizer, number)["gradients"], own)
             grads += [grad for grad in own if not grad.is_sparse and grad.numel()]
-        if id(optimizer) in self._before and grads:
-            largest = torch.stack([norm.float() for norm in torch._foreach_norm([*map(local, grads)], math.inf)])
-            is_good = largest.isfinite().all()  # else the step is skipped, here or on the device
-            params = [param for group in optimizer.param_groups for param in group["params"]]
-            self._stepped[id(optimizer)] = [(_sample(p).clone(), _moves(p.grad, is_good)) for p in params]
-        if self._operations is not None:
-            self._operations.is_idle = False
+        return grads
+
+    def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
+        self._operations.is_idle = False
+        if not any(self._group(optimizer, n)["gradients"] for n in range(len(optimizer.param_groups))):
+            self._note_gradients(optimizer)  # a closure has computed them in the step
 
     def _group(self, optimizer: Optimizer, number: int) -> dict[str, Counter[str]]:
-        if id(optimizer) not in self._order:
-            self._order.append(id(optimizer))
-        key = (self._order.index(id(optimizer)), number)
+        key = (self._place(optimizer), number)
         self._seen.names[key] = f"{type(optimizer).__name__} {number}"
         return self._seen.groups.setdefault(key, defaultdict(Counter))
 
+    def _place(self, optimizer: Optimizer) -> int:
+        place = next((place for place, other in enumerate(self._order) if other is optimizer), None)
+        if place is None:
+            place = len(self._order)
+            self._order.append(optimizer)
+        return place
+
     def _note_held(self, optimizer: Optimizer, weights: Sequence[Tensor]) -> None:
         own = set(map(id, weights))
-        held_by_optimizers = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        free = [weight for weight in weights if id(weight) not in held_by_optimizers]
+        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        free = [weight for weight in weights if id(weight) not in held]
         for number, group in enumerate(optimizer.param_groups):
             counts = self._group(optimizer, number)
             for param in group["params"]:
@@ -148,17 +165,24 @@ class StepLook:
                 state = optimizer.state.get(param, {})
                 self._seen.has_compensation |= COMPENSATION in state
                 _count(counts["state"], [one for name, one in _entries(state) if _is_state(name, one, param)])
-            key = (self._order.index(id(optimizer)), number)
+            key = (self._place(optimizer), number)
             self._seen.parameters[key] = sum(param.numel() for param in group["params"])
 
     def _note_update(self, optimizer: Optimizer) -> None:
-        """Count, unread, which elements of the sample have a gradient, and which of them stayed what they were."""
+        """Count, unread, which elements of the sample have a gradient, which of them stayed, and which were not rounded
+        to the nearest of what the optimizer has computed on a copy."""
         stepped = self._stepped.get(id(optimizer), [])
-        held = _samples(optimizer) if stepped else []
-        for old, (given, moves), new in zip(self._before.get(id(optimizer), []), stepped, held, strict=False):
-            if moves is not None and moves.shape == old.shape:
-                before = old if old.dtype is new.dtype else given  # masters that were made in this step
-                self._seen.updates.append((moves.sum(), (before == new).logical_and_(moves).sum()))
+        held = [param for group in optimizer.param_groups for param in group["params"]] if stepped else []
+        for old, (copy, given, moves), new in zip(self._before.get(id(optimizer), []), stepped, held, strict=False):
+            now = _sample(new)
+            if moves is None or moves.shape != old.shape:
+                continue
+            before = old if old.dtype is now.dtype else given  # masters that were made in this step
+            stayed = (before == now).logical_and_(moves)
+            apart = torch.zeros_like(stayed)
+            if copy.dtype is not now.dtype:
+                apart = (_sample(copy).to(now.dtype) != now).logical_and_(moves)
+            self._seen.updates.append(torch.stack([moves.sum(), stayed.sum(), apart.sum()]))
 
     def result(self, **facts: Any) -> Ledger:
         """Return what was seen; reads the counts of updates from the device.
@@ -166,14 +190,14 @@ class StepLook:
         Args:
             facts: further fields.
         """
-        seen, lost = self._seen, None
+        seen, lost, update = self._seen, None, ""
         if seen.updates:
-            device = seen.updates[0][0].device
-            rows = torch.stack([torch.stack(pair).to(device) for pair in seen.updates]).sum(dim=0).tolist()
-            lost = rows[1] / rows[0] if rows[0] else None
-        update = "nearest" if lost is not None else ""
-        if seen.has_compensation or seen.is_random:  # what rounding cuts off is not lost
-            update, lost = "kahan" if seen.has_compensation else "stochastic", None
+            device = seen.updates[0].device
+            moved, stayed, apart = torch.stack([row.to(device) for row in seen.updates]).sum(dim=0).tolist()
+            if moved:
+                lost, update = stayed / moved, "stochastic" if apart else "nearest"
+        if seen.has_compensation:
+            update = "kahan"
         main = max(seen.forward, key=lambda name: seen.forward[name], default="")
         return Ledger(
             steps=self.steps,
@@ -185,34 +209,33 @@ class StepLook:
                 )
                 for key, counts in sorted(seen.groups.items())
             ],
+            frozen=_shares(seen.frozen),
             accumulated=_shares(seen.accumulated),
             forward=_shares(seen.forward),
+            forward_steps=dict(seen.looks),
             backward=_shares(seen.backward),
             elsewhere={name: sorted(found) for name, found in seen.products.items() if name != main},
             reduced=_shares(seen.reduced),
             update=update,
-            lost=lost,
+            lost=lost if update == "nearest" else None,  # the others keep what they cut off
             **facts,
         )
 
 
 class _Products(OperationMode):
-    """Counts multiply-adds by type and pass, what ranks reduce, and random numbers that an update draws."""
+    """Counts multiply-adds by type and pass, and what ranks reduce."""
 
     def __init__(self, seen: _Seen) -> None:
         super().__init__()
         self._seen = seen
-        self.is_updating = False
 
     def see(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
         space, _, name = func._schema.name.partition("::")
-        if self.is_updating:
-            self._seen.is_random |= name in RANDOM
         if space == "c10d":
             if "reduce" in name:
                 _count(self._seen.reduced, [one for one in tensors_in(args) if one.numel() > 1])
             return
-        flops = None if self.is_updating else product_flops(func, args, kwargs, result)
+        flops = product_flops(func, args, kwargs, result)
         if not flops:
             return
         dtype = narrowest([*tensors_in(args), *tensors_in(kwargs)])
@@ -242,7 +265,7 @@ class LedgerKeeper:
         self.look = StepLook(self._parameters)
 
     def _parameters(self) -> list[Tensor]:
-        return [param for model in self._models for param in model.parameters() if param.requires_grad]
+        return [param for model in self._models for param in model.parameters()]
 
     def watched(self, update: Callable[..., Any]) -> Callable[..., Any]:
         """Return `update` of the loop with looks at some of its calls."""
@@ -253,14 +276,13 @@ class LedgerKeeper:
             step, self._step = self._step, self._step + 1
             if step >= DETAILED and (step % self._every or not self._has_time()):
                 return update(models, optimizers, precision, *arguments)
-            begin = time.perf_counter()
-            detailed = step < self._details
+            begin, detailed = time.perf_counter(), step < self._details
             self.look.begin(step, optimizers, detailed=detailed)
             self._spent += time.perf_counter() - begin
             try:
-                return update(
-                    models, optimizers, _LookedAt(precision, self.look) if detailed else precision, *arguments
-                )
+                with self.look.sees():
+                    inner = _LookedAt(precision, self.look) if detailed else precision
+                    return update(models, optimizers, inner, *arguments)
             finally:
                 begin = time.perf_counter()
                 self.look.end(optimizers)
@@ -285,23 +307,19 @@ class _LookedAt(PrecisionWrapper):
     def backward(
         self, loss: Tensor, optimizers: Sequence[Optimizer], *, loss_id: int = 0, delay_unscale: bool = False
     ) -> None:
-        self._pass(loss, optimizers)
+        self._pass(loss)
         super().backward(loss, optimizers, loss_id=loss_id, delay_unscale=delay_unscale)
 
     def scale_loss(
         self, loss: Tensor, optimizers: Sequence[Optimizer], *, loss_id: int = 0, delay_unscale: bool = False
     ) -> AbstractContextManager[Tensor]:
-        self._pass(loss, optimizers)
+        self._pass(loss)
         return super().scale_loss(loss, optimizers, loss_id=loss_id, delay_unscale=delay_unscale)
 
-    def _pass(self, loss: Tensor, optimizers: Sequence[Optimizer]) -> None:
+    def _pass(self, loss: Tensor) -> None:
         if self._passes and loss.requires_grad:  # where the pass begins, an arm has collected what was there
-            loss.register_hook(lambda _: self._look.accumulates(optimizers))
+            loss.register_hook(lambda _: self._look.accumulates())
         self._passes += 1
-
-    def step(self, *optimizers: Optimizer) -> StepOutcome:
-        self._look.updating()
-        return super().step(*optimizers)
 
 
 def _bare(optimizer: Optimizer) -> Optimizer:

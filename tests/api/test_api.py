@@ -257,7 +257,7 @@ def test_diagnose_passes_a_script_on(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     seen: list[Any] = []
     place = "ampcompare.experiment.diagnose.diagnose"
     monkeypatch.setattr(place, lambda options, loop, output_dir: seen.append(options))
-    ampcompare.diagnose(script=[str(script), "--epochs", "{seed}"], processes=2, rank=1, device="cpu")
+    ampcompare.diagnose(script=[str(script), "--epochs", "{seed}"], processes=2, rank=1, device="cpu", preflight=False)
     (options,) = seen
     assert options.config.script.command == [str(script), "--epochs", "{seed}"]
     assert (options.config.processes, options.rank) == (2, 1)

@@ -28,3 +28,24 @@ def test_a_model(call: Call, tmp_path: Any) -> None:
     done = call("explain", "native:bf16", "--config", str(settings), *words)
     assert (done.code, done.err) == (0, "")
     assert "Seen in one step of mymod:Picky on synthetic (batch 8x3x8x8, cpu, bf16 " in done.out
+
+
+def test_a_script(call: Call, tmp_path: Any) -> None:
+    """A script after -- is trained for some steps; what ran stands next to what the arm declares."""
+    (tmp_path / "train.py").write_text(
+        "import torch\n"
+        "model = torch.nn.Linear(4, 2)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)\n"
+        "for step in range(40):\n"
+        "    model(torch.ones(3, 4)).square().mean().backward()\n"
+        "    optimizer.step()\n"
+    )
+    done = call("explain", "native:bf16", "--", str(tmp_path / "train.py"))
+    assert done.code == 0
+    assert "What ran under native:bf16\n" in done.out
+    assert "forward products" in done.out
+    data = call("explain", "native:bf16", "--json", "--", str(tmp_path / "train.py")).json()
+    assert data["roles"]["products"] == "bf16"
+    assert data["ledger"]["forward"] == {"bf16": 1.0}
+    (tmp_path / "train.py").write_text("print('no training')\n")
+    assert call("explain", "native:bf16", "--", str(tmp_path / "train.py")).code == 3

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 
 from ampcompare.cli.list_command import run_row
 from ampcompare.experiment.run_directory import RunBrief
 
-CHANGED = datetime(2024, 5, 6, 7, 8, tzinfo=timezone.utc)
+CHANGED = datetime(2024, 5, 6, 7, 8, tzinfo=UTC)
 
 
 def test_a_row_of_a_run_directory() -> None:

@@ -8,20 +8,21 @@ import pytest
 import torch
 from torch import nn
 
-from ampcompare.script.watch import FirstBatches, seed_all, weights_of
+from ampcompare.guards.events import Layer, Points, Subscriptions
+from ampcompare.script.watch import FirstBatches, seed_all
 
 
-def test_first_batches_are_those_of_the_first_module_after_each_step() -> None:
+def test_first_batches_are_those_of_the_first_module_after_each_backward_pass() -> None:
     """Inner modules, evaluation and later calls of one step do not count; after three batches nothing is watched."""
     found: list[list[str]] = []
-    batches = FirstBatches(found.append)
+    FirstBatches(found.append)
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     for value in (1.0, 2.0, 1.0, 3.0):
         with torch.no_grad():
             model(torch.zeros(1, 2))
-        model(torch.full((1, 2), value))
+        loss = model(torch.full((1, 2), value)).sum()
         model(torch.full((1, 2), 7.0))
-        batches.stepped()
+        loss.backward()
     ((one, two, three),) = found
     assert one == three != two
 
@@ -43,10 +44,13 @@ def test_equal_seeds_give_equal_draws() -> None:
     assert draws[0] == draws[1]
 
 
-def test_weights_have_one_hash_whatever_holds_them() -> None:
-    model = nn.Linear(2, 2)
-    before = weights_of([model])
-    assert before == weights_of([model])
-    with torch.no_grad():
-        model.bias[0] += 1
-    assert weights_of([model]) != before
+def test_a_batch_is_what_the_script_passes_by_name_too() -> None:
+    """And not what an arm makes of it."""
+    events = Subscriptions(Layer.STAND_IN)
+    events.wrap(*Points.FORWARD, lambda original, module, *args, **kwargs: original(module, input=torch.zeros(1, 2)))
+    batches = FirstBatches(lambda hashes: None)
+    for value in (1.0, 2.0):
+        nn.Linear(2, 2)(input=torch.full((1, 2), value)).sum().backward()
+    batches.end()
+    events.end()
+    assert len(set(batches.hashes)) == 2

@@ -45,7 +45,7 @@ def test_wandb_and_mlflow_are_caught_where_absent(logged: list[tuple[str, float,
 def test_a_summary_writer_is_caught_where_absent(logged: list[tuple[str, float, str]]) -> None:
     """tensorboardX stands for the writers; what else it writes is ignored."""
     writer = importlib.import_module("tensorboardX").SummaryWriter("folder")
-    writer.add_scalar("val/acc", torch.tensor([0.5]), 3)
+    writer.add_scalar("val/acc", torch.tensor([0.5], requires_grad=True), 3)  # without a warning of torch
     writer.add_histogram("weights", [1, 2])
     writer.close()
     assert logged == [("val/acc", 0.5, "SummaryWriter.add_scalar")]

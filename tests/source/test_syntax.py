@@ -9,7 +9,7 @@ from ampcompare.source.syntax import SourceInvalid, parse_tree
 
 @pytest.mark.parametrize(
     ("text", "line"),
-    [("x = 1\nprint 'x'\n", 2), ("x = (\n", 1), ("(" * 3000, 1), ("x = " + "not " * 5000 + "y", 0), ("x = 1\0", 0)],
+    [("x = 1\nprint 'x'\n", 2), ("x = (\n", 1), ("(" * 3000, 1), ("x = " + "not " * 100_000 + "y", 0), ("x = 1\0", 0)],
 )
 def test_what_is_not_python(text: str, line: int) -> None:
     """Other languages, Python 2 and endless nesting are faults with their line."""

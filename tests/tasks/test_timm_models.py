@@ -51,7 +51,13 @@ def test_sizes_reach_the_model(timm: list[tuple[str, dict[str, Any]]]) -> None:
         ("timm:resnet51", (3, 8, 8), {}, "did you mean 'resnet50'"),
         ("timm:resnet50", (8,), {}, "takes images"),
         ("timm:resnet50", (3, 8, 8), {"bad": 1}, "cannot be built .*unexpected keyword 'bad'"),
-        ("timm:resnet50", (3, 2, 2), {}, "cannot process samples of shape"),
+        pytest.param(
+            "timm:resnet50",
+            (3, 2, 2),
+            {},
+            "cannot process samples of shape",
+            marks=pytest.mark.skipif(torch.__version__ < (2, 7), reason="its convolution on meta takes any image"),
+        ),
     ],
 )
 def test_models_that_cannot_be(arch: str, shape: tuple[int, ...], arguments: dict[str, Any], message: str) -> None:

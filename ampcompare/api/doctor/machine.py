@@ -15,7 +15,6 @@ from typing import Any
 from ampcompare.api.doctor.finding import Check, Verdict
 from ampcompare.base.environment.fingerprint import THREAD_VARIABLES, fingerprint
 from ampcompare.base.processes.call import Answer
-from ampcompare.base.version import __version__
 
 __all__ = [
     "cpu_flags",
@@ -48,8 +47,6 @@ SHOWN = {
     "bf16": "NEON bf16",
     "sve": "SVE",
 }
-OLDEST_PYTHON = (3, 10)
-OLDEST_TORCH = (2, 4)
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 
 
@@ -244,18 +241,8 @@ def _products(name: str, fast: bool | None, wanted: str, flags: frozenset[str]) 
 
 
 def examine_python() -> Check:
-    """Check the version of Python."""
-    value = f"{platform.python_version()} ({sys.executable})"
-    if sys.version_info[:2] >= OLDEST_PYTHON:
-        return Check("Software", "python", value, "ok")
-    return Check(
-        "Software",
-        "python",
-        value,
-        "problem",
-        f"ampcompare {__version__} needs Python {OLDEST_PYTHON[0]}.{OLDEST_PYTHON[1]} or later",
-        ("python3.11 -m venv .venv && . .venv/bin/activate",),
-    )
+    """Report the version of Python; an older one than needed runs no command."""
+    return Check("Software", "python", f"{platform.python_version()} ({sys.executable})", "ok")
 
 
 def examine_torch(answer: Answer, *, has_gpu: bool, path: Sequence[str] | None = None) -> list[Check]:
@@ -277,10 +264,7 @@ def examine_torch(answer: Answer, *, has_gpu: bool, path: Sequence[str] | None =
     verdict: Verdict = "ok"
     reason = ""
     remedy: tuple[str, ...] = ()
-    if _numbers(version) < OLDEST_TORCH:
-        verdict, reason = "problem", "ampcompare needs torch 2.4 or later"
-        remedy = ("pip install -U torch torchvision",)
-    elif has_gpu and cuda is None and hip is None:
+    if has_gpu and cuda is None and hip is None:
         verdict = "problem"
         reason = "this machine has an NVIDIA GPU that a CPU build of torch cannot use"
         remedy = ("pip uninstall -y torch torchvision && pip install torch torchvision",)

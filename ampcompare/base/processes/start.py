@@ -1,8 +1,8 @@
 """Start a module in a separate process whose import path lacks the working directory.
 
-`python PACKAGE/processes/start.py -m MODULE ARGUMENTS` is `python -P -m MODULE ARGUMENTS`, which Python 3.10 lacks: a
-file of the working directory with the name of a library, such as `json.py`, is never imported. The package is also
-found in a checkout, whose folder comes last.
+`python PACKAGE/processes/start.py -m MODULE ARGUMENTS` is `python -P -m MODULE ARGUMENTS`, which finds the package in
+a checkout too, whose folder comes last: a file of the working directory with the name of a library, such as `json.py`,
+is never imported.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def isolated_environment() -> dict[str, str]:
     An empty entry of PYTHONPATH, as `PYTHONPATH=$PYTHONPATH:/folder` leaves one, would stand for that directory.
     """
     isolated = dict(os.environ)
-    isolated["PYTHONSAFEPATH"] = "1"  # read by Python 3.11 and later
+    isolated["PYTHONSAFEPATH"] = "1"
     folders = [folder for folder in isolated.pop("PYTHONPATH", "").split(os.pathsep) if folder]
     if folders:
         isolated["PYTHONPATH"] = os.pathsep.join(folders)

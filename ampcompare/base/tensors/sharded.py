@@ -91,13 +91,21 @@ def placed_like(value: Any, target: Tensor) -> Any:
     """
     if not is_sharded(target) or not isinstance(value, Tensor) or is_sharded(value) or value.shape != target.shape:
         return value
-    from torch.distributed.tensor import distribute_tensor
+    from torch.distributed.tensor import DTensor
 
     placed: Any = target
-    on_device = value.detach().to(target.device)
-    shard: Tensor = distribute_tensor(on_device, placed.device_mesh, placed.placements, src_data_rank=None)
-    return shard.clone() if _shares_memory(local(shard), on_device) else shard
-
-
-def _shares_memory(part: Tensor, tensor: Tensor) -> bool:
-    return part.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr()
+    mesh = placed.device_mesh
+    part = value.detach().to(target.device)
+    for axis, placement in enumerate(placed.placements):
+        if placement.is_shard():
+            parts, rank = part.chunk(mesh.size(axis), placement.dim), mesh.get_local_rank(axis)
+            part = parts[rank] if rank < len(parts) else part.narrow(placement.dim, 0, 0)
+    size, stride = value.shape, torch.empty_like(value, device="meta", memory_format=torch.contiguous_format).stride()
+    return DTensor.from_local(
+        part.clone(memory_format=torch.contiguous_format),
+        mesh,
+        placed.placements,
+        run_check=False,
+        shape=size,
+        stride=stride,
+    )

@@ -15,12 +15,17 @@ __all__ = ["cast_floating", "first_difference", "first_floating_type", "mapped",
 
 
 def mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """Return `value` with `change` applied to each tensor in it; named tuples and dataclasses keep their
+    """Return `value` with `change` applied to each tensor in it; mappings, named tuples and dataclasses keep their
     type, others are kept."""
     if isinstance(value, Tensor):
         return change(value)
-    if isinstance(value, dict):
+    if type(value) is dict:
         return {key: mapped(item, change) for key, item in value.items()}
+    if isinstance(value, dict):
+        changed = copy.copy(value)  # such as the outputs of transformers, whose items are attributes too
+        for key, item in value.items():
+            changed[key] = mapped(item, change)
+        return changed
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*(mapped(item, change) for item in value))
     if isinstance(value, list | tuple):

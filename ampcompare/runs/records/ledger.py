@@ -28,8 +28,10 @@ class Ledger(FrozenRecord):
 
     steps: list[Count] = Field([], description="updates that were looked at, counted from 0")
     groups: list[GroupTypes] = Field([])
+    frozen: Types = Field({}, description="of weights that no optimizer trains")
     accumulated: Types = Field({}, description="gradients of earlier micro-batches; empty if there is one")
     forward: Types = Field({}, description="multiply-adds of the forward pass, by the type of their operands")
+    forward_steps: dict[str, list[Count]] = Field({}, description="steps whose forward pass had products of a type")
     backward: Types = Field({}, description="multiply-adds of the backward pass")
     elsewhere: dict[str, list[str]] = Field(
         {}, description="products of the forward pass in another than its main type, by type"

@@ -253,9 +253,11 @@ class ScriptFacts(FrozenRecord):
         {}, description="step of the last digit that was printed, of each metric that was read from the output"
     )
     without_arm: int | None = Field(
-        None, description="steps of optimizers whose gradients came from forward passes without the arm's casts"
+        None, description="of old records: steps whose gradients came from forward passes without the arm's casts"
     )
-    optimizer_steps: int | None = Field(None, description="steps of optimizers in all, skipped ones too")
+    optimizer_steps: int | None = Field(
+        None, description="of old records: steps of optimizers in all, skipped ones too"
+    )
     seen: dict[str, int] = Field({}, description="how many values of each metric were printed or logged")
 
 

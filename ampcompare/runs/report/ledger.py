@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 from ampcompare.backends.roles import Roles
 from ampcompare.base.formatting import printable
-from ampcompare.runs.analysis.runs.declared import Role, roles_next_to
+from ampcompare.runs.analysis.runs.declared import Role, observed_text, roles_next_to
 from ampcompare.runs.records.comparison import Comparison
-from ampcompare.runs.records.ledger import Ledger
-from ampcompare.runs.report.document import Cell, Column, Table
+from ampcompare.runs.records.ledger import GroupTypes, Ledger
+from ampcompare.runs.report.document import Cell, Column, Document, Section, Table, Text
 
-__all__ = ["ledger_table", "parts_table"]
+__all__ = ["ledger_document", "ledger_table"]
 
 SHORT = {
     "forward products": "forward",
@@ -61,7 +61,34 @@ def _cells(roles: Sequence[Role], shown: Sequence[str]) -> list[Cell]:
     return cells
 
 
-def parts_table(roles: Roles | None, ledger: Ledger) -> Table:
+def ledger_document(ledger: Ledger, roles: Roles | None, title: str) -> Document:
+    """Return what one training showed, next to what its arm declares.
+
+    Args:
+        roles: None for a training without a declaration, such as a script as it is written.
+    """
+    differ = [part.difference for part in roles_next_to(roles, ledger) if part.differs]
+    head = f"{title}: not as declared ({'; '.join(dict.fromkeys(differ))})" if differ else title
+    where = f"Seen in {len(ledger.steps)} steps: {', '.join(map(str, ledger.steps))}, counted from 0."
+    by = f" ({ledger.by['frozen']})" if "frozen" in ledger.by else ""
+    frozen = [f"Frozen weights: {observed_text(ledger.frozen)}{by}."] if ledger.frozen else []
+    groups = [f"{group.name}: {_of_group(group)}." for group in ledger.groups] if len(ledger.groups) > 1 else []
+    sections = [
+        Section("headline", [Text([head])]),
+        Section("parts", [_parts_table(roles, ledger)]),
+        Section("where", [Text([where, *frozen, *groups])]),
+    ]
+    return Document("ledger", sections, ledger, title, head)
+
+
+def _of_group(group: GroupTypes) -> str:
+    """Return the types of one parameter group in words."""
+    parts = [("weights", group.weights), ("masters", group.masters), ("gradients", group.gradients)]
+    shown = [f"{name} {observed_text(types)}" for name, types in [*parts, ("state", group.state)] if types]
+    return f"{group.parameters:,} parameters, {', '.join(shown)}"
+
+
+def _parts_table(roles: Roles | None, ledger: Ledger) -> Table:
     """Return a row for each part of a step: what was declared, what ran, and who set it."""
     parts = roles_next_to(roles, ledger)
     heads = ["part", *(["declared"] if roles is not None else []), "ran", "by"]
@@ -75,4 +102,6 @@ def parts_table(roles: Roles | None, ledger: Ledger) -> Table:
         if roles is not None:
             row.insert(1, Cell(part.declared or "-"))
         rows.append(row)
-    return Table([Column(head) for head in heads], rows, caption="What ran")
+    return Table(
+        [Column(head, wrap=30 if head == "by" else 0) for head in heads], rows, caption="What ran", narrows=True
+    )

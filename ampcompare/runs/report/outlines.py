@@ -71,6 +71,7 @@ OUTLINES: dict[str, dict[str, Outline]] = {
         "details": (*_TERMINAL, "next", "columns", "conclusions"),
         "notebook": ("overview", "differences?", "ratios?", "pictures!", "conclusions+", "runs+"),
     },
+    "ledger": {"md": ("headline", "parts", "where")},
     "profile": {"md": ("headline", "reasons", "tables", "notes")},
 }
 """By the kind of a document, then by format. A format without an entry shows what Markdown shows."""

@@ -22,12 +22,10 @@ from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import ScalingError, UnsupportedCombination
 from ampcompare.guards.events import Points, Subscriptions, calling_frame
 from ampcompare.guards.location import here
-from ampcompare.script.apex_amp import Given
 from ampcompare.script.legacy.record.recorder import Rows, value_of
 from ampcompare.training.precision.half import hold_state_in
 
 __all__ = [
-    "HALF",
     "TorchAmp",
     "TorchNames",
     "is_own",
@@ -40,7 +38,6 @@ __all__ = [
     "without_autocast",
 ]
 
-HALF = (torch.float16, torch.bfloat16)
 SCALER = inspect.signature(torch.amp.GradScaler)
 SETTINGS = ("growth_factor", "backoff_factor", "growth_interval")
 
@@ -138,7 +135,6 @@ class TorchAmp(TorchNames):
     Args:
         arm: in fp32 or of the backend native; any other is refused when the script first uses `torch.amp`.
         rows: records losses and steps of a script without a GradScaler.
-        given: called with the first optimizer before its first step.
         initialized: returns whether the script trains through `apex.amp`.
     """
 
@@ -146,13 +142,11 @@ class TorchAmp(TorchNames):
         self,
         arm: Arm,
         rows: Rows | None = None,
-        given: Given | None = None,
         initialized: Callable[[], bool] = lambda: False,
     ) -> None:
         super().__init__(initialized)
         self._arm = arm
         self._rows = rows
-        self._given = given
         self._off: str | None = None
         self._dtype: torch.dtype | None = None
         if arm.backend == "native":
@@ -298,9 +292,6 @@ class TorchAmp(TorchNames):
     def _before_step(self, optimizer: Any, *_arguments: Any) -> None:
         if self._off is not None and not self.used and not self._initialized():
             raise UnsupportedCombination(self._off)
-        if (self.used or self.is_driven) and self._given is not None:  # a closure computes inside of its step
-            self._given([], [optimizer])
-            self._given = None
         if self._state_dtype is not None and not self._initialized() and optimizer not in self._with_state:
             self._with_state.add(optimizer)
             hold_state_in(optimizer, self._state_dtype)

@@ -17,7 +17,6 @@ from ampcompare.backends.apex_levels import apex_level
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import UnsupportedCombination
 from ampcompare.guards.events import Points, Subscriptions
-from ampcompare.script.apex_amp import Given
 from ampcompare.script.torch_amp.autocast_and_scaler import (
     TorchNames,
     is_own,
@@ -37,7 +36,6 @@ class O1BehindTorch(TorchNames):
 
     Args:
         arm: `apex:O1`, or `apex:O4`, whose loss scale is 1.
-        given: called with the first optimizer before its first step.
         initialized: returns whether the script trains through `apex.amp`.
     """
 
@@ -47,14 +45,12 @@ class O1BehindTorch(TorchNames):
     def __init__(
         self,
         arm: Arm,
-        given: Given | None = None,
         initialized: Callable[[], bool] = lambda: False,
     ) -> None:
         super().__init__(initialized)
         self._level = apex_level(arm.options)
         self._name = f"apex:{arm.options['opt_level']}"
         self._scaler = ScriptScaler(arm, self)
-        self._given = given
         self._off: str | None = None
         self._handle: Any = None
         self._depth = 0
@@ -105,9 +101,6 @@ class O1BehindTorch(TorchNames):
             return
         if not self._scaler.scales and not self.is_driven:
             raise unscaled(self._name)
-        if self._given is not None:
-            self._given([], [optimizer])
-            self._given = None
 
     def optimizer_made(self) -> None:
         """Patch torch before the first forward pass: a call looks up a loss function before its arguments."""

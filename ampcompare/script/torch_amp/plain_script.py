@@ -35,9 +35,10 @@ from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import ScalingError, UnsupportedCombination
 from ampcompare.guards.events import GRADIENT_READS, Points, Subscriptions
 from ampcompare.guards.location import here
-from ampcompare.script.arm_share import Acted
+from ampcompare.script.apex_amp import Given
 from ampcompare.script.legacy.record.recorder import Rows, value_of
-from ampcompare.script.torch_amp.autocast_and_scaler import HALF, TorchNames
+from ampcompare.script.lifted_weights import HALF, LiftedWeights
+from ampcompare.script.torch_amp.autocast_and_scaler import TorchNames
 from ampcompare.training.precision.base import owned_params
 
 __all__ = ["PlainScript"]
@@ -62,7 +63,8 @@ class PlainScript:
         names: stands behind `torch.amp` for the arm; installed before this.
         for_cuda: what the script does on CUDA happens on the CPU, with the casts of CUDA.
         rows: records what nothing scales; a GradScaler records itself.
-        acted: counts the forward passes; None counts nothing.
+        given: called with the optimizers that there are before the first pass, unless `amp.initialize` has done it.
+        lifted: lifts 16-bit weights, unless the arm is `script`.
     """
 
     def __init__(
@@ -72,13 +74,15 @@ class PlainScript:
         *,
         for_cuda: bool = False,
         rows: Rows | None = None,
-        acted: Acted | None = None,
+        given: Given | None = None,
+        lifted: LiftedWeights | None = None,
     ) -> None:
         self._arm = arm
         self._names = names
+        self._given = given
+        self._lifted = lifted or LiftedWeights(rows)
         self._for_cuda = for_cuda
         self._rows = rows
-        self._acted = acted
         self._loss: Any = None  # of torch.autograd.grad, since the last step
         self._has_loss = False  # recorded since the last step
         self._mode = _Mode.UNKNOWN
@@ -121,6 +125,7 @@ class PlainScript:
 
     def _made(self, original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
         original(optimizer, *args, **kwargs)
+        self._lift(optimizer)
         self._optimizers.append(weakref.ref(optimizer))
         self._take_over(optimizer)
         if self._mode is not _Mode.OWN and not self._names.is_by_apex():
@@ -128,8 +133,14 @@ class PlainScript:
 
     def _grown(self, original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
         original(optimizer, *args, **kwargs)
+        if any(optimizer is one for one in self._live()):  # else it is being made
+            self._lift(optimizer)
         self._owners.clear()
         self._trained.clear()
+
+    def _lift(self, optimizer: Any) -> None:
+        if self._arm.backend != "script":
+            self._lifted.lift(optimizer)
 
     def _live(self) -> list[Any]:
         return [one for reference in self._optimizers if (one := reference()) is not None]
@@ -152,6 +163,8 @@ class PlainScript:
         if known is not None and known[0]() is module:
             return known[1]
         trained = any(self._owner(param) is not None for param in module.parameters())
+        if not trained and self._arm.backend != "script" and torch.is_grad_enabled():
+            self._refuse_own_masters(module)
         self._trained[id(module)] = weakref.ref(module), trained
         return trained
 
@@ -173,6 +186,12 @@ class PlainScript:
 
     def _decide(self) -> _Mode:
         """Return what the script needs, which a block or scaler of its own may still change."""
+        if self._given is not None:
+            given, self._given = self._given, None
+            for optimizer in self._live():  # whose weights the script may have cast since it made it
+                self._lift(optimizer)
+            if not self._names.is_by_apex():
+                given([], self._live())
         if self._mode is _Mode.OWN:
             return self._mode
         names = self._names
@@ -205,9 +224,7 @@ class PlainScript:
         self._names.off_scalers.clear()
 
     def _refuse_types(self) -> None:
-        """Refuse 16-bit weights of the script, but under the arm that equals them; under arms that cast, fp64 too."""
-        if self._arm.backend == "script":
-            return
+        """Refuse float64 weights of the script under arms that cast."""
         types = {param.dtype for optimizer in self._live() for param in owned_params(optimizer)}
         if self._casts and types == {torch.float64}:
             raise UnsupportedCombination(
@@ -217,22 +234,28 @@ class PlainScript:
                     "keep fp32 weights"
                 )
             )
-        equal = self._arm.options.get("dtype", "float16") if self._arm.backend == "half" else ""
-        for optimizer in self._live():
-            for param in owned_params(optimizer):
-                held = str(param.dtype).removeprefix("torch.")
-                if param.dtype in HALF and held != equal:
-                    short = "half:bf16" if param.dtype is torch.bfloat16 else "half"
-                    raise UnsupportedCombination(
-                        here(
-                            f"the script itself holds weights in {held}, so {self._arm} would not train what it says; "
-                            f"compare script or {short}, which equals them, or let the script keep fp32 weights"
-                        )
+
+    def _refuse_own_masters(self, module: nn.Module) -> None:
+        """Refuse a 16-bit model whose fp32 copies an optimizer has: the script moves gradients by itself."""
+        halves = [param.detach().flatten() for param in module.parameters() if param.dtype in HALF]
+        for optimizer in self._live() if halves else ():
+            copies = [param.detach().flatten() for param in owned_params(optimizer)]
+            if sum(map(len, copies)) == sum(map(len, halves)) and torch.equal(
+                torch.cat(copies), torch.cat(halves).float()
+            ):
+                raise UnsupportedCombination(
+                    here(
+                        f"the script holds the weights of {type(module).__name__} in 16 bits and steps fp32 masters of "
+                        f"its own, which {self._arm} cannot replace; compare script only, or let the script train fp32 "
+                        "weights"
                     )
+                )
 
     # The forward pass.
 
     def _called(self, original: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if self._lifted.types:
+            args, kwargs = self._fitting(module, args, kwargs)
         if self._inside:
             if not self._has_cast and self._casts:
                 self._has_cast = self._names.casts_now()  # a block of the script may begin inside of its model
@@ -246,6 +269,8 @@ class PlainScript:
                 args, kwargs = self._names.alike(args, kwargs)
             return original(module, *args, **kwargs)
         mode = self._decide()
+        if self._lifted.types:  # by now
+            args, kwargs = self._fitting(module, args, kwargs)
         if self._backwards:  # a checkpoint computes again what it did in the forward pass
             is_cast = self._names.input_type(module) is None and self._names.casts_now()
             if is_cast or module not in self._outermost:
@@ -253,13 +278,18 @@ class PlainScript:
         self._outermost.add(module)
         self._inside = True
         try:
-            output = self._forward(mode, original, module, args, kwargs)
+            return self._forward(mode, original, module, args, kwargs)
         finally:
             self._inside = False
             self._casting += self._has_cast
-        if self._acted is not None and not self._backwards:
-            self._acted.forward(output, cast=self._has_cast or (self._casts and self._names.is_by_apex()))
-        return output
+
+    def _fitting(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        """Return the arguments of a module in the type of its weights, as far as the arm does not cast them itself."""
+        if not self._inside:
+            self._lifted.lift_thawed()
+        inside_of_cast = self._inside and self._names.casts_weights
+        narrows = not self._casts or (self._names.casts_weights and not self._inside)
+        return self._lifted.fit(module, (args, kwargs), narrows=narrows, widens=not inside_of_cast)
 
     @contextlib.contextmanager
     def through(self, *modules: nn.Module) -> Iterator[None]:

@@ -42,16 +42,15 @@ from ampcompare.base.errors import AmpCompareError, PreparationError, ScalingErr
 from ampcompare.guards.events import GRADIENT_READS, Points, Subscriptions, without_subscribers
 from ampcompare.guards.location import here
 from ampcompare.script.keep_fp32 import WRAPPERS, bare_model
+from ampcompare.script.lifted_weights import HALF
 from ampcompare.script.shown_gradients import Pairs, ShownGradients
 from ampcompare.script.torch_amp.autocast_and_scaler import (
-    HALF,
     TorchAmp,
     unscaled,
     without_autocast,
 )
 from ampcompare.script.torch_amp.parallel_wrappers import ParallelWrappers
 from ampcompare.script.torch_amp.script_scaler import ApexScale, LossScale, ScriptScaler
-from ampcompare.script.watch import HashedWeights
 from ampcompare.training.precision.base import make_precision, owned_params
 from ampcompare.training.precision.half import HalfOptimizer
 
@@ -274,7 +273,6 @@ class WholeModel(TorchAmp):
         self._gradients = ShownGradients()
         self._model_references: list[weakref.ref[nn.Module]] = []
         self._optimizer_references: list[weakref.ref[Any]] = []
-        self._first: dict[int, HashedWeights] = {}  # the weights of each optimizer before they are cast
         self._stepping: Any = None
         self._is_prepared = False
         self._has_followed = False  # writes of weights
@@ -347,11 +345,9 @@ class WholeModel(TorchAmp):
 
     def _prepare(self, models: list[nn.Module], optimizers: list[Any]) -> None:
         self._refuse_shared(optimizers)
-        if self._is_prepared:  # then 16-bit weights of a later model are a copy of those that the arm has cast
-            for tensor in (one for model in models for one in (*model.parameters(), *model.buffers())):
-                tensor.data = _widened(tensor)
-        if self._given is not None:
-            self._first.update({id(one): HashedWeights(one) for one in optimizers})
+        # 16 bits are those of the script, as of frozen weights, or of a copy of what the arm has cast.
+        for tensor in (one for model in models for one in (*model.parameters(), *model.buffers())):
+            tensor.data = _widened(tensor)
         try:
             with GRADIENT_READS.paused():  # those of earlier steps
                 self._scaling.prepare(models, optimizers)
@@ -378,13 +374,6 @@ class WholeModel(TorchAmp):
                     )
                 )
             seen |= own
-
-    def _report_weights(self, optimizer: Any) -> None:
-        """Report the first weights, those of the optimizer that steps first."""
-        if self._given is not None:
-            self._given([], [self._first[id(optimizer)]])
-            self._given = None
-            self._first.clear()
 
     def masters(self, optimizer: Any) -> list[tuple[Tensor, Tensor]]:
         return self._scaling.masters(optimizer) if any(optimizer is one for one in self._optimizers) else []
@@ -540,7 +529,7 @@ class WholeModel(TorchAmp):
 
     def _before_step(self, optimizer: Any, *_arguments: Any) -> None:
         if optimizer is self._stepping:
-            self._begin_step(optimizer)
+            self._follow_writes(optimizer)
             return
         if self.is_by_apex() or not self._is_prepared:
             if self._off is not None and not self.used and not self._initialized():
@@ -552,11 +541,7 @@ class WholeModel(TorchAmp):
             raise self._lacks_autocast()
         if not self.is_driven and self._scaling.needs_scaler:
             raise unscaled(self._arm)
-        self._begin_step(optimizer)
-
-    def _begin_step(self, optimizer: Any) -> None:
         self._follow_writes(optimizer)
-        self._report_weights(optimizer)
 
 
 def _zero_grad(names: WholeModel, optimizer: Any, set_to_none: bool = True) -> None:

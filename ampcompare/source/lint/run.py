@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
+import tomllib
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,12 +87,6 @@ def read_selection(paths: Sequence[Path]) -> Selection:
 
 
 def _read_table(file: Path) -> Any:
-    parser = next((name for name in ("tomllib", "tomli") if importlib.util.find_spec(name)), None)
-    if parser is None:  # Python 3.10
-        if TABLE not in file.read_text(encoding="utf-8", errors="replace"):
-            return None
-        raise ConfigError(f"{file} cannot be read by Python 3.10 alone; run: pip install tomli")
-    tomllib = importlib.import_module(parser)
     try:
         table: Any = tomllib.loads(read_text(file))
     except (FileFault, tomllib.TOMLDecodeError) as error:

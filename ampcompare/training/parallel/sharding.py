@@ -23,7 +23,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
-from ampcompare.base.errors import PreparationError
+from ampcompare.base.errors import BackendUnavailable, PreparationError
 from ampcompare.base.tensors.sharded import placed_like
 from ampcompare.base.tensors.skippable_step import obeys_flag
 
@@ -63,6 +63,7 @@ def shard(
         kept: modules that compute in fp32.
 
     Raises:
+        BackendUnavailable: the models are on a CPU, and this torch shards on GPUs only.
         PreparationError: there is no process group, or an optimizer holds something else than parameters of a model, or
             skips its steps on the device.
     """
@@ -70,6 +71,13 @@ def shard(
         raise PreparationError(
             "weights are sharded over a process group, but there is none; call torch.distributed.init_process_group "
             "first, even with one process"
+        )
+    if torch.__version__ < (2, 7) and any(
+        param.device.type == "cpu" for model in models for param in model.parameters()
+    ):
+        raise BackendUnavailable(
+            f"FSDP2 shards weights on a CPU from torch 2.7 on, and this is {torch.__version__}: "
+            "pip install -U torch torchvision"
         )
     names = {id(param): (model, name) for model in models for name, param in model.named_parameters()}
     for param in (param for optimizer in optimizers for group in optimizer.param_groups for param in group["params"]):

@@ -271,6 +271,7 @@ def test_a_parameter_without_gradient(wrapped: Any) -> None:
     assert half.tolist() == [1.0, 2.0]
 
 
+@pytest.mark.filterwarnings("ignore:Converting a tensor with requires_grad:UserWarning")  # LBFGS of torch 2.8
 def test_step_with_closure(wrapped: Any) -> None:
     """An optimizer that evaluates repeatedly sees fresh weights, and an overflow in the closure calls it again."""
     optimizer, half, single = wrapped(inner=lambda p: torch.optim.LBFGS(p, lr=0.5, max_iter=4), **DYNAMIC)

@@ -117,7 +117,7 @@ def test_extras_are_those_of_the_package() -> None:
         for node in ast.parse((ROOT / "setup.py").read_text(encoding="utf-8")).body
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "EXTRAS"
     ]
-    for name in ("dev", "docs"):
+    for name in ("dev", "docs", "test"):
         table.pop(name)
     names = {extra: [re.split("[<>=~!]", word)[0] for word in words] for extra, words in table.items()}
     assert {name: list(distributions) for name, (distributions, _) in EXTRAS.items()} == names

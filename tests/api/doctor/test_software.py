@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import pytest
 
 from ampcompare.api.doctor.ask import ask
-from ampcompare.api.doctor.machine import examine_collectives, examine_python, examine_torch
+from ampcompare.api.doctor.machine import examine_collectives, examine_torch
 from ampcompare.base.processes.call import Answer
 
 BUILD = {"version": "2.13.0", "cuda": "13.0", "hip": None, "cudnn": 91301, "distributed": True}
@@ -17,13 +16,6 @@ BUILD |= {"nccl": True, "gloo": True, "mpi": False}
 
 def _named(findings: list[Any]) -> dict[str, Any]:
     return {finding.name: finding for finding in findings}
-
-
-def test_python(monkeypatch: pytest.MonkeyPatch) -> None:
-    """This Python will do, and one before 3.10 would not."""
-    assert examine_python().verdict == "ok"
-    monkeypatch.setattr(sys, "version_info", (3, 9, 0))
-    assert examine_python().verdict == "problem"
 
 
 @pytest.mark.parametrize(("cudnn", "shown"), [(91301, "9.13.1"), (8907, "8.9.7")])
@@ -45,11 +37,6 @@ def test_a_cpu_build_beside_a_gpu() -> None:
     finding = examine_torch(answer, has_gpu=True)[0]
     assert finding.verdict == "problem"
     assert "pip install torch torchvision" in finding.remedy[0]
-
-
-def test_an_old_torch() -> None:
-    assert examine_torch(Answer({**BUILD, "version": "2.3.1"}, "done"), has_gpu=True)[0].verdict == "problem"
-    assert examine_torch(Answer({**BUILD, "version": "2.10.0"}, "done"), has_gpu=True)[0].verdict == "ok"
 
 
 def test_no_torch(site: Any) -> None:

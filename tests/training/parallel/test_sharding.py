@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from ampcompare.base.errors import PreparationError
+from ampcompare.base.errors import BackendUnavailable, PreparationError
 from ampcompare.base.tensors.sharded import is_sharded, whole
 from ampcompare.base.tensors.skippable_step import skip_on_device
 from ampcompare.training.parallel.sharding import ShardTypes, is_sharded_model, shard, units
@@ -49,6 +49,14 @@ def test_blocks_are_units() -> None:
     assert units(Blocks(tied=True)) == []
 
 
+def test_a_torch_that_shards_on_gpus_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is refused on a CPU, with the version that is needed."""
+    monkeypatch.setattr(torch, "__version__", torch.torch_version.TorchVersion("2.6.0+cu124"))
+    with group_of_one("gloo", CPU), pytest.raises(BackendUnavailable, match=r"from torch 2\.7 on, and this is 2\.6\.0"):
+        shard([Plain()], [])
+
+
+@pytest.mark.skipif(torch.__version__ < (2, 7), reason="its FSDP2 needs a GPU")
 def test_an_optimizer_steps_shards() -> None:
     """Its groups and its state are of the shards, in the order and with the values that they had."""
     torch.manual_seed(0)
@@ -72,6 +80,7 @@ def test_an_optimizer_steps_shards() -> None:
         assert seen == [torch.bfloat16, torch.float32]
 
 
+@pytest.mark.skipif(torch.__version__ < (2, 7), reason="its FSDP2 needs a GPU")
 def test_what_cannot_be_sharded() -> None:
     """No process group, tensors that are not the model's, and steps that copy whole weights are refused."""
     model = nn.Linear(2, 2)

@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, Protocol
 
@@ -108,7 +108,7 @@ class ScriptLauncher(Launcher):
         for word in config.script.arguments:
             if (path := word.rpartition("=")[2]).endswith(SETTINGS):
                 learn_file(Path(path))
-        started, begin = datetime.now(timezone.utc).isoformat(timespec="milliseconds"), time.perf_counter()
+        started, begin = datetime.now(UTC).isoformat(timespec="milliseconds"), time.perf_counter()
         code = 0
         output: OutputReader | None = None
         files_read = earlier_files(folder)
@@ -442,6 +442,7 @@ def script_record(
         status=status,
         config=config,
         engine=_engine(config, rows),
+        ledger=rows.ledger,
         half=rows.setup.get("half"),
         host=host_name(),
         environment={**fingerprint(), **rows.setup.get("device", {})},

@@ -1,4 +1,4 @@
-"""What metrics a script shows: run it briefly, and list what it prints and logs."""
+"""What a script shows: run it briefly, and list the metrics that it prints and logs, or the types that it trains in."""
 
 from __future__ import annotations
 
@@ -14,9 +14,18 @@ from ampcompare.base.files.run_files import CellFile
 from ampcompare.experiment.launch.cell_files import last_lines
 from ampcompare.experiment.launch.script.output import COLOR
 from ampcompare.experiment.launch.script.rows import read_rows
+from ampcompare.runs.records.run import RunRecord
 from ampcompare.runs.settings.config import RunConfig
 
-__all__ = ["MAX_LINES", "SeenMetric", "ShortRun", "list_metrics", "printed_metrics", "script_steps"]
+__all__ = [
+    "MAX_LINES",
+    "SeenMetric",
+    "ShortRun",
+    "brief_record",
+    "list_metrics",
+    "printed_metrics",
+    "script_steps",
+]
 
 BRIEFLY = 20
 MAX_LINES = 2000
@@ -74,15 +83,10 @@ class ShortRun:
 
 def list_metrics(config: RunConfig) -> ShortRun:
     """Run the script of a configuration for some steps, and return what it showed."""
-    from ampcompare.experiment.launch.script.launcher import ScriptLauncher  # which imports torch
-
-    assert config.script is not None
     steps = script_steps(config)
-    script = config.script.model_copy(update={"metrics": (), "max_steps": steps})
-    brief = config.model_copy(update={"script": script})
-    with tempfile.TemporaryDirectory() as name, ScriptLauncher() as launcher:
+    with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        record = launcher.launch(brief, folder)
+        record = brief_record(config, folder)
         rows = read_rows(folder / CellFile.SCRIPT)
         seen = [
             SeenMetric(metric, rows.sources[metric], len(values), values[-1], _option(metric))
@@ -90,6 +94,16 @@ def list_metrics(config: RunConfig) -> ShortRun:
         ]
         seen += printed_metrics(last_lines(folder / CellFile.LOG, MAX_LINES))
     return ShortRun(tuple(seen), record.error, record.summary.num_steps >= steps)
+
+
+def brief_record(config: RunConfig, folder: Path) -> RunRecord:
+    """Run the script of a configuration for some steps, in a folder of its own, and return its record."""
+    from ampcompare.experiment.launch.script.launcher import ScriptLauncher  # which imports torch
+
+    assert config.script is not None
+    script = config.script.model_copy(update={"metrics": (), "max_steps": script_steps(config)})
+    with ScriptLauncher() as launcher:
+        return launcher.launch(config.model_copy(update={"script": script}), folder)
 
 
 def script_steps(config: RunConfig) -> int:

@@ -11,6 +11,7 @@ from typing import Any
 from ampcompare.base.files.read import parse_json
 from ampcompare.base.files.run_files import CellFile
 from ampcompare.runs.records.document import to_float
+from ampcompare.runs.records.ledger import Ledger
 from ampcompare.runs.records.run import ScriptFacts, StepRecord
 
 __all__ = ["ScriptRows", "error_of_children", "of_training_process", "read_rows", "training_children"]
@@ -28,7 +29,7 @@ class ScriptRows:
         notes: in what the arm departs from what the script asks for.
         scalars: values by name, with the function that logged them.
         setup: how 16-bit types are computed, and facts about the device.
-        acted: on how many forward passes and steps the arm acted.
+        ledger: in which types the training ran; None if no step was looked at.
         rank: of the process and number of ranks, in a process group at the first step; None without one.
         planned_steps: of the whole script, as its loops say; None where that is not known, or nothing ends it early.
         ended: exit code and error; None if the process was killed.
@@ -43,7 +44,7 @@ class ScriptRows:
     sources: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     setup: dict[str, Any] = field(default_factory=dict)
-    acted: dict[str, Any] = field(default_factory=dict)
+    ledger: Ledger | None = None
     peak_bytes: int | None = None
     peak_reserved_bytes: int | None = None
     rank: tuple[int, int] | None = None
@@ -56,8 +57,6 @@ class ScriptRows:
             weights=self.weights,
             batches=self.batches,
             notes=self.notes,
-            without_arm=self.acted.get("without"),
-            optimizer_steps=self.acted.get("steps"),
         )
 
 
@@ -100,10 +99,10 @@ def _add(rows: ScriptRows, row: dict[str, Any]) -> None:
         rows.notes.append(row["text"])
     elif kind == "setup":
         rows.setup = row
+    elif kind == "ledger":
+        rows.ledger = Ledger.model_validate({name: value for name, value in row.items() if name != "kind"})
     elif kind == "planned":
         rows.planned_steps = row["steps"]
-    elif kind == "acted":
-        rows.acted = row
     elif kind == "rank":
         rows.rank = row["rank"], row["world_size"]
     elif kind == "end":

@@ -16,7 +16,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
@@ -127,7 +127,7 @@ def train_cell(
     """
     with _guards_during_warmup(config) as violations:
         begin = time.perf_counter()
-        started = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+        started = datetime.now(UTC).isoformat(timespec="milliseconds")
         process_seconds = time.time() - psutil.Process().create_time()
         start_seconds = process_seconds if rendezvous_seconds is None else rendezvous_seconds
         own_device = resolve_device(device or config.device)

@@ -85,7 +85,10 @@ def roles_next_to(roles: Roles | None, ledger: Ledger) -> list[Role]:
     checks: dict[str, tuple[str, bool]] = {
         "weights": (roles.weights, _fits(roles.weights, ledger.of_groups("weights"), kept)),
         "masters": (roles.masters or "none", _has(ledger.of_groups("masters")) == has_masters or not held),
-        "forward products": (roles.operands, _computes(roles, ledger.forward, ledger.emulated)),
+        "forward products": (
+            roles.operands,
+            _computes(roles, ledger.forward, ledger.emulated) and not _steps_without(roles, ledger),
+        ),
         "backward products": (roles.operands, _computes(roles, ledger.backward, ledger.emulated)),
         "gradients": (roles.step, _fits(roles.step, ledger.of_groups("gradients"), kept)),
         "accumulated gradients": (roles.gradients, _fits(roles.gradients, ledger.accumulated, kept)),
@@ -95,6 +98,9 @@ def roles_next_to(roles: Roles | None, ledger: Ledger) -> list[Role]:
         "loss scale": (_declared_scale(roles.loss_scale), (roles.loss_scale is None) == (_scale(ledger) is None)),
     }
     observed = {name: (text, remark) for name, text, remark in _observed(ledger)}
+    if without := _steps_without(roles, ledger):
+        text, remark = observed["forward products"]
+        observed["forward products"] = f"{text} (none in {roles.operands} in step {without[0]})", remark
     rows = []
     for name, (declared, agrees) in checks.items():
         text, remark = observed[name]
@@ -120,7 +126,7 @@ def _observed(ledger: Ledger) -> list[tuple[str, str, str]]:
         ("weights", observed_text(ledger.of_groups("weights")), by.get("weights", "")),
         ("masters", observed_text(ledger.of_groups("masters")), by.get("masters", "")),
         ("forward products", observed_text(ledger.forward), products),
-        ("backward products", observed_text(ledger.backward), emulated),
+        ("backward products", observed_text(ledger.backward), ""),
         ("gradients", observed_text(ledger.of_groups("gradients")), ""),
         ("accumulated gradients", observed_text(ledger.accumulated), one_pass),
         ("reduction", observed_text(ledger.reduced), one_rank),
@@ -158,17 +164,27 @@ def _fits(declared: str, types: Mapping[str, float], kept: Collection[str]) -> b
 
 def _computes(roles: Roles, types: Mapping[str, float], emulated: str) -> bool:
     """Return whether products ran in the declared type; sensitive or kept parts may run in a wider one."""
-    found = {
-        "fp32" if name == "tf32" and roles.operands != "tf32" else name
-        for name in types
-        if name in (*FLOATS, "tf32", "fp8")
-    }
-    if not found or roles.operands in ("fp8", "tf32"):  # fp8: an emulation multiplies in fp32; tf32: a switch
-        return not found or roles.operands == "tf32" or "fp8" in found or emulated == "fp8"
+    found = {name for name in types if name in (*FLOATS, "fp8")}
+    if not found or roles.operands == "tf32":  # a switch of the device
+        return True
+    if roles.operands == "fp8":
+        return "fp8" in found or emulated == "fp8"  # an emulation multiplies in fp32
     if roles.operands == "fp32":
         return found == {"fp32"}
-    all_may_be_kept = bool(set(roles.kept) - {BATCH_NORM})
-    return found <= {roles.operands, "fp32"} and (roles.operands in found or all_may_be_kept)
+    return found <= {roles.operands, "fp32"} and (roles.operands in found or _may_keep_all(roles))
+
+
+def _may_keep_all(roles: Roles) -> bool:
+    return bool(set(roles.kept) - {BATCH_NORM})
+
+
+def _steps_without(roles: Roles | None, ledger: Ledger) -> list[int]:
+    """Return the steps whose forward pass had products, but none in the declared type, while others had some."""
+    if roles is None or roles.operands not in HALF or _may_keep_all(roles):
+        return []
+    narrow = set(ledger.forward_steps.get(roles.operands, ()))
+    everything = {step for steps in ledger.forward_steps.values() for step in steps}
+    return sorted(everything - narrow) if narrow else []
 
 
 def _scale(ledger: Ledger) -> float | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from functools import cache
 from typing import NamedTuple
 
@@ -266,7 +266,7 @@ def drift_chart(arms: Sequence[ArmRuns]) -> Chart:
         y = [rounded(100 * seconds / median) for _, seconds in timed]
         series.append({"a": arm.index, "x": x, "y": y, "dots": 1})
         rows.append([arm.name, str(len(timed)), f"{min(y):.1f}", f"{max(y):.1f}", f"{y[0]:.1f}", f"{y[-1]:.1f}"])
-    since = "" if first is None else f" since {datetime.fromtimestamp(first, timezone.utc):%Y-%m-%d %H:%M:%S} UTC"
+    since = "" if first is None else f" since {datetime.fromtimestamp(first, UTC):%Y-%m-%d %H:%M:%S} UTC"
     drawn = {one["a"] for one in series}
     return Chart(
         "drift",
@@ -303,7 +303,7 @@ def _moment(text: str | None) -> datetime | None:
         moment = datetime.fromisoformat(text or "")
     except ValueError:
         return None
-    return moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
 def _loss_scale(arms: Sequence[ArmRuns], most: int) -> Chart:

@@ -220,7 +220,7 @@ class Rows:
         has_initialized: the script has called `amp.initialize`.
         blocks: of `scale_loss` that are open.
         has_amp: losses and steps come from what stands behind `apex.amp`; a GradScaler is a part of that.
-        ignored: GradScalers that are off, whose losses and steps are recorded elsewhere.
+        ignored: GradScalers that are off, and any `FP16_Optimizer` under an arm: both are recorded elsewhere.
     """
 
     def __init__(self, recorder: Recorder) -> None:

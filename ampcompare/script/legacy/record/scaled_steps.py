@@ -208,12 +208,16 @@ class _OptimizerHooks:
 
     def backward(self, original: Any, optimizer: Any, loss: Any, *args: Any, **kwargs: Any) -> Any:
         """Note a loss."""
+        if optimizer in self._rows.ignored:
+            return original(optimizer, loss, *args, **kwargs)
         self._known(optimizer)
         self._losses.setdefault(optimizer, []).append(value_of(loss))
         return original(optimizer, loss, *args, **kwargs)
 
     def update_master_grads(self, original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         """Record the losses; Apex checks for overflow under a dynamic scale only."""
+        if optimizer in self._rows.ignored:
+            return original(optimizer, *args, **kwargs)
         before = _scale_of_optimizer(optimizer)
         result = original(optimizer, *args, **kwargs)
         self._add_losses(optimizer, before, bool(optimizer.overflow) if optimizer.dynamic_loss_scale else None)
@@ -221,6 +225,8 @@ class _OptimizerHooks:
 
     def step(self, original: Any, optimizer: Any, closure: Any = None) -> Any:
         """Record a step; a closure is called again until its gradients are finite."""
+        if optimizer in self._rows.ignored:
+            return original(optimizer, closure)
         applied = closure is not None or not optimizer.overflow
         result = original(optimizer, closure)
         self._rows.add_step(self._known(optimizer)[0], applied)

@@ -202,6 +202,7 @@ ROWS = {
             "rank",
             "plain_backward",
             "acted",
+            "ledger",
             "planned",
         ),
         _leave_out,

@@ -30,7 +30,7 @@ NO_TWIN = (
     "--to precision; bf16 parameters with fp32 masters are the third way"
 )
 AGAIN = "Apex begins again at its first loss scale here; the scaler keeps the one it has"
-AT_TIMES = "amp.initialize runs here in some rounds or branches only, and elsewhere too; make one GradScaler, by hand"
+AT_TIMES = "amp.initialize runs here in some rounds or branches only, and elsewhere too; make one {} by hand"
 LEAVING = (ast.Return, ast.Raise, ast.Continue, ast.Break)
 REPEATABLE = {"hasattr", "getattr", "isinstance", "len"}
 OPTIONS = ("keep_batchnorm_fp32", "master_weights", "loss_scale", "max_loss_scale")
@@ -153,7 +153,7 @@ def _put_default(core: Core, initialize: Initialize, condition: ast.If, default:
     if any(not is_exclusive(module, each.call, initialize.call) for each in earlier) or (
         core.scalers.home == "optimizer" and lasts_beyond_call(module, initialize)
     ):
-        raise Unsure(initialize.call, AT_TIMES)
+        raise Unsure(initialize.call, AT_TIMES.format("GradScaler"))
     core.defaults.add(top)
     core.edits.before(top, default)
 
@@ -485,7 +485,7 @@ def _create_precision(core: Core, initialize: Initialize) -> None:
     arguments = [_arm(module, initialize), 'device="cuda"', *_options(module, initialize)]
     _require_known_options(initialize)
     if varies(module, initialize) or _always_above(core, initialize) is not None:
-        raise Unsure(initialize.call, AT_TIMES)
+        raise Unsure(initialize.call, AT_TIMES.format("precision"))
     preparation = _preparation(module, initialize, name)
     lines = [*call_lines(core, f"{name} = ampcompare.make_precision", arguments), preparation]
     conditions = conditions_of(module, initialize)

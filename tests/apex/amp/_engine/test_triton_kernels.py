@@ -18,8 +18,9 @@ from ampcompare.apex.amp._engine.errors import AmpOptionError
 from ampcompare.apex.amp.frontend import KERNELS_VARIABLE, load_kernels
 from ampcompare.base.errors import BackendUnavailable
 
-# NumPy, by which the interpreter computes, warns of the overflows that are wanted here.
+# NumPy, by which the interpreter computes, warns of the overflows that are wanted here, and of how it is used.
 pytestmark = [
+    pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning"),
     pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning"),
 ]

@@ -113,6 +113,13 @@ def test_a_rising_loss_and_a_short_one(make_record: MakeRecord) -> None:
     assert why_idle(_with_losses(make_record(), rising[:14])) == ""
 
 
+def test_a_loss_that_is_lower_at_the_end_fell(make_record: MakeRecord) -> None:
+    """Though so few and uneven losses show no trend; without the difference they show that there is none."""
+    early, late = [6.0, 10.0] * 5, [4.5, 7.5] * 5
+    assert why_idle(_with_losses(make_record(), [*early, *late])) == ""
+    assert why_idle(_with_losses(make_record(), early * 2)).startswith("the loss did not fall")
+
+
 def _training(make_record: MakeRecord, curves: Sequence[Sequence[float]]) -> dict[str, list[RunRecord]]:
     runs = [
         make_record("fp32", seed, epochs=[_epoch(number, top1) for number, top1 in enumerate(curve)])

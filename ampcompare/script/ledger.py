@@ -1,0 +1,200 @@
+"""The ledger of a script: in which types its training runs, and which of its lines set them."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ampcompare.guards.events import Layer, Points, Subscriptions
+from ampcompare.guards.location import Location, user_location
+from ampcompare.runs.records.ledger import Ledger
+from ampcompare.script.legacy.record.recorder import Rows
+from ampcompare.training.ledger import StepLook
+
+__all__ = ["ScriptLedger"]
+
+DETAILED = 2  # steps that were applied, of each optimizer
+MAX_DETAILED = 12  # rows of steps, skipped ones too
+EVERY = 20  # later rows
+MAX_SHARE = 0.01  # of the time, for all later looks
+HALF = (torch.float16, torch.bfloat16)
+
+
+class ScriptLedger:
+    """Looks at some steps of this process; when the record ends it adds the row `{"kind": "ledger", ...}`.
+
+    Args:
+        rows: say where a step ends.
+        arm: its text, which sets what no line of the script does; "" for a script as it is written.
+        emulated: type whose products this device computes in a wider one; "" if there is none.
+    """
+
+    def __init__(self, rows: Rows, arm: str, emulated: str = "") -> None:
+        self._rows = rows
+        self._arm = arm
+        self._emulated = emulated
+        self._look = StepLook(self._parameters)
+        self._events = Subscriptions(Layer.WATCH)
+        self._setters = Subscriptions(Layer.WATCH)  # until the first steps are over
+        self._passes_of_step = Subscriptions(Layer.WATCH)  # while a step is looked at
+        self._models: list[weakref.ref[nn.Module]] = []
+        self._optimizers: list[weakref.ref[Any]] = []
+        self._by: dict[str, str] = {}
+        self._count = self._applied = self._passes = self._depth = 0
+        self._scale: Any = None
+        self._compiles = False
+        self._begins, self._is_first = False, True
+        self._spent = self._begun_at = self._since = 0.0
+
+    def install(self) -> None:
+        """Look from now on."""
+        self._events.wrap(*Points.MAKE_OPTIMIZER, self._made)
+        self._setters.wrap(nn.Module, "_apply", self._cast)
+        self._setters.wrap(*Points.MAKE_AUTOCAST, self._make_autocast)
+        self._setters.wrap(*Points.MAKE_SCALER, self._make_scaler)
+        self._events.wrap(torch, "compile", self._compile)
+        self._follow_passes()
+        self._rows.recorder.after_row(self._row)
+        self._rows.recorder.before_close(self._end)
+
+    def end(self) -> None:
+        """Look no longer."""
+        if self._begins:
+            self._finish_look()
+        for subscriptions in (self._passes_of_step, self._setters, self._events):
+            subscriptions.end()
+
+    def _follow_passes(self) -> None:
+        self._passes_of_step = Subscriptions(Layer.WATCH)
+        self._passes_of_step.wrap(*Points.FORWARD, self._forward)
+        self._passes_of_step.wrap(*Points.BACKWARD, self._backward)
+
+    # Who sets what.
+
+    def _made(self, original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
+        original(optimizer, *args, **kwargs)
+        self._optimizers.append(weakref.ref(optimizer))
+        if "weights" not in self._by and any(p.dtype in HALF for g in optimizer.param_groups for p in g["params"]):
+            self._by["weights"] = f"{user_location()}, made so"
+        self._by.setdefault("state", f"{type(optimizer).__name__}, {user_location()}")
+
+    def _cast(self, original: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        first = next(module.parameters(), None)
+        before = None if first is None else first.dtype
+        result = original(module, *args, **kwargs)
+        if first is not None and (after := next(module.parameters()).dtype) is not before and after in HALF:
+            self._by["weights" if first.requires_grad else "frozen"] = self._setter("cast")
+        return result
+
+    def _make_autocast(self, original: Any, block: Any, *args: Any, **kwargs: Any) -> None:
+        original(block, *args, **kwargs)
+        if block._enabled and "products" not in self._by:
+            self._by["products"] = self._setter("autocast")
+
+    def _make_scaler(self, original: Any, scaler: Any, *args: Any, **kwargs: Any) -> None:
+        original(scaler, *args, **kwargs)
+        if scaler._enabled and "loss scale" not in self._by:
+            self._by["loss scale"] = self._setter(type(scaler).__name__)
+
+    def _setter(self, what: str) -> str:
+        """Return who calls: the arm, wherever it stands behind the script, or the script's or a library's line."""
+        where = user_location()
+        return f"{what}, arm {self._arm}" if self._arm or where == Location("?", 0) else f"{what}, {where}"
+
+    def _compile(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        self._compiles = True
+        return original(*args, **kwargs)
+
+    # The steps that are looked at.
+
+    def _parameters(self) -> list[Tensor]:
+        models = [model for reference in self._models if (model := reference()) is not None]
+        return list({id(p): p for model in models for p in model.parameters()}.values())
+
+    def _live(self) -> list[Any]:
+        return [one for reference in self._optimizers if (one := reference()) is not None]
+
+    def _forward(self, original: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if self._depth or not torch.is_grad_enabled():
+            return original(module, *args, **kwargs)
+        if all(module is not reference() for reference in self._models) and next(module.parameters(), None) is not None:
+            self._models.append(weakref.ref(module))
+        self._begin()
+        return self._seen(original, module, *args, **kwargs)
+
+    def _backward(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        if self._depth:
+            return original(*args, **kwargs)
+        if self._passes:
+            for tensor in _tensors(args[0] if args else kwargs.get("tensors")):
+                if tensor.requires_grad:  # where the pass begins, an arm has collected what was there
+                    tensor.register_hook(lambda _: self._look.accumulates())
+        self._passes += 1
+        return self._seen(original, *args, **kwargs)
+
+    def _seen(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        self._depth += 1
+        try:
+            if self._compiles:  # torch dispatches no operations of a compiled program
+                return original(*args, **kwargs)
+            with self._look.sees():
+                return original(*args, **kwargs)
+        finally:
+            self._depth -= 1
+
+    def _begin(self) -> None:
+        if not self._begins:
+            self._begins = True
+            self._begun_at = time.perf_counter()
+            self._look.begin(self._count, self._live(), detailed=True)
+
+    def _row(self, row: dict[str, Any]) -> None:
+        if row["kind"] == "backward" and row["scale_before"] is not None:
+            self._scale = row["scale_before"]
+        if row["kind"] != "step":
+            return
+        self._count += 1
+        self._passes = 0
+        self._applied += bool(row["applied"])  # one that is not known yet counts as applied
+        if self._begins:
+            self._finish_look()
+            count = max(1, len(self._rows.optimizers))
+            if self._is_first and self._applied < DETAILED * count and self._count < MAX_DETAILED * count:
+                return
+            now = time.perf_counter()
+            if self._is_first:
+                self._is_first, self._since = False, now
+                self._setters.end()
+            else:
+                self._spent += now - self._begun_at
+            self._passes_of_step.end()
+        elif self._count % EVERY == 0 and self._spent <= MAX_SHARE * (time.perf_counter() - self._since):
+            self._follow_passes()
+
+    def _finish_look(self) -> None:
+        self._begins = False
+        self._look.end(self._live())
+
+    def result(self) -> Ledger:
+        """Return what was seen so far."""
+        scale = self._scale() if callable(self._scale) else self._scale
+        return self._look.result(
+            loss_scale=None if scale is None else float(scale), emulated=self._emulated, by=dict(self._by)
+        )
+
+    def _end(self) -> None:
+        self.end()
+        if self._look.steps:
+            self._rows.recorder.add_row({"kind": "ledger", **self.result().model_dump()})
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        yield from (one for one in value if isinstance(one, Tensor))

@@ -1,0 +1,111 @@
+"""16-bit weights that a script trains, lifted to fp32 when an optimizer gets them: an arm acts on those.
+
+No number changes, since fp32 has all numbers of fp16 and bf16. Weights that are frozen, and tensors that the script
+casts, keep their type, and each module gets inputs of the type of its own weights.
+"""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ampcompare.base.tensors.tree import mapped, tensors_in
+from ampcompare.guards.location import user_location
+from ampcompare.script.legacy.record.recorder import Rows
+from ampcompare.training.precision.base import owned_params
+
+__all__ = ["HALF", "LiftedWeights"]
+
+HALF = (torch.float16, torch.bfloat16)
+
+
+class LiftedWeights:
+    """Lifts weights, and fits inputs to modules once it has.
+
+    Attributes:
+        types: that were lifted, such as "bfloat16".
+
+    Args:
+        rows: get a note for each type and line; None records nothing.
+    """
+
+    def __init__(self, rows: Rows | None = None) -> None:
+        self.types: list[str] = []
+        self._rows = rows
+        self._notes: set[str] = set()
+        self._frozen: weakref.WeakKeyDictionary[Any, list[Tensor]] = weakref.WeakKeyDictionary()  # that may be thawed
+
+    def lift(self, optimizer: Any) -> None:
+        """Make the 16-bit weights that `optimizer` trains fp32, and all tensors of the modules that hold them."""
+        halves = [param for param in owned_params(optimizer) if param.dtype in HALF]
+        trained = [param for param in halves if param.requires_grad]
+        self._frozen[optimizer] = [param for param in halves if not param.requires_grad]
+        if not trained:
+            return
+        types = sorted({_name(param.dtype) for param in trained})
+        self.types += [name for name in types if name not in self.types]
+        for param in trained:
+            _widen(param)
+        ids = set(map(id, trained))
+        for module in _modules():
+            if any(id(param) in ids for param in module._parameters.values()):
+                for tensor in _own_tensors(module):
+                    if tensor.dtype in HALF:
+                        _widen(tensor)
+        note = f"weights lifted from {' and '.join(types)} ({user_location()})"
+        if self._rows is not None and note not in self._notes:
+            self._rows.add_note(note)
+        self._notes.add(note)
+
+    def lift_thawed(self) -> None:
+        """Lift what the script has frozen when an optimizer got it, and trains by now."""
+        for optimizer, frozen in list(self._frozen.items()):
+            if any(param.requires_grad for param in frozen):
+                self.lift(optimizer)
+
+    def fit(self, module: nn.Module, values: Any, *, narrows: bool, widens: bool) -> Any:
+        """Return the inputs of a module in the type of its own weights.
+
+        Args:
+            narrows: fp32 becomes the 16-bit type of frozen weights.
+            widens: 16 bits become fp32.
+        """
+        held = next((one.dtype for one in module._parameters.values() if one is not None), None)
+        others: tuple[torch.dtype, ...] = ()
+        if held is torch.float32 and widens:
+            others = HALF
+        elif held in HALF:
+            others = (*(one for one in HALF if one is not held), *((torch.float32,) if narrows else ()))
+        if not any(tensor.dtype in others for tensor in tensors_in(values)):
+            return values
+        return mapped(values, lambda tensor: tensor.to(held) if tensor.dtype in others else tensor)
+
+
+@torch.no_grad()
+def _widen(param: Tensor) -> None:
+    grad, param.grad = param.grad, None
+    param.data = param.data.float()
+    if getattr(param, "grad_dtype", None) in HALF:  # of torch 2.13
+        param.grad_dtype = torch.float32
+    param.grad = None if grad is None else grad.float()
+
+
+def _modules() -> Iterable[nn.Module]:
+    """Return all modules of this process."""
+    # `type` and `vars`: the objects of libraries may answer `isinstance` by code of their own.
+    modules = [one for one in gc.get_objects() if issubclass(type(one), nn.Module)]
+    return [one for one in modules if "_modules" in vars(one)]
+
+
+def _own_tensors(module: nn.Module) -> Iterator[Tensor]:
+    for held in (module._parameters, module._buffers):
+        yield from (tensor for tensor in held.values() if tensor is not None)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,47 @@
+"""The versions that ampcompare claims, each in an environment of its own: `scripts/test-versions` runs them."""
+
+from __future__ import annotations
+
+import glob
+import os
+import shutil
+
+import nox
+
+# Python, torch and torchvision. docs/versions.md says what each pair is for, and what ran.
+PAIRS = {
+    "lowest": ("3.11", "2.6.0", "0.21.0"),
+    "between": ("3.13", "2.8.0", "0.23.0"),
+    "gpu-machine": ("3.12", "2.11.0", "0.26.0"),
+    "newest": ("3.14", "2.13.0", "0.28.0"),
+}
+SMOKE = "tests/cli/test_every_command.py"
+
+nox.options.reuse_venv = "yes"
+
+
+def interpreter(version: str) -> str:
+    """Return a Python of this version: on the path, or one that pyenv keeps; else its name, which nox reports."""
+    root = os.environ.get("PYENV_ROOT", os.path.expanduser("~/.pyenv"))
+    kept = sorted(glob.glob(f"{root}/versions/{version}.*/bin/python"))
+    found = shutil.which(f"python{version}")
+    return kept[-1] if kept else found or version
+
+
+def make_session(name: str) -> None:
+    """Register the session of a pair: install it, then run the unit tests and every command."""
+    python, torch, torchvision = PAIRS[name]
+    lowest = ["-c", "constraints/lowest.txt"]
+    pins = lowest if name == "lowest" else [f"torch=={torch}", f"torchvision=={torchvision}"]
+
+    @nox.session(name=name, python=interpreter(python))
+    def test(session: nox.Session) -> None:
+        session.install("-e", ".[html,test]", *pins)
+        session.env.update(OMP_NUM_THREADS="1", PYTHONDONTWRITEBYTECODE="1")
+        pytest = ["python", "-m", "pytest", "-n", "2", "-q", "-p", "no:cacheprovider"]
+        session.run(*pytest, "--unit", "--dist", "worksteal", *session.posargs)
+        session.run(*pytest, SMOKE)
+
+
+for pair in PAIRS:
+    make_session(pair)

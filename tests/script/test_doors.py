@@ -1,0 +1,77 @@
+"""No arm is inert in any door of a script: what ran is what was declared, or the arm is refused with a reason."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ampcompare.backends.arm import Arm
+from ampcompare.experiment.launch.script.rows import read_rows
+from ampcompare.runs.analysis.runs.declared import roles_next_to
+from tests.covering import covering
+from tests.script.doors import ARMS, DOORS, LIBRARY_DOORS, OPTIMIZERS, script_of
+
+FEW = [
+    *("fp32", "apex:O1", "apex:O2", "native:fp16", "native:bf16,state=bf16", "native:bf16,weights=bf16,masters=fp32"),
+    *("half:bf16,kahan", "half:bf16,masters=fp32,grads=fp32"),
+]
+
+
+def check(arm: str, door: str, optimizer: str, folder: Path, python: Any) -> str:
+    """Train a script under an arm; return its weights as they were printed, or "" if it was refused."""
+    (folder / "train.py").write_text(script_of(door, optimizer))
+    words = ["-m", "ampcompare", "exec", "--arm", arm, "--record", "rows.jsonl", "train.py"]
+    done = python.run(words, folder, {**os.environ, "PYTHONWARNINGS": "ignore"})
+    if done.returncode:
+        said = [line for line in done.stderr.splitlines() if line.startswith("ampcompare:")]
+        assert "Traceback" not in done.stderr, done.stderr
+        assert said, done.stderr
+        assert done.returncode in (2, 3, 4), done.stderr
+        return ""
+    ledger = read_rows(folder / "rows.jsonl").ledger
+    assert ledger is not None
+    assert ledger.forward
+    found = roles_next_to(Arm.parse(arm).roles, ledger)
+    assert [role.difference for role in found if role.differs] == []
+    return str(done.stdout).splitlines()[-1]
+
+
+@pytest.mark.integration
+@covering({"arm": FEW, "door": list(DOORS), "optimizer": list(OPTIMIZERS)})
+def test_what_ran_is_what_was_declared(arm: str, door: str, optimizer: str, tmp_path: Path, forked_python: Any) -> None:
+    check(arm, door, optimizer, tmp_path, forked_python)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("arm", ARMS)
+def test_the_whole_cross(arm: str, door: str, optimizer: str, tmp_path: Path, forked_python: Any) -> None:
+    check(arm, door, optimizer, tmp_path, forked_python)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arm", FEW)
+@pytest.mark.parametrize("door", LIBRARY_DOORS)
+def test_trainers_of_libraries(arm: str, door: str, tmp_path: Path, forked_python: Any) -> None:
+    pytest.importorskip({"trainer": "transformers"}.get(door, door))
+    check(arm, door, "adamw", tmp_path, forked_python)
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("native:bf16,state=bf16", "native:bf16"),
+        ("native:bf16,weights=bf16", "native:bf16"),
+        ("half:bf16,kahan", "half:bf16"),
+        ("half:bf16,rounding=stochastic", "half:bf16"),
+        ("half:bf16,masters=fp32", "half:bf16"),
+    ],
+)
+def test_an_option_changes_the_bits_of_a_plain_script(one: str, other: str, tmp_path: Path, forked_python: Any) -> None:
+    first, second = (check(arm, "plain", "momentum", tmp_path, forked_python) for arm in (one, other))
+    assert not first or first != second

@@ -1,0 +1,195 @@
+"""The ledger of scripts: in which types each trains, which line set them, and what under an arm is not as declared."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ampcompare.backends.arm import Arm
+from ampcompare.experiment.launch.script.rows import read_rows
+from ampcompare.runs.analysis.runs.declared import roles_next_to
+from ampcompare.runs.records.ledger import Ledger
+
+HEAD = """import sys
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 2))
+x = torch.linspace(-1, 1, 24).reshape(6, 4)
+"""
+PLAIN = """
+optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+for step in range(4):
+    loss = model(x).float().square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+AUTOCAST = """
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+for step in range(4):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = model(x).float().square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+SCALER = """
+optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
+for step in range(4):
+    for part in range(2):
+        with torch.autocast("cpu", dtype=torch.float16):
+            loss = model(x).float().square().mean() / 2
+        scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+"""
+CLOSURE = """
+optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+def closure():
+    optimizer.zero_grad()
+    loss = model(x).float().square().mean()
+    loss.backward()
+    return loss
+for step in range(4):
+    optimizer.step(closure)
+"""
+WEIGHTS = "model.bfloat16()\nx = x.bfloat16()\n" + PLAIN
+ADAPTER = (
+    "model[0].requires_grad_(False).bfloat16()\nmodel[0].register_forward_hook(lambda m, i, o: o.float())\n"
+    "x = x.bfloat16()\n" + PLAIN.replace("model.parameters()", "[p for p in model.parameters() if p.requires_grad]")
+)
+MASTERS = """
+model.bfloat16()
+x = x.bfloat16()
+masters = [p.detach().float() for p in model.parameters()]
+optimizer = torch.optim.SGD(masters, lr=0.05)
+for step in range(4):
+    model.zero_grad()
+    model(x).float().square().mean().backward()
+    for p, master in zip(model.parameters(), masters):
+        master.grad = p.grad.float()
+    optimizer.step()
+    with torch.no_grad():
+        for p, master in zip(model.parameters(), masters):
+            p.copy_(master)
+"""
+OFF_LATER = AUTOCAST.replace("range(4)", "range(24)").replace(
+    "dtype=torch.bfloat16", "dtype=torch.bfloat16, enabled=step < 10"
+)
+Run = Callable[..., tuple[Ledger, str]]
+
+
+@pytest.fixture
+def run(tmp_path: Path, forked_python: Any) -> Run:
+    """Run a script under an arm; return its ledger, and what the program wrote to stderr."""
+
+    def call(text: str, arm: str = "script", *options: str) -> tuple[Ledger, str]:
+        (tmp_path / "train.py").write_text(HEAD + text)
+        words = ["-m", "ampcompare", "exec", "--arm", arm, "--record", "rows.jsonl", *options, "train.py"]
+        done = forked_python.run(words, tmp_path, os.environ)
+        assert done.returncode == 0, done.stderr
+        ledger = read_rows(tmp_path / "rows.jsonl").ledger
+        assert ledger is not None
+        return ledger, done.stderr
+
+    return call
+
+
+def types_of(ledger: Ledger) -> dict[str, Any]:
+    parts = {name: list(ledger.of_groups(name)) for name in ("weights", "masters", "gradients", "state")}
+    return {**parts, "forward": list(ledger.forward), "backward": list(ledger.backward)}
+
+
+@pytest.mark.parametrize(
+    ("text", "types", "facts"),
+    [
+        (PLAIN, {"weights": ["fp32"], "forward": ["fp32"], "state": ["fp32"]}, {"loss_scale": None, "frozen": {}}),
+        (AUTOCAST, {"weights": ["fp32"], "forward": ["bf16"], "backward": ["bf16"], "state": ["fp32"]}, {}),
+        (SCALER, {"weights": ["fp32"], "forward": ["fp16"], "gradients": ["fp32"]}, {"loss_scale": 256.0}),
+        (CLOSURE, {"weights": ["fp32"], "forward": ["fp32"], "gradients": ["fp32"], "state": []}, {}),
+        (WEIGHTS, {"weights": ["bf16"], "forward": ["bf16"], "masters": [], "state": ["bf16"]}, {}),
+        (ADAPTER, {"weights": ["fp32"], "forward": ["bf16", "fp32"]}, {"frozen": {"bf16": 1.0}}),
+        (MASTERS, {"weights": ["bf16"], "masters": ["fp32"], "gradients": ["fp32"]}, {}),
+    ],
+    ids=["plain", "autocast", "scaler", "closure", "weights", "adapter", "masters"],
+)
+def test_what_a_script_trains_in(run: Run, text: str, types: dict[str, Any], facts: dict[str, Any]) -> None:
+    """Mixtures as people write them, without any arm."""
+    ledger, _ = run(text)
+    seen = types_of(ledger)
+    assert {name: sorted(seen[name]) for name in types} == types
+    assert {name: getattr(ledger, name) for name in facts} == facts
+
+
+def test_lines_that_set_types_are_named(run: Run) -> None:
+    """The line of autocast, of the scaler, of the optimizer and of a cast; of frozen weights apart."""
+    by = run(SCALER)[0].by
+    assert by["products"] == "autocast, train.py:13"
+    assert by["loss scale"] == "GradScaler, train.py:10"
+    assert by["state"] == "SGD, train.py:9"
+    assert run(WEIGHTS)[0].by["weights"] == "cast, train.py:8"
+    assert run(ADAPTER)[0].by["frozen"] == "cast, train.py:8"
+
+
+def test_gradients_of_micro_batches_and_lost_updates(run: Run) -> None:
+    assert run(SCALER)[0].accumulated == {"fp32": 1.0}
+    assert run(PLAIN)[0].accumulated == {}
+    lost = run(WEIGHTS.replace("lr=0.05", "lr=0.0001"))[0].lost
+    assert lost is not None
+    assert lost > 0.8
+    assert (run(MASTERS)[0].lost or 0) < 0.2
+
+
+@pytest.mark.parametrize("arm", ["fp32", "native:bf16", "native:fp16", "apex:O1", "apex:O2", "half:bf16", "half"])
+@pytest.mark.parametrize("text", [PLAIN, SCALER], ids=["plain", "scaler"])
+def test_an_arm_runs_as_declared(run: Run, text: str, arm: str) -> None:
+    ledger, _ = run(text, arm)
+    assert [role.difference for role in roles_next_to(Arm.parse(arm).roles, ledger) if role.differs] == []
+    assert ledger.forward
+
+
+def test_an_arm_that_stops_acting_is_seen(run: Run) -> None:
+    """A script that switches its autocast off after some steps trains these under another arm."""
+    ledger, _ = run(OFF_LATER, "native:bf16")
+    differing = [role.difference for role in roles_next_to(Arm.parse("native:bf16").roles, ledger) if role.differs]
+    assert len(differing) == 1
+    assert "(none in bf16 in step 20), bf16 was asked" in differing[0]
+
+
+def test_looking_changes_nothing_of_a_script(run: Run, tmp_path: Path, forked_python: Any) -> None:
+    """The weights of a script that is looked at are those of plain Python, to the last bit."""
+    end = "\nprint([p.double().sum().item() for p in model.parameters()], file=open('sums', 'w'))\n"
+    for text in (SCALER, WEIGHTS, CLOSURE):
+        run(text + end)
+        ours = (tmp_path / "sums").read_text()
+        assert forked_python.run(["train.py"], tmp_path, os.environ).returncode == 0
+        assert (tmp_path / "sums").read_text() == ours
+
+
+def test_exec_shows_it(run: Run, tmp_path: Path, forked_python: Any) -> None:
+    """`exec --ledger SCRIPT` needs no arm and no record, and leaves the output of the script alone."""
+    (tmp_path / "train.py").write_text(HEAD + WEIGHTS + "print('done')\n")
+    done = forked_python.run(["-m", "ampcompare", "exec", "--ledger", "train.py"], tmp_path, os.environ)
+    assert (done.stdout, done.returncode) == ("done\n", 0)
+    assert "weights" in done.stderr
+    assert "cast, train.py:8" in done.stderr
+    refused = forked_python.run(
+        ["-m", "ampcompare", "exec", "--ledger", "--opt-level", "O2", "train.py"], tmp_path, os.environ
+    )
+    assert refused.returncode == 2
+    assert "--arm O2" in refused.stderr
+
+
+def test_the_row_is_plain_data(run: Run, tmp_path: Path) -> None:
+    run(PLAIN)
+    rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
+    assert [row["kind"] for row in rows if row.get("kind") in ("ledger", "end")] == ["ledger", "end"]
