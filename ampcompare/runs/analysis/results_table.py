@@ -194,8 +194,8 @@ def _metric_of(
         return "", TOP1  # times alone
     if not chosen:
         raise ConfigError(
-            "the table has no metric, a column of plain numbers such as accuracy, and no column seconds to compare times "
-            f"alone; its columns are {', '.join(head)}"
+            "the table has no metric, a column of plain numbers such as accuracy, and no seconds to compare times alone; "
+            f"its columns are {', '.join(head)}"
         )
     if len(chosen) > 1 or chosen[0] not in head:
         what = f"no column {wanted!r}" if wanted else "several columns of numbers"
