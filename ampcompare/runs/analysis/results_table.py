@@ -194,7 +194,7 @@ def _metric_of(
         return "", TOP1  # times alone
     if not chosen:
         raise ConfigError(
-            "the table has no metric, a column of plain numbers such as accuracy, and no seconds to compare times alone; "
+            "the table has no metric, a column of plain numbers such as accuracy, and no seconds to compare; "
             f"its columns are {', '.join(head)}"
         )
     if len(chosen) > 1 or chosen[0] not in head:
