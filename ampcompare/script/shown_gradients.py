@@ -1,7 +1,11 @@
-"""Gradients of masters, and of copies that are made for a step, as those of the weights that a script reads."""
+"""Gradients of masters, and of copies that are made for a step, as those of the weights that a script reads.
+
+Before they are unscaled it is the other way round: a master shows the scaled gradient of its weight.
+"""
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -17,22 +21,30 @@ _GRAD: Any = vars(torch._C.TensorBase)["grad"]
 
 
 class ShownGradients:
-    """`tensor.grad` for the 16-bit weights whose gradients are shown; for all others it is what it was."""
+    """`tensor.grad` for 16-bit weights and masters that show each other's; for all others it is what it was."""
 
     def __init__(self) -> None:
         self._shown: dict[int, tuple[Tensor, Tensor, Tensor | None]] = {}  # weight, master, true gradient
+        self._scaled: dict[int, tuple[weakref.ref[Tensor], weakref.ref[Tensor]]] = {}  # master, weight
+
+    def show_scaled(self, pairs: Pairs) -> None:
+        """Let each master show the gradient of its 16-bit weight while that shows none of its master."""
+        for param, master in pairs:
+            self._scaled[id(master)] = weakref.ref(master), weakref.ref(param)
+        self._set()
 
     def show(self, pairs: Pairs) -> None:
         """Let each 16-bit weight show the gradient of its master, an fp32 tensor of its shape, and drop its own."""
         for param, master in pairs:
             self._shown[id(param)] = param, master, _GRAD.__get__(master)
             _GRAD.__set__(param, None)
-        self._set()
+        self.show_scaled(pairs)
 
     def hide(self, weights: Iterable[Tensor]) -> None:
-        """Let weights show their own gradients again."""
+        """Let weights and masters show their own gradients again."""
         for param in weights:
             self._shown.pop(id(param), None)
+            self._scaled.pop(id(param), None)
         self._set()
 
     def are_shown(self, weights: Iterable[Tensor]) -> bool:
@@ -42,19 +54,32 @@ class ShownGradients:
     def end(self) -> None:
         """Let all tensors show their own gradients."""
         self._shown.clear()
+        self._scaled.clear()
         self._set()
 
     def _set(self) -> None:
-        GRADIENT_READS.redirect(*((self._read, self._write) if self._shown else (None, None)))
+        GRADIENT_READS.redirect(*((self._read, self._write) if self._shown or self._scaled else (None, None)))
+
+    def _source(self, tensor: Tensor) -> Tensor:
+        """Return the weight whose scaled gradient a master shows; the tensor itself if it shows its own."""
+        master, weight = (one() for one in self._scaled.get(id(tensor), (_gone, _gone)))
+        return tensor if master is not tensor or weight is None or id(weight) in self._shown else weight
 
     def _read(self, tensor: Tensor) -> Any:
         shown = self._shown.get(id(tensor))
-        return _GRAD.__get__(tensor) if shown is None else shown[2]
+        if shown is not None:
+            return shown[2]
+        grad = _GRAD.__get__(self._source(tensor))
+        return _GRAD.__get__(tensor) if grad is None else grad
 
     def _write(self, tensor: Tensor, grad: Tensor | None) -> None:
         shown = self._shown.get(id(tensor))
         if shown is None:
-            _GRAD.__set__(tensor, grad)
+            source = self._source(tensor)
+            if source is not tensor:
+                _GRAD.__set__(tensor, None)
+                grad = None if grad is None else grad.to(source.dtype)
+            _GRAD.__set__(source, grad)
             return
         param, master, _ = shown
         wide = None if grad is None else grad.float()
@@ -65,3 +90,7 @@ class ShownGradients:
             self._set()
         else:
             self._shown[id(tensor)] = param, master, wide
+
+
+def _gone() -> None:
+    """Stand for a reference to what is no more."""

@@ -484,9 +484,9 @@ class PlainScript:
             return any(param.grad is not None for param in self._weights(optimizer))
 
     def _multiply(self, optimizer: Any, factor: float) -> None:
-        grads = [param.grad for param in self._weights(optimizer) if param.grad is not None]
+        grads = {id(grad): grad for param in self._weights(optimizer) if (grad := param.grad) is not None}
         with torch.no_grad():
-            torch._foreach_mul_(grads, factor)
+            torch._foreach_mul_(list(grads.values()), factor)  # a weight and its master may show the same one
 
     # Readers of gradients, and the step.
 
@@ -611,10 +611,11 @@ class PlainScript:
             self._repeats = True
             return result
 
+        self._stepping = True  # a step that an arm has replaced, or one around another, comes here again
         try:
             result = step(**kwargs) if closure is None else step(run, **kwargs)
         finally:
-            self._repeats = False
+            self._stepping = self._repeats = False
         if self._rows is not None and not self._rows.has_amp:
             if not self._has_loss and self._loss is not None:
                 self._record(self._loss.detach().mean())

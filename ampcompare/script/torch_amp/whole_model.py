@@ -14,7 +14,7 @@ the arm's types everywhere, as after `amp.initialize`, and autocast blocks do no
 What the script writes into weights between two steps, the next step writes into their masters.
 
 From `scaler.unscale_` on `param.grad` of a 16-bit weight is the gradient of its master: clipping it, reading it and
-replacing it act on what is stepped.
+replacing it act on what is stepped. Until then that of a master is the scaled gradient of its weight.
 
 A wrapper for several processes records the types of weights when it is made, so it is made again, in place and with
 the arguments of the script.
@@ -428,7 +428,11 @@ class WholeModel(TorchAmp):
             raise ScalingError(
                 here(f"a loss is scaled between scaler.unscale_ and scaler.step; {self._arm} needs all losses before")
             )
+        for optimizer in self._optimizers:
+            self._gradients.hide(master for _, master in self.masters(optimizer))
         self._scaling.before_backward(self._optimizers)
+        for optimizer in self._optimizers:
+            self._gradients.show_scaled(self.masters(optimizer))
 
     def check_unscale(self, optimizer: Any) -> None:
         if not self._casts and not self.is_driven:
@@ -523,6 +527,7 @@ class WholeModel(TorchAmp):
             else:
                 param.grad = torch.zeros_like(param)
         self._drop_gradients(optimizer)
+        self._gradients.show_scaled(self.masters(optimizer))
 
     def _lacks_autocast(self) -> AmpCompareError:
         return without_autocast(self._arm) if self._off is None else UnsupportedCombination(self._off)

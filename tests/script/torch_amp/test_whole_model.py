@@ -15,7 +15,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from ampcompare.base.errors import PreparationError, ScalingError
+from ampcompare.training.precision.base import owned_params
 from tests.script.small_script import batch, network
+from tests.script.test_stand_in import Rows
 from tests.script.trainings import Gan, OurLoop, Plain, Program, TorchAmp, assert_equal, train, train_gan
 
 SCALED = ("apex:O2", "half:master_weights,bn_fp32,loss_scale=dynamic,init_scale=1024,growth_interval=2")
@@ -126,6 +128,73 @@ def test_gradients_of_the_model_are_those_of_its_masters(behind: Any, arm: str) 
     model.zero_grad()
     assert weight.grad is None
     assert master.grad is None
+
+
+@pytest.mark.parametrize("arm", [*SCALED, "half:bf16,master_weights,grads=float32"])
+def test_a_script_may_ask_for_gradients_before_they_are_unscaled(behind: Any, arm: str) -> None:
+    """Of what the optimizer holds: there are some, scaled ones, where a backward pass has made them, and only there."""
+    behind(arm)
+    model, idle = network(), network()
+    both = [torch.optim.SGD(one.parameters(), lr=0.1) for one in (model, idle)]
+    scaler = torch.amp.GradScaler("cpu")
+    steps = [0, 0]
+    for step in range(4):
+        for optimizer in both:
+            optimizer.zero_grad()
+        for micro in range(2):
+            with torch.autocast("cpu"):
+                loss = model(batch(step + micro)[0]).square().mean()
+                loss = loss if step % 2 else loss + idle(batch(step)[0]).square().mean()
+            scaler.scale(loss).backward()
+        for number, optimizer in enumerate(both):
+            held = owned_params(optimizer)
+            if any(param.grad is not None for param in held):
+                scaler.step(optimizer)
+                steps[number] += 1
+        scaler.update()
+    assert steps == [4, 2]
+
+
+@pytest.mark.parametrize("arm", SCALED)
+def test_scaled_gradients_may_be_written(behind: Any, arm: str) -> None:
+    """What a script writes into them is what is stepped, and clearing those of masters clears those of the model."""
+    behind(arm)
+    model, optimizer, scaler = parts()
+    for written in (1.0, 2.0):
+        with torch.autocast("cpu"):
+            loss = model(batch(0)[0]).square().mean()
+        optimizer.zero_grad()
+        scaler.scale(loss).backward()
+        master = owned_params(optimizer)[0]
+        before = master.detach().clone()
+        master.grad = torch.full_like(master, written * scaler.get_scale() / 1024)
+        scaler.step(optimizer)
+        scaler.update()
+        assert torch.equal(master, before - 0.1 * torch.full_like(master, written / 1024))
+    optimizer.zero_grad()
+    with torch.autocast("cpu"):
+        loss = model(batch(0)[0]).square().mean()
+    scaler.scale(loss).backward()
+    for param in owned_params(optimizer):
+        param.grad = None
+    assert all(param.grad is None for param in model.parameters())
+
+
+@pytest.mark.parametrize("arm", ["fp32", "native:fp16", "O2", SCALED[1]])
+def test_a_step_without_gradients_is_recorded_once(behind: Any, arm: str) -> None:
+    rows = Rows()
+    behind(arm, rows)
+    model, idle = network(), network()
+    both = [torch.optim.SGD(one.parameters(), lr=0.1) for one in (model, idle)]
+    for step in range(4):
+        x = batch(step)[0]
+        for optimizer in both:
+            optimizer.zero_grad()
+        loss = model(x).square().mean()
+        (loss if step % 2 else loss + idle(x).square().mean()).backward()
+        for optimizer in both:
+            optimizer.step()
+    assert rows.steps == (8 if arm == "fp32" else 2)  # a scaler records its own
 
 
 @pytest.mark.parametrize("arm", SCALED)
