@@ -267,14 +267,6 @@ def test_times_are_folded_where_none_is_a_result(rich: Comparison) -> None:
     assert text.index('id="figure-memory"') < folded
 
 
-def test_every_chart_of_the_script_is_on_the_page(rich: Comparison) -> None:
-    """Also where no time is valid: the script looks for each of them."""
-    for arms in ((), [row.arm for row in rich.arms]):
-        text = FORMATS["html"].reporter().render(_invalid(rich, arms))
-        data = json.loads(re.search(r'<script[^>]*id="data"[^>]*>(.*?)</script>', text, re.DOTALL)[1])  # type: ignore[index]
-        assert all(f'data-figure="{chart["key"]}"' in text for chart in data["charts"])
-
-
 def test_invalid_times_are_not_drawn(rich: Comparison) -> None:
     """A figure leaves an arm with invalid times out; where all are invalid, the reason is all that the page shows."""
     timed = {track.index for track in step_time_plot(arms_with_runs(_invalid(rich, ["apex:O2"]))).tracks}
