@@ -425,9 +425,7 @@ def _emulation(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
         share = arm.of_kind("emulation") / arm.seconds
         yield Reason(
             kind="emulation",
-            text=f"this CPU has no instructions for {arm.half_dtype}, so products are computed in fp32 and "
-            "rounded: its times "
-            "say nothing about a GPU",
+            text=f"products of {arm.half_dtype} are computed in fp32 and rounded: its times say nothing about a GPU",
             share=min(1.0, share),
         )
 
@@ -487,7 +485,7 @@ def _sentence(arm: ArmProfile, reference: ArmProfile) -> str:
         return f"{arm.arm} takes {1000 * arm.seconds:.2f} ms a step{why}"
     memory = _memory_words(arm, reference)
     if "emulated" in arm.half:
-        return f"{arm.arm} is emulated on this CPU, so its time is no measure{memory}{why}"
+        return f"{arm.arm} computes in fp32 and rounds (emulated), so its time is no measure{memory}{why}"
     ratio = f"{arm.seconds / reference.seconds:.2f}x the step time"
     if reference.seconds >= FASTER * arm.seconds:
         still = f"; still, {faults[0].text}" if faults else ""

@@ -102,7 +102,7 @@ CASES: list[tuple[str, dict[str, float], dict[str, Any], str]] = [
         {"trials": _tried("--cudnn-benchmark", 0.9), "conv_kernels": ["winograd"]},
         "1 kernels for convolutions",
     ),
-    ("emulation", {}, {"half": "bf16 emulated"}, "no instructions for bf16"),
+    ("emulation", {}, {"half": "bf16 emulated"}, "products of bf16 are computed in fp32 and rounded"),
 ]
 
 

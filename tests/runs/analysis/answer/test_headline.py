@@ -15,6 +15,7 @@ from ampcompare.runs.analysis.results_table import judge, read_table
 from ampcompare.runs.analysis.summary import summarize
 from ampcompare.runs.records.comparison import Comparison, Look
 from ampcompare.runs.records.run import EngineInfo, Resumption, RunRecord
+from ampcompare.runs.settings.script import ScriptConfig
 
 MakeRecord = Callable[..., RunRecord]
 WIDTH = 100
@@ -168,6 +169,22 @@ def test_emulated_times(runs: Any) -> None:
     assert "native:bf16 takes 2.00x (2.00 to 2.00) the step time of fp32 on this CPU." in comparison.headline
     assert "Speed of half is not known: fp16 is emulated on this CPU, measure on a GPU." in first_lines(comparison)
     assert any("--device cuda" in step.command for step in comparison.next_steps)
+
+
+def test_what_emulates_a_script_is_its_device(runs: Any) -> None:
+    """With `--device cpu` bf16 is emulated even where the CPU has instructions for it."""
+    records = [runs("fp32", FP32, device="cpu"), runs("half", EQUAL, device="cpu", half="bf16 emulated")]
+    scripts = [
+        [
+            run.model_copy(
+                update={"config": run.config.model_copy(update={"script": ScriptConfig(name="t.py"), "device": "cpu"})}
+            )
+            for run in arm
+        ]
+        for arm in records
+    ]
+    assert any("bf16 is emulated by --device cpu, measure on a GPU" in line for line in compare(*scripts).headline)
+    assert any("bf16 is emulated on this CPU, measure on a GPU" in line for line in compare(*records).headline)
 
 
 @pytest.mark.parametrize(("seconds", "advised"), [(0.02, True), (0.005, False)])
