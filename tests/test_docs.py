@@ -212,7 +212,7 @@ def test_python_runs(code: str, tmp_path: Path, forked_python: Any) -> None:
 
 def test_every_block_runs_or_says_why_not() -> None:
     """No block of code escapes the tests without a reason."""
-    known = r"run( as python| with the example backend| in a folder with [\w./]+)?|file [\w.]+|not run: .{10,}"
+    known = r"run( as python| with the example backend| in a folder with [\w./]+)?|file [\w./]+|not run: .{10,}"
     wrong = []
     for page in PAGES:
         for block in blocks(page):

@@ -92,7 +92,7 @@ def _train_briefly(config: RunConfig) -> Ledger:
         LaunchError: it failed before a step was seen.
     """
     from ampcompare.experiment.launch.script.listing import brief_record
-    from ampcompare.experiment.preflight import check_cells
+    from ampcompare.experiment.option_checks import check_cells
 
     check_cells([config])
     with tempfile.TemporaryDirectory() as folder:

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 __all__ = ["main"]
 
+SHORT = {"bfloat16": "bf16", "float16": "fp16"}
+
 
 def main(kind: str, path: str) -> int:
     """Run the script of a request and return its exit code."""
@@ -167,7 +169,7 @@ def _watched(request: PrefixRequest, rank: int) -> int:
     from ampcompare.base.errors import AmpCompareError
     from ampcompare.diagnosis.prefix import PrefixWatch
     from ampcompare.script.legacy.stderr import note
-    from ampcompare.script.prepare import prepare_script, run_script
+    from ampcompare.script.prepare import lifted_types, prepare_script, run_script
     from ampcompare.script.watch import EnoughSteps
 
     target, settings = _what_to_run(request)
@@ -194,7 +196,8 @@ def _watched(request: PrefixRequest, rank: int) -> int:
         return error.exit_code
     (watch,) = watches
     watch.close()
-    found = watch.result()
+    types = [SHORT[name] for name in lifted_types()]
+    found = watch.result().model_copy(update={"weights": types[0] if types else ""})
     if rank == 0 and found.steps:
         Path(request.answer).write_text(found.model_dump_json(), encoding="utf-8")
     return status

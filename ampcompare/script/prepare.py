@@ -29,7 +29,7 @@ from ampcompare.script.watch import Watch, seed_all
 from ampcompare.training.precision.cpu_half import cpu_half
 from ampcompare.training.twin import change_optimized_weights
 
-__all__ = ["prepare_child", "prepare_script", "run_script"]
+__all__ = ["lifted_types", "prepare_child", "prepare_script", "run_script"]
 
 CODE_FOLDER = "AMPCOMPARE_CODE_FOLDER"
 PR_SET_PDEATHSIG = 1  # of <linux/prctl.h>
@@ -59,6 +59,11 @@ def run_script(
         )
         return 3
     return status
+
+
+def lifted_types() -> list[str]:
+    """Return the 16-bit types of weights that the arm of this process has lifted to fp32."""
+    return _stand_ins[-1].lifted_types if _stand_ins else []
 
 
 def _explain(error: BaseException) -> AmpCompareError | None:

@@ -197,6 +197,11 @@ class StandIn:
         """Return whether the script has reached the arm."""
         return self._initialized() or self.torch_amp.used
 
+    @property
+    def lifted_types(self) -> list[str]:
+        """The 16-bit types of weights that were lifted to fp32, such as "bfloat16"."""
+        return self._lifted.types
+
     def explain(self, error: BaseException) -> UnsupportedCombination | None:
         """Return that the types of this arm do not fit what the script computes, if that is what torch has raised."""
         casts = half_dtype(self.arm) is not None and self.acted()

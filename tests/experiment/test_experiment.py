@@ -383,7 +383,7 @@ def test_what_may_not_start_is_left_out(tmp_path: Path) -> None:
     assert (comparison.seeds, asked) == ([0, 1], [0, 2, 4])
 
 
-WAITS = "half is not faster than fp32 (0.50x): 61 % of the step waits for the host"
+WAITS = "half is not faster than fp32 (2.00x the step time): 61 % of the step waits for the host"
 
 
 def _profile(cells: Sequence[RunConfig]) -> Profile:

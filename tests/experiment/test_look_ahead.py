@@ -57,6 +57,14 @@ def test_a_script(look: Any) -> None:
     assert 0 < found.twin < 0.01
 
 
+def test_a_script_that_holds_bf16_weights(look: Any) -> None:
+    """The script as it is written loses its updates; its weights are lifted to see how many."""
+    halved = SCRIPT.replace("4))\n", "4)).bfloat16()\n", 1).replace("model(batch)", "model(batch.bfloat16()).float()")
+    found = look(halved, "script", "half:bf16,masters=fp32", twin=False)
+    assert found.prefix.weights == "bf16"
+    assert [arm.word for arm in found.arms] == ["will not hold", "no fault in sight"]
+
+
 def test_a_script_without_a_step(look: Any) -> None:
     """A script that never trains, or fails before, is an error with its reason."""
     with pytest.raises(LaunchError, match="could not be run"):

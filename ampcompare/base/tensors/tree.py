@@ -22,10 +22,10 @@ def mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
     if type(value) is dict:
         return {key: mapped(item, change) for key, item in value.items()}
     if isinstance(value, dict):
-        changed = copy.copy(value)  # such as the outputs of transformers, whose items are attributes too
+        outputs = copy.copy(value)  # such as those of transformers, whose items are attributes too
         for key, item in value.items():
-            changed[key] = mapped(item, change)
-        return changed
+            outputs[key] = mapped(item, change)
+        return outputs
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*(mapped(item, change) for item in value))
     if isinstance(value, list | tuple):

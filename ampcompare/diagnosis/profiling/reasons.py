@@ -31,6 +31,8 @@ SMALL_BATCH = 0.25
 MEMORY_BOUND = 0.60
 NO_LESS = 0.75  # of the reference's bytes
 FASTER = 1.05
+SLOWER = 1.5  # times the reference's time of the same operation
+SLOWER_SHARE = 0.10  # of the step, by which an operation in 16 bits is slower
 MAX_EVIDENCE = 5
 BATCH = "--batch-size"
 Rule = Callable[[ArmProfile, ArmProfile], Iterator[Reason]]
@@ -187,6 +189,40 @@ def _describe(product: Product) -> str:
     if not product.seconds or product.padded_seconds is None:
         return f"{text} of the FLOPs"
     return f"{text} of the FLOPs, padded {product.padded_seconds / product.seconds:.2f}x the time"
+
+
+def _slower_kernels(arm: ArmProfile, reference: ArmProfile) -> Iterator[Reason]:
+    """Yield the operations that take longer in 16 bits than in the reference, such as attention's backward pass."""
+    if not is_half(arm.half_dtype) or arm.arm == reference.arm:
+        return
+    before, now = _by_operation(reference), _by_operation(arm)
+    in_half = {(one.name, one.phase) for one in arm.operations if is_half(one.dtype)} & now.keys()
+    slower = [key for key in in_half if key in before and now[key] >= SLOWER * before[key] > 0]
+    slower.sort(key=lambda key: before[key] - now[key])
+    share = _of_step(sum(now[key] - before[key] for key in slower), arm)
+    if share < SLOWER_SHARE:
+        return
+    lines = [f"{name}, {phase} pass, {_against(now[name, phase], before[name, phase])}" for name, phase in slower]
+    yield Reason(
+        kind="slower kernel",
+        text=f"{lines[0]}: its kernel for {arm.half_dtype} is slower here",
+        share=min(1.0, share),
+        gain=f"up to {percent(share)}: keep it in fp32, or choose another kernel",
+        evidence=lines[:MAX_EVIDENCE],
+    )
+
+
+def _by_operation(arm: ArmProfile) -> dict[tuple[str, str], float]:
+    """Return the seconds of each operation and phase, whatever its type."""
+    found: dict[tuple[str, str], float] = {}
+    for one in arm.operations:
+        if one.kind not in ("cast", "copy", "emulation", "sync"):
+            found[one.name, one.phase] = found.get((one.name, one.phase), 0.0) + one.seconds
+    return found
+
+
+def _against(seconds: float, before: float) -> str:
+    return f"takes {1000 * seconds:.3g} ms against {1000 * before:.3g} ms in the reference"
 
 
 def _wide(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
@@ -363,8 +399,8 @@ def _tf32(arm: ArmProfile, reference: ArmProfile) -> Iterator[Reason]:
     if now and before / now < 1.5:
         yield Reason(
             kind="TF32",
-            text=f"the products of {reference.arm} run in TF32 already: in {arm.half_dtype} they are "
-            f"{before / now:.2f}x as fast",
+            text=f"the products of {reference.arm} run in TF32 already: in {arm.half_dtype} they "
+            f"take {now / before:.2f}x the time",
             share=now / work_of(arm),
             gain="with --tf32 off the reference computes in fp32, as on GPUs before Ampere",
         )
@@ -389,9 +425,7 @@ def _emulation(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
         share = arm.of_kind("emulation") / arm.seconds
         yield Reason(
             kind="emulation",
-            text=f"this CPU has no instructions for {arm.half_dtype}, so products are computed in fp32 and "
-            "rounded: its times "
-            "say nothing about a GPU",
+            text=f"products of {arm.half_dtype} are computed in fp32 and rounded: its times say nothing about a GPU",
             share=min(1.0, share),
         )
 
@@ -402,6 +436,7 @@ RULES: Sequence[Rule] = (
     _small_batch,
     _syncs,
     _dimensions,
+    _slower_kernels,
     _wide,
     _norms,
     _casts,
@@ -450,12 +485,12 @@ def _sentence(arm: ArmProfile, reference: ArmProfile) -> str:
         return f"{arm.arm} takes {1000 * arm.seconds:.2f} ms a step{why}"
     memory = _memory_words(arm, reference)
     if "emulated" in arm.half:
-        return f"{arm.arm} is emulated on this CPU, so its time is no measure{memory}{why}"
-    ratio = reference.seconds / arm.seconds
-    if ratio >= FASTER:
+        return f"{arm.arm} computes in fp32 and rounds (emulated), so its time is no measure{memory}{why}"
+    ratio = f"{arm.seconds / reference.seconds:.2f}x the step time"
+    if reference.seconds >= FASTER * arm.seconds:
         still = f"; still, {faults[0].text}" if faults else ""
-        return f"{arm.arm} is {ratio:.2f}x as fast as {reference.arm}{memory}{still}"
-    return f"{arm.arm} is not faster than {reference.arm} ({ratio:.2f}x{memory.replace('; ', ', ', 1)}){why}"
+        return f"{arm.arm} takes {ratio} of {reference.arm}{memory}{still}"
+    return f"{arm.arm} is not faster than {reference.arm} ({ratio}{memory.replace('; ', ', ', 1)}){why}"
 
 
 def _memory_words(arm: ArmProfile, reference: ArmProfile) -> str:

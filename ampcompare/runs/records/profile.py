@@ -40,6 +40,7 @@ ReasonKind = Literal[
     "host",
     "synchronization",
     "dimensions",
+    "slower kernel",
     "fp32 operations",
     "casts",
     "memory-bound",

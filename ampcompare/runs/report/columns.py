@@ -296,17 +296,16 @@ def _energy(comparison: Comparison) -> dict[str, ArmColumn]:
 
 def _memory_of_gpu(comparison: Comparison) -> dict[str, ArmColumn]:
     """Return what the allocator held, and what all processes used of the GPU, where either is known."""
-    values: dict[str, Callable[[RunRecord], float | None]] = {
+    values: dict[str, Callable[[RunRecord], int | None]] = {
         "reserved MiB": lambda record: record.summary.peak_reserved_bytes,
         "device MiB": lambda record: None if record.readings is None else record.readings.device_bytes,
     }
-    return {
-        head: ArmColumn(
-            lambda row, records, of=value: format_mebibytes(max(filter(None, map(of, records)), default=None))
-        )
-        for head, value in values.items()
-        if any(value(record) for record in comparison.records)
-    }
+    known = {head: value for head, value in values.items() if any(map(value, comparison.records))}
+    return {head: ArmColumn(partial(_highest_mebibytes, value)) for head, value in known.items()}
+
+
+def _highest_mebibytes(value: Callable[[RunRecord], int | None], row: ArmSummary, records: Sequence[RunRecord]) -> str:
+    return format_mebibytes(max(filter(None, map(value, records)), default=None))
 
 
 def _waits_for_data(comparison: Comparison) -> bool:

@@ -225,7 +225,8 @@ def _samples_of_verdicts(comparison: Comparison) -> str:
         return ""
     count = f"{min(counts):,}" if len(counts) == 1 else f"{min(counts):,} to {max(counts):,}"
     noun = samples_noun(comparison.records)
-    return f"Verdicts on {comparison.metric.quality} are about these {count} validation {noun}."
+    what = f"this one validation {noun[:-1]}" if counts == {1} else f"these {count} validation {noun}"
+    return f"Verdicts on {comparison.metric.quality} are about {what}."
 
 
 def sample_sections(comparison: Comparison) -> Iterable[Section]:

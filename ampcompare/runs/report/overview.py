@@ -330,15 +330,21 @@ def _seeds(seeds: Sequence[int]) -> str:
 
 
 def _times(comparison: Comparison) -> str:
-    """Return one line: which step times do not count, and why."""
-    reasons: dict[str, list[str]] = {}
+    """Return one line: which step times do not count, or are not compared, and why."""
+    reasons: dict[str, dict[str, list[str]]] = {"No step times": {}, "Step times without a verdict": {}}
+    missing, unjudged = reasons.values()
     for row in comparison.arms:
         if reason := _no_time(row):
-            reasons.setdefault(reason, []).append(printable(row.arm, 60))
-    if not reasons:
-        return ""
-    parts = [f"{reason} for {few(names)}" for reason, names in reasons.items()]
-    return printable(f"No step times: {'; '.join(parts)}.", 2000)
+            missing.setdefault(reason, []).append(printable(row.arm, 60))
+        elif row.completed and row.time_verdict.startswith(UNJUDGED):
+            word, detail = word_and_detail(row.time_verdict)
+            unjudged.setdefault(f"{word} ({detail})", []).append(printable(row.arm, 60))
+    lines = [
+        f"{what}: {'; '.join(f'{reason} for {few(names)}' for reason, names in its.items())}."
+        for what, its in reasons.items()
+        if its
+    ]
+    return printable(" ".join(lines), 2000)
 
 
 def _spread_of_memory(comparison: Comparison) -> str:
@@ -369,12 +375,9 @@ def _written(comparison: Comparison) -> str:
 
 
 def _no_time(row: ArmSummary) -> str:
-    """Return why the step time of an arm does not count, or cannot be compared; "" where it can."""
+    """Return why there is no step time of an arm; "" where there is one, or no run."""
     if is_emulated(row):
         return f"{printable(row.half or '', 40).partition(' ')[0]} emulated (computed in fp32, rounded)"
     if not row.completed:
         return ""
-    if row.invalid_time:
-        return f"invalid ({row.invalid_time})"
-    word, detail = word_and_detail(row.time_verdict)
-    return f"{word} ({detail})" if word.startswith(UNJUDGED) else ""
+    return f"invalid ({row.invalid_time})" if row.invalid_time else ""

@@ -18,7 +18,7 @@ MAX_LAYERS = 8
 MAX_OPERATIONS = 8
 MIN_CHANGE = 0.01  # of the peak of memory
 WIDTH, HEIGHT = 700.0, 260.0
-COLORS = 9  # in report.css
+COLORS = 10  # in report.css
 LEAST = 0.004  # of a bar: smaller parts are not drawn
 
 
@@ -210,12 +210,14 @@ def profile_document(profile: Profile) -> Document:
         if arm.memory_trials
     ]
     arms = [arm for arm in profile.arms if not arm.failure]
+    # The first arm is the reference, whose time alone answers nothing.
+    answer, *rest = [*profile.headline[1:], *profile.headline[:1]] or [""]
     sections = [
         Section("headline", [Text([sentence]) for sentence in profile.headline]),
         Section("reasons", [*reasons, *memory]),
         Section("tables", _tables(profile)),
         Section("notes", [Items([f"note: {note}" for note in notes])] if (notes := _notes(profile)) else []),
-        Section("further", [Text([sentence]) for sentence in profile.headline[1:]]),
+        Section("further", [Text([sentence]) for sentence in rest]),
         Section("step", lambda: _bars(_phase_bars(arms))),
         Section("work", lambda: _bars(_kind_bars(arms))),
         Section("memory", lambda: _bars(_memory_bars(arms))),
@@ -226,7 +228,7 @@ def profile_document(profile: Profile) -> Document:
         sections,
         profile,
         "Profile",
-        printable(" ".join(profile.headline[:1]), 600),
+        printable(answer, 600),
         [printable(part, 120) for part in (profile.subject, profile.device) if part],
         _notes(profile),
     )

@@ -72,7 +72,7 @@ def shard(
             "weights are sharded over a process group, but there is none; call torch.distributed.init_process_group "
             "first, even with one process"
         )
-    if torch.__version__ < (2, 7) and any(
+    if torch.torch_version.TorchVersion(torch.__version__) < "2.7" and any(
         param.device.type == "cpu" for model in models for param in model.parameters()
     ):
         raise BackendUnavailable(

@@ -60,11 +60,11 @@ def test_a_pair(site: Any) -> None:
 
 
 def test_operators_that_do_not_load(site: Any) -> None:
-    """A torchvision for CUDA beside a torch for the CPU is a note with the error that others will meet."""
+    """A torchvision for CUDA beside a torch for the CPU is a warning, with the error that others will meet."""
     site.distribution("torchvision", "0.28.0")
     plain = "operator torchvision::nms does not exist"
     finding = examine_vision(Answer({"plain": plain}, "done"), "2.13.0+cpu", path=site.path)
-    assert finding.verdict == "note"
+    assert finding.verdict == "warning"
     assert plain in finding.reason
     assert "index-url" in finding.remedy[0]
 

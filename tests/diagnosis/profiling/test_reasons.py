@@ -102,7 +102,7 @@ CASES: list[tuple[str, dict[str, float], dict[str, Any], str]] = [
         {"trials": _tried("--cudnn-benchmark", 0.9), "conv_kernels": ["winograd"]},
         "1 kernels for convolutions",
     ),
-    ("emulation", {}, {"half": "bf16 emulated"}, "no instructions for bf16"),
+    ("emulation", {}, {"half": "bf16 emulated"}, "products of bf16 are computed in fp32 and rounded"),
 ]
 
 
@@ -143,8 +143,37 @@ def test_the_headline_says_why() -> None:
     fast = _arm("half:bf16").model_copy(update={"seconds": 0.5})
     profile = Profile(reference="fp32", headline=[], arms=with_reasons([_arm("fp32"), slow, fast]))
     sentences = headline_of(profile)
-    assert sentences[1].startswith("native:bf16 is not faster than fp32 (1.00x, memory 1.00x): in 61 % of the step")
-    assert sentences[2] == "half:bf16 is 2.00x as fast as fp32; memory 1.00x"
+    assert sentences[1].startswith(
+        "native:bf16 is not faster than fp32 (1.00x the step time, memory 1.00x): in 61 % of"
+    )
+    assert sentences[2] == "half:bf16 takes 0.50x the step time of fp32; memory 1.00x"
     assert deciding(profile) == [sentences[1]]
     emulated = slow.model_copy(update={"half": "bf16 emulated"})
     assert deciding(profile.model_copy(update={"arms": with_reasons([_arm("fp32"), emulated])})) == []
+
+
+@pytest.mark.parametrize(
+    ("seconds", "before", "found"),
+    [(0.5, 0.03, True), (0.5, 0.45, False), (0.05, 0.01, False), (0.5, None, False)],
+    ids=["slower", "as fast", "small", "not in the reference"],
+)
+def test_an_operation_with_a_slower_kernel(seconds: float, before: float | None, found: bool) -> None:
+    """It comes before a read that takes less, and names both times."""
+    name = "_scaled_dot_product_flash_attention_for_cpu_backward"
+
+    def operation(dtype: str, its: float) -> Operation:
+        return Operation(name=name, phase="backward", kind="product", dtype=dtype, calls=1, seconds=its)
+
+    reference = _arm("fp32").model_copy(
+        update={"operations": [] if before is None else [operation("fp32", before)], "seconds": 0.6}
+    )
+    syncs = [Sync(where="a.py:3", what="item", calls=1, seconds=0.08)]
+    arm = _arm().model_copy(update={"operations": [operation("bf16", seconds)], "syncs": syncs})
+    kinds = [one.kind for one in find_reasons(arm, reference)]
+    assert kinds == (["slower kernel", "synchronization"] if found else ["synchronization"])
+    if found:
+        sentence = headline_of(Profile(reference="fp32", headline=[], arms=with_reasons([reference, arm])))[1]
+        assert "(1.67x the step time" in sentence
+        assert f"{name}, backward pass, takes 500 ms against 30 ms in the reference" in sentence
+        fast = arm.model_copy(update={"half_dtype": ""})
+        assert "slower kernel" not in [one.kind for one in find_reasons(fast, reference)]

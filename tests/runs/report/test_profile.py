@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from ampcompare.runs.records.profile import (
+    KINDS,
     ArmProfile,
     Held,
     Layer,
@@ -19,6 +22,7 @@ from ampcompare.runs.records.profile import (
 )
 from ampcompare.runs.records.run import dump_json
 from ampcompare.runs.report.base import FORMATS
+from ampcompare.runs.report.profile import profile_document
 from ampcompare.runs.report.terminal import Terminal
 
 
@@ -123,3 +127,17 @@ def test_a_profile_without_counts_has_a_page(profile: Profile) -> None:
 
 def test_a_record_is_read_back(profile: Profile) -> None:
     assert Profile.model_validate_json(dump_json(profile)) == profile
+
+
+def test_the_page_begins_with_the_answer(profile: Profile) -> None:
+    """What the reference takes comes behind it; a step alone is the answer where there is no other arm."""
+    assert profile_document(profile).title == profile.headline[1]
+    alone = profile.model_copy(update={"headline": profile.headline[:1], "arms": profile.arms[:1]})
+    assert profile_document(alone).title == profile.headline[0]
+
+
+def test_kinds_of_work_have_colors_of_their_own(profile: Profile) -> None:
+    page = FORMATS["html"].reporter().render(profile)
+    key = page[page.index(KINDS["product"] + ",") - 200 : page.index(KINDS["host"])]
+    assert len(set(re.findall(r"var\(--arm-(\d)\)", key))) == len(KINDS)
+    assert "--arm-9: #" in page

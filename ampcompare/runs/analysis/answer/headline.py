@@ -547,7 +547,7 @@ def _speed_sentences(comparison: Comparison, rows: Sequence[ArmSummary]) -> Iter
         parts = [f"{label_of(row)} {_marked(row)}" for row in known[:MAX_NAMED]]
         more = f" and {len(known) - MAX_NAMED} more" if len(known) > MAX_NAMED else ""
         yield f"Step time relative to {comparison.reference}{where}: {', '.join(parts)}{more}."
-    unknown = _unknown([row for row in rows if row not in known])
+    unknown = _unknown([row for row in rows if row not in known], _emulated_by(comparison))
     if len(unknown) == 1 and not known:
         yield f"Speed is not known: {unknown[0][1]}."
     elif unknown:
@@ -555,7 +555,14 @@ def _speed_sentences(comparison: Comparison, rows: Sequence[ArmSummary]) -> Iter
         yield f"Speed of {names} is not known: {why}{''.join(f'; of {others}: {its}' for others, its in rest)}."
 
 
-def _unknown(rows: Sequence[ArmSummary]) -> list[tuple[list[str], str]]:
+def _emulated_by(comparison: Comparison) -> str:
+    """Return what has 16-bit types emulated: `--device cpu` alone, for a script, whatever the CPU can do."""
+    scripts = [run.config for run in comparison.records if run.half and run.half.endswith("emulated")]
+    is_asked = scripts and all(config.script is not None and config.device == "cpu" for config in scripts)
+    return "by --device cpu" if is_asked else "on this CPU"
+
+
+def _unknown(rows: Sequence[ArmSummary], emulated_by: str) -> list[tuple[list[str], str]]:
     """Return the arms whose step times are not usable, with one reason: emulated ones, then invalid ones, then the
     rest.
 
@@ -579,7 +586,7 @@ def _unknown(rows: Sequence[ArmSummary]) -> list[tuple[list[str], str]]:
     found = []
     if emulated:
         verb = "is" if len(types) == 1 else "are"
-        why = f"{' and '.join(sorted(types))} {verb} emulated on this CPU, measure on a GPU"
+        why = f"{' and '.join(sorted(types))} {verb} emulated {emulated_by}, measure on a GPU"
         found.append((emulated, why))
     if invalid:
         reasons = list(dict.fromkeys(invalid.values()))

@@ -33,6 +33,13 @@ MORE_SEEDS = re.compile(r"inconclusive \(≤(\d+) more seeds?\)")
 REFUSED = 2  # exit code of a script that an arm refuses: its message says what to do
 SAFE_EPS = "1e-4"  # far above the least number of fp16
 PROGRAM = ["ampcompare", "compare"]
+# Options of `compare` that say what a step does; `profile` takes them too.
+OF_WORK = (
+    *("--recipe", "--size", "--task", "-a", "--arch", "--data", "--data-dir", "--image-size", "--sequence-length"),
+    *("--model-arg", "--optimizer", "--optimizer-implementation", "--lr", "-b", "--batch-size", "--grad-accum-steps"),
+    *("--device", "--compile", "--channels-last", "--cpu-half", "-j", "--workers", "--threads", "--tf32", "-c"),
+    *("--config", "--set", "--compat-torch", "--nproc-per-node", "--parallel"),
+)
 
 
 def next_steps(comparison: Comparison, next_error_rate: float) -> list[NextStep]:
@@ -78,7 +85,7 @@ def _steps(
         yield from _more_seeds(comparison, rows, by_arm, typed, next_error_rate)
     yield from _diverged(comparison, by_arm, typed)
     if typed is not None:
-        yield from _times(rows, typed)
+        yield from _times(rows, by_arm, comparison.reference, typed)
 
 
 def _arm(records: Sequence[RunRecord]) -> str:
@@ -255,7 +262,13 @@ def _diverged(
         )
 
 
-def _times(rows: Sequence[ArmSummary], typed: TypedCommand) -> Iterator[NextStep]:
+def _times(
+    rows: Sequence[ArmSummary], by_arm: Mapping[str, Sequence[RunRecord]], reference: str, typed: TypedCommand
+) -> Iterator[NextStep]:
+    slower = [row.arm for row in rows if row.time_verdict == "worse"]
+    if slower and not typed.value("--vary", "--sweep"):
+        arms = ",".join(_arm(by_arm[name]) for name in (reference, slower[0]))
+        yield NextStep(command=typed.for_profile(arms), why=f"see why {slower[0]} is slower than {reference}")
     verdicts = [row.time_verdict for row in rows]
     if any("computed in fp32" in word for word in verdicts):
         yield NextStep(
@@ -321,6 +334,16 @@ class TypedCommand:
             words.append(None if is_option or is_value else word)
             is_value = is_option and word in names
         return words
+
+    def for_profile(self, arms: str) -> str:
+        """Return the command that profiles arms on the same work."""
+        words: list[str] = []
+        is_kept = False
+        for word in self.words[len(PROGRAM) :]:
+            if word.startswith("-"):
+                is_kept = word in OF_WORK or bool(_attached(word, OF_WORK))
+            words += [word] if is_kept else []
+        return shlex.join(["ampcompare", "profile", "--arm", arms, *words, *self.script])
 
     def elsewhere(self, suffix: str, *, same_recipe: bool = False) -> TypedCommand:
         """Return the command with its own run directory.

@@ -67,7 +67,7 @@ class Costs(NamedTuple):
 
     Attributes:
         fault: why no time is a result; "" where one is.
-        has_times: whether there are any.
+        has_times: whether any are drawn.
     """
 
     memory: TrackPlot
@@ -93,7 +93,8 @@ def page_sections(comparison: Comparison, logs: Mapping[str, str]) -> list[Secti
 
     def costs() -> Costs:
         timing = [*time_charts(arms, reference, most), drift_chart(arms)]
-        return Costs(memory_plot(arms), step_time_plot(arms), timing, fault, any(arm.timed for arm in arms))
+        has_times = any(arm.timed for arm in arms) or any(chart.is_drawn for chart in timing)
+        return Costs(memory_plot(arms), step_time_plot(arms), timing, fault, has_times)
 
     def pictures() -> list[Block]:
         charts = learning_charts(arms[:MOST_ARMS], reference, MOST_POINTS)

@@ -15,6 +15,7 @@ from ampcompare.runs.analysis.results_table import judge, read_table
 from ampcompare.runs.analysis.summary import summarize
 from ampcompare.runs.records.comparison import Comparison, Look
 from ampcompare.runs.records.run import EngineInfo, Resumption, RunRecord
+from ampcompare.runs.settings.script import ScriptConfig
 
 MakeRecord = Callable[..., RunRecord]
 WIDTH = 100
@@ -168,6 +169,32 @@ def test_emulated_times(runs: Any) -> None:
     assert "native:bf16 takes 2.00x (2.00 to 2.00) the step time of fp32 on this CPU." in comparison.headline
     assert "Speed of half is not known: fp16 is emulated on this CPU, measure on a GPU." in first_lines(comparison)
     assert any("--device cuda" in step.command for step in comparison.next_steps)
+
+
+def test_what_emulates_a_script_is_its_device(runs: Any) -> None:
+    """With `--device cpu` bf16 is emulated even where the CPU has instructions for it."""
+    records = [runs("fp32", FP32, device="cpu"), runs("half", EQUAL, device="cpu", half="bf16 emulated")]
+    scripts = [
+        [
+            run.model_copy(
+                update={"config": run.config.model_copy(update={"script": ScriptConfig(name="t.py"), "device": "cpu"})}
+            )
+            for run in arm
+        ]
+        for arm in records
+    ]
+    assert any("bf16 is emulated by --device cpu, measure on a GPU" in line for line in compare(*scripts).headline)
+    assert any("bf16 is emulated on this CPU, measure on a GPU" in line for line in compare(*records).headline)
+
+
+@pytest.mark.parametrize(("seconds", "advised"), [(0.02, True), (0.005, False)])
+def test_a_slower_arm_is_profiled_next(runs: Any, seconds: float, advised: bool) -> None:
+    """With the options that say what a step does, and none of those on seeds, margins and folders."""
+    command = "ampcompare compare --arm fp32,half:bf16 --seeds 0-4 --device cpu -o r --batch-size=8 -- train.py --lr 1"
+    records = [runs("fp32", FP32), runs("half:bf16", EQUAL, seconds=seconds)]
+    steps = {step.command: step.why for step in compare(*records, command=command).next_steps}
+    profile = "ampcompare profile --arm fp32,half:dtype=bf16 --device cpu --batch-size=8 -- train.py --lr 1"
+    assert steps.get(profile) == ("see why half:bf16 is slower than fp32" if advised else None)
 
 
 def test_untrained(runs: Any) -> None:

@@ -12,9 +12,10 @@ import pytest
 from ampcompare.cli.compare_command import command as compare
 from ampcompare.cli.doctor_command import command as doctor
 from ampcompare.cli.explain_command import command as explain
+from ampcompare.cli.profile_command import command as profile
 from ampcompare.experiment.launch.script.launcher import failed_script
 from ampcompare.runs.analysis.answer.headline import headline
-from ampcompare.runs.analysis.answer.next_step import next_steps
+from ampcompare.runs.analysis.answer.next_step import OF_WORK, next_steps
 from ampcompare.runs.analysis.inference.looks import Design
 from ampcompare.runs.analysis.runs.record_checks import SEEDS_ITSELF
 from ampcompare.runs.analysis.summary import summarize
@@ -24,7 +25,7 @@ from ampcompare.runs.settings.config import RunConfig
 from ampcompare.runs.settings.script import ScriptConfig
 
 MakeRecord = Callable[..., RunRecord]
-COMMANDS = {"compare": compare, "doctor": doctor, "explain": explain}
+COMMANDS = {"compare": compare, "doctor": doctor, "explain": explain, "profile": profile}
 TYPED = "ampcompare compare --arm fp32 --arm half --seeds 0-2 --margin 0.5 -o r"
 FP32 = [500, 520, 490, 510, 505]
 OPEN = [510, 511, 503, 498, 517]
@@ -186,3 +187,8 @@ def test_one_arm_gets_another(make_record: MakeRecord, arm: str, other: str) -> 
     (step,) = summarize(records, arms=[arm], reference=arm, command=typed).next_steps
     assert step.command == f"{typed} --arm {other}"
     assert works(step)
+
+
+def test_profile_takes_the_options_that_are_passed_on() -> None:
+    known = {name for parameter in profile.params for name in parameter.opts}
+    assert [name for name in OF_WORK if name not in known] == []

@@ -19,6 +19,7 @@ from ampcompare.runs.report.base import FORMATS, log_links, write_reports
 from ampcompare.runs.report.html.costs import step_time_plot
 from ampcompare.runs.report.html.page import template
 from ampcompare.runs.report.html.runs import arms_with_runs
+from ampcompare.runs.report.terminal import Terminal
 
 pytest.importorskip("jinja2", reason="the page needs the extra html")
 
@@ -471,3 +472,14 @@ def test_control_characters_of_names_are_left_out() -> None:
     """Escapes of a terminal in a name reach no page; markup is escaped."""
     text = template("page.html.j2").environment.from_string("{{ name }}").render(name="\x1b[31m<b>")
     assert text == "[31m&lt;b&gt;"
+
+
+def test_a_time_without_a_verdict_is_not_called_missing(rich: Comparison) -> None:
+    """Its ratio or median is in the table."""
+    rows = [
+        row.model_copy(update={"time_verdict": "not comparable (2 cells ran at once)" if row.arm == "apex:O2" else ""})
+        for row in rich.arms
+    ]
+    text = " ".join(Terminal(200).render(rich.model_copy(update={"arms": rows})).split())
+    assert "Step times without a verdict: not comparable (2 cells ran at once) for apex:O2." in text
+    assert "No step times: not comparable" not in text
