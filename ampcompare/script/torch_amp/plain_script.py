@@ -139,7 +139,8 @@ class PlainScript:
         self._trained.clear()
 
     def _lift(self, optimizer: Any) -> None:
-        if self._arm.backend != "script":
+        has_cast = self._names.casts_weights and self._names.casts_now()  # then 16 bits may be those of the arm
+        if self._arm.backend != "script" and not has_cast:
             self._lifted.lift(optimizer)
 
     def _live(self) -> list[Any]:
