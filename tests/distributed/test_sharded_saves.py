@@ -151,7 +151,7 @@ def outside(folder: Path) -> None:
     [
         (shorten, "is damaged or of another save"),
         (flip, "is damaged or of another save"),
-        (lose_shards, "cannot read the shards in .*__0_0.distcp: No such file"),
+        (lose_shards, "cannot read the checkpoint .*__0_0.distcp: No such file"),
         (lose_state, "cannot read the checkpoint .*state.pt: No such file"),
         (of_another_save, "is damaged or of another save"),
         (outside, "'secret' is not the name of a file with shards"),

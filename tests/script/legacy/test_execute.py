@@ -84,7 +84,7 @@ def test_script_ends_the_same(source: str, write, python) -> None:
         (["absent.py"], 2, "there is no script absent.py"),
         (["-m", "absent.train"], 2, "there is no module absent.train"),
         (["-m", "here.absent"], 2, "there is no module here.absent"),
-        (["folder"], 2, "has no __main__.py"),
+        (["folder"], 2, "a folder without a __main__.py"),
         (["--engine", "nvidia", "train.py"], 4, "is a clone of the repository; install it"),
         (["--record", "train.py/x.jsonl", "train.py"], 4, "cannot write the record"),
     ],

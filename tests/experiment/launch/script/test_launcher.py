@@ -274,15 +274,6 @@ def test_a_server_that_is_killed_while_it_starts(tmp_path: Path) -> None:
     )  # it is seen before or after
 
 
-def test_an_arm_that_certainly_cannot_is_not_started(launcher: ScriptLauncher, tmp_path: Path) -> None:
-    script = tmp_path / "plain.py"
-    script.write_text("import torch\nopt = torch.optim.LBFGS([])\ndef closure(): ...\nopt.step(closure)\n")
-    record = launcher.launch(RunConfig(arm="O1", script=script_config([str(script)])), tmp_path / "cell")
-    assert (record.status, record.environment["exit_code"]) == ("failed", 2)
-    assert "LBFGS runs its closure several times" in (record.error or "")
-    assert not (tmp_path / "cell" / "log.txt").exists()
-
-
 def test_a_stopped_script_fails(launcher: ScriptLauncher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After --stall-timeout, as a rank does; it would run for ever."""
     monkeypatch.setattr(multi_process, "STOPPED_SECONDS", 0.05)
