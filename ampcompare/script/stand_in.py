@@ -99,6 +99,8 @@ class StandIn:
         self.amp: ScriptAmp | None = None
         self.torch_amp: TorchAmp | O1BehindTorch | _AsWritten
         self._watch = watch
+        if arm.options.get("tf32"):
+            make_precision(arm, device="cpu" if for_cuda or not torch.cuda.is_available() else "cuda").prepare([], [])
         self._events = Subscriptions(Layer.STAND_IN)
         self._lifted = LiftedWeights(rows)
         self._keep = str(arm.options.get("keep_fp32", ""))
@@ -110,8 +112,6 @@ class StandIn:
             self._stand_behind_levels(engine, rows)
         else:
             self._stand_behind_amp(rows)
-        if arm.options.get("tf32"):
-            make_precision(arm, device="cpu" if for_cuda or not torch.cuda.is_available() else "cuda").prepare([], [])
         if (reduce := arm.options.get("reduce")) is not None:
             reduce_wrappers_in(getattr(torch, reduce), str(arm), self._events)
         self.torch_amp.install(self._events)

@@ -26,6 +26,17 @@ def _check(done: Any, code: int, *parts: str) -> None:
         assert part in done.err
 
 
+def _check_run(done: Any, code: int, *parts: str) -> None:
+    """Check what a cell says that could not be built: one line below that of the run."""
+    assert done.code == code, done.err
+    assert done.out == ""
+    assert len(done.lines) == 2, done.err
+    assert done.lines[1].startswith("ampcompare: ")
+    assert "Traceback" not in done.err
+    for part in parts:
+        assert part in done.err
+
+
 @pytest.mark.parametrize(
     ("words", "parts"),
     [
@@ -170,9 +181,9 @@ def test_bad_input_that_only_the_cell_can_see(
     ],
 )
 def test_names_that_are_not_there(call: Call, tmp_path: Path, words: list[str], parts: list[str]) -> None:
-    """A name or a folder that is not there is refused with the nearest one, and leaves no run directory."""
-    _check(call("run", *words, "-o", str(tmp_path / "out")), 2, *parts)
-    assert not (tmp_path / "out").exists()
+    """A name or a folder that is not there is refused with the nearest one, by the options or by the cell."""
+    done = call("run", *words, "-o", str(tmp_path / "out"))
+    (_check if len(done.lines) == 1 else _check_run)(done, 2, *parts)
 
 
 def test_an_environment_without_cuda(call: Call, tmp_path: Path) -> None:
@@ -182,15 +193,15 @@ def test_an_environment_without_cuda(call: Call, tmp_path: Path) -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
     done = call("run", "--device", "cuda", "--arch", "mlp", "-o", str(tmp_path / "out"))
-    _check(done, 4, "device cuda was requested", "use --device cpu")
+    _check_run(done, 4, "device cuda was requested", "use --device cpu")
 
 
 def test_an_environment_without_apex(call: Call, tmp_path: Path) -> None:
-    """The real Apex asked for where it is not is the environment's fault: exit code 4 with both remedies."""
+    """The real Apex asked for where it is not is the environment's fault: exit code 4 with the remedy."""
     if probe_apex().has_amp:
         pytest.skip("the real Apex is installed")
     done = call("run", "--backend", "apex", "--engine", "nvidia", "--arch", "mlp", "-o", str(tmp_path / "out"))
-    _check(done, 4, "--engine compat", "25.05")
+    _check_run(done, 4, "the real Apex runs on CUDA only", "--engine compat")
 
 
 @pytest.mark.parametrize("command", ["run", "compare"])
@@ -253,6 +264,11 @@ def test_control_characters_do_not_reach_the_terminal(call: Call) -> None:
 def test_every_cell_of_a_comparison_failed(call: Call, tmp_path: Path) -> None:
     """Where all cells fail alike the cause is said once more at the end, with its exit code; `--json` still answers."""
     words = ["compare", "--arm", "fp32,half", "--seeds", "0", "--arch", "mymod:broken", "-o", str(tmp_path)]
+    done = call(*words, tiny=True)
+    assert (done.code, done.out) == (2, "")
+    assert done.lines[-1].startswith("ampcompare: factory mymod:broken: calling it raised")
+    assert "nothing else was started" in done.lines[-1]
+    words.append("--no-preflight")
     done = call(*words, tiny=True)
     assert (done.code, done.out) == (2, "")
     assert done.lines[-1].startswith("ampcompare: every cell failed: factory mymod:broken")

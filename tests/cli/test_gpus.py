@@ -79,7 +79,7 @@ def test_diagnose(
 
     monkeypatch.setattr(diagnose, "diagnose_in_child", stands_for)
     monkeypatch.setattr(diagnose, "diagnose_script", stands_for)
-    assert main(["diagnose", "--arm", "O2", *words, *script]) == 3
+    assert main(["diagnose", "--arm", "O2", "--no-preflight", *words, *script]) == 3
     assert used == [expected]
 
 

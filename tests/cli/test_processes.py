@@ -95,7 +95,7 @@ def test_results_and_messages_are_apart(ran: tuple[subprocess.CompletedProcess[s
     assert "report:" not in done.stdout
     lines = [line for line in done.stderr.splitlines()[:-1] if ", step " not in line]  # as a slow machine adds
     assert [line.partition(" ")[0] for line in lines] == [
-        *("2", "[1/2]", "[2/2]", "report:"),
+        *("2", "preflight,", "[1/2]", "[2/2]", "report:"),
         "no" if FORMATS["html"].missing else "page:",  # what the extra adds, or that it is missing
     ]
     assert "\r" not in done.stderr
@@ -143,7 +143,9 @@ def test_ctrl_c_leaves_a_report_and_no_process(
     )
     with process.stderr as said, process.stdout as out:
         assert said.readline().startswith("100 cells: 1 arm (fp32) x 100 seeds (0-99); on cpu, 1 thread")
-        assert said.readline().startswith("[1/100] fp32, seed 0: top-1")
+        assert said.readline().startswith("preflight, ")
+        while not (line := said.readline()).startswith("[1/100] fp32, seed 0: top-1"):
+            assert line, "it has ended"
         family = forked_python.descendants() - before - {psutil.Process(process.pid)}
         assert family
         process.send_signal(signal.SIGINT)

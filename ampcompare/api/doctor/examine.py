@@ -56,7 +56,7 @@ EXTRAS: dict[str, tuple[tuple[str, ...], str]] = {
     "ray": (("ray",), "cells as tasks of Ray"),
     "slurm": (("submitit",), "cells as jobs of Slurm"),
     "timm": (("timm",), "its models by name: --arch timm:resnet50"),
-    "hf": (("transformers",), "its language models by name: --task lm --arch hf:gpt2"),
+    "hf": (("transformers", "datasets"), "its language models and data sets by name: --arch hf:gpt2, --data hf:PATH"),
     "lightning": (("lightning",), "arms and guards in its Trainer: ampcompare.integrations.lightning"),
     "notebook": (("ipykernel", "nbclient", "nbformat"), "notebooks, run from the command line"),
     "triton": (("triton",), "unscaling and master copies of O2 in two kernels, on a GPU"),

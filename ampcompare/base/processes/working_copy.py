@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import Literal
 
 from ampcompare.base.errors import ConfigError
+from ampcompare.base.files.run_files import RunFile
 
 __all__ = ["WorkingCopies"]
 
@@ -15,7 +16,6 @@ MAX_FILE_BYTES = 2**30
 MAX_BYTES = 2**32
 MAX_FILES = 50_000
 LINKED = (".git", ".hg", ".svn", "node_modules")  # no code writes there by accident
-PLAN, CELLS = "plan.json", "cells"  # of a run directory
 
 
 class WorkingCopies:
@@ -97,7 +97,7 @@ class WorkingCopies:
 
     def _is_linked(self, path: str) -> bool:
         is_environment = os.path.exists(os.path.join(path, "pyvenv.cfg"))
-        is_run = os.path.exists(os.path.join(path, PLAN)) or os.path.isdir(os.path.join(path, CELLS))
+        is_run = os.path.exists(os.path.join(path, RunFile.PLAN)) or os.path.isdir(os.path.join(path, RunFile.CELLS))
         return path in self._shared or os.path.basename(path) in LINKED or is_environment or is_run
 
     def _check_size(self, path: str, size: int) -> None:

@@ -240,6 +240,8 @@ class PlainScript:
         """Refuse a 16-bit model whose fp32 copies an optimizer has: the script moves gradients by itself."""
         halves = [param.detach().flatten() for param in module.parameters() if param.dtype in HALF]
         for optimizer in self._live() if halves else ():
+            if self._names.casts_weights and self._names.masters(optimizer):
+                continue  # the copies are the arm's
             copies = [param.detach().flatten() for param in owned_params(optimizer)]
             if sum(map(len, copies)) == sum(map(len, halves)) and torch.equal(
                 torch.cat(copies), torch.cat(halves).float()
