@@ -238,10 +238,10 @@ class PlainScript:
 
     def _refuse_own_masters(self, module: nn.Module) -> None:
         """Refuse a 16-bit model whose fp32 copies an optimizer has: the script moves gradients by itself."""
+        if self._names.is_by_apex():  # the arm's copies
+            return
         halves = [param.detach().flatten() for param in module.parameters() if param.dtype in HALF]
         for optimizer in self._live() if halves else ():
-            if self._names.casts_weights and self._names.masters(optimizer):
-                continue  # the copies are the arm's
             copies = [param.detach().flatten() for param in owned_params(optimizer)]
             if sum(map(len, copies)) == sum(map(len, halves)) and torch.equal(
                 torch.cat(copies), torch.cat(halves).float()
