@@ -94,7 +94,7 @@ def test_the_bound_is_that_of_fp16(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     """First losses apart by 1/128 agree, and more do not; later ones may differ. O0 goes on as fp32."""
     arms: list[Any] = []
 
-    def ask(program: Path, *, seconds: float, options: dict[str, Any]) -> Answer:
+    def ask(program: Path, *, seconds: float, options: dict[str, Any], **_: Any) -> Answer:
         arms.append(options["config"]["arm"])
         return Answer(ANSWER, "done")
 

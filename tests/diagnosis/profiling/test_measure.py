@@ -180,7 +180,7 @@ def test_two_arms_of_a_loop() -> None:
     found = ampcompare.profile(loop, arms=["fp32,O2"], steps=2, profiled_steps=1, device="cpu")
     assert [arm.arm for arm in found.arms] == ["fp32", "apex:O2"]
     assert found.headline[0].startswith("fp32 takes ")
-    assert found.headline[1].startswith("apex:O2 is emulated on this CPU")
+    assert found.headline[1].startswith("apex:O2 computes in fp32 and rounds (emulated)")
     assert found.arms[1].reasons[-1].kind == "emulation"
 
 

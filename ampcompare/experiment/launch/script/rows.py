@@ -87,7 +87,7 @@ def _add(rows: ScriptRows, row: dict[str, Any]) -> None:
     kind = row.get("kind")
     if kind == "weights":
         rows.weights.append(row["sha256"])
-        rows.optimizers += row["optimizers"]
+        rows.optimizers += row.get("optimizers", ())
     elif kind == "batches":
         rows.batches = row["sha256"]
     elif kind == "metric":
