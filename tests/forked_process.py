@@ -112,6 +112,15 @@ class ForkedProcess:
             self._answer.close()
         return self.returncode
 
+    def __enter__(self) -> ForkedProcess:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for stream in (self.stdin, self.stdout, self.stderr):
+            if stream is not None:
+                stream.close()
+        self.wait()
+
     def wait(self, timeout: float | None = None) -> int:
         """Return the exit code when the process ends.
 

@@ -93,7 +93,9 @@ def test_results_and_messages_are_apart(ran: tuple[subprocess.CompletedProcess[s
     assert "\n\narm " in done.stdout
     assert "cells" not in done.stdout
     assert "report:" not in done.stdout
-    lines = [line for line in done.stderr.splitlines()[:-1] if line.strip() == line != "" and ", step " not in line]  # as a slow machine adds
+    lines = [
+        line for line in done.stderr.splitlines()[:-1] if line.strip() == line != "" and ", step " not in line
+    ]  # as a slow machine adds
     assert [line.partition(" ")[0] for line in lines] == [
         *("2", "preflight,", "[1/2]", "[2/2]", "report:"),
         "no" if FORMATS["html"].missing else "page:",  # what the extra adds, or that it is missing

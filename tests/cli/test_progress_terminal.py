@@ -106,7 +106,7 @@ def test_ctrl_c_leaves_a_clean_terminal(folder: Path, forked_python: Any) -> Non
             process.send_signal(signal.SIGINT)
 
     words = [
-        "compare", *SMALL, "--arch", "models:Slow", "--arm", "fp32", "--epochs", "100", "--seeds", "0", "-o", "out",
+        "compare", *SMALL, "--arch", "models:Slow", "--arm", "fp32", "--epochs", "100", "--seeds", "0", "-o", "out", "--no-preflight",
     ]  # fmt: skip
     code, pieces = run_on_terminal([*COMMAND, *words], folder, look=look, width=120, start=forked_python.popen)
     assert code == 130, frames(pieces, 120)[-1]

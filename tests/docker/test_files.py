@@ -152,7 +152,9 @@ def test_commands_of_compose_are_valid(service: str, monkeypatch: pytest.MonkeyP
     from ampcompare.cli import cli
 
     compose = yaml.safe_load((ROOT / "docker/compose.yaml").read_text(encoding="utf-8"))
-    result = CliRunner().invoke(cli, [*compose["services"][service]["command"], "--dry-run", "--no-preflight"], standalone_mode=False)
+    result = CliRunner().invoke(
+        cli, [*compose["services"][service]["command"], "--dry-run", "--no-preflight"], standalone_mode=False
+    )
     assert result.exit_code == 0, result.output
     assert result.exception is None
 
