@@ -106,10 +106,11 @@ def test_ctrl_c_leaves_a_clean_terminal(folder: Path, forked_python: Any) -> Non
             process.send_signal(signal.SIGINT)
 
     words = [
-        "compare", *SMALL, "--arch", "models:Slow", "--arm", "fp32", "--epochs", "100", "--seeds", "0", "-o", "out", "--no-preflight",
+        "compare", *SMALL, "--arch", "models:Slow", "--arm", "fp32", "--epochs", "100", "--seeds", "0", "-o", "out",
+        "--no-preflight",
     ]  # fmt: skip
     code, pieces = run_on_terminal([*COMMAND, *words], folder, look=look, width=120, start=forked_python.popen)
-    assert code == 130, frames(pieces, 120)[-1]
+    assert code == 130, "".join(piece for _, piece in pieces)
     assert "\x1b[?25" not in "".join(piece for _, piece in pieces)
     assert frames(pieces, 120)[-1][1] == [
         "fp32, seed 0; on cpu, 1 thread; into out",
