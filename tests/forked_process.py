@@ -121,6 +121,13 @@ class ForkedProcess:
                 stream.close()
         self.wait()
 
+    def communicate(self, input: Any = None, timeout: float | None = None) -> tuple[Any, Any]:
+        """Read both streams to their ends, and wait; what is short enough for a pipe may be on either."""
+        assert input is None
+        found = tuple(None if stream is None else stream.read() for stream in (self.stdout, self.stderr))
+        self.wait(timeout)
+        return found[0], found[1]
+
     def wait(self, timeout: float | None = None) -> int:
         """Return the exit code when the process ends.
 
