@@ -72,7 +72,7 @@ def frames(pieces: list[tuple[float, str]], width: int = 80) -> list[tuple[float
 def test_a_comparison_at_80_columns(folder: Path, forked_python: Any) -> None:
     """What will run; then each phase, and seconds that go on during a long step; the table alone on stdout."""
     words = ["compare", *SMALL, "--arch", "models:Slow", "--arm", "fp32,native:fp16", "--epochs", "1"]
-    words += ["--seeds", "0", "--set", "drain_every=1", "-o", "out"]
+    words += ["--seeds", "0", "--set", "drain_every=1", "-o", "out", "--no-preflight"]
     with (folder / "stdout").open("wb") as stdout:
         code, pieces = run_on_terminal([*COMMAND, *words], folder, stdout=stdout.fileno(), start=forked_python.popen)
     assert code == 0
