@@ -150,7 +150,7 @@ def test_the_end_adds_modules_that_are_there_and_versions(
 
 
 def test_metadata_of_packages_is_no_data(project: Path, tmp_path: Path) -> None:
-    """A package that was installed from the folder of the script has its metadata there, which plugins are read from."""
+    """A package that was installed from the folder of the script has its metadata there; looks for plugins read it."""
     info = project / "mine.egg-info"
     info.mkdir()
     (info / "PKG-INFO").write_text("Name: mine\nVersion: 1.0\n")
