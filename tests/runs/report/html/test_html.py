@@ -515,7 +515,9 @@ def test_control_characters_of_names_are_left_out() -> None:
 def test_a_time_without_a_verdict_is_not_called_missing(rich: Comparison) -> None:
     """Its ratio or median is in the table."""
     rows = [
-        row.model_copy(update={"time_verdict": "not comparable (2 cells ran at once)" if row.arm == "apex:O2" else ""})
+        row.model_copy(
+            update={"time": row.time.because("not comparable", "2 cells ran at once" if row.arm == "apex:O2" else "")}
+        )
         for row in rich.arms
     ]
     text = " ".join(Terminal(200).render(rich.model_copy(update={"arms": rows})).split())
