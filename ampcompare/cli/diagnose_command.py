@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from ampcompare.base.errors import ConfigError
 from ampcompare.cli.help import ARMS, MACHINE, OUTPUT, SCRIPT, option, options_of
 from ampcompare.cli.launching import ended_by_signals
 from ampcompare.cli.options import json_option, recipe_options
-from ampcompare.cli.output import text_width
+from ampcompare.cli.output import note, text_width
 from ampcompare.cli.settings import ScriptCommand, request_from, watched_script_options
 from ampcompare.cli.values import ARM_LIST, FOLDER
 from ampcompare.experiment.sources import collect_settings
@@ -100,8 +101,9 @@ def command(**parameters: Any) -> int:
     options.check()
     check_cells([config])
 
+    @cache  # the preflight and what follows may say the same
     def say(line: str) -> None:
-        click.echo(f"ampcompare: {line}", err=True)
+        note(f"ampcompare: {line}")
 
     with ended_by_signals():
         if config.script is not None and parameters["preflight"]:
@@ -128,7 +130,7 @@ def _ahead(parameters: dict[str, Any]) -> int:
         config, arms, parameters["prefix"], parameters["steps"], parameters["twin"], parameters["gpus"]
     )
     with ended_by_signals():
-        found = look_ahead(options, lambda line: click.echo(f"ampcompare: {line}", err=True))
+        found = look_ahead(options, lambda line: note(f"ampcompare: {line}"))
     click.echo(dump_json(found) if parameters["as_json"] else outlook_text(found, text_width()))
     return 0
 
