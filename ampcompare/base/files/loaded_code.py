@@ -26,11 +26,11 @@ import sys
 import sysconfig
 import tempfile
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from ampcompare.base.environment.packages import installed_version
 from ampcompare.base.files.run_files import CellFile, RunFile
@@ -315,20 +315,29 @@ def _plain(distribution: str) -> str:
 
 def watch_code(folder: Path, base: Path) -> CodeWatch:
     """Note from now on what this process loads for a cell, and no longer for an earlier one."""
+    global _is_installed, _watch
     _temporary()  # found now: a hook that looks for it would wait for the lock of the one who does
-    watch = CodeWatch(folder, base)
-    end_watch()
-    _ends.append(_on_file_events(watch.audit))
+    _watch = watch = CodeWatch(folder, base)
+    if not _is_installed:
+        _is_installed = True
+        sys.addaudithook(_hook)
     return watch
 
 
 def end_watch() -> None:
     """Note no longer what this process loads."""
-    while _ends:
-        _ends.pop()()
+    global _watch
+    _watch = None
 
 
-_ends: list[Callable[[], None]] = []
+_watch: CodeWatch | None = None
+_is_installed = False  # Python cannot remove a hook
+
+
+def _hook(event: str, arguments: tuple[Any, ...]) -> None:
+    # It runs inside of what it listens to, in any thread, so it may neither take a lock nor raise.
+    if (event == "open" or event == "subprocess.Popen") and (watch := _watch) is not None:
+        watch.audit(event, arguments)
 
 
 @functools.cache
@@ -425,33 +434,3 @@ def changed_code(files: Mapping[str, str], base: Path) -> dict[str, str]:
 def differing(one: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
     """Return the files that two runs both loaded, with other contents."""
     return [name for name, digest in one.items() if other.get(name, digest) != digest]
-
-
-Listener: TypeAlias = Callable[[str, tuple[Any, ...]], None]
-
-_listeners: tuple[Listener, ...] = ()
-_is_installed = False
-
-
-def _on_file_events(listener: Listener) -> Callable[[], None]:
-    """Call `listener(event, arguments)` where a file is opened or a process starts; return a function that ends this.
-
-    It runs inside of what it listens to, in any thread, so it may neither take a lock nor raise.
-    """
-    global _is_installed, _listeners
-    _listeners = (*_listeners, listener)
-    if not _is_installed:
-        _is_installed = True
-        sys.addaudithook(_hook)
-
-    def end() -> None:
-        global _listeners
-        _listeners = tuple(one for one in _listeners if one is not listener)
-
-    return end
-
-
-def _hook(event: str, arguments: tuple[Any, ...]) -> None:
-    if event == "open" or event == "subprocess.Popen":
-        for listener in _listeners:
-            listener(event, arguments)
