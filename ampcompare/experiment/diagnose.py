@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 from ampcompare.backends.arm import Arm
 from ampcompare.base.environment.fingerprint import THREAD_VARIABLES
-from ampcompare.base.errors import AmpCompareError, ConfigError, EnvironmentUnfit, LaunchError
+from ampcompare.base.errors import ConfigError, LaunchError
 from ampcompare.base.files.run_files import CellFile
 from ampcompare.base.formatting import printable
 from ampcompare.base.processes.start import start_command
 from ampcompare.diagnosis.cures import Tested, verdict_of, with_cure
-from ampcompare.diagnosis.options import DiagnoseOptions, Request, diagnose_in_child
+from ampcompare.diagnosis.options import ERRORS, DiagnoseOptions, Request, diagnose_in_child
 from ampcompare.experiment.launch.cell_files import log_tail, sandboxed_cell
 from ampcompare.experiment.launch.places import find_places
 from ampcompare.experiment.launch.script.rows import read_rows
@@ -52,7 +52,6 @@ SECONDS_OF_TORCHRUN = 40.0  # it kills a rank that ignores SIGTERM for 30 s
 ENDED = "ended.txt"
 NOTE = "ampcompare: "
 BEYOND_FP16 = "a number in that line is beyond 65504, the largest fp16 number: use torch.finfo(tensor.dtype).min or max"
-ERRORS: dict[int, type[AmpCompareError]] = {2: ConfigError, 4: EnvironmentUnfit}
 
 
 def diagnose(
