@@ -63,6 +63,7 @@ BLOCK_BYTES = 2**20
 BLOCKS = 64
 SYSTEM = ("/etc/", "/usr/", "/bin/", "/sbin/", "/lib", "/sys/", "/run/", "/var/lib/", "/var/cache/", "/dev/", "/proc/")
 TRACKERS = ("mlruns", "wandb")  # folders of experiment trackers
+METADATA = (".dist-info", ".egg-info")  # folders that any look for plugins reads
 # Variables that say where and by whom a run is started, or that its launcher sets.
 ANYWHERE = re.compile(
     r"AMPCOMPARE_\w+|(LOCAL_|GROUP_|ROLE_|NODE_)?(RANK|WORLD_SIZE)|\w*_RANK|\w*_WORLD_SIZE|MASTER_\w+|TORCHELASTIC_\w+"
@@ -180,7 +181,7 @@ class CodeWatch:
             if isinstance(file, str) and (".." in file or is_users_code(file)):
                 self._note(file)
         thread = threading.get_ident()
-        self._busy.add(thread)  # metadata of packages is read, which may lie next to the script
+        self._busy.add(thread)
         try:
             for path in self._seen:
                 if path.endswith(".py"):
@@ -231,7 +232,9 @@ class CodeWatch:
         if not here and path.startswith(SYSTEM):
             return False
         folders = path[len(here) :].split(os.sep)
-        if any(name.startswith(".") or name in TRACKERS for name in folders) or self._data >= MAX_DATA:
+        if any(name.startswith(".") or name.endswith(METADATA) or name in TRACKERS for name in folders):
+            return False
+        if self._data >= MAX_DATA:
             return False
         try:
             return stat.S_ISREG(os.stat(path).st_mode)

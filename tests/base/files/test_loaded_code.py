@@ -149,8 +149,8 @@ def test_the_end_adds_modules_that_are_there_and_versions(
     assert (found.packages["numpy"], found.packages["quick"]) == (numpy.__version__, "3")
 
 
-def test_metadata_that_is_read_at_the_end_is_no_data(project: Path, tmp_path: Path) -> None:
-    """A package that was installed from the folder of the script has its metadata there; the run did not read it."""
+def test_metadata_of_packages_is_no_data(project: Path, tmp_path: Path) -> None:
+    """A package that was installed from the folder of the script has its metadata there; looks for plugins read it."""
     info = project / "mine.egg-info"
     info.mkdir()
     (info / "PKG-INFO").write_text("Name: mine\nVersion: 1.0\n")
@@ -160,6 +160,7 @@ def test_metadata_that_is_read_at_the_end_is_no_data(project: Path, tmp_path: Pa
     watch._at_start.discard("yaml")
     import yaml  # noqa: F401
 
+    (info / "top_level.txt").read_text()
     watch.end()
     assert not [name for name in read_loaded(cell).files if "mine.egg-info" in name]
 
