@@ -21,7 +21,7 @@ from ampcompare.base.files.run_files import CellFile
 from ampcompare.base.formatting import printable
 from ampcompare.base.processes.start import start_command
 from ampcompare.diagnosis.cures import Tested, verdict_of, with_cure
-from ampcompare.diagnosis.options import ERRORS, DiagnoseOptions, Request, diagnose_in_child
+from ampcompare.diagnosis.options import DiagnoseOptions, Request, diagnose_in_child
 from ampcompare.experiment.launch.cell_files import log_tail, sandboxed_cell
 from ampcompare.experiment.launch.places import find_places
 from ampcompare.experiment.launch.script.rows import read_rows
@@ -29,6 +29,7 @@ from ampcompare.experiment.launch.script.supervise import end_family
 from ampcompare.runs.records.diagnosis import Diagnosis
 from ampcompare.runs.report.base import write_result
 from ampcompare.runs.settings.config import RunConfig
+from ampcompare.runs.settings.examination import ERRORS
 
 if TYPE_CHECKING:
     from ampcompare.diagnosis.measure import Loop

@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ampcompare.diagnosis.options import PrefixRequest, Request, ScriptRequest
+    from ampcompare.diagnosis.options import PrefixRequest, Request
     from ampcompare.diagnosis.profiling.options import ProfileRequest
+    from ampcompare.runs.settings.examination import ScriptRequest
     from ampcompare.script.legacy.prepare import Prepared
     from ampcompare.script.legacy.record.recorder import Recorder
     from ampcompare.script.legacy.settings import ExecSettings
