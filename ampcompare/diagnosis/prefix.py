@@ -19,6 +19,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from ampcompare.diagnosis.rates import RateHistory, Rates
 from ampcompare.runs.records.outlook import Prefix, ShareLost
+from ampcompare.training.ledger import is_zero_eps
 
 __all__ = ["PrefixWatch", "share_lost", "zero_denominators"]
 
@@ -177,13 +178,11 @@ def share_lost(weight: Tensor, update: Tensor, dtype: torch.dtype, factors: Sequ
 def zero_denominators(optimizer: Optimizer, dtype: torch.dtype) -> Tensor:
     """Return the share of elements whose step Adam would divide by zero with its state in a 16-bit type.
 
-    That is where eps is zero in the type and so is the second moment, though the gradient is not. A fused step
-    computes in fp32.
+    That is where eps is zero in the type and so is the second moment, though the gradient is not.
     """
     counts = []
     for group in optimizer.param_groups:
-        eps = group.get("eps")
-        if not isinstance(eps, float) or group.get("fused") or float(torch.tensor(eps).to(dtype)) != 0:
+        if not is_zero_eps(group, dtype):
             continue
         for param in group["params"]:
             second = optimizer.state.get(param, {}).get("exp_avg_sq")

@@ -18,6 +18,8 @@ SHORT = {
     "backward products": "backward",
     "accumulated gradients": "accumulated",
     "update lost": "lost",
+    "largest gradient": "max gradient",
+    "zero denominators": "zero den.",
 }
 
 
