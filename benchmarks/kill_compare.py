@@ -41,7 +41,7 @@ WORDS = (
 MEASURED = {
     *("train_seconds", "eval_seconds", "step_seconds", "step_seconds_median", "step_seconds_iqr", "epoch_seconds"),
     *("epoch_seconds_sd", "data_seconds_median", "samples_per_second", "wall_seconds", "peak_bytes"),
-    *("peak_reserved_bytes", "time_ratio", "time_ratio_low", "time_ratio_high", "time_verdict", "memory_difference"),
+    *("peak_reserved_bytes", "time", "memory"),
     *("readings", "environment", "reading", "placement", "started", "order", "start_seconds", "loader_start_seconds"),
     *("invalid_time", "written", "cells", "why"),  # of a look: digests of cells; of a next step: how long it takes
 }

@@ -31,7 +31,7 @@ def _row(task: str, count: int, finals: list[list[float]]) -> Row:
         "mean": metric.shown(statistics.fmean(value for values in finals for value in values)),
         "sd of a pair": f"{metric.factor * statistics.stdev(differences):.3g}",
         "comparisons": str(count),
-        **counted([judged(records).accuracy_verdict for records in results]),
+        **counted([str(judged(records).quality) for records in results]),
     }
 
 

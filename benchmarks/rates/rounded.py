@@ -122,7 +122,7 @@ def _by_script(values: Floats, case: Scenario) -> list[str]:
     reference, *others = ([_record(seed, value, case.digits) for seed, value in enumerate(its)] for its in printed)
     margin = accuracy_margin(reference, "fp32", Criteria(), METRIC)
     effects = [accuracy_effect(list(zip(arm, reference, strict=True)), margin.error_share) for arm in others]
-    return [verdict.word for verdict in decide(effects, margin.of_scores())]
+    return [str(verdict) for verdict in decide(effects, margin.of_scores())]
 
 
 def _record(seed: int, value: float, digits: int) -> RunRecord:
@@ -144,7 +144,7 @@ def _by_judge(values: Floats, case: Scenario) -> list[str]:
     for arm, its in enumerate(values):
         name = f"arm{arm}" if arm else "fp32"
         lines += [f"{name},{seed},{100 * value:.{max(0, case.digits - 2)}f}" for seed, value in enumerate(its)]
-    return [row.accuracy_verdict for row in judge(read_table("\n".join(lines), "table")).arms[1:]]
+    return [str(row.quality) for row in judge(read_table("\n".join(lines), "table")).arms[1:]]
 
 
 PROCEDURES = {"script": _by_script, "judge": _by_judge}
