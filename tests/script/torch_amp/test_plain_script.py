@@ -560,3 +560,120 @@ def test_a_closure_steps_after_an_evaluation_has_prepared_the_model(behind: Any)
 
     optimizer.step(closure)
     assert not all(map(torch.equal, before, model.parameters()))
+
+
+def fisher(model: nn.Module, factor: float) -> list[Tensor]:
+    """Return the mean squares of the gradients of single samples, as for elastic weight consolidation."""
+    x, y = batch(0)
+    sums = [torch.zeros(param.shape) for param in model.parameters()]
+    for one, label in zip(x[:4], y[:4], strict=True):
+        model.zero_grad()
+        (nn.functional.cross_entropy(model(one[None]), label[None]) * factor).backward()
+        for total, param in zip(sums, model.parameters(), strict=True):
+            assert param.grad is not None
+            total += param.grad.detach().float() ** 2 / 4
+    return sums
+
+
+@pytest.mark.parametrize("factor", [1.0, 64.0])
+@pytest.mark.parametrize("is_first", [True, False])
+@pytest.mark.parametrize("arm", ["native:fp16", "O1", "O2", "half:masters=fp32,dynamic"])
+def test_gradients_that_are_read_and_never_stepped(behind: Any, arm: str, is_first: bool, factor: float) -> None:
+    """They have no scale by hand: nothing overflows, the scale stays, and the steps before and after are as without."""
+
+    def trained(arm: str, *, reads: bool) -> tuple[list[Tensor], list[Tensor]]:
+        behind(arm)
+        torch.manual_seed(0)
+        model, squares = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 3)), []
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for step in range(4):
+            if reads and step == (0 if is_first else 2):
+                squares = fisher(model, factor)
+            optimizer.zero_grad()
+            loss_of(model).backward()
+            optimizer.step()
+        behind.end()
+        return squares, [param.detach().float().clone() for param in model.parameters()]
+
+    squares, weights = trained(arm, reads=True)
+    for one, expected in zip(squares, trained("fp32", reads=True)[0], strict=True):
+        torch.testing.assert_close(one, expected, rtol=0.1, atol=1e-3 * factor**2)
+    assert all(map(torch.equal, weights, trained(arm, reads=False)[1]))
+
+
+@pytest.mark.parametrize("arm", ["native:fp16", "O1", "O2"])
+def test_gradients_that_were_read_may_be_stepped_later(behind: Any, arm: str) -> None:
+    """As after a rehearsal without steps, by the same lines."""
+
+    def trained(arm: str) -> list[Tensor]:
+        behind(arm)
+        torch.manual_seed(0)
+        model = nn.Linear(6, 3)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for step in range(6):
+            optimizer.zero_grad()
+            loss_of(model).backward()
+            if step > 2:
+                optimizer.step()
+        behind.end()
+        return [param.detach().float().clone() for param in model.parameters()]
+
+    for one, expected in zip(trained(arm), trained("fp32"), strict=True):
+        torch.testing.assert_close(one, expected, rtol=0.01, atol=2e-3)
+
+
+def none_of_the_model(model: nn.Module, _optimizer: Any) -> None:
+    for param in model.parameters():
+        param.grad = None
+
+
+def none_of_the_groups(_model: nn.Module, optimizer: Any) -> None:
+    for param in owned_params(optimizer):
+        param.grad = None
+
+
+def zeros_of_the_groups(_model: nn.Module, optimizer: Any) -> None:
+    for param in owned_params(optimizer):
+        assert param.grad is not None
+        param.grad.detach_().zero_()
+
+
+def other_zeros(model: nn.Module, _optimizer: Any) -> None:
+    for param in model.parameters():
+        param.grad = torch.zeros_like(param)
+
+
+def half_of_them(model: nn.Module, _optimizer: Any) -> None:
+    for param in model.parameters():
+        assert param.grad is not None
+        param.grad.mul_(0.5)
+
+
+CLEAR = [none_of_the_model, none_of_the_groups, zeros_of_the_groups, other_zeros, half_of_them, lambda *_: None]
+
+
+@pytest.mark.parametrize("reads", [False, True])
+@pytest.mark.parametrize("clear", CLEAR)
+@pytest.mark.parametrize("arm", ["native:fp16", "O1", "O2", "half:bf16,masters=fp32"])
+def test_gradients_are_cleared_in_any_way(behind: Any, arm: str, clear: Callable[..., None], reads: bool) -> None:
+    """Or kept, so that those of the next steps add to them; and read between the passes of a step."""
+
+    def trained(arm: str) -> list[Tensor]:
+        behind(arm)
+        torch.manual_seed(0)
+        model = nn.Linear(6, 3)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
+        norms = []
+        for _ in range(3):
+            for _ in range(2):
+                (loss_of(model) * 0.1).backward()
+                if reads:
+                    norms.append(sum(param.grad.float().norm() for param in model.parameters()))  # type: ignore[union-attr]
+            optimizer.step()
+            norms.append(sum(param.grad.float().norm() for param in model.parameters()))  # type: ignore[union-attr]
+            clear(model, optimizer)
+        behind.end()
+        return [*norms, *(param.detach().float() for param in model.parameters())]
+
+    for ours, expected in zip(trained(arm), trained("fp32"), strict=True):
+        torch.testing.assert_close(ours, expected, rtol=0.02, atol=4e-3)
