@@ -34,7 +34,7 @@ from torch.utils import _pytree as pytree
 from ampcompare.backends.apex_levels import apex_level
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import ScalingError, UnsupportedCombination
-from ampcompare.guards.events import GRADIENT_READS, Points, Subscriptions
+from ampcompare.guards.events import GRADIENT_READS, Points, Subscriptions, follow_own_calls
 from ampcompare.guards.location import call_site, here
 from ampcompare.script.apex_amp import Given, nodes_of
 from ampcompare.script.legacy.record.recorder import Rows, value_of
@@ -132,6 +132,7 @@ class PlainScript:
 
     def _made(self, original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
         original(optimizer, *args, **kwargs)
+        follow_own_calls()  # of the classes that there are by now
         self._lift(optimizer)
         self._optimizers.append(weakref.ref(optimizer))
         self._take_over(optimizer)
@@ -282,8 +283,9 @@ class PlainScript:
         if self._lifted.types:  # by now
             args, kwargs = self._fitting(module, args, kwargs)
         if self._backwards:  # a checkpoint computes again what it did in the forward pass
-            is_cast = self._names.input_type(module) is None and self._names.casts_now()
-            if is_cast or module not in self._outermost:
+            part = self._names.input_type(module)
+            is_cast = part is None and self._names.casts_now()
+            if is_cast or (module not in self._outermost and (part is None or not _has_fp32((args, kwargs)))):
                 return original(module, *args, **kwargs)
         self._outermost.add(module)
         self._inside = True
@@ -364,7 +366,9 @@ class PlainScript:
             return pytree.tree_map(functools.partial(_to, torch.float32), original(module, *args, **kwargs))
         if mode is not _Mode.PLAIN or not self._casts:
             return original(module, *args, **kwargs)
-        if self._names.casts_loss and torch.is_grad_enabled() and not self._backwards:
+        if self._names.casts_loss and not self._backwards:
+            if not torch.is_grad_enabled():  # an evaluation, before which the script may have changed weights
+                self._close_casts()
             self._open_casts(module)
             return original(module, *args, **kwargs)
         with self._made_block(module):
@@ -691,6 +695,10 @@ def _skips_overflows(arm: Arm) -> bool:
 
 def _wide(half: torch.dtype, value: Any) -> Any:
     return value.float() if isinstance(value, Tensor) and value.dtype is half else value
+
+
+def _has_fp32(values: Any) -> bool:
+    return any(isinstance(one, Tensor) and one.dtype is torch.float32 for one in pytree.tree_leaves(values))
 
 
 def _to(dtype: torch.dtype, value: Any) -> Any:

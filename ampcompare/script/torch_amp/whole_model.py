@@ -380,17 +380,19 @@ class WholeModel(TorchAmp):
         return self._scaling.masters(optimizer) if any(optimizer is one for one in self._optimizers) else []
 
     def input_type(self, module: nn.Module) -> torch.dtype | None:
-        """Return the type of the inputs of a part of a model that the script calls by itself; None for others.
+        """Return the type of the inputs of parts of a model that the script calls without it; None for others.
 
         A model is prepared when the script first calls it.
         """
         self._found.look_at(module)
-        if not self._is_prepared or any(bare_model(module) is model for model in self._models):
+        if not self._is_prepared or self._dtype is not None:  # of bf16 weights, where autocast fits what a part gets
             return None
-        if self._dtype is not None:  # autocast fits what a part gets
+        models = self._models
+        if any(part is model for part in module.modules() for model in models):
             return None
-        held = next((param.dtype for param in module.parameters() if param.dtype in HALF), None)
-        return held if any(module is part for model in self._models for part in model.modules()) else None
+        return next(
+            (param.dtype for param in module.parameters() if param.dtype in HALF and self._found.has_cast(param)), None
+        )
 
     def alike(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """Widen 16-bit tensors next to fp32 ones: the script passes weights of a model to a distance, say."""
@@ -605,6 +607,10 @@ class _FoundModels:
         original(optimizer, *args, **kwargs)
         self._optimizers.append(weakref.ref(optimizer))
         self._is_done = False
+
+    def has_cast(self, param: Tensor) -> bool:
+        """Return whether a parameter belongs to a model that was found."""
+        return self._cast_weights.get(id(param)) is param
 
     def look_at(self, module: nn.Module) -> None:
         """Look at a module that the script calls, before it is called."""
