@@ -33,6 +33,7 @@ EXTRAS = {
         "nox>=2024.4.15",
         "pytest>=8,<9.2",  # with 9.2.0, pytest-xdist 3.8 takes the groups of tests apart
         "pytest-rerunfailures>=15",
+        "pytest-timeout>=2.3",
         "pytest-xdist>=3.5",
     ],
     "dev": [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from click.testing import CliRunner
 
 from benchmarks.gpu import golden, scripts, smoke, syncs, tasks
 from benchmarks.gpu.__main__ import PARTS, main
+from benchmarks.gpu.report import Report
 
 Rehearse = Callable[..., Any]
 
@@ -61,6 +63,15 @@ def test_tasks(rehearse: Rehearse, monkeypatch: pytest.MonkeyPatch) -> None:
     names = [check["name"] for check in done.parts["tasks"]["checks"]]
     assert names[:3] == ["regression with fp32", "regression with apex:O1", "gan"]
     assert names[3:] == ["diagnose --task regression --arm native:fp16"]
+
+
+def test_a_run_without_its_library_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the reason, as an arm is; the others stay."""
+    monkeypatch.setattr("ampcompare.backends.library.Library.missing", lambda self: f"needs {self.distributions[0]}")
+    report = Report("tasks")
+    context: Any = SimpleNamespace(rehearse=True)
+    assert list(smoke.installed_runs(context, report, tasks.RUNS)) == [*tasks.RUNS][:2]
+    assert report.left_out == ["lm, fp8 products (needs torchao)"]
 
 
 @pytest.mark.extended
