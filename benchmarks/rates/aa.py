@@ -93,10 +93,10 @@ def _facts(records: Sequence[RunRecord]) -> dict[str, Any]:
     pairs = list(_pairs(records))
     without_load = [_without_load(record) for record in records]
     return {
-        "accuracy": row.accuracy_verdict,
-        "time": row.time_verdict,
-        "time_without_load": judged(without_load, terms=TERMS).time_verdict,
-        "time_without_gate": decide([effect], TERMS.time())[0].word,
+        "accuracy": str(row.quality),
+        "time": str(row.time),
+        "time_without_load": str(judged(without_load, terms=TERMS).time),
+        "time_without_gate": str(decide([effect], TERMS.time())[0]),
         "time_p_without_gate": p_values(effect, TERMS.time().size).different,
         "points": [100 * ((a.summary.metric_final or 0) - (b.summary.metric_final or 0)) for a, b in pairs],
         "log_ratios": [math.log(_seconds(a) / _seconds(b)) for a, b in pairs],
@@ -126,7 +126,7 @@ def _found(spread: float, shift: float, pairs: int, floor: float, margin: Margin
     generator = np.random.default_rng(0)
     samples = generator.normal(shift, spread, (SIMULATIONS, pairs))
     verdicts = (decide([paired(list(row), [0.0] * pairs, floor)], margin)[0] for row in samples)
-    return sum(verdict.word == "worse" for verdict in verdicts) / SIMULATIONS
+    return sum(str(verdict) == "worse" for verdict in verdicts) / SIMULATIONS
 
 
 def _power(points: float, log_ratio: float) -> Iterator[Row]:

@@ -93,7 +93,7 @@ def _words(curves: Curves) -> list[str]:
         for arm in curves
     ]
     effects = [tail_loss(list(zip(arm, runs[0], strict=True))).effect for arm in runs[1:]]
-    return [verdict.word for verdict in decide(effects, Criteria().loss(), ERROR_RATE)]
+    return [str(verdict) for verdict in decide(effects, Criteria().loss(), ERROR_RATE)]
 
 
 def _by_steps(curves: Curves) -> bool:
@@ -141,14 +141,14 @@ def _real(kind: str, count: int) -> Row:
     other = own_seed if kind == "A/A" else _slower
     results = comparisons(kind, count, lambda number: of_pair(SMALL_LM, number, PAIRS, other))
     rows = [judged(records) for records in results]
-    differences = [100 * (row.loss_difference or 0.0) for row in rows]
+    differences = [100 * (row.loss.effect or 0.0) for row in rows]
     return {
         "runs": kind,
         "comparisons": str(count),
         "seeds": str(PAIRS),
         "mean difference %": f"{statistics.fmean(differences):+.2f}",
         "its sd %": f"{statistics.stdev(differences):.2f}",
-        **counted([row.loss_verdict for row in rows]),
+        **counted([str(row.loss) for row in rows]),
     }
 
 

@@ -82,10 +82,10 @@ def _simulate(case: Scenario, seeds: int, truth: float, replicates: int) -> Coun
             for number, (run, value) in enumerate(zip(runs, its, strict=True))
         ]
         row = summarize(records, arms=ARMS, reference=ARMS[0]).arms[1]
-        low, high = row.metric_difference_low, row.metric_difference_high
+        low, high = row.quality.low, row.quality.high
         return {
-            "winner": row.accuracy_verdict.startswith(WINNER),
-            "keeps": row.accuracy_verdict.startswith(KEEPS),
+            "winner": str(row.quality).startswith(WINNER),
+            "keeps": str(row.quality).startswith(KEEPS),
             "covers": low is not None and high is not None and low <= difference <= high,
         }
 

@@ -20,7 +20,6 @@ are clear after the promised pairs (80 % is the promise).
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -33,8 +32,9 @@ from ampcompare.runs.analysis.inference.criteria import AccuracyMargin, margin_e
 from ampcompare.runs.analysis.inference.effect import Effect, interval, min_resolvable_spread, paired, two_stage
 from ampcompare.runs.analysis.inference.looks import error_rate_of_next
 from ampcompare.runs.analysis.inference.sample_size import stein_pairs
-from ampcompare.runs.analysis.inference.verdict import Verdict, decide
+from ampcompare.runs.analysis.inference.verdict import decide
 from ampcompare.runs.records.comparison import Look
+from ampcompare.runs.records.verdict import OPEN, Verdict
 from benchmarks.rates import metrics
 from benchmarks.rates.study import KEEPS, WINNER, Row, Study, Table, called, percent, total
 
@@ -44,7 +44,6 @@ IMAGES = 360
 MAX_PAIRS = 100
 MAX_LOOKS = 6
 MAX_ERROR_SHARE, MAX_POINTS = 0.1, 0.5  # of the rule `auto`
-ADVICE = re.compile(r"≤(\d+) more")
 Floats = NDArray[np.float64]
 Draw = Callable[[int], Floats]
 
@@ -170,13 +169,13 @@ def _followed(draw: Draw, case: Scenario) -> Outcome:
         rates.append(error_rate_of_next(_looked(rates), case.looks))
         after = error_rate_of_next(_looked(rates), case.looks)
         outcome = _judge(values, case, rates[-1], after)
-        advice = [int(match[1]) for verdict in outcome.verdicts if (match := ADVICE.search(verdict.word))]
+        advice = [verdict.more_seeds for verdict in outcome.verdicts if verdict.more_seeds is not None]
         if not advice or values.shape[1] >= MAX_PAIRS:
             break
         values = np.concatenate([values, draw(max(advice))], axis=1)
         if len(rates) == 1:
             promised = _judge(values, case, after).verdicts
-            kept = not any(verdict.word.startswith("inconclusive") for verdict in promised)
+            kept = not any(verdict.kind in OPEN for verdict in promised)
         values = values[:, :MAX_PAIRS]
     return replace(outcome, kept=kept)
 
@@ -204,7 +203,7 @@ def _simulate(case: Scenario, truth: float, replicates: int) -> Counter[str]:
 
     def trial() -> dict[str, float]:
         outcome = PROCEDURES[case.seeds](draw, case)
-        words = [verdict.word for verdict in outcome.verdicts]
+        words = [str(verdict) for verdict in outcome.verdicts]
         of_look = [interval(effect, 1 - outcome.rate / case.arms) for effect in outcome.effects]
         printed = [
             (verdict.low <= truth <= verdict.high, verdict.confidence)
