@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from ampcompare.backends.roles import BATCH_NORM, LossScale, Roles
 from ampcompare.runs.records.ledger import Ledger
 from ampcompare.runs.records.run import RunRecord
+from ampcompare.runs.records.verdict import Verdict
 
 __all__ = ["Role", "not_as_declared", "observed_text", "roles_next_to", "why_not_as_declared"]
 
@@ -64,10 +65,9 @@ def why_not_as_declared(records: Iterable[RunRecord]) -> str:
     return ""
 
 
-def not_as_declared(records: Iterable[RunRecord]) -> str:
-    """Return the verdict on an arm that did not run as it declares; "" if it did."""
-    why = why_not_as_declared(records)
-    return f"not as declared ({why})" if why else ""
+def not_as_declared(records: Iterable[RunRecord]) -> Verdict:
+    """Return the verdict on an arm that did not run as it declares; an empty one if it did."""
+    return Verdict.because("not as declared", why_not_as_declared(records))
 
 
 def roles_next_to(roles: Roles | None, ledger: Ledger) -> list[Role]:
