@@ -1,6 +1,6 @@
 """Refuse words of options that mean nothing, before torch is imported, a process is started or a folder is made.
 
-What depends on files, devices and the user's code is refused where it is used, in the cell.
+What depends on devices and the user's code is refused where it is used, in the cell.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def check_cells(cells: Iterable[RunConfig]) -> None:
             _check_script(cell.parsed_arm)
             continue
         _check_arm(cell.parsed_arm, on_cpu=cell.device == "cpu")
-        check_task(cell.recipe)
+        check_task(cell.recipe, is_remote=cell.launcher in REMOTE)
         require_optimizer(cell.recipe.optimizer.name)
     _check_distinct(cells)
 

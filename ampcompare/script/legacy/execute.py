@@ -89,7 +89,7 @@ def execute(
         status = _exit_status(caught.code)
     except AmpCompareError as caught:
         if code is None:
-            prepared.close(2, repr(caught))
+            prepared.close(2, str(caught))
             raise
         error = caught
     except BaseException as caught:
