@@ -17,7 +17,7 @@ from ampcompare.base.errors import BackendUnavailable, ConfigError, EnvironmentU
 from ampcompare.experiment.launch.slurm import require_slurm
 from ampcompare.runs.settings.config import RunConfig
 from ampcompare.runs.settings.optimizers import require_optimizer
-from ampcompare.tasks.catalog import check_task
+from ampcompare.tasks.catalog import check_files, check_task
 
 __all__ = ["check_cells"]
 
@@ -44,7 +44,9 @@ def check_cells(cells: Iterable[RunConfig]) -> None:
             _check_script(cell.parsed_arm)
             continue
         _check_arm(cell.parsed_arm, on_cpu=cell.device == "cpu")
-        check_task(cell.recipe, is_remote=cell.launcher in REMOTE)
+        check_task(cell.recipe)
+        if cell.launcher not in REMOTE:
+            check_files(cell.recipe)
         require_optimizer(cell.recipe.optimizer.name)
     _check_distinct(cells)
 

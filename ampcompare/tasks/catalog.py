@@ -42,6 +42,7 @@ __all__ = [
     "TORCHVISION_FILES",
     "TaskSpec",
     "check_data",
+    "check_files",
     "check_layout",
     "check_model",
     "check_task",
@@ -359,38 +360,40 @@ def _available(name: str, data_dir: Path) -> tuple[bool, str]:
     return True, ""
 
 
-def check_task(recipe: Recipe, *, is_remote: bool = False) -> None:
+def check_task(recipe: Recipe) -> None:
     """Check that there are task, model and data set of these names, and that the task uses the settings that are given.
 
-    A package, and what the module of a user's factory has, are looked for where they are used.
-
-    Args:
-        is_remote: whether another machine trains, which may have other files.
-
     Raises:
-        ConfigError: there is no such task, model or data set, or not its files or its module.
+        ConfigError: there is no such task, model or data set.
     """
-    path, ships = task_path(recipe.task)
-    if not is_remote:
-        for name in (path, recipe.model.arch, recipe.data.name):
-            _check_module(name)
+    _, ships = task_path(recipe.task)
     if not ships:
         return
     _check_settings(recipe)
     check_model(recipe.model.arch, recipe.task)
     check_data(recipe.data.name, recipe.task)
+
+
+def check_files(recipe: Recipe) -> None:
+    """Check that this machine has the modules of factories, the folder of images or the files of torchvision's set.
+
+    A package, and what a module has, are looked for where they are used.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    for path in (task_path(recipe.task)[0], recipe.model.arch, recipe.data.name):
+        module, colon, _ = path.partition(":")
+        if colon and module not in PREFIXES and not find_module(module)[0]:
+            here = os.getcwd()
+            raise ConfigError(
+                f"factory {path}: there is no module {module!r}; it was looked for in {here} and on sys.path"
+            )
     kind, _, folder = recipe.data.name.partition(":")
-    if kind == "imagefolder" and not is_remote:
+    if kind == "imagefolder":
         check_layout(folder or recipe.data.dir or "")
-    elif kind in TORCHVISION_FILES and not is_remote and not recipe.data.download:
+    elif kind in TORCHVISION_FILES and not recipe.data.download:
         require_files(kind, Path(recipe.data.dir or DEFAULT_DATA_DIR))
-
-
-def _check_module(path: str) -> None:
-    module, colon, _ = path.partition(":")
-    if colon and module not in PREFIXES and not find_module(module)[0]:
-        here = os.getcwd()
-        raise ConfigError(f"factory {path}: there is no module {module!r}; it was looked for in {here} and on sys.path")
 
 
 def _check_settings(recipe: Recipe) -> None:

@@ -136,7 +136,7 @@ def verify_script(
     """
     script = Path(path)
     if not script.is_file():
-        raise ConfigError(f"there is no script {path}")
+        raise ConfigError(f"{path} is a folder; name a script" if script.is_dir() else f"there is no script {path}")
     first = _migrated(script, target)
     check()
     original = run_script(script, arguments, steps=steps)

@@ -482,6 +482,8 @@ def test_what_is_left_by_hand_cannot_be_verified(tmp_path: Path) -> None:
         verify_script(str(script), [], steps=2, target="torch", say=lambda line: None)
     with pytest.raises(ConfigError, match="no script"):
         verify_script(str(tmp_path / "other.py"), [], steps=2, target="torch", say=lambda line: None)
+    with pytest.raises(ConfigError, match="is a folder"):
+        verify_script(str(tmp_path), [], steps=2, target="torch", say=lambda line: None)
 
 
 def test_what_the_script_writes_is_said_and_reaches_no_file_of_the_user(
