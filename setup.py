@@ -88,7 +88,7 @@ setup(
         "pydantic>=2.7",
         "psutil>=5.9",
         "rich>=13",
-        "filelock>=3.12",
+        "filelock>=3.13",
         "safetensors>=0.4",
         "xxhash>=3",
     ],

@@ -173,9 +173,9 @@ def test_a_server_that_was_killed_while_a_cell_runs(
         first = launcher._ensure_server()
         waiting = threading.Thread(target=_kill_once, args=(first.pid, tmp_path / "cell" / "log.txt"))
         waiting.start()
-        record = launcher.launch(
-            make_config("launched:waits_for", args={"file": str(go)}, allow_writes=[str(tmp_path)]), tmp_path / "cell"
-        )
+        # An overlay never shows a file that was looked up before another process made it.
+        config = make_config("launched:waits_for", args={"file": str(go)}, allow_writes=[str(tmp_path)])
+        record = launcher.launch(config, tmp_path / "cell")
         waiting.join()
         assert (record.status, len(notes)) == ("completed", 1), record.error
         assert notes[0] == (
@@ -209,9 +209,7 @@ def test_a_server_and_its_cell_that_were_killed(
             target=_kill_once, args=(launcher._ensure_server().pid, tmp_path / "cell" / "log.txt")
         )
         waiting.start()
-        record = launcher.launch(
-            make_config("launched:waits_for", args={"file": str(go)}, allow_writes=[str(tmp_path)]), tmp_path / "cell"
-        )
+        record = launcher.launch(make_config("launched:waits_for", args={"file": str(go)}), tmp_path / "cell")
         waiting.join()
     assert record.status == "completed", record.error
     assert "another one starts, and fp32 starts again" in notes[-1]

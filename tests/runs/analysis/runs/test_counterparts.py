@@ -49,10 +49,10 @@ def _row(comparison: Comparison, arm: str) -> ArmSummary:
 def test_the_verdict_is_against_the_arm_of_the_same_precision(make_record: MakeRecord) -> None:
     """An arm that is worse than the reference is identical to its twin, bit for bit, and both are said."""
     comparison = _comparison(make_record, "fp32", "native:bf16", "accelerate:bf16")
-    assert _row(comparison, "accelerate:bf16").accuracy_verdict == "worse"
+    assert str(_row(comparison, "accelerate:bf16").quality) == "worse"
     twin = _twin(comparison, "accelerate:bf16")
     assert (twin.twin, twin.library, twin.pairs) == ("native:bf16", "accelerate 1.15.0", 5)
-    assert (twin.accuracy_verdict, twin.same_bits, twin.metric_difference) == ("identical", True, 0)
+    assert (str(twin.quality), twin.same_bits, twin.quality.effect) == ("identical", True, 0)
     assert (
         "accelerate:bf16 (accelerate 1.15.0) against native:bf16, the precision that it ran in: identical, "
         "every loss the same to the last bit, 5 seeds." in comparison.reading
@@ -70,7 +70,7 @@ def test_a_precision_that_was_not_asked_for_stands_in_the_row(make_record: MakeR
     assert verdict_columns(comparison)["arm"](row) == "accelerate:fp16 (ran fp32)"
     twin = _twin(comparison, "accelerate:fp16")
     assert (twin.twin, twin.same_bits) == ("fp32", False)
-    assert twin.accuracy_verdict == row.accuracy_verdict == "equivalent (±0.5)"
+    assert str(twin.quality) == str(row.quality) == "equivalent (±0.5)"
     assert "the precision that it ran in: equivalent (±0.5), +0.00 pp, 5 seeds." in comparison.reading[-1]
     assert columns(comparison)["arm"](_row(comparison, "fp32")) == "fp32"
 
@@ -79,7 +79,7 @@ def test_a_twin_that_did_not_run_is_asked_for(make_record: MakeRecord) -> None:
     """Without the twin in the matrix there is no verdict, and the line says what to add."""
     comparison = _comparison(make_record, "fp32", "accelerate:bf16")
     twin = _twin(comparison, "accelerate:bf16")
-    assert (twin.pairs, twin.accuracy_verdict) == (0, "")
+    assert (twin.pairs, str(twin.quality)) == (0, "")
     assert comparison.reading[-1].endswith("the precision that it ran in: not known, add --arm native:bf16.")
 
 
