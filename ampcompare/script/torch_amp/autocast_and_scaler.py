@@ -125,6 +125,9 @@ class TorchNames:
         """Return the arguments of a module without weights that the script calls, in types that fit one another."""
         return args, kwargs
 
+    def take_back(self, optimizer: Any) -> None:
+        """Let weights have the gradients of their masters as their own: a backward pass is about to add to them."""
+
     def forget_unscaled(self, scaler: Any, optimizer: Any) -> None:
         """Let gradients be unscaled once more before the step."""
         scaler._per_optimizer_states.pop(id(optimizer), None)
