@@ -36,8 +36,8 @@ from hidden_modules import hide_torch
 
 MIN_FILE = 512  # above the numbers of files that a request passes on
 exit_code: int | None = None  # of a request that ends
-# What a request has defined. To free a DistributedDataParallel can wait for ever: it joins gloo's thread with the lock of
-# the interpreter, for which that thread waits to free a mode of torch.
+# What a request has defined, and nobody frees: a DistributedDataParallel then joins gloo's thread with the lock of the
+# interpreter, for which that thread may wait.
 defined: dict[str, Any] = {}
 
 
