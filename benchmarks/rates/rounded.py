@@ -144,7 +144,7 @@ def _by_judge(values: Floats, case: Scenario) -> list[str]:
     for arm, its in enumerate(values):
         name = f"arm{arm}" if arm else "fp32"
         lines += [f"{name},{seed},{100 * value:.{max(0, case.digits - 2)}f}" for seed, value in enumerate(its)]
-    return [str(row.quality) for row in judge(read_table("\n".join(lines), "table")).arms[1:]]
+    return [str(row.quality) for row in judge(read_table("\n".join(lines))).arms[1:]]
 
 
 PROCEDURES = {"script": _by_script, "judge": _by_judge}

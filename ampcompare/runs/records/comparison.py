@@ -166,13 +166,13 @@ class ArmSummary(_Row):
     """
 
     arm: str
-    engine: str | None
-    half: str | None
+    engine: str | None = None
+    half: str | None = None
     lr: float
     seeds: list[int]
     completed: int
     diverged: int
-    failed: int
+    failed: int = 0
     metric_mean: float | None = None
     metric_sd: float | None = None
     metric_best: float | None = None

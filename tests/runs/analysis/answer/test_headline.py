@@ -427,13 +427,13 @@ def test_nothing_completed(runs: Any) -> None:
     ],
 )
 def test_a_judged_table(sd: str, sentence: str) -> None:
-    table = read_table("arm,top1\nfp32,77.14\napex:O1,77.01\n", "t")
+    table = read_table("arm,top1\nfp32,77.14\napex:O1,77.01\n")
     assert judge(table, sd=float(sd) if sd else None).headline == [sentence]
 
 
 def test_a_judged_metric_where_less_is_better() -> None:
     """The better arm of a word error rate has the lower one."""
-    table = read_table("arm,WER\nfp32,10.0\nhalf,8.0\nslow,9.0\n", "t", better="lower")
+    table = read_table("arm,WER\nfp32,10.0\nhalf,8.0\nslow,9.0\n", better="lower")
     assert (
         judge(table, sd=0.05, terms=Criteria(margin=0.5, prefer="accuracy"))
         .headline[0]
