@@ -23,7 +23,7 @@ def judge_table(
     time_margin: float = 100 * Criteria.time_margin,
     objective: Preference = Criteria.prefer,
 ) -> Comparison:
-    """Compare the arms of a table of results that were measured elsewhere.
+    """Compare the arms of a table of results that were measured elsewhere; `judged` says what the figures are.
 
     Args:
         table: a CSV or Markdown file with a line per run, or per mean of runs, and the columns arm, a metric and, where
@@ -35,9 +35,6 @@ def judge_table(
         margin: equivalence margin in the unit of the metric, or for accuracy a rule as for `compare`.
         time_margin: equivalence margin in percent of the time.
         objective: what the recommended arm improves while it keeps the accuracy.
-
-    Returns:
-        A comparison without records; `judged` says what its figures are.
 
     Raises:
         RecordError: the table cannot be read; the message names the line.

@@ -22,8 +22,7 @@ from ampcompare.runs.analysis.answer.headline import not_recommended
 from ampcompare.runs.analysis.evidence.step_time import TIME_FLOOR
 from ampcompare.runs.analysis.inference.criteria import AccuracyMargin, Criteria, resolve_margin
 from ampcompare.runs.analysis.inference.effect import MIN_PAIRS, SPREAD_IS_KNOWN, Effect, paired, welch
-from ampcompare.runs.analysis.inference.looks import Design
-from ampcompare.runs.analysis.inference.verdict import EMPTY, Evidence
+from ampcompare.runs.analysis.inference.verdict import EMPTY, Design, Evidence
 from ampcompare.runs.analysis.runs.scores import grid_step, in_steps, rounding_spread
 from ampcompare.runs.analysis.summary import Line, conclude, decided_rows
 from ampcompare.runs.records.comparison import ArmSummary, Comparison, JudgedTable

@@ -78,10 +78,7 @@ class Look(FrozenRecord):
     loss_margin: float = LOSS_MARGIN
     planned: int | None = Field(None, description="number of looks that was planned; None if it was left open")
     pilot: list[int] = Field([], description="seeds whose spread has set the number of seeds; empty if it was given")
-    changes: list[str] = Field([], description="in what it differs from earlier looks, apart from more runs")
-    accuracy: dict[str, str] = Field({}, description="the verdict on each arm")
-    time: dict[str, str] = Field({}, description="the verdict on each arm")
-    loss: dict[str, str] = Field({}, description="the verdict on each arm's training loss at the end")
+    changes: list[str] = Field([], description="in older files: in what its terms differ from those of earlier looks")
 
 
 class PublishedRow(BaseModel):

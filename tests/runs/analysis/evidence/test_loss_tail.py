@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from ampcompare.runs.analysis.inference.looks import Design, changed_terms
 
 from ampcompare.base.errors import ConfigError
 from ampcompare.runs.analysis.evidence.loss_tail import loss_evidence, tail_loss
 from ampcompare.runs.analysis.gates import check_gates, parse_gate
 from ampcompare.runs.analysis.inference.criteria import Criteria, criteria_of
-from ampcompare.runs.analysis.inference.looks import Design, changed_terms
 from ampcompare.runs.analysis.inference.verdict import verdicts_on
 from ampcompare.runs.analysis.summary import summarize
 from ampcompare.runs.records.comparison import Comparison, Look

@@ -14,8 +14,7 @@ import pytest
 
 from ampcompare.runs.analysis.evidence.step_time import ratio_of, rounds_sentence, step_times, time_evidence
 from ampcompare.runs.analysis.inference.criteria import Criteria
-from ampcompare.runs.analysis.inference.looks import Design
-from ampcompare.runs.analysis.inference.verdict import Evidence, verdicts_on
+from ampcompare.runs.analysis.inference.verdict import Design, Evidence, verdicts_on
 from ampcompare.runs.analysis.summary import summarize
 from ampcompare.runs.records.comparison import ArmSummary, Comparison
 from ampcompare.runs.records.run import RunRecord, SystemReadings, TimingRound
