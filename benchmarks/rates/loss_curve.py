@@ -29,7 +29,7 @@ from ampcompare.runs.analysis.inference.effect import ERROR_RATE
 from ampcompare.runs.analysis.inference.verdict import decide
 from ampcompare.runs.records.run import RunRecord, loss_tail
 from ampcompare.runs.settings.config import RunConfig
-from benchmarks.rates.real_runs import RECIPES, Recipe, comparisons, judged, of_pair, own_seed
+from benchmarks.rates.real_runs import SMALL_LM, Recipe, comparisons, judged, of_pair, own_seed
 from benchmarks.rates.study import KEEPS, WINNER, Row, Study, Table, called, counted, percent, total
 
 __all__ = ["STUDY"]
@@ -139,7 +139,7 @@ def _slower(recipe: Recipe) -> Recipe:
 
 def _real(kind: str, count: int) -> Row:
     other = own_seed if kind == "A/A" else _slower
-    results = comparisons(kind, count, lambda number: of_pair(RECIPES["lm"], number, PAIRS, other))
+    results = comparisons(kind, count, lambda number: of_pair(SMALL_LM, number, PAIRS, other))
     rows = [judged(records) for records in results]
     differences = [100 * (row.loss.effect or 0.0) for row in rows]
     return {

@@ -15,10 +15,6 @@ hold together; printed intervals that cover; equal arms that are shown to keep i
 are clear after the promised pairs (80 % is the promise).
 
 `metrics`: metrics that are no counts, one look at 5 %, usual margins; the runs of a seed share a part of their scatter.
-
-`rounded`: values printed with 2 to 4 digits, or shares of few images, through the metric of a script (ratio, margin 2
-%) and `judge` (half a point), one look at 5 %, 2 and 9 arms: the worst over spreads of a run of 0.25 to 2 steps. Power:
-an arm that is 0.03 worse at 0.76, with a spread of 0.006. Nine arms have half the replicates, power a quarter.
 """
 
 from __future__ import annotations
@@ -39,7 +35,7 @@ from ampcompare.runs.analysis.inference.sample_size import stein_pairs
 from ampcompare.runs.analysis.inference.verdict import decide
 from ampcompare.runs.records.comparison import Look
 from ampcompare.runs.records.verdict import OPEN, Verdict
-from benchmarks.rates import metrics, rounded
+from benchmarks.rates import metrics
 from benchmarks.rates.study import KEEPS, WINNER, Row, Study, Table, called, percent, total
 
 __all__ = ["STUDY"]
@@ -291,6 +287,5 @@ STUDY = Study(
         Table("followed", FOLLOWED, _row, by=("noise", "arms"), only_json=ONLY_JSON),
         Table("auto", AUTO, _row, by=("noise", "arms"), only_json=ONLY_JSON),
         metrics.TABLE,
-        rounded.TABLE,
     ),
 )

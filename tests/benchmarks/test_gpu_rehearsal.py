@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +17,7 @@ Rehearse = Callable[..., Any]
 
 
 def test_syncs(rehearse: Rehearse, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every counted loop waits for the device as often as it needs, and the JSON has its launches and bytes."""
+    """Every counted loop waits for the device as often as it needs."""
     loops = ("bare fp32", "arm apex:O2", "arm apex:O2, fused")
     monkeypatch.setattr(syncs, "REHEARSED", (*loops, "apex O2"))
     done = rehearse("syncs")
@@ -28,8 +27,6 @@ def test_syncs(rehearse: Rehearse, monkeypatch: pytest.MonkeyPatch) -> None:
     counts = part["figures"]["per_step"]
     assert counts["arm apex:O2"]["syncs"] == 1
     assert counts["arm apex:O2, fused"]["syncs"] == 0
-    assert all(entry["operations"] > 5 and entry["kernels"] > 5 for entry in counts.values())
-    assert all(entry["operand_bytes"] > 1000 and entry["device_seconds"] > 0 for entry in counts.values())
     assert part["left_out"]  # the real Apex, without its sources
     assert done.out.startswith("gpu-check syncs: held ")
 
@@ -88,19 +85,6 @@ def test_scripts(rehearse: Rehearse, monkeypatch: pytest.MonkeyPatch) -> None:
         "apex.py": 2,
         "native.py": 2,
     }
-
-
-@pytest.mark.extended
-@pytest.mark.slow
-@pytest.mark.skipif(os.name == "nt", reason="the pretended nvidia-smi is a shell script")
-def test_pool(rehearse: Rehearse) -> None:
-    """Two of three pretended GPUs are free, and each cell has one of them; times are not judged."""
-    done = rehearse("pool")
-    assert done.code == 0, done.out
-    part = done.parts["pool"]
-    assert [gpu["in_use"] for gpu in part["figures"]["gpus"]] == ["", "process 1 uses it", ""]
-    assert "each record names one GPU" in [check["name"] for check in part["checks"]]
-    assert part["left_out"] == ["times and speed-up (a rehearsal judges none)"]
 
 
 @pytest.mark.extended

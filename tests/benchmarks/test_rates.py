@@ -15,8 +15,7 @@ from ampcompare.runs.analysis.inference.verdict import Margin, decide
 from benchmarks.rates import gates
 from benchmarks.rates.__main__ import STUDIES
 from benchmarks.rates.arrays import is_winner
-from benchmarks.rates.study import Row, Table, lines, run, study, write
-from benchmarks.results import varying
+from benchmarks.rates.study import Row, Table, lines, run, study, varying, write
 
 PAGES = Path(__file__).resolve().parents[2] / "docs" / "benchmarks"
 

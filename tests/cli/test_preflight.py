@@ -80,7 +80,7 @@ CERTAIN: dict[str, tuple[str, tuple[str, ...], tuple[str, ...], int, str]] = {
     "no arm": (
         script(setup="import torch.optim.adamw; torch.set_default_dtype(torch.float64)"),
         ("--arm", "bf16,O2", "--reference", "O2"), (), 2,
-        "apex:O2: train.py:14: the script holds its weights in float64",
+        "float64, which apex:O2 is not made for",
     ),
 }  # fmt: skip
 
