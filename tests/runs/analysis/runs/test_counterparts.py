@@ -63,16 +63,16 @@ def test_a_precision_that_was_not_asked_for_stands_in_the_row(make_record: MakeR
     """The row names what ran beside what was asked, and its library with the version; its twin is what ran."""
     comparison = _comparison(make_record, "fp32", "accelerate:fp16")
     row = _row(comparison, "accelerate:fp16")
-    assert (columns(comparison)["arm"](row), columns(comparison)["engine"](row)) == (
+    assert tuple(columns(comparison)[name].cell(row, comparison).text for name in ("arm", "engine")) == (
         "accelerate:fp16 (ran fp32)",
         "accelerate 1.15.0",
     )
-    assert verdict_columns(comparison)["arm"](row) == "accelerate:fp16 (ran fp32)"
+    assert verdict_columns(comparison)["arm"].cell(row, comparison).text == "accelerate:fp16 (ran fp32)"
     twin = _twin(comparison, "accelerate:fp16")
     assert (twin.twin, twin.same_bits) == ("fp32", False)
     assert str(twin.quality) == str(row.quality) == "equivalent (±0.5)"
     assert "the precision that it ran in: equivalent (±0.5), +0.00 pp, 5 seeds." in comparison.reading[-1]
-    assert columns(comparison)["arm"](_row(comparison, "fp32")) == "fp32"
+    assert columns(comparison)["arm"].cell(_row(comparison, "fp32"), comparison).text == "fp32"
 
 
 def test_a_twin_that_did_not_run_is_asked_for(make_record: MakeRecord) -> None:
