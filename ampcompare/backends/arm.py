@@ -199,6 +199,13 @@ class Arm:
         inner = Arm.parse(runs.arm).roles
         return None if inner is None else self.spec.wraps(inner)
 
+    @property
+    def twin(self) -> Arm | None:
+        """The arm of ampcompare's own with the roles of one that a library runs, or that packs activations."""
+        runs = self.effective("cuda")
+        twin = None if runs is None or runs.arm is None else Arm.parse(runs.arm)
+        return twin if twin is not None and twin.roles == self.roles else None
+
     def declares_the_same(self, other: Arm) -> bool:
         """Return whether another arm of the backend holds and computes every part of a step in the same types."""
 

@@ -175,7 +175,7 @@ def without_written(record: RunRecord, folder: Path, written: Sequence[Written])
 def with_code(record: RunRecord, folder: Path) -> RunRecord:
     """Return a record with the code that the processes of its cell have loaded."""
     loaded = read_loaded(folder)
-    return record.model_copy(update={"code": loaded.files, "packages": loaded.packages})
+    return record.model_copy(update={"code": loaded.files, "packages": {**record.packages, **loaded.packages}})
 
 
 def continue_steps(folder: Path, others: Sequence[Path], step: int) -> bool:

@@ -10,7 +10,6 @@ from ampcompare.base.formatting import printable
 from ampcompare.runs.analysis.answer.phrases import (
     Quality,
     count_of,
-    label_of,
     names_of,
     sentence_start,
     with_verb,
@@ -216,7 +215,7 @@ def use_sentence(row: ArmSummary, comparison: Comparison, quality: Quality) -> s
         gains.append(f"{shown_saving(row)} peak memory")
     if comparison.prefer == "memory":
         gains.reverse()
-    return f"Use {label_of(row)}: {', '.join([kept, *gains])}."
+    return f"Use {row.arm}: {', '.join([kept, *gains])}."
 
 
 def not_recommended(rows: Sequence[ArmSummary], reference: str, prefer: str, metric: Metric) -> Iterable[str]:
@@ -361,13 +360,13 @@ def _accuracy_sentences(comparison: Comparison, rows: Sequence[ArmSummary], qual
     for row in those("conditional on"):
         share, _, rest = row.accuracy_verdict.removeprefix("conditional on ").partition(" (")
         yield (
-            f"{label_of(row)} is {rest.removesuffix(')')} only on the {share} that both it and {reference} completed, "
+            f"{row.arm} is {rest.removesuffix(')')} only on the {share} that both it and {reference} completed, "
             "so it is not recommended."
         )
         said.add(row.arm)
     yield from _not_compared(those("not comparable"), everyone, said, reference)
     for row in those("not as declared"):
-        yield f"No verdict on {label_of(row)}: it is {row.accuracy_verdict}."
+        yield f"No verdict on {row.arm}: it is {row.accuracy_verdict}."
         said.add(row.arm)
     idle: dict[str, list[str]] = {}
     for row in those(LEARNED_NOTHING):
@@ -408,8 +407,7 @@ def _kept(
     """Return that these rows keep the accuracy, and which of them are identical."""
     tested = [row for row in rows if row.accuracy_verdict != IDENTICAL]
     what = f"{comparison.reference}'s {quality.name}{_on_these_samples(tested, comparison)}"
-    by_name = any(row.ran is not None for row in rows)  # which "all five arms" would hide
-    verb = with_verb([label_of(row) for row in rows], () if by_name else everyone, "keeps", "keep", said=said)
+    verb = with_verb([row.arm for row in rows], everyone, "keeps", "keep", said=said)
     sides = "within ±" if all(row.accuracy_verdict.startswith("equivalent") for row in tested) else "margin "
     same = [row.arm for row in rows if row not in tested]
     identical = f"; {with_verb(same, (), 'is', 'are')} identical to the last bit" if same else ""
@@ -438,7 +436,7 @@ def _differences(rows: Sequence[ArmSummary], quality: Quality) -> str:
 def _different(
     word: str, rows: Sequence[ArmSummary], everyone: Sequence[str], comparison: Comparison, quality: Quality
 ) -> str:
-    parts = [f"{label_of(row)} ({_with_interval(row, quality)})" for row in rows]
+    parts = [f"{row.arm} ({_with_interval(row, quality)})" for row in rows]
     name = quality.name if quality.name != "accuracy" else "accurate"
     how = f"{'more' if word == 'better' else 'less'} {name} than" if name == "accurate" else f"{word} in {name} than"
     verb = "is" if len(rows) == 1 else "are"
@@ -541,10 +539,10 @@ def _speed_sentences(comparison: Comparison, rows: Sequence[ArmSummary]) -> Iter
     if len(known) == 1:
         (row,) = known
         doubt = ", inconclusive" if _is_open(row) else ""
-        yield f"{label_of(row)} takes {_step_time_of(row)} the step time of {comparison.reference}{where}{doubt}."
+        yield f"{row.arm} takes {_step_time_of(row)} the step time of {comparison.reference}{where}{doubt}."
     elif known:
         known.sort(key=lambda row: row.time_ratio or 0.0)
-        parts = [f"{label_of(row)} {_marked(row)}" for row in known[:MAX_NAMED]]
+        parts = [f"{row.arm} {_marked(row)}" for row in known[:MAX_NAMED]]
         more = f" and {len(known) - MAX_NAMED} more" if len(known) > MAX_NAMED else ""
         yield f"Step time relative to {comparison.reference}{where}: {', '.join(parts)}{more}."
     unknown = _unknown([row for row in rows if row not in known], _emulated_by(comparison))
@@ -623,7 +621,7 @@ def _memory_sentence(comparison: Comparison, rows: Sequence[ArmSummary]) -> str:
     if _on_device(comparison) and comparison.records:
         return ""
     apart = sorted((row for row in rows if abs(_memory_saving(row)) >= _MIN_SAVING), key=_memory_saving, reverse=True)
-    parts = [f"{label_of(row)} {shown_saving(row)}" for row in apart[:MAX_NAMED]]
+    parts = [f"{row.arm} {shown_saving(row)}" for row in apart[:MAX_NAMED]]
     more = f" and {len(apart) - MAX_NAMED} more" if len(apart) > MAX_NAMED else ""
     return f"Peak memory: {', '.join(parts)} than {comparison.reference}{more}." if parts else ""
 
