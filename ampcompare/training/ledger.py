@@ -105,11 +105,12 @@ class StepLook:
             hook.remove()
         for name in self._seen.forward - self._forward_before:
             self._seen.looks[name].append(self.steps[-1])
-        weights = list(self._parameters())
+        weights = [weight for weight in self._parameters() if weight.is_floating_point()]
+        trained: set[int] = set()
         for optimizer in map(_bare, optimizers):
-            self._note_held(optimizer, [weight for weight in weights if weight.requires_grad])
+            trained |= self._note_held(optimizer, [weight for weight in weights if weight.requires_grad])
             self._note_update(optimizer)
-        _count(self._seen.frozen, [w for w in weights if not w.requires_grad and w.is_floating_point()])
+        _count(self._seen.frozen, [weight for weight in weights if id(weight) not in trained])
         self._before, self._stepped = {}, {}
 
     def _stepping(self, optimizer: Optimizer, *_: Any) -> None:
@@ -149,24 +150,30 @@ class StepLook:
             self._order.append(optimizer)
         return place
 
-    def _note_held(self, optimizer: Optimizer, weights: Sequence[Tensor]) -> None:
-        own = set(map(id, weights))
+    def _note_held(self, optimizer: Optimizer, weights: Sequence[Tensor]) -> set[int]:
+        """Note the types of what an optimizer holds, and return the weights of models that it trains, as their ids."""
+        own, trained = set(map(id, weights)), set[int]()
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}
         free = [weight for weight in weights if id(weight) not in held]
         for number, group in enumerate(optimizer.param_groups):
             counts = self._group(optimizer, number)
             for param in group["params"]:
+                if not param.requires_grad and param.grad is None:  # it is frozen
+                    continue
                 weight = param
                 if own and id(param) not in own:  # a master: its weight is the next one of its shape
                     at = next((at for at, other in enumerate(free) if other.shape == param.shape), None)
                     _count(counts["masters"], [param])
                     weight = param if at is None else free.pop(at)
+                    trained |= own if at is None else set()  # a flat one, of any of them
+                trained.add(id(weight))
                 _count(counts["weights"], [weight])
                 state = optimizer.state.get(param, {})
                 self._seen.has_compensation |= COMPENSATION in state
                 _count(counts["state"], [one for name, one in _entries(state) if _is_state(name, one, param)])
             key = (self._place(optimizer), number)
             self._seen.parameters[key] = sum(param.numel() for param in group["params"])
+        return trained
 
     def _note_update(self, optimizer: Optimizer) -> None:
         """Count, unread, which elements of the sample have a gradient, which of them stayed, and which were not rounded

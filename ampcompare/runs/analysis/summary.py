@@ -33,7 +33,7 @@ from ampcompare.runs.analysis.inference.effect import MIN_PAIRS, wilson
 from ampcompare.runs.analysis.inference.looks import Design
 from ampcompare.runs.analysis.inference.verdict import NOTHING, Evidence, Verdict, verdicts_on
 from ampcompare.runs.analysis.runs.comparability import circumstances, foreign_steps, memory_reason, script_sentences
-from ampcompare.runs.analysis.runs.declared import not_as_declared, why_not_as_declared
+from ampcompare.runs.analysis.runs.declared import not_as_declared, options_without_effect, why_not_as_declared
 from ampcompare.runs.analysis.runs.pairs import (
     Pair,
     conditional,
@@ -120,6 +120,7 @@ def summarize(
                 *details(comparison),
                 *sample_sentences(rows, margin.points, metric, samples_noun(records)),
                 *(_twin_sentence(twin, metric) for twin in twins),
+                *_without_effect(by_arm),
                 *script_sentences(records, reference),
                 *circumstances(records, reference),
                 *filter(None, [rounds_sentence(records)]),
@@ -414,6 +415,18 @@ def _twins(
             )
         )
     return results
+
+
+def _without_effect(by_arm: Mapping[str, Sequence[RunRecord]]) -> list[str]:
+    """Return a line for each option of an arm that had no effect in one of its runs."""
+    found = {
+        f"{label}: {text}.": None
+        for label, records in by_arm.items()
+        for record in records
+        if record.ledger is not None
+        for text in options_without_effect(record.config.parsed_arm, record.ledger)
+    }
+    return list(found)
 
 
 def _twin_sentence(twin: Twin, metric: Metric) -> str:

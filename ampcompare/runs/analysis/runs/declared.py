@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
+from ampcompare.backends.arm import Arm
 from ampcompare.backends.roles import BATCH_NORM, LossScale, Roles
 from ampcompare.runs.records.ledger import Ledger
 from ampcompare.runs.records.run import RunRecord
 
-__all__ = ["Role", "not_as_declared", "observed_text", "roles_next_to", "why_not_as_declared"]
+__all__ = [
+    "Role",
+    "not_as_declared",
+    "observed_text",
+    "options_without_effect",
+    "roles_next_to",
+    "why_not_as_declared",
+]
 
 FLOATS = ("fp16", "bf16", "fp32")
 HALF = ("fp16", "bf16")
@@ -19,6 +27,12 @@ PARTS = (
     *("state", "rounding", "loss scale", "update lost"),
 )
 PLURAL = PARTS[:6]
+# Parts that a training may lack, the field of `Roles` that declares each, and why it may be.
+ABSENT = {
+    "masters": ("masters", "every weight is fp32"),
+    "accumulated gradients": ("gradients", ""),
+    "state": ("state", ""),
+}
 
 
 @dataclass(frozen=True)
@@ -64,6 +78,28 @@ def why_not_as_declared(records: Iterable[RunRecord]) -> str:
     return ""
 
 
+def options_without_effect(arm: Arm, ledger: Ledger) -> list[str]:
+    """Return a sentence for each option that declares only what a training does not have, such as a state."""
+    roles = arm.roles
+    if roles is None or not ledger.groups:
+        return []
+    found = {role.name: role for role in roles_next_to(roles, ledger)}
+    absent = {
+        field: found[name].remark or why
+        for name, (field, why) in ABSENT.items()
+        if found[name].observed in ("", "none") and not found[name].differs
+    }
+    sentences = []
+    for name, word in arm.words.items():
+        bare = arm.without(name)
+        if bare is None or bare.roles is None:
+            continue
+        changed = [one.name for one in fields(Roles) if getattr(roles, one.name) != getattr(bare.roles, one.name)]
+        if changed and set(changed) <= absent.keys():
+            sentences.append(f"{word} has no effect on this training: {' and '.join(absent[one] for one in changed)}")
+    return sentences
+
+
 def not_as_declared(records: Iterable[RunRecord]) -> str:
     """Return the verdict on an arm that did not run as it declares; "" if it did."""
     why = why_not_as_declared(records)
@@ -87,9 +123,9 @@ def roles_next_to(roles: Roles | None, ledger: Ledger) -> list[Role]:
         "masters": (roles.masters or "none", _has(ledger.of_groups("masters")) == has_masters or not held),
         "forward products": (
             roles.operands,
-            _computes(roles, ledger.forward, ledger.emulated) and not _steps_without(roles, ledger),
+            _computes(roles, ledger.forward, ledger) and not _steps_without(roles, ledger),
         ),
-        "backward products": (roles.operands, _computes(roles, ledger.backward, ledger.emulated)),
+        "backward products": (roles.operands, _computes(roles, ledger.backward, ledger)),
         "gradients": (roles.step, _fits(roles.step, ledger.of_groups("gradients"), kept)),
         "accumulated gradients": (roles.gradients, _fits(roles.gradients, ledger.accumulated, kept)),
         "reduction": (roles.reduction, _fits(roles.reduction, ledger.reduced, kept)),
@@ -121,7 +157,8 @@ def _observed(ledger: Ledger) -> list[tuple[str, str, str]]:
     one_rank = "" if ledger.reduced else "one process, or none was seen"
     emulated = f"{ledger.emulated} emulated" if ledger.emulated else ""
     others = "; ".join(f"{name}: {', '.join(found)}" for name, found in ledger.elsewhere.items())
-    products = ", ".join(filter(None, [by.get("products"), emulated, others]))
+    frozen = f"frozen weights are {observed_text(ledger.frozen)}" if set(HALF) & ledger.frozen.keys() else ""
+    products = ", ".join(filter(None, [by.get("products"), emulated, others, frozen]))
     return [
         ("weights", observed_text(ledger.of_groups("weights")), by.get("weights", "")),
         ("masters", observed_text(ledger.of_groups("masters")), by.get("masters", "")),
@@ -162,16 +199,20 @@ def _fits(declared: str, types: Mapping[str, float], kept: Collection[str]) -> b
     return not found or (found <= {declared, *kept} and (declared in found or bool(kept)))
 
 
-def _computes(roles: Roles, types: Mapping[str, float], emulated: str) -> bool:
-    """Return whether products ran in the declared type; sensitive or kept parts may run in a wider one."""
+def _computes(roles: Roles, types: Mapping[str, float], ledger: Ledger) -> bool:
+    """Return whether products ran in the declared type.
+
+    Sensitive or kept parts may run in a wider one, and frozen weights, which keep their type where an arm does not cast
+    them, in their own.
+    """
     found = {name for name in types if name in (*FLOATS, "fp8")}
     if not found or roles.operands == "tf32":  # a switch of the device
         return True
     if roles.operands == "fp8":
-        return "fp8" in found or emulated == "fp8"  # an emulation multiplies in fp32
+        return "fp8" in found or ledger.emulated == "fp8"  # an emulation multiplies in fp32
     if roles.operands == "fp32":
-        return found == {"fp32"}
-    return found <= {roles.operands, "fp32"} and (roles.operands in found or _may_keep_all(roles))
+        return found <= {"fp32", *ledger.frozen}
+    return found <= {roles.operands, "fp32", *ledger.frozen} and (roles.operands in found or _may_keep_all(roles))
 
 
 def _may_keep_all(roles: Roles) -> bool:
