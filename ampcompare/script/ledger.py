@@ -50,8 +50,8 @@ class ScriptLedger:
         self._count = self._applied = self._passes = self._depth = 0
         self._scale: Any = None
         self._compiles = False
-        self._begins, self._is_first = False, True
-        self._spent = self._begun_at = self._since = 0.0
+        self._follows, self._begins, self._is_stepped, self._is_first = False, False, False, True
+        self._spent = self._begun_at = self._stepped_at = self._since = 0.0
 
     def install(self) -> None:
         """Look from now on."""
@@ -73,6 +73,7 @@ class ScriptLedger:
             subscriptions.end()
 
     def _follow_passes(self) -> None:
+        self._follows = True
         self._passes_of_step = Subscriptions(Layer.WATCH)
         self._passes_of_step.wrap(*Points.FORWARD, self._forward)
         self._passes_of_step.wrap(*Points.BACKWARD, self._backward)
@@ -129,6 +130,10 @@ class ScriptLedger:
             return original(module, *args, **kwargs)
         if all(module is not reference() for reference in self._models) and next(module.parameters(), None) is not None:
             self._models.append(weakref.ref(module))
+        if self._is_stepped:
+            self._finish_look()
+        if not self._follows:
+            return original(module, *args, **kwargs)
         self._begin()
         return self._seen(original, module, *args, **kwargs)
 
@@ -169,24 +174,24 @@ class ScriptLedger:
         self._count += 1
         self._passes = 0
         self._applied += bool(row["applied"])  # one that is not known yet counts as applied
-        if self._begins:
-            self._finish_look()
-            count = max(1, len(self._rows.optimizers))
-            if self._is_first and self._applied < DETAILED * count and self._count < MAX_DETAILED * count:
-                return
-            now = time.perf_counter()
-            if self._is_first:
-                self._is_first, self._since = False, now
-                self._setters.end()
-            else:
-                self._spent += now - self._begun_at
-            self._passes_of_step.end()
+        if self._begins:  # until the next forward pass, as another optimizer may step
+            self._is_stepped, self._stepped_at = True, time.perf_counter()
         elif self._count % EVERY == 0 and self._spent <= MAX_SHARE * (time.perf_counter() - self._since):
             self._follow_passes()
 
     def _finish_look(self) -> None:
-        self._begins = False
+        self._begins = self._is_stepped = False
         self._look.end(self._live())
+        count = max(1, len(self._rows.optimizers))
+        if self._is_first and self._applied < DETAILED * count and self._count < MAX_DETAILED * count:
+            return
+        if self._is_first:
+            self._is_first, self._since = False, self._stepped_at
+            self._setters.end()
+        else:
+            self._spent += self._stepped_at - self._begun_at
+        self._follows = False
+        self._passes_of_step.end()
 
     def result(self) -> Ledger:
         """Return what was seen so far."""

@@ -41,6 +41,7 @@ class _Seen:
     names: dict[tuple[int, int], str] = field(default_factory=dict)
     parameters: dict[tuple[int, int], int] = field(default_factory=dict)
     frozen: Counter[str] = field(default_factory=Counter)
+    stepped: set[int] = field(default_factory=set)  # ids of what has had a gradient in a step
     accumulated: Counter[str] = field(default_factory=Counter)
     forward: Counter[str] = field(default_factory=Counter)
     backward: Counter[str] = field(default_factory=Counter)
@@ -66,7 +67,7 @@ class StepLook:
         self._seen = _Seen()
         self._order: list[Optimizer] = []  # in which they were seen
         self._before: dict[int, list[Tensor]] = {}
-        self._stepped: dict[int, list[tuple[Tensor, Tensor, Tensor | None]]] = {}
+        self._stepped: dict[int, list[tuple[Tensor, Tensor | None, Tensor | None]]] = {}
         self._operations = _Products(self._seen)
         self._hooks: list[Any] = []
         self._forward_before: Counter[str] = Counter()
@@ -116,19 +117,25 @@ class StepLook:
     def _stepping(self, optimizer: Optimizer, *_: Any) -> None:
         """Note the gradients that an optimizer gets."""
         self._operations.is_idle = True
-        grads = self._note_gradients(optimizer)
+        self._follow_update(optimizer, self._note_gradients(optimizer))
+
+    def _follow_update(self, optimizer: Optimizer, grads: Sequence[Tensor], *, is_over: bool = False) -> None:
+        """Keep what shows which elements of a sample a step moves, or has moved if it is over."""
         if not (self._is_detailed and grads):
             return
         largest = torch.stack([norm.float() for norm in torch._foreach_norm([*map(local, grads)], math.inf)])
         is_good = largest.isfinite().all()  # else the step is skipped, here or on the device
         params = [param for group in optimizer.param_groups for param in group["params"]]
-        self._stepped[id(optimizer)] = [(p.detach(), _sample(p).clone(), _moves(p.grad, is_good)) for p in params]
+        self._stepped[id(optimizer)] = [
+            (p.detach(), None if is_over else _sample(p).clone(), _moves(p.grad, is_good)) for p in params
+        ]
 
     def _note_gradients(self, optimizer: Optimizer) -> list[Tensor]:
         """Note the types of gradients, and return those that are dense."""
         grads = []
         for number, group in enumerate(optimizer.param_groups):
             own = [param.grad for param in group["params"] if param.grad is not None]
+            self._seen.stepped.update(id(param) for param in group["params"] if param.grad is not None)
             _count(self._group(optimizer, number)["gradients"], own)
             grads += [grad for grad in own if not grad.is_sparse and grad.numel()]
         return grads
@@ -136,7 +143,8 @@ class StepLook:
     def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
         self._operations.is_idle = False
         if not any(self._group(optimizer, n)["gradients"] for n in range(len(optimizer.param_groups))):
-            self._note_gradients(optimizer)  # a closure has computed them in the step
+            grads = self._note_gradients(optimizer)  # a closure has computed them in the step
+            self._follow_update(optimizer, grads, is_over=True)
 
     def _group(self, optimizer: Optimizer, number: int) -> dict[str, Counter[str]]:
         key = (self._place(optimizer), number)
@@ -158,7 +166,7 @@ class StepLook:
         for number, group in enumerate(optimizer.param_groups):
             counts = self._group(optimizer, number)
             for param in group["params"]:
-                if not param.requires_grad and param.grad is None:  # it is frozen
+                if not param.requires_grad and id(param) not in self._seen.stepped:  # it is frozen
                     continue
                 weight = param
                 if own and id(param) not in own:  # a master: its weight is the next one of its shape
@@ -182,9 +190,9 @@ class StepLook:
         held = [param for group in optimizer.param_groups for param in group["params"]] if stepped else []
         for old, (copy, given, moves), new in zip(self._before.get(id(optimizer), []), stepped, held, strict=False):
             now = _sample(new)
-            if moves is None or moves.shape != old.shape:
-                continue
             before = old if old.dtype is now.dtype else given  # masters that were made in this step
+            if before is None or moves is None or moves.shape != old.shape:
+                continue
             stayed = (before == now).logical_and_(moves)
             apart = torch.zeros_like(stayed)
             if copy.dtype is not now.dtype:

@@ -106,6 +106,11 @@ def _make_fit(backend: str, options: dict[str, Any]) -> None:
     if {"min_loss_scale", "max_loss_scale"} <= options.keys():
         low, high = sorted(float(options[name]) for name in ("min_loss_scale", "max_loss_scale"))
         options["min_loss_scale"], options["max_loss_scale"] = low, high
+    if not options.keys().isdisjoint({"min_loss_scale", "max_loss_scale"}):
+        options["loss_scale"] = "dynamic"  # of which these are options
+    if options.get("opt_level", "O1") in ("O0", "O1", "O4"):
+        for name in ("master_weights", "keep_batchnorm_fp32"):
+            options.pop(name, None)
     if backend == "native":
         if options.get("weights") == "bf16":
             options["dtype"] = "bf16"

@@ -152,6 +152,27 @@ def test_what_no_optimizer_trains_is_frozen(run: Run) -> None:
         )
 
 
+def test_each_of_several_optimizers_is_seen(run: Run) -> None:
+    """They step one after another after one pass."""
+    text = """
+optimizers = [torch.optim.SGD([param], lr=0.05, momentum=0.9) for param in model.parameters()]
+for step in range(4):
+    model.zero_grad()
+    model(x).square().mean().backward()
+    for optimizer in optimizers:
+        optimizer.step()
+"""
+    ledger = run(text)[0]
+    assert [group.gradients for group in ledger.groups] == [{"fp32": 1.0}] * 6
+
+
+def test_updates_by_a_closure_are_followed(run: Run) -> None:
+    """In 16 bits most of so small ones are lost."""
+    closure = CLOSURE.replace("lr=0.05", "lr=1e-5")
+    assert run("model.bfloat16()\nx = x.bfloat16()\n" + closure)[0].lost > 0.5
+    assert run(closure.replace("1e-5", "0.05"))[0].lost < 0.5
+
+
 def test_gradients_that_were_stepped_are_not_accumulated(run: Run) -> None:
     """Of a model that the loss of another one goes through, whose steps are known late under a loss scale."""
     text = """

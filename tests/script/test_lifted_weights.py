@@ -120,7 +120,7 @@ def test_gradients_may_have_a_type_of_their_own(behind: Any) -> None:
     assert model.weight.grad.dtype is torch.float32
 
 
-@pytest.mark.parametrize("arm", ["half:bf16,masters=fp32", "native:bf16,weights=bf16"])
+@pytest.mark.parametrize("arm", ["half:bf16", "native:bf16,weights=bf16"])
 def test_an_arm_decides_in_which_type_gradients_are_accumulated(behind: Any, arm: str) -> None:
     behind(arm)
     model = nn.Linear(6, 3).bfloat16()
