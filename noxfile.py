@@ -16,8 +16,10 @@ PAIRS = {
     "newest": ("3.14", "2.13.0", "0.28.0"),
 }
 SMOKE = "tests/cli/test_every_command.py"
+GIGABYTES = 6  # of an environment, with the CUDA libraries of torch
 
 nox.options.reuse_venv = "yes"
+nox.options.default_venv_backend = "virtualenv"  # a `uv` on the path would not read the settings of pip
 
 
 def interpreter(version: str) -> str:
@@ -36,6 +38,9 @@ def make_session(name: str) -> None:
 
     @nox.session(name=name, python=interpreter(python))
     def test(session: nox.Session) -> None:
+        free = shutil.disk_usage(".").free / 1e9
+        if free < GIGABYTES and not glob.glob(f"{session.virtualenv.location}/lib/python*/site-packages/torch"):
+            session.error(f"{free:.1f} GB are free here, and an environment takes {GIGABYTES} GB: free some space")
         session.install("-e", ".[html,test]", *pins)
         session.env.update(OMP_NUM_THREADS="1", PYTHONDONTWRITEBYTECODE="1")
         pytest = ["python", "-m", "pytest", "-n", "2", "-q", "-p", "no:cacheprovider"]

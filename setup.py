@@ -33,6 +33,7 @@ EXTRAS = {
         "nox>=2024.4.15",
         "pytest>=8,<9.2",  # with 9.2.0, pytest-xdist 3.8 takes the groups of tests apart
         "pytest-rerunfailures>=15",
+        "pytest-timeout>=2.3",
         "pytest-xdist>=3.5",
     ],
     "dev": [
@@ -87,7 +88,7 @@ setup(
         "pydantic>=2.7",
         "psutil>=5.9",
         "rich>=13",
-        "filelock>=3.12",
+        "filelock>=3.13",
         "safetensors>=0.4",
         "xxhash>=3",
     ],

@@ -9,22 +9,14 @@ blocks of steps, in random order, on the CPU clock of the process with one threa
 
 from __future__ import annotations
 
-import json
-import os
-import random
 import statistics
-import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 import click
 import torch
-from tabulate import tabulate
+from harness import make_table, ratios, take_turns, write_results
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional as F
@@ -77,11 +69,12 @@ class Trainee:
         with self.precision.autocast():
             return F.cross_entropy(self.model(self.x).float(), self.y)
 
-    def step(self) -> None:
-        """Make one update."""
-        self.precision.backward(self.forward(), [self.optimizer])
-        self.precision.step(self.optimizer)
-        self.optimizer.zero_grad()
+    def steps(self) -> None:
+        """Make a block of updates."""
+        for _ in range(BLOCK):
+            self.precision.backward(self.forward(), [self.optimizer])
+            self.precision.step(self.optimizer)
+            self.optimizer.zero_grad()
 
     def held_bytes(self) -> int:
         """Return the bytes that are saved when a forward pass ends."""
@@ -116,20 +109,12 @@ def measure(network: str, rounds: int) -> list[dict[str, Any]]:
     """Return bytes and time ratios of every arm on one network."""
     trainees = {arm: Trainee(arm, network) for arm in ARMS}
     held = {arm: trainee.held_bytes() for arm, trainee in trainees.items()}
-    for trainee in trainees.values():
-        trainee.step()
-    seconds: dict[str, list[float]] = {arm: [] for arm in ARMS}
-    order, shuffler = list(ARMS), random.Random(0)
-    for _ in range(rounds):
-        shuffler.shuffle(order)
-        for arm in order:
-            begin = time.process_time()
-            for _ in range(BLOCK):
-                trainees[arm].step()
-            seconds[arm].append((time.process_time() - begin) / BLOCK)
+    blocks = {arm: trainee.steps for arm, trainee in trainees.items()}
+    take_turns(blocks, 1)
+    seconds = take_turns(blocks, rounds, steps=BLOCK)
     rows = []
     for arm in ARMS:
-        ratios = sorted(here / there for here, there in zip(seconds[arm], seconds["fp32"], strict=True))
+        low, middle, high = statistics.quantiles(ratios(seconds, arm, "fp32"), n=4)
         rows.append(
             {
                 "network": network,
@@ -137,9 +122,9 @@ def measure(network: str, rounds: int) -> list[dict[str, Any]]:
                 "held_bytes": held[arm],
                 "smaller": held["fp32"] / held[arm],
                 "seconds": statistics.median(seconds[arm]),
-                "ratio": statistics.median(ratios),
-                "ratio_low": ratios[len(ratios) // 4],
-                "ratio_high": ratios[-1 - len(ratios) // 4],
+                "ratio": middle,
+                "ratio_low": low,
+                "ratio_high": high,
             }
         )
     return rows
@@ -149,7 +134,7 @@ def train(epochs: int, seeds: int) -> dict[str, dict[str, float]]:
     """Return mean and standard deviation of the top-1 that each arm reaches on the digits, and its verdict."""
     comparison = compare(list(ARMS), seeds=range(seeds), recipe=Recipe(epochs=epochs))
     return {
-        row.arm: {"top1": row.metric_mean, "sd": row.metric_sd, "verdict": row.accuracy_verdict}  # type: ignore[dict-item]
+        row.arm: {"top1": row.metric_mean, "sd": row.metric_sd, "verdict": str(row.quality)}  # type: ignore[dict-item]
         for row in comparison.arms
     }
 
@@ -176,20 +161,18 @@ def main(rounds: int, epochs: int, seeds: int, out: Path | None) -> None:
     ]
     headers = ["network", "arm", "saved MB", "times less", "ms a step", "time / fp32 (quartiles)"]
     machine = f"torch {torch.__version__}, one thread, {torch.backends.cpu.get_cpu_capability()}, {rounds} rounds"
-    text = f"{machine}\n\n{tabulate(table, headers, tablefmt='github', disable_numparse=True)}\n"
+    text = f"{make_table(table, headers)}"
     if reached:
         lines = [
             [arm, f"{100 * its['top1']:.2f}", f"{100 * (its['sd'] or 0):.2f}", its["verdict"] or "the reference"]
             for arm, its in reached.items()
         ]
-        text += f"\nTop-1 on the digits after {epochs} epochs, {seeds} seeds:\n\n"
-        text += tabulate(lines, ["arm", "top-1 %", "sd", "accuracy"], tablefmt="github", disable_numparse=True) + "\n"
+        text += f"\n\nTop-1 on the digits after {epochs} epochs, {seeds} seeds:\n\n"
+        text += make_table(lines, ["arm", "top-1 %", "sd", "accuracy"])
     click.echo(text)
     if out is not None:
-        data = {"machine": machine, "rows": rows, "epochs": epochs, "seeds": seeds, "reached": reached}
-        out.with_suffix(".json").write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
-        page = f"# Packed activations\n\n```\n{(__doc__ or '').strip()}\n```\n\n{text}"
-        out.with_suffix(".md").write_text(page, encoding="utf-8")
+        data = {"rows": rows, "epochs": epochs, "seeds": seeds, "reached": reached}
+        write_results(out, "Packed activations", __doc__, machine, text, data)
 
 
 if __name__ == "__main__":

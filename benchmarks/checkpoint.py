@@ -16,20 +16,15 @@ from __future__ import annotations
 import os
 import random
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 import click
 import torch
-from results import write_results
-from tabulate import tabulate
+from harness import Seconds, load, make_table, ratios, write_results
 from torch import nn
 
 from ampcompare.tasks.models import build_model
@@ -91,9 +86,6 @@ def ways(state: dict[str, Any], folder: Path) -> dict[str, Callable[[], Any]]:
         "torch.load": lambda: torch.load(bare, weights_only=True),
         "read_checkpoint": lambda: read_checkpoint(ours),
     }
-
-
-Seconds = dict[str, list[float]]
 
 
 def measure(state: dict[str, Any], folder: Path, rounds: int) -> tuple[Seconds, Seconds]:
@@ -173,25 +165,17 @@ def main(rounds: int, folder: str | None, out: str | None) -> None:
         kind["write_checkpoint over an unsynced save"] = kind["write_checkpoint"]
     rows = []
     for row, (base, goal) in ROWS.items():
-        ratio, spread = shown([a / b for a, b in zip(seconds[row], seconds[base], strict=True)])
-        ratio_busy, _ = shown([a / b for a, b in zip(busy[row], busy[base], strict=True)])
+        ratio, spread = shown(ratios(seconds, row, base))
+        ratio_busy, _ = shown(ratios(busy, row, base))
         middle, middle_busy = (f"{1000 * statistics.median(kind[row]):.0f}" for kind in (seconds, busy))
         rows.append([row, middle, base, ratio, spread, "" if goal is None else f"{goal:.1f}", middle_busy, ratio_busy])
-    table = tabulate(
-        rows,
-        headers=["way", "ms", "divided by", "ratio", "quartiles", "goal", "CPU ms", "CPU ratio"],
-        tablefmt="github",
-        disable_numparse=True,
-    )
+    table = make_table(rows, ["way", "ms", "divided by", "ratio", "quartiles", "goal", "CPU ms", "CPU ratio"])
     lost = []
     for way in ("synchronous", "in the background"):
         extra = [a - b for a, b in zip(loops[way], loops["without"], strict=True)]
         lost.append([way, f"{1000 * statistics.median(extra):.0f}", f"{1000 * min(extra):.0f}-{1000 * max(extra):.0f}"])
-    losses = tabulate(lost, headers=["save", "ms lost per save", "range"], tablefmt="github", disable_numparse=True)
-    facts = (
-        f"torch {torch.__version__}, one thread, {rounds} rounds, {size / 2**20:.0f} MiB, {os.cpu_count()} cores, load "
-        f"{os.getloadavg()[0]:.1f} at the end"
-    )
+    losses = make_table(lost, ["save", "ms lost per save", "range"])
+    facts = f"torch {torch.__version__}, one thread, {rounds} rounds, {size / 2**20:.0f} MiB, {load()}"
     click.echo(f"{facts}\n\n{table}\n\n{losses}")
     if out is not None:
         data = {"seconds": seconds, "cpu_seconds": busy, "loops": loops}

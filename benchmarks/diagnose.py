@@ -13,26 +13,18 @@ bare, with ranges, and with ranges and drift, in random order; a row is the medi
 from __future__ import annotations
 
 import json
-import os
 import platform
-import random
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-
 import click
 import torch
 from faults import NETWORKS, is_found, is_named, proposed
-from results import write_results
-from tabulate import tabulate
+from harness import make_table, median_ratio, take_turns, write_results
 from torch.nn import functional as F
 from workloads import WORKLOADS, sgd
 
@@ -93,36 +85,30 @@ def steps_of(arm: str, way: str, model_name: str) -> tuple[Callable[[], None], E
     return step, stack
 
 
-def timed(arm: str, way: str, model_name: str, steps: int) -> float:
-    """Return the seconds of CPU time of a step, after one step to warm up."""
-    step, stack = steps_of(arm, way, model_name)
-    with stack:
-        step()
-        begin = time.process_time()
-        for _ in range(steps):
-            step()
-        seconds = (time.process_time() - begin) / steps
-    _undo_patches()
-    return seconds
-
-
-def _undo_patches() -> None:
+def cost(rounds: int, steps: int) -> Iterator[dict[str, Any]]:
+    """Yield a row per arm and way on the medium model; each turn has a model of its own and a step to warm up."""
     from ampcompare.apex.amp._amp_state import _amp_state
 
-    _amp_state.close()
-
-
-def cost(rounds: int, steps: int) -> Iterator[dict[str, Any]]:
-    """Yield a row per arm and way on the medium model."""
-    shuffler = random.Random(0)
     for arm in ARMS:
-        seconds: dict[str, list[float]] = {way: [] for way in WAYS}
-        for _ in range(rounds):
-            for way in shuffler.sample(list(WAYS), len(WAYS)):
-                seconds[way].append(timed(arm, way, "medium", steps))
+        stack = ExitStack()
+        step: Callable[[], None] = print
+
+        def prepare(way: str, arm: str = arm) -> None:
+            nonlocal step, stack
+            stack.close()
+            _amp_state.close()
+            step, stack = steps_of(arm, way, "medium")
+            step()
+
+        def train() -> None:
+            for _ in range(steps):
+                step()  # noqa: B023 (called in this turn of the loop)
+
+        seconds = take_turns(dict.fromkeys(WAYS, train), rounds, steps=steps, before=prepare)
+        stack.close()
+        _amp_state.close()
         for way, goal in WAYS.items():
-            ratios = [one / bare for one, bare in zip(seconds[way], seconds["bare"], strict=True)]
-            ratio = statistics.median(ratios)
+            ratio = median_ratio(seconds, way, "bare")
             row = {"arm": arm, "way": way, "ms": 1e3 * statistics.median(seconds[way]), "ratio": ratio, "goal": goal}
             click.echo(f"{row}", err=True)
             yield row
@@ -139,11 +125,11 @@ def tables(found: list[dict[str, Any]], costs: list[dict[str, Any]]) -> str:
             for kind, rows in groups.items()
         ]
         parts.append("Right is the planted place as the only proposal, or no fault and no cure for a healthy network.")
-        parts.append(tabulate(shown, headers=["kind", "networks", "right", "in the first line"], tablefmt="github"))
+        parts.append(make_table(shown, ["kind", "networks", "right", "in the first line"]))
         columns = ("kind", "network", "arm", "planted", "proposed")
         wrong = [[row[name] for name in columns] for row in found if not row["right"]]
         parts.append("All that were not right; each network is in the JSON.")
-        parts.append(tabulate(wrong, headers=columns, tablefmt="github"))
+        parts.append(make_table(wrong, columns))
     if costs:
         arms = {row["arm"]: {one["way"]: one for one in costs if one["arm"] == row["arm"]} for row in costs}
         shown = [
@@ -152,7 +138,7 @@ def tables(found: list[dict[str, Any]], costs: list[dict[str, Any]]) -> str:
         ]
         ways = [way for way in dict.fromkeys(row["way"] for row in costs) if way != "bare"]
         parts.append("Cost of a step of the medium model, over the bare one:")
-        parts.append(tabulate(shown, headers=["arm", "bare ms", *ways], tablefmt="github", disable_numparse=True))
+        parts.append(make_table(shown, ["arm", "bare ms", *ways]))
     return "\n\n".join(parts)
 
 

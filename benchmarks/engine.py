@@ -18,7 +18,6 @@ from __future__ import annotations
 import itertools
 import json
 import multiprocessing
-import os
 import random
 import statistics
 import sys
@@ -30,17 +29,12 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-
 import click
 import torch
 from bare import LOOPS, Step, legacy
 from counts import count_calls, count_operations
 from genuine import load_amp
-from results import write_results
-from tabulate import tabulate
+from harness import make_table, write_results
 from torch import Tensor, nn
 from workloads import WORKLOADS
 
@@ -329,8 +323,7 @@ def _by_model(cells: dict[tuple[str, str, str], str], *, with_base: bool = True)
     lines = list(dict.fromkeys((row, base) for _, row, base in cells))
     heads = ["row", "divided by"] if with_base else ["row"]
     shown = [[*line[: len(heads)], *(cells.get((model, *line), "") for model in models)] for line in lines]
-    table: str = tabulate(shown, headers=[*heads, *models], tablefmt="github", disable_numparse=True)
-    return table
+    return make_table(shown, [*heads, *models])
 
 
 if __name__ == "__main__":

@@ -16,20 +16,15 @@ import mmap
 import os
 import random
 import signal
-import sys
 import tempfile
 import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 import click
 import torch
-from results import write_results
-from tabulate import tabulate
+from harness import load, make_table, write_results
 
 from ampcompare.base.tensors.tree import first_difference
 from ampcompare.experiment.launch.worker.cell import run_cell
@@ -89,14 +84,14 @@ def _slow_down(shared: mmap.mmap) -> None:
         time.sleep(RENAME_PAUSE)
         shared[PHASE] = PHASES.index("tidying") if saving else 0
 
-    def told_save(self: Saver, session: Any, **options: Any) -> None:
+    def noted_save(self: Saver, position: Any, state: Any, **options: Any) -> None:
         shared[PHASE] = PHASES.index("writing")
-        save(self, session, **options)
-        shared[STEP] = session.position.step
+        save(self, position, state, **options)
+        shared[STEP] = position.step
         shared[PHASE] = 0
 
     file._Writer.write, os.fsync, os.replace = slow_write, slow_sync, slow_rename  # type: ignore[method-assign]
-    Saver.save = told_save  # type: ignore[method-assign]
+    Saver.save = noted_save  # type: ignore[method-assign]
 
 
 def _forked(config: RunConfig, folder: Path, shared: mmap.mmap) -> int:
@@ -217,7 +212,7 @@ def main(runs: int, seed: int, out: str | None) -> None:
     left = [row["half_a_file_left"] for row in rows]
     headers = ["arm", "killed", *(f"while {phase}" for phase in PHASES), "lost or different"]
     text = (
-        f"{tabulate(table, headers=headers, tablefmt='github', disable_numparse=True)}\n\n"
+        f"{make_table(table, headers)}\n\n"
         f"{runs} runs killed, {runs - by_phase['training']} of them during a save, {sum(left)} of these with half a "
         f"file left behind. {sum(row['status'] == 'completed' for row in rows)} went on to the end: "
         f"{sum(row['resumed_at'] > 0 for row in rows)} from a checkpoint, and "
@@ -226,7 +221,7 @@ def main(runs: int, seed: int, out: str | None) -> None:
     )
     click.echo(text)
     if out is not None:
-        facts = f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} at the end, {seconds:.0f} s in all, seed {seed}"
+        facts = f"{load()}, {seconds:.0f} s in all, seed {seed}"
         data = {"lost": len(lost), "different": len(different), "runs": rows}
         write_results(out, "Runs killed and resumed", __doc__, facts, text, data)
     if lost or different:

@@ -13,25 +13,21 @@ undisturbed comparison.
 from __future__ import annotations
 
 import json
-import os
 import random
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 import click
 import psutil
-from killed import folders, records, start
-from results import write_results
-from tabulate import tabulate
+from harness import environment, load, make_table, write_results
 
-from ampcompare.runs.records.run import RunRecord
+from ampcompare.runs.records.comparison import read_comparison
+from ampcompare.runs.records.run import RunRecord, read_record
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
 TARGETS = ("command", "server", "cell")
@@ -46,12 +42,19 @@ WORDS = (
 
 
 def _start(folder: Path, seeds: int) -> subprocess.Popen[bytes]:
-    return start(folder, [*WORDS, "--seeds", f"0-{seeds - 1}"])
+    """Start the command in a folder, where it writes to `run`; what it prints is not kept."""
+    folder.mkdir(exist_ok=True)
+    command = [sys.executable, "-m", "ampcompare", *WORDS, "--seeds", f"0-{seeds - 1}", "-o", "run"]
+    quiet = subprocess.DEVNULL
+    return subprocess.Popen(command, cwd=folder, env=environment(), stdout=quiet, stderr=quiet)
 
 
 def _ended(folder: Path) -> dict[str, RunRecord]:
-    """Return the records of the cells that have ended, by cell."""
-    return {record.cell: record for record in records(folder) if record.status in ("completed", "diverged")}
+    """Return the records of the cells that have ended, by cell; half a file is an error."""
+    if (folder / "run" / "report.json").exists():
+        read_comparison(folder / "run" / "report.json")
+    records = [read_record(path) for path in folder.glob("run/cells/*/record.json")]
+    return {record.cell: record for record in records if record.status in ("completed", "diverged")}
 
 
 def _results(folder: Path) -> dict[str, Any]:
@@ -123,8 +126,7 @@ def _table(rows: list[dict[str, Any]]) -> str:
         ended = max(row["seconds"] for row in its)
         lines.append([hit, len(its), f"{min(after):.0f}-{max(after):.0f}", codes, f"{ended:.1f}"])
     headers = ["signal", "rounds", "after s", "exit codes", "s to the end, at most"]
-    text: str = tabulate(lines, headers=headers, tablefmt="github", disable_numparse=True)
-    return f"{text}\n\nEach round is in the JSON."
+    return f"{make_table(lines, headers)}\n\nEach round is in the JSON."
 
 
 def _family(command: psutil.Process) -> set[psutil.Process]:
@@ -143,7 +145,8 @@ def main(rounds: int, seed: int, out: str | None) -> None:
     moments, rows = random.Random(seed), []
     random.seed(seed)
     seeds = max(2, rounds // 3)
-    with folders() as (undisturbed, disturbed):
+    with tempfile.TemporaryDirectory() as name:
+        undisturbed, disturbed = Path(name, "undisturbed"), Path(name, "disturbed")
         begin = time.monotonic()
         process, first = _start(undisturbed, seeds), 0.0
         while process.poll() is None:
@@ -171,7 +174,7 @@ def main(rounds: int, seed: int, out: str | None) -> None:
     )
     click.echo(text)
     if out is not None:
-        facts = f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} at the end"
+        facts = load()
         data = {"cells": cells, "rounds": rows, "same": same, "exit_code": code}
         write_results(out, "A pool that is killed and continued", __doc__, facts, text, data)
     if not same or lost or left or errors:

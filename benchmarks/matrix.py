@@ -12,7 +12,6 @@ saves more imports than records cost. Processor time is shown next to it, as a b
 from __future__ import annotations
 
 import json
-import os
 import resource
 import subprocess
 import sys
@@ -21,17 +20,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 import click
-from results import write_results
-from tabulate import tabulate
+from harness import environment, load, make_table, write_results
 
 from ampcompare import Arm
 from ampcompare.experiment.plan import DEFAULT_ARMS
 
-ROOT = Path(__file__).resolve().parents[1]
 GOAL = 0.8
 BARE = """
 import sys
@@ -78,9 +72,8 @@ def _timed(work: Callable[[], None]) -> tuple[float, float]:
 
 
 def _call(*words: str) -> str:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
     command = [sys.executable, *words]
-    return subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout
+    return subprocess.run(command, check=True, capture_output=True, text=True, env=environment()).stdout
 
 
 def _matrix(folder: Path, seed: int) -> None:
@@ -121,13 +114,11 @@ def main(seeds: int, out: str | None) -> None:
     for place, kind in enumerate(("wall", "processor")):
         ours, theirs = sum(pair[place] for pair in matrix), sum(pair[place] for pair in bare)
         rows.append([kind, f"{ours:.1f}", f"{theirs:.1f}", f"{ours / theirs:.2f}", f"{GOAL:g}"])
-    table = tabulate(
-        rows, headers=["time", "matrix s", "bare scripts s", "ratio", "goal"], tablefmt="github", disable_numparse=True
-    )
+    table = make_table(rows, ["time", "matrix s", "bare scripts s", "ratio", "goal"])
     text = f"{table}\n\n{len(counts)} cells, {equal} of them with the same final count of right answers in both."
     click.echo(text)
     if out is not None:
-        facts = f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} at the end, one thread a run"
+        facts = f"{load()}, one thread a run"
         data = {"matrix": matrix, "bare": bare, "cells": len(counts), "equal": equal}
         write_results(out, "The matrix against bare scripts", __doc__, facts, text, data)
 

@@ -12,27 +12,14 @@ above the bare loop: of the seam, of the loop.
 from __future__ import annotations
 
 import itertools
-import json
-import os
-import random
 import statistics
-import subprocess
-import sys
-import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-
-import click
 import torch
 from bare import LOOPS
 from counts import count_calls, count_operations
-from results import write_results
-from tabulate import tabulate
+from harness import make_table, median_ratio, take_turns, turns_command
 from torch import Tensor, nn
 from torch.nn import functional as F
 from workloads import WORKLOADS, sgd
@@ -46,16 +33,7 @@ from ampcompare.training.precision.base import make_precision
 BLOCK = 20
 ROUNDS = {"tiny": 80, "deep": 40, "medium": 15}
 SLOW_ROUNDS = 2  # fp16 convolutions have no hardware on most CPUs
-GOALS = {
-    ("seam", "fp32"): 1.02,
-    ("seam", "native:fp16"): 1.03,
-    ("seam", "native:bf16"): 1.03,
-    ("seam", "half"): 1.05,
-    ("loop", "fp32"): 1.05,
-    ("loop", "native:fp16"): 1.05,
-    ("loop", "native:bf16"): 1.05,
-    ("loop", "half"): 1.05,
-}
+GOALS = {("seam", "fp32"): 1.02, ("seam", "native:fp16"): 1.03, ("seam", "native:bf16"): 1.03}  # elsewhere 1.05
 PARALLEL = make_parallel(ParallelConfig(), torch.device("cpu"))
 Block = Callable[[], None]
 
@@ -116,7 +94,6 @@ def loop_block(arm: str, model_name: str) -> Block:
 
 def measure(arm: str, model_name: str, seed: int) -> dict[str, Any]:
     """Time the four loops in this process; return the medians of the paired ratios, and exact counts."""
-    torch.set_num_threads(1)
     torch.manual_seed(0)
     blocks = {
         "bare": bare_block(arm, model_name),
@@ -125,86 +102,25 @@ def measure(arm: str, model_name: str, seed: int) -> dict[str, Any]:
         "loop": loop_block(arm, model_name),
     }
     slow = model_name == "medium" and arm in ("native:fp16", "half")
-    rounds = SLOW_ROUNDS if slow else ROUNDS[model_name]
     for block in blocks.values():
         for _ in range(1 if slow else 5):
             block()
-    shuffler = random.Random(seed)
-    ratios: dict[str, list[float]] = {name: [] for name in blocks}
-    bare_seconds = []
-    for _ in range(rounds):
-        order = list(blocks)
-        shuffler.shuffle(order)
-        seconds = {}
-        for name in order:
-            begin = time.process_time_ns()
-            blocks[name]()
-            seconds[name] = (time.process_time_ns() - begin) / BLOCK / 1e9
-        bare_seconds.append(seconds["bare"])
-        for name, value in seconds.items():
-            ratios[name].append(value / seconds["bare"])
+    seconds = take_turns(blocks, SLOW_ROUNDS if slow else ROUNDS[model_name], seed, steps=BLOCK)
     calls = {name: count_calls(block) / BLOCK for name, block in blocks.items()}
     operations = {name: count_operations(block) / BLOCK for name, block in blocks.items()}
+    others = [name for name in blocks if name != "bare"]
     return {
-        "bare_microseconds": statistics.median(bare_seconds) * 1e6,
-        "ratios": {name: statistics.median(values) for name, values in ratios.items() if name != "bare"},
-        "extra_calls": {name: calls[name] - calls["bare"] for name in calls if name != "bare"},
-        "extra_operations": {name: operations[name] - operations["bare"] for name in operations if name != "bare"},
+        "bare_microseconds": statistics.median(seconds["bare"]) * 1e6,
+        "ratios": {name: median_ratio(seconds, name, "bare") for name in others},
+        "extra_calls": {name: calls[name] - calls["bare"] for name in others},
+        "extra_operations": {name: operations[name] - operations["bare"] for name in others},
     }
-
-
-def in_fresh_process(script: str, arm: str, model_name: str, seed: int) -> dict[str, Any]:
-    """Return what `measure` of a benchmark's script says in a process of its own."""
-    command = [sys.executable, script, "--child", arm, "--models", model_name, "--seed", str(seed)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise click.ClickException(f"{arm} on {model_name} failed: {done.stderr.strip().splitlines()[-1]}")
-    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return result
-
-
-@click.command()
-@click.option("--processes", default=5, show_default=True, help="fresh processes per row")
-@click.option("--models", default="tiny,deep,medium", show_default=True)
-@click.option("--arms", default=",".join(LOOPS), show_default=True)
-@click.option("--out", default=None, help="write OUT.json and OUT.md")
-@click.option("--page", is_flag=True, help="only write OUT.md again, from OUT.json")
-@click.option("--child", default=None, hidden=True)
-@click.option("--seed", default=0, hidden=True)
-def main(processes: int, models: str, arms: str, out: str | None, page: bool, child: str | None, seed: int) -> None:
-    """Measure the host overhead of the seam and of the recorded loop."""
-    if page and out is not None:
-        stored = json.loads(Path(f"{out}.json").read_text(encoding="utf-8"))
-        write_results(out, "Host overhead", __doc__, stored["environment"], table(stored["rows"]))
-        return
-    if child is not None:
-        print(json.dumps(measure(child, models, seed)))
-        return
-    jobs = [(arm, name, number) for number in range(processes) for name in models.split(",") for arm in arms.split(",")]
-    random.Random(1).shuffle(jobs)
-    results: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for place, (arm, name, number) in enumerate(jobs, start=1):
-        results.setdefault((name, arm), []).append(in_fresh_process(__file__, arm, name, number))
-        click.echo(f"[{place}/{len(jobs)}] {arm} on {name}", err=True)
-    data = [
-        {"model": name, "arm": arm, "processes": results[name, arm]}
-        for name in models.split(",")
-        for arm in arms.split(",")
-    ]
-    click.echo(table(data))
-    if out is not None:
-        facts = (
-            f"torch {torch.__version__}, one thread, {torch.backends.cpu.get_cpu_capability()}, {processes} processes"
-        )
-        write_results(out, "Host overhead", __doc__, facts, table(data), {"rows": data})
 
 
 def table(data: list[dict[str, Any]]) -> str:
     """Return the table of the page."""
     headers = ["model", "arm", "bare us", "a/a", "seam", "loop", "calls", "ATen ops"]
-    rows = [_row(each["model"], each["arm"], each["processes"]) for each in data]
-    text: str = tabulate(rows, headers=headers, tablefmt="github", disable_numparse=True)
-    return text
+    return make_table([_row(row["model"], row["arm"], row["processes"]) for row in data], headers)
 
 
 def _row(name: str, arm: str, processes: list[dict[str, Any]]) -> list[str]:
@@ -212,7 +128,7 @@ def _row(name: str, arm: str, processes: list[dict[str, Any]]) -> list[str]:
     ratios, calls, operations = [], [], []
     for row in ("a/a", "seam", "loop"):
         medians = [process["ratios"][row] for process in processes]
-        goal = GOALS.get((row, arm)) if name == "tiny" else None
+        goal = GOALS.get((row, arm), 1.05) if name == "tiny" and row != "a/a" else None
         shown = f"{statistics.median(medians):.3f} ({min(medians):.3f}-{max(medians):.3f})"
         ratios.append(shown if goal is None else f"{shown}, goal {goal:.2f}")
         if row != "a/a":
@@ -222,4 +138,13 @@ def _row(name: str, arm: str, processes: list[dict[str, Any]]) -> list[str]:
 
 
 if __name__ == "__main__":
-    main()
+    turns_command(
+        __file__,
+        "Host overhead",
+        __doc__,
+        measure,
+        table,
+        models="tiny,deep,medium",
+        arms=",".join(LOOPS),
+        processes=5,
+    )()

@@ -13,24 +13,19 @@ from __future__ import annotations
 
 import os
 import platform
-import sys
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).resolve().parent), os.environ.get("PYTHONPATH", "")])
-
 import click
 import torch
+from harness import ROOT, write_results
 from planted_causes import HEALTHY, HELD_OUT_HEALTHY, HELD_OUT_PLANTED, PLANTED, Training
-from results import write_results
 from tabulate import tabulate
 
 import ampcompare
 from ampcompare.runs.records.profile import ArmProfile, Memory
 
+os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT / "benchmarks"), os.environ.get("PYTHONPATH", "")])
 KINDS = {
     "planted": PLANTED,
     "healthy": HEALTHY,
@@ -102,6 +97,8 @@ def main(only: str, note: str, out: Path | None) -> None:
             if only in training.name:
                 found.append(row_of(training))
                 click.echo(f"{found[-1]}")
+        if not found:
+            continue
         rows[kind] = found
         right = sum(row["right"] for row in found)
         parts.append(f"{kind}: {right} of {len(found)} right")

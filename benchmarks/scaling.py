@@ -13,7 +13,6 @@ that share cores slow each other down: read the cores and the load.
 from __future__ import annotations
 
 import json
-import os
 import random
 import statistics
 import sys
@@ -23,22 +22,17 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-
 import click
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from harness import load, write_results
 from tabulate import tabulate
 from torch import Tensor
 from torch.nn import functional as F
 from workloads import WORKLOADS, sgd
 
 from ampcompare.apex.amp import _amp_state
-from ampcompare.base.environment.ranks import DistributedEnv
-from ampcompare.experiment.launch.worker.rank import process_group
 from ampcompare.runs.settings.config import ParallelConfig
 from ampcompare.training.assemble import make_parallel
 from ampcompare.training.loop import update
@@ -88,19 +82,19 @@ def _seconds(model_name: str, arm: str, variant: str) -> tuple[list[float], int]
 def _measure(rank: int, ranks: int, arm: str, model_name: str, repeats: int, meeting: str, out: str) -> None:
     """Be one rank of all trainings of an arm; rank 0 writes the samples of a step and the seconds that it took."""
     torch.set_num_threads(1)
-    world = DistributedEnv(rank, ranks, rank, ranks, f"file://{meeting}", 0, "benchmark")
+    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=ranks)
     variants = [name for name in VARIANTS if name != "sync-bn" or model_name == "medium"]
     seconds: dict[str, list[list[float]]] = {name: [] for name in variants}
     samples, order = 0, random.Random(0)
-    with process_group(world, "gloo", "cpu"):
-        for _ in range(repeats):
-            for name in order.sample(variants, len(variants)):
-                dist.barrier()
-                if rank == 0 or name != "alone":
-                    took, samples = _seconds(model_name, arm, name)
-                    seconds[name].append(took)
-                _amp_state.close()  # one session serves one training
-                dist.barrier()
+    for _ in range(repeats):
+        for name in order.sample(variants, len(variants)):
+            dist.barrier()
+            if rank == 0 or name != "alone":
+                took, samples = _seconds(model_name, arm, name)
+                seconds[name].append(took)
+            _amp_state.close()  # one session serves one training
+            dist.barrier()
+    dist.destroy_process_group()
     if rank == 0:
         Path(out).write_text(json.dumps({"samples": samples, "seconds": seconds}))
 
@@ -155,15 +149,13 @@ def main(ranks: int, repeats: int, model_name: str, arms: tuple[str, ...], out: 
         print(f"{arm} done", file=sys.stderr)
     table = tabulate(rows, headers="keys", floatfmt=".3g", tablefmt="github")
     about = (
-        f"Model {model_name}, {ranks} ranks on {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} at the end, gloo, "
+        f"Model {model_name}, {ranks} ranks, {load()}, gloo, "
         f"torch {torch.__version__}, {repeats} repeats of {STEPS} steps. Goal of apex-ddp / ddp on the medium model: "
         f"at least {GOAL}."
     )
     print(f"{table}\n\n{about}")
     if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.with_suffix(".md").write_text(f"# Several ranks\n\n```\n{__doc__}```\n\n{about}\n\n{table}\n")
-        out.with_suffix(".json").write_text(json.dumps(rows, indent=1) + "\n")
+        write_results(out, "Several ranks", __doc__, about, table, {"rows": rows})
 
 
 if __name__ == "__main__":

@@ -15,28 +15,17 @@ about twenty calls of `id` in a step, on a busy machine.
 from __future__ import annotations
 
 import itertools
-import json
 import math
-import os
 import random
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-
-import click
 import torch
 from bare import LOOPS
-from overhead import in_fresh_process
-from results import write_results
-from tabulate import tabulate
+from harness import make_table, ratios, turns_command
 from torch.nn import functional as F
 from workloads import WORKLOADS, sgd
 
@@ -106,7 +95,6 @@ def measure(name: str, model_name: str, seed: int) -> dict[str, Any]:
     """
     arm = name.removeprefix("plain+")
     make_step = plain_step if arm != name else script_step
-    torch.set_num_threads(1)
     torch.manual_seed(seed)
     install()
     steps, shuffler = BLOCK[model_name], random.Random(seed)
@@ -126,10 +114,9 @@ def measure(name: str, model_name: str, seed: int) -> dict[str, Any]:
                 seconds[kind].append(seconds_per_step(make_step(model_name), steps, recorded[2]))
                 stand_in.end()
         recorder.close(0, None)
-    rounds = [dict(zip(seconds, values, strict=True)) for values in zip(*seconds.values(), strict=True)]
     return {
         "without_microseconds": statistics.median(seconds["without"]) * 1e6,
-        "ratios": {kind: [one[kind] / one["without"] for one in rounds] for kind in KINDS[1:]},
+        "ratios": {kind: ratios(seconds, kind, "without") for kind in KINDS[1:]},
     }
 
 
@@ -140,39 +127,28 @@ def interval_of_median(ordered: list[float]) -> tuple[float, float]:
     return ordered[max(first, 0)], ordered[min(last, len(ordered) - 1)]
 
 
-@click.command()
-@click.option("--processes", default=3, show_default=True, help="fresh processes per row")
-@click.option("--models", default="tiny,medium", show_default=True)
-@click.option("--arms", default="fp32,native:bf16", show_default=True, help="of those that have a loop by hand")
-@click.option("--out", default=None, help="write OUT.md and OUT.json")
-@click.option("--child", default=None, hidden=True)
-@click.option("--seed", default=0, hidden=True)
-def main(processes: int, models: str, arms: str, out: str | None, child: str | None, seed: int) -> None:
-    """Measure what the record of a script costs on the host."""
-    if child is not None:
-        print(json.dumps(measure(child, models, seed)))
-        return
-    rows, data = [], []
-    for name in models.split(","):
-        for arm in arms.split(","):
-            found = [in_fresh_process(__file__, arm, name, number) for number in range(processes)]
-            data.append({"model": name, "arm": arm, "processes": found})
-            base = statistics.median(one["without_microseconds"] for one in found)
-            for kind in KINDS[1:]:
-                ratios = sorted(ratio for one in found for ratio in one["ratios"][kind])
-                middle = statistics.median(ratios)
-                low, high = interval_of_median(ratios)
-                goal = f"{GOAL}" if (name, kind) == ("medium", "recorded") else ""
-                more = f"{(middle - 1) * base:+.0f}"
-                rows.append([name, arm, kind, f"{base:.0f}", f"{middle:.3f}", f"{low:.3f}-{high:.3f}", goal, more])
-    headers = ["model", "arm", "row", "us without", "x without", "95 %", "goal", "us more"]
-    table = tabulate(rows, headers=headers, tablefmt="github", disable_numparse=True)
-    click.echo(table)
-    if out is not None:
-        load = f"load average {os.getloadavg()[1]:.1f} on {os.cpu_count()} cores"
-        facts = f"torch {torch.__version__}, one thread, {processes} processes, {load}"
-        write_results(out, "What the record of a script costs", __doc__, facts, table, {"rows": data})
+def table(data: list[dict[str, Any]]) -> str:
+    """Return the table of the page."""
+    rows = []
+    for row in data:
+        base = statistics.median(process["without_microseconds"] for process in row["processes"])
+        for kind in KINDS[1:]:
+            values = sorted(ratio for process in row["processes"] for ratio in process["ratios"][kind])
+            middle, (low, high) = statistics.median(values), interval_of_median(values)
+            goal = f"{GOAL}" if (row["model"], kind) == ("medium", "recorded") else ""
+            shown = [f"{base:.0f}", f"{middle:.3f}", f"{low:.3f}-{high:.3f}", goal, f"{(middle - 1) * base:+.0f}"]
+            rows.append([row["model"], row["arm"], kind, *shown])
+    return make_table(rows, ["model", "arm", "row", "us without", "x without", "95 %", "goal", "us more"])
 
 
 if __name__ == "__main__":
-    main()
+    turns_command(
+        __file__,
+        "What the record of a script costs",
+        __doc__,
+        measure,
+        table,
+        models="tiny,medium",
+        arms="fp32,native:bf16",
+        processes=3,
+    )()

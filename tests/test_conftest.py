@@ -115,6 +115,16 @@ def test_what_is_selected(conftest: Any, option: str | None, names: list[str]) -
     assert {*map(id, items), *map(id, found)} == every
 
 
+def test_a_unit_test_starts_no_process(conftest: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The events of Python differ in their arguments; that of a fork has none."""
+    monkeypatch.setattr(conftest, "_unit_test", ["a test"])
+    started: list[tuple[str, tuple[Any, ...]]] = [("os.fork", ()), ("subprocess.Popen", ("git", ["git"], None, None))]
+    for event, arguments in started:
+        with pytest.raises(pytest.fail.Exception, match="it starts a process"):
+            conftest._refuse_processes(event, arguments)
+    conftest._refuse_processes("subprocess.Popen", ("lscpu", ["lscpu"], None, None))
+
+
 def test_a_hidden_gpu_is_seen_by_nobody(conftest: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither this process nor one that it starts has a GPU, until the patch is undone."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)

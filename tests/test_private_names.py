@@ -15,6 +15,11 @@ from tests.modules import parsed
 
 PACKAGE = Path(ampcompare.__file__).parent
 REPLACED = ("torch._six",)  # which a legacy script asks for, and no torch has
+# What libraries on torch use everywhere, and torch keeps for them; any other name is used in one module.
+COMMON = (
+    *("torch._C", "torch._foreach_", "torch._amp_", "torch._fused_", "torch.nn.modules.batchnorm._BatchNorm"),
+    *("torch.utils._pytree", "torch.utils._python_dispatch"),
+)
 
 
 def _private_names() -> Iterator[tuple[str, str]]:
@@ -53,3 +58,12 @@ def test_this_torch_has_every_private_name() -> None:
     used = {(name, module) for name, module in _private_names() if not name.startswith(REPLACED)}
     assert len(used) > 40
     assert {one for one in used if not _has(one[0])} == set()
+
+
+def test_a_private_name_is_used_in_one_module() -> None:
+    """So that one place changes where torch drops it."""
+    modules: dict[str, set[str]] = {}
+    for name, module in _private_names():
+        if not name.startswith(COMMON):
+            modules.setdefault(name, set()).add(module)
+    assert {name: found for name, found in modules.items() if len(found) > 1} == {}

@@ -348,10 +348,10 @@ def test_ci_runs_check_and_tests(frame: Frame) -> None:
     assert len(needs_packages) == 2
     assert calls.index(".ci/packages") < min(needs_packages)
     asked = [call.split()[2] for call in calls if call.startswith("python")]
-    assert sorted(asked) == ["mkdocs", "mypy", "pytest", "ruff", "ruff"]  # some of it at the same time
+    assert sorted(asked) == ["mkdocs", "mypy", "nox", "nox", "pytest", "ruff", "ruff"]  # some of it at the same time
     assert frame.installations() == 1
     tests = "python -m pytest --numprocesses auto --dist loadgroup -m not slow threads=1"
-    for failing in ("ruff", "mypy", "mkdocs", "pytest"):
+    for failing in ("ruff", "mypy", "mkdocs", "pytest", "nox"):
         before = len(frame.calls())
         assert frame.run(".ci/run", STUB_FAILING=failing).returncode != 0
         assert {tests, ".ci/containers"} <= set(frame.calls()[before:])

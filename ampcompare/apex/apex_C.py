@@ -8,17 +8,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from torch import Tensor
-from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
+
+from ampcompare.base.tensors import lists
 
 __all__ = ["flatten", "unflatten"]
 
 
 def flatten(bucket: Sequence[Tensor]) -> Tensor:
     """Return one vector with the elements of all tensors of `bucket`, which are of one dtype and on one device."""
-    flat: Tensor = _flatten_dense_tensors(bucket)
+    flat: Tensor = lists.flatten(bucket)
     return flat
 
 
 def unflatten(coalesced: Tensor, bucket: Sequence[Tensor]) -> list[Tensor]:
     """Return views into `coalesced` with the shapes of the tensors of `bucket`, in order."""
-    return list(_unflatten_dense_tensors(coalesced, bucket))
+    return list(lists.unflatten(coalesced, bucket))

@@ -49,14 +49,10 @@ def command(arms: tuple[str, ...], as_json: bool, time_limit: float) -> int:
     if as_json:
         click.echo(dump_json(examination.data()))
     else:
-        width = text_width()
         plain = bool(os.environ.get("NO_COLOR"))
-        click.echo(
-            render(
-                examination,
-                width=width,
-                style=lambda word, verdict: word if plain else click.style(word, COLORS[verdict]),
-            ),
-            nl=False,
-        )
+
+        def style(word: str, verdict: str) -> str:
+            return word if plain else click.style(word, COLORS[verdict])
+
+        click.echo(render(examination, width=text_width(), style=style), nl=False)
     return 0 if all(arm.fits for arm in examination.arms) else 4

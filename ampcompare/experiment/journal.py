@@ -135,9 +135,9 @@ class Journal:
         look = comparison.looks[-1].model_copy(
             update={
                 "written": datetime.now().astimezone().isoformat(timespec="seconds"),
-                "accuracy": {row.arm: row.accuracy_verdict for row in comparison.arms if row.accuracy_verdict},
-                "time": {row.arm: row.time_verdict for row in comparison.arms if row.time_verdict},
-                "loss": {row.arm: row.loss_verdict for row in comparison.arms if row.loss_verdict},
+                "accuracy": {row.arm: str(row.quality) for row in comparison.arms if row.quality},
+                "time": {row.arm: str(row.time) for row in comparison.arms if row.time},
+                "loss": {row.arm: str(row.loss) for row in comparison.arms if row.loss},
             }
         )
         self.run.append_look(look)

@@ -2,7 +2,8 @@
 
 A subscriber wraps a point by `around(inner, *args, **kwargs)`, which calls `inner` or does something in its place.
 Several subscribers of one point lie around each other in the order of their layers, whichever came first. A point
-without subscribers is torch's own function object. What a subscriber raises reaches the script.
+without subscribers is torch's own function object. What a subscriber raises reaches the script. A module whose class
+has a `__call__` of its own passes `Points.FORWARD` too, once `follow_own_calls` has found the class.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ __all__ = [
     "Points",
     "Subscriptions",
     "calling_frame",
+    "follow_own_calls",
     "has_stand_in",
     "without_subscribers",
 ]
@@ -73,12 +75,15 @@ class _Place:
         self._replacement: Any = None
         self.puts: list[Any] = []
         self.arounds: list[tuple[Layer, Around]] = []
+        self.others: list[_Place] = []  # with the same subscribers
 
     def set(self) -> None:
         """Put in place what the present subscribers need; code that has wrapped it since calls them still."""
         self._inner = self._chain = self.puts[-1] if self.puts else self._original
         for _, around in sorted(self.arounds, key=lambda one: one[0]):
             self._chain = functools.partial(around, self._chain)
+        for other in self.others:
+            other.set()
         if not self.arounds and not self.puts:
             _places.pop((id(self._owner), self._name), None)
         if vars(self._owner).get(self._name) is not self._value:
@@ -110,6 +115,21 @@ _places: dict[tuple[int, str], _Place] = {}  # of this process
 
 def _place(owner: Any, name: str) -> _Place:
     return _places.setdefault((id(owner), name), _Place(owner, name))
+
+
+def follow_own_calls() -> None:
+    """Let the calls of modules whose classes have a `__call__` of their own pass `Points.FORWARD` from now on."""
+    forward = _place(*Points.FORWARD)
+    waiting = nn.Module.__subclasses__()
+    while waiting:
+        kind = waiting.pop()
+        waiting += kind.__subclasses__()
+        has_own = "__call__" in vars(kind) and not kind.__module__.startswith("torch.")
+        if has_own and (id(kind), "__call__") not in _places and forward.arounds:
+            place = _place(kind, "__call__")
+            place.arounds = forward.arounds
+            forward.others.append(place)
+            place.set()
 
 
 class Subscriptions:

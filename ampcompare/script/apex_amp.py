@@ -33,7 +33,7 @@ from ampcompare.script.legacy.record.recorder import Rows, value_of
 from ampcompare.script.shown_gradients import ShownGradients
 from ampcompare.training.precision.base import Precision, StepOutcome, owned_params
 
-__all__ = ["Given", "ScriptAmp"]
+__all__ = ["Given", "ScriptAmp", "nodes_of"]
 
 Parameters = Mapping[int, Mapping[int, Tensor]]
 ONE_SCALE = (
@@ -59,20 +59,22 @@ def _parameters_by_id(optimizers: Sequence[Any]) -> Parameters:
     return {id(one): {id(param): param for param in owned_params(one)} for one in optimizers}
 
 
-def _leaves_of(losses: Sequence[Tensor]) -> frozenset[int]:
-    """Return the ids of the tensors whose gradients a backward pass of `losses` adds to."""
+def nodes_of(losses: Sequence[Tensor]) -> set[Any]:
+    """Return the nodes of the graph that a backward pass of `losses` runs through."""
     waiting: list[Any] = [loss.grad_fn for loss in losses]
     seen: set[Any] = set()
-    leaves = {id(loss) for loss in losses if loss.grad_fn is None}
     while waiting:
         node = waiting.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if hasattr(node, "variable"):
-            leaves.add(id(node.variable))
-        waiting += [before for before, _ in node.next_functions]
-    return frozenset(leaves)
+        if node is not None and node not in seen:
+            seen.add(node)
+            waiting += [before for before, _ in node.next_functions]
+    return seen
+
+
+def _leaves_of(losses: Sequence[Tensor]) -> frozenset[int]:
+    """Return the ids of the tensors whose gradients a backward pass of `losses` adds to."""
+    leaves = {id(loss) for loss in losses if loss.grad_fn is None}
+    return frozenset(leaves | {id(node.variable) for node in nodes_of(losses) if hasattr(node, "variable")})
 
 
 class _Session:

@@ -40,6 +40,15 @@ class ShownGradients:
             _GRAD.__set__(param, None)
         self.show_scaled(pairs)
 
+    def give_back(self, weights: Iterable[Tensor]) -> None:
+        """Let each 16-bit weight have the gradient that it shows as its own, in its type."""
+        for param in weights:
+            _, master, grad = self._shown.pop(id(param), (None, None, None))
+            if master is not None:
+                _GRAD.__set__(param, None if grad is None else grad.to(param.dtype))
+                _GRAD.__set__(master, None)
+        self._set()
+
     def hide(self, weights: Iterable[Tensor]) -> None:
         """Let weights and masters show their own gradients again."""
         for param in weights:
@@ -60,36 +69,37 @@ class ShownGradients:
     def _set(self) -> None:
         GRADIENT_READS.redirect(*((self._read, self._write) if self._shown or self._scaled else (None, None)))
 
-    def _source(self, tensor: Tensor) -> Tensor:
-        """Return the weight whose scaled gradient a master shows; the tensor itself if it shows its own."""
+    def _weight_of(self, tensor: Tensor) -> Tensor:
+        """Return the weight that has a master; the tensor itself if it is none."""
         master, weight = (one() for one in self._scaled.get(id(tensor), (_gone, _gone)))
-        return tensor if master is not tensor or weight is None or id(weight) in self._shown else weight
+        return tensor if master is not tensor or weight is None else weight
 
     def _read(self, tensor: Tensor) -> Any:
-        shown = self._shown.get(id(tensor))
+        weight = self._weight_of(tensor)
+        shown = self._shown.get(id(weight))
         if shown is not None:
             return shown[2]
-        grad = _GRAD.__get__(self._source(tensor))
+        grad = _GRAD.__get__(weight)
         return _GRAD.__get__(tensor) if grad is None else grad
 
     def _write(self, tensor: Tensor, grad: Tensor | None) -> None:
-        shown = self._shown.get(id(tensor))
+        weight = self._weight_of(tensor)
+        shown = self._shown.get(id(weight))
         if shown is None:
-            source = self._source(tensor)
-            if source is not tensor:
+            if weight is not tensor:
                 _GRAD.__set__(tensor, None)
-                grad = None if grad is None else grad.to(source.dtype)
-            _GRAD.__set__(source, grad)
+                grad = None if grad is None else grad.to(weight.dtype)
+            _GRAD.__set__(weight, grad)
             return
-        param, master, _ = shown
+        _, master, _ = shown
         wide = None if grad is None else grad.float()
         _GRAD.__set__(master, wide)
-        _GRAD.__set__(param, None)
+        _GRAD.__set__(weight, None)
         if wide is None:
-            del self._shown[id(tensor)]
+            del self._shown[id(weight)]
             self._set()
         else:
-            self._shown[id(tensor)] = param, master, wide
+            self._shown[id(weight)] = weight, master, wide
 
 
 def _gone() -> None:

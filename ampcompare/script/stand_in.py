@@ -50,6 +50,9 @@ FP32_WANTED = re.compile(
     re.IGNORECASE,
 )
 NO_KERNEL = re.compile(r"not implemented for|Unsupported dtype")
+# Of products, whose operands all arms that cast functions cast; Apex's lists lack that of attention.
+PRODUCT = re.compile(r"\bmat[12]\b|\bm1 and m2\b|\bbatch[12]\b|^Input type .* type|Input and parameter tensors")
+ATTENTION = re.compile("query, key")
 NUMPY_LACKS = re.compile(r"unsupported ScalarType BFloat16")
 HALF = {"": None, "fp16": torch.float16, "bf16": torch.bfloat16}
 TORCHSCRIPT = "The following operation failed in the TorchScript interpreter"
@@ -203,7 +206,16 @@ class StandIn:
         return self._lifted.types
 
     def explain(self, error: BaseException) -> UnsupportedCombination | None:
-        """Return that the types of this arm do not fit what the script computes, if that is what torch has raised."""
+        """Return that the types of this arm do not fit what the script computes, if that is what torch has raised.
+
+        A library may have raised it again with words of its own, also `from None`.
+        """
+        chain = [error]
+        while (before := chain[-1].__cause__ or chain[-1].__context__) is not None and before not in chain:
+            chain.append(before)
+        return next((found for one in chain if (found := self._explain(one)) is not None), None)
+
+    def _explain(self, error: BaseException) -> UnsupportedCombination | None:
         casts = half_dtype(self.arm) is not None and self.acted()
         if casts and isinstance(error, TypeError) and NUMPY_LACKS.search(str(error)):
             line = _user_line(error.__traceback__)
@@ -216,28 +228,33 @@ class StandIn:
             return None
         if "without overflow" in said:  # a number of the script, whatever the types
             return None
-        if isinstance(self.torch_amp, WholeModel):
+        is_whole, is_o1 = (isinstance(self.torch_amp, kind) for kind in (WholeModel, O1BehindTorch))
+        # Only arms that can compute what has failed here.
+        others = "" if is_whole or is_o1 else "compare fp32, or "
+        if ATTENTION.search(said) and (is_whole or is_o1):
+            others = "compare native:bf16 or native:fp16, or "
+        elif PRODUCT.search(said) and is_whole:
+            others = "compare native:bf16, native:fp16 or apex:O1, or "
+        advice = f"{others}give it tensors of one type there, for example with .to(other.dtype)"
+        if is_whole:
             why = "the script makes or keeps fp32 tensors of its own, which do not fit the 16-bit weights"
-            advice = "compare native:bf16, native:fp16 or apex:O1, or cast what the script makes there to their type"
-        elif isinstance(self.torch_amp, O1BehindTorch):
+        elif is_o1:
             why = "an operation gets tensors of both types, and Apex's lists of functions to cast lack it"
-            advice = "compare native:fp16 or apex:O2, or give it tensors of one type there"
         else:
             why = "an operation gets tensors of both types, and torch.autocast does not cast it"
-            advice = "compare fp32, or give it tensors of one type there"
         if self._lifted.types and any(name in said for name in ("BFloat16", "bfloat16", "Half", "half", "float16")):
             types = " and ".join(self._lifted.types)
-            if not casts or not isinstance(self.torch_amp, WholeModel):
+            if not casts or not is_whole:
                 why = f"the script casts tensors to {types} itself, and its weights, which were that, are fp32"
                 advice = "compare script, or cast to the type of the weight there"
-        if str(error).startswith(TORCHSCRIPT) and isinstance(self.torch_amp, O1BehindTorch):
+        if str(error).startswith(TORCHSCRIPT) and is_o1:
             why = "an operation gets tensors of both types, since Apex's casts do not reach into TorchScript"
         if BANNED.search(said):
-            is_apex = isinstance(self.torch_amp, O1BehindTorch)
-            why = f"{'Apex' if is_apex else 'torch.autocast'} refuses BCELoss, as rounding makes it infinite"
+            why = f"{'Apex' if is_o1 else 'torch.autocast'} refuses BCELoss, as rounding makes it infinite"
             said = "binary_cross_entropy after sigmoid"
-            others = "native:fp16 or apex:O2" if is_apex else "fp32 or apex:O2"
-            advice = f"compare {others}, or let the model return logits and use BCEWithLogitsLoss"
+            advice = "let the model return logits and use BCEWithLogitsLoss"
+            if not _is_in_model(error.__traceback__):
+                advice = f"compare {'native:fp16' if is_o1 else 'fp32'} or apex:O2, or {advice}"
         elif "Complex" in said:
             why, advice = "torch cannot unscale the gradients of complex weights", "compare native:bf16"
         elif FP32_WANTED.search(said) and _are_all_16_bit(error.__traceback__):
@@ -245,6 +262,7 @@ class StandIn:
             advice = "compare fp32, or cast its inputs to fp32 and its result back there"
         elif NO_KERNEL.search(said):
             why = "torch cannot compute this in 16 bits on this device"
+            advice = "compare fp32, or cast its inputs to fp32 there"
         line = _user_line(error.__traceback__)
         return UnsupportedCombination(f"{line}: under {self.arm} {why} ({said}); {advice}")
 
@@ -282,6 +300,16 @@ def _user_line(trace: types.TracebackType | None) -> str:
             found = f"{os.path.basename(file)}:{trace.tb_lineno}"
         trace = trace.tb_next
     return found
+
+
+def _is_in_model(trace: types.TracebackType | None) -> bool:
+    """Return whether an error was raised inside of a module with weights."""
+    while trace is not None:
+        module = trace.tb_frame.f_locals.get("self")
+        if isinstance(module, torch.nn.Module) and next(module.parameters(), None) is not None:
+            return True
+        trace = trace.tb_next
+    return False
 
 
 def _are_all_16_bit(trace: types.TracebackType | None) -> bool:

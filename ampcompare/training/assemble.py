@@ -52,7 +52,7 @@ from ampcompare.training.parallel.replication import (
 )
 from ampcompare.training.precision.base import Precision, owned_params
 from ampcompare.training.state.capture import restore_training
-from ampcompare.training.state.check_checkpoint import Owned, owned_by
+from ampcompare.training.state.check_checkpoint import Names, parameter_names
 from ampcompare.training.state.schema import require_position
 from ampcompare.training.twin import change_weights
 
@@ -134,7 +134,7 @@ class Assembly:
         steps_per_epoch, total_steps: updates.
         ranks: the processes of this run.
         average: EMA of the weights, evaluated as well; None if there is none.
-        owned: which parameters the optimizers hold, and the state that they keep of them.
+        names: of the parameters that the optimizers hold.
         workers: data loader processes.
     """
 
@@ -150,7 +150,7 @@ class Assembly:
     steps_per_epoch: int
     total_steps: int
     ranks: Communicator
-    owned: Owned
+    names: Names
     average: ModelEma | None = None
     workers: int = 0
 
@@ -206,7 +206,7 @@ def assemble(
     average = None if recipe.ema_decay is None else ModelEma(built, recipe.ema_decay)
     # Both before `prepare`, which may replace parameters by fp32 master weights.
     params = [param for optimizer in unprepared for param in owned_params(optimizer)]
-    owned = owned_by(built, unprepared)
+    names = parameter_names(built, unprepared)
     precision.expect_losses(len(task.phases(len(unprepared))))
     replicas, optimizers = precision.prepare(built, unprepared)
     require_equal(ranks, "model", model_facts(replicas), "build the same model on every rank")
@@ -222,7 +222,7 @@ def assemble(
             require_position(state["progress"], steps_per_epoch, total_steps)
         if average is not None and "parts" in state:
             average.require_fit(state["parts"]["average"])
-        restore_training(state, replicas, optimizers, precision, owned, rates_stay=schedule is None)
+        restore_training(state, replicas, optimizers, precision, names)
     if average is not None:
         average.follow(replicas, optimizers, params)
     models = [parallel.wrap(compiled(model, recipe.compile, device)) for model in replicas]
@@ -240,7 +240,7 @@ def assemble(
         total_steps=total_steps,
         ranks=ranks,
         average=average,
-        owned=owned,
+        names=names,
         workers=workers,
     )
 

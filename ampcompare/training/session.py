@@ -170,7 +170,7 @@ class Session:
         """
         assembly, config = self.assembly, self.config
         training = training_state(
-            assembly.replicas, assembly.optimizers, assembly.precision, assembly.owned.names, whole=whole
+            assembly.replicas, assembly.optimizers, assembly.precision, assembly.names, whole=whole
         )
         of_ranks = rank_states(assembly.replicas, self.gpus(), assembly.ranks)
         if of_ranks is None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from benchmarks.gpu.context import Context, Done
 from benchmarks.gpu.report import Report
-from benchmarks.gpu.smoke import FUSED, installed_arms
+from benchmarks.gpu.smoke import ARMS, FUSED, installed_runs
 
 __all__ = ["run"]
 
@@ -34,10 +34,7 @@ REHEARSED = (
 
 def run(context: Context, report: Report) -> None:
     """Verify each arm by itself, several at a time, and then in a group of one rank."""
-    arms, missing = installed_arms(context)
-    for why in missing:
-        report.leave_out(why)
-    calls = {arm: ("--arm", arm) for arm in arms} | FURTHER
+    calls = installed_runs(context, report, {arm: ("--arm", arm) for arm in ARMS} | FURTHER)
     ranks = RANKS
     if context.rehearse:
         calls = {name: calls[name] for name in REHEARSED}

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.gpu.context import Context, Done
 from benchmarks.gpu.report import Report
 
-__all__ = ["ARMS", "installed_arms", "run"]
+__all__ = ["ARMS", "installed_runs", "run"]
 
 ARMS = (
     *("fp32", "fp32:tf32", "apex:O0", "apex:O1", "apex:O2", "apex:O3", "apex:O2,loss_scale=128"),
@@ -45,9 +45,7 @@ OF_ONE_CPU = ("fp32:tf32",)
 
 def run(context: Context, report: Report) -> None:
     """Train with everything once, then call every command."""
-    arms, missing = installed_arms(context)
-    for why in missing:
-        report.leave_out(why)
+    arms = list(installed_runs(context, report, {arm: ("--arm", arm) for arm in ARMS}))
     folder = context.scratch / "arms"
     small = ("--device", context.device, "--batch-size", "16", "--no-progress", "-q")
     size = ("--epochs", "1", "--train-size", "64", "--val-size", "32")
@@ -66,21 +64,22 @@ def run(context: Context, report: Report) -> None:
     report.says = f"{len(arms)} arms, {len(runs)} runs with options and {commands} other commands ran to their end"
 
 
-def installed_arms(context: Context) -> tuple[list[str], list[str]]:
-    """Return the arms that can be tried here, and why the others cannot."""
+def installed_runs(context: Context, report: Report, runs: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+    """Return the runs, options by name, whose arm can be tried here; leave out the others with the reason."""
     from ampcompare import Arm
 
-    arms, missing = [], []
-    for arm in ARMS:
+    kept = {}
+    for name, options in runs.items():
+        arm = options[options.index("--arm") + 1]
         library = Arm.parse(arm).spec.library
         why = "" if library is None else library.missing()
         if context.rehearse and arm in OF_ONE_CPU:
             why = "needs a GPU"
         if why:
-            missing.append(f"{arm} ({why})")
+            report.leave_out(f"{name} ({why})")
         else:
-            arms.append(arm)
-    return arms, missing
+            kept[name] = options
+    return kept
 
 
 def _check_arms(report: Report, arms: Sequence[str], done: Done) -> None:

@@ -6,6 +6,7 @@ import json
 
 from benchmarks.gpu.context import Context
 from benchmarks.gpu.report import Report
+from benchmarks.gpu.smoke import installed_runs
 
 __all__ = ["run"]
 
@@ -44,7 +45,7 @@ def run(context: Context, report: Report) -> None:
             seen = f"{row['completed']} completed, {row['diverged']} diverged, {row['failed']} failed"
             report.check(f"{task} with {row['arm']}", row["completed"] == 1, seen)
         report.figures[task] = rows
-    runs = RUNS if context.rehearse else {**RUNS, **ONLY_ON_GPUS}
+    runs = installed_runs(context, report, RUNS if context.rehearse else {**RUNS, **ONLY_ON_GPUS})
     for number, (name, options) in enumerate(runs.items()):
         done = context.ampcompare("run", *options, *few, "-o", str(context.scratch / f"run-{number}"))
         report.check(name, done.code == 0, done.reason)

@@ -18,10 +18,7 @@ from tabulate import tabulate
 
 from benchmarks.rates.study import run, write
 
-STUDIES = (
-    *("verdicts", "loss_curve", "order", "pool", "validity", "new_images", "gates"),
-    *("aa", "aa_tasks"),
-)
+STUDIES = ("verdicts", "loss_curve", "order", "pool", "validity", "new_images", "gates", "aa")
 
 
 @click.command()

@@ -29,7 +29,7 @@ from ampcompare.runs.analysis.inference.effect import ERROR_RATE
 from ampcompare.runs.analysis.inference.verdict import decide
 from ampcompare.runs.records.run import RunRecord, loss_tail
 from ampcompare.runs.settings.config import RunConfig
-from benchmarks.rates.real_runs import RECIPES, Recipe, comparisons, judged, of_pair, own_seed
+from benchmarks.rates.real_runs import SMALL_LM, Recipe, comparisons, judged, of_pair, own_seed
 from benchmarks.rates.study import KEEPS, WINNER, Row, Study, Table, called, counted, percent, total
 
 __all__ = ["STUDY"]
@@ -93,7 +93,7 @@ def _words(curves: Curves) -> list[str]:
         for arm in curves
     ]
     effects = [tail_loss(list(zip(arm, runs[0], strict=True))).effect for arm in runs[1:]]
-    return [verdict.word for verdict in decide(effects, Criteria().loss(), ERROR_RATE)]
+    return [str(verdict) for verdict in decide(effects, Criteria().loss(), ERROR_RATE)]
 
 
 def _by_steps(curves: Curves) -> bool:
@@ -139,16 +139,16 @@ def _slower(recipe: Recipe) -> Recipe:
 
 def _real(kind: str, count: int) -> Row:
     other = own_seed if kind == "A/A" else _slower
-    results = comparisons(kind, count, lambda number: of_pair(RECIPES["lm"], number, PAIRS, other))
+    results = comparisons(kind, count, lambda number: of_pair(SMALL_LM, number, PAIRS, other))
     rows = [judged(records) for records in results]
-    differences = [100 * (row.loss_difference or 0.0) for row in rows]
+    differences = [100 * (row.loss.effect or 0.0) for row in rows]
     return {
         "runs": kind,
         "comparisons": str(count),
         "seeds": str(PAIRS),
         "mean difference %": f"{statistics.fmean(differences):+.2f}",
         "its sd %": f"{statistics.stdev(differences):.2f}",
-        **counted([row.loss_verdict for row in rows]),
+        **counted([str(row.loss) for row in rows]),
     }
 
 

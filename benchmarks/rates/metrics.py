@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from ampcompare.runs.analysis.summary import summarize
+from ampcompare.runs.records.evaluation import EpochResult
 from ampcompare.runs.records.metric import Metric
-from ampcompare.runs.records.run import RunRecord
+from ampcompare.runs.records.run import RunRecord, RunSummary
 from ampcompare.runs.settings.config import RunConfig
 from ampcompare.runs.settings.recipe import Recipe
-from benchmarks.rates.stored_run import with_value
 from benchmarks.rates.study import KEEPS, WINNER, Row, Table, percent, total
 
 __all__ = ["TABLE"]
@@ -77,15 +77,15 @@ def _simulate(case: Scenario, seeds: int, truth: float, replicates: int) -> Coun
         shared = case.shared * generator.normal(size=seeds)
         values = np.array([[case.base], [truth]]) * (1 + shared + case.own * generator.normal(size=(2, seeds)))
         records = [
-            with_value(run, case.metric.name, value, 500, losses_sha256=f"{run.arm} {number}")
+            _with_value(run, case.metric.name, value, f"{run.arm} {number}")
             for runs, its in zip(templates, values.tolist(), strict=True)
             for number, (run, value) in enumerate(zip(runs, its, strict=True))
         ]
         row = summarize(records, arms=ARMS, reference=ARMS[0]).arms[1]
-        low, high = row.metric_difference_low, row.metric_difference_high
+        low, high = row.quality.low, row.quality.high
         return {
-            "winner": row.accuracy_verdict.startswith(WINNER),
-            "keeps": row.accuracy_verdict.startswith(KEEPS),
+            "winner": str(row.quality).startswith(WINNER),
+            "keeps": str(row.quality).startswith(KEEPS),
             "covers": low is not None and high is not None and low <= difference <= high,
         }
 
@@ -95,6 +95,16 @@ def _simulate(case: Scenario, seeds: int, truth: float, replicates: int) -> Coun
 def _template(arm: str, seed: int, metric: Metric) -> RunRecord:
     config = RunConfig(arm=arm, recipe=Recipe(seed=seed))
     return RunRecord(cell=config.digest(), arm=arm, status="completed", config=config, metrics=[metric])
+
+
+def _with_value(run: RunRecord, name: str, value: float, losses: str) -> RunRecord:
+    """Return the run with a final value; nothing is validated, as a study makes millions of these."""
+    epoch = EpochResult.model_construct(
+        epoch=0, samples=500, values={name: value}, counts={}, chance=None, loss=None, ema_values=None,
+        ema_counts={}, ema_loss=None, train_seconds=1.0, eval_seconds=0.1, per_sample=None,
+    )  # fmt: skip
+    summary = RunSummary.model_construct(metric_final=value, epochs=[epoch], num_steps=10, losses_sha256=losses)
+    return run.model_copy(update={"summary": summary})
 
 
 TABLE = Table(

@@ -15,25 +15,16 @@ from ampcompare.runs.records.comparison import ArmSummary
 from ampcompare.runs.records.run import RunRecord
 from ampcompare.runs.settings.config import RunConfig
 
-__all__ = ["NAMES", "RECIPES", "Recipe", "comparisons", "config_of", "judged", "named", "of_pair", "own_seed"]
+__all__ = ["NAMES", "SMALL_LM", "Recipe", "comparisons", "config_of", "judged", "named", "of_pair", "own_seed"]
 
 NAMES = ("first", "second")
-RECIPES: dict[str, dict[str, Any]] = {
-    "lm": {
-        "task": "lm",
-        "data": {"train_size": 640, "val_size": 64, "sequence_length": 32},
-        "model": {"args": {"width": 32, "depth": 1}},
-        "optimizer": {"lr": 0.02},
-        "epochs": 1,
-        "batch_size": 16,
-    },
-    "segmentation": {
-        "task": "segmentation",
-        "data": {"train_size": 192, "val_size": 48, "image_size": 16},
-        "model": {"args": {"width": 8, "depth": 2}},
-        "epochs": 4,
-        "batch_size": 16,
-    },
+SMALL_LM: dict[str, Any] = {
+    "task": "lm",
+    "data": {"train_size": 640, "val_size": 64, "sequence_length": 32},
+    "model": {"args": {"width": 32, "depth": 1}},
+    "optimizer": {"lr": 0.02},
+    "epochs": 1,
+    "batch_size": 16,
 }
 Recipe = dict[str, Any]
 

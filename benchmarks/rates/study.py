@@ -21,7 +21,7 @@ import scipy
 from scipy.stats import binomtest
 from tabulate import tabulate
 
-from benchmarks.results import varying, write_results
+from benchmarks.harness import write_results
 
 __all__ = [
     "KEEPS",
@@ -35,6 +35,7 @@ __all__ = [
     "percent",
     "run",
     "study",
+    "varying",
     "write",
 ]
 
@@ -80,7 +81,6 @@ class Study:
         seed: of the one stream of random numbers that all cells draw from in turn; None where each cell begins a stream
             of its own, so that tables and cells can be run apart.
         measure: makes rows by table, and further data for the JSON, instead of the cells: for studies of real runs.
-        draw: makes a picture from the JSON.
     """
 
     title: str
@@ -89,7 +89,6 @@ class Study:
     replicates: int = 4000
     seed: int | None = None
     measure: Callable[[int], Measured] | None = None
-    draw: Callable[[Mapping[str, Any]], str] | None = None
 
 
 def study(name: str) -> Study:
@@ -180,8 +179,6 @@ def write(name: str, data: Mapping[str, Any], out: str) -> None:
     facts = data["environment"]
     rest = {key: value for key, value in data.items() if key != "environment"}
     write_results(out, chosen.title, chosen.about, facts, text_of(chosen, data), rest)
-    if chosen.draw is not None:
-        Path(out + ".svg").write_text(chosen.draw(data), encoding="utf-8")
 
 
 def text_of(chosen: Study, data: Mapping[str, Any]) -> str:
@@ -205,6 +202,19 @@ def text_of(chosen: Study, data: Mapping[str, Any]) -> str:
         each = "; ".join(f"{bounds(round(size / 20), size)} at {size:,} replicates" for size in sorted(set(sizes)))
         parts.append(f"The 95 % interval of a rate of 5 %: {each}.")
     return "\n\n".join([*parts, *data.get("notes", [])])
+
+
+def varying(rows: Sequence[Row]) -> tuple[str, list[Row]]:
+    """Return a sentence on the columns that hold one value in all rows, and the rows without them.
+
+    Columns that are empty or `-` in all rows are left out of both. Fewer than three rows stay as they are.
+    """
+    if len(rows) < 3:
+        return "", [dict(row) for row in rows]
+    same = {name: value for name, value in rows[0].items() if all(row[name] == value for row in rows)}
+    shown = [f"{name} {value}" for name, value in same.items() if value not in ("", "-")]
+    sentence = f"In each row: {'; '.join(shown)}." if shown else ""
+    return sentence, [{name: value for name, value in row.items() if name not in same} for row in rows]
 
 
 def lines(table: Table, rows: Sequence[Row]) -> list[Row]:

@@ -15,16 +15,11 @@ hold together; printed intervals that cover; equal arms that are shown to keep i
 are clear after the promised pairs (80 % is the promise).
 
 `metrics`: metrics that are no counts, one look at 5 %, usual margins; the runs of a seed share a part of their scatter.
-
-`rounded`: values printed with 2 to 4 digits, or shares of few images, through the metric of a script (ratio, margin 2
-%) and `judge` (half a point), one look at 5 %, 2 and 9 arms: the worst over spreads of a run of 0.25 to 2 steps. Power:
-an arm that is 0.03 worse at 0.76, with a spread of 0.006. Nine arms have half the replicates, power a quarter.
 """
 
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -37,9 +32,10 @@ from ampcompare.runs.analysis.inference.criteria import AccuracyMargin, margin_e
 from ampcompare.runs.analysis.inference.effect import Effect, interval, min_resolvable_spread, paired, two_stage
 from ampcompare.runs.analysis.inference.looks import error_rate_of_next
 from ampcompare.runs.analysis.inference.sample_size import stein_pairs
-from ampcompare.runs.analysis.inference.verdict import Verdict, decide
+from ampcompare.runs.analysis.inference.verdict import decide
 from ampcompare.runs.records.comparison import Look
-from benchmarks.rates import metrics, rounded
+from ampcompare.runs.records.verdict import OPEN, Verdict
+from benchmarks.rates import metrics
 from benchmarks.rates.study import KEEPS, WINNER, Row, Study, Table, called, percent, total
 
 __all__ = ["STUDY"]
@@ -48,7 +44,6 @@ IMAGES = 360
 MAX_PAIRS = 100
 MAX_LOOKS = 6
 MAX_ERROR_SHARE, MAX_POINTS = 0.1, 0.5  # of the rule `auto`
-ADVICE = re.compile(r"≤(\d+) more")
 Floats = NDArray[np.float64]
 Draw = Callable[[int], Floats]
 
@@ -174,13 +169,13 @@ def _followed(draw: Draw, case: Scenario) -> Outcome:
         rates.append(error_rate_of_next(_looked(rates), case.looks))
         after = error_rate_of_next(_looked(rates), case.looks)
         outcome = _judge(values, case, rates[-1], after)
-        advice = [int(match[1]) for verdict in outcome.verdicts if (match := ADVICE.search(verdict.word))]
+        advice = [verdict.more_seeds for verdict in outcome.verdicts if verdict.more_seeds is not None]
         if not advice or values.shape[1] >= MAX_PAIRS:
             break
         values = np.concatenate([values, draw(max(advice))], axis=1)
         if len(rates) == 1:
             promised = _judge(values, case, after).verdicts
-            kept = not any(verdict.word.startswith("inconclusive") for verdict in promised)
+            kept = not any(verdict.kind in OPEN for verdict in promised)
         values = values[:, :MAX_PAIRS]
     return replace(outcome, kept=kept)
 
@@ -208,7 +203,7 @@ def _simulate(case: Scenario, truth: float, replicates: int) -> Counter[str]:
 
     def trial() -> dict[str, float]:
         outcome = PROCEDURES[case.seeds](draw, case)
-        words = [verdict.word for verdict in outcome.verdicts]
+        words = [str(verdict) for verdict in outcome.verdicts]
         of_look = [interval(effect, 1 - outcome.rate / case.arms) for effect in outcome.effects]
         printed = [
             (verdict.low <= truth <= verdict.high, verdict.confidence)
@@ -292,6 +287,5 @@ STUDY = Study(
         Table("followed", FOLLOWED, _row, by=("noise", "arms"), only_json=ONLY_JSON),
         Table("auto", AUTO, _row, by=("noise", "arms"), only_json=ONLY_JSON),
         metrics.TABLE,
-        rounded.TABLE,
     ),
 )

@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from ampcompare.runs.records.comparison import Comparison
+from ampcompare.runs.records.comparison import REPORT_SCHEMA, Comparison
 from ampcompare.runs.records.diagnosis import Diagnosis
 from ampcompare.runs.records.document import SCHEMA
 from ampcompare.runs.records.run import RunRecord
@@ -25,7 +25,7 @@ STRICT = {"anyOf": [{"type": "number"}, {"enum": ["nan", "inf", "-inf"]}]}
 def schemas() -> dict[str, dict[str, Any]]:
     """Return the schemas of this version by the names of their files, as files hold what they describe."""
     found = {
-        f"report-{SCHEMA}.json": (Comparison.model_json_schema(by_alias=True), "report.json"),
+        f"report-{REPORT_SCHEMA}.json": (Comparison.model_json_schema(by_alias=True), "report.json"),
         f"record-{SCHEMA}.json": (RunRecord.model_json_schema(by_alias=True), "record.json"),
         f"step-{SCHEMA}.json": (_step(), "line of steps.jsonl"),
         f"diagnosis-{DIAGNOSIS}.json": (Diagnosis.model_json_schema(), "diagnosis.json"),
@@ -48,7 +48,10 @@ def _published(name: str, schema: dict[str, Any], what: str) -> dict[str, Any]:
     head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": f"ampcompare {what}"}
     published: dict[str, Any] = {**head, **{key: _strict(value) for key, value in schema.items() if key != "title"}}
     if name.startswith(("report", "record")):
-        published["properties"]["schema"] = {"const": SCHEMA, "title": "Schema"}
+        published["properties"]["schema"] = {
+            "const": REPORT_SCHEMA if name.startswith("report") else SCHEMA,
+            "title": "Schema",
+        }
         published["required"] = sorted({*published.get("required", []), "schema"})
     if name.startswith("record"):
         published["properties"]["checksum"] = {

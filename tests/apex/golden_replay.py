@@ -1,8 +1,8 @@
 """Replay golden scenarios through `ampcompare.apex.amp`; a script for a child process.
 
-Usage: golden_replay.py OUTPUT STRICT-NAMES SCENARIO... Each scenario starts from a closed session. OUTPUT receives one
-JSON object: the digest of this machine's arithmetic, and by the name of each scenario what its `initial`, `steps` and
-`final` became (or an error).
+Usage: golden_replay.py OUTPUT STRICT-NAMES FILE... A file has one recording (`.json`) or a list (`.json.xz`). Each
+scenario starts from a closed session. OUTPUT receives one JSON object: the digest of this machine's arithmetic, and by
+the name of each scenario what its `initial`, `steps` and `final` became (or an error).
 """
 
 from __future__ import annotations
@@ -10,10 +10,12 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import lzma
 import math
 import sys
 import traceback
 import warnings
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +27,8 @@ import golden_models as recipe
 
 from ampcompare.apex import DeprecatedFeatureWarning, amp
 
-CODES = {torch.float16: "h", torch.float32: "f", torch.float64: "d", torch.int64: "l"}
-DTYPES = {"float16": torch.float16, "float32": torch.float32}
+CODES = {torch.float16: "h", torch.bfloat16: "b", torch.float32: "f", torch.float64: "d", torch.int64: "l"}
+DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
 def code(tensor: Any) -> str:
@@ -39,7 +41,8 @@ def codes(tensors: Any) -> str:
 
 def raw(tensor: torch.Tensor) -> bytes:
     # `to`, as O1 casts what `Tensor.cpu` moves.
-    return tensor.detach().to("cpu").contiguous().numpy().tobytes()
+    flat = tensor.detach().to("cpu").contiguous().flatten()
+    return flat.view(torch.uint8).numpy().tobytes()
 
 
 def sha(tensors: Any) -> str:
@@ -276,13 +279,36 @@ def arithmetic() -> str:
     return digest.hexdigest()
 
 
+def recordings(files: Iterable[str | Path]) -> Iterator[dict[str, Any]]:
+    """Yield the recordings of each file."""
+    for file in map(Path, files):
+        if file.suffix == ".xz":
+            yield from json.loads(lzma.decompress(file.read_bytes()))
+        else:
+            yield json.loads(file.read_text())
+
+
+def compact(recording: dict[str, Any]) -> dict[str, Any]:
+    """Return a recording with values other than losses folded into a digest for each step, and one for the end."""
+    values = ("loss_hex", "eval_out_sha", "clip_norm_hex", "grads_sha", "master_grads_sha", "buffers_sha", "params")
+    steps = [_without(step, (*values, "masters")) for step in recording["steps"]]
+    final = _without(recording["final"], ())
+    final["model_state_dict"] = [entry[:2] for entry in final["model_state_dict"]]
+    return {"steps": steps, "final": final}
+
+
+def _without(record: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    digest = hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
+    return {key: value for key, value in record.items() if key not in names} | {"digest": digest}
+
+
 def main(output: str, strict_names: str, *files: str) -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore", DeprecatedFeatureWarning)
     strict = set(strict_names.split(","))
     results: dict[str, Any] = {"arithmetic": arithmetic()}
-    for file in files:
-        scenario = json.loads(Path(file).read_text())["scenario"]
+    for recording in recordings(files):
+        scenario = recording["scenario"]
         try:
             results[scenario["name"]] = Replay(scenario, scenario["name"] in strict).run()
         except Exception:

@@ -1,4 +1,4 @@
-"""Trajectories recorded from Apex 25.05, replayed step by step."""
+"""Trajectories recorded from Apex 25.05, and from ROCm's Apex (daed8525) for O4 and O5, replayed step by step."""
 
 from __future__ import annotations
 
@@ -9,7 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-FILES = sorted((Path(__file__).parent / "golden" / "apex-25.05").glob("*.json"))
+from tests.apex.golden_replay import compact, recordings
+
+GOLDEN = Path(__file__).parent / "golden"
+FILES = sorted((GOLDEN / "apex-25.05").glob("*.json"))
+ROCM = list(recordings([GOLDEN / "rocm-apex.json.xz"]))
 
 # What must agree on any processor, whatever its order of summation.
 ALWAYS = (
@@ -24,7 +28,7 @@ ALWAYS = (
     "skipped",
     "scalers",
 )
-LOSS_TOLERANCE = {"O0": 2e-6, "O1": 3e-3, "O2": 3e-3, "O3": 6e-3}
+LOSS_TOLERANCE = {"O0": 2e-6, "O1": 3e-3, "O2": 3e-3, "O3": 6e-3, "O4": 1e-2, "O5": 1e-2}
 PARAM_TOLERANCE = {"O0": 2e-5, "O1": 5e-3, "O2": 5e-3, "O3": 5e-3}
 # Another release of torch has other kernels, and O3 no fp32 weights to damp the difference: Apex itself on torch 2.4.1
 # is 0.035 away from Apex on torch 2.13, the release of the recording.
@@ -61,17 +65,37 @@ def test_trajectory(path: Path, replayed: dict[str, Any], exact: bool) -> None:
         _assert_same_layout(recording["final"], result["final"])
 
 
+@pytest.mark.parametrize("recording", ROCM, ids=lambda recording: recording["scenario"]["name"])
+def test_trajectory_of_rocm(recording: dict[str, Any], replayed: dict[str, Any], exact: bool) -> None:
+    """Every step of O4 and O5 comes out as ROCm's Apex made it."""
+    scenario = recording["scenario"]
+    result = replayed[scenario["name"]]
+    assert "error" not in result, result.get("error")
+    got = compact(result)
+    if exact:
+        assert got == {key: recording[key] for key in got}
+        return
+    for want, step in zip(recording["steps"], got["steps"], strict=True):
+        assert {key: step[key] for key in ALWAYS} == {key: want[key] for key in ALWAYS}
+        _assert_near_losses(want, step, scenario["amp"]["opt_level"])
+    _assert_same_layout(recording["final"], got["final"])
+
+
 def _assert_near(want: dict[str, Any], got: dict[str, Any], level: str) -> None:
     for key in ALWAYS:
         assert got[key] == want[key], key
-    numbers = [[float(loss) for loss in record["loss"]] for record in (got, want)]
-    assert numbers[0] == pytest.approx(numbers[1], rel=LOSS_TOLERANCE[level], nan_ok=True)
+    _assert_near_losses(want, got, level)
     tolerance = PARAM_TOLERANCE[level] if SAME_TORCH or level != "O3" else O3_TOLERANCE_ELSEWHERE
     for key in ("params", "masters"):
         assert (got[key] is None) == (want[key] is None)
         for (_, new), (_, old) in zip(got[key] or [], want[key] or [], strict=True):
             new, old = [float(v) for v in new], [float(v) for v in old]
             assert new == pytest.approx(old, rel=0, abs=tolerance, nan_ok=True)
+
+
+def _assert_near_losses(want: dict[str, Any], got: dict[str, Any], level: str) -> None:
+    numbers = [[float(loss) for loss in record["loss"]] for record in (got, want)]
+    assert numbers[0] == pytest.approx(numbers[1], rel=LOSS_TOLERANCE[level], nan_ok=True)
 
 
 def _assert_same_layout(want: dict[str, Any], got: dict[str, Any]) -> None:

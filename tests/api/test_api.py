@@ -202,7 +202,7 @@ def test_judge_a_table(tmp_path: Path) -> None:
     table.write_text("arm,seed,accuracy\n" + "".join(f"{arm},{n},{70 + n / 10}\n" for arm in "ab" for n in range(5)))
     comparison = ampcompare.judge_table(table, reference="b", margin=1)
     assert comparison.reference == "b"
-    assert {row.arm: row.accuracy_verdict for row in comparison.arms}["a"].startswith("equivalent")
+    assert {row.arm: str(row.quality) for row in comparison.arms}["a"].startswith("equivalent")
     with pytest.raises(RecordError, match="cannot read the table"):
         ampcompare.judge_table(tmp_path / "none.csv")
     with pytest.raises(ConfigError, match="there is no arm 'c'"):

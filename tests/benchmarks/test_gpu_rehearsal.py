@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,12 +11,13 @@ from click.testing import CliRunner
 
 from benchmarks.gpu import golden, scripts, smoke, syncs, tasks
 from benchmarks.gpu.__main__ import PARTS, main
+from benchmarks.gpu.report import Report
 
 Rehearse = Callable[..., Any]
 
 
 def test_syncs(rehearse: Rehearse, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every counted loop waits for the device as often as it needs, and the JSON has its launches and bytes."""
+    """Every counted loop waits for the device as often as it needs."""
     loops = ("bare fp32", "arm apex:O2", "arm apex:O2, fused")
     monkeypatch.setattr(syncs, "REHEARSED", (*loops, "apex O2"))
     done = rehearse("syncs")
@@ -26,8 +27,6 @@ def test_syncs(rehearse: Rehearse, monkeypatch: pytest.MonkeyPatch) -> None:
     counts = part["figures"]["per_step"]
     assert counts["arm apex:O2"]["syncs"] == 1
     assert counts["arm apex:O2, fused"]["syncs"] == 0
-    assert all(entry["operations"] > 5 and entry["kernels"] > 5 for entry in counts.values())
-    assert all(entry["operand_bytes"] > 1000 and entry["device_seconds"] > 0 for entry in counts.values())
     assert part["left_out"]  # the real Apex, without its sources
     assert done.out.startswith("gpu-check syncs: held ")
 
@@ -66,6 +65,15 @@ def test_tasks(rehearse: Rehearse, monkeypatch: pytest.MonkeyPatch) -> None:
     assert names[3:] == ["diagnose --task regression --arm native:fp16"]
 
 
+def test_a_run_without_its_library_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the reason, as an arm is; the others stay."""
+    monkeypatch.setattr("ampcompare.backends.library.Library.missing", lambda self: f"needs {self.distributions[0]}")
+    report = Report("tasks")
+    context: Any = SimpleNamespace(rehearse=True)
+    assert list(smoke.installed_runs(context, report, tasks.RUNS)) == [*tasks.RUNS][:2]
+    assert report.left_out == ["lm, fp8 products (needs torchao)"]
+
+
 @pytest.mark.extended
 @pytest.mark.slow
 def test_scripts(rehearse: Rehearse, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,19 +85,6 @@ def test_scripts(rehearse: Rehearse, monkeypatch: pytest.MonkeyPatch) -> None:
         "apex.py": 2,
         "native.py": 2,
     }
-
-
-@pytest.mark.extended
-@pytest.mark.slow
-@pytest.mark.skipif(os.name == "nt", reason="the pretended nvidia-smi is a shell script")
-def test_pool(rehearse: Rehearse) -> None:
-    """Two of three pretended GPUs are free, and each cell has one of them; times are not judged."""
-    done = rehearse("pool")
-    assert done.code == 0, done.out
-    part = done.parts["pool"]
-    assert [gpu["in_use"] for gpu in part["figures"]["gpus"]] == ["", "process 1 uses it", ""]
-    assert "each record names one GPU" in [check["name"] for check in part["checks"]]
-    assert part["left_out"] == ["times and speed-up (a rehearsal judges none)"]
 
 
 @pytest.mark.extended

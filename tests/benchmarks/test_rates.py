@@ -15,8 +15,7 @@ from ampcompare.runs.analysis.inference.verdict import Margin, decide
 from benchmarks.rates import gates
 from benchmarks.rates.__main__ import STUDIES
 from benchmarks.rates.arrays import is_winner
-from benchmarks.rates.study import Row, Table, lines, run, study, write
-from benchmarks.results import varying
+from benchmarks.rates.study import Row, Table, lines, run, study, varying, write
 
 PAGES = Path(__file__).resolve().parents[2] / "docs" / "benchmarks"
 
@@ -29,7 +28,7 @@ def test_gates_of_arrays_agree_with_the_verdicts(spread: float, arms: int) -> No
     failed = gates.failures(drawn)
     for number, comparison in enumerate(drawn):
         effects = [paired(list(arm), [0.0] * 5, gates.FLOOR) for arm in comparison]
-        words = [verdict.word for verdict in decide(effects, Margin(gates.MARGIN, "0.5"))]
+        words = [str(verdict) for verdict in decide(effects, Margin(gates.MARGIN, "0.5"))]
         assert [word == "worse" for word in words] == list(failed["accuracy:worse"][number])
         unshown = [not word.startswith(("equivalent", "better", "non-inferior")) for word in words]
         assert unshown == list(failed["accuracy:non-inferior"][number])
@@ -42,7 +41,7 @@ def test_winners_of_arrays_agree_with_the_verdicts() -> None:
     assert found.any()
     for winners, its in zip(found, logs, strict=True):
         effects = [paired(list(-its[:, arm]), list(-its[:, 0]), TIME_FLOOR) for arm in (1, 2)]
-        words = [verdict.word for verdict in decide(effects, Criteria().time())]
+        words = [str(verdict) for verdict in decide(effects, Criteria().time())]
         assert [word in ("better", "worse") for word in words] == list(winners)
 
 

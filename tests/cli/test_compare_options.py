@@ -52,8 +52,8 @@ def test_jobs_and_varied_settings(tmp_path: Path, capfd: pytest.CaptureFixture[s
     document = json.loads(capfd.readouterr().out)
     rows = {row["arm"]: row for row in document["arms"]}
     assert len(rows) == 4
-    assert rows["native:bf16 batch_size=16"]["time_verdict"] == "not comparable (2 cells ran at once)"
-    assert rows["fp32 batch_size=32"]["accuracy_verdict"] == "not comparable (global batch size 32, not 16)"
+    assert rows["native:bf16 batch_size=16"]["time"]["why"] == "2 cells ran at once"
+    assert rows["fp32 batch_size=32"]["quality"]["why"] == "global batch size 32, not 16"
     assert document["tag"] == "two <b>"
     assert main(["report", str(tmp_path / "run"), "--format", "latex"]) == 0
     assert capfd.readouterr().out.count("\\begin{tabular}") == 3

@@ -27,7 +27,7 @@ def test_json_is_one_document(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     path.write_text("arm,seed,accuracy\nfp32,0,75\nhalf,0,NaN\n", encoding="utf-8-sig")
     assert main(["judge", str(path), "--json"]) == 0
     document = json.loads(capsys.readouterr().out, parse_constant=lambda word: pytest.fail(word))
-    assert [row["accuracy_verdict"] for row in document["arms"]] == ["", "diverged 1/1"]
+    assert [row["quality"]["kind"] for row in document["arms"]] == ["", "diverged"]
 
 
 @pytest.mark.parametrize(

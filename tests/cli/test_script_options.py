@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 from pathlib import Path
 from typing import Any
@@ -98,15 +99,15 @@ def test_a_folder_is_no_script(call: Any, words: list[str], tmp_path: Path) -> N
     assert "is a folder without a __main__.py; name the script inside it" in done.err
 
 
-def test_options_of_exec_come_before_the_script(call: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_options_of_exec_come_before_the_script(forked_python: Any, tmp_path: Path) -> None:
     """A script that does not know them refuses them, and then ampcompare says where they belong."""
-    monkeypatch.setattr("sys.argv", ["ampcompare"])
     path = tmp_path / "train.py"
     path.write_text("import argparse\nargparse.ArgumentParser().parse_args()\n")
-    done = call("exec", str(path), "--device", "cpu")
-    assert done.code == 2
-    assert "--device comes after the script" in done.lines[-1]
-    assert f"ampcompare exec --device ... {path}" in done.lines[-1]
+    done = forked_python.run(["-m", "ampcompare", "exec", str(path), "--device", "cpu"], tmp_path, os.environ)
+    assert done.returncode == 2
+    last = done.stderr.splitlines()[-1]
+    assert "--device comes after the script" in last
+    assert f"ampcompare exec --device ... {path}" in last
 
 
 def test_two_arms_of_a_script_are_compared(call: Any, script: str, tmp_path: Path) -> None:

@@ -11,7 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+import ampcompare
+from ampcompare.base.version import NEWEST_TORCH
 from ampcompare.cli import main
 
 
@@ -49,6 +52,42 @@ def test_an_unforeseen_error(
     assert found is not None
     assert "Traceback" in Path(found[1]).read_text()
     assert Path(found[1]).parent == tmp_path
+
+
+def _ask_torch(name: str) -> None:
+    """Ask torch for a name as a file of the package does."""
+    code = compile(name, str(Path(ampcompare.__file__).with_name("asks.py")), "exec")
+    exec(code, {"torch": torch})
+
+
+@pytest.mark.parametrize(
+    ("code", "name"),
+    [
+        ("torch._foreach_no_more", "torch._foreach_no_more"),
+        ("torch._C._no_more()", "torch._C._no_more"),
+        ("torch.ops.mkldnn._no_more", "torch.ops.mkldnn._no_more"),
+        ("from torch.optim.optimizer import _no_more", "torch.optim.optimizer"),
+        ("import torch.no_more", "torch.no_more"),
+    ],
+)
+def test_a_name_that_torch_has_dropped(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], code: str, name: str
+) -> None:
+    """One line with the name and the way out, and the exit code of an environment."""
+    monkeypatch.setattr("ampcompare.experiment.choices.list_recipes", lambda: _ask_torch(code))
+    assert main(["list"]) == 4
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"ampcompare: torch {torch.__version__} lacks {name}")
+    assert line.endswith('pip install "torch=={}.{}.*" torchvision'.format(*NEWEST_TORCH))
+
+
+@pytest.mark.parametrize("code", ["ampcompare.no_more", "import torch_no_more"])
+def test_another_missing_name_is_an_internal_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], code: str
+) -> None:
+    monkeypatch.setattr("ampcompare.experiment.choices.list_recipes", lambda: _ask_torch(f"import ampcompare; {code}"))
+    assert main(["list"]) == 70
+    assert "internal error" in capsys.readouterr().err
 
 
 def test_an_unforeseen_error_without_room_for_details(

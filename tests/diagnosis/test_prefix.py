@@ -92,7 +92,7 @@ SCHEDULES: list[tuple[str, Callable[[Any], Any], int | None]] = [
 ]
 
 
-@pytest.mark.filterwarnings("ignore:.*lr_scheduler.step")
+@pytest.mark.filterwarnings("ignore:.*scheduler.step")
 @pytest.mark.parametrize(("make", "total"), [case[1:] for case in SCHEDULES], ids=[case[0] for case in SCHEDULES])
 def test_the_rates_of_each_schedule(make: Callable[[Any], Any], total: int | None) -> None:
     """A copy gives the rates that the scheduler itself gives later, and leaves it as it is."""

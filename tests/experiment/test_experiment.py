@@ -161,7 +161,7 @@ def test_varied_recipes_are_not_comparable_and_launches_are(tmp_path: Path) -> N
         folder = tmp_path / name
         plan = make_plan(RunConfig(), ["fp32"], range(3), [parse_vary(name)])
         comparison = run_plan(plan, folder, Pretend())
-        assert comparison.arms[1].accuracy_verdict.startswith(verdict)
+        assert str(comparison.arms[1].quality).startswith(verdict)
         assert {record.arm for record in comparison.records} == set(plan.arms)
         assert reload_comparison(folder) == comparison
 
@@ -174,8 +174,8 @@ def test_several_at_once(tmp_path: Path) -> None:
     comparison = run_plan(plan, tmp_path, LauncherPool([inner, inner]), jobs=2, observer=notes)
     assert inner.most_at_once == 2
     assert sorted(cell.digest() for cell in inner.asked) == sorted(cell.digest() for cell in plan.cells)
-    assert comparison.arms[1].time_verdict == "not comparable (2 cells ran at once)"
-    assert comparison.arms[1].accuracy_verdict == "equivalent (±0.5)"
+    assert str(comparison.arms[1].time) == "not comparable (2 cells ran at once)"
+    assert str(comparison.arms[1].quality) == "equivalent (±0.5)"
     again = run_plan(plan, tmp_path, Pretend(error=AssertionError("nothing is left to run")))
     assert again.arms == comparison.arms
 
@@ -204,12 +204,12 @@ def test_cells_alone_on_equal_gpus_are_timed(tmp_path: Path) -> None:
     for gpu in gpus:
         assert len({config.recipe.seed for config in gpu.asked}) == 1
         assert {config.arm for config in gpu.asked} == set(ARMS)
-    assert comparison.arms[1].time_verdict.startswith("equivalent")
+    assert str(comparison.arms[1].time).startswith("equivalent")
     assert {record.jobs for record in comparison.records} == {4}
 
     unlike = [OnGpu(0), OnGpu(1, "NVIDIA A100")]
     refused = run_plan(_make(range(4)), tmp_path / "unlike", LauncherPool(unlike), jobs=2)
-    assert refused.arms[1].time_verdict == "not comparable (on unlike GPUs: NVIDIA A100 and NVIDIA H200)"
+    assert str(refused.arms[1].time) == "not comparable (on unlike GPUs: NVIDIA A100 and NVIDIA H200)"
 
 
 class Slow(Launcher):
@@ -304,14 +304,14 @@ def test_auto_tests_with_the_spread_of_its_pilot(tmp_path: Path) -> None:
     comparison = run_auto(_make, tmp_path, Pretend(), terms=terms, budget_seconds=1e6)
     differences = [(TOP1["half"][seed % 8] - TOP1["fp32"][seed % 8]) / 100 for seed in comparison.seeds]
     row = comparison.arms[1]
-    assert row.metric_difference_confidence is not None
+    assert row.quality.confidence is not None
     half = (
-        stats.t.ppf((1 + row.metric_difference_confidence) / 2, 4)
+        stats.t.ppf((1 + row.quality.confidence) / 2, 4)
         * statistics.stdev(differences[:5])
         / math.sqrt(len(differences))
     )
     mean = statistics.fmean(differences)
-    assert (row.metric_difference_low, row.metric_difference_high) == pytest.approx((mean - half, mean + half))
+    assert (row.quality.low, row.quality.high) == pytest.approx((mean - half, mean + half))
     assert reload_comparison(tmp_path).arms == comparison.arms
 
 

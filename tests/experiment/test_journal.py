@@ -90,8 +90,8 @@ def test_one_look_is_written_and_tested(tmp_path: Path) -> None:
     assert look.accuracy == {"half": "worse"}
     assert look.written
     assert (comparison.look, comparison.looks, comparison.error_rate) == (1, [look], look.error_rate)
-    assert _half(comparison).accuracy_verdict == "worse"
-    assert _half(comparison).metric_difference_confidence == pytest.approx(0.96)
+    assert str(_half(comparison).quality) == "worse"
+    assert _half(comparison).quality.confidence == pytest.approx(0.96)
 
 
 def test_the_same_again_is_no_look(tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ def test_a_reference_chosen_after_the_runs_is_named(tmp_path: Path) -> None:
     changed = _compare(tmp_path, range(3), launcher=launcher, reference="half")
     assert (launcher.launched, changed.look, changed.reference) == (0, 2, "half")
     assert changed.headline[0] == "Changed after runs were seen: reference half instead of fp32."
-    assert {row.arm: row.accuracy_verdict for row in changed.arms} == {"fp32": "better", "half": ""}
+    assert {row.arm: str(row.quality) for row in changed.arms} == {"fp32": "better", "half": ""}
     assert reload_comparison(tmp_path).reference == "half"
 
 
@@ -210,8 +210,8 @@ def test_nothing_is_tested_on_the_way(tmp_path: Path) -> None:
         _compare(tmp_path, range(6), observer=Impatient(), save=write_reports)
     for comparison in (reload_comparison(tmp_path / "report.json"),):
         assert _half(comparison).pairs == 4
-        assert _half(comparison).accuracy_verdict == "inconclusive (not tested)"
-        assert _half(comparison).metric_difference_low is None
+        assert str(_half(comparison).quality) == "inconclusive (not tested)"
+        assert _half(comparison).quality.low is None
         assert any(line.startswith("Nothing was tested: some runs") for line in comparison.reading)
     assert RunDirectory(tmp_path).looks() == []
     whole = _compare(tmp_path, range(6))
@@ -224,17 +224,17 @@ def test_a_report_of_runs_on_the_way_tests_nothing(tmp_path: Path) -> None:
     _compare(tmp_path, range(3))
     _compare(tmp_path, range(6), test=False)
     shown = reload_comparison(tmp_path)
-    assert _half(shown).accuracy_verdict == "inconclusive (not tested)"
+    assert str(_half(shown).quality) == "inconclusive (not tested)"
     assert len(RunDirectory(tmp_path).looks()) == 1
 
 
 def test_a_planned_single_look_has_all_and_leaves_none(tmp_path: Path) -> None:
     first = _compare(tmp_path, range(3), terms=Criteria(margin=0.5, looks=1))
     assert first.error_rate == 0.05
-    assert _half(first).metric_difference_confidence == pytest.approx(0.95)
+    assert _half(first).quality.confidence == pytest.approx(0.95)
     second = _compare(tmp_path, range(6), terms=Criteria(margin=0.5, looks=1))
     assert (second.look, second.error_rate) == (2, 0)
-    assert _half(second).accuracy_verdict == "inconclusive (not tested)"
+    assert str(_half(second).quality) == "inconclusive (not tested)"
     assert any(line.startswith("Nothing was tested: earlier looks have spent") for line in second.reading)
     assert _compare(tmp_path, range(6)).error_rate == 0
 
@@ -307,7 +307,7 @@ def test_folders_of_versions_without_a_journal_are_read_as_before(tmp_path: Path
     (tmp_path / "plan.json").write_text(json.dumps(plan))
     shown = reload_comparison(tmp_path)
     assert (shown.look, shown.error_rate, shown.looks) == (None, 0.05, [])
-    assert _half(shown).accuracy_verdict == "worse"
+    assert str(_half(shown).quality) == "worse"
 
 
 def test_a_journal_without_its_plan_tests_nothing(tmp_path: Path) -> None:
@@ -315,7 +315,7 @@ def test_a_journal_without_its_plan_tests_nothing(tmp_path: Path) -> None:
     _compare(tmp_path, range(3))
     (tmp_path / "plan.json").unlink()
     shown = reload_comparison(tmp_path)
-    assert _half(shown).accuracy_verdict == "inconclusive (not tested)"
+    assert str(_half(shown).quality) == "inconclusive (not tested)"
     assert any("no plan.json" in line for line in shown.reading)
 
 
@@ -325,7 +325,7 @@ def test_an_edited_plan_is_no_look_of_the_journal(tmp_path: Path, change: dict[s
     _compare(tmp_path, range(4))
     _edit_plan(tmp_path, **change)
     shown = reload_comparison(tmp_path)
-    assert {row.accuracy_verdict for row in shown.arms} == {"", "inconclusive (not tested)"}
+    assert {str(row.quality) for row in shown.arms} == {"", "inconclusive (not tested)"}
     (line,) = [line for line in shown.reading if line.startswith("Nothing was tested")]
     assert "no look at these runs under the terms of the plan" in line
 
@@ -333,19 +333,19 @@ def test_an_edited_plan_is_no_look_of_the_journal(tmp_path: Path, change: dict[s
 def test_runs_that_were_never_tested_are_not_by_a_report(tmp_path: Path) -> None:
     """A report of a command that was stopped on its way, or before its test, is no look outside of the journal."""
     _compare(tmp_path, range(5), test=False)
-    assert _half(reload_comparison(tmp_path)).accuracy_verdict == "inconclusive (not tested)"
+    assert str(_half(reload_comparison(tmp_path)).quality) == "inconclusive (not tested)"
     next(
         path for path in tmp_path.glob("cells/*/record.json") if json.loads(path.read_text())["arm"] == "half"
     ).unlink()
     shown = reload_comparison(tmp_path)
-    assert (_half(shown).pairs, _half(shown).accuracy_verdict) == (4, "inconclusive (not tested)")
+    assert (_half(shown).pairs, str(_half(shown).quality)) == (4, "inconclusive (not tested)")
 
 
 @pytest.mark.parametrize("attack", ["deleted", "interrupted"])
 def test_lost_seeds_cannot_be_taken_away(tmp_path: Path, attack: str) -> None:
     """Without the records of seeds that failed a verdict on survivors does not lose its condition."""
     honest = _compare(tmp_path, range(5), launcher=Pretend(fail=[3, 4]))
-    assert _half(honest).accuracy_verdict == "conditional on 3 of 5 seeds (worse)"
+    assert str(_half(honest).quality) == "conditional on 3 of 5 seeds (worse)"
     assert reload_comparison(tmp_path) == honest
     for path in tmp_path.glob("cells/*/record.json"):
         record = read_record(path)
@@ -354,7 +354,7 @@ def test_lost_seeds_cannot_be_taken_away(tmp_path: Path, attack: str) -> None:
         elif record.status == "failed":
             write_record(record.model_copy(update={"status": "interrupted"}), path.parent)
     shown = reload_comparison(tmp_path)
-    assert _half(shown).accuracy_verdict == "inconclusive (not tested)"
+    assert str(_half(shown).quality) == "inconclusive (not tested)"
 
 
 def test_the_spread_of_a_pilot_is_another_look(tmp_path: Path) -> None:
@@ -378,7 +378,7 @@ def test_directories_together_are_one_more_look(tmp_path: Path) -> None:
         assert any(f"tested at an error rate of {100 * rate:g} %" in line for line in both.reading)
     _compare(tmp_path / "single", range(9, 12), terms=Criteria(margin=0.5, looks=1))
     spent = reload_together([tmp_path / "one", tmp_path / "single"])
-    assert _half(spent).accuracy_verdict == "inconclusive (not tested)"
+    assert str(_half(spent).quality) == "inconclusive (not tested)"
 
 
 def test_a_copied_folder_keeps_its_looks(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ def test_it_is_a_look_that_is_named_and_counted(tmp_path: Path) -> None:
     assert (other.reference, other.look) == ("half", 2)
     assert other.error_rate == pytest.approx(0.005)
     assert "Changed after runs were seen: reference half instead of fp32." in [*other.headline, *other.reading]
-    assert {row.arm for row in other.arms if row.accuracy_verdict} == {row.arm for row in other.arms} - {"half"}
+    assert {row.arm for row in other.arms if str(row.quality)} == {row.arm for row in other.arms} - {"half"}
     looks = RunDirectory(tmp_path).looks()
     assert [look.reference for look in looks] == ["fp32", "half"]
     assert looks[1].changes == ["reference half instead of fp32"]

@@ -447,18 +447,58 @@ class Spectrum(nn.Module):
         return torch.fft.irfft(torch.fft.rfft(x) * self.weight)
 
 
+class Attention(nn.Module):
+    """Rotates its keys in fp32, and leaves its queries as they are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Any:
+        hidden = self.layer(x)[None, None]
+        return nn.functional.scaled_dot_product_attention(hidden, hidden.float(), hidden)
+
+
+class Wrapped(Positions):
+    """Raises what torch has raised again, in words of its own."""
+
+    def forward(self, x: Tensor) -> Any:
+        try:
+            return super().forward(x)
+        except RuntimeError as error:
+            raise ValueError(f"exception encountered when calling the layer:\n{error}") from None
+
+
+class Twice(Wrapped):
+    """And once more."""
+
+    def forward(self, x: Tensor) -> Any:
+        try:
+            return super().forward(x)
+        except ValueError as error:
+            raise KeyError("layer") from error
+
+
+KEPT = r"test_stand_in.py:\d+: under apex:O2 the script makes or keeps fp32 tensors .*; "
+ONE_TYPE = r"give it tensors of one type there, for example with .to\(other.dtype\)$"
+PRODUCT = rf"{KEPT}compare native:bf16, native:fp16 or apex:O1, or {ONE_TYPE}"
+
+
 @pytest.mark.filterwarnings("ignore::ampcompare.apex.DeprecatedFeatureWarning")
 @pytest.mark.parametrize(
     ("arm", "kind", "why"),
     [
         ("native:fp16", Spectrum, r".*under native:fp16 torch cannot unscale .* complex .*compare native:bf16$"),
-        ("apex:O2", Positions, r"test_stand_in.py:\d+: under apex:O2 the script makes or keeps fp32 tensors .*native"),
+        ("apex:O2", Positions, PRODUCT),
+        ("apex:O2", Wrapped, PRODUCT),
+        ("apex:O2", Twice, PRODUCT),
         (
             "apex:O1",
             Probability,
-            r"test_stand_in.py:\d+: under apex:O1 Apex refuses BCELoss.*compare native:fp16 .*Logits",
+            r"test_stand_in.py:\d+: under apex:O1 Apex refuses BCELoss.*; let the model .*Logits",
         ),
-        ("apex:O1", Graph, r"test_stand_in.py:\d+: under apex:O1 .* Apex's lists of functions to cast lack it .*fp16"),
+        ("apex:O1", Graph, rf"test_stand_in.py:\d+: under apex:O1 .* Apex's lists .* lack it \(.*\); {ONE_TYPE}"),
+        ("apex:O1", Attention, rf".*Apex's lists .* lack it .*; compare native:bf16 or native:fp16, or {ONE_TYPE}"),
     ],
 )
 def test_types_that_do_not_fit_are_explained(behind: Any, arm: str, kind: type[nn.Module], why: str) -> None:
@@ -471,7 +511,7 @@ def test_types_that_do_not_fit_are_explained(behind: Any, arm: str, kind: type[n
         model(torch.ones(3, 4)).sum().backward()
         optimizer.step()
 
-    with pytest.raises(RuntimeError) as raised:
+    with pytest.raises((RuntimeError, ValueError, KeyError)) as raised:
         train()
     assert re.match(why, str(stand_in.explain(raised.value)))
     assert stand_in.explain(RuntimeError("out of memory")) is None

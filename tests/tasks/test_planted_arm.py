@@ -28,5 +28,5 @@ def test_a_loss_scale_that_is_too_small_learns_nothing_in_detection(tmp_path: Pa
     good, bad = comparison.arms
     assert good.metric_mean > 0.1
     assert bad.metric_mean < 0.01
-    assert bad.accuracy_verdict is not None
-    assert bad.accuracy_verdict.startswith(("worse", "learned nothing"))
+    assert str(bad.quality) is not None
+    assert str(bad.quality).startswith(("worse", "learned nothing"))

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from ._engine.casts import Cast, cached_weight_cast, cast_tree, collect_dtypes, float_cast, half_cast, plain_cast
+from ._engine.casts import Cast, cached_weight_cast, cast_tree, collect_dtypes, float_cast, half_cast
 
 if TYPE_CHECKING:
     from .handle import AmpHandle
@@ -292,8 +292,7 @@ def _lean_linear(
     """
     cuda_only = handle.cuda_only
     cache = handle.cache
-    half_dtype = handle.half_dtype
-    half = plain_cast(half_dtype)
+    half = Tensor.half
     is_grad_enabled = torch.is_grad_enabled
 
     def linear(input: Any, weight: Any, bias: Any = None) -> Any:
@@ -310,7 +309,7 @@ def _lean_linear(
         dtype = input.dtype
         if dtype is _FLOAT32:
             input = convert(input)
-        elif dtype is not half_dtype:
+        elif dtype is not torch.float16:
             return general(input, weight, bias)
         # Inlines `cast_weight` for a weight that is not in the cache, the usual case for a layer.
         keep = is_grad_enabled()

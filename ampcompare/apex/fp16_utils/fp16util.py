@@ -10,12 +10,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils import clip_grad_norm_
 
 from ampcompare.apex import deprecated_warning
-from ampcompare.base.tensors.lists import copy_by_dtype
+from ampcompare.base.tensors.lists import copy_by_dtype, flatten, unflatten
 
 __all__ = [
     "BN_convert_float",
@@ -107,7 +106,7 @@ def prep_param_lists(model: nn.Module, flat_master: bool = False) -> tuple[list[
     """
     model_params = [param for param in model.parameters() if param.requires_grad]
     if flat_master:
-        flat = nn.Parameter(_flatten_dense_tensors([param.data.float() for param in model_params]))
+        flat = nn.Parameter(flatten([param.data.float() for param in model_params]))
         flat.grad = torch.empty_like(flat)
         return model_params, [flat]
     return model_params, [param.detach().clone().float().requires_grad_() for param in model_params]
@@ -122,7 +121,7 @@ def model_grads_to_master_grads(
     """
     if flat_master:
         grads = [torch.zeros_like(param) if param.grad is None else param.grad.data for param in model_params]
-        flat = _flatten_dense_tensors([grad.float() for grad in grads])
+        flat = flatten([grad.float() for grad in grads])
         if master_params[0].grad is None:
             master_params[0].grad = torch.empty_like(master_params[0])
         master_params[0].grad.data.copy_(flat)
@@ -146,7 +145,7 @@ def master_params_to_model_params(
     """Copy the values of the masters back to the model, rounding to its dtypes."""
     values = [master.data for master in master_params]
     if flat_master:
-        values = list(_unflatten_dense_tensors(values[0], model_params))
+        values = list(unflatten(values[0], model_params))
     copy_by_dtype([param.data for param in model_params], values)
 
 

@@ -17,10 +17,9 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 from ampcompare.base.errors import ConfigError, PreparationError
-from ampcompare.base.tensors.lists import by_type
+from ampcompare.base.tensors.lists import by_type, flatten, unflatten
 
 __all__ = [
     "Bucket",
@@ -596,11 +595,11 @@ def flat_dist_call(
     Source: Apex 25.05, `apex.parallel.distributed`; training scripts import it.
     """
     for alike in by_type(tensors):
-        flat = _flatten_dense_tensors(alike)
+        flat = flatten(alike)
         call(flat, *(extra_args or ()))
         if call is dist.all_reduce:
             flat /= dist.get_world_size()
-        torch._foreach_copy_(alike, list(_unflatten_dense_tensors(flat, alike)))
+        torch._foreach_copy_(alike, list(unflatten(flat, alike)))
 
 
 @torch.no_grad()
@@ -608,10 +607,10 @@ def broadcast_from_first(tensors: Iterable[Tensor], group: dist.ProcessGroup | N
     """Overwrite `tensors` with those of the first rank of `group`."""
     source = 0 if group is None else dist.get_global_rank(group, 0)
     for alike in by_type(tensor.detach() for tensor in tensors if tensor.numel()):
-        flat = _flatten_dense_tensors(alike)
+        flat = flatten(alike)
         # Bytes, because backends lack some dtypes (gloo: bool, fp8).
         dist.broadcast(flat.view(torch.uint8), src=source, group=group)
-        torch._foreach_copy_(alike, list(_unflatten_dense_tensors(flat, alike)))
+        torch._foreach_copy_(alike, list(unflatten(flat, alike)))
 
 
 def check_equal_models(module: nn.Module, group: dist.ProcessGroup | None) -> None:

@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from ampcompare.api.doctor.finding import Check, Verdict
+from ampcompare.api.doctor.finding import Check
 from ampcompare.base.processes.call import Answer
 
 __all__ = ["driver_version", "examine_gpus", "gains", "has_nvidia_gpu"]
@@ -22,30 +22,22 @@ DRIVER_SECONDS = 20.0
 
 def driver_version() -> tuple[str | None, str]:
     """Return the version of NVIDIA's driver, and how it is known or why not; torch is not asked."""
-    try:
-        match = re.search(r"Kernel Module(?: for \S+)?\s+([\d.]+)", DRIVER_FILE.read_text(encoding="utf-8"))
-        if match:
-            return match[1], f"from {DRIVER_FILE}"
-    except OSError:
-        pass
+    text = DRIVER_FILE.read_text(encoding="utf-8") if DRIVER_FILE.is_file() else ""
+    if match := re.search(r"Kernel Module(?: for \S+)?\s+([\d.]+)", text):
+        return match[1], f"from {DRIVER_FILE}"
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return None, "there is no nvidia-smi and no loaded driver"
+    command = [tool, "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
         done = subprocess.run(
-            [tool, "--query-gpu=driver_version", "--format=csv,noheader"],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=DRIVER_SECONDS,
-            check=False,
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=DRIVER_SECONDS, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return None, f"nvidia-smi does not answer ({type(error).__name__})"
-    lines = done.stdout.strip().splitlines()
-    if done.returncode or not lines:
-        said = (lines or done.stderr.strip().splitlines() or ["no message"])[0]
-        return None, f"nvidia-smi ends with exit code {done.returncode}: {said[:200]}"
+    lines = done.stdout.strip().splitlines() or done.stderr.strip().splitlines() or ["no message"]
+    if done.returncode:
+        return None, f"nvidia-smi ends with exit code {done.returncode}: {lines[0][:200]}"
     return lines[0].strip(), "from nvidia-smi"
 
 
@@ -76,79 +68,53 @@ def examine_gpus(answer: Answer | None, *, driver: tuple[str | None, str], hip: 
     """
     version, how = driver
     findings = []
-    if hip is None:
-        missing: Verdict = "problem" if answer is not None else "note"
-        findings.append(
-            Check("GPU", "driver", version, "ok", how, facts={"version": version})
-            if version
-            else Check("GPU", "driver", "none", missing, how, ("nvidia-smi",) if answer is not None else ())
-        )
-    if answer is None:
-        return [*findings, _none("torch has no CUDA")]
-    if not answer.done:
-        return [
-            *findings,
-            Check(
-                "GPU",
-                "gpus",
-                "cannot be started",
-                "problem",
-                f"querying torch for its GPUs failed: {answer.failure}",
-                ("nvidia-smi", "CUDA_LAUNCH_BLOCKING=1 python -c 'import torch; print(torch.ones(2).cuda())'"),
-                {"failure": answer.failure},
-            ),
-        ]
-    if not answer.value["available"]:
-        said = f" ({'; '.join(answer.warnings)})" if answer.warnings else ""
-        if version is None:
-            return [*findings, _none(f"torch sees none{said}")]
-        return [
-            *findings,
-            Check(
-                "GPU",
-                "gpus",
-                "none that torch can use",
-                "problem",
-                f"there is a driver, and torch sees no GPU{said}. The driver may be older than torch's CUDA, the "
-                "container may have been started without GPUs, or CUDA_VISIBLE_DEVICES may hide them",
-                ("nvidia-smi", 'echo "$CUDA_VISIBLE_DEVICES"', "docker run --gpus all ...  # in a container"),
-            ),
-        ]
-    return [*findings, *(_device(device, answer.value["built_for"], hip) for device in answer.value["devices"])]
-
-
-def _none(why: str) -> Check:
-    reason = f"{why}: arms run on the CPU, and fp16 times there say nothing about a GPU"
-    return Check("GPU", "gpus", "none", "note", reason)
+    if hip is None and version:
+        findings.append(Check("GPU", "driver", version, "ok", how, facts={"version": version}))
+    elif hip is None:
+        remedy = ("nvidia-smi",) if answer is not None else ()
+        findings.append(Check("GPU", "driver", "none", "problem" if remedy else "note", how, remedy))
+    if answer is not None and not answer.done:
+        reason = f"querying torch for its GPUs failed: {answer.failure}"
+        remedy = ("nvidia-smi", "CUDA_LAUNCH_BLOCKING=1 python -c 'import torch; print(torch.ones(2).cuda())'")
+        facts = {"failure": answer.failure}
+        return [*findings, Check("GPU", "gpus", "cannot be started", "problem", reason, remedy, facts)]
+    if answer is not None and answer.value["available"]:
+        return [*findings, *(_device(device, answer.value["built_for"], hip) for device in answer.value["devices"])]
+    why = "torch has no CUDA" if answer is None else "; ".join(["torch sees none", *answer.warnings])
+    if answer is None or version is None:
+        reason = f"{why}: arms run on the CPU, and fp16 times there say nothing about a GPU"
+        return [*findings, Check("GPU", "gpus", "none", "note", reason)]
+    reason = (
+        f"there is a driver, and {why}. The driver may be older than torch's CUDA, the container may have been started "
+        "without GPUs, or CUDA_VISIBLE_DEVICES may hide them"
+    )
+    remedy = ("nvidia-smi", 'echo "$CUDA_VISIBLE_DEVICES"', "docker run --gpus all ...  # in a container")
+    return [*findings, Check("GPU", "gpus", "none that torch can use", "problem", reason, remedy)]
 
 
 def _device(device: dict[str, Any], built_for: list[str], hip: str | None) -> Check:
-    capability = tuple(device["capability"])
-    free = "" if device["free_bytes"] is None else f", {device['free_bytes'] / GIB:.1f} free"
-    shown = "" if hip else f", capability {capability[0]}.{capability[1]}"
-    value = f"{device['name']}{shown}, {device['total_bytes'] / GIB:.1f} GiB{free}"
-    verdict: Verdict = "ok"
-    reason = "ROCm: see its own tables" if hip else gains(device["name"], capability)
-    remedy: tuple[str, ...] = ()
+    major, minor = device["capability"]
+    free, name = device["free_bytes"], f"cuda:{device['index']}"
+    known = "" if free is None else f", {free / GIB:.1f} free"
+    capability = "" if hip else f", capability {major}.{minor}"
+    value = f"{device['name']}{capability}, {device['total_bytes'] / GIB:.1f} GiB{known}"
+    reason = "ROCm: see its own tables" if hip else gains(device["name"], (major, minor))
     if device["failure"]:
-        verdict, reason = "problem", f"a small fp16 product fails: {device['failure']}"
-        remedy = ("nvidia-smi",)
-        if not hip and not _covered(capability, built_for):
+        reason, remedy = f"a small fp16 product fails: {device['failure']}", "nvidia-smi"
+        if not hip and not _covered((major, minor), built_for):
             reason += f". This torch is built for {' '.join(built_for)}, not for this GPU"
-            remedy = ("pip install -U torch torchvision",)
-    elif device["free_bytes"] is not None and device["free_bytes"] < 0.5 * device["total_bytes"]:
-        verdict = "warning"
-        reason = f"{reason}. Another process holds more than half of its memory, and may slow down this GPU"
-        remedy = ("nvidia-smi",)
-    return Check("GPU", f"cuda:{device['index']}", value, verdict, reason, remedy, device)
+            remedy = "pip install -U torch torchvision"
+        return Check("GPU", name, value, "problem", reason, (remedy,), device)
+    if free is not None and free < 0.5 * device["total_bytes"]:
+        reason += ". Another process holds more than half of its memory, and may slow down this GPU"
+        return Check("GPU", name, value, "warning", reason, ("nvidia-smi",), device)
+    return Check("GPU", name, value, "ok", reason, facts=device)
 
 
-def _covered(capability: tuple[int, ...], built_for: list[str]) -> bool:
+def _covered(capability: tuple[int, int], built_for: list[str]) -> bool:
     """Return whether code for a capability is in the build: binaries run within a major version, PTX from it on."""
-    for arch in built_for:
-        match = re.fullmatch(r"(sm|compute)_(\d+)(\d)[a-z]?", arch)
-        if match:
-            built = (int(match[2]), int(match[3]))
-            if built <= capability and (match[1] == "compute" or built[0] == capability[0]):
-                return True
+    for kind, major, minor in re.findall(r"(sm|compute)_(\d+)(\d)", " ".join(built_for)):
+        built = (int(major), int(minor))
+        if built <= capability and (kind == "compute" or built[0] == capability[0]):
+            return True
     return False

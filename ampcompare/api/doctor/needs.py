@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ampcompare.api.doctor.apex import INSTALL
 from ampcompare.api.doctor.ask import ask
 from ampcompare.api.doctor.finding import Check
 from ampcompare.backends.apex_levels import ROCM_LEVELS
@@ -59,7 +60,7 @@ def examine_arm(arm: Arm, facts: MachineFacts) -> ArmNeeds:
     missing: list[str] = []
     notes: list[str] = []
     remedy: list[str] = []
-    if facts.torch.verdict == "problem" and "version" in facts.torch.facts and not facts.torch.facts.get("failure"):
+    if facts.torch.verdict == "problem" and "hip" in facts.torch.facts:  # a build for CPUs where there is a GPU
         notes.append(f"torch: {facts.torch.reason}")
     elif facts.torch.verdict == "problem":
         missing.append(f"torch is {facts.torch.value}")
@@ -98,10 +99,7 @@ def _apex(arm: Arm, facts: MachineFacts, missing: list[str], notes: list[str], r
         if not apex.facts["usable"]:
             missing.append(f"engine=nvidia needs NVIDIA Apex with apex.amp; apex is {apex.value}")
             remedy.extend(apex.remedy)
-            if apex.facts["state"] == "absent":
-                from ampcompare.api.doctor.apex import INSTALL
-
-                remedy.append(INSTALL)
+            remedy.extend([INSTALL] if apex.facts["state"] == "absent" else [])
         if not facts.devices:
             missing.append("engine=nvidia runs on CUDA only, and torch sees no GPU")
         if missing:

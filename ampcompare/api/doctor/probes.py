@@ -37,11 +37,6 @@ def torch_build() -> dict[str, Any]:
         "fp16_products": ask_torch(lambda: bool(mkldnn._is_mkldnn_fp16_supported())),
         "bf16_products": ask_torch(lambda: bool(mkldnn._is_mkldnn_bf16_supported())),
         "bf16_instructions": ask_torch(bf16.has_bf16_instructions),
-        "threads": torch.get_num_threads(),
-        "distributed": ask_torch(lambda: bool(torch.distributed.is_available())),
-        "nccl": ask_torch(lambda: bool(torch.distributed.is_nccl_available())),
-        "gloo": ask_torch(lambda: bool(torch.distributed.is_gloo_available())),
-        "mpi": ask_torch(lambda: bool(torch.distributed.is_mpi_available())),
         "tf32_products": ask_torch(lambda: tf32.Tf32.read().products == "tf32"),
         "tf32_convolutions": ask_torch(lambda: tf32.Tf32.read().convolutions == "tf32"),
     }
@@ -61,23 +56,12 @@ def gpus() -> dict[str, Any]:
             "capability": [properties.major, properties.minor],
             "total_bytes": properties.total_memory,
             "free_bytes": None,
-            "failure": None,
+            "failure": _try_product(torch, f"cuda:{index}"),
         }
-        try:
+        if not device["failure"]:
             device["free_bytes"] = torch.cuda.mem_get_info(index)[0]
-            ones = torch.ones(16, 16, device=f"cuda:{index}", dtype=torch.float16)
-            if (ones @ ones).sum().item() != 16**3:
-                device["failure"] = "an fp16 product of ones came out wrong"
-        except Exception as error:
-            device["failure"] = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
         devices.append(device)
-    has_nccl = torch.version.cuda is not None and torch.distributed.is_nccl_available()
-    return {
-        "available": True,
-        "devices": devices,
-        "built_for": list(torch.cuda.get_arch_list()),
-        "nccl": list(torch.cuda.nccl.version()) if has_nccl else None,
-    }
+    return {"available": True, "devices": devices, "built_for": list(torch.cuda.get_arch_list())}
 
 
 def accelerators(kinds: list[str]) -> dict[str, Any]:
@@ -89,15 +73,18 @@ def accelerators(kinds: list[str]) -> dict[str, Any]:
         if module is None or not module.is_available():
             continue
         for index in range(module.device_count()):
-            device: dict[str, Any] = {"name": f"{kind}:{index}", "failure": None}
-            try:
-                ones = torch.ones(16, 16, device=f"{kind}:{index}", dtype=torch.float16)
-                if (ones @ ones).sum().item() != 16**3:
-                    device["failure"] = "an fp16 product of ones came out wrong"
-            except Exception as error:
-                device["failure"] = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-            found.append(device)
+            name = f"{kind}:{index}"
+            found.append({"name": name, "failure": _try_product(torch, name)})
     return {"devices": found}
+
+
+def _try_product(torch: Any, device: str) -> str | None:
+    """Return why a small fp16 product fails on a device; None where it is right."""
+    try:
+        ones = torch.ones(16, 16, device=device, dtype=torch.float16)
+        return None if (ones @ ones).sum().item() == 16**3 else "an fp16 product of ones came out wrong"
+    except Exception as error:
+        return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
 
 def apex_amp() -> dict[str, Any]:

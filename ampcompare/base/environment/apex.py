@@ -21,14 +21,6 @@ REMEDY = "use --engine compat, or install NVIDIA Apex at tag 25.05"
 NVIDIA_FOLDERS = ("normalization", "optimizers", "multi_tensor_apply", "contrib")
 
 
-# Without `apex.amp` a copy is of after 8 May 2025; these folders narrow it down: folder, there or gone, sentence.
-ERAS = (
-    ("contrib/multihead_attn", False, "after 8 July 2026"),
-    ("transformer", False, "between 13 January and 8 July 2026"),
-    ("transformer", True, "between 8 May 2025 and 13 January 2026"),
-)
-
-
 @dataclass(frozen=True)
 class ApexInstall:
     """What stands under the name `apex` on the import path.
@@ -40,7 +32,6 @@ class ApexInstall:
         version: of the installed distribution, or "unknown".
         reason: one sentence, with the remedy where `apex.amp` is not there.
         commit: of the repository that it was installed from, where metadata or a clone tell it.
-        era: when its source was written, as far as its folders tell it; None where `apex.amp` is there.
     """
 
     kind: Kind
@@ -48,7 +39,6 @@ class ApexInstall:
     version: str
     reason: str
     commit: str | None = None
-    era: str | None = None
 
     @property
     def has_amp(self) -> bool:
@@ -121,10 +111,8 @@ def _describe(package: Path, folders: Sequence[Path]) -> ApexInstall:
         reason = f"NVIDIA Apex {named} in {package}, Python only: no compiled kernels (amp_C)"
         return ApexInstall("python_only", package, version, reason, commit)
     if any(os.path.isdir(package / folder) for folder in NVIDIA_FOLDERS):
-        whole = os.path.isdir(package / "contrib")  # else it is cut down, and what is not there says nothing
-        era = next((text for folder, there, text in ERAS if whole and os.path.isdir(package / folder) == there), None)
         reason = f"apex {named} is installed but has no apex.amp (removed upstream in May 2025); {REMEDY}"
-        return ApexInstall("no_amp", package, version, reason, commit, era)
+        return ApexInstall("no_amp", package, version, reason, commit)
     reason = f"apex {version} in {package} is the unrelated package of PyPI: pip uninstall apex, then {REMEDY}"
     return ApexInstall("impostor", package, version, reason)
 

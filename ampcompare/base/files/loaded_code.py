@@ -26,11 +26,11 @@ import sys
 import sysconfig
 import tempfile
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from ampcompare.base.environment.packages import installed_version
 from ampcompare.base.files.run_files import CellFile, RunFile
@@ -63,6 +63,7 @@ BLOCK_BYTES = 2**20
 BLOCKS = 64
 SYSTEM = ("/etc/", "/usr/", "/bin/", "/sbin/", "/lib", "/sys/", "/run/", "/var/lib/", "/var/cache/", "/dev/", "/proc/")
 TRACKERS = ("mlruns", "wandb")  # folders of experiment trackers
+METADATA = (".dist-info", ".egg-info")  # folders that any look for plugins reads
 # Variables that say where and by whom a run is started, or that its launcher sets.
 ANYWHERE = re.compile(
     r"AMPCOMPARE_\w+|(LOCAL_|GROUP_|ROLE_|NODE_)?(RANK|WORLD_SIZE)|\w*_RANK|\w*_WORLD_SIZE|MASTER_\w+|TORCHELASTIC_\w+"
@@ -180,7 +181,7 @@ class CodeWatch:
             if isinstance(file, str) and (".." in file or is_users_code(file)):
                 self._note(file)
         thread = threading.get_ident()
-        self._busy.add(thread)  # metadata of packages is read, which may lie next to the script
+        self._busy.add(thread)
         try:
             for path in self._seen:
                 if path.endswith(".py"):
@@ -231,7 +232,9 @@ class CodeWatch:
         if not here and path.startswith(SYSTEM):
             return False
         folders = path[len(here) :].split(os.sep)
-        if any(name.startswith(".") or name in TRACKERS for name in folders) or self._data >= MAX_DATA:
+        if any(name.startswith(".") or name.endswith(METADATA) or name in TRACKERS for name in folders):
+            return False
+        if self._data >= MAX_DATA:
             return False
         try:
             return stat.S_ISREG(os.stat(path).st_mode)
@@ -315,20 +318,29 @@ def _plain(distribution: str) -> str:
 
 def watch_code(folder: Path, base: Path) -> CodeWatch:
     """Note from now on what this process loads for a cell, and no longer for an earlier one."""
+    global _is_installed, _watch
     _temporary()  # found now: a hook that looks for it would wait for the lock of the one who does
-    watch = CodeWatch(folder, base)
-    end_watch()
-    _ends.append(_on_file_events(watch.audit))
+    _watch = watch = CodeWatch(folder, base)
+    if not _is_installed:
+        _is_installed = True
+        sys.addaudithook(_hook)
     return watch
 
 
 def end_watch() -> None:
     """Note no longer what this process loads."""
-    while _ends:
-        _ends.pop()()
+    global _watch
+    _watch = None
 
 
-_ends: list[Callable[[], None]] = []
+_watch: CodeWatch | None = None
+_is_installed = False  # Python cannot remove a hook
+
+
+def _hook(event: str, arguments: tuple[Any, ...]) -> None:
+    # It runs inside of what it listens to, in any thread, so it may neither take a lock nor raise.
+    if (event == "open" or event == "subprocess.Popen") and (watch := _watch) is not None:
+        watch.audit(event, arguments)
 
 
 @functools.cache
@@ -425,33 +437,3 @@ def changed_code(files: Mapping[str, str], base: Path) -> dict[str, str]:
 def differing(one: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
     """Return the files that two runs both loaded, with other contents."""
     return [name for name, digest in one.items() if other.get(name, digest) != digest]
-
-
-Listener: TypeAlias = Callable[[str, tuple[Any, ...]], None]
-
-_listeners: tuple[Listener, ...] = ()
-_is_installed = False
-
-
-def _on_file_events(listener: Listener) -> Callable[[], None]:
-    """Call `listener(event, arguments)` where a file is opened or a process starts; return a function that ends this.
-
-    It runs inside of what it listens to, in any thread, so it may neither take a lock nor raise.
-    """
-    global _is_installed, _listeners
-    _listeners = (*_listeners, listener)
-    if not _is_installed:
-        _is_installed = True
-        sys.addaudithook(_hook)
-
-    def end() -> None:
-        global _listeners
-        _listeners = tuple(one for one in _listeners if one is not listener)
-
-    return end
-
-
-def _hook(event: str, arguments: tuple[Any, ...]) -> None:
-    if event == "open" or event == "subprocess.Popen":
-        for listener in _listeners:
-            listener(event, arguments)

@@ -11,9 +11,10 @@ from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
-from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
+from torch._utils import _flatten_dense_tensors as flatten
+from torch._utils import _unflatten_dense_tensors as unflatten
 
-__all__ = ["by_type", "copies_on_host", "copy_by_dtype"]
+__all__ = ["by_type", "copies_on_host", "copy_by_dtype", "flatten", "unflatten"]
 
 
 def by_type(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
@@ -43,6 +44,6 @@ def copies_on_host(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Return copies on the CPU, in the order given: one transfer, which waits for the device, for each dtype."""
     copies: dict[int, Tensor] = {}
     for group in by_type(tensors):
-        flat = _flatten_dense_tensors([tensor.detach() for tensor in group]).cpu()
-        copies.update(zip(map(id, group), _unflatten_dense_tensors(flat, group), strict=True))
+        flat = flatten([tensor.detach() for tensor in group]).cpu()
+        copies.update(zip(map(id, group), unflatten(flat, group), strict=True))
     return [copies[id(tensor)] for tensor in tensors]

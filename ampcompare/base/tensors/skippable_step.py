@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
-__all__ = ["DeferredFlag", "obeys_flag", "settle", "skip_on_device"]
+__all__ = ["DeferredFlag", "has_global_step_hooks", "obeys_flag", "settle", "skip_on_device"]
 
 TYPES = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
 ATTRIBUTE = "_ampcompare_skippable_step"
@@ -195,10 +195,14 @@ class _SkippableStep:
             optimizer.found_inf, optimizer.grad_scale = flag, scale
 
 
-def _has_step_hooks(optimizer: Any) -> bool:
-    if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
-        return True
+def has_global_step_hooks() -> bool:
+    """Return whether anything is called around the steps of every optimizer."""
     return bool(_global_optimizer_pre_hooks or _global_optimizer_post_hooks)
+
+
+def _has_step_hooks(optimizer: Any) -> bool:
+    hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
+    return bool(hooks) or has_global_step_hooks()
 
 
 def _is_fused_with_dampening(optimizer: Any) -> bool:

@@ -15,13 +15,14 @@ from ampcompare.runs.analysis.evidence.step_time import invalid_reason, time_evi
 from ampcompare.runs.analysis.inference.criteria import criteria_of
 from ampcompare.runs.analysis.inference.looks import Design
 from ampcompare.runs.analysis.inference.verdict import verdicts_on
-from ampcompare.runs.analysis.runs.comparability import accuracy_reason, memory_reason, time_reason
-from ampcompare.runs.analysis.runs.learning import LEARNED_NOTHING, idle_verdict
-from ampcompare.runs.analysis.runs.pairs import conditional, conditional_on, counterparts, pairs_by_seed
+from ampcompare.runs.analysis.runs.comparability import incomparable_accuracy, incomparable_memory, incomparable_time
+from ampcompare.runs.analysis.runs.learning import idle_verdict
+from ampcompare.runs.analysis.runs.pairs import counterparts, pairs_by_seed, surviving_seeds
 from ampcompare.runs.analysis.runs.scores import value_of
 from ampcompare.runs.records.comparison import ArmSummary, Comparison
 from ampcompare.runs.records.metric import TOP1, TOP5, Metric
 from ampcompare.runs.records.run import RunRecord
+from ampcompare.runs.records.verdict import KEPT, UNJUDGED, Kind, Verdict
 
 __all__ = ["Check", "Gate", "VerdictGate", "check_gates", "parse_gate"]
 
@@ -34,14 +35,14 @@ COUNTS = ("diverged", "failed")
 TAIL_LOSS = "tail-loss"  # the training loss over the last fifth of the steps, which has verdicts only
 ACCURACY, METRIC = "accuracy", "metric"  # the metric of verdicts: where it counts what is right, and any
 CLASSIFICATION = (TOP1, TOP5)
-# The verdicts that show what a gate asks for, by their first words.
-SHOWN_BY = {
-    "non-inferior": ("identical", "equivalent", "non-inferior", "better"),
+# The verdicts that show what a gate asks for.
+SHOWN_BY: dict[str, tuple[Kind, ...]] = {
+    "non-inferior": KEPT,
     "equivalent": ("identical", "equivalent"),
     "better": ("better",),
 }
-REFUSED = ("worse", "diverged", LEARNED_NOTHING)
-UNKNOWN = ("not comparable", "not as declared", "no verdict", "invalid measurement")
+REFUSED: tuple[Kind, ...] = ("worse", "diverged", "learned nothing")
+UNKNOWN: tuple[Kind, ...] = ("", "no verdict", *UNJUDGED)
 SAME_RUNS = "the baseline holds these same runs, so nothing has run since; choose another --output-dir"
 Measured = tuple[float | None, str]  # a value, or why it is missing
 Runs = Sequence[RunRecord]
@@ -101,11 +102,9 @@ class VerdictGate:
     measure: str
     word: str
 
-    def fails(self, verdict: str) -> bool:
+    def fails(self, verdict: Verdict) -> bool:
         """Return whether an arm with this verdict fails."""
-        if self.word == "worse":
-            return verdict.startswith(REFUSED)
-        return not verdict.startswith(SHOWN_BY[self.word])
+        return verdict.kind in REFUSED if self.word == "worse" else verdict.kind not in SHOWN_BY[self.word]
 
 
 def _examples(metrics: Sequence[Metric] | None) -> str:
@@ -227,7 +226,7 @@ def check_gates(
                 if baseline is not None:  # else the arm is the reference itself
                     checks.append(Check(row.arm, gate.text, skipped="the baseline has no such arm"))
             elif isinstance(gate, VerdictGate):
-                checks.append(_check_verdict(gate, row.arm, judged[gate.measure].get(row.arm, "")))
+                checks.append(_check_verdict(gate, row.arm, judged[gate.measure].get(row.arm, Verdict())))
             else:
                 metric = None if gate.measure in (*RATIOS, *COUNTS) else _named(gate.measure, gate.text, metrics)
                 checks.append(_check_limit(gate, metric, row, runs, base or [], same_software=baseline is None))
@@ -249,11 +248,11 @@ def _base(arm: str, comparison: Comparison, baseline: Comparison | None) -> list
     return [record for record in baseline.records if record.arm == arm]
 
 
-def _verdicts(measure: str, comparison: Comparison, baseline: Comparison | None) -> dict[str, str]:
+def _verdicts(measure: str, comparison: Comparison, baseline: Comparison | None) -> dict[str, Verdict]:
     """Return the verdict of each arm on what a gate is about: its own, or against its runs in a baseline."""
     if baseline is None:
-        field = {"time": "time_verdict", TAIL_LOSS: "loss_verdict"}.get(measure, "accuracy_verdict")
-        return {row.arm: getattr(row, field) for row in comparison.arms}
+        quantity = {"time": "time", TAIL_LOSS: "loss"}.get(measure, "quality")
+        return {row.arm: getattr(row, quantity) for row in comparison.arms}
     criteria = criteria_of(comparison)
     design = Design(comparison.error_rate, comparison.error_rate)  # that of the look: a baseline is not a second chance
     sides = {
@@ -264,7 +263,7 @@ def _verdicts(measure: str, comparison: Comparison, baseline: Comparison | None)
     pairs = {arm: pairs_by_seed(*side) for arm, side in sides.items()}
     if measure == "time":
         times = {arm: time_evidence(side[0], pairs[arm], same_software=False) for arm, side in sides.items()}
-        return {arm: verdict.word for arm, verdict in verdicts_on(times, criteria.time(), design).items()}
+        return verdicts_on(times, criteria.time(), design)
     if measure == TAIL_LOSS:
         margin = criteria.loss()
         found = {arm: loss_evidence(side[0], pairs[arm], design, same_software=False) for arm, side in sides.items()}
@@ -277,14 +276,14 @@ def _verdicts(measure: str, comparison: Comparison, baseline: Comparison | None)
             for arm, side in sides.items()
         }
     verdicts = verdicts_on(found, margin, design)
-    return {arm: conditional(verdict, conditional_on(*sides[arm])).word for arm, verdict in verdicts.items()}
+    return {arm: verdict.among_survivors(surviving_seeds(*sides[arm])) for arm, verdict in verdicts.items()}
 
 
-def _check_verdict(gate: VerdictGate, arm: str, verdict: str) -> Check:
-    if not gate.fails(verdict):
-        unknown = gate.word == "worse" and (not verdict or verdict.startswith(UNKNOWN))
-        return Check(arm, gate.text, skipped=f"{gate.measure} {verdict or 'has no verdict'}" if unknown else "")
-    return Check(arm, gate.text, failure=f"{gate.measure} {verdict or 'has no verdict'}, and {gate.text} fails")
+def _check_verdict(gate: VerdictGate, arm: str, verdict: Verdict) -> Check:
+    words = f"{gate.measure} {verdict or 'has no verdict'}"
+    if gate.fails(verdict):
+        return Check(arm, gate.text, failure=f"{words}, and {gate.text} fails")
+    return Check(arm, gate.text, skipped=words if gate.word == "worse" and verdict.kind in UNKNOWN else "")
 
 
 def _check_limit(
@@ -313,20 +312,21 @@ def _measured(
     lost = len(runs) - len(here)
     if metric and lost:
         return None, f"it is conditional on the {len(here)} of {len(runs)} runs that were completed", False
-    if metric and (share := conditional_on(runs, base)):
+    if metric and (survivors := surviving_seeds(runs, base)):
+        share = "{} of {} seeds".format(*survivors)
         return None, f"it is conditional on {share}, of which the others were not completed on the other side", False
     pairs = counterparts(here, there)  # by seed where possible; a baseline of other seeds is still a baseline
     if pairs_by_seed(here, there):
         here, there = [arm for arm, _ in pairs], [other for _, other in pairs]
-    work = accuracy_reason(pairs, same_software=same_software)
+    work = incomparable_accuracy(pairs, same_software=same_software)
     if work and measure != "time":
-        return None, f"not comparable ({work})", False
+        return None, str(work), False
     if metric:
         idle = idle_verdict(here) or idle_verdict(there)
-        return (None, idle, False) if idle else (*_difference(metric, here, there), False)
-    reason = (time_reason if measure == "time" else memory_reason)(pairs, same_software=same_software)
-    if reason:
-        return None, f"not comparable ({reason})", True
+        return (None, str(idle), False) if idle else (*_difference(metric, here, there), False)
+    incomparable = incomparable_time if measure == "time" else incomparable_memory
+    if verdict := incomparable(pairs, same_software=same_software):
+        return None, str(verdict), True
     return (*_time(here, there), True) if measure == "time" else (*_memory(here, there), False)
 
 
@@ -354,7 +354,7 @@ def _time(runs: Sequence[RunRecord], base_runs: Sequence[RunRecord]) -> Measured
     base_seconds = [record.summary.step_seconds_median for record in base_runs if not invalid_reason(record)]
     if not any(seconds) or not any(base_seconds):
         invalid = next(filter(None, map(invalid_reason, [*runs, *base_runs])), "no times")
-        return None, f"invalid measurement ({invalid})"
+        return None, str(Verdict(kind="invalid", why=invalid))
     return statistics.geometric_mean(filter(None, seconds)) / statistics.geometric_mean(filter(None, base_seconds)), ""
 
 

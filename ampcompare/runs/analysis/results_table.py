@@ -28,6 +28,7 @@ from ampcompare.runs.analysis.runs.scores import grid_step, in_steps, rounding_s
 from ampcompare.runs.analysis.summary import Line, conclude, decided_rows
 from ampcompare.runs.records.comparison import ArmSummary, Comparison, JudgedTable
 from ampcompare.runs.records.metric import MAX_NAME, TOP1, Metric
+from ampcompare.runs.records.verdict import Verdict
 
 __all__ = ["EXAMPLE_SD", "MAX_BYTES", "Better", "ResultsTable", "example_table", "judge", "read_table"]
 
@@ -42,7 +43,7 @@ NOT_MEASURED = ("", "-", "n/a")
 NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d{1,3})?|nan|[+-]?inf"
 VALUE = re.compile(rf"(?P<mean>{NUMBER})\s*%?(?:\s*(?:±|\+/-)\s*(?P<sd>{NUMBER})\s*%?)?", re.IGNORECASE)
 RULE = re.compile(r"\s*:?-+:?\s*")
-NO_COUNT = "inconclusive (number of runs unknown)"
+NO_COUNT = Verdict(kind="inconclusive", why="number of runs unknown")
 MIN_FLOOR = 1e-12
 
 
@@ -452,7 +453,7 @@ def _line(
 ) -> Line:
     """Return the line of an arm before its verdicts."""
     count, diverged = (sum(run.runs or 1 for run in its) for its in (runs, [run for run in runs if run.diverged]))
-    divergence = f"diverged {diverged}/{count}" if diverged else ""
+    divergence = Verdict(kind="diverged", share=(diverged, count)) if diverged else Verdict()
     measured = [(run, run.value.times(1 / metric.factor)) for run in runs if run.value is not None]
     sample = _sample(measured) if measured else None
     only_sd = measured[0][1].sd if measured else None  # of a single line whose number of runs is unknown
@@ -470,21 +471,21 @@ def _line(
         metric_sd=math.sqrt(sample.variance) if sample and sample.known > 1 else only_sd,
         metric_best=metric.best(quantity.mean for _, quantity in measured),
         pairs=effect.pairs if effect else 0,
-        status=divergence or "ok",
+        status=str(divergence or "ok"),
     )
     if runs is base:
-        return Line(row, Evidence(word=divergence))
-    return Line(row, _evidence(value, divergence), _evidence(time, ""))
+        return Line(row, Evidence(untested=divergence))
+    return Line(row, _evidence(value, divergence), _evidence(time, Verdict()))
 
 
-def _evidence(part: _Difference | None, closed: str) -> Evidence:
+def _evidence(part: _Difference | None, untested: Verdict) -> Evidence:
     if part is None or part.effect is None:
-        return Evidence(word=closed or (NO_COUNT if part else ""))
-    return Evidence(part.effect, closed, part.effect.mean, part.rounded)
+        return Evidence(untested=untested or (NO_COUNT if part else Verdict()))
+    return Evidence(part.effect, untested, part.effect.mean, part.rounded)
 
 
 def _notes(table: ResultsTable, rows: Sequence[ArmSummary], unused_sd: float | None) -> Iterator[str]:
-    if any(row.accuracy_verdict == NO_COUNT for row in rows):
+    if any(row.quality == NO_COUNT for row in rows):
         yield "The number of runs behind a mean is not known: add a column n, or give --runs."
     if unused_sd is not None:
         yield f"--sd {unused_sd:g} is not used: no arm that can be compared by it has fewer than {MIN_PAIRS} runs."

@@ -31,23 +31,28 @@ from ampcompare.runs.analysis.evidence.step_time import (
 from ampcompare.runs.analysis.inference.criteria import AccuracyMargin, Criteria
 from ampcompare.runs.analysis.inference.effect import MIN_PAIRS, wilson
 from ampcompare.runs.analysis.inference.looks import Design
-from ampcompare.runs.analysis.inference.verdict import NOTHING, Evidence, Verdict, verdicts_on
-from ampcompare.runs.analysis.runs.comparability import circumstances, foreign_steps, memory_reason, script_sentences
+from ampcompare.runs.analysis.inference.verdict import NOTHING, Evidence, verdicts_on
+from ampcompare.runs.analysis.runs.comparability import (
+    circumstances,
+    foreign_steps,
+    incomparable_memory,
+    script_sentences,
+)
 from ampcompare.runs.analysis.runs.declared import not_as_declared, options_without_effect, why_not_as_declared
 from ampcompare.runs.analysis.runs.pairs import (
     Pair,
-    conditional,
-    conditional_on,
     counterparts,
     equal_losses,
     finished,
     pairs_by_seed,
+    surviving_seeds,
 )
 from ampcompare.runs.analysis.runs.record_checks import unique_runs
 from ampcompare.runs.analysis.runs.scores import metric_of, one_metric
 from ampcompare.runs.records.comparison import ArmSummary, Comparison, Published, SampleComparison, Twin
 from ampcompare.runs.records.metric import Metric
 from ampcompare.runs.records.run import RunRecord
+from ampcompare.runs.records.verdict import Verdict
 
 __all__ = ["Line", "conclude", "decided_rows", "summarize"]
 
@@ -139,7 +144,7 @@ class Line:
         quality: on scores of the metric.
         time: on logarithms of speed.
         loss: on negative logarithms of the training loss at the end.
-        survivors: as `conditional_on` gives it.
+        survivors: as `surviving_seeds` gives it.
         samples: from the verdict on `quality` to what single samples say.
     """
 
@@ -147,7 +152,7 @@ class Line:
     quality: Evidence
     time: Evidence = NOTHING
     loss: Evidence = NOTHING
-    survivors: str = ""
+    survivors: tuple[int, int] | None = None
     samples: Callable[[Verdict], SampleComparison | None] = lambda _: None
 
 
@@ -162,41 +167,25 @@ def decided_rows(
 
 
 def _decided(line: Line, quality: Verdict, time: Verdict, loss: Verdict, metric: Metric) -> ArmSummary:
-    bounds = [metric.difference_of(bound) for bound in (quality.low, quality.high) if bound is not None]
-    low, high = sorted(bounds) if bounds else (None, None)
     diverged = line.row.diverged
     rate = wilson(diverged, line.row.completed + diverged) if diverged else (None, None)
     decided = {
-        "time_ratio": _ratio(line.time.mean),
-        "time_ratio_low": _ratio(time.high),
-        "time_ratio_high": _ratio(time.low),
-        "time_ratio_confidence": time.confidence,
-        "time_verdict": time.word,
-        "metric_difference": None if line.quality.mean is None else metric.difference_of(line.quality.mean),
-        "metric_difference_low": low,
-        "metric_difference_high": high,
-        "metric_difference_confidence": quality.confidence,
-        "accuracy_verdict": conditional(quality, line.survivors).word,
+        "quality": _on_scale(quality, metric.difference_of).among_survivors(line.survivors),
+        "time": _on_scale(time, lambda speed: ratio_of(-speed)),
+        "loss": _on_scale(loss, lambda gain: math.expm1(-gain)).among_survivors(line.survivors),
         "samples": line.samples(quality),
         "diverged_low": rate[0],
         "diverged_high": rate[1],
-        "loss_difference": _share(line.loss.mean),
-        "loss_difference_low": _share(loss.high),
-        "loss_difference_high": _share(loss.low),
-        "loss_difference_confidence": loss.confidence,
-        "loss_verdict": conditional(loss, line.survivors).word,
     }
     return ArmSummary.model_validate({**dict(line.row), **decided})
 
 
-def _ratio(effect: float | None) -> float | None:
-    """Return an effect on the logarithm of speed as a ratio of times."""
-    return None if effect is None else ratio_of(-effect)
-
-
-def _share(effect: float | None) -> float | None:
-    """Return an effect on the logarithm of the loss as a share of the reference's."""
-    return None if effect is None else math.expm1(-effect)
+def _on_scale(verdict: Verdict, scale: Callable[[float], float]) -> Verdict:
+    """Return a verdict with effect and bounds in the unit that rows show."""
+    effect = None if verdict.effect is None else scale(verdict.effect)
+    bounds = sorted(scale(bound) for bound in (verdict.low, verdict.high) if bound is not None)
+    low, high = bounds if bounds else (None, None)
+    return verdict.model_copy(update={"effect": effect, "low": low, "high": high})
 
 
 def conclude(
@@ -251,10 +240,10 @@ def _rows(
 def _line_of_reference(arm: str, records: Sequence[RunRecord]) -> Line:
     pairs = pairs_by_seed(records, records)
     effect = accuracy_effect(pairs)
-    word = not_as_declared(records) or failure_verdict(records)
+    verdict = not_as_declared(records) or failure_verdict(records)
     return Line(
         _row(arm, records, pairs),
-        Evidence(word=word, mean=None if effect is None else effect.mean),
+        Evidence(untested=verdict, mean=None if effect is None else effect.mean),
         Evidence(mean=step_times(pairs).mean),
     )
 
@@ -264,13 +253,14 @@ def _line_of(
 ) -> Line:
     pairs = pairs_by_seed(records, against)
     if other := not_as_declared(records):
-        return Line(_row(arm, records, pairs), Evidence(word=other), Evidence(word=other), Evidence(word=other))
+        evidence = Evidence(untested=other)
+        return Line(_row(arm, records, pairs), evidence, evidence, evidence)
     return Line(
-        _row(arm, records, pairs).model_copy(update=_memory(records, against)),
+        _row(arm, records, pairs).model_copy(update={"memory": _memory_verdict(records, against)}),
         accuracy_evidence(records, pairs, margin, design),
         time_evidence(records, pairs),
         loss_evidence(records, pairs, design),
-        conditional_on(records, against),
+        surviving_seeds(records, against),
         lambda verdict: compare_samples(pairs, accuracy_effect(pairs), verdict, margin.of_scores()),
     )
 
@@ -295,14 +285,12 @@ def _peak(records: Iterable[RunRecord]) -> int | None:
     return max((value for record in records if (value := record.summary.peak_bytes) is not None), default=None)
 
 
-def _memory(records: Sequence[RunRecord], reference: Sequence[RunRecord]) -> dict[str, int | str | None]:
-    """Return the fields of a row on the difference of the largest peaks, or on why there is none."""
+def _memory_verdict(records: Sequence[RunRecord], reference: Sequence[RunRecord]) -> Verdict:
+    """Return the difference of the largest peaks, or why there is none."""
     pairs = counterparts(finished(records), finished(reference))
-    reason = memory_reason(pairs)
     here, there = _peak(arm for arm, _ in pairs), _peak(other for _, other in pairs)
-    if reason or here is None or there is None:
-        return {"memory_difference": None, "memory_verdict": f"not comparable ({reason})" if reason else ""}
-    return {"memory_difference": here - there}
+    verdict = incomparable_memory(pairs)
+    return verdict if verdict or here is None or there is None else Verdict(effect=here - there)
 
 
 def _row(arm: str, records: Sequence[RunRecord], pairs: Sequence[Pair]) -> ArmSummary:
@@ -407,9 +395,8 @@ def _twins(
             bare.model_copy(
                 update={
                     "pairs": row.pairs,
-                    "metric_difference": row.metric_difference,
-                    "accuracy_verdict": row.accuracy_verdict,
-                    "time_ratio": row.time_ratio,
+                    "quality": row.quality,
+                    "time": row.time,
                     "same_bits": equal_losses(pairs_by_seed(by_arm[label], by_arm[twin])),
                 }
             )
@@ -436,10 +423,11 @@ def _twin_sentence(twin: Twin, metric: Metric) -> str:
     if twin.pairs:
         pairs = f"{twin.pairs} seed{'s' if twin.pairs > 1 else ''}"
         if twin.same_bits:
-            return f"{who}: {twin.accuracy_verdict}, every loss the same to the last bit, {pairs}."
-        difference = "" if twin.metric_difference is None else f", {Quality(metric).with_unit(twin.metric_difference)}"
-        return f"{who}: {twin.accuracy_verdict}{difference}, {pairs}."
-    return f"{who}: {twin.accuracy_verdict or f'not known, add --arm {twin.twin}'}."
+            return f"{who}: {twin.quality}, every loss the same to the last bit, {pairs}."
+        effect = twin.quality.effect
+        difference = "" if effect is None else f", {Quality(metric).with_unit(effect)}"
+        return f"{who}: {twin.quality}{difference}, {pairs}."
+    return f"{who}: {twin.quality or f'not known, add --arm {twin.twin}'}."
 
 
 def _floor_sentence(
@@ -460,8 +448,8 @@ def _floor_sentence(
         row.arm
         for row in comparison.arms
         if row.arm not in (twin, comparison.reference)
-        and row.metric_difference is not None
-        and abs(row.metric_difference) <= floor
+        and row.quality.effect is not None
+        and abs(row.quality.effect) <= floor
     ]
     end = f"{comparison.reference} again from weights changed by 1/512 differs by {quality.with_unit(floor)}"
     if not below:

@@ -7,19 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from ampcompare.base.notebook_display import Shown
-from ampcompare.runs.records.document import SCHEMA, FrozenRecord, Number, SchemaNumber, read_model
+from ampcompare.runs.records.document import FrozenRecord, Number, read_model
 from ampcompare.runs.records.evaluation import PrecisionRow
 from ampcompare.runs.records.metric import MAX_NAME, TOP1, Metric
 from ampcompare.runs.records.run import RunRecord
+from ampcompare.runs.records.verdict import UNJUDGED, Verdict, read_words
 
 __all__ = [
     "LOSS_MARGIN",
-    "UNJUDGED",
+    "REPORT_SCHEMA",
     "ArmSummary",
     "Comparison",
     "JudgedTable",
@@ -33,7 +34,8 @@ __all__ = [
     "read_comparison",
 ]
 
-# Names of fields in reports that knew only the classification of images.
+REPORT_SCHEMA = 3  # 2: verdicts were words, with their effects in fields of the row; 1: of image classification only
+# Names of fields in reports of schema 1.
 OLDER_FIELDS = {
     f"top1_{of}": f"metric_{of}"
     for of in (
@@ -42,8 +44,19 @@ OLDER_FIELDS = {
     )
 }
 
-INVALID = "invalid measurement ("
-UNJUDGED = ("invalid", "not comparable", "not as declared")  # beginnings of verdicts without a ratio
+# Names of fields up to schema 2: the verdict that has the value now, and its field there, if it is not the words.
+OLDER_VERDICTS = {
+    **{
+        f"{name}{end}": (quantity, field)
+        for name, quantity in (
+            *(("metric_difference", "quality"), ("time_ratio", "time")),
+            *(("loss_difference", "loss"), ("memory_difference", "memory")),
+        )
+        for end, field in (("", "effect"), ("_low", "low"), ("_high", "high"), ("_confidence", "confidence"))
+    },
+    **{f"{name}_verdict": (name, "") for name in ("time", "loss", "memory")},
+    "accuracy_verdict": ("quality", ""),
+}
 LOSS_MARGIN = 0.01
 
 
@@ -106,11 +119,15 @@ class _Row(FrozenRecord):
     @model_validator(mode="before")
     @classmethod
     def _read_older(cls, values: Any) -> Any:
-        if not isinstance(values, Mapping) or not {"images", *OLDER_FIELDS} & values.keys():
+        if not isinstance(values, Mapping) or not {"images", *OLDER_FIELDS, *OLDER_VERDICTS} & values.keys():
             return values
         new = {OLDER_FIELDS.get(name, name): value for name, value in values.items() if name != "images"}
         if isinstance(images := values.get("images"), Mapping):
             new["samples"] = {"samples" if name == "images" else name: value for name, value in images.items()}
+        for name in OLDER_VERDICTS.keys() & new.keys():
+            quantity, field = OLDER_VERDICTS[name]
+            value = new.pop(name)
+            new[quantity] = {**new.get(quantity, {}), **({field: value} if field else read_words(value))}
         return new
 
 
@@ -167,35 +184,28 @@ class ArmSummary(_Row):
     loader_start_seconds: float | None = None
     allreduce_share: float | None = None
     peak_bytes: int | None = None
-    time_ratio: float | None = Field(None, description="geometric mean over pairs of step time to the reference arm's")
-    time_ratio_low: float | None = Field(None, description="of the interval of the test that gave `time_verdict`")
-    time_ratio_high: float | None = None
-    time_ratio_confidence: float | None = Field(None, description="two-sided, of that interval")
-    metric_difference: float | None = Field(None, description="mean over pairs to the reference arm")
-    metric_difference_low: float | None = Field(
-        None, description="of the interval of the test behind `accuracy_verdict`"
+    quality: Verdict = Field(Verdict(), description="on the metric; its effect is the mean difference over pairs")
+    time: Verdict = Field(
+        Verdict(), description="on the step time; its effect is the geometric mean over pairs of its ratio"
     )
-    metric_difference_high: float | None = None
-    metric_difference_confidence: float | None = Field(None, description="two-sided, of that interval")
+    loss: Verdict = Field(
+        Verdict(),
+        description="on `loss_tail`; its effect is the ratio - 1, a geometric mean over pairs. Empty where runs keep "
+        "no such loss",
+    )
+    memory: Verdict = Field(
+        Verdict(),
+        description="why the peaks cannot be compared, if they cannot; its effect is the bytes of the largest peak "
+        "over the reference's",
+    )
     metric_correlation: float | None = Field(None, description="over pairs, of this arm's values and the reference's")
     pairs: int = Field(0, description="seeds that both this arm and the reference completed")
     invalid_time: str = Field(
         "",
         description="why its times are no measurement, by themselves or paired with the reference's; empty if they are",
     )
-    accuracy_verdict: str = ""
     samples: SampleComparison | None = Field(None, description="None where no run keeps results of single samples")
-    time_verdict: str = ""
     loss_tail: Number | None = Field(None, description="mean over runs of the training loss of their last fifth")
-    loss_difference: float | None = Field(
-        None, description="its ratio to the reference's - 1, a geometric mean over pairs"
-    )
-    loss_difference_low: float | None = Field(None, description="of the interval of the test behind `loss_verdict`")
-    loss_difference_high: float | None = None
-    loss_difference_confidence: float | None = Field(None, description="two-sided, of that interval")
-    loss_verdict: str = Field("", description="empty where runs keep no such loss")
-    memory_difference: int | None = Field(None, description="bytes of the largest peak over the reference's")
-    memory_verdict: str = Field("", description="why the peaks cannot be compared, if they cannot")
     diverged_low: float | None = Field(None, description="Wilson's 95 % interval of the rate of divergence")
     diverged_high: float | None = None
     final_loss_scale: Number | None = Field(None, description="the middle one of its runs")
@@ -206,14 +216,14 @@ class ArmSummary(_Row):
     @model_validator(mode="after")
     def _agree_on_time(self) -> ArmSummary:
         """Call a time invalid if its verdict does, so that nothing shows it; older reports lack that."""
-        if not self.invalid_time and self.time_verdict.startswith(INVALID):
-            object.__setattr__(self, "invalid_time", self.time_verdict.removeprefix(INVALID).removesuffix(")"))
+        if not self.invalid_time and self.time.kind == "invalid":
+            object.__setattr__(self, "invalid_time", self.time.why)
         return self
 
     @property
     def valid_time_ratio(self) -> float | None:
         """The ratio of step times; None where it is invalid or not comparable."""
-        return None if self.time_verdict.startswith(UNJUDGED) else self.time_ratio
+        return None if self.time.kind in UNJUDGED else self.time.effect
 
 
 class Twin(_Row):
@@ -223,9 +233,8 @@ class Twin(_Row):
     twin: str
     library: str = Field(description="name and version")
     pairs: int = Field(0, description="seeds that both completed; 0 where the twin is not in the matrix")
-    metric_difference: float | None = Field(None, description="mean over pairs to the twin")
-    accuracy_verdict: str = ""
-    time_ratio: float | None = Field(None, description="geometric mean over pairs of step time to the twin's")
+    quality: Verdict = Field(Verdict(), description="on the metric, against the twin")
+    time: Verdict = Field(Verdict(), description="on the step time, against the twin's")
     same_bits: bool = Field(False, description="whether every loss of every seed is the same to the last bit")
 
 
@@ -254,7 +263,7 @@ class Comparison(Shown, FrozenRecord):
 
     _view: ClassVar[str] = "ampcompare.runs.report.html.notebook:result_view"
 
-    schema_number: SchemaNumber = Field(SCHEMA, alias="schema")
+    schema_number: Annotated[int, AfterValidator(lambda read: REPORT_SCHEMA)] = Field(REPORT_SCHEMA, alias="schema")
     command: str
     reference: str
     seeds: list[int]
@@ -319,9 +328,9 @@ def _line(row: ArmSummary, reference: str, metric: Metric) -> str:
     if row.arm == reference:
         facts.append("the reference")
     else:
-        facts += [f"{metric.quality} {row.accuracy_verdict}"] if row.accuracy_verdict else []
+        facts += [f"{metric.quality} {row.quality}"] if row.quality else []
         facts += [f"{row.valid_time_ratio:.2f}x its step time"] if row.valid_time_ratio is not None else []
-        facts += [f"time {row.time_verdict}"] if row.time_verdict else []
+        facts += [f"time {row.time}"] if row.time else []
     return f"{row.arm}: {', '.join(fact for fact in facts if fact)}"
 
 

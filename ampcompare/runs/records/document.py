@@ -120,9 +120,10 @@ def read_with_source(path: Path, model: type[Stored], what: str) -> tuple[Stored
         raise RecordError(f"{path} is not a {what}: {fault}") from None
     if not isinstance(data, dict) or not isinstance(data.get("schema"), int):
         raise RecordError(f"{path} is not a {what}: it has no schema number")
-    if data["schema"] > SCHEMA:
+    newest = model.model_fields["schema_number"].default
+    if data["schema"] > newest:
         raise RecordError(
-            f"{path} has schema {data['schema']}, written by a newer ampcompare, and this one reads up to {SCHEMA}; "
+            f"{path} has schema {data['schema']}, written by a newer ampcompare, and this one reads up to {newest}; "
             "upgrade ampcompare"
         )
     try:

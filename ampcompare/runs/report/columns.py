@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -15,6 +14,7 @@ from ampcompare.runs.analysis.runs.scores import value_of
 from ampcompare.runs.records.comparison import ArmSummary, Comparison
 from ampcompare.runs.records.metric import TOP5, Metric
 from ampcompare.runs.records.run import RunRecord
+from ampcompare.runs.records.verdict import OPEN, Kind, Verdict
 from ampcompare.runs.report.document import Tone
 
 __all__ = [
@@ -41,29 +41,29 @@ __all__ = [
     "time_words",
     "tone_of",
     "verdict_columns",
+    "verdict_detail",
     "verdict_rows",
-    "word_and_detail",
 ]
 
 _MORE_DIGITS = 10
 NOTABLE_WAIT = 0.05  # of a step
-TONES: dict[str, Tone] = {
+TONES: dict[Kind, Tone] = {
     "identical": "good",
     "equivalent": "good",
     "non-inferior": "good",
     "better": "good",
     "worse": "bad",
     "diverged": "bad",
-    "failed": "bad",
     "learned nothing": "bad",
     "inconclusive": "open",
+    "few seeds": "open",
+    "not tested": "open",
     "conditional": "open",
     "not comparable": "muted",
+    "emulated": "muted",
     "not as declared": "bad",
     "no verdict": "muted",
 }
-CONDITIONAL = re.compile(r"conditional on (?P<share>.*) seeds \((?P<inner>.*)\)")
-IN_THE_LEGEND = ("equivalent", "non-inferior")  # whose detail is the margin
 
 
 def _always(comparison: Comparison) -> bool:
@@ -157,30 +157,25 @@ def ratio_interval(row: ArmSummary, comparison: Comparison) -> str:
     if ratio is None:
         return "-"
     limits = (1 / (1 + comparison.time_margin), 1.0, 1 + comparison.time_margin)
-    return format_interval(ratio, row.time_ratio_low, row.time_ratio_high, limits)
+    return format_interval(ratio, row.time.low, row.time.high, limits)
 
 
 def difference_interval(row: ArmSummary, comparison: Comparison) -> str:
     """Return the difference to the reference with the interval of the deciding test, without its unit."""
-    if row.metric_difference is None:
+    its = row.quality
+    if its.effect is None:
         return "-"
-    return metric_interval(
-        row.metric_difference,
-        row.metric_difference_low,
-        row.metric_difference_high,
-        comparison.metric,
-        comparison.margin,
-    )
+    return metric_interval(its.effect, its.low, its.high, comparison.metric, comparison.margin)
 
 
 def loss_interval(row: ArmSummary, comparison: Comparison) -> str:
     """Return the difference in percent of the training loss at the end, with the interval of the deciding test."""
-    if row.loss_difference is None:
+    if row.loss.effect is None:
         return "-"
-    low, high = (None if end is None else 100 * end for end in (row.loss_difference_low, row.loss_difference_high))
+    low, high = (None if end is None else 100 * end for end in (row.loss.low, row.loss.high))
     margin = comparison.loss_margin
     limits = (100 * (1 / (1 + margin) - 1), 0.0, 100 * margin)
-    return format_interval(100 * row.loss_difference, low, high, limits, decimals=2, sign="+")
+    return format_interval(100 * row.loss.effect, low, high, limits, decimals=2, sign="+")
 
 
 def metric_interval(value: float, low: float | None, high: float | None, metric: Metric, margin: float) -> str:
@@ -208,9 +203,9 @@ def margin_limits(metric: Metric, margin: float) -> tuple[float, float, float]:
 
 
 def _memory_difference(row: ArmSummary) -> str:
-    if row.memory_difference is None:
-        return printable(row.memory_verdict, 60) or "-"
-    return format_decimal(row.memory_difference / MIB, 1, "+")
+    if row.memory.effect is None:
+        return printable(str(row.memory), 60) or "-"
+    return format_decimal(row.memory.effect / MIB, 1, "+")
 
 
 def _skipped(row: ArmSummary) -> str:
@@ -360,15 +355,15 @@ def verdict_columns(comparison: Comparison) -> dict[str, Callable[[ArmSummary], 
     metric = comparison.metric
     of_loss: dict[str, Callable[[ArmSummary], str]] = {
         "Δ tail loss (%)": lambda row: loss_interval(row, comparison),
-        "tail loss verdict": lambda row: printable(row.loss_verdict, 60) or "-",
+        "tail loss verdict": lambda row: printable(str(row.loss), 60) or "-",
     }
     return {
         "arm": arm_name,
         metric.difference_head: lambda row: difference_interval(row, comparison),
-        f"{metric.quality} verdict": lambda row: printable(row.accuracy_verdict, 60) or "-",
+        f"{metric.quality} verdict": lambda row: printable(str(row.quality), 60) or "-",
         "rel. time": lambda row: ratio_interval(row, comparison),
-        "time verdict": lambda row: printable(row.time_verdict, 60) or "-",
-        **(of_loss if any(row.loss_verdict for row in comparison.arms) else {}),
+        "time verdict": lambda row: printable(str(row.time), 60) or "-",
+        **(of_loss if any(row.loss for row in comparison.arms) else {}),
         "Δ peak MiB": _memory_difference,
         "paired seeds": lambda row: str(row.pairs),
     }
@@ -473,41 +468,34 @@ def _side(value: float, limit: float) -> int:
     return (value > limit) - (value < limit)
 
 
-def word_and_detail(verdict: str) -> tuple[str, str]:
-    """Return a verdict on accuracy as a word and its reason: `inconclusive` and `≤24 more seeds`; each may be ""."""
-    text = printable(verdict, 200)
-    conditional = CONDITIONAL.fullmatch(text)
-    if conditional:
-        return "conditional", f"{conditional['inner']} on {conditional['share']} seeds"
-    word, _, detail = text.partition(" (")
-    if word in IN_THE_LEGEND:
-        return word, ""
-    return word, detail.removesuffix(")")
+def verdict_detail(verdict: Verdict) -> str:
+    """Return what the word of a verdict leaves out; "" for a margin, which the legend has."""
+    return "" if verdict.kind in ("equivalent", "non-inferior") else printable(verdict.detail, 200)
 
 
-def tone_of(word: str) -> Tone:
+def tone_of(verdict: Verdict) -> Tone:
     """Return the color of a verdict."""
-    return next((tone for start, tone in TONES.items() if word.startswith(start)), "")
+    return TONES.get(verdict.kind, "")
 
 
-def time_words(verdict: str, margin: float) -> str:
+def time_words(verdict: Verdict, margin: float) -> str:
     """Return what a verdict on the step time says; "" where it decides nothing.
 
     Args:
         margin: as a share of the step time.
     """
-    word, detail = word_and_detail(verdict)
-    said = {
+    words: dict[Kind, str] = {
         "better": "faster",
         "worse": "slower",
         "equivalent": "equally fast",
         "non-inferior": f"step time at most {100 * margin:g} % longer",
     }
-    return said.get(word, f"speed {word} ({detail})" if word == "conditional" else "")
+    return words.get(verdict.kind, "")
 
 
-def time_tone(verdict: str) -> Tone:
-    return "" if verdict.startswith("inconclusive") else tone_of(word_and_detail(verdict)[0])
+def time_tone(verdict: Verdict) -> Tone:
+    """Return the color of a verdict on time; none for an open one."""
+    return "" if verdict.kind in OPEN else tone_of(verdict)
 
 
 def is_emulated(row: ArmSummary) -> bool:
@@ -516,4 +504,4 @@ def is_emulated(row: ArmSummary) -> bool:
 
 
 def is_invalid(row: ArmSummary) -> bool:
-    return bool(row.invalid_time) or row.time_verdict.startswith("invalid")
+    return bool(row.invalid_time)

@@ -66,7 +66,7 @@ PROCESS_FIELDS = ("world_size", "nodes", "global_batch_size", "allreduce_share",
 READING_FIELDS = ("device_bytes",)
 HEAD = ("arm", "seed", "status", "engine", "engine_version", "half", "lr", "metric")
 PUBLISHED = ("top1", "top1_best", "seconds", "epoch_seconds", "peak_bytes", "diverged")
-VERDICTS = ("accuracy_verdict", "time_verdict", "loss_verdict")
+VERDICTS = {"accuracy_verdict": "quality", "time_verdict": "time", "loss_verdict": "loss"}  # columns of the CSV
 
 
 def comparison_document(
@@ -140,7 +140,7 @@ def _overview_legend(comparison: Comparison, shown: Collection[str]) -> list[str
     margin = f"±{comparison.margin:g}{f' {unit}' if unit else ''} {of}{quality}"
     if comparison.margin_rule == "auto":
         margin += " (auto)"
-    tested = [row for row in others if row.metric_difference_low is not None or row.time_ratio_low is not None]
+    tested = [row for row in others if row.quality.low is not None or row.time.low is not None]
     interval = "[ ]: interval of the deciding test, " if tested else ""
     rate = (
         f"error rate {100 * comparison.error_rate:g} % over all arms" if comparison.error_rate else "nothing was tested"
@@ -208,7 +208,7 @@ def verdict_legend(comparison: Comparison) -> str:
         f"error rate {100 * comparison.error_rate:g} % over all arms (Holm). [ ]: interval of the test "
         "that decided, two-sided 1 - 2 alpha for equivalent and non-inferior, 1 - alpha otherwise"
     )
-    judged = any(row.loss_verdict for row in comparison.arms)
+    judged = any(row.loss for row in comparison.arms)
     loss = f", {100 * comparison.loss_margin:g} % of tail loss" if judged else ""
     return (
         f"Verdicts against {printable(comparison.reference, 60)}, {_paired(comparison)}. Equivalence margins: "
@@ -269,7 +269,7 @@ def _new_samples(row: ArmSummary, its: SampleComparison, comparison: Comparison)
     return [
         printable(row.arm, 60),
         difference_interval(row, comparison),
-        metric_interval(row.metric_difference or 0.0, its.low, its.high, comparison.metric, comparison.margin),
+        metric_interval(row.quality.effect or 0.0, its.low, its.high, comparison.metric, comparison.margin),
         needed,
         f"{disagreeing:.1f} of {its.samples:,}",
     ]
@@ -423,7 +423,7 @@ def _values(comparison: Comparison) -> Table:
         row, line = arms.get(record.arm), published.get(record.arm)
         rows.append([
             *_run(record, others),
-            *(getattr(row, name, "") for name in VERDICTS),
+            *(str(getattr(row, quantity, "")) for quantity in VERDICTS.values()),
             invalid_reason(record),
             record.error,
             *(getattr(line, name, None) for name in of_publication),

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 from ampcompare.base.files.run_files import CellFile
 from ampcompare.base.formatting import MIB, few, format_bytes, format_decimal, printable
-from ampcompare.runs.records.comparison import UNJUDGED, ArmSummary, Comparison
+from ampcompare.runs.records.comparison import ArmSummary, Comparison
 from ampcompare.runs.records.metric import Metric
 from ampcompare.runs.records.run import RunRecord
+from ampcompare.runs.records.verdict import OPEN, UNJUDGED
 from ampcompare.runs.report.columns import (
     ArmColumn,
     arm_engine,
@@ -27,7 +28,7 @@ from ampcompare.runs.report.columns import (
     time_tone,
     time_words,
     tone_of,
-    word_and_detail,
+    verdict_detail,
 )
 from ampcompare.runs.report.document import Cell, Column, Table
 
@@ -78,28 +79,27 @@ def _quality(row: ArmSummary, comparison: Comparison) -> Cell:
 
 
 def _difference(row: ArmSummary, comparison: Comparison) -> Cell:
-    if row.metric_difference is None or is_reference(row, comparison):
+    if row.quality.effect is None or is_reference(row, comparison):
         return Cell()
     return Cell(difference_interval(row, comparison))
 
 
 def _verdict(row: ArmSummary, comparison: Comparison) -> Cell:
-    word, detail = word_and_detail(row.accuracy_verdict)
+    word, detail = row.quality.word, verdict_detail(row.quality)
     if not word:
         if row.failed and not row.completed:
             return Cell("failed", "bad")
         if is_reference(row, comparison):
             return Cell("reference", "muted")
         return Cell(printable(row.status, 20), "muted") if row.status == "not run" else Cell()
-    text = f"{word} ({detail})" if word == "inconclusive" and detail else word
-    return Cell(text, tone_of(word), short=word, note=detail if text != word else "")
+    text = f"{word} ({detail})" if row.quality.kind in OPEN and detail else word
+    return Cell(text, tone_of(row.quality), short=word, note=detail if text != word else "")
 
 
 def _loss(row: ArmSummary, comparison: Comparison) -> Cell:
-    if row.loss_difference is None or is_reference(row, comparison):
+    if row.loss.effect is None or is_reference(row, comparison):
         return Cell()
-    word = word_and_detail(row.loss_verdict)[0]
-    return Cell(f"{format_decimal(100 * row.loss_difference, 2, '+')} {word}".strip(), tone_of(word))
+    return Cell(f"{format_decimal(100 * row.loss.effect, 2, '+')} {row.loss.word}".strip(), tone_of(row.loss))
 
 
 def _step(row: ArmSummary, comparison: Comparison) -> Cell:
@@ -110,14 +110,14 @@ def _step(row: ArmSummary, comparison: Comparison) -> Cell:
 def _ratio(row: ArmSummary, comparison: Comparison) -> Cell:
     if is_reference(row, comparison):
         return Cell("1.00") if row.completed and not is_invalid(row) else Cell()
-    if row.time_ratio is None:
+    if row.time.effect is None:
         return Cell()
-    if is_emulated(row) and not row.time_verdict.startswith("invalid"):
+    if is_emulated(row) and row.time.kind != "invalid":
         return Cell("emulated", "muted", short="-")
-    if row.time_verdict.startswith(UNJUDGED):
-        return Cell(row.time_verdict.partition(" (")[0].removesuffix(" measurement"), "muted", short="-")
+    if row.time.kind in UNJUDGED:
+        return Cell("invalid" if row.time.kind == "invalid" else row.time.word, "muted", short="-")
     text = ratio_interval(row, comparison)
-    return Cell(text, time_tone(row.time_verdict), short=text.partition(" ")[0])
+    return Cell(text, time_tone(row.time), short=text.partition(" ")[0])
 
 
 def _peak(row: ArmSummary, comparison: Comparison) -> Cell:
@@ -132,9 +132,8 @@ def _runs(row: ArmSummary, comparison: Comparison) -> Cell:
 
 
 def _memory(row: ArmSummary, comparison: Comparison) -> Cell:
-    if row.memory_difference is None:
-        return Cell()
-    return Cell(f"{'-' if row.memory_difference < 0 else '+'}{format_bytes(abs(row.memory_difference))}")
+    more = row.memory.effect
+    return Cell() if more is None else Cell(f"{'-' if more < 0 else '+'}{format_bytes(abs(round(more)))}")
 
 
 ARM = OverviewColumn("arm", numeric=False, cell=_arm)
@@ -233,18 +232,18 @@ def fact_lines(comparison: Comparison) -> list[str]:
 
 
 def _notes(row: ArmSummary, comparison: Comparison) -> list[str]:
-    word, detail = word_and_detail(row.accuracy_verdict)
     its = [value(row) for value in _differing(comparison)]
-    time = time_words(row.time_verdict, comparison.time_margin)
-    reason = "" if word == "inconclusive" else printable(detail, LONGEST)  # whose cell has it
-    memory = row.memory_verdict and f"memory {printable(row.memory_verdict, LONGEST)}"
+    time = time_words(row.time, comparison.time_margin)
+    # The cell of an open verdict has its reason.
+    reason = "" if row.quality.kind in OPEN else printable(verdict_detail(row.quality), LONGEST)
+    memory = f"memory {printable(str(row.memory), LONGEST)}" if row.memory else ""
     return [_status(row), reason, time, *its, memory]
 
 
 def _status(row: ArmSummary) -> str:
     """Return what became of the runs, unless all were completed."""
     status = printable(row.status, LONGEST)
-    return "" if status in ("", "ok", "not run", row.accuracy_verdict) else status
+    return "" if status in ("", "ok", "not run", str(row.quality)) else status
 
 
 def _lr(row: ArmSummary) -> str:
@@ -336,9 +335,8 @@ def _times(comparison: Comparison) -> str:
     for row in comparison.arms:
         if reason := _no_time(row):
             missing.setdefault(reason, []).append(printable(row.arm, 60))
-        elif row.completed and row.time_verdict.startswith(UNJUDGED):
-            word, detail = word_and_detail(row.time_verdict)
-            unjudged.setdefault(f"{word} ({detail})", []).append(printable(row.arm, 60))
+        elif row.completed and row.time.kind in UNJUDGED:
+            unjudged.setdefault(printable(str(row.time), 200), []).append(printable(row.arm, 60))
     lines = [
         f"{what}: {'; '.join(f'{reason} for {few(names)}' for reason, names in its.items())}."
         for what, its in reasons.items()

@@ -28,6 +28,7 @@ from ampcompare.training.precision.half import hold_state_in
 __all__ = [
     "TorchAmp",
     "TorchNames",
+    "forget_steps",
     "is_own",
     "not_scaled",
     "present",
@@ -123,6 +124,9 @@ class TorchNames:
     def alike(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """Return the arguments of a module without weights that the script calls, in types that fit one another."""
         return args, kwargs
+
+    def take_back(self, optimizer: Any) -> None:
+        """Let weights have the gradients of their masters as their own: a backward pass is about to add to them."""
 
     def forget_unscaled(self, scaler: Any, optimizer: Any) -> None:
         """Let gradients be unscaled once more before the step."""
@@ -241,7 +245,7 @@ class TorchAmp(TorchNames):
         if scaler in self._silenced:  # what scripts read in one that is on, for a scale of 1 that never moves
             scaler._init_scale, scaler._scale = 1.0, torch.ones(())
             scaler._growth_tracker = torch.zeros((), dtype=torch.int32)
-            scaler._per_optimizer_states = defaultdict(_refresh_per_optimizer_state)
+            forget_steps(scaler)
 
     def _scale(self, original: Any, scaler: Any, outputs: Any) -> Any:
         self._scales = True
@@ -332,6 +336,11 @@ def unscaled(arm: Arm | str) -> ScalingError:
             "`scaler = torch.amp.GradScaler()` and use it to scale, step and update, or compare native:bf16"
         )
     )
+
+
+def forget_steps(scaler: Any) -> None:
+    """Make a scaler forget which gradients it has unscaled and which optimizers it has stepped, as `update` does."""
+    scaler._per_optimizer_states = defaultdict(_refresh_per_optimizer_state)
 
 
 def not_scaled(arm: Arm | str) -> ScalingError:

@@ -10,6 +10,7 @@ which every training passes:
 | reads a gradient for the first time, or steps | `unscale_` |
 | steps | `step`, which an overflow skips |
 | runs the next backward pass | `update`, after a step; right after it where there is one optimizer |
+| runs a backward pass where it has read gradients before and never stepped | nothing: by hand its loss has no scale |
 
 A script that has made a GradScaler or called `amp.initialize` is left alone. One whose scalers and autocast blocks are
 all switched off has no mixed precision.
@@ -26,16 +27,16 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.utils import _pytree as pytree
 
 from ampcompare.backends.apex_levels import apex_level
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import ScalingError, UnsupportedCombination
-from ampcompare.guards.events import GRADIENT_READS, Points, Subscriptions
-from ampcompare.guards.location import here
-from ampcompare.script.apex_amp import Given
+from ampcompare.guards.events import GRADIENT_READS, Points, Subscriptions, follow_own_calls
+from ampcompare.guards.location import call_site, here
+from ampcompare.script.apex_amp import Given, nodes_of
 from ampcompare.script.legacy.record.recorder import Rows, value_of
 from ampcompare.script.lifted_weights import HALF, LiftedWeights
 from ampcompare.script.torch_amp.autocast_and_scaler import TorchNames
@@ -44,6 +45,7 @@ from ampcompare.training.precision.base import owned_params
 __all__ = ["PlainScript"]
 
 MAX_WATCHED = 4096
+BACKWARD = ("grad_tensors", "retain_graph", "create_graph", "grad_variables", "inputs")
 NORMS = {"clip_grad_norm_": 3, "get_total_norm": 2}  # and the place of their argument error_if_nonfinite
 
 
@@ -104,6 +106,11 @@ class PlainScript:
         self._stepped: list[Any] = []  # since the loss scale moved
         self._stepping = self._applied = self._repeats = False
         self._same: list[Any] = []  # optimizers that have stepped and not skipped since the last scaled loss
+        self._has_step: dict[tuple[int, ...], bool] = {}  # after a backward pass, by the place of its call
+        self._new_places: list[tuple[int, ...]] = []  # of passes since the last step
+        self._is_first_pass = False  # at its place, and to gradients that were clear
+        self._first_loss: Tensor | None = None  # of that; its graph can be used again
+        self._has_true_pass = False  # of a loss that was not scaled, since the last one that was
         self._by_hand = _UpdatesByHand()
         self._divided: dict[int, tuple[Any, int]] = {}  # gradients of other tensors that are true, by id
 
@@ -125,6 +132,7 @@ class PlainScript:
 
     def _made(self, original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
         original(optimizer, *args, **kwargs)
+        follow_own_calls()  # of the classes that there are by now
         self._lift(optimizer)
         self._optimizers.append(weakref.ref(optimizer))
         self._take_over(optimizer)
@@ -277,8 +285,9 @@ class PlainScript:
         if self._lifted.types:  # by now
             args, kwargs = self._fitting(module, args, kwargs)
         if self._backwards:  # a checkpoint computes again what it did in the forward pass
-            is_cast = self._names.input_type(module) is None and self._names.casts_now()
-            if is_cast or module not in self._outermost:
+            part = self._names.input_type(module)
+            is_cast = part is None and self._names.casts_now()
+            if is_cast or (module not in self._outermost and (part is None or not _has_fp32((args, kwargs)))):
                 return original(module, *args, **kwargs)
         self._outermost.add(module)
         self._inside = True
@@ -359,7 +368,9 @@ class PlainScript:
             return pytree.tree_map(functools.partial(_to, torch.float32), original(module, *args, **kwargs))
         if mode is not _Mode.PLAIN or not self._casts:
             return original(module, *args, **kwargs)
-        if self._names.casts_loss and torch.is_grad_enabled() and not self._backwards:
+        if self._names.casts_loss and not self._backwards:
+            if not torch.is_grad_enabled():  # an evaluation, before which the script may have changed weights
+                self._close_casts()
             self._open_casts(module)
             return original(module, *args, **kwargs)
         with self._made_block(module):
@@ -400,18 +411,21 @@ class PlainScript:
         self._backwards += 1
         try:
             is_scaled = self._names.needs_scaler and (self._casting or self._mode is _Mode.AUTOCAST)
-            given = args[0] if args else kwargs.get("grad_tensors")
+            kwargs.update(zip(BACKWARD, args, strict=False))
+            given = kwargs.get("grad_tensors")
             loss = tensors if isinstance(tensors, Tensor) else tensors[0]
             if isinstance(tensors, Tensor) and tensors.numel() != 1 and isinstance(given, Tensor):
                 with contextlib.nullcontext() if is_scaled else torch.no_grad():
                     loss = (tensors * given).sum()  # that a gradient of its own stands for
-            if not is_scaled or not self._live():
+            if not is_scaled or not self._live() or not self._is_before_step():
                 self._record(loss)
-                return original(tensors, *args, **kwargs)
+                return original(tensors, **kwargs)
             if loss is not tensors and isinstance(tensors, Tensor):
-                tensors, args = loss, (None, *args[1:])
-                kwargs = {name: value for name, value in kwargs.items() if name != "grad_tensors"}
-            return original(self._scaled(tensors), *args, **kwargs)
+                tensors = loss
+                kwargs.pop("grad_tensors")
+            if self._is_first_pass and loss is tensors and _can_run_twice(loss):
+                self._first_loss, kwargs["retain_graph"] = loss, True
+            return original(self._scaled(tensors), **kwargs)
         finally:
             self._backwards -= 1
             self._close_casts()
@@ -435,6 +449,34 @@ class PlainScript:
             self._rows.add_backward(value_of(loss), 0, (None, None), None, [], [])
             self._has_loss = True
 
+    def _is_before_step(self) -> bool:
+        """Return whether the gradients of this pass may be stepped, as those of earlier ones at its place were.
+
+        Those of a new place may; until they are, gradients that were cleared mean that none were.
+        """
+        place = call_site()
+        self._first_loss, self._is_first_pass = None, False
+        if not self._new_places and self._has_step.get(place, False):
+            return True
+        if is_clear := not any(self._has_gradients(one, but_zeros=True) for one in self._live()):
+            if self._new_places and self._unscaled:
+                self._scaler.update(self._scaler.get_scale())  # which ends the update, and leaves the scale
+                self._unscaled.clear()
+            self._has_step |= {one: False for one in self._new_places if one not in self._has_step}
+            self._new_places.clear()
+        self._new_places.append(place)
+        if not is_clear or self._has_step.get(place, True):
+            self._is_first_pass = is_clear and place not in self._has_step
+            return True
+        with GRADIENT_READS.paused():
+            if self._stepped or self._unscaled:
+                self._update()
+        for optimizer in self._live():
+            self._names.take_back(optimizer)
+        self._is_open, self._true, self._has_true_pass = False, self._live(), True
+        GRADIENT_READS.want(self._before_read, False)
+        return False
+
     def _scaled(self, tensors: Any) -> Any:
         """Return scaled losses; the gradients that are there become scaled ones."""
         for optimizer in self._live():
@@ -444,8 +486,8 @@ class PlainScript:
             with self._on_behalf():
                 self._scaler = torch.amp.GradScaler(loss.device.type)
         with GRADIENT_READS.paused():
-            were_cleared = bool(self._unscaled) and not any(map(self._has_gradients, self._unscaled))
-            if self._stepped or were_cleared:
+            waits = any(self._has_gradients(one, but_zeros=True) for one in self._unscaled)
+            if self._stepped or (self._unscaled and not waits):
                 self._update()
             self._scale_again()
             result = self._scaler.scale(tensors if isinstance(tensors, Tensor) else list(tensors))
@@ -475,23 +517,25 @@ class PlainScript:
     def _scale_again(self) -> None:
         """Scale true gradients, to which those of a scaled loss are about to be added."""
         for optimizer in self._true:
+            self._names.take_back(optimizer)
             if any(optimizer is one for one in self._unscaled):
                 self._names.forget_unscaled(self._scaler, optimizer)
-            elif self._names.casts_weights:
-                continue  # the arm knows what it has shown
             if self._has_gradients(optimizer):
                 self._multiply(optimizer, self._scaler.get_scale())
         self._true.clear()
         self._unscaled.clear()
+        self._has_true_pass = False
 
-    def _has_gradients(self, optimizer: Any) -> bool:
+    def _has_gradients(self, optimizer: Any, *, but_zeros: bool = False) -> bool:
         with GRADIENT_READS.paused():
-            return any(param.grad is not None for param in self._weights(optimizer))
+            grads = [grad for param in self._weights(optimizer) if (grad := param.grad) is not None]
+            return any(bool(grad.any()) for grad in grads) if but_zeros else bool(grads)
 
     def _multiply(self, optimizer: Any, factor: float) -> None:
         grads = {id(grad): grad for param in self._weights(optimizer) if (grad := param.grad) is not None}
         with torch.no_grad():
-            torch._foreach_mul_(list(grads.values()), factor)  # a weight and its master may show the same one
+            for grad in grads.values():  # a weight and its master may show the same one
+                grad.copy_(grad.float() * factor)  # of which fp16 has no 65536
 
     # Readers of gradients, and the step.
 
@@ -529,8 +573,20 @@ class PlainScript:
             return
         with GRADIENT_READS.paused():
             self._scaler.unscale_(optimizer)
+            self._compute_again(self._weights(optimizer))
         self._unscaled.append(optimizer)
         self._true.append(optimizer)
+
+    def _compute_again(self, tensors: list[Tensor]) -> None:
+        """Compute gradients that overflowed by the scale without it: nothing may skip what is done with them."""
+        grads = [(one, one.grad) for one in tensors if self._first_loss is not None and one.grad is not None]
+        if self._first_loss is None or all(bool(grad.isfinite().all()) for _, grad in grads):
+            return
+        with contextlib.suppress(RuntimeError):  # of reentrant checkpoints
+            true = torch.autograd.grad(self._first_loss, tensors, retain_graph=True, allow_unused=True)
+            for tensor, grad in zip(tensors, true, strict=True):
+                if grad is not None and tensor.grad is not None:
+                    tensor.grad.copy_(grad)
 
     def _take_over(self, optimizer: Any) -> None:
         """Let steps of an optimizer come here, also if others have replaced its `step` since."""
@@ -562,6 +618,11 @@ class PlainScript:
                 loss = closure()
             self._refuse_without_effect()
         self._close_casts()
+        self._has_step |= dict.fromkeys(self._new_places, True)
+        self._new_places.clear()
+        self._first_loss = None
+        if self._has_true_pass and self._has_gradients(optimizer):
+            self._scaled(torch.zeros(()))
         is_again = any(optimizer is one for one in self._same)  # by gradients that have been stepped before
         if is_again or not self._is_open or not self._has_gradients(optimizer):
             if not is_again or self._arm.backend == "half":  # where only a step of the scaler moves masters on
@@ -638,6 +699,10 @@ def _wide(half: torch.dtype, value: Any) -> Any:
     return value.float() if isinstance(value, Tensor) and value.dtype is half else value
 
 
+def _has_fp32(values: Any) -> bool:
+    return any(isinstance(one, Tensor) and one.dtype is torch.float32 for one in pytree.tree_leaves(values))
+
+
 def _to(dtype: torch.dtype, value: Any) -> Any:
     return value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
 
@@ -645,6 +710,13 @@ def _to(dtype: torch.dtype, value: Any) -> Any:
 def _several_closures(arm: Arm) -> str:
     why = "scales the loss, which may skip a step" if _skips_overflows(arm) else "gives the model weights after a step"
     return f"LBFGS runs its closure several times in one step, and {arm} {why}; compare fp32 or native:bf16"
+
+
+def _can_run_twice(loss: Tensor) -> bool:
+    """Return whether the graph of a loss can be kept for a second pass: compiled ones give up their buffers."""
+    if distributed.is_available() and distributed.is_initialized():  # whose gradients hooks reduce
+        return False
+    return not any(type(node).__name__.startswith("CompiledFunction") for node in nodes_of([loss]))
 
 
 class _UpdatesByHand:

@@ -9,18 +9,17 @@ from __future__ import annotations
 import abc
 import functools
 import weakref
-from collections import defaultdict
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.amp.grad_scaler import OptState, _refresh_per_optimizer_state
+from torch.amp.grad_scaler import OptState
 
 from ampcompare.apex.amp.scaler import LossScaler
 from ampcompare.backends.apex_levels import Level
 from ampcompare.backends.arm import Arm
 from ampcompare.guards.events import Points, Subscriptions
-from ampcompare.script.torch_amp.autocast_and_scaler import not_scaled, refuse_closure, scaler_settings
+from ampcompare.script.torch_amp.autocast_and_scaler import forget_steps, not_scaled, refuse_closure, scaler_settings
 
 __all__ = ["ApexScale", "LossScale", "ScaledGradients", "ScriptScaler"]
 
@@ -215,7 +214,7 @@ class ScriptScaler:
             scale.load(float(new_scale), scale.good_steps)
         elif any(state["stage"] is not OptState.READY for state in states.values()):
             scale.move(overflow=any(map(_has_overflow, states.values())))
-        scaler._per_optimizer_states = defaultdict(_refresh_per_optimizer_state)
+        forget_steps(scaler)
         self._has_scaled.discard(scaler)
         self._show(scaler, scale)
 

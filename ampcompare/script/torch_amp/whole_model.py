@@ -23,6 +23,7 @@ the arguments of the script.
 from __future__ import annotations
 
 import abc
+import contextlib
 import functools
 import gc
 import importlib
@@ -320,13 +321,13 @@ class WholeModel(TorchAmp):
     def use(self) -> None:
         self.used = True
 
+    def take_back(self, optimizer: Any) -> None:
+        with GRADIENT_READS.paused():
+            self._gradients.give_back(self._weights_of(optimizer))
+
     def forget_unscaled(self, scaler: Any, optimizer: Any) -> None:
-        raise ScalingError(
-            here(
-                f"gradients were read (clipped, say) between two backward passes of one step, which {self._arm} cannot "
-                "unscale twice; read them once, right before the step"
-            )
-        )
+        self._scaling.skip(optimizer)
+        super().forget_unscaled(scaler, optimizer)
 
     def _average(self, original: Any, average: Any, model: nn.Module) -> None:
         """Average in the type of the average, which was copied before the weights were cast."""
@@ -368,17 +369,19 @@ class WholeModel(TorchAmp):
         return self._scaling.masters(optimizer) if any(optimizer is one for one in self._optimizers) else []
 
     def input_type(self, module: nn.Module) -> torch.dtype | None:
-        """Return the type of the inputs of a part of a model that the script calls by itself; None for others.
+        """Return the type of the inputs of parts of a model that the script calls without it; None for others.
 
         A model is prepared when the script first calls it.
         """
         self._found.look_at(module)
-        if not self._is_prepared or any(bare_model(module) is model for model in self._models):
+        if not self._is_prepared or self._dtype is not None:  # of bf16 weights, where autocast fits what a part gets
             return None
-        if self._dtype is not None:  # autocast fits what a part gets
+        models = self._models
+        if any(part is model for part in module.modules() for model in models):
             return None
-        held = next((param.dtype for param in module.parameters() if param.dtype in HALF), None)
-        return held if any(module is part for model in self._models for part in model.modules()) else None
+        return next(
+            (param.dtype for param in module.parameters() if param.dtype in HALF and self._found.has_cast(param)), None
+        )
 
     def alike(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """Widen 16-bit tensors next to fp32 ones: the script passes weights of a model to a distance, say."""
@@ -454,22 +457,28 @@ class WholeModel(TorchAmp):
     def apply(self, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         self._stepping = optimizer
         try:
-            return self._scaling.step(optimizer)
+            with self._own_gradients(optimizer):
+                return self._scaling.step(optimizer)
         finally:
             self._stepping = None
-            self._drop_gradients(optimizer)
             self._given_weights.pop(optimizer, None)
             if pairs := self.masters(optimizer):
                 self._given_weights[optimizer] = _bit_sums(pairs)
 
     def skip(self, optimizer: Any) -> None:
-        self._scaling.skip(optimizer)
-        self._drop_gradients(optimizer)
+        with self._own_gradients(optimizer):
+            self._scaling.skip(optimizer)
 
-    def _drop_gradients(self, optimizer: Any) -> None:
-        """Drop the gradients of masters; those that the model shows stay until they are cleared."""
-        for _, master in self.masters(optimizer):
-            master.grad = None
+    @contextlib.contextmanager
+    def _own_gradients(self, optimizer: Any) -> Iterator[None]:
+        """Let masters have gradients of their own in a block, then none; the model shows those until it is cleared."""
+        self._gradients.hide(master for _, master in self.masters(optimizer))
+        try:
+            yield
+        finally:
+            for _, master in self.masters(optimizer):
+                master.grad = None
+            self._gradients.show_scaled(self.masters(optimizer))
 
     @torch.no_grad()
     def _follow_writes(self, optimizer: Any) -> None:
@@ -515,7 +524,6 @@ class WholeModel(TorchAmp):
                 param.grad = None
             else:
                 param.grad = torch.zeros_like(param)
-        self._drop_gradients(optimizer)
         self._gradients.show_scaled(self.masters(optimizer))
 
     def _lacks_autocast(self) -> AmpCompareError:
@@ -536,6 +544,12 @@ class WholeModel(TorchAmp):
         if not self.is_driven and self._scaling.needs_scaler:
             raise unscaled(self._arm)
         self._follow_writes(optimizer)
+        self._gradients.hide(master for _, master in self.masters(optimizer))  # a second step has none, as in Apex
+
+    def _after_step(self, optimizer: Any, *_arguments: Any) -> None:
+        super()._after_step(optimizer)
+        if optimizer is not self._stepping:
+            self._gradients.show_scaled(self.masters(optimizer))
 
 
 def _zero_grad(names: WholeModel, optimizer: Any, set_to_none: bool = True) -> None:
@@ -582,6 +596,10 @@ class _FoundModels:
         original(optimizer, *args, **kwargs)
         self._optimizers.append(weakref.ref(optimizer))
         self._is_done = False
+
+    def has_cast(self, param: Tensor) -> bool:
+        """Return whether a parameter belongs to a model that was found."""
+        return self._cast_weights.get(id(param)) is param
 
     def look_at(self, module: nn.Module) -> None:
         """Look at a module that the script calls, before it is called."""

@@ -24,20 +24,16 @@ from ampcompare.training.checkpoint.store.layout import CONVERTED, TENSOR_SHARDS
 from ampcompare.training.device import random_state, set_random_state
 from ampcompare.training.parallel.ranks import Communicator
 from ampcompare.training.precision.base import Precision, owned_params
-from ampcompare.training.state.check_checkpoint import Names, Owned, require_training_fits
+from ampcompare.training.state.check_checkpoint import Names, require_training_fits
 from ampcompare.training.state.flattened import is_flattened, plain_state, rebuilt
 
 __all__ = [
     "kept_random_states",
     "rank_states",
-    "require_random_states",
     "restore_rank",
     "restore_training",
     "training_state",
 ]
-
-WORDS = 624
-SIZES = ((16,), (44,))
 
 
 def training_state(
@@ -64,7 +60,6 @@ def training_state(
         precision.key: precision.state_dict(),
         "masters": one_or_list(_masters(models, optimizers, names)),
         "zeroed": [_zeroed(optimizer) for optimizer in optimizers],
-        "stateless": [_stateless(optimizer) for optimizer in optimizers],
     }
 
 
@@ -123,9 +118,7 @@ def restore_training(
     models: Sequence[nn.Module],
     optimizers: Sequence[Optimizer],
     precision: Precision,
-    owned: Owned,
-    *,
-    rates_stay: bool = False,
+    names: Names,
 ) -> None:
     """Load what `training_state` returned into models and optimizers as `Precision.prepare` returned them, unwrapped.
 
@@ -133,25 +126,24 @@ def restore_training(
 
     Args:
         state: its tensors may be used without a copy, and then change.
-        owned: what `owned_by` returned.
-        rates_stay: no schedule changes the learning rates.
+        names: what `parameter_names` returned.
 
     Raises:
         CheckpointError: it is of other models or optimizers; names what differs.
     """
-    require_training_fits(state, models, optimizers, precision, owned, rates_stay=rates_stay)
+    require_training_fits(state, models, optimizers, names)
     for model, weights in zip(models, as_list(state["model"]), strict=True):
         here = model.state_dict()
         model.load_state_dict({name: placed_like(value, here[name]) for name, value in weights.items()})
     seen: set[int] = set()
     saved_optimizers = as_list(state["optimizer"])
-    for optimizer, saved, probe in zip(optimizers, saved_optimizers, owned.probes, strict=True):
+    for optimizer, saved in zip(optimizers, saved_optimizers, strict=True):
         # Apex makes masters here at the latest. State loaded before that would be rounded to the half weights.
         optimizer.zero_grad()
-        placed = _placed(optimizer, _in_own_memory(saved, seen), probe.kinds)
+        placed = _placed(optimizer, _in_own_memory(saved, seen))
         _load_optimizer(optimizer, placed, keep_types=CONVERTED not in state)
     masters = as_list(state.get("masters") or {})
-    for optimizer, slots in zip(optimizers, owned.names, strict=True):
+    for optimizer, slots in zip(optimizers, names, strict=True):
         for param, (index, name) in zip(owned_params(optimizer), slots, strict=True):
             if index < len(masters) and name in masters[index]:
                 with torch.no_grad():
@@ -194,19 +186,15 @@ def _load_optimizer(optimizer: Optimizer, saved: Mapping[str, Any], *, keep_type
                 loaded[key] = value.to(loaded[key].device, copy=True)
 
 
-def _placed(optimizer: Optimizer, saved: Mapping[str, Any], kinds: Mapping[str, type]) -> dict[str, Any]:
-    """Return the state of an optimizer in its own classes of tensors, with this rank's part of what is sharded.
-
-    Args:
-        kinds: the classes of tensors that it keeps, by name.
-    """
+def _placed(optimizer: Optimizer, saved: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the state of an optimizer in its own classes of tensors, with this rank's part of what is sharded."""
 
     def place(value: Any, param: Tensor) -> Any:
         is_part = isinstance(value, Mapping) and TENSOR_SHARDS in value
         if not is_part and not is_flattened(value):
             return placed_like(value, param)
         part = value[TENSOR_SHARDS][rank_in(param)] if is_part else value
-        part = rebuilt(part, kinds) if is_flattened(part) else part
+        part = rebuilt(part) if is_flattened(part) else part
         return from_part(part, param) if is_sharded(param) else part
 
     ids = chain.from_iterable(group["params"] for group in saved["param_groups"])
@@ -234,11 +222,6 @@ def _zeroed(optimizer: Optimizer) -> list[int]:
     return [index for index, param in enumerate(owned_params(optimizer)) if param.grad is not None]
 
 
-def _stateless(optimizer: Optimizer) -> list[int]:
-    """Return the indices of parameters without state, so that a lost state is detected."""
-    return [index for index, param in enumerate(owned_params(optimizer)) if not optimizer.state.get(param)]
-
-
 def _buffers(models: Sequence[nn.Module]) -> dict[str, Tensor]:
     return {
         f"{index}.{name}": buffer.detach()
@@ -254,10 +237,6 @@ def _differing(buffers: Mapping[str, Tensor], saved: Mapping[str, Any]) -> dict[
         for name, value in buffers.items()
         if name not in saved or not torch.equal(value.to(saved[name].dtype), saved[name].cpu())
     }
-
-
-"""Length of the state of a Mersenne Twister, in words of 32 bits."""
-"""Shapes of the state of a GPU: seed and offset; under Metal the state of a Philox generator and a seed."""
 
 
 def _random_states(devices: Sequence[torch.device]) -> dict[str, Any]:
@@ -289,71 +268,6 @@ def kept_random_states(devices: Sequence[torch.device]) -> Iterator[None]:
         yield
     finally:
         _set_random_states(states, devices)
-
-
-def require_random_states(states: Any, path: str) -> None:
-    """Check that states can be restored, by restoring them into generators that are used for nothing else.
-
-    Args:
-        path: of the states in the checkpoint, for the message.
-
-    Raises:
-        CheckpointError: names the generator whose state is not valid.
-    """
-    if not isinstance(states, dict):
-        raise CheckpointError(f"{path} is a {type(states).__name__}, and holds the states of random generators")
-    for name, test in (("torch", _try_torch), ("cuda", _try_cuda), ("python", _try_python), ("numpy", _try_numpy)):
-        if name not in states:
-            raise CheckpointError(f"{path} has no state of the generator of {name}")
-        try:
-            test(states[name])
-        except (TypeError, ValueError, OverflowError, RuntimeError, IndexError) as error:
-            raise CheckpointError(f"{path}.{name} is not a state of a random generator: {_line(error)}") from None
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())[:120]
-
-
-def _try_torch(state: Any) -> None:
-    if not isinstance(state, Tensor):
-        raise TypeError(f"it is a {type(state).__name__}")
-    torch.Generator().set_state(state.cpu())
-
-
-def _try_cuda(states: Any) -> None:
-    if not isinstance(states, list):
-        raise TypeError(f"it is a {type(states).__name__}")
-    for state in states:
-        if not isinstance(state, Tensor) or state.dtype is not torch.uint8 or state.shape not in SIZES:
-            raise ValueError("a GPU's has 16 bytes, or 44 under Metal")
-        if torch.cuda.is_available():
-            torch.Generator("cuda").set_state(state.cpu())
-
-
-def _try_python(state: Any) -> None:
-    version, internal, gauss = state
-    _require_words(internal[:-1])
-    if type(gauss) not in (float, type(None)):
-        raise TypeError(f"its cached number is a {type(gauss).__name__}")
-    random.Random().setstate((version, tuple(internal), gauss))
-
-
-def _try_numpy(state: Any) -> None:
-    _, keys, position, has_gauss, gauss = state
-    if not isinstance(keys, Tensor) or keys.dtype is not torch.int64 or keys.dim() != 1:
-        raise TypeError("its words are not a tensor of int64")
-    _require_words(keys.tolist())
-    if type(position) is not int or not 0 <= position <= WORDS:
-        raise ValueError(f"its position is {position}")
-    if type(has_gauss) is not int or has_gauss not in (0, 1) or type(gauss) is not float:
-        raise ValueError("its cached number is not valid")
-    np.random.RandomState().set_state(_of_numpy(state))
-
-
-def _require_words(words: Any) -> None:
-    if len(words) != WORDS or not all(type(word) is int and 0 <= word < 1 << 32 for word in words):
-        raise ValueError(f"it has not {WORDS} words of 32 bits")
 
 
 def _of_numpy(state: Any) -> tuple[Any, ...]:

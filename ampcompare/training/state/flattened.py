@@ -1,8 +1,8 @@
 """Tensor subclasses, such as moments in 8 bits, as dictionaries of the plain tensors that they hold.
 
 torch calls such a class a traceable wrapper subclass: `__tensor_flatten__` gives the names of its plain tensors and
-what else it is made of. A dictionary of these can be stored, compared and read without the class. The class is never
-imported by its stored name: it is built again from a tensor that an optimizer of the same run has made.
+what else it is made of. A dictionary of these can be stored, compared and read without the class. Nothing is imported
+by a stored name: the class is looked up in the module of its name, which the optimizer of the run has loaded.
 
 Of a sharded tensor each rank may hold such a tensor. Their blocks do not add up to those of the whole, so that a shard
 is kept for each rank, and goes back to as many ranks only.
@@ -10,6 +10,7 @@ is kept for each rank, and goes back to as many ranks only.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from ampcompare.base.errors import CheckpointError
 from ampcompare.base.tensors.sharded import is_sharded, local, whole_tree
 from ampcompare.base.tensors.tree import mapped
 from ampcompare.training.checkpoint.store.layout import TENSOR_CLASS, TENSOR_SHARDS
@@ -61,16 +63,20 @@ def flattened(value: Any) -> Any:
     }
 
 
-def rebuilt(saved: Mapping[str, Any], kinds: Mapping[str, type]) -> Tensor:
+def rebuilt(saved: Mapping[str, Any]) -> Tensor:
     """Return the tensor that `flattened` was given; it holds the stored tensors themselves.
 
-    Args:
-        kinds: classes by their names; one of them is that of the tensor.
+    Raises:
+        CheckpointError: no module that is loaded has the class.
     """
-    tensors = {
-        name: rebuilt(inner, kinds) if is_flattened(inner) else inner for name, inner in saved["tensors"].items()
-    }
-    kind: Any = kinds[saved[TENSOR_CLASS]]
+    tensors = {name: rebuilt(inner) if is_flattened(inner) else inner for name, inner in saved["tensors"].items()}
+    module, _, name = saved[TENSOR_CLASS].rpartition(".")
+    kind: Any = getattr(sys.modules.get(module), name, None)
+    if not (isinstance(kind, type) and issubclass(kind, Tensor)):
+        raise CheckpointError(
+            f"the optimizer of the checkpoint holds tensors of class {saved[TENSOR_CLASS]}, which nothing here has "
+            "loaded; use one of this recipe"
+        )
     made: Tensor = kind.__tensor_unflatten__(
         tensors, saved["attributes"], torch.Size(saved["shape"]), tuple(saved["stride"])
     )

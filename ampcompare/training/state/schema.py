@@ -1,27 +1,19 @@
-"""The plain values of a checkpoint, checked before a run resumes from it.
-
-The checksum of a file detects damage, not whether its values make sense together. The numbers of a run are stored more
-than once (steps, losses, points of the loss curve), so that most edits by hand contradict the rest.
-"""
+"""The plain values of a checkpoint, and their types: what a run resumes from besides tensors."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from itertools import chain
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import torch
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from torch import Tensor
 
-from ampcompare.base.errors import CheckpointError, RecordError
-from ampcompare.runs.records.evaluation import EpochResult, unpack_samples
+from ampcompare.base.errors import CheckpointError
+from ampcompare.runs.records.evaluation import EpochResult
 from ampcompare.runs.records.metric import TOP1, TOP5, Metric
 from ampcompare.runs.records.run import Resumption
-from ampcompare.training.checkpoint.convert.scalers import parse_scale
-from ampcompare.training.checkpoint.store.layout import CONVERTED, PRECISION_KEYS
-from ampcompare.training.state.capture import require_random_states
 
 __all__ = ["NO_VALUE", "Saved", "require_plain_parts", "require_position"]
 
@@ -152,20 +144,20 @@ class Saved(_Strict):
     rng: list[Any]
     buffers: list[dict[str, Any]]
     zeroed: list[list[Count]]
-    stateless: list[list[Count]] | None = None
     versions: dict[str, Any] = {}
 
 
 def require_plain_parts(state: Mapping[str, Any]) -> Saved:
-    """Return the plain values of a checkpoint after checking that a run may have written them.
+    """Return the plain values of a checkpoint after checking their types.
 
     Raises:
-        CheckpointError: names the first wrong entry, its value, and what it contradicts.
+        CheckpointError: names the first wrong entry.
     """
     try:
         saved = Saved.model_validate(dict(state))
         tally = saved.parts.tally
-        epochs = [EpochResult.model_validate(epoch) for epoch in (tally.epochs if tally else ())]
+        for epoch in tally.epochs if tally else ():
+            EpochResult.model_validate(epoch)
         for resumption in saved.resumed:
             Resumption.model_validate(resumption)
     except ValidationError as error:
@@ -176,151 +168,7 @@ def require_plain_parts(state: Mapping[str, Any]) -> Saved:
     for name, entries in (("rng", saved.rng), ("buffers", saved.buffers)):
         if len(entries) != size:
             raise CheckpointError(f"{name} of the checkpoint is of {len(entries)} ranks, and {size} wrote it")
-    for rank, states in enumerate(saved.rng):
-        require_random_states(states, f"rng.{rank} of the checkpoint")
-    for fault_text in chain(_contradictions(saved, epochs), () if CONVERTED in state else _in_scale(state, saved)):
-        raise CheckpointError(f"{fault_text}; the checkpoint contradicts itself, use the one before it")
     return saved
-
-
-def _contradictions(saved: Saved, epochs: list[EpochResult]) -> Iterator[str]:
-    """Yield a line for each number that others in the checkpoint contradict."""
-    progress, parts = saved.progress, saved.parts
-    if progress.skipped > progress.step:
-        yield f"progress.skipped is {progress.skipped} of {progress.step} steps"
-    if len(saved.resumed) and max(int(each["step"]) for each in saved.resumed) > progress.step:
-        yield "resumed names a later step than progress"
-    if parts.tally is not None:
-        yield from _in_tally(parts.tally, progress, epochs)
-        yield from _in_best(saved, epochs)
-        yield from _in_watch(parts.watch, parts.tally.losses.tolist(), rolled_back=_was_rolled_back(parts))
-    if parts.average is not None and parts.average.num_updates != progress.step and not _was_rolled_back(parts):
-        yield f"parts.average.num_updates is {parts.average.num_updates} after {progress.step} steps"
-    if parts.limits is not None and parts.limits.skipped > progress.skipped:
-        yield f"parts.limits.skipped is {parts.limits.skipped}, and {progress.skipped} steps were skipped"
-    if parts.rollback is not None and any(step > progress.step for step in parts.rollback.steps):
-        yield "parts.rollback.steps names a later step than progress"
-
-
-def _in_scale(state: Mapping[str, Any], saved: Saved) -> Iterator[str]:
-    """Compare the loss scale with the one that the last step left, if nothing changed it in between."""
-    if saved.parts.tally is None:
-        return
-    last = saved.parts.tally.tracer.last
-    moved = _was_rolled_back(saved.parts) or any(int(each["step"]) == saved.progress.step for each in saved.resumed)
-    if last is None or moved:
-        return
-    if last[2] is not None and last[2] != saved.parts.tally.final_loss_scale:
-        yield f"parts.tally.final_loss_scale is {saved.parts.tally.final_loss_scale}, and the last step left {last[2]}"
-    key = next((key for key in PRECISION_KEYS if key in state), "")
-    scaler = state.get(key)
-    if isinstance(scaler, Mapping) and len(scaler) and all(isinstance(entry, Mapping) for entry in scaler.values()):
-        scaler = next(iter(scaler.values()))  # of several Apex scalers, the steps record the first one
-    if not isinstance(scaler, Mapping):
-        yield f"{key or 'the state of the loss scaler'} is a {type(scaler).__name__}"
-        return
-    scale = scaler.get("scale", scaler.get("loss_scale"))
-    if scale is not None:
-        parse_scale(scale, key)
-    left = last[2]
-    if left is None or scale is None:
-        agrees = scale is left
-    else:
-        agrees = math.isclose(scale, left, rel_tol=1e-6)
-    if not agrees:
-        yield f"the loss scale in {key} is {scale}, and the last step left {left}"
-
-
-def _was_rolled_back(parts: Parts) -> bool:
-    return parts.rollback is not None and len(parts.rollback.steps) > 0
-
-
-def _in_tally(tally: RunMetrics, progress: Progress, epochs: list[EpochResult]) -> Iterator[str]:
-    for name in ("losses", "seconds", "data_seconds"):
-        values = getattr(tally, name)
-        if values.dtype is not torch.float64 or values.dim() != 1:
-            yield f"parts.tally.{name} is {values.dtype} of shape {list(values.shape)}"
-            return
-        if name != "losses" and not bool(((values >= 0) & values.isfinite()).all()):
-            yield f"parts.tally.{name} holds values that are not times"
-    if tally.num_steps != progress.step or len(tally.losses) != progress.step:
-        yield f"parts.tally has {tally.num_steps} steps and {len(tally.losses)} losses, and progress {progress.step}"
-        return
-    if len(tally.seconds) != len(tally.data_seconds) or len(tally.seconds) > tally.num_steps:
-        yield f"parts.tally.seconds has {len(tally.seconds)} of {tally.num_steps} steps"
-    if tally.skipped_steps != progress.skipped:
-        yield f"parts.tally.skipped_steps is {tally.skipped_steps}, and progress.skipped {progress.skipped}"
-    if [epoch.epoch for epoch in epochs] != list(range(progress.epoch)):
-        yield f"parts.tally.epochs are not the {progress.epoch} of progress"
-    for epoch in epochs:
-        counts = [*epoch.counts.values(), *epoch.ema_counts.values()]
-        if any(count > epoch.samples for count in counts):
-            yield f"parts.tally.epochs.{epoch.epoch} counts {counts} of {epoch.samples} samples"
-        for values, counted in ((epoch.values, epoch.counts), (epoch.ema_values or {}, epoch.ema_counts)):
-            wrong = [name for name, count in counted.items() if values.get(name) != count / epoch.samples]
-            if wrong:
-                yield f"parts.tally.epochs.{epoch.epoch} has another {wrong[0]} than its counts"
-        try:
-            unpack_samples(epoch)
-        except RecordError as error:
-            yield f"the per-image results of parts.tally.epochs.{epoch.epoch} are damaged: {error}"
-    yield from _in_trace(tally)
-
-
-def _in_trace(tally: RunMetrics) -> Iterator[str]:
-    trace, losses = tally.tracer, tally.losses.tolist()
-    if [point[0] for point in trace.points] != list(range(0, tally.num_steps, trace.stride)):
-        yield f"parts.tally.tracer.points are not every {trace.stride}th of {tally.num_steps} steps"
-        return
-    if (trace.last is None) != (not losses) or (trace.last is not None and trace.last[0] != tally.num_steps - 1):
-        yield "parts.tally.tracer.last is not the last step"
-        return
-    skipped = 0
-    for step, loss, _, count in [*trace.points, *([] if trace.last is None else [trace.last])]:
-        if not _same(loss, losses[step]) or not skipped <= count <= step + 1:
-            yield f"parts.tally.tracer has another loss, or another count of skipped steps, at step {step}"
-        skipped = count
-    if trace.last is not None and trace.last[3] != tally.skipped_steps:
-        yield "parts.tally.tracer.last counts other skipped steps"
-
-
-def _in_best(saved: Saved, epochs: list[EpochResult]) -> Iterator[str]:
-    values = [epoch.value for epoch in epochs]
-    metric = saved.metrics[0]
-    best, expected = saved.best, metric.best(values)
-    if best.value != expected or (best.step is None) != (best.value is None):
-        yield f"best is {best.value} at step {best.step}, and the epochs have {expected}"
-    if best.step is not None and not 0 < best.step <= saved.progress.step:
-        yield f"best.step is {best.step} after {saved.progress.step} steps"
-    early = saved.parts.early_stop
-    if early is None:
-        return
-    waited = 0 if expected is None else len(values) - 1 - values.index(expected)
-    if (early.best if early.best != NO_VALUE else None, early.waited) != (expected, waited):
-        yield f"parts.early_stop has waited {early.waited} epochs for more than {early.best}; the epochs say {waited}"
-
-
-def _in_watch(watch: Watch, losses: list[float], *, rolled_back: bool) -> Iterator[str]:
-    if (watch.diverged_step is None) != (watch.reason is None):
-        yield "parts.watch has a reason for a divergence that was not, or none for one that was"
-    bad = [step for step, loss in enumerate(losses) if not math.isfinite(loss)]
-    for name in ("first_nonfinite_loss_step", "diverged_step", "run_start"):
-        step = getattr(watch, name)
-        if step is not None and step >= len(losses):
-            yield f"parts.watch.{name} is {step} after {len(losses)} steps"
-    if watch.diverged_step is not None or rolled_back:
-        return
-    if watch.first_nonfinite_loss_step != (bad[0] if bad else None):
-        yield f"parts.watch.first_nonfinite_loss_step is {watch.first_nonfinite_loss_step}, which the losses deny"
-    start = len(losses)
-    while start and not math.isfinite(losses[start - 1]):
-        start -= 1
-    if watch.run_start != (start if start < len(losses) else None):
-        yield f"parts.watch.run_start is {watch.run_start}, which the losses deny"
-
-
-def _same(one: float, other: float) -> bool:
-    return one == other or (math.isnan(one) and math.isnan(other))
 
 
 def require_position(progress: Mapping[str, Any], steps_per_epoch: int, total_steps: int) -> None:

@@ -1,8 +1,9 @@
-"""O4 and O5, which ROCm's Apex has: bfloat16's O1 and O2. No numbers of that Apex were recorded to compare with."""
+"""O4 and O5, which ROCm's Apex has: bfloat16's O1 and O2. `test_golden.py` replays what it recorded."""
 
 from __future__ import annotations
 
 import warnings
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import SGD, Adam
+from torch.overrides import TorchFunctionMode
 
 from ampcompare.apex import amp
 from ampcompare.base.errors import ConfigError
@@ -89,15 +91,60 @@ def test_o1_after_o4_casts_to_fp16_again() -> None:
     assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype is torch.float16
 
 
-def test_a_weight_is_cast_once_per_pass() -> None:
-    """The cache of casts serves O4 too: two uses of a weight share one cast, dropped when `scale_loss` ends."""
-    model, optimizer = initialized("O4")
-    with amp.scale_loss((model(X) + model(X)).float().sum(), optimizer) as loss:
-        assert {cast.dtype for _, cast, *_ in amp._amp_state.handle.cache.values()} == {BF16}
-        assert len(amp._amp_state.handle.cache) == 4
+class SharedWeight(nn.Module):
+    """A weight that is used twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.linspace(-0.7, 0.9, 12).reshape(3, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.matmul(torch.tanh(F.linear(x, self.weight)), self.weight)
+
+
+class Recurrent(nn.Module):
+    """A cell that is called at each of four time steps."""
+
+    def __init__(self, kind: type[nn.Module]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.cell = kind(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        state: Any = None
+        for scale in (1.0, 0.7, 1.3, 0.4):
+            state = self.cell(x * scale, state)
+        return state[0] if isinstance(state, tuple) else state
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize(
+    "make", [SharedWeight, *(partial(Recurrent, kind) for kind in (nn.LSTMCell, nn.GRUCell, nn.RNNCell))]
+)
+def test_o4_sums_the_gradients_of_a_weights_uses_in_fp32(make: Any, strict: bool) -> None:
+    """O4 casts a weight at each use: its gradient has the bits of as many casts by hand."""
+    model = make()
+    parameters = {name: param.detach().clone().requires_grad_() for name, param in model.named_parameters()}
+    uses: list[Tensor] = []
+
+    class CastsByHand(TorchFunctionMode):
+        def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            low = [value.to(BF16) if isinstance(value, Tensor) and value.dtype is FP32 else value for value in args]
+            takes = function.__name__ in ("linear", "matmul", "lstm_cell", "gru_cell", "rnn_tanh_cell")
+            uses.extend(args[:1] if takes else [])
+            if takes and function.__name__ == "lstm_cell":
+                low[1] = [value.to(BF16) for value in args[1]]
+            return function(*(low if takes else args), **(kwargs or {}))
+
+    with CastsByHand():
+        torch.func.functional_call(model, parameters, (X,)).float().square().sum().backward()
+    assert len(uses) > 1
+    optimizer = SGD(model.parameters(), lr=0.1)
+    model, optimizer = amp.initialize(model, optimizer, opt_level="O4", verbosity=0, strict=strict)
+    with amp.scale_loss(model(X).float().square().sum(), optimizer) as loss:
         loss.backward()
-    assert not amp._amp_state.handle.cache
-    assert {param.grad.dtype for param in model.parameters()} == {FP32}
+    for name, param in model.named_parameters():
+        assert torch.equal(param.grad, parameters[name].grad), name
 
 
 def test_o5_holds_bfloat16_weights_and_fp32_masters() -> None:

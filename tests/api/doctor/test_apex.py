@@ -43,20 +43,9 @@ def test_the_impostor_of_pypi(site: Any) -> None:
     assert finding.remedy == (UNINSTALL, INSTALL)
 
 
-@pytest.mark.parametrize(
-    ("folders", "era"),
-    [
-        (("contrib/multihead_attn", "transformer"), "between 8 May 2025 and 13 January 2026"),
-        (("contrib/multihead_attn",), "between 13 January and 8 July 2026"),
-        (("contrib",), "after 8 July 2026"),
-        (("optimizers",), None),
-    ],
-)
-def test_apex_without_amp(site: Any, folders: tuple[str, ...], era: str | None) -> None:
-    """An Apex after the removal is told with its commit and, as far as its folders tell, its time."""
+def test_apex_without_amp(site: Any) -> None:
+    """An Apex after the removal is told with its commit."""
     site.write("apex/__init__.py", "raise SystemError('must not be imported')")
-    for folder in folders:
-        site.write(f"apex/{folder}/__init__.py")
     site.write("apex/normalization/__init__.py")
     origin = {"url": "there", "vcs_info": {"vcs": "git", "commit_id": "0123456789abcdef"}}
     site.distribution("apex", "0.1", direct_url_json=json.dumps(origin))
@@ -64,8 +53,6 @@ def test_apex_without_amp(site: Any, folders: tuple[str, ...], era: str | None) 
     assert (finding.facts["state"], finding.verdict) == ("no_amp", "warning")
     assert finding.value == "NVIDIA Apex 0.1 (commit 01234567) without apex.amp"
     assert "cannot import name 'amp' from 'apex'" in finding.reason
-    assert finding.facts["era"] == era
-    assert era is None or era in finding.reason
     assert finding.remedy[0].startswith("ampcompare exec")
     assert "apex@25.05" in finding.remedy[-1]
 
@@ -88,21 +75,13 @@ def test_full_build(site: Any) -> None:
     assert "O1 raises" in finding.reason
 
 
-@pytest.mark.parametrize(
-    ("error", "suspect"),
-    [
-        ("amp_C.so: undefined symbol: _ZN3c105ErrorC2E", "built against another torch."),
-        ("libcudart.so.11.0: cannot open shared object file", "built against a different CUDA"),
-        ("version `GLIBCXX_3.4.32' not found", "built on a newer system"),
-    ],
-)
-def test_kernels_of_another_build(site: Any, error: str, suspect: str) -> None:
-    """Kernels that raise when loaded are found by loading them, and the error says which build they miss."""
+def test_kernels_of_another_build(site: Any) -> None:
+    """Kernels that raise when loaded are found by loading them."""
+    error = "amp_C.so: undefined symbol: _ZN3c105ErrorC2E"
     _with_amp(site, f"raise ImportError({error!r})")
     finding = examine_apex(site.path)
     assert (finding.facts["state"], finding.verdict) == ("other_build", "problem")
     assert error in finding.reason
-    assert suspect in finding.reason
     assert finding.facts["usable"]
     assert finding.remedy == (UNINSTALL, INSTALL)
 

@@ -12,6 +12,7 @@ import zipfile
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -68,6 +69,23 @@ def test_every_way_to_load_a_file_counts(project: Path, tmp_path: Path) -> None:
     (project / "settings.yaml").read_text()
     expected = ["by_path.py", "nets/deep/block.py", "ran.py", "read.py", "settings.yaml", "started.py"]
     assert list(read_loaded(cell).files) == expected
+
+
+def test_watches_share_one_hook_and_end(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python cannot remove a hook, so a second is never added; the file goes to the last watch alone."""
+    hooks: list[Any] = []
+    monkeypatch.setattr(sys, "addaudithook", hooks.append)
+    monkeypatch.setattr(loaded_code, "_is_installed", False)
+    seen: dict[str, list[str]] = {"a": [], "b": []}
+    for events in seen.values():
+        watch = watch_code(_cell(tmp_path), project)
+        monkeypatch.setattr(watch, "audit", lambda event, _, events=events: events.append(event))
+        for event in ("open", "builtins.id", "import", "subprocess.Popen"):
+            hooks[0](event, ())
+    end_watch()
+    hooks[0]("open", ())
+    assert len(hooks) == 1
+    assert seen == {"a": ["open", "subprocess.Popen"], "b": ["open", "subprocess.Popen"]}
 
 
 def test_a_forked_child_adds_its_own(project: Path, tmp_path: Path) -> None:
@@ -131,8 +149,8 @@ def test_the_end_adds_modules_that_are_there_and_versions(
     assert (found.packages["numpy"], found.packages["quick"]) == (numpy.__version__, "3")
 
 
-def test_metadata_that_is_read_at_the_end_is_no_data(project: Path, tmp_path: Path) -> None:
-    """A package that was installed from the folder of the script has its metadata there; the run did not read it."""
+def test_metadata_of_packages_is_no_data(project: Path, tmp_path: Path) -> None:
+    """A package that was installed from the folder of the script has its metadata there; looks for plugins read it."""
     info = project / "mine.egg-info"
     info.mkdir()
     (info / "PKG-INFO").write_text("Name: mine\nVersion: 1.0\n")
@@ -142,6 +160,7 @@ def test_metadata_that_is_read_at_the_end_is_no_data(project: Path, tmp_path: Pa
     watch._at_start.discard("yaml")
     import yaml  # noqa: F401
 
+    (info / "top_level.txt").read_text()
     watch.end()
     assert not [name for name in read_loaded(cell).files if "mine.egg-info" in name]
 

@@ -132,7 +132,8 @@ def tells_threads_at_its_end(num_classes, sample_shape, file):
 
 def waits_for(num_classes, sample_shape, file):
     print("waiting for a file", flush=True)
-    while not os.path.exists(file):
+    deadline = time.monotonic() + 120
+    while not os.path.exists(file) and time.monotonic() < deadline:
         time.sleep(0.1)
     return make(num_classes, sample_shape, lambda x: None)
 

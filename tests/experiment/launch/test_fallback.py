@@ -48,7 +48,7 @@ def test_the_next_arm_trains_until_one_holds(tmp_path: Path) -> None:
     assert (record.cell, record.arm, record.config) == (config.digest(), "half", config)
     assert record.fell_back is not None
     assert (record.fell_back.arm, record.fell_back.diverged) == ("native:bf16", {"half": 5, "native:fp16": 5})
-    assert not_as_declared([record]) == ("not as declared (half diverged at step 5, and native:bf16 trained instead)")
+    assert not_as_declared([record]).why == "half diverged at step 5, and native:bf16 trained instead"
     assert read_record(tmp_path / "record.json") == record
 
 

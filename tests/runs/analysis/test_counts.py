@@ -39,9 +39,9 @@ def test_eight_arms_with_equal_counts_are_equivalent() -> None:
     """At three seeds, which the spread that rounding may have never allowed."""
     equal = [_effect([0, 0, 0])] * 8
     verdicts = decide(equal, MARGIN)
-    assert {verdict.word for verdict in verdicts} == {"equivalent (±0.5)"}
+    assert {str(verdict) for verdict in verdicts} == {"equivalent (±0.5)"}
     floored = [replace(effect, margin_error=None, step=None) for effect in equal]
-    assert all(verdict.word.startswith("inconclusive") for verdict in decide(floored, MARGIN))
+    assert all(str(verdict).startswith("inconclusive") for verdict in decide(floored, MARGIN))
 
 
 def test_the_interval_of_equal_counts_is_that_of_no_event() -> None:
@@ -60,7 +60,7 @@ def test_an_open_interval_suggests_no_word() -> None:
         arms, pairs = generator.integers(1, 10), generator.integers(3, 8)
         differences = np.round(generator.normal(2, 1.2, (arms, pairs)))
         for verdict in decide([_effect(row) for row in differences], margin, 0.005):
-            if verdict.word.startswith("inconclusive"):
+            if str(verdict).startswith("inconclusive"):
                 is_open += 1
                 assert verdict.low is not None
                 assert verdict.high is not None
@@ -97,7 +97,7 @@ def test_counts_at_the_margin_keep_the_level(model: str, pairs: int, arms: int) 
     wrong = 0
     for _ in range(600):
         words = [
-            verdict.word for verdict in decide([_effect(MODELS[model](chance, pairs)) for _ in range(arms)], MARGIN)
+            str(verdict) for verdict in decide([_effect(MODELS[model](chance, pairs)) for _ in range(arms)], MARGIN)
         ]
         wrong += any(word.startswith(("equivalent", "non-inferior", "better")) for word in words)
     assert wrong / 600 <= 0.08  # the 99.9 % point of a rate of 5 %
@@ -121,5 +121,5 @@ def test_counts_name_no_more_winners_than_one_in_twenty(arms: int, pairs: int, s
         start = generator.uniform(324, 325)
         counts = np.round(start + spread / 2**0.5 * generator.standard_normal((arms + 1, pairs)))
         verdicts = decide([_effect(row - counts[0]) for row in counts[1:]], Margin(1e-6, "0"))
-        winners += any(verdict.word in ("better", "worse") for verdict in verdicts)
+        winners += any(str(verdict) in ("better", "worse") for verdict in verdicts)
     assert winners <= 0.05 * families

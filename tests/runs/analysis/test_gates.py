@@ -15,6 +15,7 @@ from ampcompare.runs.analysis.summary import summarize
 from ampcompare.runs.records.comparison import Comparison
 from ampcompare.runs.records.metric import Metric
 from ampcompare.runs.records.run import RunRecord
+from ampcompare.runs.records.verdict import Verdict, read_words
 from ampcompare.runs.report.junit import Check, JUnit
 
 MakeRecord = Callable[..., RunRecord]
@@ -145,17 +146,18 @@ VERDICTS = [
 
 
 @pytest.mark.parametrize("measure", ["accuracy", "time"])
-@pytest.mark.parametrize(("verdict", "failing"), VERDICTS)
-def test_a_verdict_can_be_asked_for(make_record: MakeRecord, measure: str, verdict: str, failing: set[str]) -> None:
+@pytest.mark.parametrize(("words", "failing"), VERDICTS)
+def test_a_verdict_can_be_asked_for(make_record: MakeRecord, measure: str, words: str, failing: set[str]) -> None:
     """`worse` fails what is shown to be worse and is skipped where nothing is known; other words fail the rest."""
     comparison = _comparison(make_record, {})
-    row = comparison.arms[1].model_copy(update={f"{measure}_verdict": verdict})
+    verdict = Verdict(**read_words(words))
+    row = comparison.arms[1].model_copy(update={"time" if measure == "time" else "quality": verdict})
     comparison = comparison.model_copy(update={"arms": [comparison.arms[0], row]})
     gates = [parse_gate(f"{measure}:{word}") for word in ("better", "equivalent", "non-inferior", "worse")]
     checks = check_gates(gates, comparison)
     assert {check.gate.partition(":")[2] for check in checks if check.failure} == failing
     assert all(check.arm == "half" for check in checks)
-    unknown = not verdict or verdict.startswith(("not comparable", "no verdict", "invalid measurement"))
+    unknown = verdict.kind in ("", "not comparable", "no verdict", "invalid")
     assert [check.gate.partition(":")[2] for check in checks if check.skipped] == ["worse"] * unknown
 
 

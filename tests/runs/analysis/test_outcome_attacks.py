@@ -51,7 +51,7 @@ def _with(record: RunRecord, **summary: Any) -> RunRecord:
 def test_pairs_in_which_nobody_learned_show_nothing(make_record: MakeRecord) -> None:
     records = [_with(record, weights_moved=record.config.recipe.seed == 0) for record in _records(make_record)]
     comparison = _compared(records)
-    assert _half(comparison).accuracy_verdict == "learned nothing in 4 of 5 pairs (the weights did not move)"
+    assert str(_half(comparison).quality) == "learned nothing in 4 of 5 pairs (the weights did not move)"
     assert any(line.startswith("No arm is recommended") for line in comparison.reading)
     (check,) = check_gates([parse_gate("accuracy:non-inferior")], comparison)
     assert check.failure
@@ -62,14 +62,14 @@ def test_a_seed_that_only_one_side_learned_counts(make_record: MakeRecord) -> No
         _with(record, weights_moved=record.arm == "fp32" or record.config.recipe.seed > 0)
         for record in _records(make_record)
     ]
-    assert not _half(_compared(records)).accuracy_verdict.startswith("learned nothing")
+    assert not str(_half(_compared(records)).quality).startswith("learned nothing")
 
 
 @pytest.mark.parametrize(("skipped", "verdict"), [(25, "better"), (26, "not comparable (26 of 100 steps skipped)")])
 def test_an_arm_that_skips_is_not_faster(make_record: MakeRecord, skipped: int, verdict: str) -> None:
     """Skipped steps do less work; where they are more than a quarter the median may be one of them."""
     comparison = _compared(_records(make_record, arms=["half"], skipped_steps=skipped))
-    assert _half(comparison).time_verdict == verdict
+    assert str(_half(comparison).time) == verdict
     assert comparison.headline[0].startswith("Use half: " if verdict == "better" else "half keeps fp32's accuracy")
 
 
@@ -97,7 +97,7 @@ def test_one_identical_seed_recommends_nothing(make_record: MakeRecord) -> None:
         if arm == "fp32" or seed == 0
     ]
     comparison = _compared(records, prefer="memory")
-    assert (_half(comparison).accuracy_verdict, _half(comparison).pairs) == ("identical", 1)
+    assert (str(_half(comparison).quality), _half(comparison).pairs) == ("identical", 1)
     assert comparison.reading[0].startswith("No arm is recommended for memory")
 
 
@@ -117,7 +117,7 @@ def test_validation_sets_of_other_classes(make_record: MakeRecord) -> None:
         for seed in range(5)
         for arm in CORRECT
     ]
-    assert _half(_compared(records)).accuracy_verdict == "not comparable (validated on samples with other labels)"
+    assert str(_half(_compared(records)).quality) == "not comparable (validated on samples with other labels)"
 
 
 @pytest.mark.parametrize(("elsewhere", "verdict"), [(1, "better"), (4, "not comparable (on host b, not a)")])
@@ -129,7 +129,7 @@ def test_one_shared_host_hides_no_other(make_record: MakeRecord, elsewhere: int,
         )
         for record in _records(make_record)
     ]
-    assert _half(_compared(records)).time_verdict == verdict
+    assert str(_half(_compared(records)).time) == verdict
 
 
 def test_a_limit_is_not_passed_by_the_survivors_of_the_reference(make_record: MakeRecord) -> None:
@@ -183,7 +183,7 @@ def test_rounds_of_one_seed_stand_for_no_other(make_record: MakeRecord, others: 
         rounds = 20 if record.config.recipe.seed == 0 else others
         records.append(_rounds(_with(record, step_seconds_median=0.01), rounds, 0.005 if is_fast else 0.01))
     comparison = _compared(records)
-    assert _half(comparison).time_verdict.startswith(verdict)
+    assert str(_half(comparison).time).startswith(verdict)
     assert any("8 of 10 cells lack them" in line for line in comparison.reading) == (others == 0)
 
 
@@ -191,7 +191,7 @@ def test_one_seed_with_rounds_contradicts_no_line(make_record: MakeRecord) -> No
     """However many rounds one seed has, it names no winner in time, and the first line says that there is none."""
     records = [_rounds(record, 5, SECONDS[record.arm]) for record in _records(make_record)[:2]]
     comparison = _compared(records)
-    assert _half(comparison).time_verdict == "inconclusive (fewer than 3 seeds)"
+    assert str(_half(comparison).time) == "inconclusive (fewer than 3 seeds)"
     assert comparison.headline[0].startswith("One seed: ")
 
 

@@ -28,11 +28,11 @@ def test_pairs_of_a_published_table() -> None:
     comparison = judge(read_table(GNMT, better="higher"), terms=Criteria(margin=0.5))
     row = _row(comparison, "fp16")
     assert (comparison.reference, comparison.metric.name, row.pairs) == ("fp32", "BLEU", 3)
-    assert (row.accuracy_verdict, row.time_verdict) == ("equivalent (±0.5)", "better")
-    assert row.metric_difference == pytest.approx(-0.1, abs=1e-9)
-    assert row.time_ratio == pytest.approx(0.3666, abs=1e-4)
+    assert (str(row.quality), str(row.time)) == ("equivalent (±0.5)", "better")
+    assert row.quality.effect == pytest.approx(-0.1, abs=1e-9)
+    assert row.time.effect == pytest.approx(0.3666, abs=1e-4)
     worse = judge(read_table(GNMT.replace("BLEU", "loss"), better="lower"), terms=Criteria(margin=0.05))
-    assert (_row(worse, "fp16").metric_difference or 0) == pytest.approx(-0.1, abs=1e-9)
+    assert (_row(worse, "fp16").quality.effect or 0) == pytest.approx(-0.1, abs=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -58,15 +58,15 @@ def test_means_are_compared_by_welch() -> None:
     shares = [0.18**2 / 5, 0.16**2 / 5]
     freedom = sum(shares) ** 2 / sum(share**2 / 4 for share in shares)
     half = stats.t.ppf(0.975, freedom) * sum(shares) ** 0.5
-    assert (row.accuracy_verdict, row.pairs) == ("worse", 5)
-    assert 100 * (row.metric_difference_low or 0) == pytest.approx(-1.2 - half)
+    assert (str(row.quality), row.pairs) == ("worse", 5)
+    assert 100 * (row.quality.low or 0) == pytest.approx(-1.2 - half)
     assert comparison.judged is not None
     assert comparison.judged.independent == ["O1"]
     for more in ("arm,accuracy,accuracy sd\nfp32,77.01,0.16\nO1,75.81,0.18\n", text.replace(",5", ",")):
         unknown = judge(read_table(more))
-        assert _row(unknown, "O1").accuracy_verdict == "inconclusive (number of runs unknown)"
+        assert str(_row(unknown, "O1").quality) == "inconclusive (number of runs unknown)"
         assert any("add a column n" in line for line in unknown.reading)
-        assert _row(judge(read_table(more), runs=5), "O1").accuracy_verdict == "worse"
+        assert str(_row(judge(read_table(more), runs=5), "O1").quality) == "worse"
 
 
 def test_few_seeds_in_common_throw_no_runs_away() -> None:
@@ -76,18 +76,16 @@ def test_few_seeds_in_common_throw_no_runs_away() -> None:
     text += "".join(f"amp,{n},{value}\n" for n, value in enumerate(arm, 9))
     row = _row(judge(read_table(text)), "amp")
     low, high = stats.ttest_ind(arm, reference, equal_var=False).confidence_interval(0.95)
-    assert (row.accuracy_verdict, row.pairs) == ("worse", 10)
-    assert (100 * (row.metric_difference_low or 0), 100 * (row.metric_difference_high or 0)) == pytest.approx(
-        (low, high), rel=3e-3
-    )
+    assert (str(row.quality), row.pairs) == ("worse", 10)
+    assert (100 * (row.quality.low or 0), 100 * (row.quality.high or 0)) == pytest.approx((low, high), rel=3e-3)
 
 
 @pytest.mark.parametrize("count", [3, 10, 100])
 def test_whole_points_are_no_proof_of_equality(count: int) -> None:
     """Equal whole points leave a point of room, however many they are."""
     row = _row(judge(read_table("arm,accuracy\n" + _runs("fp32", [76] * count) + _runs("amp", [76] * count))), "amp")
-    assert row.accuracy_verdict == "inconclusive (the figures are rounded)"
-    assert (row.metric_difference_high or 0) > 0.005
+    assert str(row.quality) == "inconclusive (the figures are rounded)"
+    assert (row.quality.high or 0) > 0.005
 
 
 def test_a_published_spread_is_for_few_runs() -> None:
@@ -95,7 +93,7 @@ def test_a_published_spread_is_for_few_runs() -> None:
     example = judge(example_table(), sd=0.18)
     assert example.judged is not None
     assert example.judged.sd == 0.18
-    assert _row(example, "apex:O3").accuracy_verdict == "diverged 1/1"
+    assert str(_row(example, "apex:O3").quality) == "diverged 1/1"
     many = judge(read_table("arm,accuracy\n" + _runs("fp32", [76.1] * 3) + _runs("amp", [76.2] * 3)), sd=0.1)
     assert any(line.startswith("--sd 0.1 is not used") for line in many.reading)
     for sd in (0.0, -1.0, float("nan")):
@@ -107,7 +105,7 @@ def test_times_alone_have_verdicts() -> None:
     """A table without a metric says nothing of one."""
     text = "arm,seed,seconds\n" + "".join(f"fp32,{n},{10 + n / 10}\nhalf,{n},{5 + n / 20}\n" for n in range(4))
     row = _row(judge(read_table(text)), "half")
-    assert (row.accuracy_verdict, row.time_verdict) == ("", "better")
+    assert (str(row.quality), str(row.time)) == ("", "better")
 
 
 @pytest.mark.parametrize(

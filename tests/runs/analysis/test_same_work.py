@@ -90,7 +90,7 @@ def test_the_same_work_is_compared(make_record: MakeRecord) -> None:
     """Without an attack there are verdicts on accuracy and time, a difference of memory, and a recommendation."""
     comparison = _compared(make_record)
     row = _half(comparison)
-    assert (row.accuracy_verdict, row.time_verdict, row.memory_difference) == ("equivalent (±0.5)", "better", -5_000)
+    assert (str(row.quality), str(row.time), row.memory.effect) == ("equivalent (±0.5)", "better", -5_000)
     assert comparison.headline[0].startswith("Use half: ")
 
 
@@ -121,10 +121,10 @@ def test_other_work_gets_no_verdict(make_record: MakeRecord, name: str, seeds: s
     change, words = OTHER_WORK[name]
     comparison = _compared(make_record, change if seeds == "all" else _only(2, change))
     row = _half(comparison)
-    for verdict in (row.accuracy_verdict, row.time_verdict, row.memory_verdict):
+    for verdict in (str(row.quality), str(row.time), str(row.memory)):
         assert verdict.startswith("not comparable (")
         assert words in verdict
-    assert row.memory_difference is None
+    assert row.memory.effect is None
     assert comparison.reading[0].startswith("No arm is recommended")
 
 
@@ -132,20 +132,20 @@ def test_other_work_gets_no_verdict(make_record: MakeRecord, name: str, seeds: s
 def test_it_is_the_same_from_the_other_side(make_record: MakeRecord, name: str) -> None:
     """It does not matter which of the two did the other work."""
     row = _half(_compared(make_record, OTHER_WORK[name][0], arm="fp32"))
-    assert row.accuracy_verdict.startswith("not comparable (")
-    assert row.time_verdict.startswith("not comparable (")
+    assert str(row.quality).startswith("not comparable (")
+    assert str(row.time).startswith("not comparable (")
 
 
 def test_equal_global_batches_are_compared(make_record: MakeRecord) -> None:
     """64 samples on one process and 2 x 32 are the same work; the time is compared where the row names it."""
     split = _config(processes=2, parallel={"kind": "ddp"}, recipe={"batch_size": 32})
     unnamed = _compared(make_record, split)
-    assert _half(unnamed).accuracy_verdict == "equivalent (±0.5)"
-    assert _half(unnamed).time_verdict == "not comparable (processes 2, not 1; kind ddp, not none)"
+    assert str(_half(unnamed).quality) == "equivalent (±0.5)"
+    assert str(_half(unnamed).time) == "not comparable (processes 2, not 1; kind ddp, not none)"
     label = {"arm": "half kind=ddp processes=2"}
     named = _compared(make_record, lambda record: split(record).model_copy(update=label))
     row = _half(named)
-    assert (row.accuracy_verdict, row.time_verdict) == ("equivalent (±0.5)", "better")
+    assert (str(row.quality), str(row.time)) == ("equivalent (±0.5)", "better")
     assert "Cells ran with different numbers of processes: 1 (fp32); 2 (half kind=ddp processes=2)." in named.reading
     assert any("samples that batch norm sees at once): 64 (fp32); 32 (half" in line for line in named.reading)
 
@@ -153,8 +153,8 @@ def test_equal_global_batches_are_compared(make_record: MakeRecord) -> None:
 def test_accumulation_is_a_split_of_the_same_batch(make_record: MakeRecord) -> None:
     """Four micro-batches of 16 are the same update as one batch of 64, at another time."""
     row = _half(_compared(make_record, _config(recipe={"grad_accum_steps": 4})))
-    assert row.accuracy_verdict == "equivalent (±0.5)"
-    assert row.time_verdict == row.memory_verdict == "not comparable (grad_accum_steps 4, not 1)"
+    assert str(row.quality) == "equivalent (±0.5)"
+    assert str(row.time) == str(row.memory) == "not comparable (grad_accum_steps 4, not 1)"
 
 
 ELSEWHERE: dict[str, tuple[Change, str]] = {
@@ -176,8 +176,8 @@ def test_another_machine_gets_no_verdict_on_time_and_memory(make_record: MakeRec
     change, words = ELSEWHERE[name]
     comparison = _compared(make_record, change)
     row = _half(comparison)
-    assert row.accuracy_verdict == "equivalent (±0.5)"
-    assert row.time_verdict == row.memory_verdict == f"not comparable ({words})"
+    assert str(row.quality) == "equivalent (±0.5)"
+    assert str(row.time) == str(row.memory) == f"not comparable ({words})"
     assert comparison.reading[0].startswith("No arm is recommended")
     assert any(name.partition(" ")[0].lower() in line.lower() for line in comparison.reading[1:])
 
@@ -204,8 +204,8 @@ def test_two_engines_in_one_row_are_no_arm(make_record: MakeRecord) -> None:
 
     row = _half(_compared(make_record, change))
     words = "not comparable (compat 25.05 and nvidia 0.1 in one row)"
-    assert (row.accuracy_verdict, row.time_verdict, row.memory_verdict) == (words, words, words)
-    assert _half(_compared(make_record, _engine("compat", "25.05"))).accuracy_verdict == "equivalent (±0.5)"
+    assert (str(row.quality), str(row.time), str(row.memory)) == (words, words, words)
+    assert str(_half(_compared(make_record, _engine("compat", "25.05"))).quality) == "equivalent (±0.5)"
 
 
 def test_a_row_of_two_recipes_is_no_arm(make_record: MakeRecord) -> None:
@@ -214,7 +214,7 @@ def test_a_row_of_two_recipes_is_no_arm(make_record: MakeRecord) -> None:
     other = _config(recipe={"epochs": 50})
     mixed = [other(record) if record.config.recipe.seed > 2 else record for record in records]
     row = _half(summarize(mixed, arms=["fp32", "half"], reference="fp32"))
-    assert row.accuracy_verdict == row.time_verdict == "not comparable (epochs 50, not 5, in one row)"
+    assert str(row.quality) == str(row.time) == "not comparable (epochs 50, not 5, in one row)"
 
 
 def _on(*hosts: str) -> Change:
@@ -225,13 +225,13 @@ def test_a_host_that_is_the_arm_is_no_machine_for_times(make_record: MakeRecord)
     """Where one arm ran on a host that the other never used, the host cannot be told from the arm."""
     records = [_on("a")(record) for record in _compared(make_record).records]
     same = summarize(records, arms=["fp32", "half"], reference="fp32")
-    assert _half(same).time_verdict == "better"
+    assert str(_half(same).time) == "better"
     apart = [_on("b")(record) if record.arm == "half" else record for record in records]
     comparison = summarize(apart, arms=["fp32", "half"], reference="fp32")
-    assert _half(comparison).time_verdict == "not comparable (on host b, not a)"
+    assert str(_half(comparison).time) == "not comparable (on host b, not a)"
     assert "Cells ran with different hosts: a (fp32); b (half)." in comparison.reading
     spread = [_on("a", "b")(record) for record in records]
-    assert _half(summarize(spread, arms=["fp32", "half"], reference="fp32")).time_verdict == "better"
+    assert str(_half(summarize(spread, arms=["fp32", "half"], reference="fp32")).time) == "better"
 
 
 def test_days_are_said(make_record: MakeRecord) -> None:
@@ -254,18 +254,18 @@ def test_a_resumed_mixture_is_named_in_every_report(make_record: MakeRecord) -> 
     comparison = _compared(make_record, _only(0, _resumed(60, "fp32", "converted from fp32")))
     row = _half(comparison)
     assert row.status == "ok; trained by fp32 for 60 of 100 steps 1/5"
-    assert row.accuracy_verdict == "not comparable (trained by fp32 for 60 of 100 steps)"
+    assert str(row.quality) == "not comparable (trained by fp32 for 60 of 100 steps)"
     assert any(line.startswith("half: 1 of 5 runs trained by fp32 for 60 of 100 steps") for line in comparison.reading)
 
 
 def test_a_resume_of_its_own_arm_is_its_own(make_record: MakeRecord) -> None:
     """A run that was stopped and resumed as the same arm, on the same machine, is compared."""
-    assert _half(_compared(make_record, _resumed(60, "half"))).accuracy_verdict == "equivalent (±0.5)"
+    assert str(_half(_compared(make_record, _resumed(60, "half"))).quality) == "equivalent (±0.5)"
 
 
 def test_a_mixed_reference_blocks_all(make_record: MakeRecord) -> None:
     row = _half(_compared(make_record, _only(1, _resumed(30, "half")), arm="fp32"))
-    assert row.accuracy_verdict == "not comparable (trained by half for 30 of 100 steps)"
+    assert str(row.quality) == "not comparable (trained by half for 30 of 100 steps)"
 
 
 def test_a_resume_into_another_arm_is_another_cell() -> None:

@@ -60,9 +60,9 @@ def test_rows_hold_mean_spread_and_pairs(make_record: MakeRecord) -> None:
     row = _row(comparison, "half")
     assert row.metric_mean == pytest.approx(sum(HALF) / 5)
     assert row.metric_sd == pytest.approx(stats.tstd(HALF))
-    assert row.metric_difference == pytest.approx(sum(HALF) / 5 - sum(FP32) / 5)
-    assert (row.metric_difference_low, row.metric_difference_high) == pytest.approx(_interval(0.95))
-    assert row.time_ratio == pytest.approx(0.5)
+    assert row.quality.effect == pytest.approx(sum(HALF) / 5 - sum(FP32) / 5)
+    assert (row.quality.low, row.quality.high) == pytest.approx(_interval(0.95))
+    assert row.time.effect == pytest.approx(0.5)
     assert (row.seeds, row.completed, row.status) == ([0, 1, 2, 3, 4], 5, "ok")
     assert (row.skipped_steps, row.num_steps) == (0, 500)
 
@@ -81,17 +81,17 @@ def test_the_loss_scale_is_one_of_a_run(make_record: MakeRecord) -> None:
 def test_the_reference_is_one_itself(make_record: MakeRecord) -> None:
     """The reference differs from itself by nothing and takes once its own time."""
     row = _row(summarize(_matrix(make_record), arms=["fp32", "half"], reference="fp32"), "fp32")
-    assert (row.metric_difference, row.time_ratio) == (0, 1)
+    assert (row.quality.effect, row.time.effect) == (0, 1)
 
 
 def test_verdicts_stand_in_the_rows(make_record: MakeRecord) -> None:
     """With five seeds an arm that is clearly less accurate and faster carries both verdicts, the reference none."""
     comparison = summarize(_matrix(make_record), arms=["fp32", "half"], reference="fp32")
     row = _row(comparison, "half")
-    assert (row.accuracy_verdict, row.time_verdict, row.pairs) == ("worse", "better", 5)
+    assert (str(row.quality), str(row.time), row.pairs) == ("worse", "better", 5)
     assert row.metric_correlation == pytest.approx(stats.pearsonr(HALF, FP32).statistic)
     reference = _row(comparison, "fp32")
-    assert (reference.accuracy_verdict, reference.time_verdict) == ("", "")
+    assert (str(reference.quality), str(reference.time)) == ("", "")
 
 
 def test_a_judged_table_of_the_figures_of_runs_says_the_same(make_record: MakeRecord) -> None:
@@ -107,15 +107,13 @@ def test_a_judged_table_of_the_figures_of_runs_says_the_same(make_record: MakeRe
             lines.append(f"{arm},{seed},{'NaN' if diverged else f'{100 * value:.1f}'},{seconds:.6f}")
     of_runs = summarize(records, arms=list(values), reference="fp32")
     of_table = judge(read_table("\n".join(lines), "t"))
-    fields = ("metric_difference", "metric_difference_low", "metric_difference_high", "diverged_low", "diverged_high")
     for run, line in zip(of_runs.arms, of_table.arms, strict=True):
-        assert (line.arm, line.accuracy_verdict) == (run.arm, run.accuracy_verdict)
+        assert (line.arm, str(line.quality)) == (run.arm, str(run.quality))
         if run.arm == "half":
-            assert (line.time_verdict, line.pairs) == (run.time_verdict, run.pairs) == ("better", 4)
-            for field in fields:
-                assert getattr(line, field) == pytest.approx(getattr(run, field), rel=1e-6)
-            for field in ("time_ratio", "time_ratio_low", "time_ratio_high"):
-                assert getattr(line, field) == pytest.approx(getattr(run, field), rel=1e-3)
+            assert (str(line.time), line.pairs) == (str(run.time), run.pairs) == ("better", 4)
+            for field in ("effect", "low", "high"):
+                assert getattr(line.quality, field) == pytest.approx(getattr(run.quality, field), rel=1e-6)
+                assert getattr(line.time, field) == pytest.approx(getattr(run.time, field), rel=1e-3)
         else:
             assert (line.diverged_low, line.diverged_high) == (run.diverged_low, run.diverged_high)
 
@@ -124,9 +122,9 @@ def test_equal_accuracy_is_equivalent(make_record: MakeRecord) -> None:
     """Arms with the same counts in every seed are equivalent, with the interval of the counting."""
     records = [make_record(arm, seed, top1=FP32[seed]) for arm in ("fp32", "half") for seed in range(3)]
     row = _row(summarize(records, arms=["fp32", "half"], reference="fp32"), "half")
-    assert row.accuracy_verdict == "equivalent (±0.5)"
-    assert row.metric_difference_low is not None
-    assert row.metric_difference_low < 0
+    assert str(row.quality) == "equivalent (±0.5)"
+    assert row.quality.low is not None
+    assert row.quality.low < 0
 
 
 def test_eight_arms_of_equal_accuracy_are_equivalent(make_record: MakeRecord) -> None:
@@ -138,7 +136,7 @@ def test_eight_arms_of_equal_accuracy_are_equivalent(make_record: MakeRecord) ->
         for record in records
     ]
     rows = summarize(records, arms=arms, reference="fp32").arms[1:]
-    assert {row.accuracy_verdict for row in rows} == {"equivalent (±0.5)"}
+    assert {str(row.quality) for row in rows} == {"equivalent (±0.5)"}
 
 
 def _of_400(record: RunRecord) -> list[EpochResult]:
@@ -154,7 +152,7 @@ def test_terms_are_kept(make_record: MakeRecord) -> None:
     terms = Criteria(margin=2, time_margin=0.1, prefer="memory", tag="try")
     comparison = summarize(records, arms=["fp32", "half"], reference="fp32", terms=terms)
     row = _row(comparison, "half")
-    assert (row.accuracy_verdict, row.time_verdict) == ("equivalent (±2)", "equivalent (±10 %)")
+    assert (str(row.quality), str(row.time)) == ("equivalent (±2)", "equivalent (±10 %)")
     assert (comparison.margin, comparison.time_margin, comparison.prefer, comparison.tag) == (2, 0.1, "memory", "try")
 
 
@@ -173,8 +171,8 @@ def test_few_seeds_name_no_winner(make_record: MakeRecord, seeds: int) -> None:
     assert comparison.headline[0] == f"{noun}: differences between arms cannot be distinguished from run-to-run noise."
     assert not any(line.startswith("Use") for line in comparison.headline)
     row = _row(comparison, "half")
-    assert (row.accuracy_verdict, row.time_verdict) == ("inconclusive (fewer than 3 seeds)",) * 2
-    assert (row.metric_difference_low, row.metric_difference_high, row.time_ratio_low) == (None, None, None)
+    assert (str(row.quality), str(row.time)) == ("inconclusive (fewer than 3 seeds)",) * 2
+    assert (row.quality.low, row.quality.high, row.time.low) == (None, None, None)
 
 
 def test_an_unclear_difference_inconclusive(make_record: MakeRecord) -> None:
@@ -184,7 +182,7 @@ def test_an_unclear_difference_inconclusive(make_record: MakeRecord) -> None:
         *(make_record("half", seed, top1=value) for seed, value in enumerate([0.51, 0.51, 0.50])),
     ]
     row = _row(summarize(records, arms=["fp32", "half"], reference="fp32"), "half")
-    assert re.fullmatch(r"inconclusive \(≤\d+ more seeds\)", row.accuracy_verdict)
+    assert re.fullmatch(r"inconclusive \(≤\d+ more seeds\)", str(row.quality))
 
 
 def test_every_arm_widens_the_intervals(make_record: MakeRecord) -> None:
@@ -192,7 +190,7 @@ def test_every_arm_widens_the_intervals(make_record: MakeRecord) -> None:
     arms = ["fp32", "half", "native:fp16", "native:bf16", "half:bn_fp32"]
     records = _matrix(make_record) + [make_record(arm, seed, top1=0.5) for arm in arms[2:] for seed in range(5)]
     row = _row(summarize(records, arms=arms, reference="fp32"), "half")
-    assert (row.metric_difference_low, row.metric_difference_high) == pytest.approx(_interval(1 - 0.05 / 4))
+    assert (row.quality.low, row.quality.high) == pytest.approx(_interval(1 - 0.05 / 4))
 
 
 def test_untimed_arms_widen_no_time_interval(make_record: MakeRecord) -> None:
@@ -201,11 +199,11 @@ def test_untimed_arms_widen_no_time_interval(make_record: MakeRecord) -> None:
     beside = alone + [make_record("native:fp16", seed, top1=0.5, half="fp16 emulated") for seed in range(5)]
     one = _row(summarize(alone, arms=["fp32", "half"], reference="fp32"), "half")
     other = _row(summarize(beside, arms=["fp32", "half", "native:fp16"], reference="fp32"), "half")
-    assert one.time_ratio_low is not None
-    assert (other.time_ratio_low, other.time_ratio_high) == (one.time_ratio_low, one.time_ratio_high)
-    assert other.metric_difference_low is not None
-    assert one.metric_difference_low is not None
-    assert other.metric_difference_low < one.metric_difference_low
+    assert one.time.low is not None
+    assert (other.time.low, other.time.high) == (one.time.low, one.time.high)
+    assert other.quality.low is not None
+    assert one.quality.low is not None
+    assert other.quality.low < one.quality.low
 
 
 def test_arms_without_a_test_widen_no_interval(make_record: MakeRecord) -> None:
@@ -219,25 +217,23 @@ def test_arms_without_a_test_widen_no_interval(make_record: MakeRecord) -> None:
     one = _row(summarize(alone, arms=arms[:2], reference="fp32"), "half")
     several = summarize(alone + diverged + other, arms=arms, reference="fp32")
     row = _row(several, "half")
-    assert (row.metric_difference_low, row.metric_difference_high) == (
-        one.metric_difference_low,
-        one.metric_difference_high,
+    assert (row.quality.low, row.quality.high) == (
+        one.quality.low,
+        one.quality.high,
     )
     for arm, word in (("native:fp16", "diverged 1/5"), ("native:bf16", "not comparable (lr 0.7, not 0.05)")):
-        assert _row(several, arm).accuracy_verdict == word
-        assert _row(several, arm).metric_difference is not None
-        assert _row(several, arm).metric_difference_low is None
+        assert str(_row(several, arm).quality) == word
+        assert _row(several, arm).quality.effect is not None
+        assert _row(several, arm).quality.low is None
 
 
 def test_rows_hold_the_confidence_of_their_intervals(make_record: MakeRecord) -> None:
     """A one-sided verdict has the interval of its test, 90 %; a two-sided one 95 %."""
     records = [make_record(arm, seed, top1=FP32[seed]) for arm in ("fp32", "half") for seed in range(3)]
     row = _row(summarize(records, arms=["fp32", "half"], reference="fp32"), "half")
-    assert row.metric_difference_confidence == pytest.approx(0.9)
+    assert row.quality.confidence == pytest.approx(0.9)
     assert (
-        _row(
-            summarize(_matrix(make_record), arms=["fp32", "half"], reference="fp32"), "half"
-        ).metric_difference_confidence
+        _row(summarize(_matrix(make_record), arms=["fp32", "half"], reference="fp32"), "half").quality.confidence
         == 0.95
     )
 
@@ -250,8 +246,8 @@ def test_pairs_are_made_by_seed(make_record: MakeRecord) -> None:
         make_record("fp32", 9, status="diverged"),
     ]
     row = _row(summarize(records, arms=["fp32", "half"], reference="fp32"), "half")
-    assert row.metric_difference == pytest.approx(0.01 / 3)
-    assert row.metric_difference_low is not None
+    assert row.quality.effect == pytest.approx(0.01 / 3)
+    assert row.quality.low is not None
 
 
 def test_divergence_is_a_result(make_record: MakeRecord) -> None:
@@ -266,7 +262,7 @@ def test_divergence_is_a_result(make_record: MakeRecord) -> None:
     row = _row(comparison, "half")
     assert (row.completed, row.diverged, row.failed, row.metric_mean) == (1, 1, 0, 0.25)
     assert row.status == "ok 1/2; diverged 1/2 at step 7"
-    assert row.accuracy_verdict == "diverged 1/2"
+    assert str(row.quality) == "diverged 1/2"
     assert "half diverged in 1 of 2 seeds at step 7." in comparison.headline
     assert "Rate of divergence: half 1/2 (95 % interval 9 to 91 %)." in comparison.reading
 
@@ -321,7 +317,7 @@ def test_an_arm_that_always_diverges_has_one_verdict(make_record: MakeRecord) ->
         *(make_record("half", seed, status="diverged") for seed in range(3)),
     ]
     row = _row(summarize(records, arms=["fp32", "half"], reference="fp32"), "half")
-    assert (row.accuracy_verdict, row.time_verdict, row.pairs) == ("diverged 3/3", "diverged 3/3", 0)
+    assert (str(row.quality), str(row.time), row.pairs) == ("diverged 3/3", "diverged 3/3", 0)
     assert (row.diverged_low, row.diverged_high) == pytest.approx((0.4385, 1.0), abs=1e-3)
 
 
@@ -331,7 +327,7 @@ def test_memory_is_an_exact_difference(make_record: MakeRecord) -> None:
         *(make_record("fp32", seed, peak_bytes=1000 + seed) for seed in range(3)),
         *(make_record("half", seed, peak_bytes=600 - seed) for seed in range(3)),
     ]
-    assert _row(summarize(records, arms=["fp32", "half"], reference="fp32"), "half").memory_difference == -402
+    assert _row(summarize(records, arms=["fp32", "half"], reference="fp32"), "half").memory.effect == -402
 
 
 def _times(make_record: MakeRecord, **of_half: Any) -> ArmSummary:
@@ -345,18 +341,18 @@ def _times(make_record: MakeRecord, **of_half: Any) -> ArmSummary:
 def test_a_slower_arm_is_inferior_in_time(make_record: MakeRecord) -> None:
     """Steps that take half as long again, in every pair, are worse, with ratio and interval."""
     row = _times(make_record)
-    assert row.time_verdict == "worse"
-    assert row.time_ratio_low is not None
-    assert 1.49 < row.time_ratio_low < 1.502 < (row.time_ratio_high or 0) < 1.52
+    assert str(row.time) == "worse"
+    assert row.time.low is not None
+    assert 1.49 < row.time.low < 1.502 < (row.time.high or 0) < 1.52
 
 
 def test_an_invalid_time_is_not_slower(make_record: MakeRecord) -> None:
     """Where the machine was not fit to measure there is no verdict on time, and no interval; accuracy has its own."""
     row = _times(make_record, warmup_steps=88)
-    assert row.time_verdict == "invalid measurement (12 timed steps, 30 needed)"
-    assert row.time_ratio == pytest.approx(1.502, abs=0.001)
-    assert row.time_ratio_low is None
-    assert row.accuracy_verdict == "equivalent (±0.5)"
+    assert str(row.time) == "invalid measurement (12 timed steps, 30 needed)"
+    assert row.time.effect == pytest.approx(1.502, abs=0.001)
+    assert row.time.low is None
+    assert str(row.quality) == "equivalent (±0.5)"
 
 
 def test_no_timed_steps_is_an_invalid_time(make_record: MakeRecord) -> None:
@@ -367,7 +363,7 @@ def test_no_timed_steps_is_an_invalid_time(make_record: MakeRecord) -> None:
         for seed in range(3)
     ]
     row = _row(summarize(records, arms=["fp32", "half"], reference="fp32"), "half")
-    assert (row.time_verdict, row.time_ratio) == ("invalid measurement (0 timed steps, 30 needed)", None)
+    assert (str(row.time), row.time.effect) == ("invalid measurement (0 timed steps, 30 needed)", None)
 
 
 def test_an_invalid_pair_is_left_out_where_enough_remain(make_record: MakeRecord) -> None:
@@ -378,13 +374,13 @@ def test_an_invalid_pair_is_left_out_where_enough_remain(make_record: MakeRecord
         make_record("half", 4, seconds=99.0, warmup_steps=95),
     ]
     row = _row(summarize(records, arms=["fp32", "half"], reference="fp32"), "half")
-    assert row.time_verdict == "worse"
-    assert row.time_ratio == pytest.approx(1.5, abs=0.01)
+    assert str(row.time) == "worse"
+    assert row.time.effect == pytest.approx(1.5, abs=0.01)
 
 
 def test_emulated_times_are_not_compared(make_record: MakeRecord) -> None:
     """fp16 that was computed in fp32 has no time of its own."""
-    assert _times(make_record, half="fp16 emulated").time_verdict == "not comparable (fp16 computed in fp32)"
+    assert str(_times(make_record, half="fp16 emulated").time) == "not comparable (fp16 computed in fp32)"
 
 
 @pytest.mark.parametrize(("half", "is_below"), [(0.02, True), (0.10, False)])

@@ -46,7 +46,7 @@ def _half(comparison: Comparison) -> ArmSummary:
 def test_all_survived(make_record: MakeRecord, prefer: str) -> None:
     """Without a loss there is a plain verdict and a recommendation."""
     comparison = _comparison(make_record, {}, prefer=prefer)
-    assert _half(comparison).accuracy_verdict == "equivalent (±0.5)"
+    assert str(_half(comparison).quality) == "equivalent (±0.5)"
     assert comparison.headline[0].startswith("Use half: ")
 
 
@@ -58,7 +58,7 @@ def test_survivors_give_no_recommendation(
     """Where a side lost five of eight seeds the verdict says so with the rate, and no arm is recommended."""
     comparison = _comparison(make_record, lost, gain=0.1 if prefer == "accuracy" else 0.0, prefer=prefer)
     word = "better" if prefer == "accuracy" else "equivalent (±0.5)"
-    assert _half(comparison).accuracy_verdict == f"conditional on 3 of 8 seeds ({word})"
+    assert str(_half(comparison).quality) == f"conditional on 3 of 8 seeds ({word})"
     assert any(line.startswith(f"No arm is recommended for {prefer}") for line in comparison.reading)
     assert any(
         line.startswith("Accuracy is conditional on the seeds that both the arm and fp32 completed: half 3 of 8 seeds")
@@ -69,17 +69,17 @@ def test_survivors_give_no_recommendation(
 def test_one_lost_seed_is_enough(make_record: MakeRecord) -> None:
     """A single failure makes the verdict conditional: it may have been the seed that differs."""
     row = _half(_comparison(make_record, {"half": ("failed", 1)}))
-    assert row.accuracy_verdict == "conditional on 7 of 8 seeds (equivalent (±0.5))"
+    assert str(row.quality) == "conditional on 7 of 8 seeds (equivalent (±0.5))"
 
 
 def test_an_arm_that_diverged_is_diverged(make_record: MakeRecord) -> None:
-    assert _half(_comparison(make_record, {"half": ("diverged", 2)})).accuracy_verdict == "diverged 2/8"
+    assert str(_half(_comparison(make_record, {"half": ("diverged", 2)})).quality) == "diverged 2/8"
 
 
 def test_an_interruption_selects_no_seeds(make_record: MakeRecord) -> None:
     """A run that the user stopped was not lost by what it computed."""
     row = _half(_comparison(make_record, {"half": ("interrupted", 3)}))
-    assert row.accuracy_verdict == "equivalent (±0.5)"
+    assert str(row.quality) == "equivalent (±0.5)"
 
 
 @pytest.mark.parametrize("text", ["accuracy<-5", "accuracy:non-inferior"])

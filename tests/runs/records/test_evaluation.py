@@ -35,7 +35,7 @@ def test_rows_of_older_reports() -> None:
            "failed": 0, "top1_mean": 0.5, "top1_difference": -0.01, "top1_correlation": 0.9,
            "images": {"images": 360, "low": -0.1, "high": 0.1}}  # fmt: skip
     summary = ArmSummary.model_validate(row)
-    assert (summary.metric_mean, summary.metric_difference, summary.metric_correlation) == (0.5, -0.01, 0.9)
+    assert (summary.metric_mean, summary.quality.effect, summary.metric_correlation) == (0.5, -0.01, 0.9)
     assert summary.samples is not None
     assert (summary.samples.samples, summary.samples.low) == (360, -0.1)
 

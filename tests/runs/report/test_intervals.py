@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 
 from ampcompare.runs.analysis.evidence.step_time import ratio_of
 from ampcompare.runs.analysis.inference.effect import Effect
-from ampcompare.runs.analysis.inference.verdict import Margin, Verdict, decide
+from ampcompare.runs.analysis.inference.verdict import Margin, decide
 from ampcompare.runs.analysis.summary import summarize
 from ampcompare.runs.records.comparison import ArmSummary, Comparison
 from ampcompare.runs.records.run import RunRecord
+from ampcompare.runs.records.verdict import Verdict
 from ampcompare.runs.report.columns import format_interval
 from ampcompare.runs.report.markdown import Markdown
 from ampcompare.runs.report.terminal import Terminal, has_color, paint
@@ -77,11 +78,14 @@ def _random_effects(draw: random.Random, margin: float) -> list[Effect]:
 def _row(arm: str, accuracy: Verdict, mean: float, time: Verdict, time_mean: float) -> ArmSummary:
     return ArmSummary(
         arm=arm, engine=None, half=None, lr=0.1, seeds=[0, 1, 2], completed=3, diverged=0, failed=0, status="ok",
-        metric_mean=0.9, metric_difference=mean, metric_difference_low=accuracy.low,
-        metric_difference_high=accuracy.high,
-        accuracy_verdict=accuracy.word, time_ratio=ratio_of(-time_mean), time_verdict=time.word,
-        time_ratio_low=None if time.high is None else ratio_of(-time.high),
-        time_ratio_high=None if time.low is None else ratio_of(-time.low),
+        metric_mean=0.9, quality=accuracy.model_copy(update={"effect": mean}),
+        time=time.model_copy(
+            update={
+                "effect": ratio_of(-time_mean),
+                "low": None if time.high is None else ratio_of(-time.high),
+                "high": None if time.low is None else ratio_of(-time.low),
+            }
+        ),
     )  # fmt: skip
 
 
@@ -144,11 +148,11 @@ def test_a_printed_interval_says_what_its_verdict_says(points: float) -> None:
     for row in comparison.arms[1:]:
         shown = cells[row.arm]
         word = shown[3].partition(" (")[0]
-        assert row.accuracy_verdict.startswith(word)
+        assert str(row.quality).startswith(word)
         _, low, high = _bounds(shown[2])
         _check(word, low, high, margin, less_is_better=False)
         _, low, high = _bounds(shown[4])
-        _check(row.time_verdict.partition(" (")[0], low, high, time_margin, less_is_better=True)
+        _check(str(row.time).partition(" (")[0], low, high, time_margin, less_is_better=True)
 
 
 def test_markdown_prints_the_same_intervals() -> None:
@@ -181,12 +185,9 @@ def test_an_arm_that_did_not_finish_widens_no_interval(make_record: Callable[...
     ]
     alone = summarize(records, arms=list(arms), reference="fp32")
     together = summarize([*records, *broken], arms=[*arms, "half", "apex:O3"], reference="fp32")
-    fields = (
-        "metric_difference_low", "metric_difference_high", "time_ratio_low", "time_ratio_high", "accuracy_verdict",
-    )  # fmt: skip
     for before, after in zip(alone.arms, together.arms, strict=False):
-        assert [getattr(before, field) for field in fields] == [getattr(after, field) for field in fields]
-    assert alone.arms[1].metric_difference_low is not None
+        assert (before.quality, before.time) == (after.quality, after.time)
+    assert alone.arms[1].quality.low is not None
 
 
 class _Screen:

@@ -156,7 +156,7 @@ def test_every_width_fits(scene: str) -> None:
         for head, lacking in (("step", "step times"), ("peak", "peak memory"), ("time", "relative step times")):
             assert head in heads or lacking in hidden or comparison.judged is not None, (width, head)
         for row in comparison.arms:
-            assert row.accuracy_verdict.partition(" (")[0] in text, width
+            assert str(row.quality).partition(" (")[0] in text, width
 
 
 def test_times_that_are_no_results_are_not_printed() -> None:

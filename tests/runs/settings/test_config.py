@@ -50,7 +50,7 @@ def _nested(place: str, value: Any) -> dict[str, Any]:
         ("device", "xpu:x", "device 'xpu:x' is unknown"),
         ("device", "cuda:x", "device 'cuda:x' is unknown"),
         ("arm", "apex:02", "write O2"),
-        ("on_nan", "ignore", "'stop', 'continue', 'skip' or 'rollback' (seen: 'ignore')"),
+        ("on_nan", "ignore", "known are stop, continue, skip, rollback, fallback:ARM (seen: 'ignore')"),
         ("recipe.optimizer", 3, "recipe.optimizer: it is a group of settings, name, lr, momentum"),
         ("recipe.data.name", ["x" * 9999], "recipe.data.name: must be a string (seen: ['xxx"),
     ],
@@ -99,8 +99,9 @@ OTHER_VALUES: dict[str, Any] = {
     "recipe.label_smoothing": 0.5, "recipe.ema_decay": 0.5, "recipe.target": 90, "recipe.task": "module:factory",
     "script": {"name": "train.py"}, "eval_precision": "bf16", "recipe.tta": "flips", "recipe.compile": "inductor",
     "pin_memory": False, "arm": "half", "device": "cpu", "cpu_half": "native", "on_nan": "continue", "tf32": "off",
-    "guards": "off", "parallel.kind": "ddp", "parallel.sync_bn": "apex", "parallel.backend": "gloo",
-    "launcher": "spawn", "saving.format": "sharded", "saving.weights_format": "safetensors", "saving.resume": "auto",
+    "guards": "off", "first_weights": "twin", "allow_writes": ("out",),
+    "parallel.kind": "ddp", "parallel.sync_bn": "apex", "parallel.backend": "gloo", "launcher": "spawn",
+    "saving.format": "sharded", "saving.weights_format": "safetensors", "saving.resume": "auto",
 }  # fmt: skip
 # Settings that need a kind of replicas, with one that takes them.
 KINDS = {

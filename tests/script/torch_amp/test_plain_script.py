@@ -560,3 +560,244 @@ def test_a_closure_steps_after_an_evaluation_has_prepared_the_model(behind: Any)
 
     optimizer.step(closure)
     assert not all(map(torch.equal, before, model.parameters()))
+
+
+def fisher(model: nn.Module, factor: float) -> list[Tensor]:
+    """Return the mean squares of the gradients of single samples, as for elastic weight consolidation."""
+    x, y = batch(0)
+    sums = [torch.zeros(param.shape) for param in model.parameters()]
+    for one, label in zip(x[:4], y[:4], strict=True):
+        model.zero_grad()
+        (nn.functional.cross_entropy(model(one[None]), label[None]) * factor).backward()
+        for total, param in zip(sums, model.parameters(), strict=True):
+            assert param.grad is not None
+            total += param.grad.detach().float() ** 2 / 4
+    return sums
+
+
+@pytest.mark.parametrize("factor", [1.0, 64.0])
+@pytest.mark.parametrize("is_first", [True, False])
+@pytest.mark.parametrize("arm", ["native:fp16", "O1", "O2", "half:masters=fp32,dynamic"])
+def test_gradients_that_are_read_and_never_stepped(behind: Any, arm: str, is_first: bool, factor: float) -> None:
+    """They have no scale by hand: nothing overflows, the scale stays, and the steps before and after are as without."""
+
+    def trained(arm: str, *, reads: bool) -> tuple[list[Tensor], list[Tensor]]:
+        behind(arm)
+        torch.manual_seed(0)
+        model, squares = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 3)), []
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for step in range(4):
+            if reads and step == (0 if is_first else 2):
+                squares = fisher(model, factor)
+            optimizer.zero_grad()
+            loss_of(model).backward()
+            optimizer.step()
+        behind.end()
+        return squares, [param.detach().float().clone() for param in model.parameters()]
+
+    squares, weights = trained(arm, reads=True)
+    for one, expected in zip(squares, trained("fp32", reads=True)[0], strict=True):
+        torch.testing.assert_close(one, expected, rtol=0.1, atol=1e-3 * factor**2)
+    assert all(map(torch.equal, weights, trained(arm, reads=False)[1]))
+
+
+@pytest.mark.parametrize("arm", ["native:fp16", "O1", "O2"])
+def test_gradients_that_were_read_may_be_stepped_later(behind: Any, arm: str) -> None:
+    """As after a rehearsal without steps, by the same lines."""
+
+    def trained(arm: str) -> list[Tensor]:
+        behind(arm)
+        torch.manual_seed(0)
+        model = nn.Linear(6, 3)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for step in range(6):
+            optimizer.zero_grad()
+            loss_of(model).backward()
+            if step > 2:
+                optimizer.step()
+        behind.end()
+        return [param.detach().float().clone() for param in model.parameters()]
+
+    for one, expected in zip(trained(arm), trained("fp32"), strict=True):
+        torch.testing.assert_close(one, expected, rtol=0.01, atol=2e-3)
+
+
+def none_of_the_model(model: nn.Module, _optimizer: Any) -> None:
+    for param in model.parameters():
+        param.grad = None
+
+
+def none_of_the_groups(_model: nn.Module, optimizer: Any) -> None:
+    for param in owned_params(optimizer):
+        param.grad = None
+
+
+def zeros_of_the_groups(_model: nn.Module, optimizer: Any) -> None:
+    for param in owned_params(optimizer):
+        assert param.grad is not None
+        param.grad.detach_().zero_()
+
+
+def other_zeros(model: nn.Module, _optimizer: Any) -> None:
+    for param in model.parameters():
+        param.grad = torch.zeros_like(param)
+
+
+def half_of_them(model: nn.Module, _optimizer: Any) -> None:
+    for param in model.parameters():
+        assert param.grad is not None
+        param.grad.mul_(0.5)
+
+
+CLEAR = [none_of_the_model, none_of_the_groups, zeros_of_the_groups, other_zeros, half_of_them, lambda *_: None]
+
+
+@pytest.mark.parametrize("reads", [False, True])
+@pytest.mark.parametrize("clear", CLEAR)
+@pytest.mark.parametrize("arm", ["native:fp16", "O1", "O2", "half:bf16,masters=fp32"])
+def test_gradients_are_cleared_in_any_way(behind: Any, arm: str, clear: Callable[..., None], reads: bool) -> None:
+    """Or kept, so that those of the next steps add to them; and read between the passes of a step."""
+
+    def trained(arm: str) -> list[Tensor]:
+        behind(arm)
+        torch.manual_seed(0)
+        model = nn.Linear(6, 3)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
+        norms = []
+        for _ in range(3):
+            for _ in range(2):
+                (loss_of(model) * 0.1).backward()
+                if reads:
+                    norms.append(sum(param.grad.float().norm() for param in model.parameters()))  # type: ignore[union-attr]
+            optimizer.step()
+            norms.append(sum(param.grad.float().norm() for param in model.parameters()))  # type: ignore[union-attr]
+            clear(model, optimizer)
+        behind.end()
+        return [*norms, *(param.detach().float() for param in model.parameters())]
+
+    for ours, expected in zip(trained(arm), trained("fp32"), strict=True):
+        torch.testing.assert_close(ours, expected, rtol=0.02, atol=4e-3)
+
+
+class OwnCall(nn.Module):
+    """Has a `__call__` of its own, as the modules of some libraries, and another inside of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.linspace(-0.5, 0.5, 24).reshape(6, 4))
+        self.bias = nn.Parameter(torch.zeros(4))
+
+    def __call__(self, x: Tensor) -> Any:
+        return self.forward(x)
+
+    def forward(self, x: Tensor) -> Any:
+        return torch.tanh(x @ self.weight) + self.bias
+
+
+class OwnCallToo(OwnCall):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = OwnCall()
+
+    def __call__(self, x: Tensor) -> Any:
+        return super().__call__(x)
+
+    def forward(self, x: Tensor) -> Any:
+        return super().forward(x) + self.inner(x)
+
+
+@pytest.mark.parametrize("kind", [OwnCall, OwnCallToo])
+@pytest.mark.parametrize("arm", ["native:fp16", "native:bf16", "O1", "O2", "half:bf16,masters=fp32"])
+def test_a_class_may_have_a_call_of_its_own(behind: Any, arm: str, kind: type[nn.Module]) -> None:
+    """It trains as one that has none, to the bit."""
+
+    def trained(call: Callable[[nn.Module], Callable[[Tensor], Tensor]], kind: type[nn.Module]) -> list[Tensor]:
+        behind(arm)
+        model = kind()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(3):
+            optimizer.zero_grad()
+            output = call(model)(batch(0)[0])
+            assert output.dtype is torch.float32
+            (output.square().mean() * 0.1).backward()
+            optimizer.step()
+        behind.end()
+        return [param.detach().float() for param in model.parameters()]
+
+    plain = type("Plain", (kind,), {"__call__": nn.Module.__call__})
+    own = vars(kind)["__call__"]
+    ours = trained(lambda model: model, kind)
+    assert vars(kind)["__call__"] is own
+    assert not torch.equal(ours[0], kind().weight)  # type: ignore[arg-type]
+    for one, expected in zip(ours, trained(lambda model: model, plain), strict=True):
+        assert torch.equal(one, expected)
+
+
+class Outer(nn.Module):
+    """A wrapper, such as one that a solver makes for each call."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Any:
+        return self.inner(x)
+
+
+class Adjoint(torch.autograd.Function):
+    """Computes its module again in the backward pass, by another one."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, first: nn.Module, again: nn.Module, *params: Tensor) -> Any:
+        ctx.again, ctx.params = again, params
+        ctx.save_for_backward(x)
+        with torch.no_grad():
+            return first(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        x = ctx.saved_tensors[0].detach().requires_grad_()
+        with torch.enable_grad():
+            y = ctx.again(x)
+        x_grad, *others = torch.autograd.grad(y, (x, *ctx.params), grads[0])
+        return x_grad, None, None, *others
+
+
+@pytest.mark.parametrize("wraps_again", [False, True])
+@pytest.mark.parametrize("arm", ["native:fp16", "O1", "O2", "half:bf16,masters=fp32"])
+def test_a_backward_pass_may_call_a_model_again(behind: Any, arm: str, wraps_again: bool) -> None:
+    """By a part of the module that the forward pass called, or by a wrapper that is new each time."""
+
+    def trained(arm: str) -> list[Tensor]:
+        behind(arm)
+        torch.manual_seed(0)
+        inner = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+        outer = Outer(inner)
+        optimizer = torch.optim.SGD(inner.parameters(), lr=0.1)
+        for step in range(4):
+            x, y = batch(step)
+            first, again = (Outer(inner), Outer(inner)) if wraps_again else (outer, inner)
+            loss = nn.functional.cross_entropy(Adjoint.apply(x, first, again, *inner.parameters()), y)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        behind.end()
+        return [param.detach().float() for param in inner.parameters()]
+
+    for ours, expected in zip(trained(arm), trained("fp32"), strict=True):
+        torch.testing.assert_close(ours, expected, rtol=0.02, atol=4e-3)
+
+
+def test_an_evaluation_computes_its_loss_in_fp32_under_o1(behind: Any) -> None:
+    """As with Apex by hand, whose casts are on there; it sees weights that the script has written by then."""
+    behind("O1")
+    model = nn.Linear(6, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loss_of(model).backward()
+    optimizer.step()
+    with torch.no_grad():
+        before = loss_of(model)
+        model.weight.data.mul_(4.0)
+        after = loss_of(model)
+    assert before.dtype is torch.float32
+    assert not torch.equal(before, after)

@@ -25,6 +25,7 @@ saved = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "KEY"
 """
 
 
+@pytest.mark.integration  # a pickle is first read in a child process
 @pytest.mark.parametrize("key", ["amp", "scaler", "my_state"])
 def test_a_rewritten_script_resumes_from_a_file_of_apex_and_from_what_convert_makes_of_it(
     tmp_path: Path, key: str

@@ -44,7 +44,7 @@ def test_a_tensor_within_another_is_flattened_and_built_again() -> None:
     assert not is_wrapped(high)
     assert (saved["tensor_class"], saved["shape"], saved["stride"]) == (NAME, torch.Size([2, 3]), (3, 1))
     assert [inner is each for inner, each in zip(tensors_in(saved), (high, low, high), strict=True)] == [True] * 3
-    again = rebuilt(saved, {NAME: Pair})
+    again = rebuilt(saved)
     assert isinstance(again, Pair)
     assert (again.high is high, again.low.high is low, again.low.note) == (True, True, "inner")  # type: ignore[attr-defined]
 

@@ -19,7 +19,7 @@ from .errors import AmpScalingError
 if TYPE_CHECKING:
     from ampcompare.apex.amp.handle import AmpHandle
 
-__all__ = ["Cast", "cached_weight_cast", "cast_tree", "collect_dtypes", "float_cast", "half_cast", "plain_cast"]
+__all__ = ["Cast", "cached_weight_cast", "cast_tree", "collect_dtypes", "float_cast", "half_cast"]
 
 Cast = Callable[[Tensor], Tensor]
 """Takes a floating-point tensor of another dtype, returns the cast one."""
@@ -29,19 +29,22 @@ def half_cast(handle: AmpHandle, name: str = "", *, caching: bool = True, dtype:
     """Return the cast to a 16-bit type.
 
     Args:
-        caching: cast fp32 parameters once between two clearings of the cache.
+        caching: cast fp32 parameters once between two clearings of the cache. O4 casts them at each use, so that the
+            gradients of a weight's uses are summed in fp32.
         dtype: None for that of the handle.
+
+    Source: ROCm's Apex (daed8525), `amp.utils.cached_cast`, for O4.
     """
     dtype = dtype or handle.half_dtype
-    convert = _announced(handle, plain_cast(dtype), f"Float->{_TYPE_NAMES[dtype]} ({name})")
+    # Methods: twice as fast as `to`, which parses its arguments.
+    plain = Tensor.half if dtype is torch.float16 else Tensor.bfloat16
+    convert = _announced(handle, plain, f"Float->{_TYPE_NAMES[dtype]} ({name})")
     if caching and handle.has_cache:
-        convert = _strictly_cached(handle, convert) if handle.strict else _cached(handle, convert)
+        if handle.strict:
+            convert = _strictly_cached(handle, convert)
+        elif handle.half_dtype is torch.float16:
+            convert = _cached(handle, convert)
     return _on_cuda_only(convert) if handle.cuda_only else convert
-
-
-def plain_cast(dtype: torch.dtype) -> Cast:
-    """Return the method of tensors that casts to a 16-bit type; twice as fast as `to`, which parses its arguments."""
-    return Tensor.half if dtype is torch.float16 else Tensor.bfloat16
 
 
 _TYPE_NAMES = {torch.float16: "Half", torch.bfloat16: "BFloat16"}
@@ -73,13 +76,13 @@ def _on_cuda_only(convert: Cast) -> Cast:
 
 
 def cached_weight_cast(handle: AmpHandle) -> Cast | None:
-    """Return the cast to 16 bits of what is known to be an fp32 parameter; None where no casts are kept, or not so.
+    """Return the cast to half of what is known to be an fp32 parameter; None where no casts are kept, or not so.
 
     Nothing is kept under `no_grad`: a write through `.data`, as averaged weights are swapped in, leaves no trace.
     """
-    if handle.verbose or handle.strict or not handle.has_cache:
+    if handle.verbose or handle.strict or not handle.has_cache or handle.half_dtype is not torch.float16:
         return None
-    return _cached_weight(handle, plain_cast(handle.half_dtype))
+    return _cached_weight(handle, Tensor.half)
 
 
 def _cached(handle: AmpHandle, convert: Cast) -> Cast:
@@ -127,12 +130,13 @@ def _cached_weight(handle: AmpHandle, convert: Cast) -> Cast:
 def _strictly_cached(handle: AmpHandle, convert: Cast) -> Cast:
     """Cache casts of fp32 parameters as Apex does: until the cache is cleared, whatever is loaded meanwhile."""
     cache = handle.cache
+    passes_gradients = handle.half_dtype is torch.float16
 
     def cached(value: Tensor) -> Tensor:
         if value.dtype is not torch.float32 or not isinstance(value, Parameter):
             return convert(value)
         cached = cache.get(id(value))
-        if cached is not None:
+        if cached is not None and (passes_gradients or not cached[1].requires_grad):
             cast = cached[1]
             _check_parent(value, cast)
             if value.requires_grad == cast.requires_grad or not torch.is_grad_enabled():

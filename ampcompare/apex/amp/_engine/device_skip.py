@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
-from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from ampcompare.apex.amp._amp_state import DeferredMessages, _amp_state, maybe_print, overflow_message
-from ampcompare.base.tensors.skippable_step import obeys_flag
+from ampcompare.base.tensors.skippable_step import has_global_step_hooks, obeys_flag
 
 from .errors import AmpScalingError
 from .optimizer_state import Flag
@@ -93,7 +92,7 @@ def common_device(loss: Any, optimizers: list[Any]) -> torch.device | None:
     """Return the device of this whole backward pass if nothing needs its overflow flag on the host, else None."""
     if not optimizers or not optimizers[0]._amp_stash.takes_flags or not isinstance(loss, Tensor):
         return None
-    if _global_optimizer_pre_hooks or _global_optimizer_post_hooks:
+    if has_global_step_hooks():
         return None
     device = loss.device
     if device.type not in _DEVICE_TYPES:

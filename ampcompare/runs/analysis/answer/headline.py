@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -19,7 +18,6 @@ from ampcompare.runs.analysis.inference.effect import MIN_PAIRS
 from ampcompare.runs.analysis.inference.looks import changes_sentence
 from ampcompare.runs.analysis.runs.declared import not_as_declared
 from ampcompare.runs.analysis.runs.learning import (
-    LEARNED_NOTHING,
     divergence_cause,
     first_divergence,
     idle_some,
@@ -27,15 +25,15 @@ from ampcompare.runs.analysis.runs.learning import (
     still_improving,
     too_wide,
 )
-from ampcompare.runs.analysis.runs.pairs import IDENTICAL, equal_losses, identical, other_weights, pairs_by_seed
+from ampcompare.runs.analysis.runs.pairs import equal_losses, identical, other_weights, pairs_by_seed
 from ampcompare.runs.analysis.runs.record_checks import SEEDS_ITSELF
 from ampcompare.runs.records.comparison import ArmSummary, Comparison
 from ampcompare.runs.records.metric import Metric
 from ampcompare.runs.records.run import RunRecord
+from ampcompare.runs.records.verdict import KEPT, OPEN, Kind
 
 __all__ = ["details", "headline", "not_recommended", "recommended", "use_sentence", "warnings_and_answer"]
 
-_KEEPS_ACCURACY = (IDENTICAL, "equivalent", "non-inferior", "better")
 HALF_ON_CPU = {
     "fp16 emulated": "fp16 was computed in fp32 and rounded (emulated)",
     "fp16 native": "fp16 ran natively",
@@ -43,13 +41,11 @@ HALF_ON_CPU = {
     "fp8 emulated": "operands of fp8 were rounded and multiplied in fp32 (emulated)",
 }
 FP16_ON_CPU = "{how} on this CPU: accuracy, divergence and loss scales carry over to a GPU, 16-bit step times do not."
-TOO_FEW = f"inconclusive (fewer than {MIN_PAIRS} seeds)"
 MAX_ERROR, END_OF_ERROR = 300, 200  # characters; the end has the line of the script and the remedy
 MAX_DIFFERENCES = 3
-KEPT = ("equivalent", "non-inferior")
 _MIN_SAVING = 0.05  # of memory: less than that is the noise of an allocator
 MAX_NAMED = 4
-EMULATED = re.compile(r"(fp16|bf16) computed in fp32")
+HALF = ("fp16", "bf16")
 
 
 def headline(comparison: Comparison, warnings: Sequence[str] = ()) -> list[str]:
@@ -111,7 +107,7 @@ def _answer(comparison: Comparison, by_arm: Mapping[str, Sequence[RunRecord]]) -
         yield from _accuracy_sentences(comparison, [row for row in rows if row not in chosen], quality)
     yield from outcomes
     rest = [row for row in rows if row not in chosen]
-    yield from _speed_sentences(comparison, [row for row in rows if row not in chosen or row.time_verdict != "better"])
+    yield from _speed_sentences(comparison, [row for row in rows if row not in chosen or row.time.kind != "better"])
     if memory := _memory_sentence(comparison, rest):
         yield memory
     if engines := _engines(comparison, by_arm):
@@ -178,20 +174,17 @@ def recommended(rows: Sequence[ArmSummary], prefer: str, metric: Metric) -> list
         metric: of the differences.
     """
     if prefer == "accuracy":
-        better = [row for row in rows if row.accuracy_verdict == "better"]
-        return sorted(better, key=lambda row: -metric.scores_of(row.metric_difference or 0))
+        better = [row for row in rows if row.quality.kind == "better"]
+        return sorted(better, key=lambda row: -metric.scores_of(row.quality.effect or 0))
     keeps = _keeping(rows)
     if prefer == "time":
-        return sorted((row for row in keeps if row.time_verdict == "better"), key=lambda row: row.time_ratio or 1)
+        return sorted((row for row in keeps if row.time.kind == "better"), key=lambda row: row.time.effect or 1)
     return sorted((row for row in keeps if _memory_saving(row) >= _MIN_SAVING), key=lambda row: -_memory_saving(row))
 
 
 def _keeping(rows: Sequence[ArmSummary]) -> list[ArmSummary]:
     return [
-        row
-        for row in rows
-        if row.accuracy_verdict.startswith(_KEEPS_ACCURACY)
-        and (row.accuracy_verdict != IDENTICAL or row.pairs >= MIN_PAIRS)
+        row for row in rows if row.quality.kind in KEPT and (row.quality.kind != "identical" or row.pairs >= MIN_PAIRS)
     ]
 
 
@@ -199,17 +192,17 @@ def use_sentence(row: ArmSummary, comparison: Comparison, quality: Quality) -> s
     """Return the recommendation of an arm, with what it keeps and what it saves."""
     reference, samples = comparison.reference, _on_these_samples([row], comparison)
     change = _with_interval(row, quality)
-    if row.accuracy_verdict == "better":
+    if row.quality.kind == "better":
         kept = f"better {quality.name} than {reference} ({change}){samples}"
-    elif row.accuracy_verdict == IDENTICAL:
+    elif row.quality.kind == "identical":
         kept = f"identical to {reference}"
     else:
-        side = "within ±" if row.accuracy_verdict.startswith("equivalent") else "margin "
-        change = quality.with_unit(row.metric_difference or 0)
+        side = "within ±" if row.quality.kind == "equivalent" else "margin "
+        change = quality.with_unit(row.quality.effect or 0)
         shown = f"Δ {change}, {side}{comparison.metric.margin_text(comparison.margin)}"
         kept = f"{quality.name} of {reference} kept ({shown}){samples}"
     gains = []
-    if row.time_verdict == "better":
+    if row.time.kind == "better":
         gains.append(f"{_step_time_of(row)} its step time{_on_device(comparison)}")
     if _memory_saving(row) >= _MIN_SAVING and (comparison.prefer == "memory" or not _on_device(comparison)):
         gains.append(f"{shown_saving(row)} peak memory")
@@ -337,44 +330,43 @@ def _accuracy_sentences(comparison: Comparison, rows: Sequence[ArmSummary], qual
     """
     everyone = [row.arm for row in comparison.arms if row.arm != comparison.reference]
     said = set(everyone).difference(row.arm for row in rows)
-    words = {row.arm: row.accuracy_verdict for row in rows}
     reference = comparison.reference
 
-    def those(*beginnings: str) -> list[ArmSummary]:
-        return [row for row in rows if row.arm not in said and words[row.arm].startswith(beginnings)]
+    def those(*kinds: Kind) -> list[ArmSummary]:
+        return [row for row in rows if row.arm not in said and row.quality.kind in kinds]
 
-    tried = [row for row in those(IDENTICAL) if row.pairs >= MIN_PAIRS]
-    if those(*KEPT):
-        kept = [row for row in rows if row in tried or row in those(*KEPT)]
+    tried = [row for row in those("identical") if row.pairs >= MIN_PAIRS]
+    if tested := those("equivalent", "non-inferior"):
+        kept = [row for row in rows if row in tried or row in tested]
         yield _kept(kept, everyone, said, comparison, quality)
         said.update(row.arm for row in kept)
-    if same := [row.arm for row in those(IDENTICAL)]:
+    if same := [row.arm for row in those("identical")]:
         subject = with_verb(same, everyone, "is", "are", said=said)
         yield f"{subject} identical to {reference}, every loss and all weights to the last bit."
         said.update(same)
-    for word in ("better", "worse"):
-        if different := those(word):
-            yield _different(word, different, everyone, comparison, quality)
+    for better in (True, False):
+        if different := those("better" if better else "worse"):
+            yield _different(better, different, comparison, quality)
             said.update(row.arm for row in different)
-    yield from _open(those("inconclusive"), everyone, said, comparison, quality)
-    for row in those("conditional on"):
-        share, _, rest = row.accuracy_verdict.removeprefix("conditional on ").partition(" (")
+    yield from _open(those(*OPEN), everyone, said, comparison, quality)
+    for row in those("conditional"):
+        some, total = row.quality.survivors or (0, 0)
         yield (
-            f"{row.arm} is {rest.removesuffix(')')} only on the {share} that both it and {reference} completed, "
-            "so it is not recommended."
+            f"{row.arm} is {row.quality.on_survivors} only on the {some} of {total} seeds that both it and "
+            f"{reference} completed, so it is not recommended."
         )
         said.add(row.arm)
     yield from _not_compared(those("not comparable"), everyone, said, reference)
     for row in those("not as declared"):
-        yield f"No verdict on {row.arm}: it is {row.accuracy_verdict}."
+        yield f"No verdict on {row.arm}: it is {row.quality}."
         said.add(row.arm)
     idle: dict[str, list[str]] = {}
-    for row in those(LEARNED_NOTHING):
-        idle.setdefault(row.accuracy_verdict, []).append(row.arm)
+    for row in those("learned nothing"):
+        idle.setdefault(str(row.quality), []).append(row.arm)
     for word, arms in idle.items():
         yield f"{with_verb(arms, everyone, word, word, said=said)}."
         said.update(arms)
-    apart = [row for row in rows if not words[row.arm] and row.completed and not row.pairs]
+    apart = [row for row in rows if not row.quality and row.completed and not row.pairs]
     measured = {row.arm for row in comparison.arms if row.metric_mean is not None}
     if not measured:
         reasons = {row.arm: "there is no metric" for row in apart}
@@ -394,10 +386,9 @@ def _not_compared(rows: Sequence[ArmSummary], everyone: Sequence[str], said: set
     """Yield the arms that did not do the work of the reference, with one of the reasons."""
     if rows:
         arms = [row.arm for row in rows]
-        reasons = list(dict.fromkeys(row.accuracy_verdict for row in rows))
-        reason = reasons[0].removeprefix("not comparable (").removesuffix(")")
+        reasons = list(dict.fromkeys(row.quality.why for row in rows))
         such = "such as " if len(reasons) > 1 else ""
-        yield f"Not compared with {reference}: {names_of(arms, everyone, said)} ({such}{reason})."
+        yield f"Not compared with {reference}: {names_of(arms, everyone, said)} ({such}{reasons[0]})."
         said.update(arms)
 
 
@@ -405,10 +396,10 @@ def _kept(
     rows: Sequence[ArmSummary], everyone: Sequence[str], said: set[str], comparison: Comparison, quality: Quality
 ) -> str:
     """Return that these rows keep the accuracy, and which of them are identical."""
-    tested = [row for row in rows if row.accuracy_verdict != IDENTICAL]
+    tested = [row for row in rows if row.quality.kind != "identical"]
     what = f"{comparison.reference}'s {quality.name}{_on_these_samples(tested, comparison)}"
     verb = with_verb([row.arm for row in rows], everyone, "keeps", "keep", said=said)
-    sides = "within ±" if all(row.accuracy_verdict.startswith("equivalent") for row in tested) else "margin "
+    sides = "within ±" if all(row.quality.kind == "equivalent" for row in tested) else "margin "
     same = [row.arm for row in rows if row not in tested]
     identical = f"; {with_verb(same, (), 'is', 'are')} identical to the last bit" if same else ""
     margin = comparison.metric.margin_text(comparison.margin)
@@ -424,7 +415,7 @@ def _on_these_samples(rows: Sequence[ArmSummary], comparison: Comparison) -> str
 
 def _differences(rows: Sequence[ArmSummary], quality: Quality) -> str:
     """Return the differences of a few rows in their order, or the least and the largest of many."""
-    known = [row.metric_difference for row in rows if row.metric_difference is not None]
+    known = [row.quality.effect for row in rows if row.quality.effect is not None]
     shown = list(map(quality.signed, known))
     if len(set(shown)) == 1:
         shown = shown[:1]
@@ -433,29 +424,30 @@ def _differences(rows: Sequence[ArmSummary], quality: Quality) -> str:
     return f"Δ {names_of(shown)}{quality.unit}"
 
 
-def _different(
-    word: str, rows: Sequence[ArmSummary], everyone: Sequence[str], comparison: Comparison, quality: Quality
-) -> str:
+def _different(better: bool, rows: Sequence[ArmSummary], comparison: Comparison, quality: Quality) -> str:
     parts = [f"{row.arm} ({_with_interval(row, quality)})" for row in rows]
-    name = quality.name if quality.name != "accuracy" else "accurate"
-    how = f"{'more' if word == 'better' else 'less'} {name} than" if name == "accurate" else f"{word} in {name} than"
+    if quality.name == "accuracy":
+        how = f"{'more' if better else 'less'} accurate than"
+    else:
+        how = f"{'better' if better else 'worse'} in {quality.name} than"
     verb = "is" if len(rows) == 1 else "are"
     return f"{names_of(parts)} {verb} {how} {comparison.reference}{_on_these_samples(rows, comparison)}."
 
 
 def _with_interval(row: ArmSummary, quality: Quality) -> str:
     """Return a difference with the interval of the test that decided on it."""
-    shown = f"Δ {quality.signed(row.metric_difference or 0)}{quality.unit}"
-    if row.metric_difference_low is None or row.metric_difference_high is None:
+    its = row.quality
+    shown = f"Δ {quality.signed(its.effect or 0)}{quality.unit}"
+    if its.low is None or its.high is None:
         return shown
-    return f"{shown}, {quality.signed(row.metric_difference_low)} to {quality.signed(row.metric_difference_high)}"
+    return f"{shown}, {quality.signed(its.low)} to {quality.signed(its.high)}"
 
 
 def _open(
     rows: Sequence[ArmSummary], everyone: Sequence[str], said: set[str], comparison: Comparison, quality: Quality
 ) -> Iterable[str]:
     """Yield which arms are undecided: too few seeds for any test, or intervals that are too wide."""
-    few = [row for row in rows if row.accuracy_verdict == TOO_FEW]
+    few = [row for row in rows if row.quality.kind == "few seeds"]
     if few:
         seeds = max(row.pairs for row in few)
         arms = [row.arm for row in few]
@@ -464,7 +456,7 @@ def _open(
         noun = f"One {what}" if seeds == 1 else f"{count_of(seeds).capitalize()} {what}s"
         yield f"{noun}: differences {whose} cannot be distinguished from run-to-run noise."
         said.update(arms)
-    tested = [row for row in rows if row not in few and row.metric_difference_low is not None]
+    tested = [row for row in rows if row not in few and row.quality.low is not None]
     if tested:
         arms = [row.arm for row in tested]
         width = f"±{comparison.margin:g}{quality.unit}"
@@ -474,10 +466,9 @@ def _open(
         said.update(arms)
     others: dict[str, list[str]] = {}
     for row in rows:
-        if row not in few and row not in tested and "not tested" not in row.accuracy_verdict:
-            others.setdefault(row.accuracy_verdict, []).append(row.arm)
-    for word, arms in others.items():
-        why = word.removeprefix("inconclusive").strip(" ()")
+        if row.quality.kind == "inconclusive" and row not in tested:
+            others.setdefault(row.quality.detail, []).append(row.arm)
+    for why, arms in others.items():
         yield f"Inconclusive for {names_of(arms, everyone, said)}{f': {why}' if why else ''}."
         said.update(arms)
 
@@ -524,24 +515,25 @@ def _on_device(comparison: Comparison) -> str:
 
 def _step_time_of(row: ArmSummary) -> str:
     """Return the relative step time of an arm with its interval, such as `0.61x (0.58 to 0.65)`."""
-    if row.time_ratio is None:
+    its = row.time
+    if its.effect is None:
         return ""
-    if row.time_ratio_low is None or row.time_ratio_high is None:
-        return f"{row.time_ratio:.2f}x"
-    return f"{row.time_ratio:.2f}x ({row.time_ratio_low:.2f} to {row.time_ratio_high:.2f})"
+    if its.low is None or its.high is None:
+        return f"{its.effect:.2f}x"
+    return f"{its.effect:.2f}x ({its.low:.2f} to {its.high:.2f})"
 
 
 def _speed_sentences(comparison: Comparison, rows: Sequence[ArmSummary]) -> Iterable[str]:
     """Yield the relative step times of these rows, and of which the speed is not known, with the reason."""
     everyone = [row.arm for row in comparison.arms if row.arm != comparison.reference]
-    known = [row for row in rows if row.time_ratio_low is not None]
+    known = [row for row in rows if row.time.low is not None]
     where = _on_device(comparison)
     if len(known) == 1:
         (row,) = known
-        doubt = ", inconclusive" if _is_open(row) else ""
+        doubt = ", inconclusive" if row.time.kind in OPEN else ""
         yield f"{row.arm} takes {_step_time_of(row)} the step time of {comparison.reference}{where}{doubt}."
     elif known:
-        known.sort(key=lambda row: row.time_ratio or 0.0)
+        known.sort(key=lambda row: row.time.effect or 0.0)
         parts = [f"{row.arm} {_marked(row)}" for row in known[:MAX_NAMED]]
         more = f" and {len(known) - MAX_NAMED} more" if len(known) > MAX_NAMED else ""
         yield f"Step time relative to {comparison.reference}{where}: {', '.join(parts)}{more}."
@@ -571,16 +563,16 @@ def _unknown(rows: Sequence[ArmSummary], emulated_by: str) -> list[tuple[list[st
     invalid: dict[str, str] = {}
     others: dict[str, str] = {}
     for row in rows:
-        inside = row.time_verdict.partition(" (")[2].removesuffix(")")
-        if row.time_verdict == row.accuracy_verdict:
+        its = row.time
+        if str(its) == str(row.quality):
             continue
-        if match := EMULATED.fullmatch(inside):
+        if its.kind == "emulated" and its.why in HALF:
             emulated.append(row.arm)
-            types.add(match[1])
-        elif row.time_verdict.startswith("invalid measurement"):
-            invalid[row.arm] = inside
-        elif row.time_verdict.startswith("not comparable"):
-            others[row.arm] = inside
+            types.add(its.why)
+        elif its.kind == "invalid":
+            invalid[row.arm] = its.detail
+        elif its.kind in ("not comparable", "emulated"):
+            others[row.arm] = its.detail
     found = []
     if emulated:
         verb = "is" if len(types) == 1 else "are"
@@ -597,20 +589,18 @@ def _unknown(rows: Sequence[ArmSummary], emulated_by: str) -> list[tuple[list[st
     return found
 
 
-def _is_open(row: ArmSummary) -> bool:
-    return row.time_verdict.startswith("inconclusive")
-
-
 def _marked(row: ArmSummary) -> str:
-    shown = _step_time_of(row)
-    return f"{shown.removesuffix(')')}, inconclusive)" if _is_open(row) else shown
+    """Return the relative step time of an arm with its interval, and that it is inconclusive, if it is."""
+    its = row.time
+    if its.kind not in OPEN or its.low is None or its.high is None:
+        return _step_time_of(row)
+    return f"{its.effect:.2f}x ({its.low:.2f} to {its.high:.2f}, inconclusive)"
 
 
 def _memory_saving(row: ArmSummary) -> float:
     """Return the share of the reference's peak that an arm saves, below 0 where it needs more; 0 if not known."""
-    if row.memory_difference is None or row.peak_bytes is None or row.peak_bytes <= row.memory_difference:
-        return 0.0
-    return -row.memory_difference / (row.peak_bytes - row.memory_difference)
+    more, peak = row.memory.effect, row.peak_bytes
+    return 0.0 if more is None or peak is None or peak <= more else -more / (peak - more)
 
 
 def _memory_sentence(comparison: Comparison, rows: Sequence[ArmSummary]) -> str:

@@ -6,7 +6,6 @@ them (`analysis.looks`).
 
 from __future__ import annotations
 
-import re
 import shlex
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,6 +20,7 @@ from ampcompare.runs.analysis.runs.learning import EPS, divergence_cause, idle_v
 from ampcompare.runs.analysis.runs.record_checks import SEEDS_ITSELF
 from ampcompare.runs.records.comparison import ArmSummary, Comparison, NextStep
 from ampcompare.runs.records.run import RunRecord
+from ampcompare.runs.records.verdict import OPEN
 from ampcompare.runs.settings.script import seed_option
 
 __all__ = ["TypedCommand", "next_steps", "seeds_text"]
@@ -29,7 +29,6 @@ MAX_STEPS = 3
 FIRST_SEEDS = 5  # where there are too few for a verdict
 MAX_LR = 0.1  # that is advised where the reference diverged, however large its own
 MAX_MORE = 20  # seeds that are advised to settle as many arms as possible; beyond, as few as settle one
-MORE_SEEDS = re.compile(r"inconclusive \(≤(\d+) more seeds?\)")
 REFUSED = 2  # exit code of a script that an arm refuses: its message says what to do
 SAFE_EPS = "1e-4"  # far above the least number of fp16
 PROGRAM = ["ampcompare", "compare"]
@@ -188,8 +187,8 @@ def _more_seeds(
     seeds = sorted({*comparison.seeds, *planned})
     if not rows or not seeds or typed.value("--seeds") == "auto":
         return
-    few = [row for row in rows if f"fewer than {MIN_PAIRS}" in row.accuracy_verdict]
-    more = {row.arm: int(match[1]) for row in rows if (match := MORE_SEEDS.fullmatch(row.accuracy_verdict))}
+    few = [row for row in rows if "few seeds" in (row.quality.kind, row.quality.among)]
+    more = {row.arm: row.quality.more_seeds for row in rows if row.quality.kind in OPEN and row.quality.more_seeds}
     if few and len(seeds) < MIN_PAIRS:
         count = FIRST_SEEDS - len(seeds)
         what = f"for verdicts: {count} more seeds"
@@ -198,7 +197,7 @@ def _more_seeds(
         settled = [arm for arm, number in more.items() if number <= count]
         noun = "1 more seed" if count == 1 else f"{count} more seeds"
         what = f"to decide on {names_of(settled)}: {noun} at most"
-    elif comparison.look and not next_error_rate and _is_open(rows):
+    elif comparison.look and not next_error_rate and any(row.quality.kind in OPEN for row in rows):
         fresh = range(max(seeds) + 1, max(seeds) + 1 + max(FIRST_SEEDS, 2 * len(seeds)))
         yield NextStep(
             command=str(typed.with_option("--seeds", seeds_text(fresh)).elsewhere("again", same_recipe=True)),
@@ -210,10 +209,6 @@ def _more_seeds(
         return
     wanted = [*seeds, *_next_seeds(seeds, count)]
     yield NextStep(command=str(typed.with_option("--seeds", seeds_text(wanted))), why=f"{what}{_about(by_arm, count)}")
-
-
-def _is_open(rows: Sequence[ArmSummary]) -> bool:
-    return any(row.accuracy_verdict.startswith("inconclusive") for row in rows)
 
 
 def _next_seeds(seeds: Sequence[int], count: int) -> list[int]:
@@ -265,17 +260,17 @@ def _diverged(
 def _times(
     rows: Sequence[ArmSummary], by_arm: Mapping[str, Sequence[RunRecord]], reference: str, typed: TypedCommand
 ) -> Iterator[NextStep]:
-    slower = [row.arm for row in rows if row.time_verdict == "worse"]
+    slower = [row.arm for row in rows if row.time.kind == "worse"]
     if slower and not typed.value("--vary", "--sweep"):
         arms = ",".join(_arm(by_arm[name]) for name in (reference, slower[0]))
         yield NextStep(command=typed.for_profile(arms), why=f"see why {slower[0]} is slower than {reference}")
-    verdicts = [row.time_verdict for row in rows]
-    if any("computed in fp32" in word for word in verdicts):
+    kinds = [row.time.kind for row in rows]
+    if "emulated" in kinds:
         yield NextStep(
             command=str(typed.with_option("--device", "cuda").elsewhere("gpu", same_recipe=True)),
             why="on a machine with a GPU: measure step time and memory",
         )
-    elif any(word.startswith("invalid") for word in verdicts):
+    elif "invalid" in kinds:
         yield NextStep(
             command=str(typed.with_option("--timing-rounds", "3").elsewhere("timed", same_recipe=True)),
             why="on an idle machine: time all arms in turns",

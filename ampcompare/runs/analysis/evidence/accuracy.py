@@ -20,13 +20,14 @@ from ampcompare.runs.analysis.inference.effect import (
 )
 from ampcompare.runs.analysis.inference.looks import Design
 from ampcompare.runs.analysis.inference.verdict import Evidence
-from ampcompare.runs.analysis.runs.comparability import accuracy_reason, began_apart
+from ampcompare.runs.analysis.runs.comparability import began_apart, incomparable_accuracy
 from ampcompare.runs.analysis.runs.learning import NO_VERDICT, idle_pairs, idle_verdict, no_number, no_ratio
 from ampcompare.runs.analysis.runs.pairs import IDENTICAL, Pair, divergence_verdict, identical, pairs_by_seed
 from ampcompare.runs.analysis.runs.scores import has_score, in_steps, metric_of, spread_floor, step_of, step_of_scores
 from ampcompare.runs.records.evaluation import PrecisionResult, PrecisionRow
 from ampcompare.runs.records.metric import Metric
 from ampcompare.runs.records.run import RunRecord
+from ampcompare.runs.records.verdict import Verdict
 
 __all__ = [
     "accuracy_effect",
@@ -116,29 +117,29 @@ def accuracy_evidence(
     same_software: bool = True,
 ) -> Evidence:
     """Return what pairs say of the metric, and the verdict of an arm that needs no test."""
-    word, shown = _untested(records, pairs, same_software), accuracy_effect(pairs)
-    effect = None if word else accuracy_effect(pairs, margin.error_share, design.pilot)
-    return Evidence(effect, word, None if shown is None else shown.mean)
+    untested, shown = _untested_verdict(records, pairs, same_software), accuracy_effect(pairs)
+    effect = None if untested else accuracy_effect(pairs, margin.error_share, design.pilot)
+    return Evidence(effect, untested, None if shown is None else shown.mean)
 
 
-def failure_verdict(records: Sequence[RunRecord]) -> str:
-    """Return the verdict that an arm has by itself, also for the reference: diverged or learned nothing; "" if
-    neither."""
+def failure_verdict(records: Sequence[RunRecord]) -> Verdict:
+    """Return the verdict that an arm has by itself, also for the reference: diverged or learned nothing; an empty one
+    if neither.
+    """
     return divergence_verdict(records) or idle_verdict(records)
 
 
-def _untested(records: Sequence[RunRecord], pairs: Sequence[Pair], same_software: bool) -> str:
+def _untested_verdict(records: Sequence[RunRecord], pairs: Sequence[Pair], same_software: bool) -> Verdict:
     """Return the verdict of an arm that needs no test: why it cannot be judged, or that it is identical."""
-    differs = accuracy_reason(pairs, same_software=same_software)
     return (
         divergence_verdict(records)
-        or (f"not comparable ({differs})" if differs else "")
+        or incomparable_accuracy(pairs, same_software=same_software)
         or no_ratio([*records, *(reference for _, reference in pairs)])
         or idle_verdict(records)
-        or (NO_VERDICT if idle_verdict([reference for _, reference in pairs]) else "")
+        or (NO_VERDICT if idle_verdict([reference for _, reference in pairs]) else Verdict())
         or no_number(pairs)
         or idle_pairs(pairs)
-        or (IDENTICAL if identical(pairs) else "")
+        or (IDENTICAL if identical(pairs) else Verdict())
     )
 
 

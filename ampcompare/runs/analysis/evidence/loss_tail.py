@@ -14,10 +14,11 @@ from dataclasses import replace
 from ampcompare.runs.analysis.inference.effect import float_spread, paired, two_stage, unpaired
 from ampcompare.runs.analysis.inference.looks import Design
 from ampcompare.runs.analysis.inference.verdict import Evidence
-from ampcompare.runs.analysis.runs.comparability import accuracy_reason, began_apart
+from ampcompare.runs.analysis.runs.comparability import began_apart, incomparable_accuracy
 from ampcompare.runs.analysis.runs.learning import NO_VERDICT, idle_pairs, idle_verdict
 from ampcompare.runs.analysis.runs.pairs import IDENTICAL, Pair, divergence_verdict, equal_losses
 from ampcompare.runs.records.run import RunRecord
+from ampcompare.runs.records.verdict import Verdict
 
 __all__ = ["loss_evidence", "tail_loss"]
 
@@ -32,10 +33,10 @@ def tail_loss(pairs: Sequence[Pair], pilot: frozenset[int] = frozenset()) -> Evi
     if not known:
         return Evidence()
     if any(_other_steps(*pair) for pair in known):
-        return Evidence(word="the runs have no steps in common to pair by")
+        return _incomparable("the runs have no steps in common to pair by")
     losses = [[run.summary.loss_tail or 0.0 for run in pair] for pair in known]
     if not all(math.isfinite(loss) and loss > 0 for pair in losses for loss in pair):
-        return Evidence(word="a mean loss is not a number above 0")
+        return _incomparable("a mean loss is not a number above 0")
     # The logarithm of a loss, negative so that larger is better.
     here, there = ([-math.log(loss) for loss in side] for side in zip(*losses, strict=True))
     floor = float_spread([1.0])
@@ -51,22 +52,22 @@ def loss_evidence(
 ) -> Evidence:
     """Return what pairs say of the loss, and the verdict of an arm that needs no test; nothing without such a loss."""
     tail = tail_loss(pairs, design.pilot)
-    if tail.effect is None and not tail.word:
+    if tail.effect is None and not tail.untested:
         return tail
-    return replace(tail, word=_untested(records, pairs, tail.word, same_software))
-
-
-def _untested(records: Sequence[RunRecord], pairs: Sequence[Pair], why_not: str, same_software: bool) -> str:
-    """Return the verdict of an arm that needs no test; "" if a test decides."""
-    differs = accuracy_reason(pairs, same_software=same_software) or why_not
-    return (
+    untested = (
         divergence_verdict(records)
-        or (f"not comparable ({differs})" if differs else "")
+        or incomparable_accuracy(pairs, same_software=same_software)
+        or tail.untested
         or idle_verdict(records)
-        or (NO_VERDICT if idle_verdict([reference for _, reference in pairs]) else "")
+        or (NO_VERDICT if idle_verdict([reference for _, reference in pairs]) else Verdict())
         or idle_pairs(pairs)
-        or (IDENTICAL if equal_losses(pairs) else "")
+        or (IDENTICAL if equal_losses(pairs) else Verdict())
     )
+    return replace(tail, untested=untested)
+
+
+def _incomparable(why: str) -> Evidence:
+    return Evidence(untested=Verdict(kind="not comparable", why=why))
 
 
 def _other_steps(arm: RunRecord, reference: RunRecord) -> bool:

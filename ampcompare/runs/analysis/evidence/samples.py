@@ -29,13 +29,14 @@ from typing import TYPE_CHECKING, Any
 from ampcompare.base.errors import RecordError
 from ampcompare.runs.analysis.inference.effect import ERROR_RATE, MIN_PAIRS, Effect, interval, min_resolvable_spread
 from ampcompare.runs.analysis.inference.sample_size import POWER
-from ampcompare.runs.analysis.inference.verdict import Margin, Verdict
+from ampcompare.runs.analysis.inference.verdict import Margin
 from ampcompare.runs.analysis.runs.pairs import Pair
 from ampcompare.runs.analysis.runs.scores import metric_of, spread_floor
 from ampcompare.runs.records.comparison import ArmSummary, ModelPair, SampleComparison
 from ampcompare.runs.records.evaluation import unpack_samples
 from ampcompare.runs.records.metric import Metric
 from ampcompare.runs.records.run import RunRecord
+from ampcompare.runs.records.verdict import Kind, Verdict
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -95,7 +96,7 @@ def compare_samples(
         update={
             "low": low,
             "high": high,
-            "holds": _holds(verdict.word, *bounds, margin.size),
+            "holds": _holds(verdict.kind, *bounds, margin.size),
             "needed": samples_needed(squares, margin.size, (1 - verdict.confidence) / 2),
         }
     )
@@ -107,15 +108,15 @@ def _wider(one: Effect, other: Effect, confidence: float) -> tuple[float, float]
     return max(intervals, key=lambda bounds: bounds[1] - bounds[0])
 
 
-def _holds(word: str, low: float, high: float, margin: float) -> bool | None:
+def _holds(kind: Kind, low: float, high: float, margin: float) -> bool | None:
     """Return whether an interval shows what a verdict says; None for a verdict that says nothing."""
-    claims = {
+    claims: dict[Kind, bool] = {
         "equivalent": -margin < low and high < margin,
         "better": low > 0,
         "non-inferior": low > -margin,
         "worse": high < 0,
     }
-    return next((shown for claim, shown in claims.items() if word.startswith(claim)), None)
+    return claims.get(kind)
 
 
 def _by_side(pairs: Sequence[Pair]) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -203,13 +204,12 @@ def sample_sentences(rows: Sequence[ArmSummary], margin: float, metric: Metric, 
         if its is not None and its.low is not None and its.high is not None:
             if its.holds is False:
                 bounds = f"{metric.signed(its.low)} to {metric.signed(its.high)}{unit}"
-                word = row.accuracy_verdict.partition(" (")[0]
                 settled = (
                     "more seeds are needed first"
                     if its.needed is None
                     else f"about {two_digits(its.needed):,} {noun} would settle ±{margin:g}{unit}"
                 )
-                doubtful.append(f"{row.arm} ({word} here, {bounds} for new ones; {settled})")
+                doubtful.append(f"{row.arm} ({row.quality.word} here, {bounds} for new ones; {settled})")
         elif its is not None and its.unusable:
             unusable.setdefault(its.unusable, []).append(row.arm)
     if doubtful:

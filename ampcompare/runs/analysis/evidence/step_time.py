@@ -15,9 +15,10 @@ from dataclasses import replace
 
 from ampcompare.runs.analysis.inference.effect import MIN_PAIRS, Effect, paired
 from ampcompare.runs.analysis.inference.verdict import Evidence
-from ampcompare.runs.analysis.runs.comparability import time_reason
+from ampcompare.runs.analysis.runs.comparability import incomparable_time
 from ampcompare.runs.analysis.runs.pairs import Pair, divergence_verdict
 from ampcompare.runs.records.run import RunRecord, SystemReadings, TimingRound
+from ampcompare.runs.records.verdict import Verdict
 
 __all__ = [
     "TIME_FLOOR",
@@ -108,19 +109,19 @@ MAX_LOGARITHM = 709.0  # of a float
 
 def step_times(pairs: Sequence[Pair], *, same_software: bool = True) -> Evidence:
     """Return the effect over the valid pairs, or why there is none; the mean is over all pairs where none is valid."""
-    differs = time_reason(pairs, same_software=same_software)
+    untested = incomparable_time(pairs, same_software=same_software)
     rounds = [_rounds_of(pair) for pair in pairs]
     seeds = rounds if all(rounds) else [[pair] for pair in pairs]
     timed = _kept(seeds, lambda pair: all(record.summary.step_seconds_median for record in pair))
     mean = _time_effect(timed).mean if timed else None
-    if differs:
-        return Evidence(None, f"not comparable ({differs})", mean)
+    if untested:
+        return Evidence(None, untested, mean)
     valid = _kept(seeds, lambda pair: not _invalid(pair))
     if not pairs:
         return Evidence()
     if len(valid) < min(MIN_PAIRS, len(seeds)):
         reasons = [_invalid(pair) for seed in seeds for pair in seed]
-        return Evidence(None, f"invalid measurement ({statistics.mode(filter(None, reasons))})", mean)
+        return Evidence(None, Verdict(kind="invalid", why=statistics.mode(filter(None, reasons))), mean)
     effect = _time_effect(valid)
     return Evidence(effect, mean=effect.mean)
 
@@ -183,6 +184,6 @@ def _log_time(record: RunRecord) -> float:
 
 
 def time_evidence(records: Sequence[RunRecord], pairs: Sequence[Pair], *, same_software: bool = True) -> Evidence:
-    """Return what pairs say of the step time; without a test there is a word."""
+    """Return what pairs say of the step time; without a test there is a verdict."""
     times = step_times(pairs, same_software=same_software)
-    return times if times.effect or times.word else replace(times, word=divergence_verdict(records))
+    return times if times.effect or times.untested else replace(times, untested=divergence_verdict(records))

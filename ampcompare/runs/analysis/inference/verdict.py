@@ -1,4 +1,4 @@
-"""The verdict on each arm: non-inferiority, equivalence and difference tested by Holm's method, in fixed words."""
+"""The verdict on each arm: non-inferiority, equivalence and difference, tested by Holm's method."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ from ampcompare.runs.analysis.inference.effect import (
 )
 from ampcompare.runs.analysis.inference.looks import Design
 from ampcompare.runs.analysis.inference.sample_size import pairs_to_settle
+from ampcompare.runs.records.verdict import OPEN, Kind, Verdict
 
-__all__ = ["NOTHING", "Evidence", "Margin", "Verdict", "decide", "verdicts_on"]
+__all__ = ["NOTHING", "Evidence", "Margin", "decide", "verdicts_on"]
 
-ROUNDED = "inconclusive (the figures are rounded)"
+EMPTY = Verdict()
 Key = TypeVar("Key", bound=Hashable)
 
 
@@ -40,38 +41,18 @@ class Margin:
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """A fixed word on one arm, with the interval of the test that decided it, so that the two cannot disagree.
-
-    `equivalent` lies inside the margin, `non-inferior` above its lower end, `better` and `worse` leave 0 out and do not
-    lie inside the margin, and `inconclusive` does none of these.
-
-    Attributes:
-        word: "" if there is no effect.
-        low: lower bound in the unit of the effect; None where nothing was tested, as the other bound.
-        confidence: of the two-sided interval, at the level of Holm's step: 1 - 2 alpha for the one-sided tests of
-            equivalent and non-inferior, 1 - alpha for the others, or more where those lie inside the margin.
-    """
-
-    word: str = ""
-    low: float | None = None
-    high: float | None = None
-    confidence: float | None = None
-
-
-@dataclass(frozen=True)
 class Evidence:
     """What is known of an arm against the reference in one quantity, before any verdict.
 
     Attributes:
         effect: that a test decides on; None if there is none.
-        word: the verdict without a test: why there is none, or that none is needed; "" where a test decides.
+        untested: the verdict without a test: why there is none, or that none is needed; empty where a test decides.
         mean: difference that rows show, tested or not, in the unit of effects; None where nothing is known.
         rounded: whether the error is that of printed digits, which more runs do not reduce.
     """
 
     effect: Effect | None = None
-    word: str = ""
+    untested: Verdict = EMPTY
     mean: float | None = None
     rounded: bool = False
 
@@ -80,19 +61,21 @@ NOTHING = Evidence()
 
 
 def verdicts_on(evidence: Mapping[Key, Evidence], margin: Margin, design: Design) -> dict[Key, Verdict]:
-    """Return the verdict on each arm of a family of tests; one that needs no test takes no share of the error rate."""
-    tested = {key: its.effect for key, its in evidence.items() if not its.word}
+    """Return the verdict on each arm of a family of tests, with its effect and interval in the unit of effects.
+
+    One that needs no test takes no share of the error rate.
+    """
+    tested = {key: its.effect for key, its in evidence.items() if not its.untested}
     decided = decide(list(tested.values()), margin, design.error_rate, design.next_error_rate)
-    verdicts = dict(zip(tested, decided, strict=True))
-    return {key: _settled(its, verdicts.get(key)) for key, its in evidence.items()}
+    verdicts = {key: its.untested for key, its in evidence.items()} | dict(zip(tested, decided, strict=True))
+    return {key: _with_effect(its, verdicts[key]) for key, its in evidence.items()}
 
 
-def _settled(evidence: Evidence, verdict: Verdict | None) -> Verdict:
-    if verdict is None:
-        return Verdict(evidence.word)
-    if evidence.rounded and evidence.effect and evidence.effect.testable and verdict.word.startswith("inconclusive"):
-        return replace(verdict, word=ROUNDED)
-    return verdict
+def _with_effect(evidence: Evidence, verdict: Verdict) -> Verdict:
+    update: dict[str, object] = {"effect": evidence.mean}
+    if evidence.rounded and evidence.effect and evidence.effect.testable and verdict.kind in OPEN:
+        update |= {"kind": "inconclusive", "why": "the figures are rounded", "more_seeds": None}
+    return verdict.model_copy(update=update)
 
 
 def decide(
@@ -123,11 +106,11 @@ def decide(
     return [
         Verdict()
         if effect is None
-        else Verdict(f"inconclusive (fewer than {MIN_PAIRS} seeds)")
+        else Verdict(kind="few seeds", why=f"fewer than {MIN_PAIRS} seeds")
         if not effect.testable
         else next(verdicts)
         if alpha > 0
-        else Verdict("inconclusive (not tested)")
+        else Verdict(kind="not tested", why="not tested")
         for effect in effects
     ]
 
@@ -200,22 +183,22 @@ def _verdict(
         different = replace(hull, shown=hull.shown and DIFFERENT.holds(hull.low, hull.high, margin.size))
     matters = different.shown and (not margin.practical or abs(effect.mean) > margin.size)
     if equivalent.shown:
-        return _worded(f"equivalent (±{margin.shown})", equivalent)
+        return _verdict_by("equivalent", equivalent, why=f"±{margin.shown}")
     if matters and effect.mean > 0:
-        return _worded("better", different)
+        return _verdict_by("better", different)
     if non_inferior.shown:
-        return _worded(f"non-inferior (margin {margin.shown})", non_inferior)
+        return _verdict_by("non-inferior", non_inferior, why=f"margin {margin.shown}")
     if matters:
-        return _worded("worse", different)
-    return _worded(_inconclusive(effect, margin, alpha), hull)
+        return _verdict_by("worse", different)
+    return _verdict_by("inconclusive", hull, more_seeds=_more_seeds(effect, margin, alpha))
 
 
-def _worded(word: str, step: _Step) -> Verdict:
-    return Verdict(word, step.low, step.high, step.confidence)
+def _verdict_by(kind: Kind, step: _Step, why: str = "", more_seeds: int | None = None) -> Verdict:
+    return Verdict(kind=kind, why=why, more_seeds=more_seeds, low=step.low, high=step.high, confidence=step.confidence)
 
 
-def _inconclusive(effect: Effect, margin: Margin, alpha: float) -> str:
-    """Return the word for an open result, with an upper limit of the pairs that settle it at the level of the next."""
+def _more_seeds(effect: Effect, margin: Margin, alpha: float) -> int | None:
+    """Return an upper limit of the seeds that settle an open result at the level of the next look; None if unknown."""
     spread = effect.spread * max(1.0, (effect.margin_error or effect.error) / effect.error)
     needed = (
         pairs_to_settle(
@@ -225,8 +208,6 @@ def _inconclusive(effect: Effect, margin: Margin, alpha: float) -> str:
         else None
     )
     if needed is None:
-        return "inconclusive"
+        return None
     more = max(1, needed - effect.pairs)
-    if more > 100:
-        more = round(more, 2 - len(str(more)))  # an estimate has two digits at most
-    return f"inconclusive (≤{more} more seed{'s' if more != 1 else ''})"
+    return round(more, 2 - len(str(more))) if more > 100 else more  # an estimate has two digits at most

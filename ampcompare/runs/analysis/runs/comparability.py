@@ -9,21 +9,21 @@ from __future__ import annotations
 import os
 import re
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ampcompare.base.environment.fingerprint import SWITCHES
 from ampcompare.base.files.loaded_code import differing
 from ampcompare.runs.analysis.runs.declared import why_not_as_declared
-from ampcompare.runs.analysis.runs.pairs import Pair, conditional_on, finished, pairs_by_seed
+from ampcompare.runs.analysis.runs.pairs import Pair, finished, pairs_by_seed, surviving_seeds
 from ampcompare.runs.analysis.runs.scores import other_metric
 from ampcompare.runs.records.run import RunRecord, RunSummary
+from ampcompare.runs.records.verdict import Verdict
 from ampcompare.runs.settings.config import NON_NUMERIC_SETTINGS, RunConfig
 from ampcompare.runs.settings.validation import flatten
 
 __all__ = [
     "accuracy_incomparable_reason",
-    "accuracy_reason",
     "are_pairs",
     "began_apart",
     "changed_settings",
@@ -31,13 +31,14 @@ __all__ = [
     "code_reason",
     "device_kind",
     "foreign_steps",
-    "memory_reason",
+    "incomparable_accuracy",
+    "incomparable_memory",
+    "incomparable_time",
+    "incomparable_times",
     "named_settings",
     "resumed_elsewhere",
     "script_sentences",
     "settings",
-    "time_incomparable_reason",
-    "time_reason",
 ]
 
 APART_BY_DESIGN = ("arm", "recipe.seed")
@@ -81,30 +82,33 @@ def changed_settings(one: RunConfig, other: RunConfig) -> list[str]:
     return [path for path in {**first, **second} if first.get(path) != second.get(path)]
 
 
-def accuracy_reason(pairs: Sequence[Pair], *, same_software: bool = True) -> str:
-    """Return why the accuracies of pairs cannot be compared; "" if they can.
+def incomparable_accuracy(pairs: Sequence[Pair], *, same_software: bool = True) -> Verdict:
+    """Return the verdict where the accuracies of pairs cannot be compared; an empty one if they can.
 
     Args:
         same_software: whether versions of torch must be equal; a baseline may be of an earlier one.
     """
-    return _first_reason(pairs, lambda *pair: accuracy_incomparable_reason(*pair, same_software=same_software))
+    reasons = (accuracy_incomparable_reason(*pair, same_software=same_software) for pair in pairs)
+    return Verdict.because("not comparable", _first_mixture(pairs) or _first(reasons))
 
 
-def time_reason(pairs: Sequence[Pair], *, same_software: bool = True) -> str:
-    """Return why the step times of pairs cannot be compared; "" if they can."""
-    reason = _first_reason(pairs, lambda *pair: time_incomparable_reason(*pair, same_software=same_software))
-    return reason or _unlike_gpus(pairs) or _confounded_hosts(pairs)
-
-
-def memory_reason(pairs: Sequence[Pair], *, same_software: bool = True) -> str:
-    """Return why the peaks of memory of pairs cannot be compared; "" if they can."""
-    return _first_reason(
-        pairs,
-        lambda *pair: (
-            accuracy_incomparable_reason(*pair, same_software=same_software)
-            or _machine_reason(*pair, same_software=same_software)
-        ),
+def incomparable_time(pairs: Sequence[Pair], *, same_software: bool = True) -> Verdict:
+    """Return the verdict where the step times of pairs cannot be compared; an empty one if they can."""
+    return (
+        Verdict.because("not comparable", _first_mixture(pairs))
+        or next(filter(None, (incomparable_times(*pair, same_software=same_software) for pair in pairs)), Verdict())
+        or Verdict.because("not comparable", _unlike_gpus(pairs) or _confounded_hosts(pairs))
     )
+
+
+def incomparable_memory(pairs: Sequence[Pair], *, same_software: bool = True) -> Verdict:
+    """Return the verdict where the peaks of memory of pairs cannot be compared; an empty one if they can."""
+    reasons = (
+        accuracy_incomparable_reason(*pair, same_software=same_software)
+        or _machine_reason(*pair, same_software=same_software)
+        for pair in pairs
+    )
+    return Verdict.because("not comparable", _first_mixture(pairs) or _first(reasons))
 
 
 def accuracy_incomparable_reason(arm: RunRecord, reference: RunRecord, *, same_software: bool = True) -> str:
@@ -128,17 +132,22 @@ def accuracy_incomparable_reason(arm: RunRecord, reference: RunRecord, *, same_s
     )
 
 
-def time_incomparable_reason(arm: RunRecord, reference: RunRecord, *, same_software: bool = True) -> str:
-    """Return why the times of two runs cannot be compared; "" if they can."""
+def incomparable_times(arm: RunRecord, reference: RunRecord, *, same_software: bool = True) -> Verdict:
+    """Return the verdict where the times of two runs cannot be compared; an empty one if they can."""
     jobs = max(arm.jobs, reference.jobs)
-    emulated = next((how for how in (arm.half, reference.half) if how and how.endswith("emulated")), None)
-    return (
-        accuracy_incomparable_reason(arm, reference, same_software=same_software)
-        or (f"{jobs} cells ran at once" if jobs > 1 and not (_is_alone(arm) and _is_alone(reference)) else "")
-        or (f"{emulated.split()[0]} computed in fp32" if emulated else "")
-        or _skipping(arm.summary)
+    emulated = next((how.split()[0] for how in (arm.half, reference.half) if how and how.endswith("emulated")), "")
+    work = accuracy_incomparable_reason(arm, reference, same_software=same_software) or (
+        f"{jobs} cells ran at once" if jobs > 1 and not (_is_alone(arm) and _is_alone(reference)) else ""
+    )
+    conditions = (
+        _skipping(arm.summary)
         or _skipping(reference.summary)
         or _machine_reason(arm, reference, same_software=same_software)
+    )
+    return (
+        Verdict.because("not comparable", work)
+        or Verdict.because("emulated", emulated)
+        or Verdict.because("not comparable", conditions)
     )
 
 
@@ -202,12 +211,13 @@ def named_settings(record: RunRecord) -> set[str]:
     return {name for name, equals, _ in (word.partition("=") for word in words) if equals}
 
 
-def _first_reason(pairs: Sequence[Pair], reason: Callable[[RunRecord, RunRecord], str]) -> str:
-    """Return the first reason of a side that is not uniform, or of a pair."""
-    if not pairs:
-        return ""
-    sides = ([arm for arm, _ in pairs], [reference for _, reference in pairs])
-    return next(filter(None, [*map(_mixture, sides), *(reason(*pair) for pair in pairs)]), "")
+def _first(reasons: Iterable[str]) -> str:
+    return next(filter(None, reasons), "")
+
+
+def _first_mixture(pairs: Sequence[Pair]) -> str:
+    """Return in what the runs of a side differ, so that it is not one arm; "" if both sides are uniform."""
+    return _first(map(_mixture, zip(*pairs, strict=True)))
 
 
 def _mixture(records: Sequence[RunRecord]) -> str:
@@ -440,7 +450,8 @@ def _survivors(records: Sequence[RunRecord], reference: str) -> Iterator[str]:
         by_arm.setdefault(record.arm, []).append(record)
     theirs = by_arm.pop(reference, [])
     by_arm = {arm: runs for arm, runs in by_arm.items() if pairs_by_seed(runs, theirs)}
-    parts = [f"{arm} {share}" for arm, runs in by_arm.items() if (share := conditional_on(runs, theirs))]
+    survivors = {arm: surviving_seeds(runs, theirs) for arm, runs in by_arm.items()}
+    parts = [f"{arm} {its[0]} of {its[1]} seeds" for arm, its in survivors.items() if its]
     if parts:
         yield (
             f"Accuracy is conditional on the seeds that both the arm and {reference} completed: {'; '.join(parts)}. "

@@ -9,6 +9,7 @@ from ampcompare.backends.arm import Arm
 from ampcompare.backends.roles import BATCH_NORM, LossScale, Roles
 from ampcompare.runs.records.ledger import Ledger
 from ampcompare.runs.records.run import RunRecord
+from ampcompare.runs.records.verdict import Verdict
 
 __all__ = [
     "Role",
@@ -100,10 +101,9 @@ def options_without_effect(arm: Arm, ledger: Ledger) -> list[str]:
     return sentences
 
 
-def not_as_declared(records: Iterable[RunRecord]) -> str:
-    """Return the verdict on an arm that did not run as it declares; "" if it did."""
-    why = why_not_as_declared(records)
-    return f"not as declared ({why})" if why else ""
+def not_as_declared(records: Iterable[RunRecord]) -> Verdict:
+    """Return the verdict on an arm that did not run as it declares; an empty one if it did."""
+    return Verdict.because("not as declared", why_not_as_declared(records))
 
 
 def roles_next_to(roles: Roles | None, ledger: Ledger) -> list[Role]:

@@ -16,10 +16,10 @@ from ampcompare.runs.analysis.runs.scores import has_score, metric_of, spread_fl
 from ampcompare.runs.records.evaluation import EpochResult
 from ampcompare.runs.records.metric import Metric
 from ampcompare.runs.records.run import RunRecord
+from ampcompare.runs.records.verdict import Verdict
 from ampcompare.runs.settings.script import LOSS
 
 __all__ = [
-    "LEARNED_NOTHING",
     "NO_VERDICT",
     "divergence_cause",
     "first_divergence",
@@ -33,8 +33,7 @@ __all__ = [
     "why_idle",
 ]
 
-LEARNED_NOTHING = "learned nothing"
-NO_VERDICT = f"no verdict (the reference {LEARNED_NOTHING})"
+NO_VERDICT = Verdict(kind="no verdict", why="the reference learned nothing")
 CHANCE_DEVIATIONS = 3.0  # binomial standard deviations over chance: one model in 700 that guesses is above
 MIN_POINTS = 15  # of a loss curve: fewer show no trend
 FALL = 0.1  # of the median loss, from the first third to the last
@@ -52,19 +51,24 @@ def why_idle(record: RunRecord) -> str:
     It learned nothing if all steps were skipped, no parameter changed, its metric is no number or no better than a
     constant guess (for counts: within three binomial standard deviations of it), or the training loss did not fall.
     """
+    return _idle_rule(record)[1]
+
+
+def _idle_rule(record: RunRecord) -> tuple[str, str]:
+    """Return which rule shows that a run learned nothing, and why in words; both "" if none does."""
     summary = record.summary
     if summary.num_steps and summary.skipped_steps == summary.num_steps:
-        return f"all {summary.num_steps} steps skipped"
+        return "skipped", f"all {summary.num_steps} steps skipped"
     if summary.weights_moved is False:
-        return "the weights did not move"
+        return "weights", "the weights did not move"
     if _has_no_ratio(record):
-        return ""  # it may have learned
+        return "", ""  # it may have learned
     if summary.epochs and (why := _no_better_than_chance(record.metric, summary.epochs[-1])):
-        return why
+        return "metric", why
     if record.trace is not None and len(record.trace.losses) >= MIN_POINTS and not _fell(record.trace.losses):
         first, later = _ends(record.trace.losses)
-        return f"the loss did not fall, {statistics.median(first):.3g} to {statistics.median(later):.3g}"
-    return ""
+        return "loss", f"the loss did not fall, {statistics.median(first):.3g} to {statistics.median(later):.3g}"
+    return "", ""
 
 
 def _has_no_ratio(record: RunRecord) -> bool:
@@ -87,18 +91,19 @@ def _no_better_than_chance(metric: Metric, last: EpochResult) -> str:
     return f"{metric.name} {metric.shown(value, decimals)}, chance {metric.shown(chance, decimals)}"
 
 
-def idle_verdict(records: Sequence[RunRecord]) -> str:
-    """Return the verdict on an arm of which no completed run learned anything; "" if one did, or none is there.
+def idle_verdict(records: Sequence[RunRecord]) -> Verdict:
+    """Return the verdict on an arm of which no completed run learned anything; an empty one if one did, or none is
+    there.
 
     It has the reason of most runs, with the numbers of the best of them.
     """
     runs = [record for record in records if record.status == "completed"]
     runs.sort(key=_final_score, reverse=True)
-    reasons = [why_idle(record) for record in runs]
-    if not reasons or not all(reasons):
-        return ""
-    kind = statistics.mode(reason.partition(" ")[0] for reason in reasons)
-    return f"{LEARNED_NOTHING} ({next(reason for reason in reasons if reason.startswith(kind))})"
+    reasons = [_idle_rule(record) for record in runs]
+    if not reasons or not all(rule for rule, _ in reasons):
+        return Verdict()
+    usual = statistics.mode(rule for rule, _ in reasons)
+    return Verdict(kind="learned nothing", why=next(why for rule, why in reasons if rule == usual))
 
 
 def _final_score(record: RunRecord) -> float:
@@ -106,29 +111,31 @@ def _final_score(record: RunRecord) -> float:
     return record.metric.score(value) if has_score(value, record.metric) else -math.inf
 
 
-def no_ratio(runs: Iterable[RunRecord]) -> str:
-    """Return the verdict where a script's metric has no ratio to others in one of some runs; "" if it has in all."""
+def no_ratio(runs: Iterable[RunRecord]) -> Verdict:
+    """Return the verdict where a script's metric has no ratio to others in one of some runs; an empty one if it has in
+    all.
+    """
     found = next(filter(_has_no_ratio, runs), None)
     if found is None:
-        return ""
+        return Verdict()
     value = found.metric.number(found.summary.metric_final or 0.0)
     name = "NAME" if found.metric.name == LOSS else found.metric.name
-    return (
-        f"not comparable ({found.metric.name} {value} has no ratio to others: take differences, --metric {name}:points)"
-    )
+    why = f"{found.metric.name} {value} has no ratio to others: take differences, --metric {name}:points"
+    return Verdict(kind="not comparable", why=why)
 
 
-def no_number(pairs: Sequence[tuple[RunRecord, RunRecord]]) -> str:
-    """Return the verdict where the metric of a run in these pairs is not a number; "" if all are, or are missing."""
+def no_number(pairs: Sequence[tuple[RunRecord, RunRecord]]) -> Verdict:
+    """Return the verdict where the metric of a run in these pairs is not a number; an empty one if all are, or are
+    missing.
+    """
     arm, reference = ([run for pair in pairs if _is_no_number(run := pair[side])] for side in (0, 1))
     for runs in filter(None, (arm, reference)):
         metric, value = runs[0].metric, runs[0].summary.metric_final or 0.0
-        share = f"in {len(runs)} of {len(pairs)} pairs"
         shown = f"{metric.name} {metric.number(value)}"
-        return (
-            f"{LEARNED_NOTHING} {share} ({shown})" if runs is arm else f"no verdict (the reference has {shown} {share})"
-        )
-    return ""
+        if runs is arm:
+            return Verdict(kind="learned nothing", share=(len(runs), len(pairs)), why=shown)
+        return Verdict(kind="no verdict", why=f"the reference has {shown} in {len(runs)} of {len(pairs)} pairs")
+    return Verdict()
 
 
 def _is_no_number(record: RunRecord) -> bool:
@@ -136,12 +143,12 @@ def _is_no_number(record: RunRecord) -> bool:
     return value is not None and not has_score(value, record.metric)
 
 
-def idle_pairs(pairs: Sequence[tuple[RunRecord, RunRecord]]) -> str:
+def idle_pairs(pairs: Sequence[tuple[RunRecord, RunRecord]]) -> Verdict:
     """Return the verdict where in some pairs neither run learned anything: such pairs agree whatever the arm does."""
     reasons = [reason for arm, other in pairs if (reason := why_idle(arm)) and why_idle(other)]
     if not reasons:
-        return ""
-    return f"{LEARNED_NOTHING} in {len(reasons)} of {len(pairs)} pairs ({statistics.mode(reasons)})"
+        return Verdict()
+    return Verdict(kind="learned nothing", share=(len(reasons), len(pairs)), why=statistics.mode(reasons))
 
 
 def too_wide(runs: Sequence[RunRecord], reference: str, margin: float) -> str:

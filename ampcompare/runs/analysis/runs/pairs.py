@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from ampcompare.runs.analysis.inference.verdict import Verdict
 from ampcompare.runs.records.run import RunRecord
+from ampcompare.runs.records.verdict import Verdict
 
 __all__ = [
     "IDENTICAL",
     "Pair",
-    "conditional",
-    "conditional_on",
     "counterparts",
     "divergence_verdict",
     "equal_losses",
@@ -21,10 +18,11 @@ __all__ = [
     "identical",
     "other_weights",
     "pairs_by_seed",
+    "surviving_seeds",
 ]
 
 Pair = tuple[RunRecord, RunRecord]  # of an arm, and of the reference
-IDENTICAL = "identical"
+IDENTICAL = Verdict(kind="identical")
 
 
 def pairs_by_seed(arm: Sequence[RunRecord], reference: Sequence[RunRecord]) -> list[Pair]:
@@ -48,8 +46,8 @@ def counterparts(arm: Sequence[RunRecord], reference: Sequence[RunRecord]) -> li
     return by_seed or [*((run, reference[0]) for run in arm), *((arm[0], run) for run in reference[1:])]
 
 
-def conditional_on(arm: Sequence[RunRecord], reference: Sequence[RunRecord]) -> str:
-    """Return on how many of the seeds that both ran a verdict rests, as "3 of 8 seeds"; "" if on all.
+def surviving_seeds(arm: Sequence[RunRecord], reference: Sequence[RunRecord]) -> tuple[int, int] | None:
+    """Return on how many of the seeds that both ran a verdict rests, and how many these are; None if on all.
 
     A seed that either side lost by divergence or failure may be one where the arms differ most.
     """
@@ -59,20 +57,13 @@ def conditional_on(arm: Sequence[RunRecord], reference: Sequence[RunRecord]) -> 
     ]
     seeds = ended[0].keys() & ended[1].keys()
     kept = [seed for seed in seeds if all(statuses[seed] == "completed" for statuses in ended)]
-    return f"{len(kept)} of {len(seeds)} seeds" if len(kept) < len(seeds) else ""
+    return (len(kept), len(seeds)) if len(kept) < len(seeds) else None
 
 
-def conditional(verdict: Verdict, share: str) -> Verdict:
-    """Return a verdict, marked as conditional where it rests on the share of seeds that survived (`conditional_on`)."""
-    if not verdict.word or not share or verdict.word.startswith(("diverged", "not comparable", "not as declared")):
-        return verdict
-    return dataclasses.replace(verdict, word=f"conditional on {share} ({verdict.word})")
-
-
-def divergence_verdict(records: Sequence[RunRecord]) -> str:
-    """Return how many of the runs that ended by themselves diverged, as a verdict; "" if none did."""
+def divergence_verdict(records: Sequence[RunRecord]) -> Verdict:
+    """Return how many of the runs that ended by themselves diverged, as a verdict; an empty one if none did."""
     count = sum(record.status == "diverged" for record in records)
-    return f"diverged {count}/{len(finished(records))}" if count else ""
+    return Verdict(kind="diverged", share=(count, len(finished(records)))) if count else Verdict()
 
 
 def finished(records: Sequence[RunRecord]) -> list[RunRecord]:

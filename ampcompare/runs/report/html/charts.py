@@ -117,14 +117,19 @@ def band_series(arm: ArmRuns, band: Band, *, stairs: bool = False, dots: bool = 
     return [series]
 
 
-def point(arm: ArmRuns, x: Sequence[float], y: Sequence[float]) -> Series:
-    """Return one point at the means of two measurements of the same runs, with their ranges."""
+def point(arm: ArmRuns, x: Sequence[float], y: Sequence[float]) -> list[Series]:
+    """Return one point at the means of two measurements of the same runs, with their ranges; nothing without any.
+
+    Nor where one of them is not finite, as a perplexity may be: it has no place on an axis.
+    """
+    if not x or not all(map(math.isfinite, (*x, *y))):
+        return []
     series: Series = {"a": arm.index, "dots": 1}
     for name, values in (("x", x), ("y", y)):
         series[name] = [rounded(sum(values) / len(values))]
         if len(values) > 1:
             series[f"{name}r"] = [rounded(min(values)), rounded(max(values))]
-    return series
+    return [series]
 
 
 def stops_of(arm: ArmRuns, curves: Iterable[tuple[RunRecord, Curve]]) -> list[Series]:

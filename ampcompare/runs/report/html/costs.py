@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from itertools import accumulate
@@ -132,7 +133,7 @@ def _time_to_accuracy(arms: Sequence[ArmRuns], reference: str, most: int) -> Cha
 
 def _target(arms: Sequence[ArmRuns], reference: str) -> tuple[float | None, str]:
     """Return the value, as it is shown, that arms are timed to, and a sentence on where it comes from."""
-    known = [arm for arm in arms if arm.row.metric_mean is not None]
+    known = [arm for arm in arms if arm.row.metric_mean is not None and math.isfinite(arm.row.metric_mean)]
     chosen = next((arm for arm in known if arm.row.arm == reference), known[0] if known else None)
     if chosen is None or chosen.row.metric_mean is None:
         return None, ""
@@ -178,7 +179,9 @@ def _time_to(arms: Sequence[ArmRuns], target: float) -> Table:
 
 
 def _why_not_drawn(arm: ArmRuns) -> str:
-    return "its times are invalid" if arm.completed else "no run was completed"
+    if not arm.completed:
+        return "no run was completed"
+    return "a value is not finite" if arm.timed else "its times are invalid"
 
 
 def _accuracy_against_time(arms: Sequence[ArmRuns]) -> Chart:
@@ -193,8 +196,7 @@ def _accuracy_against_time(arms: Sequence[ArmRuns]) -> Chart:
         timed = [record for record in arm.timed if record.status == "completed" and record.summary.epochs]
         seconds = [sum(epoch.train_seconds for epoch in record.summary.epochs) for record in timed]
         values = [metric.factor * summary.metric_final for summary in done if summary.metric_final is not None]
-        if seconds:
-            series.append(point(arm, seconds, values))
+        series += point(arm, seconds, values)
         mean = f"{statistics.fmean(values):.{metric.decimals}f}"
         spent = f"{statistics.fmean(seconds):.3g}" if seconds else "invalid"
         rows.append([arm.name, mean, spent, arm.time_fault or "-"])

@@ -8,9 +8,10 @@ from ampcompare.base.formatting import format_decimal, printable
 from ampcompare.runs.analysis.answer.phrases import sentence_start
 from ampcompare.runs.analysis.runs.pairs import pairs_by_seed
 from ampcompare.runs.analysis.runs.scores import has_score
-from ampcompare.runs.records.comparison import UNJUDGED, Comparison
+from ampcompare.runs.records.comparison import Comparison
 from ampcompare.runs.records.metric import Metric
 from ampcompare.runs.records.run import RunRecord
+from ampcompare.runs.records.verdict import UNJUDGED
 from ampcompare.runs.report.columns import difference_interval, margin_limits, ratio_interval
 from ampcompare.runs.report.html.runs import ArmRuns, listed
 from ampcompare.runs.report.html.tracks import Track, TrackPlot, make_scale
@@ -35,9 +36,7 @@ def accuracy_effects(comparison: Comparison, arms: Sequence[ArmRuns]) -> TrackPl
     points = {arm.index: [gap for pair in pairs_by_seed(arm.records, base) for gap in _gap(pair)] for arm in rows}
     bounds = {
         arm.index: [
-            metric.shown_difference(value)
-            for value in (arm.row.metric_difference_low, arm.row.metric_difference_high)
-            if value is not None
+            metric.shown_difference(value) for value in (arm.row.quality.low, arm.row.quality.high) if value is not None
         ]
         for arm in rows
     }
@@ -47,8 +46,7 @@ def accuracy_effects(comparison: Comparison, arms: Sequence[ArmRuns]) -> TrackPl
     tracks = []
     for arm in rows:
         row = arm.row
-        mean = row.metric_difference
-        low, high = row.metric_difference_low, row.metric_difference_high
+        mean, low, high = row.quality.effect, row.quality.low, row.quality.high
         interval = (
             scale.low if low is None else metric.shown_difference(low),
             scale.high if high is None else metric.shown_difference(high),
@@ -58,7 +56,7 @@ def accuracy_effects(comparison: Comparison, arms: Sequence[ArmRuns]) -> TrackPl
             Track(
                 arm.index,
                 arm.name,
-                [difference_interval(row, comparison), printable(row.accuracy_verdict, 120) or "-"],
+                [difference_interval(row, comparison), printable(str(row.quality), 120) or "-"],
                 None if mean is None else scale.at(metric.shown_difference(mean)),
                 (scale.at(interval[0]), scale.at(interval[1])) if has_interval else None,
                 [
@@ -67,9 +65,7 @@ def accuracy_effects(comparison: Comparison, arms: Sequence[ArmRuns]) -> TrackPl
                 ],
             )
         )
-    levels = {
-        f"{100 * arm.row.metric_difference_confidence:.3g}" for arm in rows if arm.row.metric_difference_confidence
-    }
+    levels = {f"{100 * arm.row.quality.confidence:.3g}" for arm in rows if arm.row.quality.confidence}
     confidence = f" ({listed(sorted(levels))} %)" if levels else ""
     bend = " Beyond the labels next to 0 the axis is logarithmic." if scale.kind == "asinh" else ""
     drawn = any(track.mean is not None for track in tracks)
@@ -117,26 +113,23 @@ def tick_text(tick: float) -> str:
 def time_effects(comparison: Comparison, arms: Sequence[ArmRuns]) -> TrackPlot:
     """Return ratios of step times, paired by seed; arms whose times do not count are named with the reason."""
     base = _reference_runs(arms, comparison.reference)
-    rows = [arm for arm in arms if arm.row.arm != comparison.reference and arm.row.time_ratio is not None]
-    valid = [arm for arm in rows if _is_compared(arm)]
+    rows = [arm for arm in arms if arm.row.arm != comparison.reference and arm.row.time.effect is not None]
+    valid = [arm for arm in rows if arm.row.time.kind not in UNJUDGED]
     points = {arm.index: [_ratio(pair) for pair in pairs_by_seed(arm.records, base)] for arm in valid}
     edge = 1 + comparison.time_margin
     values = [ratio for gaps in points.values() for ratio, _ in gaps if ratio]
     for arm in valid:
-        values += [value for value in (arm.row.time_ratio_low, arm.row.time_ratio_high) if value]
+        values += [value for value in (arm.row.time.low, arm.row.time.high) if value]
     scale = make_scale([*values, 1 / edge, edge], kind="log")
     tracks = []
     for arm in valid:
-        row, low, high = arm.row, arm.row.time_ratio_low, arm.row.time_ratio_high
+        row, low, high = arm.row, arm.row.time.low, arm.row.time.high
         tracks.append(
             Track(
                 arm.index,
                 arm.name,
-                [
-                    ratio_interval(row, comparison),
-                    printable(row.time_verdict, 120) or "-",
-                ],
-                scale.at(row.time_ratio or 1),
+                [ratio_interval(row, comparison), printable(str(row.time), 120) or "-"],
+                scale.at(row.time.effect or 1),
                 None if low is None or high is None else (scale.at(low), scale.at(high)),
                 [(scale.at(gap), f"seed {seed}: {gap:.3f}") for gap, seed in points[arm.index] if gap],
             )
@@ -156,16 +149,12 @@ def time_effects(comparison: Comparison, arms: Sequence[ArmRuns]) -> TrackPlot:
     )
 
 
-def _is_compared(arm: ArmRuns) -> bool:
-    return not arm.row.time_verdict.startswith(UNJUDGED)
-
-
 def _untimed(rows: Sequence[ArmRuns]) -> str:
     """Return which step times are not compared, by reason; "" if all are."""
     reasons: dict[str, list[str]] = {}
     for arm in rows:
-        if not _is_compared(arm):
-            reasons.setdefault(printable(arm.row.time_verdict, 120), []).append(arm.name)
+        if arm.row.time.kind in UNJUDGED:
+            reasons.setdefault(printable(str(arm.row.time), 120), []).append(arm.name)
     return "; ".join(f"{listed(names)}: {reason}" for reason, names in reasons.items())
 
 

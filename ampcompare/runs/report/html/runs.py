@@ -8,8 +8,9 @@ from typing import Any
 
 from ampcompare.base.formatting import printable
 from ampcompare.runs.analysis.evidence.step_time import invalid_reason
-from ampcompare.runs.records.comparison import UNJUDGED, ArmSummary, Comparison
+from ampcompare.runs.records.comparison import ArmSummary, Comparison
 from ampcompare.runs.records.run import RunRecord
+from ampcompare.runs.records.verdict import UNJUDGED
 
 __all__ = [
     "ArmRuns",
@@ -63,8 +64,7 @@ class ArmRuns:
         half = next((record.half for record in self.ran if record.half), None) or self.row.half or ""
         if half.endswith("emulated"):
             return printable(half, 60)
-        is_fault = self.row.time_verdict.startswith(UNJUDGED)
-        return printable(self.row.time_verdict, 100) if is_fault else ""
+        return printable(str(self.row.time), 100) if self.row.time.kind in UNJUDGED else ""
 
 
 def arms_with_runs(comparison: Comparison) -> list[ArmRuns]:

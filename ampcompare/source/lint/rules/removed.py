@@ -35,6 +35,7 @@ OF_APEX = frozenset(
 PACKAGES = {"torch.cuda.amp": "cuda", "torch.cpu.amp": "cpu"}
 CALLED = ("autocast", "GradScaler")
 DECORATORS = ("custom_fwd", "custom_bwd")
+AUTOCAST = ("enabled", "dtype", "cache_enabled")  # the arguments of `torch.cuda.amp.autocast`
 OLD_TF32 = (
     "torch.backends.cuda.matmul.allow_tf32",
     "torch.backends.cudnn.allow_tf32",
@@ -286,7 +287,9 @@ def device_amp(module: LintModule) -> Iterator[Finding]:
         package, _, last = full.rpartition(".")
         if package not in PACKAGES or module.has_alternatives(node) or is_fallback(module, node):
             continue
-        edits = groups.get(node.id, ()) if isinstance(node, ast.Name) else _renamed(module, node, full)
+        base = node if isinstance(node, ast.Name) else node.value
+        renamed = groups.get(base.id, ()) if isinstance(base, ast.Name) else ()
+        edits = renamed if isinstance(node, ast.Name) else renamed or _renamed(module, node, full)
         if last in CALLED and isinstance(module.parents[node], ast.Call):
             call = module.parents[node]
             if isinstance(call, ast.Call) and call.func is node:
@@ -336,14 +339,12 @@ def _changed_use(module: LintModule, node: ast.expr, name: str, device: str) -> 
         )
     if call is None or any(isinstance(argument, ast.Starred) for argument in call.args):
         return None
-    if name == "autocast":
-        if len(call.args) > 1:
-            return None
-        if call.args:
-            start = module.start(call.args[0])
-            return (Edit(start, start, f'"{device}", enabled='),)
     opening = _opening(module, call)
-    return (Edit(opening, opening, f'"{device}"' + (", " if call.args or call.keywords else "")),)
+    changed = [Edit(opening, opening, f'"{device}"' + (", " if call.args or call.keywords else ""))]
+    if name == "autocast":  # whose arguments are in another order
+        starts = [module.start(argument) for argument in call.args]
+        changed += [Edit(start, start, f"{key}=") for start, key in zip(starts, AUTOCAST, strict=False)]
+    return tuple(changed)
 
 
 def _opening(module: LintModule, call: ast.Call) -> int:
@@ -352,20 +353,39 @@ def _opening(module: LintModule, call: ast.Call) -> int:
 
 
 def _renamed_import(module: LintModule, node: ast.Import | ast.ImportFrom) -> dict[str, tuple[Edit, ...]]:
-    """Return, for the names of `from torch.cuda.amp import ...`, the edits of the import and of every use of them."""
-    if not isinstance(node, ast.ImportFrom) or node.module not in PACKAGES or _is_guarded(module, node):
+    """Return, for the names that an import binds, the edits of the import and of every use of them.
+
+    Either names of one of the packages, or the package itself under a name of its own.
+    """
+    if _is_guarded(module, node):
         return {}
-    names = [alias.name for alias in node.names]
-    if any(alias.asname for alias in node.names) or not set(names) <= {*CALLED, *DECORATORS}:
+    written, alias = module.source(node), node.names[0]
+    of_names = isinstance(node, ast.ImportFrom) and node.module in PACKAGES
+    if isinstance(node, ast.ImportFrom) and node.module in PACKAGES:
+        package, new = node.module, written.replace(node.module, "torch.amp", 1)
+        names = [one.name for one in node.names]
+        if any(one.asname for one in node.names) or not set(names) <= {*CALLED, *DECORATORS}:
+            return {}
+    elif len(node.names) > 1:
         return {}
-    statement = module.source(node)
-    edits = list(module.replace(node, statement.replace(node.module, "torch.amp", 1)))
-    for use in module.nodes:
-        if isinstance(use, ast.Name) and use.id in names:
-            if module.resolve(use) != f"{node.module}.{use.id}":
+    elif isinstance(node, ast.ImportFrom):
+        package, new = f"{node.module}.{alias.name}", written.replace(f"{node.module}", "torch", 1)
+        names = [alias.asname or alias.name]
+    else:
+        package, new = alias.name, written.replace(alias.name, "torch.amp", 1)
+        names = [alias.asname] if alias.asname else []
+    if package not in PACKAGES or not names:
+        return {}
+    edits = list(module.replace(node, new))
+    for name in module.nodes:
+        if isinstance(name, ast.Name) and name.id in names:
+            use = name if of_names else module.parents[name]
+            if not isinstance(use, ast.Name | ast.Attribute) or not isinstance(name.ctx, ast.Load):
                 return {}
-            changed = _changed_use(module, use, use.id, PACKAGES[node.module])
-            if changed is None or not isinstance(use.ctx, ast.Load):
+            last = last_name(use)
+            known = last in (*CALLED, *DECORATORS) and module.resolve(use) == f"{package}.{last}"
+            changed = _changed_use(module, use, last, PACKAGES[package]) if known else None
+            if changed is None:
                 return {}
             edits += changed
     return dict.fromkeys(names, tuple(edits))

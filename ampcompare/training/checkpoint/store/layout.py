@@ -58,7 +58,6 @@ PRECISION_KEYS = ("amp", "scaler", "precision")
 # rng          states of random number generators, a list by rank
 # buffers      buffers of each rank that are not as in the saved model, a list by rank
 # zeroed       per optimizer, places of the parameters whose gradients were zeros and not None
-# stateless    per optimizer, places of the parameters that have no state
 # converted    True where `convert` wrote it for another arm than trained it
 # trainer      where converted is True, the arm that trained it
 # progress     {"step", "epoch", "batch": batches of this epoch that are done, ...}

@@ -377,9 +377,9 @@ def test_each_group_of_unknown_speeds_has_one_reason(runs: Any) -> None:
 def test_a_worse_arm(runs: Any) -> None:
     comparison = compare(runs("fp32", FP32), runs("half", WORSE, seconds=0.005))
     row = comparison.arms[1]
-    assert row.metric_difference_low is not None
-    assert row.metric_difference_high is not None
-    interval = f"{100 * row.metric_difference_low:+.2f} to {100 * row.metric_difference_high:+.2f}"
+    assert row.quality.low is not None
+    assert row.quality.high is not None
+    interval = f"{100 * row.quality.low:+.2f} to {100 * row.quality.high:+.2f}"
     assert comparison.headline[0] == f"half (Δ -8.90 pp, {interval}) is less accurate than fp32."
     assert not any(step.command.startswith("ampcompare explain") for step in comparison.next_steps)
 
@@ -390,7 +390,7 @@ def test_an_open_result_names_the_seeds_that_settle_it(runs: Any) -> None:
     assert comparison.headline[0].startswith(
         "Inconclusive for half: the interval reaches beyond the margin of ±0.5 pp (Δ +0.28 pp, "
     )
-    word = comparison.arms[1].accuracy_verdict
+    word = str(comparison.arms[1].quality)
     more = int(word.split("≤")[1].split()[0])
     assert comparison.next_steps[0].command == f"ampcompare compare --arm fp32 --arm half --seeds 0-{4 + more}"
     assert f"{more} more seeds at most" in comparison.next_steps[0].why

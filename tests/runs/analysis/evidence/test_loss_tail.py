@@ -53,16 +53,16 @@ def test_a_relative_difference_of_losses_has_a_verdict(
     """The verdict is over seeds, on the ratio; a lower loss is better, and the mean difference is geometric."""
     comparison = _compared(make_record, [loss * factor for loss, factor in zip(REFERENCE, factors, strict=True)])
     fp32, half = comparison.arms
-    assert half.loss_verdict.startswith(word)
-    assert half.loss_difference == pytest.approx(math.prod(factors) ** (1 / 5) - 1)
-    assert (half.loss_difference_low or 0) < (half.loss_difference or 0) < (half.loss_difference_high or 0)
-    assert (fp32.loss_verdict, fp32.loss_difference, fp32.loss_tail) == ("", None, pytest.approx(2.0))
+    assert str(half.loss).startswith(word)
+    assert half.loss.effect == pytest.approx(math.prod(factors) ** (1 / 5) - 1)
+    assert (half.loss.low or 0) < (half.loss.effect or 0) < (half.loss.high or 0)
+    assert (str(fp32.loss), fp32.loss.effect, fp32.loss_tail) == ("", None, pytest.approx(2.0))
 
 
 def test_the_margin_is_that_which_was_asked_for(make_record: MakeRecord) -> None:
     """A loss that is 5 % higher is equivalent at 10 %; the stored terms hold the margin."""
     comparison = _compared(make_record, [1.05 * loss for loss in REFERENCE], margin=0.1)
-    assert comparison.arms[1].loss_verdict == "equivalent (±10 %)"
+    assert str(comparison.arms[1].loss) == "equivalent (±10 %)"
     assert criteria_of(comparison).loss_margin == comparison.loss_margin == 0.1
     with pytest.raises(ConfigError, match="the loss margin is 0"):
         Criteria(loss_margin=0)
@@ -77,16 +77,16 @@ def test_pairs_of_other_steps_or_without_a_ratio_are_not_compared(make_record: M
         ({}, (2.0, 2.0, math.nan, 2.0, 2.0), "not a number above 0"),
     ):
         row = _compared(make_record, losses, **options).arms[1]
-        assert row.loss_verdict.startswith("not comparable (")
-        assert reason in row.loss_verdict
-        assert row.loss_difference is None
+        assert str(row.loss).startswith("not comparable (")
+        assert reason in str(row.loss)
+        assert row.loss.effect is None
 
 
 def test_runs_without_the_loss_have_neither_verdict_nor_column(make_record: MakeRecord) -> None:
     """Records of earlier versions say nothing of their tail, and no table has a column for it."""
     records = [make_record(arm, seed) for arm in ("fp32", "half") for seed in range(3)]
     comparison = summarize(records, arms=["fp32", "half"], reference="fp32")
-    assert comparison.arms[1].loss_verdict == ""
+    assert str(comparison.arms[1].loss) == ""
     assert "tail loss" not in " ".join([*columns(comparison), *verdict_columns(comparison)])
     assert not any("tail loss" in head for head in make_overview(comparison).heads)
 
@@ -94,11 +94,11 @@ def test_runs_without_the_loss_have_neither_verdict_nor_column(make_record: Make
 def test_equal_losses_are_identical_and_lost_seeds_make_it_conditional(make_record: MakeRecord) -> None:
     """What no test has to decide is said without one; a seed that diverged is named."""
     same = _compared(make_record, REFERENCE, losses="fp32")
-    assert same.arms[1].loss_verdict != "identical"
+    assert str(same.arms[1].loss) != "identical"
     records = [make_record(arm, seed, losses=f"{seed}", loss_tail=2.0) for arm in ("fp32", "half") for seed in range(3)]
-    assert summarize(records, arms=["fp32", "half"], reference="fp32").arms[1].loss_verdict == "identical"
+    assert str(summarize(records, arms=["fp32", "half"], reference="fp32").arms[1].loss) == "identical"
     lost = [*records[:5], make_record("half", 2, status="diverged", loss_tail=2.0)]
-    word = summarize(lost, arms=["fp32", "half"], reference="fp32").arms[1].loss_verdict
+    word = str(summarize(lost, arms=["fp32", "half"], reference="fp32").arms[1].loss)
     assert word.startswith("diverged 1/3")
 
 
@@ -141,7 +141,7 @@ def test_seeds_and_not_steps_are_the_unit(make_record: MakeRecord) -> None:
             ours, theirs = np.exp(0.01 * generator.normal(size=2)).tolist()
             pairs.append((_with_tail(template, seed, ours), _with_tail(template, seed, theirs)))
         evidence = {"half": loss_evidence([arm for arm, _ in pairs], pairs, Design())}
-        word = verdicts_on(evidence, Criteria().loss(), Design())["half"].word
+        word = str(verdicts_on(evidence, Criteria().loss(), Design())["half"])
         wrong += word.startswith(("better", "worse"))
     assert wrong <= 11
 

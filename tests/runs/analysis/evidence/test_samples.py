@@ -60,12 +60,12 @@ def test_equal_differences_on_few_images_hold_for_these_only(run: Any) -> None:
     """Two images that every seed of one arm gets wrong are a sure difference here, and less is known of new ones."""
     comparison = compared(run, both([[3, 7, 20 + s] for s in range(5)]), both([[20 + s] for s in range(5)]))
     row = row_of(comparison)
-    assert row.accuracy_verdict == "equivalent (±0.5)"
+    assert str(row.quality) == "equivalent (±0.5)"
     assert row.samples is not None
-    assert row.metric_difference_low is not None
+    assert row.quality.low is not None
     assert row.samples.low is not None
     assert row.samples.high is not None
-    assert row.samples.low < -0.004 < row.metric_difference_low < -0.001
+    assert row.samples.low < -0.004 < row.quality.low < -0.001
     assert row.samples.high > 0
     assert row.samples.holds is True
     assert [(pair.arm_only, pair.reference_only) for pair in row.samples.models] == [(0, 2)] * 5
@@ -76,7 +76,7 @@ def test_a_verdict_that_new_images_may_not_confirm_is_said(run: Any) -> None:
     arm, reference = both([range(10)] * 3), both([range(10, 20)] * 3)
     comparison = compared(run, arm, reference)
     row = row_of(comparison)
-    assert row.accuracy_verdict == "equivalent (±0.5)"
+    assert str(row.quality) == "equivalent (±0.5)"
     assert row.samples is not None
     assert row.samples.holds is False
     assert row.samples.needed is not None
@@ -105,12 +105,12 @@ def test_new_images_are_never_known_better_than_these(run: Any) -> None:
         wrong = [[[*np.flatnonzero(draws.random(IMAGES) < 0.03), *each] for _ in range(3)] for each in shared]
         row = row_of(compared(run, both(wrong[0]), both(wrong[1])))
         assert row.samples is not None
-        assert row.metric_difference_low is not None
-        assert row.metric_difference_high is not None
+        assert row.quality.low is not None
+        assert row.quality.high is not None
         assert row.samples.low is not None
         assert row.samples.high is not None
-        assert row.samples.low <= row.metric_difference_low + 1e-12
-        assert row.samples.high >= row.metric_difference_high - 1e-12
+        assert row.samples.low <= row.quality.low + 1e-12
+        assert row.samples.high >= row.quality.high - 1e-12
         # By mean squares alone it would be narrower: more degrees of freedom make up for the larger variance.
         arm, reference = (np.array(both(rows)).astype(int) for rows in wrong)
         squares = mean_squares(arm - reference)
@@ -133,7 +133,7 @@ def test_one_seed_is_two_models(run: Any) -> None:
         text = reporter.render(comparison)
         assert "These two models" in text
         assert "on new images" not in text
-    assert row.accuracy_verdict.startswith("inconclusive")
+    assert str(row.quality).startswith("inconclusive")
 
 
 def test_mcnemar_of_models_that_agree_is_one() -> None:
@@ -146,7 +146,7 @@ def test_old_records_have_no_images(make_record: Make) -> None:
     records = [make_record(arm, seed, top1=0.9) for arm in ("fp32", "half") for seed in range(3)]
     comparison = summarize(records, arms=["fp32", "half"], reference="fp32", terms=Criteria(margin=0.5))
     assert row_of(comparison).samples is None
-    assert row_of(comparison).accuracy_verdict == "equivalent (±0.5)"
+    assert str(row_of(comparison).quality) == "equivalent (±0.5)"
     assert "image by image" not in " ".join(comparison.reading)
     assert "new images" not in Markdown().render(comparison)
 
@@ -173,7 +173,7 @@ def test_damaged_bits_are_named_and_not_used(run: Any, changes: dict[str, str], 
     records[4] = run("half", 1, np.ones(IMAGES, dtype=bool), **changes)
     comparison = summarize(records, arms=["fp32", "half"], reference="fp32", terms=Criteria(margin=0.5))
     row = row_of(comparison)
-    assert row.accuracy_verdict == "equivalent (±0.5)"
+    assert str(row.quality) == "equivalent (±0.5)"
     assert row.samples is not None
     assert (row.samples.low, row.samples.models) == (None, [])
     named = [line for line in comparison.reading if line.startswith("Not compared image by image: half (")]

@@ -89,7 +89,7 @@ def _level(margin: float, errors: float, sd: float, correlation: float, count: i
         # Not rounded down, which would hide a test that errs too often.
         exact = found.error_share * (1 - float(np.mean(r))) or found.points / 100
         (verdict,) = decide([effect], Margin(exact, "exact"))
-        wrong += verdict.word.startswith(("non-inferior", "equivalent", "better"))
+        wrong += str(verdict).startswith(("non-inferior", "equivalent", "better"))
     return wrong / 1000
 
 
@@ -122,15 +122,15 @@ def _compare(make_record: MakeRecord, margin: float | str) -> Comparison:
 def test_the_default_margin_follows_the_errors(make_record: MakeRecord) -> None:
     """At 97 %, 0.28 points are a tenth of the errors: equivalent by half a point, and worse by default."""
     wide, narrow = _compare(make_record, 0.5), _compare(make_record, "auto")
-    assert wide.arms[1].accuracy_verdict == "equivalent (±0.5)"
-    assert narrow.arms[1].accuracy_verdict == "worse"
+    assert str(wide.arms[1].quality) == "equivalent (±0.5)"
+    assert str(narrow.arms[1].quality) == "worse"
     assert (narrow.margin, narrow.margin_rule, wide.margin_rule) == (0.3, "auto", "0.5")
     assert "0.3 points of accuracy (auto: 10 % of the errors of fp32, 3.00 %)" in verdict_legend(narrow)
     assert "0.5 points of accuracy (3.2 sd of fp32 over seeds)" in verdict_legend(wide)
 
 
 def test_a_computed_margin_stands_in_the_verdict(make_record: MakeRecord) -> None:
-    assert _compare(make_record, "30%").arms[1].accuracy_verdict == "equivalent (±0.9)"
+    assert str(_compare(make_record, "30%").arms[1].quality) == "equivalent (±0.9)"
 
 
 def test_a_table_has_the_same_rules() -> None:
@@ -142,7 +142,7 @@ def test_a_table_has_the_same_rules() -> None:
     ]
     table = read_table("arm,seed,accuracy\n" + "\n".join(lines), "a table")
     by_errors = judge(table, terms=Criteria(margin="10%"))
-    assert by_errors.arms[1].accuracy_verdict == "equivalent (±0.28)"  # of at least 2.85 % errors
+    assert str(by_errors.arms[1].quality) == "equivalent (±0.28)"  # of at least 2.85 % errors
     assert judge(table, terms=Criteria(margin="2sd"), sd=0.16).margin == 0.32
 
 

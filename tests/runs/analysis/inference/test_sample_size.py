@@ -46,7 +46,7 @@ def test_what_no_number_settles_is_unknown() -> None:
     """A spread of a thousand margins, and a time at its margin, have no number of pairs that settles them."""
     assert _settle(0.0, 500.0, 5) is None
     assert _settle(-0.5, 1.0, 5, practical=True) is None
-    assert decide([Effect(0.0, 500.0, 223.0, 4, 5)], POINT)[0].word == "inconclusive"
+    assert str(decide([Effect(0.0, 500.0, 223.0, 4, 5)], POINT)[0]) == "inconclusive"
 
 
 def _promised(word: str) -> int:
@@ -57,7 +57,7 @@ def _promised(word: str) -> int:
 def test_the_level_of_the_next_look_counts() -> None:
     """A later look that is tested at a lower level needs more pairs, and none is promised where no look is left."""
     effect = paired([1.2, -0.8, 0.7, -1.1, 0.2], [0.0] * 5, 1e-9)
-    now, later, never = (decide([effect], POINT, 0.05, rate)[0].word for rate in (0.05, 0.005, 0.0))
+    now, later, never = (str(decide([effect], POINT, 0.05, rate)[0]) for rate in (0.05, 0.005, 0.0))
     assert _promised(now) < _promised(later)
     assert never == "inconclusive"
 
@@ -71,12 +71,12 @@ def test_the_promise_comes_true(truth: float, sd: float) -> None:
     for _ in range(400):
         first = list(generator.normal(truth, sd, 5))
         effect = paired(first, [0.0] * 5, 1e-9)
-        if not decide([effect], POINT, 0.04, 0.005)[0].word.startswith("inconclusive"):
+        if not str(decide([effect], POINT, 0.04, 0.005)[0]).startswith("inconclusive"):
             continue
         more = (pairs_to_settle(effect.mean, effect.spread, 4, effect.error, 0.5, 0.005, practical=False) or 0) - 5
         whole = first + list(generator.normal(truth, sd, more))
         open_ += 1
-        settled += not decide([paired(whole, [0.0] * len(whole), 1e-9)], POINT, 0.005)[0].word.startswith(
+        settled += not str(decide([paired(whole, [0.0] * len(whole), 1e-9)], POINT, 0.005)[0]).startswith(
             "inconclusive"
         )
     assert open_ > 100

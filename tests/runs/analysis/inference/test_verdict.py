@@ -19,7 +19,8 @@ from ampcompare.runs.analysis.inference.effect import (
     wilson,
 )
 from ampcompare.runs.analysis.inference.sample_size import pairs_needed
-from ampcompare.runs.analysis.inference.verdict import Margin, Verdict, decide
+from ampcompare.runs.analysis.inference.verdict import Margin, decide
+from ampcompare.runs.records.verdict import Verdict
 
 FLOOR = 1e-9
 POINT = Margin(0.5, "0.5")
@@ -27,7 +28,7 @@ SAMPLES = st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=3, max_
 
 
 def _words(effects: list[Effect], margin: Margin) -> list[str]:
-    return [verdict.word for verdict in decide(effects, margin)]
+    return [str(verdict) for verdict in decide(effects, margin)]
 
 
 def test_interval_by_hand() -> None:
@@ -74,7 +75,7 @@ def test_too_few_pairs_give_no_interval_and_no_winner(pairs: int) -> None:
     """Below three pairs there is an estimate and nothing else, however large the difference."""
     effect = paired([0.9] * pairs, [0.1] * pairs, FLOOR)
     assert interval(effect) is None
-    assert decide([effect], POINT)[0] == Verdict("inconclusive (fewer than 3 seeds)")
+    assert str(decide([effect], POINT)[0]) == "inconclusive (fewer than 3 seeds)"
 
 
 def test_equal_counts_are_not_taken_for_certainty() -> None:
@@ -141,7 +142,7 @@ def test_holm_by_hand() -> None:
     assert p[1] < 0.05 / 2
     assert p[2] < 0.05
     halted = decide([open_, Effect(-0.9, 1.0, 0.4, 8, 9)], Margin(0.01, "0.01"))
-    assert halted[1].word.startswith("inconclusive")
+    assert str(halted[1]).startswith("inconclusive")
     assert halted[1].confidence == pytest.approx(0.975)
 
 
@@ -166,12 +167,12 @@ def test_word_and_interval_agree_in_counts(arms: int) -> None:
         effects = [paired(list(row), [340 / 360] * pairs, min_resolvable_spread(360)) for row in counts]
         for effect, verdict in zip(effects, decide(effects, Margin(0.005, "0.5")), strict=True):
             _check_agreement(effect, verdict, 0.005, practical=False)
-            words.add(verdict.word.partition(" (")[0])
+            words.add(str(verdict).partition(" (")[0])
     assert {"better", "worse", "inconclusive"} <= words
 
 
 def _check_agreement(effect: Effect, verdict: Verdict, margin: float, practical: bool) -> None:
-    low, high, word = verdict.low, verdict.high, verdict.word.partition(" (")[0]
+    low, high, word = verdict.low, verdict.high, str(verdict).partition(" (")[0]
     assert low is not None
     assert high is not None
     assert verdict.confidence is not None
@@ -199,7 +200,7 @@ def test_worse_is_not_inside_the_margin(error: float, word: str) -> None:
     assert low > -0.5
     assert high < 0
     verdict = decide([effect, *bad], Margin(0.5, "0.5"))[0]
-    assert verdict.word.startswith(word)
+    assert str(verdict).startswith(word)
     assert verdict.low is not None
     assert verdict.low < -0.5
 

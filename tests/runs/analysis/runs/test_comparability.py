@@ -10,9 +10,10 @@ import pytest
 from ampcompare.runs.analysis.runs.comparability import (
     accuracy_incomparable_reason,
     changed_settings,
-    time_incomparable_reason,
+    incomparable_times,
 )
 from ampcompare.runs.records.run import RunRecord, ScriptFacts
+from ampcompare.runs.records.verdict import Verdict
 from ampcompare.runs.settings.config import RunConfig
 
 MakeRecord = Callable[..., RunRecord]
@@ -33,7 +34,7 @@ def test_a_recipe_must_be_equal(make_record: MakeRecord) -> None:
     record = make_record()
     other = _with(record, recipe={**record.config.recipe.model_dump(), "batch_size": 32})
     assert accuracy_incomparable_reason(record, other) == "global batch size 64, not 32"
-    assert time_incomparable_reason(record, other) == "global batch size 64, not 32"
+    assert incomparable_times(record, other).why == "global batch size 64, not 32"
 
 
 def test_many_differences_are_cut_short(make_record: MakeRecord) -> None:
@@ -50,8 +51,8 @@ def test_how_a_run_is_launched_may_differ_where_it_is_named(make_record: MakeRec
     other = _with(record, **launch)
     named = other.model_copy(update={"arm": f"fp32 {name}={value}"})
     assert accuracy_incomparable_reason(record, other) == accuracy_incomparable_reason(record, named) == ""
-    assert time_incomparable_reason(other, record).startswith(f"{name} {value}, not ")
-    assert time_incomparable_reason(record, named) == time_incomparable_reason(named, record) == ""
+    assert incomparable_times(other, record).why.startswith(f"{name} {value}, not ")
+    assert incomparable_times(record, named) == incomparable_times(named, record) == Verdict()
 
 
 def test_times_need_one_machine_to_themselves(make_record: MakeRecord) -> None:
@@ -60,8 +61,8 @@ def test_times_need_one_machine_to_themselves(make_record: MakeRecord) -> None:
     elsewhere = record.model_copy(update={"environment": {"device": "cpu", "processor": "abacus"}})
     at_once = record.model_copy(update={"jobs": 2})
     assert accuracy_incomparable_reason(record, elsewhere) == accuracy_incomparable_reason(record, at_once) == ""
-    assert time_incomparable_reason(elsewhere, record) == "processor abacus, not None"
-    assert time_incomparable_reason(record, at_once) == "2 cells ran at once"
+    assert incomparable_times(elsewhere, record).why == "processor abacus, not None"
+    assert incomparable_times(record, at_once).why == "2 cells ran at once"
 
 
 def test_other_code_is_named(make_record: MakeRecord) -> None:

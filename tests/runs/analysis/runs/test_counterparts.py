@@ -51,10 +51,10 @@ def _row(comparison: Comparison, arm: str) -> ArmSummary:
 def test_the_verdict_is_against_the_arm_of_the_same_precision(make_record: MakeRecord) -> None:
     """An arm that is worse than the reference is identical to its twin, bit for bit, and both are said."""
     comparison = _comparison(make_record, "fp32", "native:bf16", "accelerate:bf16")
-    assert _row(comparison, "accelerate:bf16").accuracy_verdict == "worse"
+    assert str(_row(comparison, "accelerate:bf16").quality) == "worse"
     twin = _twin(comparison, "accelerate:bf16")
     assert (twin.twin, twin.library, twin.pairs) == ("native:bf16", "accelerate 1.15.0", 5)
-    assert (twin.accuracy_verdict, twin.same_bits, twin.metric_difference) == ("identical", True, 0)
+    assert (str(twin.quality), twin.same_bits, twin.quality.effect) == ("identical", True, 0)
     assert (
         "accelerate:bf16 (accelerate 1.15.0) against native:bf16, the precision that it ran in: identical, "
         "every loss the same to the last bit, 5 seeds." in comparison.reading
@@ -66,7 +66,7 @@ def test_a_precision_that_was_not_asked_for_has_no_verdict_and_no_twin(make_reco
     comparison = _comparison(make_record, "fp32", "native:fp16", "accelerate:fp16")
     row = _row(comparison, "accelerate:fp16")
     assert columns(comparison)["engine"](row) == "accelerate 1.15.0"
-    assert row.accuracy_verdict.startswith("not as declared (products are fp32, fp16 was asked")
+    assert str(row.quality).startswith("not as declared (products are fp32, fp16 was asked")
     assert comparison.twins == []
 
 
@@ -81,7 +81,7 @@ def test_a_twin_that_did_not_run_is_asked_for(make_record: MakeRecord) -> None:
     """Without the twin in the matrix there is no verdict, and the line says what to add."""
     comparison = _comparison(make_record, "fp32", "accelerate:bf16")
     twin = _twin(comparison, "accelerate:bf16")
-    assert (twin.pairs, twin.accuracy_verdict) == (0, "")
+    assert (twin.pairs, str(twin.quality)) == (0, "")
     assert comparison.reading[-1].endswith("the precision that it ran in: not known, add --arm native:bf16.")
 
 

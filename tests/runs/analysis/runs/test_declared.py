@@ -42,7 +42,7 @@ def test_no_verdict_on_an_arm_that_ran_as_another(make_record: MakeRecord) -> No
     """Each of its verdicts says what ran, and so do the headline and the table, in which it stands first."""
     comparison = compared(make_record, {"fp32": ledger("fp32"), "native:bf16,state=bf16": ledger()})
     row = comparison.arms[1]
-    assert {row.accuracy_verdict, row.time_verdict, row.loss_verdict} == {WHY}
+    assert {str(row.quality), str(row.time), str(row.loss)} == {WHY}
     assert f"No verdict on native:bf16,state=bf16: it is {WHY}." in comparison.headline
     assert row.valid_time_ratio is None
     table = ledger_table(comparison)
@@ -55,10 +55,10 @@ def test_no_verdict_on_an_arm_that_ran_as_another(make_record: MakeRecord) -> No
 
 def test_one_seed_that_ran_otherwise_is_enough(make_record: MakeRecord) -> None:
     comparison = compared(make_record, {"fp32": ledger("fp32"), "native:bf16,state=bf16": ledger(state="bf16")})
-    assert "not as declared" not in comparison.arms[1].accuracy_verdict
+    assert "not as declared" not in str(comparison.arms[1].quality)
     records = [*comparison.records[:-1], comparison.records[-1].model_copy(update={"ledger": ledger()})]
     again = summarize(records, arms=["fp32", "native:bf16,state=bf16"], reference="fp32")
-    assert again.arms[1].accuracy_verdict == WHY
+    assert str(again.arms[1].quality) == WHY
 
 
 def test_nothing_is_compared_with_a_reference_that_ran_as_another(make_record: MakeRecord) -> None:
@@ -66,12 +66,12 @@ def test_nothing_is_compared_with_a_reference_that_ran_as_another(make_record: M
         make_record, {"native:bf16,state=bf16": ledger(), "fp32": ledger("fp32")}, "native:bf16,state=bf16"
     )
     assert comparison.headline[0] == f"Nothing to compare: native:bf16,state=bf16 is {WHY}."
-    assert "the reference, is not as declared" in comparison.arms[1].accuracy_verdict
+    assert "the reference, is not as declared" in str(comparison.arms[1].quality)
 
 
 def test_records_without_a_ledger_are_judged_as_before(make_record: MakeRecord) -> None:
     comparison = compared(make_record, {"fp32": None, "native:bf16,state=bf16": None})
-    assert "not as declared" not in comparison.arms[1].accuracy_verdict
+    assert "not as declared" not in str(comparison.arms[1].quality)
     assert ledger_table(comparison) is None
     assert "Declared" not in Markdown().render(comparison)
 

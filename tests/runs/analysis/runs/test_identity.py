@@ -37,7 +37,7 @@ def _compare(*runs: list[RunRecord]) -> Comparison:
 
 
 def _words(comparison: Comparison) -> list[str]:
-    return [row.accuracy_verdict for row in comparison.arms[1:]]
+    return [str(row.quality) for row in comparison.arms[1:]]
 
 
 def test_nine_equal_arms_are_identical(make_record: MakeRecord) -> None:
@@ -45,7 +45,7 @@ def test_nine_equal_arms_are_identical(make_record: MakeRecord) -> None:
     arms = ["half", "native:fp16", *(f"apex:O{level}" for level in range(4)), "native:bf16", "half:bn_fp32"]
     comparison = _compare(*(_runs(make_record, arm) for arm in ("fp32", *arms)))
     assert _words(comparison) == ["identical"] * 8
-    assert {row.metric_difference_low for row in comparison.arms[1:]} == {None}
+    assert {row.quality.low for row in comparison.arms[1:]} == {None}
     assert comparison.headline[0] == "All eight arms are identical to fp32, every loss and all weights to the last bit."
 
 
@@ -54,11 +54,11 @@ def test_identical_arms_take_no_share_of_the_error_rate(make_record: MakeRecord)
     reference = _runs(make_record, "fp32", 5)
     alone = _compare(reference, tested).arms[1]
     beside = _compare(reference, tested, *(_runs(make_record, f"apex:O{level}", 5) for level in range(4))).arms[1]
-    assert (alone.accuracy_verdict, alone.metric_difference_low) == (
-        beside.accuracy_verdict,
-        beside.metric_difference_low,
+    assert (str(alone.quality), alone.quality.low) == (
+        str(beside.quality),
+        beside.quality.low,
     )
-    assert alone.metric_difference_low is not None
+    assert alone.quality.low is not None
 
 
 def test_identical_keeps_the_accuracy(make_record: MakeRecord) -> None:

@@ -39,9 +39,9 @@ def test_a_comparison_at_chance_has_no_verdict(make_record: MakeRecord) -> None:
     """Where the reference learned nothing, that is the headline, and neither verdict nor recommendation follows."""
     comparison = _compare(make_record, {"fp32": CHANCE, "half": {**CHANCE, "seconds": 0.001}, "apex:O1": {"top1": 0.9}})
     reference, half, other = comparison.arms
-    assert reference.accuracy_verdict == half.accuracy_verdict == "learned nothing (top-1 5.3 %, chance 10.3 %)"
-    assert other.accuracy_verdict == "no verdict (the reference learned nothing)"
-    assert half.metric_difference_low is None
+    assert str(reference.quality) == str(half.quality) == "learned nothing (top-1 5.3 %, chance 10.3 %)"
+    assert str(other.quality) == "no verdict (the reference learned nothing)"
+    assert half.quality.low is None
     assert comparison.headline[0] == "Nothing to compare: fp32 learned nothing (top-1 5.3 %, chance 10.3 %)."
     assert comparison.headline[1].startswith("Step time relative to fp32")
     assert "recommended" not in "\n".join(comparison.reading).lower()
@@ -50,7 +50,7 @@ def test_a_comparison_at_chance_has_no_verdict(make_record: MakeRecord) -> None:
 def test_an_arm_at_chance_has_no_verdict(make_record: MakeRecord) -> None:
     good = {"top1": 0.9, "majority": 103}
     comparison = _compare(make_record, {"fp32": good, "half": CHANCE, "apex:O1": {**good, "seconds": 0.005}})
-    assert [row.accuracy_verdict for row in comparison.arms] == [
+    assert [str(row.quality) for row in comparison.arms] == [
         "",
         "learned nothing (top-1 5.3 %, chance 10.3 %)",
         "equivalent (±0.5)",
@@ -64,7 +64,7 @@ def test_some_runs_at_chance_are_counted(make_record: MakeRecord) -> None:
     records = [make_record("fp32", seed, top1=0.9, majority=103) for seed in range(3)]
     records += [make_record("half", seed, top1=0.9 if seed else 0.1, majority=103) for seed in range(3)]
     comparison = summarize(records, arms=["fp32", "half"], reference="fp32")
-    assert comparison.arms[1].accuracy_verdict.startswith("inconclusive")
+    assert str(comparison.arms[1].quality).startswith("inconclusive")
     assert comparison.headline[0] == "Some runs learned nothing and count in the means: half in 1 of 3."
 
 

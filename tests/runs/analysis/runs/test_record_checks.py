@@ -56,7 +56,7 @@ def stored(honest: Comparison, tmp_path: Path) -> tuple[dict[str, Any], Path]:
 def test_honest_records_have_nothing_to_hide(honest: Comparison, stored: tuple[dict[str, Any], Path]) -> None:
     """All are used, with their pairs and verdicts, from a folder and from a report: no attack is seen where none is."""
     assert honest.excluded == []
-    assert (_row(honest).pairs, _row(honest).accuracy_verdict) == (5, "equivalent (±0.5)")
+    assert (_row(honest).pairs, str(_row(honest).quality)) == (5, "equivalent (±0.5)")
     assert reload_comparison(stored[1]) == honest
 
 
@@ -104,7 +104,7 @@ def test_a_seed_copied_over_others_gives_no_pair(run_folder: MakeFolder, record_
     assert len(comparison.excluded) == 8
     assert all("seed 0), but is in the folder of cell" in text for text in comparison.excluded)
     assert _row(comparison).pairs == 1
-    assert _row(comparison).accuracy_verdict.startswith("inconclusive")
+    assert str(_row(comparison).quality).startswith("inconclusive")
 
 
 def _digest(folder: Path, arm: str, seed: int) -> str:
@@ -128,7 +128,7 @@ def test_copies_of_one_seed_give_no_verdict(make_record: MakeRecord, copies: int
     records = copies * [make_record("fp32", 0, top1=0.5), make_record("half", 0, top1=0.506)]
     comparison = summarize(records, arms=["fp32", "half"], reference="fp32")
     assert _row(comparison).pairs == 1
-    assert _row(comparison).accuracy_verdict.startswith("inconclusive")
+    assert str(_row(comparison).quality).startswith("inconclusive")
     assert len(comparison.excluded) == 2 * (copies - 1)
     assert "half, seed 0: a second record of this cell" in comparison.excluded
 
@@ -178,7 +178,7 @@ def test_a_run_that_is_not_there_ends_the_test(run_folder: MakeFolder, record_pa
     folder = run_folder()
     record_path(folder, "half", 3).unlink()
     comparison = reload_comparison(folder)
-    assert (_row(comparison).pairs, _row(comparison).accuracy_verdict) == (4, "inconclusive (not tested)")
+    assert (_row(comparison).pairs, str(_row(comparison).quality)) == (4, "inconclusive (not tested)")
     assert any(line.startswith("Nothing was tested: some runs of this plan") for line in comparison.reading)
 
 

@@ -74,12 +74,12 @@ def test_lower_is_better(compared: Any, factor: float, verdict: str) -> None:
     arm = [factor * value * (1 + noise) for value, noise in zip(FP32, NOISE, strict=True)]
     comparison = compared(BITS, arm)
     row = half(comparison)
-    assert row.accuracy_verdict == verdict
+    assert str(row.quality) == verdict
     logs = [math.log(one / other) for one, other in zip(arm, FP32, strict=True)]
-    assert row.metric_difference == pytest.approx(float(np.mean(logs)))
-    assert row.metric_difference_low is not None
-    assert row.metric_difference_high is not None
-    assert row.metric_difference_low < row.metric_difference < row.metric_difference_high
+    assert row.quality.effect == pytest.approx(float(np.mean(logs)))
+    assert row.quality.low is not None
+    assert row.quality.high is not None
+    assert row.quality.low < row.quality.effect < row.quality.high
     assert row.metric_best == min(arm)
     assert comparison.margin == 1
 
@@ -89,17 +89,17 @@ def test_the_test_is_students_on_the_logarithms(compared: Any) -> None:
     arm = [1.03 * value * (1 + noise) for value, noise in zip(FP32, NOISE, strict=True)]
     row = half(compared(BITS.model_copy(update={"difference": "ratio"}), arm))
     logs = np.log(np.array(arm) / np.array(FP32))
-    bounds = stats.ttest_1samp(logs, 0).confidence_interval(row.metric_difference_confidence)
-    assert (row.metric_difference_low, row.metric_difference_high) == pytest.approx(tuple(np.expm1(bounds)))
-    assert row.metric_difference == pytest.approx(math.expm1(float(logs.mean())))
+    bounds = stats.ttest_1samp(logs, 0).confidence_interval(row.quality.confidence)
+    assert (row.quality.low, row.quality.high) == pytest.approx(tuple(np.expm1(bounds)))
+    assert row.quality.effect == pytest.approx(math.expm1(float(logs.mean())))
 
 
 def test_equal_floats_have_almost_no_spread(compared: Any) -> None:
     """Three equal pairs are known to float32, not to one of a hundred samples."""
     row = half(compared(ERROR, [0.5] * 3, [0.5001] * 3, terms=Criteria(margin=0.001)))
-    assert row.accuracy_verdict == "equivalent (±0.001)"
-    assert row.metric_difference_high is not None
-    assert row.metric_difference_high < 0
+    assert str(row.quality) == "equivalent (±0.001)"
+    assert row.quality.high is not None
+    assert row.quality.high < 0
 
 
 def test_the_usual_margin_or_one_by_the_spread(compared: Any) -> None:
@@ -123,19 +123,19 @@ def test_a_share_of_errors_needs_errors(compared: Any) -> None:
 def test_what_is_no_number_is_no_result(compared: Any, value: float) -> None:
     """A run that ends with NaN makes its arm one that learned nothing, or the reference none to compare with."""
     broken = half(compared(BITS, [value, *FP32[1:]]))
-    assert broken.accuracy_verdict == f"learned nothing in 1 of 5 pairs (bits per byte {value:.4f})"
+    assert str(broken.quality) == f"learned nothing in 1 of 5 pairs (bits per byte {value:.4f})"
     other = half(compared(BITS, FP32, [value, *FP32[1:]]))
-    assert other.accuracy_verdict == f"no verdict (the reference has bits per byte {value:.4f} in 1 of 5 pairs)"
-    assert half(compared(BITS, [value] * 5)).accuracy_verdict == f"learned nothing (bits per byte {value:.4f})"
+    assert str(other.quality) == f"no verdict (the reference has bits per byte {value:.4f} in 1 of 5 pairs)"
+    assert str(half(compared(BITS, [value] * 5)).quality) == f"learned nothing (bits per byte {value:.4f})"
 
 
 def test_no_better_than_a_constant_guess(compared: Any) -> None:
     """A float is held against the chance itself, in its direction."""
-    assert half(compared(BITS, [8.0] * 5, chance=8.0)).accuracy_verdict == (
+    assert str(half(compared(BITS, [8.0] * 5, chance=8.0)).quality) == (
         "learned nothing (bits per byte 8.0000, chance 8.0000)"
     )
-    assert half(compared(BITS, [7.9] * 5, chance=8.0)).accuracy_verdict == "worse"
-    assert half(compared(IOU, [0.05] * 3, [0.7] * 3, chance=0.05)).accuracy_verdict.startswith("learned nothing")
+    assert str(half(compared(BITS, [7.9] * 5, chance=8.0)).quality) == "worse"
+    assert str(half(compared(IOU, [0.05] * 3, [0.7] * 3, chance=0.05)).quality).startswith("learned nothing")
     wide = compared(BITS, FP32, chance=2.2, terms=Criteria(margin=10))
     assert wide.headline[0].startswith(
         "No verdict counts at a margin of ±10 %: fp32 is only 4.5 % better than guessing"
@@ -170,7 +170,7 @@ def test_results_of_single_samples(compared: Any) -> None:
         row = half(summarize(records, arms=["fp32", "half"], reference="fp32"))
         assert row.samples is not None
         assert row.samples.models == []
-        assert (row.samples.low, row.metric_difference_low) != (None, None)
+        assert (row.samples.low, row.quality.low) != (None, None)
         found[spread] = (row.samples.high or 0) - (row.samples.low or 0)
         assert row.samples.holds is (spread == 0.0)
     assert found[0.3] > 5 * found[0.0]

@@ -101,9 +101,9 @@ def test_a_value_below_zero_has_differences_and_no_ratio(difference: str, word: 
         for seed in range(6)
     ]
     row = summarize(records, arms=["fp32", "half"], reference="fp32").arms[1]
-    assert row.accuracy_verdict.startswith(word)
-    assert "learned nothing" not in row.accuracy_verdict
-    assert ("--metric reward:points" in row.accuracy_verdict) == (difference == "ratio")
+    assert str(row.quality).startswith(word)
+    assert "learned nothing" not in str(row.quality)
+    assert ("--metric reward:points" in str(row.quality)) == (difference == "ratio")
 
 
 def test_an_arm_that_did_not_act_is_not_that_arm() -> None:
@@ -125,9 +125,9 @@ def test_an_arm_that_did_not_act_is_not_that_arm() -> None:
 
     for arm in ("fp32", "half"):
         comparison = row(arm, 30)
-        assert comparison.arms[1].accuracy_verdict.startswith(f"not comparable ({arm} acted on 10 of 40 steps")
+        assert str(comparison.arms[1].quality).startswith(f"not comparable ({arm} acted on 10 of 40 steps")
         assert any(f"Not compared with fp32: half ({arm} acted on 10 of 40 steps" in one for one in comparison.headline)
-    assert not row("half", 0).arms[1].accuracy_verdict.startswith("not comparable")
+    assert not str(row("half", 0).arms[1].quality).startswith("not comparable")
 
 
 def test_runs_that_evaluated_unlike_often_are_no_pair() -> None:
@@ -176,4 +176,4 @@ def test_what_a_script_prints_has_its_digits(printed: float, word: str) -> None:
         )
     ]
     row = summarize(records, arms=["fp32", "half"], reference="fp32").arms[1]
-    assert row.accuracy_verdict.startswith(word)
+    assert str(row.quality).startswith(word)

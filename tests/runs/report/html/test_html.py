@@ -14,7 +14,9 @@ from typing import Any
 import pytest
 
 from ampcompare.base.errors import BackendUnavailable
+from ampcompare.runs.analysis.summary import summarize
 from ampcompare.runs.records.comparison import ArmSummary, Comparison, NextStep
+from ampcompare.runs.records.run import RunRecord
 from ampcompare.runs.report.base import FORMATS, log_links, write_reports
 from ampcompare.runs.report.html.costs import step_time_plot
 from ampcompare.runs.report.html.page import template
@@ -327,6 +329,42 @@ def test_odd_numbers_are_shown(rich: Comparison) -> None:
     assert series(parsed, "loss-scale") == []
 
 
+@pytest.mark.parametrize("arms", [("fp32",), ("apex:O2",), ("fp32", "apex:O2")])
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan, 3e38])
+def test_metrics_that_are_not_finite_have_no_point(make_rich: MakeRich, value: float, arms: Sequence[str]) -> None:
+    """One seed, or three, that end with such a metric stand in the tables; the data of the page stay strict JSON."""
+    for seeds in (1, 3):
+        records = [_ending_with(value, record, arms) for record in make_rich(["fp32", "apex:O2"], seeds).records]
+        text = FORMATS["html"].reporter().render(summarize(records, arms=["fp32", "apex:O2"], reference="fp32"))
+        parsed = Page(text)
+        json.loads(parsed.scripts[0], parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
+        points = [chart["views"][0]["series"] for chart in parsed.data["charts"] if chart["key"] == "pareto"]
+        kept = {0, 1} - {["fp32", "apex:O2"].index(arm) for arm in arms if not math.isfinite(value)}
+        assert {one["a"] for series in points for one in series} == kept
+        assert f"{100 * value:.2f}" in parsed.text
+
+
+def _ending_with(value: float, record: RunRecord, arms: Sequence[str]) -> RunRecord:
+    """The record, with this metric at its end if its arm is among these."""
+    if record.arm not in arms:
+        return record
+    summary = record.summary.model_copy(update={"metric_final": value, "metric_best": value})
+    return record.model_copy(update={"summary": summary})
+
+
+def test_a_time_of_no_run_is_a_page_too(make_rich: MakeRich) -> None:
+    """Runs without any time have their metric drawn, and a sentence instead of times."""
+    records = []
+    for record in make_rich(["fp32", "apex:O2"], 1).records:
+        summary = record.summary.model_copy(update={"step_seconds_median": None, "epoch_seconds": None})
+        assert record.trace is not None
+        trace = record.trace.model_copy(update={"step_seconds": []})
+        records.append(record.model_copy(update={"summary": summary, "trace": trace}))
+    parsed = Page(FORMATS["html"].reporter().render(summarize(records, arms=["fp32", "apex:O2"], reference="fp32")))
+    assert "No record holds the times of its steps." in parsed.text
+    assert "accuracy" in {chart["key"] for chart in parsed.data["charts"]}
+
+
 def test_the_differences_stand_first(rich: Comparison) -> None:
     """The page begins with the plot of differences, a line per arm but the reference; the one table follows."""
     text = FORMATS["html"].reporter().render(rich)
@@ -477,7 +515,9 @@ def test_control_characters_of_names_are_left_out() -> None:
 def test_a_time_without_a_verdict_is_not_called_missing(rich: Comparison) -> None:
     """Its ratio or median is in the table."""
     rows = [
-        row.model_copy(update={"time_verdict": "not comparable (2 cells ran at once)" if row.arm == "apex:O2" else ""})
+        row.model_copy(
+            update={"time": row.time.because("not comparable", "2 cells ran at once" if row.arm == "apex:O2" else "")}
+        )
         for row in rich.arms
     ]
     text = " ".join(Terminal(200).render(rich.model_copy(update={"arms": rows})).split())

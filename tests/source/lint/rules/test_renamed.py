@@ -77,3 +77,35 @@ def test_a_torch_without_the_new_names_of_amp_keeps_the_old_ones() -> None:
     text = "import torch\nscaler = torch.cuda.amp.GradScaler()\n"
     assert check_text(text, lambda code: code == "AMP302", Versions((2, 3), (0, 0))) == []
     assert check_text(text, lambda code: code == "AMP302", Versions((2, 4), (0, 0)))[0].edits
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (
+            "from torch.cuda import amp\nscaler = amp.GradScaler()\nwith amp.autocast(False, dtype):\n    pass\n",
+            'from torch import amp\nscaler = amp.GradScaler("cuda")\n'
+            'with amp.autocast("cuda", enabled=False, dtype=dtype):\n    pass\n',
+        ),
+        (
+            "import torch.cpu.amp as a\nwith a.autocast():\n    pass\nwrap = a.custom_fwd(cast_inputs=None)\n",
+            'import torch.amp as a\nwith a.autocast("cpu"):\n    pass\n'
+            'wrap = a.custom_fwd(device_type="cpu", cast_inputs=None)\n',
+        ),
+        (
+            "import torch\nwith torch.cuda.amp.autocast(True, torch.float16, False):\n    pass\n",
+            'import torch\nwith torch.amp.autocast("cuda", enabled=True, dtype=torch.float16, cache_enabled=False):\n'
+            "    pass\n",
+        ),
+    ],
+)
+def test_uses_of_amp_are_renamed_with_their_import(before: str, after: str) -> None:
+    """Under any name; arguments by position get their names, since their order is another."""
+    selection = Selection(select=("AMP302", "AMP303"))
+    assert fix_text(before, check_text(before, selection.reports), selection)[0] == after
+
+
+@pytest.mark.parametrize("line", ["print(amp)", "amp.common.x()", "f = amp.GradScaler"])
+def test_an_import_of_amp_with_another_use_is_left(line: str) -> None:
+    found = check_text(f"from torch.cuda import amp\ns = amp.GradScaler()\n{line}\n", lambda code: code == "AMP302")
+    assert [finding.edits for finding in found] == [()]

@@ -1,0 +1,54 @@
+"""The pairs of Python and torch that are claimed, run, and written down: each place names the same."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import yaml
+
+from ampcompare.base.version import NEWEST_TORCH, OLDEST_PYTHON, OLDEST_TORCH
+
+ROOT = Path(__file__).resolve().parents[2]
+SETUP = (ROOT / "setup.py").read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def pairs(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[str, str, str]]:
+    """Python, torch and torchvision of each session of nox, which need not be installed."""
+    nox = SimpleNamespace(options=SimpleNamespace(), session=lambda **_: lambda function: function)
+    monkeypatch.setitem(sys.modules, "nox", nox)
+    found: dict[str, tuple[str, str, str]] = runpy.run_path(str(ROOT / "noxfile.py"))["PAIRS"]
+    return found
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(map(int, version.split(".")[:2]))
+
+
+def test_the_ends_of_what_is_claimed_are_run(pairs: dict[str, tuple[str, str, str]]) -> None:
+    pythons, torches, _ = zip(*pairs.values(), strict=True)
+    assert (min(map(_numbers, pythons)), min(map(_numbers, torches))) == (OLDEST_PYTHON, OLDEST_TORCH)
+    assert max(map(_numbers, torches)) == NEWEST_TORCH
+    assert sorted(pythons) == re.findall(r"Python :: (3\.\d+)", SETUP)
+
+
+def test_the_workflow_and_the_page_have_every_pair(pairs: dict[str, tuple[str, str, str]]) -> None:
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text(encoding="utf-8"))
+    assert workflow["jobs"]["versions"]["strategy"]["matrix"]["pair"] == list(pairs)
+    page = (ROOT / "docs" / "versions.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `([\w-]+)` \| (3\.\d+) \| (2\.\d+) ", page, re.MULTILINE)
+    assert rows == [(name, python, torch.rpartition(".")[0]) for name, (python, torch, _) in pairs.items()]
+
+
+def test_the_lowest_versions_are_those_that_setup_permits() -> None:
+    """Of every requirement, to the numbers that setup.py gives."""
+    pins = dict(re.findall(r"^([\w-]+)==(.+)$", (ROOT / "constraints" / "lowest.txt").read_text(), re.MULTILINE))
+    floors = dict(re.findall(r'^        f?"([\w-]+)>=([^"]+)",', SETUP.partition("install_requires")[2], re.MULTILINE))
+    floors["torch"] = "{}.{}".format(*OLDEST_TORCH)
+    assert floors.keys() == pins.keys()
+    assert {name: pin for name, pin in pins.items() if not f"{pin}.".startswith(f"{floors[name]}.")} == {}
