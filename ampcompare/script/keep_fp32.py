@@ -31,7 +31,7 @@ def bare_model(model: nn.Module) -> nn.Module:
     while True:
         if type(model).__name__ in WRAPPERS:
             model = getattr(model, WRAPPERS[type(model).__name__])
-        elif type(model) is nn.Sequential and [type(part).__name__ for part in model[:-1]] == ["tofp16"]:
+        elif type(model) is nn.Sequential and [type(part).__name__ for part in list(model)[:-1]] == ["tofp16"]:
             model = model[-1]  # of network_to_half
         else:
             return model

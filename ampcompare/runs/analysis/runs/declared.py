@@ -28,12 +28,7 @@ PARTS = (
     *("state", "rounding", "loss scale", "update lost"),
 )
 PLURAL = PARTS[:6]
-# Parts that a training may lack, the field of `Roles` that declares each, and why it may be.
-ABSENT = {
-    "masters": ("masters", "every weight is fp32"),
-    "accumulated gradients": ("gradients", ""),
-    "state": ("state", ""),
-}
+OF_UPDATES = {"masters", "gradients", "step", "state"}  # fields of `Roles` that a training may not need
 
 
 @dataclass(frozen=True)
@@ -80,24 +75,20 @@ def why_not_as_declared(records: Iterable[RunRecord]) -> str:
 
 
 def options_without_effect(arm: Arm, ledger: Ledger) -> list[str]:
-    """Return a sentence for each option that declares only what a training does not have, such as a state."""
-    roles = arm.roles
-    if roles is None or not ledger.groups:
-        return []
-    found = {role.name: role for role in roles_next_to(roles, ledger)}
-    absent = {
-        field: found[name].remark or why
-        for name, (field, why) in ABSENT.items()
-        if found[name].observed in ("", "none") and not found[name].differs
-    }
+    """Return a sentence for each option of masters, gradients or state without which the arm declares what ran, too."""
     sentences = []
     for name, word in arm.words.items():
         bare = arm.without(name)
-        if bare is None or bare.roles is None:
+        if not ledger.groups or arm.roles is None or bare is None or bare.roles is None:
             continue
-        changed = [one.name for one in fields(Roles) if getattr(roles, one.name) != getattr(bare.roles, one.name)]
-        if changed and set(changed) <= absent.keys():
-            sentences.append(f"{word} has no effect on this training: {' and '.join(absent[one] for one in changed)}")
+        roles, less = arm.roles, bare.roles
+        changed = {one.name for one in fields(Roles) if getattr(roles, one.name) != getattr(less, one.name)}
+        found = roles_next_to(roles, ledger)
+        if not changed or changed - OF_UPDATES or any(role.differs for role in (*found, *roles_next_to(less, ledger))):
+            continue
+        remarks = {role.name: role.remark for role in found if not role.observed}
+        part = "state" if changed == {"state"} else "accumulated gradients" if changed == {"gradients"} else ""
+        sentences.append(f"{word} has no effect on this training: {remarks.get(part) or 'every weight is fp32'}")
     return sentences
 
 

@@ -18,6 +18,7 @@ from ampcompare.runs.report.markdown import Markdown
 from ampcompare.runs.report.terminal import Terminal
 
 MakeRecord = Callable[..., RunRecord]
+WITH_MASTERS = GroupTypes(name="SGD 0", weights={"bf16": 1.0}, masters={"fp32": 1.0}, gradients={"fp32": 1.0})
 WHY = "not as declared (state is fp32, bf16 was asked)"
 
 
@@ -121,10 +122,15 @@ def test_which_parts_differ(arm: str, seen: Ledger, differing: list[str]) -> Non
         ),
         (
             "half:bf16,masters=fp32,grads=fp32",
-            ledger("bf16", weights="bf16"),
+            Ledger(groups=[WITH_MASTERS], forward={"bf16": 1.0}),
             ["grads=fp32 has no effect on this training: one backward pass a step"],
         ),
-        ("half:bf16,masters=fp32,grads=fp32", ledger("bf16", weights="bf16", accumulated={"fp32": 1.0}), []),
+        (
+            "half:bf16,masters=fp32,grads=fp32",
+            Ledger(groups=[WITH_MASTERS], forward={"bf16": 1.0}, accumulated={"fp32": 1.0}),
+            [],
+        ),
+        ("half:bf16,state=bf16", ledger("bf16", "bf16", "bf16"), []),  # not as declared: gradients of a step are fp32
         ("native:bf16,state=bf16", Ledger(), []),  # nothing was seen
         ("fp32", ledger("fp32"), []),
         ("script", ledger("fp32"), []),
