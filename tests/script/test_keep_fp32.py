@@ -33,6 +33,7 @@ def test_modules_are_kept_at_the_first_call(events: Subscriptions) -> None:
     assert types == [torch.bfloat16, torch.float32, torch.float32, torch.bfloat16]
 
 
+@pytest.mark.filterwarnings("ignore::ampcompare.apex.DeprecatedFeatureWarning")
 def test_names_are_those_inside_of_what_casts_a_model() -> None:
     """Apex's `network_to_half` puts the model behind a layer that casts its input, `FP16Model` into one that does."""
     from ampcompare.apex.fp16_utils import FP16Model, network_to_half
