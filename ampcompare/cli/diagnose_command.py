@@ -66,7 +66,13 @@ ahead_option = options_of(api_look_ahead)
 @diagnose_option("--gpus", metavar="LIST", group=MACHINE)
 @diagnose_option("--preflight/--no-preflight", group=SCRIPT)
 @recipe_options
-@option("--output-dir", "-o", type=FOLDER, group=OUTPUT, help="write diagnosis.json and .html into this folder")
+@option(
+    "--output-dir",
+    "-o",
+    type=FOLDER,
+    group=OUTPUT,
+    help="write diagnosis.json and .html into this folder, or outlook.*",
+)
 @json_option()
 def command(**parameters: Any) -> int:
     """Find where numbers overflow or are lost, and what to keep in fp32.
@@ -119,6 +125,7 @@ def _ahead(parameters: dict[str, Any]) -> int:
     """Print what the first steps tell of the rest."""
     from ampcompare.experiment.look_ahead import AheadOptions, look_ahead
     from ampcompare.runs.records.run import dump_json
+    from ampcompare.runs.report.base import write_result
     from ampcompare.runs.report.outlook import outlook_text
 
     derived = {"arm_text": "fp32", "processes": parameters["nproc_per_node"], "metric": ()}
@@ -127,8 +134,15 @@ def _ahead(parameters: dict[str, Any]) -> int:
     options = AheadOptions(
         config, arms, parameters["prefix"], parameters["steps"], parameters["twin"], parameters["gpus"]
     )
+
+    def say(line: str) -> None:
+        click.echo(f"ampcompare: {line}", err=True)
+
     with ended_by_signals():
-        found = look_ahead(options, lambda line: click.echo(f"ampcompare: {line}", err=True))
+        found = look_ahead(options, say)
+        folder = parameters["output_dir"]
+        for path in write_result(found, Path(folder), ("json", "html")) if folder else ():
+            say(f"wrote {path}")
     click.echo(dump_json(found) if parameters["as_json"] else outlook_text(found, text_width()))
     return 0
 

@@ -9,12 +9,11 @@ import math
 from collections.abc import Sequence
 
 from ampcompare.backends.arm import Arm
-from ampcompare.backends.roles import Roles
+from ampcompare.backends.roles import FP16_MAX, Roles
 from ampcompare.runs.records.outlook import ArmOutlook, Prefix
 
 __all__ = ["outlook_of", "twin_distance"]
 
-FP16_MAX = 65504.0
 # Of runs that lose more of their updates over the rest of the schedule, 95 in 100 end 2 % worse than fp32; of runs that
 # lose less than LOW, one in fifteen.
 HIGH, LOW = 0.4, 0.05

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ampcompare.backends.arm import Arm
 from ampcompare.base.environment.fingerprint import THREAD_VARIABLES
-from ampcompare.base.errors import AmpCompareError, ConfigError, EnvironmentUnfit, LaunchError
+from ampcompare.base.errors import ConfigError, LaunchError
 from ampcompare.base.files.run_files import CellFile
 from ampcompare.base.formatting import printable
 from ampcompare.base.processes.start import start_command
@@ -29,6 +29,7 @@ from ampcompare.experiment.launch.script.supervise import end_family
 from ampcompare.runs.records.diagnosis import Diagnosis
 from ampcompare.runs.report.base import write_result
 from ampcompare.runs.settings.config import RunConfig
+from ampcompare.runs.settings.examination import ERRORS
 
 if TYPE_CHECKING:
     from ampcompare.diagnosis.measure import Loop
@@ -52,7 +53,6 @@ SECONDS_OF_TORCHRUN = 40.0  # it kills a rank that ignores SIGTERM for 30 s
 ENDED = "ended.txt"
 NOTE = "ampcompare: "
 BEYOND_FP16 = "a number in that line is beyond 65504, the largest fp16 number: use torch.finfo(tensor.dtype).min or max"
-ERRORS: dict[int, type[AmpCompareError]] = {2: ConfigError, 4: EnvironmentUnfit}
 
 
 def diagnose(

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import ConfigError, LaunchError
-from ampcompare.base.processes.call import call_in_child
 from ampcompare.diagnosis import options as recipes
 from ampcompare.diagnosis.laws import outlook_of, twin_distance
 from ampcompare.diagnosis.options import PrefixRequest
@@ -17,6 +16,7 @@ from ampcompare.experiment.diagnose import ENDED, ERRORS, error_of, run_examined
 from ampcompare.experiment.launch.places import find_places
 from ampcompare.runs.records.outlook import Outlook, Prefix
 from ampcompare.runs.settings.config import RunConfig
+from ampcompare.runs.settings.examination import examine_in_child
 
 __all__ = ["AheadOptions", "look_ahead"]
 
@@ -88,23 +88,9 @@ def look_ahead(options: AheadOptions, say: Callable[[str], None] = lambda line: 
 def _prefix_of(options: AheadOptions, environment: Mapping[str, str], *, is_twin: bool) -> Prefix:
     if options.config.script is not None:
         return _prefix_of_script(options, environment, is_twin=is_twin)
-    answer = call_in_child(
-        PROGRAM,
-        seconds=recipes.TIME_LIMIT,
-        environment=environment,
-        shared=options.config.writable_paths(),
-        options={
-            "config": options.config.model_dump(mode="json"),
-            "steps": options.prefix,
-            "total": options.steps,
-            "is_twin": is_twin,
-        },
-    )
-    if not answer.done:
-        raise LaunchError(f"the first steps could not be trained: {answer.failure}")
-    if "error" in answer.value:
-        raise ERRORS.get(answer.value["exit_code"], LaunchError)(answer.value["error"])
-    return Prefix.model_validate(answer.value)
+    asked = {"steps": options.prefix, "total": options.steps, "is_twin": is_twin}
+    failed = "the first steps could not be trained"
+    return Prefix.model_validate(examine_in_child(PROGRAM, options.config, failed, asked, environment=environment))
 
 
 def _prefix_of_script(options: AheadOptions, environment: Mapping[str, str], *, is_twin: bool) -> Prefix:

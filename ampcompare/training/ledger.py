@@ -26,7 +26,7 @@ from ampcompare.runs.records.ledger import GroupTypes, Ledger, Types
 from ampcompare.training.precision.base import Precision, PrecisionWrapper
 from ampcompare.training.precision.half import COMPENSATION
 
-__all__ = ["LedgerKeeper", "StepLook"]
+__all__ = ["LedgerKeeper", "StepLook", "is_zero_eps"]
 
 DETAILED = 2  # steps that are looked at operation by operation
 MAX_SHARE = 0.01  # of the time, for all later looks
@@ -50,6 +50,8 @@ class _Seen:
     reduced: Counter[str] = field(default_factory=Counter)
     has_compensation: bool = False
     updates: list[Tensor] = field(default_factory=list)  # elements that should move, that stayed, that differ
+    denominators: list[Tensor] = field(default_factory=list)  # elements of Adam with a gradient, those divided by 0
+    largest: list[Tensor] = field(default_factory=list)  # gradients
 
 
 class StepLook:
@@ -124,6 +126,7 @@ class StepLook:
         if not (self._is_detailed and grads):
             return
         largest = torch.stack([norm.float() for norm in torch._foreach_norm([*map(local, grads)], math.inf)])
+        self._seen.largest.append(largest.max())
         is_good = largest.isfinite().all()  # else the step is skipped, here or on the device
         params = [param for group in optimizer.param_groups for param in group["params"]]
         self._stepped[id(optimizer)] = [
@@ -187,8 +190,15 @@ class StepLook:
         """Count, unread, which elements of the sample have a gradient, which of them stayed, and which were not rounded
         to the nearest of what the optimizer has computed on a copy."""
         stepped = self._stepped.get(id(optimizer), [])
-        held = [param for group in optimizer.param_groups for param in group["params"]] if stepped else []
-        for old, (copy, given, moves), new in zip(self._before.get(id(optimizer), []), stepped, held, strict=False):
+        held = [(param, group) for group in optimizer.param_groups for param in group["params"]] if stepped else []
+        for (_, _, moves), (param, group) in zip(stepped, held, strict=False):
+            second = optimizer.state.get(param, {}).get("exp_avg_sq")
+            if moves is not None and isinstance(second, Tensor) and second.shape == param.shape:
+                zero = moves & (_sample(second) == 0) if is_zero_eps(group, second.dtype) else torch.zeros_like(moves)
+                self._seen.denominators.append(torch.stack([moves.sum(), zero.sum()]))
+        for old, (copy, given, moves), (new, _) in zip(
+            self._before.get(id(optimizer), []), stepped, held, strict=False
+        ):
             now = _sample(new)
             before = old if old.dtype is now.dtype else given  # masters that were made in this step
             if before is None or moves is None or moves.shape != old.shape:
@@ -206,13 +216,12 @@ class StepLook:
             facts: further fields.
         """
         seen, lost, update = self._seen, None, ""
-        if seen.updates:
-            device = seen.updates[0].device
-            moved, stayed, apart = torch.stack([row.to(device) for row in seen.updates]).sum(dim=0).tolist()
-            if moved:
-                lost, update = stayed / moved, "stochastic" if apart else "nearest"
+        moved, stayed, apart = _sum(seen.updates) or (0, 0, 0)
+        if moved:
+            lost, update = stayed / moved, "stochastic" if apart else "nearest"
         if seen.has_compensation:
             update = "kahan"
+        adam, zero = _sum(seen.denominators) or (0, 0)
         main = max(seen.forward, key=lambda name: seen.forward[name], default="")
         return Ledger(
             steps=self.steps,
@@ -233,6 +242,8 @@ class StepLook:
             reduced=_shares(seen.reduced),
             update=update,
             lost=lost if update == "nearest" else None,  # the others keep what they cut off
+            largest_gradient=max(map(float, seen.largest), default=None),
+            zero_denominators=zero / adam if adam else None,
             **facts,
         )
 
@@ -352,6 +363,17 @@ def _count(counts: Counter[str], tensors: Iterable[Tensor]) -> None:
 def _shares(counts: Counter[str]) -> Types:
     total = sum(counts.values())
     return {name: count / total for name, count in counts.most_common() if count}
+
+
+def is_zero_eps(group: Mapping[str, Any], dtype: torch.dtype) -> bool:
+    """Return whether the eps of a group of Adam is zero in a type; a fused step computes in fp32."""
+    eps = group.get("eps")
+    return isinstance(eps, float) and not group.get("fused") and float(torch.tensor(eps).to(dtype)) == 0
+
+
+def _sum(rows: Sequence[Tensor]) -> list[int]:
+    """Return the sums of counts over all rows, read from the device."""
+    return torch.stack([row.to(rows[0].device) for row in rows]).sum(dim=0).tolist() if rows else []
 
 
 def _entries(state: Any) -> Iterable[tuple[str, Any]]:

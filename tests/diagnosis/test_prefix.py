@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch.optim import lr_scheduler
 
-from ampcompare.diagnosis.prefix import PrefixWatch, rates_ahead, share_lost, zero_denominators
+from ampcompare.diagnosis.prefix import PrefixWatch, share_lost, zero_denominators
 
 ULP = 2.0**-7  # of bf16 in [1, 2)
 
@@ -60,87 +59,6 @@ def test_sgd_at_a_known_rate() -> None:
     assert found.shares["bf16"].now == found.shares["bf16"].rest == pytest.approx(0.5)
     assert found.shares["fp16"].now == pytest.approx(0.5)
     assert found.largest_gradient == 0.5
-
-
-SCHEDULES: list[tuple[str, Callable[[Any], Any], int | None]] = [
-    ("cosine", lambda o: lr_scheduler.CosineAnnealingLR(o, T_max=200), None),
-    ("one cycle", lambda o: lr_scheduler.OneCycleLR(o, 0.1, total_steps=200), None),
-    ("linear", lambda o: lr_scheduler.LinearLR(o, 1.0, 0.1, total_iters=200), None),
-    ("polynomial", lambda o: lr_scheduler.PolynomialLR(o, total_iters=200, power=2.0), None),
-    ("constant, then full", lambda o: lr_scheduler.ConstantLR(o, 0.5, total_iters=200), None),
-    ("step", lambda o: lr_scheduler.StepLR(o, 30, 0.5), 200),
-    ("steps", lambda o: lr_scheduler.MultiStepLR(o, [50, 150], 0.1), 200),
-    ("exponential", lambda o: lr_scheduler.ExponentialLR(o, 0.99), 200),
-    ("lambda", lambda o: lr_scheduler.LambdaLR(o, lambda step: 1 / (1 + step)), 200),
-    ("multiplicative", lambda o: lr_scheduler.MultiplicativeLR(o, lambda step: 0.99), 200),
-    ("warm restarts", lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, 40), 200),
-    ("cyclic", lambda o: lr_scheduler.CyclicLR(o, 0.01, 0.1, step_size_up=25), 200),
-    (
-        "one after the other",
-        lambda o: lr_scheduler.SequentialLR(
-            o, [lr_scheduler.LinearLR(o, 0.1, 1.0, 20), lr_scheduler.CosineAnnealingLR(o, 180)], [20]
-        ),
-        None,
-    ),
-    (
-        "together",
-        lambda o: lr_scheduler.ChainedScheduler(
-            [lr_scheduler.LinearLR(o, 0.1, 1.0, 20), lr_scheduler.ExponentialLR(o, 0.99)]
-        ),
-        200,
-    ),
-]
-
-
-@pytest.mark.filterwarnings("ignore:.*scheduler.step")
-@pytest.mark.parametrize(("make", "total"), [case[1:] for case in SCHEDULES], ids=[case[0] for case in SCHEDULES])
-def test_the_rates_of_each_schedule(make: Callable[[Any], Any], total: int | None) -> None:
-    """A copy gives the rates that the scheduler itself gives later, and leaves it as it is."""
-    param = torch.nn.Parameter(torch.ones(1))
-    optimizer = torch.optim.SGD([param], lr=0.1, momentum=0.9)
-    scheduler = make(optimizer)
-    for _ in range(30):
-        optimizer.step()
-        scheduler.step()
-    ahead = rates_ahead(optimizer, 30, total, varies=True)
-    assert ahead.known
-    assert ahead.total == 200
-    later = []
-    for _ in range(170):
-        later.append(optimizer.param_groups[0]["lr"])
-        optimizer.step()
-        scheduler.step()
-    assert [row[0] for row in ahead.rows] == pytest.approx(later, rel=1e-12)
-
-
-def test_rates_that_cannot_be_known() -> None:
-    """A plateau, an unknown end, and rates that the script sets itself are not guessed."""
-    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
-    assert not rates_ahead(optimizer, 30, None, varies=True).known
-    assert rates_ahead(optimizer, 30, None, varies=False).known
-    plateau = lr_scheduler.ReduceLROnPlateau(optimizer)
-    assert "plateau" in rates_ahead(optimizer, 30, 200, varies=False).basis
-    del plateau
-    other = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
-    scheduler = lr_scheduler.StepLR(other, 30)
-    assert rates_ahead(other, 30, 200, varies=False).basis == "its scheduler made no step so far"
-    for _ in range(10):
-        other.step()
-        scheduler.step()
-    assert "give --steps" in rates_ahead(other, 10, None, varies=False).basis
-
-
-def test_an_epochs_scheduler_moves_once_an_epoch() -> None:
-    """One move in ten steps is one in ten steps ahead, too."""
-    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
-    scheduler = lr_scheduler.CosineAnnealingLR(optimizer, T_max=10)
-    for step in range(30):
-        optimizer.step()
-        if (step + 1) % 10 == 0:
-            scheduler.step()
-    ahead = rates_ahead(optimizer, 30, None, varies=True)
-    assert ahead.total == 100
-    assert len({row[0] for row in ahead.rows}) == 7
 
 
 def test_the_rest_of_the_schedule_is_counted() -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
-from ampcompare.runs.analysis.answer.headline import details, headline
+from ampcompare.runs.analysis.answer.headline import details, headline, look_sentences
 from ampcompare.runs.analysis.answer.next_step import next_steps
 from ampcompare.runs.analysis.answer.phrases import Quality
 from ampcompare.runs.analysis.evidence.accuracy import (
@@ -30,8 +30,7 @@ from ampcompare.runs.analysis.evidence.step_time import (
 )
 from ampcompare.runs.analysis.inference.criteria import AccuracyMargin, Criteria
 from ampcompare.runs.analysis.inference.effect import MIN_PAIRS, wilson
-from ampcompare.runs.analysis.inference.looks import Design
-from ampcompare.runs.analysis.inference.verdict import NOTHING, Evidence, verdicts_on
+from ampcompare.runs.analysis.inference.verdict import NOTHING, Design, Evidence, verdicts_on
 from ampcompare.runs.analysis.runs.comparability import (
     circumstances,
     foreign_steps,
@@ -129,6 +128,7 @@ def summarize(
                 *script_sentences(records, reference),
                 *circumstances(records, reference),
                 *filter(None, [rounds_sentence(records)]),
+                *look_sentences(comparison, design.next_error_rate),
                 *design.notes,
             ],
         }
@@ -220,7 +220,7 @@ def conclude(
         **facts,
     )
     about = comparison.model_copy(update={"arms": list(rows if answered is None else answered)})
-    return comparison.model_copy(update={"headline": headline(about, design.warnings)})
+    return comparison.model_copy(update={"headline": headline(about)})
 
 
 def _rows(

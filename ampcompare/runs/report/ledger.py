@@ -19,6 +19,12 @@ SHORT = {
     "backward products": "backward",
     "accumulated gradients": "accumulated",
     "update lost": "lost",
+    "largest gradient": "max gradient",
+    "zero denominators": "zero den.",
+}
+FIGURES = {
+    "largest gradient": "Max gradient: times the loss scale; the largest number of fp16 is 65504.",
+    "zero denominators": "Zero den.: elements that Adam divides by 0.",
 }
 
 
@@ -43,7 +49,8 @@ def ledger_table(comparison: Comparison) -> Table | None:
         legend=[
             "Types that a few steps showed: of weights between steps, of multiply-adds in the forward and the backward "
             "pass, and of what the optimizer gets and keeps. Lost: elements that an update left as they were. In "
-            "parentheses: what the arm declares, where something else ran."
+            "parentheses: what the arm declares, where something else ran.",
+            *(text for name, text in FIGURES.items() if name in shown),
         ],
         caption="What ran, one row per arm",
     )

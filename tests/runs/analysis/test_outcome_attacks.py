@@ -9,7 +9,7 @@ import pytest
 
 from ampcompare.runs.analysis.gates import check_gates, parse_gate
 from ampcompare.runs.analysis.inference.criteria import Criteria
-from ampcompare.runs.analysis.inference.looks import Design
+from ampcompare.runs.analysis.inference.verdict import Design
 from ampcompare.runs.analysis.summary import summarize
 from ampcompare.runs.records.comparison import ArmSummary, Comparison
 from ampcompare.runs.records.run import RunRecord, TimingRound

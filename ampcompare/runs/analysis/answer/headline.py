@@ -14,8 +14,7 @@ from ampcompare.runs.analysis.answer.phrases import (
     with_verb,
 )
 from ampcompare.runs.analysis.evidence.samples import samples_noun
-from ampcompare.runs.analysis.inference.effect import MIN_PAIRS
-from ampcompare.runs.analysis.inference.looks import changes_sentence
+from ampcompare.runs.analysis.inference.effect import ERROR_RATE, MIN_PAIRS
 from ampcompare.runs.analysis.runs.declared import not_as_declared
 from ampcompare.runs.analysis.runs.learning import (
     divergence_cause,
@@ -32,7 +31,15 @@ from ampcompare.runs.records.metric import Metric
 from ampcompare.runs.records.run import RunRecord
 from ampcompare.runs.records.verdict import KEPT, OPEN, Kind
 
-__all__ = ["details", "headline", "not_recommended", "recommended", "use_sentence", "warnings_and_answer"]
+__all__ = [
+    "details",
+    "headline",
+    "look_sentences",
+    "not_recommended",
+    "recommended",
+    "use_sentence",
+    "warnings_and_answer",
+]
 
 HALF_ON_CPU = {
     "fp16 emulated": "fp16 was computed in fp32 and rounded (emulated)",
@@ -48,25 +55,23 @@ MAX_NAMED = 4
 HALF = ("fp16", "bf16")
 
 
-def headline(comparison: Comparison, warnings: Sequence[str] = ()) -> list[str]:
+def headline(comparison: Comparison) -> list[str]:
     """Return one sentence for each thing that is known, the most important first.
 
     Caveats come before the claims that they weaken. A sentence claims no more than the verdicts of the rows do.
 
     Args:
         comparison: with its rows; its own headline is not used.
-        warnings: what weakens every claim, such as terms that were changed after runs were seen.
     """
     by_arm: dict[str, list[RunRecord]] = {row.arm: [] for row in comparison.arms}
     for record in comparison.records:
         by_arm.setdefault(record.arm, []).append(record)
-    return [*warnings, *_excluded(comparison), *_answer(comparison, by_arm)]
+    return [*_warnings(comparison), *_answer(comparison, by_arm)]
 
 
 def warnings_and_answer(comparison: Comparison) -> tuple[list[str], list[str]]:
     """Return the first sentences of a headline, which weaken what follows, apart from the answer."""
-    look = next((look for look in comparison.looks if look.number == comparison.look), None)
-    warnings = {*_excluded(comparison), *changes_sentence(look.changes if look else [])}
+    warnings = set(_warnings(comparison))
     sentences = comparison.headline
     count = 0
     while count < len(sentences) and sentences[count] in warnings:
@@ -74,7 +79,11 @@ def warnings_and_answer(comparison: Comparison) -> tuple[list[str], list[str]]:
     return list(sentences[:count]), list(sentences[count:])
 
 
-def _excluded(comparison: Comparison) -> Iterable[str]:
+def _warnings(comparison: Comparison) -> Iterable[str]:
+    """Yield what weakens every claim: terms that were changed, in older reports, and records that are not used."""
+    for look in comparison.looks:
+        if look.number == comparison.look and look.changes:
+            yield f"Changed after runs were seen: {'; '.join(look.changes)}."
     count = len(comparison.excluded)
     if count and all(text.endswith(SEEDS_ITSELF) for text in comparison.excluded):
         yield f"{count} of the runs {'are copies' if count > 1 else 'is a copy'} of another seed's: {SEEDS_ITSELF}."
@@ -259,6 +268,35 @@ def details(comparison: Comparison) -> Iterable[str]:
     said = [HALF_ON_CPU[how] for how in sorted(how for how in hows if how in HALF_ON_CPU)]
     if said:
         yield FP16_ON_CPU.format(how=" and ".join(said))
+
+
+def look_sentences(comparison: Comparison, next_error_rate: float) -> Iterable[str]:
+    """Yield which look this is and what it may spend; nothing where looks are not counted or nothing was tested."""
+    number = comparison.look
+    if not number:
+        return
+    if not comparison.error_rate:
+        yield (
+            f"Nothing was tested: earlier looks have spent the error rate of {_percent(ERROR_RATE)}. Other seeds in "
+            "another run directory are a new comparison."
+        )
+        return
+    level = f"Look {number} at these arms, tested at an error rate of {_percent(comparison.error_rate)}"
+    before = [
+        f"look {other.number} at {_percent(other.error_rate)} with {len(other.seeds)} seeds"
+        for other in comparison.looks
+        if other.number and other.number != number
+    ]
+    if before:
+        yield f"{level}; {', '.join(before)}. Together they spend at most {_percent(ERROR_RATE)}."
+    elif next_error_rate > 0:
+        yield f"{level}; the rest of {_percent(ERROR_RATE)} is kept for further looks."
+    else:
+        yield f"{level}, the only one that was planned."
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.3g} %"
 
 
 def _rate(row: ArmSummary) -> str:

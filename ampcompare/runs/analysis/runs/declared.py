@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, fields
 
 from ampcompare.backends.arm import Arm
-from ampcompare.backends.roles import BATCH_NORM, LossScale, Roles
+from ampcompare.backends.roles import BATCH_NORM, FP16_MAX, LossScale, Roles
 from ampcompare.runs.records.ledger import Ledger
 from ampcompare.runs.records.run import RunRecord
 from ampcompare.runs.records.verdict import Verdict
@@ -25,8 +25,9 @@ HALF = ("fp16", "bf16")
 NOTICEABLE = 0.5  # per cent
 PARTS = (
     *("weights", "masters", "forward products", "backward products", "gradients", "accumulated gradients", "reduction"),
-    *("state", "rounding", "loss scale", "update lost"),
+    *("state", "rounding", "loss scale", "update lost", "largest gradient", "zero denominators"),
 )
+FIGURES = PARTS[-3:]  # that no arm declares
 PLURAL = PARTS[:6]
 OF_UPDATES = {"masters", "gradients", "step", "state"}  # fields of `Roles` that a training may not need
 
@@ -134,8 +135,7 @@ def roles_next_to(roles: Roles | None, ledger: Ledger) -> list[Role]:
         rows.append(
             Role(name, declared, text or ("none" if name in ("masters", "loss scale") else ""), not agrees, remark)
         )
-    lost, _ = observed["update lost"]
-    rows += [Role("update lost", "", lost)] if lost else []
+    rows += [Role(name, "", text, remark=remark) for name in FIGURES for text, remark in [observed[name]] if text]
     return sorted(rows, key=lambda role: not role.differs)
 
 
@@ -162,7 +162,18 @@ def _observed(ledger: Ledger) -> list[tuple[str, str, str]]:
         ("rounding", ledger.update, ""),
         ("loss scale", "" if scale is None else f"{scale:g}", by.get("loss scale", "")),
         ("update lost", "" if ledger.lost is None else f"{_percent(100 * ledger.lost)} %", ""),
+        ("largest gradient", *_largest_gradient(ledger)),
+        ("zero denominators", f"{_percent(100 * zero)} %" if (zero := ledger.zero_denominators) else "", ""),
     ]
+
+
+def _largest_gradient(ledger: Ledger) -> tuple[str, str]:
+    """Return the largest gradient times the loss scale where one is held in fp16, and whether it is beyond that."""
+    if ledger.largest_gradient is None or "fp16" not in {*ledger.backward, *ledger.of_groups("gradients")}:
+        return "", ""
+    scale = _scale(ledger) or 1.0
+    size = ledger.largest_gradient * scale
+    return f"{size:.3g}", "" if size <= FP16_MAX else f"beyond {FP16_MAX:g}, the largest number of fp16"
 
 
 def observed_text(types: Mapping[str, float]) -> str:

@@ -158,6 +158,28 @@ def test_without_a_declaration_only_what_was_seen_is_listed() -> None:
 
 
 @pytest.mark.parametrize(
+    ("types", "largest", "scale", "text", "remark"),
+    [
+        ("fp16", 3.0, None, "3", ""),
+        ("fp16", 64.0, 1024.0, "6.55e+04", "beyond 65504, the largest number of fp16"),
+        ("fp16", 63.0, 1024.0, "6.45e+04", ""),
+        ("bf16", 1e9, None, "", ""),
+        ("fp16", None, None, "", ""),
+    ],
+)
+def test_a_gradient_times_the_scale_is_compared_with_fp16(
+    types: str, largest: float | None, scale: float | None, text: str, remark: str
+) -> None:
+    """Only where fp16 holds it."""
+    seen = ledger(types, types, types, largest_gradient=largest, loss_scale=scale, zero_denominators=0.03)
+    found = {role.name: role for role in roles_next_to(None, seen)}
+    assert "largest gradient" in found or not text
+    if text:
+        assert (found["largest gradient"].observed, found["largest gradient"].remark) == (text, remark)
+    assert found["zero denominators"].observed == "3 %"
+
+
+@pytest.mark.parametrize(
     ("types", "text"),
     [({}, ""), ({"bf16": 1.0}, "bf16"), ({"fp32": 0.02, "bf16": 0.98}, "bf16 98 %, fp32 2 %"),
      ({"bf16": 0.9999, "fp32": 0.0001}, "bf16 >99 %, fp32 <1 %")],
