@@ -65,7 +65,7 @@ def test_a_precision_that_was_not_asked_for_has_no_verdict_and_no_twin(make_reco
     """The row names the library with its version, and what its ledger shows in the place of a verdict."""
     comparison = _comparison(make_record, "fp32", "native:fp16", "accelerate:fp16")
     row = _row(comparison, "accelerate:fp16")
-    assert columns(comparison)["engine"](row) == "accelerate 1.15.0"
+    assert columns(comparison)["engine"].cell(row, comparison).text == "accelerate 1.15.0"
     assert str(row.quality).startswith("not as declared (products are fp32, fp16 was asked")
     assert comparison.twins == []
 
