@@ -244,8 +244,9 @@ class ScriptFacts(FrozenRecord):
     weights: list[str] = Field([], description="hash of the parameters at each initialize, before any cast")
     batches: list[str] = Field([], description="hashes of what entered the model first")
     files: list[str] = Field([], description="files that it wrote; they lie in `written` in the folder of the cell")
+    inputs: list[str] = Field([], description="those that lay there, and that it read before it wrote them")
     inherited: list[str] = Field(
-        [], description="files outside its folder that it read, and that another cell, or an earlier run, had written"
+        [], description="of old records: files outside its folder that it read, and that another run had written"
     )
     resumed: list[str] = Field([], description="files of an earlier attempt in the folder of the cell that it read")
     notes: list[str] = Field([], description="in what the arm departs from what the script asks for")
