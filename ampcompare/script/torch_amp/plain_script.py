@@ -111,6 +111,7 @@ class PlainScript:
         self._is_first_pass = False  # at its place, and to gradients that were clear
         self._first_loss: Tensor | None = None  # of that; its graph can be used again
         self._has_true_pass = False  # of a loss that was not scaled, since the last one that was
+        self._has_overflow = False  # in gradients that were read and cleared since the last step
         self._by_hand = _UpdatesByHand()
         self._divided: dict[int, tuple[Any, int]] = {}  # gradients of other tensors that are true, by id
 
@@ -415,7 +416,7 @@ class PlainScript:
             if isinstance(tensors, Tensor) and tensors.numel() != 1 and isinstance(given, Tensor):
                 with contextlib.nullcontext() if is_scaled else torch.no_grad():
                     loss = (tensors * given).sum()  # that a gradient of its own stands for
-            if not is_scaled or not self._live() or not self._is_before_step():
+            if not is_scaled or not self._live() or not self._is_before_step(bool(kwargs.get("create_graph"))):
                 self._record(loss)
                 return original(tensors, **kwargs)
             if loss is not tensors and isinstance(tensors, Tensor):
@@ -447,14 +448,17 @@ class PlainScript:
             self._rows.add_backward(value_of(loss), 0, (None, None), None, [], [])
             self._has_loss = True
 
-    def _is_before_step(self) -> bool:
+    def _is_before_step(self, has_graph: bool) -> bool:
         """Return whether the gradients of this pass may be stepped, as those of earlier ones at its place were.
 
         Those of a new place may; until they are, gradients that were cleared mean that none were.
+
+        Args:
+            has_graph: the gradients have a graph, by which the script computes with them.
         """
         place = call_site()
         self._first_loss, self._is_first_pass = None, False
-        if not self._new_places and self._has_step.get(place, False):
+        if not has_graph and not self._new_places and self._has_step.get(place, False):
             return True
         if is_clear := not any(self._has_gradients(one, but_zeros=True) for one in self._live()):
             if self._new_places and self._unscaled:
@@ -463,7 +467,7 @@ class PlainScript:
             self._has_step |= {one: False for one in self._new_places if one not in self._has_step}
             self._new_places.clear()
         self._new_places.append(place)
-        if not is_clear or self._has_step.get(place, True):
+        if not is_clear or (not has_graph and self._has_step.get(place, True)):
             self._is_first_pass = is_clear and place not in self._has_step
             return True
         with GRADIENT_READS.paused():
@@ -485,8 +489,12 @@ class PlainScript:
                 self._scaler = torch.amp.GradScaler(loss.device.type)
         with GRADIENT_READS.paused():
             waits = any(self._has_gradients(one, but_zeros=True) for one in self._unscaled)
-            if self._stepped or (self._unscaled and not waits):
+            if self._stepped:
                 self._update()
+            elif self._unscaled and not waits:
+                before = self._scaler.get_scale()
+                self._update()
+                self._has_overflow |= self._scaler.get_scale() < before
             self._scale_again()
             result = self._scaler.scale(tensors if isinstance(tensors, Tensor) else list(tensors))
         self._is_open = True
@@ -530,10 +538,14 @@ class PlainScript:
             return any(bool(grad.any()) for grad in grads) if but_zeros else bool(grads)
 
     def _multiply(self, optimizer: Any, factor: float) -> None:
-        grads = {id(grad): grad for param in self._weights(optimizer) if (grad := param.grad) is not None}
-        with torch.no_grad():
-            for grad in grads.values():  # a weight and its master may show the same one
-                grad.copy_(grad.float() * factor)  # of which fp16 has no 65536
+        # A weight and its master may show the same one.
+        grads = {id(grad): (param, grad) for param in self._weights(optimizer) if (grad := param.grad) is not None}
+        for param, grad in grads.values():
+            scaled = grad.detach().float() * factor  # fp16 has no 65536
+            if grad.requires_grad:  # the script computes with it
+                param.grad = scaled.to(grad.dtype)
+            else:
+                grad.copy_(scaled)
 
     # Readers of gradients, and the step.
 
@@ -630,6 +642,8 @@ class PlainScript:
         self._stepping, self._applied = True, False
         try:
             with GRADIENT_READS.paused():
+                if self._has_overflow:
+                    self._mark_overflow(optimizer)
                 self._scaler.step(optimizer, **kwargs)
         finally:
             self._stepping = False
@@ -645,6 +659,14 @@ class PlainScript:
             with GRADIENT_READS.paused():
                 self._update()
         return loss
+
+    def _mark_overflow(self, optimizer: Any) -> None:
+        """Let a step be skipped if the script has made its gradients of ones that overflowed, and cleared those."""
+        self._has_overflow = False
+        grads = [grad for param in self._weights(optimizer) if (grad := param.grad) is not None]
+        if not all(bool(grad.isfinite().all()) for grad in grads):
+            for flag in self._scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"].values():
+                flag.fill_(1.0)
 
     def _refuse_without_effect(self) -> None:
         """Refuse a step after no forward pass that the arm casts: it would have no effect."""

@@ -801,3 +801,66 @@ def test_an_evaluation_computes_its_loss_in_fp32_under_o1(behind: Any) -> None:
         after = loss_of(model)
     assert before.dtype is torch.float32
     assert not torch.equal(before, after)
+
+
+@pytest.mark.parametrize("arm", ["native:fp16", "O1", "O2", "half:masters=fp32,dynamic"])
+def test_an_overflow_of_gradients_that_a_script_combines_skips_the_step(behind: Any, arm: str) -> None:
+    """As in gradient surgery: each loss has a pass, whose gradients are read, cleared, and written in their sum."""
+    behind(arm)
+    torch.manual_seed(0)
+    model = nn.Linear(6, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    moved = []
+    for step in range(4):
+        before = model.weight.detach().clone()
+        total = [torch.zeros(param.shape) for param in model.parameters()]
+        for factor in (1e4 if step == 1 else 0.1, 0.1):
+            optimizer.zero_grad()
+            (loss_of(model) * factor).backward()
+            for one, param in zip(total, model.parameters(), strict=True):
+                assert param.grad is not None
+                one += param.grad
+        for one, param in zip(total, model.parameters(), strict=True):
+            param.grad = one.to(param.dtype)
+        optimizer.step()
+        moved.append(not torch.equal(before, model.weight))
+    assert moved == [True, False, True, True]
+    assert bool(model.weight.isfinite().all())
+
+
+@pytest.mark.filterwarnings("ignore:Using backward:UserWarning")  # a cycle, which torch does not advise
+@pytest.mark.parametrize("arm", ["native:fp16", "native:bf16", "O1", "O2", "half:bf16,masters=fp32"])
+def test_gradients_have_a_graph(behind: Any, arm: str) -> None:
+    """A penalty of their norm is a part of the loss."""
+
+    def trained(arm: str) -> list[Tensor]:
+        behind(arm)
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 3))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        penalties = []
+        for _ in range(3):
+            optimizer.zero_grad()
+            (loss_of(model) * 0.1).backward(create_graph=True)
+            penalty = torch.stack([param.grad.float().square().sum() for param in model.parameters()]).sum()  # type: ignore[union-attr]
+            penalty.backward()
+            optimizer.step()
+            penalties.append(penalty.detach())
+        behind.end()
+        return [*penalties, *(param.detach().float() for param in model.parameters())]
+
+    for ours, expected in zip(trained(arm), trained("fp32"), strict=True):
+        torch.testing.assert_close(ours, expected, rtol=0.02, atol=2e-3)
+
+
+@pytest.mark.parametrize("arm", ["native:fp16", "O1", "O2"])
+def test_gradients_are_written_unread(behind: Any, arm: str) -> None:
+    """They are true ones, whatever the backward pass before had."""
+    behind(arm)
+    model = nn.Linear(6, 3, bias=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    before = model.weight.detach().clone()
+    (loss_of(model) * 0.1).backward()
+    model.weight.grad = torch.ones_like(model.weight)
+    optimizer.step()
+    torch.testing.assert_close(model.weight.float(), before - 1, rtol=0, atol=1e-3)
