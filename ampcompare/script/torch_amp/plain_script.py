@@ -46,6 +46,10 @@ __all__ = ["PlainScript"]
 
 MAX_WATCHED = 4096
 BACKWARD = ("grad_tensors", "retain_graph", "create_graph", "grad_variables", "inputs")
+HOOKS = [
+    (Tensor, "register_hook"),
+    *((nn.Module, f"register_{name}_hook") for name in ("full_backward", "full_backward_pre")),
+]
 NORMS = {"clip_grad_norm_": 3, "get_total_norm": 2}  # and the place of their argument error_if_nonfinite
 
 
@@ -98,6 +102,7 @@ class PlainScript:
         self._has_cast = False  # in this forward pass, or any earlier one of `_casting`
         self._casting = 0  # forward passes with casts
         self._backwards = 0
+        self._scale_of_pass = 1.0  # of its loss, while it runs
         self._block: Any = None  # of O1, from a forward pass to the backward pass
         self._scaler: Any = None
         self._is_open = False  # gradients of a scaled loss were not stepped
@@ -123,6 +128,8 @@ class PlainScript:
         events.wrap(*Points.FUNCTIONAL_CALL, self._called_with)
         events.wrap(*Points.BACKWARD, self._backward)
         events.wrap(*Points.GRAD, self._differentiated)
+        for owner, name in HOOKS:
+            events.wrap(owner, name, self._hook)
         if _skips_overflows(self._arm):
             for owner in (nn.utils, nn.utils.clip_grad):
                 for name in NORMS.keys() & vars(owner).keys():
@@ -424,10 +431,28 @@ class PlainScript:
                 kwargs.pop("grad_tensors")
             if self._is_first_pass and loss is tensors and _can_run_twice(loss):
                 self._first_loss, kwargs["retain_graph"] = loss, True
-            return original(self._scaled(tensors), **kwargs)
+            tensors = self._scaled(tensors)
+            self._scale_of_pass = self._scaler.get_scale()
+            return original(tensors, **kwargs)
         finally:
             self._backwards -= 1
+            self._scale_of_pass = 1.0
             self._close_casts()
+
+    def _hook(self, original: Any, owner: Any, hook: Any, *args: Any, **kwargs: Any) -> Any:
+        """Let a hook of the script get true gradients, and scale those that it returns."""
+
+        @functools.wraps(hook)
+        def hook_of_true(*values: Any) -> Any:
+            scale = self._scale_of_pass
+            types = [one.dtype for one in pytree.tree_leaves(values) if isinstance(one, Tensor)]
+            if scale == 1.0 or not types:
+                return hook(*values)
+            # In fp32: fp16 may lack the true ones.
+            result = hook(*pytree.tree_map(lambda one: one.float() / scale if isinstance(one, Tensor) else one, values))
+            return pytree.tree_map(lambda one: (one * scale).to(types[0]) if isinstance(one, Tensor) else one, result)
+
+        return original(owner, hook_of_true, *args, **kwargs)
 
     def _differentiated(self, original: Any, outputs: Any, *args: Any, **kwargs: Any) -> Any:
         """Note the loss of a script that sets gradients itself; they are true ones.
@@ -567,10 +592,10 @@ class PlainScript:
         return original(*args, **{**kwargs, "error_if_nonfinite": False})
 
     def _divide(self, tensor: Tensor) -> None:
-        """Divide the gradient of a tensor that no optimizer has, such as an input, once."""
+        """Divide the gradient of a tensor that no optimizer has, such as an input or a feature map, once."""
         with GRADIENT_READS.paused():
-            grad = tensor.grad
-            if grad is None or not tensor.is_leaf:
+            grad = tensor.grad if tensor.is_leaf or tensor.retains_grad else None
+            if grad is None:
                 return
             known = self._divided.get(id(tensor))
             if known is None or known[0] is not grad or known[1] != grad._version:

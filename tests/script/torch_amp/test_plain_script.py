@@ -864,3 +864,59 @@ def test_gradients_are_written_unread(behind: Any, arm: str) -> None:
     model.weight.grad = torch.ones_like(model.weight)
     optimizer.step()
     torch.testing.assert_close(model.weight.float(), before - 1, rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize("arm", ["native:fp16", "O1", "O2", "half:masters=fp32,dynamic"])
+def test_hooks_get_true_gradients(behind: Any, arm: str) -> None:
+    """Those of weights, feature maps and modules; what they return is scaled, and a retained gradient is a true one."""
+
+    def trained(arm: str) -> list[Tensor]:
+        behind(arm)
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 3))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        seen: list[Tensor] = []
+        model[0].weight.register_hook(lambda grad: grad.clamp(-0.01, 0.01))
+        model[1].register_full_backward_hook(lambda _module, _inputs, outputs: seen.append(outputs[0].float().norm()))
+        model[2].register_full_backward_hook(lambda _module, inputs, _outputs: (inputs[0] * 2,))
+        for _ in range(3):
+            optimizer.zero_grad()
+            x, y = batch(0)
+            hidden = model[1](model[0](x))
+            hidden.retain_grad()
+            hidden.register_hook(lambda grad: seen.append(grad.float().norm()))
+            nn.functional.cross_entropy(model[2](hidden), y).backward()
+            assert hidden.grad is not None
+            seen.append(hidden.grad.float().norm())
+            optimizer.step()
+        behind.end()
+        return [*seen, *(param.detach().float() for param in model.parameters())]
+
+    for ours, expected in zip(trained(arm), trained("fp32"), strict=True):
+        torch.testing.assert_close(ours, expected, rtol=0.02, atol=2e-3)
+
+
+def test_optimizers_may_step_in_a_backward_pass(behind: Any) -> None:
+    """Each weight has its own, which steps as soon as its gradient is there."""
+
+    def trained(arm: str) -> list[Tensor]:
+        behind(arm)
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 3))
+        optimizers = {param: torch.optim.SGD([param], lr=0.1) for param in model.parameters()}
+
+        def step(param: Tensor) -> None:
+            optimizers[param].step()  # type: ignore[index]
+            optimizers[param].zero_grad()  # type: ignore[index]
+
+        for param in model.parameters():
+            param.register_post_accumulate_grad_hook(step)
+        for _ in range(3):
+            loss_of(model).backward()
+        behind.end()
+        return [param.detach().float() for param in model.parameters()]
+
+    expected = trained("fp32")
+    for arm in ("native:fp16", "O1", "O2"):
+        for one, other in zip(trained(arm), expected, strict=True):
+            torch.testing.assert_close(one, other, rtol=0.02, atol=2e-3)
