@@ -128,8 +128,8 @@ class PlainScript:
         events.wrap(*Points.FUNCTIONAL_CALL, self._called_with)
         events.wrap(*Points.BACKWARD, self._backward)
         events.wrap(*Points.GRAD, self._differentiated)
-        for owner, name in HOOKS:
-            events.wrap(owner, name, self._hook)
+        for kind, name in HOOKS:
+            events.wrap(kind, name, self._hook)
         if _skips_overflows(self._arm):
             for owner in (nn.utils, nn.utils.clip_grad):
                 for name in NORMS.keys() & vars(owner).keys():
