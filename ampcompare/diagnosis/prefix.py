@@ -179,7 +179,7 @@ def share_lost(weight: Tensor, update: Tensor, dtype: torch.dtype, factors: Sequ
 def zero_denominators(optimizer: Optimizer, dtype: torch.dtype) -> Tensor:
     """Return the share of elements whose step an optimizer would divide by zero with its state in a 16-bit type.
 
-    That is where eps is zero in the type and so is the second moment, though the gradient is not.
+    That is where eps is zero in the type and so is the second moment; a gradient of zero gives 0 / 0.
     """
     counts = []
     for group in optimizer.param_groups:
@@ -189,9 +189,7 @@ def zero_denominators(optimizer: Optimizer, dtype: torch.dtype) -> Tensor:
             second = second_moment(optimizer, param)
             if second is not None and param.grad is not None and not param.grad.is_sparse:
                 zero = second.to(dtype) == 0
-                counts.append(
-                    torch.stack([(zero & (param.grad != 0)).sum(), torch.tensor(zero.numel(), device=zero.device)])
-                )
+                counts.append(torch.stack([zero.sum(), torch.tensor(zero.numel(), device=zero.device)]))
     if not counts:
         return torch.zeros(())
     found, elements = torch.stack(counts).sum(0).tolist()

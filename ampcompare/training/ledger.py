@@ -55,7 +55,7 @@ class _Seen:
     reduced: Counter[str] = field(default_factory=Counter)
     has_compensation: bool = False
     updates: list[Tensor] = field(default_factory=list)  # elements that should move, that stayed, that differ
-    denominators: list[Tensor] = field(default_factory=list)  # elements with a gradient, those divided by 0
+    denominators: list[Tensor] = field(default_factory=list)  # elements, those divided by 0
     largest: list[Tensor] = field(default_factory=list)  # gradients
 
 
@@ -185,8 +185,8 @@ class StepLook:
         for (_, _, moves), (param, group) in zip(stepped, held, strict=False):
             second = second_moment(optimizer, param)
             if moves is not None and second is not None:
-                zero = moves & (_sample(second) == 0) if is_zero_eps(group, second.dtype) else torch.zeros_like(moves)
-                self._seen.denominators.append(torch.stack([moves.sum(), zero.sum()]))
+                zero = (_sample(second) == 0) if is_zero_eps(group, second.dtype) else torch.zeros_like(moves)
+                self._seen.denominators.append(torch.stack([torch.ones_like(zero).sum(), zero.sum()]))
         for old, (copy, given, moves), (new, _) in zip(
             self._before.get(id(optimizer), []), stepped, held, strict=False
         ):
