@@ -12,7 +12,7 @@ from ampcompare.base.errors import ConfigError, LaunchError
 from ampcompare.diagnosis import options as recipes
 from ampcompare.diagnosis.laws import outlook_of, twin_distance
 from ampcompare.diagnosis.options import PrefixRequest
-from ampcompare.experiment.diagnose import ENDED, ERRORS, error_of, run_examined, watched_settings
+from ampcompare.experiment.diagnose import ENDED, ERRORS, error_of, run_examined, say_limits, watched_settings
 from ampcompare.experiment.launch.places import find_places
 from ampcompare.runs.records.outlook import Outlook, Prefix
 from ampcompare.runs.settings.config import RunConfig
@@ -73,6 +73,8 @@ def look_ahead(options: AheadOptions, say: Callable[[str], None] = lambda line: 
     """
     options.check()
     environment = find_places([options.config], None, options.gpus).all[0].gpu_environment
+    if options.config.script is not None:
+        say_limits(say)
     say(f"running the first {options.prefix} steps in fp32")
     prefix = _prefix_of(options, environment, is_twin=False)
     distance = None

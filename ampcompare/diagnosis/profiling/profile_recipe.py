@@ -27,8 +27,8 @@ from ampcompare.training.device import resolve_device
 __all__ = ["memory_variants", "profile_config", "profile_recipe", "recipe_loop", "run_memory_trials", "run_trials"]
 
 NEVER = 1_000_000  # steps between two reads of losses: none in a profile
-TRIAL_STEPS = Steps(warmup=2, timed=4, profiled=0, watched=False)
-MEMORY_STEPS = Steps(warmup=1, timed=2, profiled=0, watched=True)
+TRIAL_STEPS = Steps(warmup=2, timed=4, profiled=0, watched=0)
+MEMORY_STEPS = Steps(warmup=1, timed=2, profiled=0, watched=1)
 MIN_OPTIMIZER = 0.10
 MIN_CONVOLUTION = 0.20
 MIN_DATA = 0.15
@@ -77,7 +77,7 @@ def profile_config(config: RunConfig, steps: Steps, *, trials: bool) -> tuple[Ar
         torch.backends.cudnn.benchmark = True
     is_compiled = config.recipe.compile != "none"
     if is_compiled:  # a dispatch mode would see the operations of a compiled graph only as it is traced
-        steps = Steps(steps.warmup, steps.timed, steps.profiled, watched=False)
+        steps = Steps(steps.warmup, steps.timed, steps.profiled, watched=0)
         torch._dynamo.utils.counters.clear()
     half = cpu_half_of(config.cpu_half, config.recipe.compile)
     arm = config.parsed_arm

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from ampcompare.diagnosis.profiling.trace import is_half
-from ampcompare.runs.records.profile import ArmProfile, Product, Profile, Reason, Trial
+from ampcompare.runs.records.profile import ArmProfile, Product, Profile, Reason, Sync, Trial
 
 __all__ = ["BATCH", "deciding", "find_reasons", "headline_of", "with_reasons"]
 
@@ -134,15 +134,21 @@ def _syncs(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
     places = [one for one in arm.syncs if one.what != "overflow check"]
     if not places:
         return
-    calls, seconds = sum(one.calls for one in places), sum(one.seconds for one in places)
-    share = _of_step(seconds, arm)
-    where = next((one.where for one in sorted(places, key=lambda one: -one.calls) if one.where), "")
-    evidence = [f"{one.calls:g} of {one.what} at {one.where or 'a line of a library'}" for one in places[:MAX_EVIDENCE]]
+    share = _of_step(sum(one.seconds for one in places), arm)
+    steps = max(one.steps for one in places)
+    most = sorted((one for one in places if one.steps == steps), key=lambda one: -one.calls)
+    calls = sum(one.calls for one in most)
+    where = next((one.where for one in most if one.where), "")
+    evidence = [
+        f"{one.calls:.3g} of {one.what} at {one.where or 'a line of a library'}, {_when(one)}"
+        for one in places[:MAX_EVIDENCE]
+    ]
     at = f", at {where}" if where else ""
     if share >= SYNC:
         yield Reason(
             kind="synchronization",
-            text=f"{percent(share)} of the step reads values of tensors one by one, {calls:g} times{at}",
+            text=f"{percent(share)} of the step reads values of tensors one by one, {calls:.3g} times "
+            f"{_when(most[0])}{at}",
             share=share,
             gain=f"up to {percent(share)}: keep them on the device, and read many at once, every so many steps",
             evidence=evidence,
@@ -150,13 +156,19 @@ def _syncs(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
     elif where and arm.device == "cpu":
         yield Reason(
             kind="synchronization",
-            text=f"the host reads {calls:g} {'value' if calls == 1 else 'values'} of tensors in each step{at}: "
-            "nothing on "
-            "a CPU, but on a GPU it waits there for all work before",
+            text=f"the host reads {calls:.3g} {'value' if calls == 1 else 'values'} of tensors {_when(most[0])}{at}: "
+            "nothing on a CPU, but on a GPU it waits there for all work before",
             share=min(1.0, share),
             on_gpu=True,
             evidence=evidence,
         )
+
+
+def _when(sync: Sync) -> str:
+    """Return in which of the watched steps a place reads."""
+    if sync.steps < sync.watched:
+        return f"in {sync.steps} of {sync.watched} steps"
+    return "in each step" if sync.watched > 1 else "in the step that was watched"
 
 
 def _dimensions(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
